@@ -4,8 +4,8 @@
 A verb is a module of `commands/` with two functions, `add_parser(subparsers)` and `run(args)`. It imports
 numpy, bcc and the like when it runs, so help needs none of them and appears at once.
 
-Exit status: 0 success, 1 failure, 129 wrong usage (as perf), 130 interrupted, 141 the reader of a pipe went
-away; `record` returns that of the recorded command.
+Exit status: 0 success, 1 failure, 2 done as far as a cut recording can be read, 129 wrong usage (as perf),
+130 interrupted, 141 the reader of a pipe went away; `record` returns that of the recorded command.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _WITHOUT_NUMPY = frozenset({"doctor", "scripts", "completion"})
 _PACKAGES = ("numpy", "pyelftools", "zstandard", "multi-demangle")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 EXIT_USAGE = UsageError.exit_status
+EXIT_CUT = 2
 EXIT_INTERRUPTED = 128 + 2
 EXIT_BROKEN_PIPE = 128 + 13
 
@@ -120,7 +121,9 @@ def _run(options: list[str], verb: str | None, words: list[str]) -> int:
     args = verbs[verb].parse_args(verbs[verb].attached(words))
     if verb not in _WITHOUT_NUMPY:
         _import_numpy()
-    return int(load_verb(verb).run(args))
+    args.cut = []
+    status = int(load_verb(verb).run(args))
+    return EXIT_CUT if args.cut and not status else status
 
 
 def _import_numpy() -> None:

@@ -150,8 +150,8 @@ LOST_RECORDS = _file(
     "lost-records", "records lost in full rings (LOST)", f"record with {LARGER_RINGS}", in_last_line=True
 )
 LOST_SAMPLES = _file("lost-samples", "samples lost in the kernel (LOST_SAMPLES)")
-FILE_CUT = _file("file-cut", "file cut: bytes after the last whole record")
-NO_END = _file("no-end", "recorder was killed: data section of unknown size, read to the end of the file")
+FILE_CUT = _file("file-cut", "bytes missing at the end of the file, which is cut")
+NO_END = _file("no-end", "end of the data missing: the recorder was killed")
 BAD_SIZE = _file("bad-size", "bytes skipped after a record of impossible size")
 BAD_RECORD = _file("bad-record", "records whose content does not fit their type")
 BAD_SAMPLE = _file("bad-sample", "samples whose content does not fit their event")
@@ -167,6 +167,9 @@ BAD_IDS = _file("bad-ids", "event ids that could not be read")
 DUPLICATE_ID = _file("duplicate-id", "event ids that several events claim (the first one has their samples)")
 BAD_WRAPPER = _file("bad-wrapper", "packed files that are damaged: read as far as they could be unpacked")
 UNREADABLE = _file("unreadable", "parts of the file that could not be read (I/O error)")
+
+CUT = (NO_END, BAD_WRAPPER, FILE_CUT, BAD_SIZE, UNREADABLE)
+"""Causes by which a recording lacks its end. With NO_END all that was written is there."""
 
 _decode = partial(LossCause, Stage.DECODE)
 MAPS_FORGOTTEN = _decode("maps-forgotten", "mappings left out because there are impossibly many")

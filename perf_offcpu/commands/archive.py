@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership
+from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership, note_cut
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import FormatError, UsageError
@@ -106,6 +106,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     )
     search = symbols.search()
     recording = load_unwound(args.input, search)
+    note_cut(args, args.input, recording.losses)
     copies = any(evsel.attr.sample_type & SampleType.STACK_USER for evsel in recording.evsels)
     with AtomicFile(output) as made:
         with (

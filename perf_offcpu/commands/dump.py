@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership
+from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership, note_cut
 
 EXAMPLES = """examples:
   perf-offcpu dump | less                               what is in perf.data
@@ -35,5 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     check_ownership(args.input, args.force)
     with PerfDataReader.open(args.input) as reader:
+        is_noted = note_cut(args, args.input, reader.counters)
         sys.stdout.writelines(f"{line}\n" for line in dump(reader))
+        if not is_noted:  # a cut pipe is seen at its end
+            note_cut(args, args.input, reader.counters)
     return 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership
+from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership, note_cut
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
 from perf_offcpu.commands.shared.perf_habits import advice_of
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.inject.options import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
-    from perf_offcpu.losses import by_text
+    from perf_offcpu.losses import CUT, by_text
     from perf_offcpu.objects.search import Search
 
     check_ownership(args.input, args.force)
@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-z: perf compresses files, not pipes: name a file with -o, or pipe through zstd")
 
     done = write_recording(args.output, lambda fd, name: rewrite(args.input, fd, name, options))
+    note_cut(args, args.input, done.losses)
     if args.verbose:
         added = f"{done.waits} waits between context switches added, " if args.switches else ""
         print(
@@ -84,5 +85,6 @@ def run(args: argparse.Namespace) -> int:
         if done.unwound:
             print(f"{done.unwound} user stacks unwound", file=sys.stderr)
     for cause, count in by_text(done.losses).items():
-        print(f"perf-offcpu inject: {count} {cause}", file=sys.stderr)
+        if cause not in CUT:
+            print(f"perf-offcpu inject: {count} {cause}", file=sys.stderr)
     return 0

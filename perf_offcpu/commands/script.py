@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
             write(profile, out, options)
     mismatches = {losses.OTHER_BUILD.name, losses.FILE_CHANGED.name}
     for cause, count in losses.by_text(profile.losses).items():
+        if cause in losses.CUT:
+            continue
         if cause.stage is not losses.Stage.NAMES or cause.name in mismatches:  # frames show the others
             print(f"perf-offcpu script: {count} {printable(str(cause))}", file=sys.stderr)
     return 0

@@ -37,6 +37,8 @@ from perf_offcpu.structs import mutable
 
 MAX_IDS = 1 << 24
 MAX_FEATURE_SIZE = 256 << 20
+_MOST_MISSING = 1 << 60
+"""Most bytes that are counted as missing: sums of such numbers fit an int64."""
 
 _SECTION_SIZE = SECTION.size()
 
@@ -115,9 +117,8 @@ class _HeadReader:
         killed = data["size"] == 0
         self.counters.add(losses.NO_END, int(killed))
         end = self.size if killed else min(data["offset"] + data["size"], self.size)
-        missing = data["offset"] + data["size"] - end
         if not killed:
-            self.counters.add(losses.FILE_CUT, max(0, missing))
+            self._count_missing(data["offset"] + data["size"])
         return FileHead(
             self.order,
             is_pipe=False,
@@ -127,6 +128,10 @@ class _HeadReader:
             data_offset=begin,
             data_end=end,
         )
+
+    def _count_missing(self, end: int) -> None:
+        """Count the bytes from the end of the file to that of a part of it."""
+        self.counters.add(losses.FILE_CUT, min(max(0, end - self.size), _MOST_MISSING))
 
     def _bytes(self, offset: int, size: int, what: str) -> bytes:
         """Return a section, cut at the end of the file."""
@@ -170,6 +175,18 @@ class _HeadReader:
             if body is not None:
                 yield bit, body
         self.counters.add(losses.BAD_FEATURE, len(bits) - len(table) // _SECTION_SIZE)
+        if table_at <= self.size:  # else the data is cut already
+            self._count_missing(max(table_at + len(bits) * _SECTION_SIZE, self._end_of_features()))
+
+    def _end_of_features(self) -> int:
+        """Return where the features end, if the file ends within one and has none after it; else 0.
+
+        Places of features that are merely wrong are no cut.
+        """
+        sections = [(begin, begin + size) for begin, size in self.feature_sections.values()]
+        last = max((begin for begin, end in sections if end <= self.size), default=0)
+        is_cut = any(last <= begin <= self.size < end for begin, end in sections)
+        return max(end for _, end in sections) if is_cut else 0
 
     def _feature(self, bit: int, begin: int, size: int) -> bytes | None:
         """Return the body of a feature; None if it is not inside the file, or inside another section."""

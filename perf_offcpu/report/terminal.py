@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 
+from perf_offcpu import losses
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.locks.deadlocks import sentence_of
@@ -35,6 +36,9 @@ def render(summary: Summary, style: Style) -> Iterator[str]:
 
 def _recording(summary: Summary, _: Style) -> Iterator[str]:
     meta = summary.meta
+    for cause in losses.CUT:
+        if count := summary.losses.get(cause):
+            yield say.comment(f"Cut:       {count} {cause}")
     machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
     known = [part for part in machine if part and part != "0 CPUs"]
     yield say.comment(f"Recording: {meta.source or '-'}{' of ' if known else ''}{', '.join(known)}")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
@@ -18,6 +18,8 @@ from perf_offcpu.unwind.unwinder import unwind
 def load_profile(
     paths: Sequence[str],
     symbols: SymbolizeOptions,
+    seen: Callable[[str, Recording], object] | None = None,
+    /,
     *,
     merge: bool = True,
     switches: bool = True,
@@ -27,6 +29,7 @@ def load_profile(
 
     Args:
         paths: files or directories; "-" is standard input.
+        seen: called with the path and the content of each recording.
         merge: complete samples whose user callchain was deferred; else deferred callchains become samples.
         switches: add waits between context switches (`decode.load.load_recording`).
         joining: how several recordings are joined: fields of `decode.join.JoinOptions`.
@@ -37,6 +40,9 @@ def load_profile(
     """
     search, is_one = symbols.search(), len(paths) == 1
     recordings = [load_unwound(path, search, merge=merge and is_one, switches=switches) for path in paths]
+    if seen is not None:
+        for path, recording in zip(paths, recordings, strict=True):
+            seen(path, recording)
     if is_one:
         return symbolize(deferred_as_samples(recordings[0]), symbols)
     from perf_offcpu.decode.join import JoinOptions

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import re
 import resource
@@ -231,6 +232,70 @@ def test_closed_standard_output_is_one_sentence(arguments: list[str]) -> None:
         rf"perf-offcpu {arguments[0]}: standard output(: cannot write the recording:| is closed)[^\n]*\n",
         done.stderr,
     )
+
+
+def zeroed(data: bytes) -> bytes:
+    """Return a recording as a crash of the machine can leave it: a late record and what follows are zeros."""
+    record = data.rindex(b"\x09\x00\x00\x00\x01\x00")  # PERF_RECORD_SAMPLE
+    return data[:record] + bytes(64) + data[record + 64 :]
+
+
+def run_on(recording: Path, line: str, directory: Path) -> int:
+    """Run a command line in which CUT is a recording, SOUND an intact one and OUT a name in a directory."""
+    places = {"CUT": str(recording), "SOUND": str(DEMO), "OUT": str(directory / "OUT")}
+    words = [places.get(word, word) for word in line.split()]
+    return cli.main([words[0], "-f", *words[1:], *([] if "-i" in words else ["-i", str(recording)])])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("report", "report --json", "report --locks", "report --html OUT", "report --diff CUT -i SOUND"),
+        *("script", "script --header-only", "dump", "inject -o OUT", "convert --folded -o OUT"),
+        *("convert --perfetto --split 1s -o OUT", "convert --parquet OUT -i CUT -i SOUND"),
+    ],
+)
+def test_a_cut_recording_is_said_first_and_read_as_far_as_it_goes(
+    line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recording = tmp_path / "CUT"
+    recording.write_bytes(zeroed(DEMO.read_bytes()))
+    assert run_on(recording, line, tmp_path) == 2
+    out, err = capfd.readouterr()
+    assert re.match(rf"perf-offcpu: {recording}: \d+ bytes skipped after a record of impossible size\n", err)
+    assert len(out) > 400 or list(tmp_path.glob("OUT*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "sentence"),
+    [
+        (lambda data: data[:3000], 2, "68568 bytes missing at the end of the file, which is cut"),
+        (lambda data: data[:-3], 2, "3 bytes missing at the end of the file, which is cut"),  # in a feature
+        (zeroed, 2, " bytes skipped after a record of impossible size"),
+        (lambda data: gzip.compress(data)[:5000], 2, "1 packed files that are damaged"),
+        (
+            lambda data: data[:48] + bytes(8) + data[56:30_000],
+            0,
+            "1 end of the data missing: the recorder was",
+        ),
+        (lambda data: data, 0, ""),
+    ],
+    ids=["no sample left", "feature cut", "zeros", "cut gzip", "killed recorder", "sound"],
+)
+def test_ends_of_recordings(
+    change: Callable[[bytes], bytes],
+    status: int,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recording = tmp_path / "CUT"
+    recording.write_bytes(change(DEMO.read_bytes()))
+    for line in ("report", "archive -o OUT.tar".replace("OUT", str(tmp_path / "OUT"))):
+        assert run_on(recording, line, tmp_path) == status
+        out, err = capsys.readouterr()
+        assert (sentence in err.splitlines()[0]) if sentence else "perf-offcpu: " not in err
+        assert line != "report" or sentence in out.splitlines()[0]
 
 
 def test_messages_for_closed_standard_error_are_not_in_the_output(tmp_path: Path) -> None:

@@ -7,10 +7,15 @@ import argparse
 import glob
 import os
 import stat
+import sys
+from collections.abc import Mapping
 from typing import Any
 
+from perf_offcpu import losses
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.losses import LossCause
+from perf_offcpu.text import printable
 
 RECORDING = "perf.data"
 """The default recording."""
@@ -50,3 +55,20 @@ def check_ownership(path: str, force: bool) -> None:
             continue
         if not stat.S_ISFIFO(status.st_mode) and status.st_uid not in (0, os.geteuid()):
             raise PerfOffcpuError(f"{name}: not owned by the current user or root (use -f to read it anyway)")
+
+
+def note_cut(args: argparse.Namespace, path: str, counts: Mapping[LossCause, int]) -> bool:
+    """Report on stderr that a recording is cut, or has no end; return True if so.
+
+    Args:
+        args: a cut recording is added to `args.cut`, a list that all copies of the command line share: the
+            verb does its work, and the exit status says that it was cut.
+        counts: the losses of the recording.
+    """
+    causes = [cause for cause in losses.CUT if counts.get(cause)]
+    if causes:
+        what = "; ".join(f"{counts[cause]} {cause}" for cause in causes)
+        print(f"perf-offcpu: {printable(path)}: {what}", file=sys.stderr, flush=True)
+    if causes and losses.NO_END not in causes:
+        args.cut.append(path)
+    return bool(causes)

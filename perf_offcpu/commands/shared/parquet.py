@@ -22,6 +22,7 @@ critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cg
 lock time min_dur idle
 """.split()
 """Options that select or format samples, which queries on the dataset do instead."""
+_Outcome = tuple[str, list[str] | None]
 _DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", MIN_SHARE)
 
 
@@ -39,8 +40,9 @@ def write_dataset(args: argparse.Namespace) -> int:
 
     open_dataset(args.parquet, make=True)  # before the recordings are read: it may be impossible
     status = 0
-    for path, (text, is_written) in zip(paths, _results(partial(_outcome, args), paths, jobs), strict=True):
-        if is_written:
+    for path, (text, cut) in zip(paths, _results(partial(_outcome, args), paths, jobs), strict=True):
+        if cut is not None:
+            args.cut += cut
             write_lines([f"{printable(path)}: {text}"], sys.stdout)
             sys.stdout.flush()
         else:
@@ -65,9 +67,7 @@ def _labels(args: argparse.Namespace) -> dict[str, str]:
     return dict(map(parse_label, args.label))
 
 
-def _results(
-    work: Callable[[str], tuple[str, bool]], paths: list[str], jobs: int
-) -> Iterator[tuple[str, bool]]:
+def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> Iterator[_Outcome]:
     """Return the result for each path, in order; several jobs run as processes."""
     if jobs == 1:
         yield from map(work, paths)
@@ -86,14 +86,19 @@ def _results(
             ) from None
 
 
-def _outcome(args: argparse.Namespace, path: str) -> tuple[str, bool]:
-    """Write one recording; return a sentence on the result, and whether it was written."""
+def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
+    """Write one recording; return a sentence on the result, and the paths of cut recordings.
+
+    Returns:
+        None in place of paths if nothing was written.
+    """
+    args.cut.clear()
     try:
-        return _write(args, path), True
+        return _write(args, path), list(args.cut)
     except (PerfOffcpuError, OSError) as problem:  # as text: not every exception passes between processes
         if isinstance(problem, OSError) and problem.strerror:
-            return f"{os.fsdecode(problem.filename or args.parquet)}: {problem.strerror}", False
-        return str(problem), False
+            return f"{os.fsdecode(problem.filename or args.parquet)}: {problem.strerror}", None
+        return str(problem), None
 
 
 def _write(args: argparse.Namespace, path: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership
+from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership, note_cut
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import parse_time
@@ -131,7 +131,13 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
     for path in paths:
         check_ownership(path, args.force)
     joining = {"apart": args.apart, "from_start": args.from_start, "prefix": not args.no_prefix}
-    profile = load_profile(paths, options, **loading, **joining)
+    profile = load_profile(
+        paths,
+        options,
+        lambda path, recording: note_cut(args, path, recording.losses),
+        **loading,
+        **joining,
+    )
     return dataclasses.replace(profile, rules=rules)
 
 
