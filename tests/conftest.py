@@ -19,6 +19,7 @@ from hypothesis import settings
 from perf_offcpu.objects import search
 
 TESTS = Path(__file__).resolve().parent
+DEBUG_ROOTS = search.DEBUG_ROOTS
 KEPT = re.compile(
     r"PATH|TMPDIR|CC|CI|\w+_proxy|(PERF_OFFCPU_TEST|PYTEST|HYPOTHESIS|COVERAGE|COV|PIP)_\w+|PYTHON\w+"
 )
@@ -53,9 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kernel")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A kernel test without root fails and says what to do: skipped, it would look like passed."""
-    if item.get_closest_marker("kernel") and os.geteuid() != 0:
+    """Choose the debug files that names come from, before fixtures of modules read them.
+
+    Those of the machine name nothing in tests that need no kernel. A kernel test without root fails and says what
+    to do: skipped, it would look like passed.
+    """
+    of_kernel = item.get_closest_marker("kernel") is not None
+    search.DEBUG_ROOTS = DEBUG_ROOTS if of_kernel else ("/nonexistent",)
+    if of_kernel and os.geteuid() != 0:
         pytest.fail(
             'needs root: use scripts/test, or leave kernel tests out with -m "not kernel"', pytrace=False
         )
@@ -98,15 +106,6 @@ def own_build_ids() -> Iterator[None]:
     yield
     if os.path.lexists(kept := os.environ["PERF_BUILDID_DIR"]):
         shutil.rmtree(kept)
-
-
-@pytest.fixture(autouse=True)
-def no_debug_files_of_this_machine(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Names in outputs of tests that need no kernel do not depend on installed debug packages."""
-    if not request.node.get_closest_marker("kernel"):
-        monkeypatch.setattr(search, "DEBUG_ROOTS", (str(tmp_path_factory.getbasetemp() / "no-debug-files"),))
 
 
 @pytest.fixture(scope="session")

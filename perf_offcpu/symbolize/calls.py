@@ -77,7 +77,7 @@ def name_by_calls(
     unnamed = (locations.cpumode == CpuMode.USER) & (names.symbol == 0) & ~skip
     values = chains.values.astype(np.int64)
     place = _places_with_callers(locations, unnamed, values, chains.offsets)
-    code = _Code(recording, locations, distinct(np.concatenate([values[place], values[place + 1]])), search)
+    code = _Code(recording, locations, _used(len(locations), values[place], values[place + 1]), search)
     place = place[(code.dso[values[place]] >= 0) & (code.dso[values[place + 1]] >= 0)]
     inner, outer = values[place], values[place + 1]
     symbols = _symbols(code, inner, outer, strings)
@@ -108,9 +108,17 @@ def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offse
     return with_caller
 
 
+def _used(count: int, *columns: I64) -> I64:
+    """Return the rows of `count` that columns have, ascending."""
+    used = np.zeros(count, np.bool_)
+    for column in columns:
+        used[column] = True
+    return np.flatnonzero(used)
+
+
 def _symbols(code: _Code, inner: I64, outer: I64, strings: Strings) -> I64:
     """Return int64[n], strings: the name of the function called at `outer`, which led to `inner`; 0 none."""
-    symbols, calls = np.zeros(len(inner), np.int64), code.calls(distinct(outer))
+    symbols, calls = np.zeros(len(inner), np.int64), code.calls(_used(len(code.dso), outer))
     has_call = np.zeros(len(code.dso), np.bool_)
     has_call[list(calls)] = True
     rows = np.flatnonzero(has_call[outer])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from perf_offcpu.cache import DiskCache, cache_name, pack, unpack
-from perf_offcpu.objects.elf.functions import load_elf_symbols
+from perf_offcpu.objects.elf.functions import KIND, load_elf_symbols
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
 
@@ -188,7 +188,7 @@ class TestSymbols:
         cache = DiskCache(str(tmp_path / "cache"))
         first = load_elf_symbols(program, Search(cache=cache))
         written = sorted(os.listdir(cache.directory))
-        assert [name.rpartition(".")[2] for name in written] == ["symbols1", "headers1"]
+        assert [name.rpartition(".")[2] for name in written] == [KIND, "headers1"]
         assert written[0].startswith("12" * 20)
         monkeypatch.setattr(SymbolTable, "__init__", lambda *_: pytest.fail("it was read anew"))
         again = load_elf_symbols(program, Search(cache=cache))
