@@ -133,7 +133,9 @@ def _check_events(selected: Selected) -> None:
     events = samples.filter(True, *in_hours(samples, selection)).select("event").distinct()
     known = selected.tables.engine.run(events.order_by("event"))["event"]
     if unknown := [name for name in selection.events if name not in known]:
-        raise UsageError(f"--event: no event '{unknown[0]}' in the selected time (known: {', '.join(known)})")
+        raise UsageError(
+            f"--event: no event '{unknown[0]}' in the selected time (known: {', '.join(known) or 'none'})"
+        )
 
 
 def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:

@@ -42,6 +42,8 @@ from perf_offcpu.report.verdict.verdict import BlockedThread, Cause, Loss, Preem
 from perf_offcpu.text import printable, thread_label
 
 _SHOWN_BLOCKED = 2
+_MOST_OF_TIME = 0.95
+"""Threads are named that have this part of the time together, the others not: many wait a little."""
 
 
 def verdict_of(
@@ -108,16 +110,23 @@ def _preempted(profile: Profile, waits: Waits, others: int) -> Preempted | None:
     weight = int(budget.preempted_ns.sum())
     if not weight or queued.any() or 100 * weight < CAUSE_PERCENT * (weight + others):
         return None
-    thread, of = group(budget.pid, budget.tid)
-    preempted, running = (sum_by(of, ns, len(thread)) for ns in (budget.preempted_ns, budget.running_ns))
-    much = 100 * preempted >= weight  # 1 % of it
-    last = max_by(of, budget.end_ns, len(thread))
-    at = rows_at(profile.comms.tid, profile.comms.begin_ns, budget.tid[thread][much], last[much])
-    comm = np.append(profile.comms.comm, 0)[at]
-    first, of = group(comm)
-    order = np.argsort(-sum_by(of, preempted[much], len(first)), kind="stable")
-    comms = [thread_label(profile.strings[one]) for one in comm[first[order]].tolist()]
-    return Preempted(weight, Threads(len(at), comms), int(running[much].sum()))
+    first_row, thread_of_row = group(budget.pid, budget.tid)
+    preempted, running, last = (
+        sum_by(thread_of_row, budget.preempted_ns, len(first_row)),
+        sum_by(thread_of_row, budget.running_ns, len(first_row)),
+        max_by(thread_of_row, budget.end_ns, len(first_row)),
+    )
+    descending = np.argsort(-preempted, kind="stable")
+    before = np.cumsum(preempted[descending]) - preempted[descending]
+    threads = descending[before < _MOST_OF_TIME * weight]
+    comm_row = rows_at(
+        profile.comms.tid, profile.comms.begin_ns, budget.tid[first_row[threads]], last[threads]
+    )
+    comm = np.append(profile.comms.comm, 0)[comm_row]
+    first_thread, comm_of_thread = group(comm)
+    order = np.argsort(-sum_by(comm_of_thread, preempted[threads], len(first_thread)), kind="stable")
+    comms = [thread_label(profile.strings[name]) for name in comm[first_thread[order]].tolist()]
+    return Preempted(weight, Threads(len(threads), comms), int(running[threads].sum()))
 
 
 def _still_blocked(

@@ -142,6 +142,16 @@ def hogs(builder: ProfileBuilder) -> Profile:
     return profile
 
 
+def test_many_threads_that_are_preempted_a_little_each() -> None:
+    profile = hogs(ProfileBuilder())
+    waited = {"preempted_ns": [2 * MS] + [MS] * 199, "running_ns": [MS] * 200, "end_ns": [100 * MS] * 200}
+    profile.budget = Budget.filled(200, tid=range(200), pid=[1] * 200, begin_ns=[0] * 200, **waited)
+    assert sentences_of(verdict_of(profile))[0] == (  # the threads that have 95 % of this time
+        "Preempted threads waited 201.000 ms for a CPU and ran 190.000 ms ([unknown], hog and 2 other names, "
+        "190 threads)."
+    )
+
+
 def test_preempted_threads_without_any_wait() -> None:
     assert sentences_of(verdict_of(hogs(ProfileBuilder()))) == [
         "Preempted threads waited 160.000 ms for a CPU and ran 140.000 ms (hog and other, 3 threads).",
