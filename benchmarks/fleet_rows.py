@@ -61,7 +61,8 @@ class Pool:
     """Samples and budgets of all recordings, with the texts of all in one list a column."""
 
     def __init__(self, recordings: list[str]) -> None:
-        parts, budgets, self.chains, frames = [], [], {}, {}
+        parts, budgets, self.chains = [], [], dict[int, NDArray[np.int64]]()
+        frames: dict[int, tuple[Any, ...]] = {}
         for path in recordings:
             options = SymbolizeOptions(cache=DiskCache.usual(), inline=True)
             profile = load_profile([path], options)
@@ -118,7 +119,7 @@ class Service:
         self.rows = np.flatnonzero(np.isin(pool.samples["tid"], mine))
         self.budgets = np.flatnonzero(np.isin(pool.budgets["tid"], mine))
         name = SERVICES[number]
-        values = [f"{name}::main", 0, f"/usr/bin/{name}", "", f"{name}.cc", 17, False, False]
+        values: list[Any] = [f"{name}::main", 0, f"/usr/bin/{name}", "", f"{name}.cc", 17, False, False]
         texts = [one if isinstance(one, str) else str(int(one)) for one in values]
         self.root = (content_id("\0".join(texts).encode()), *values)
         used = np.unique(np.concatenate([pool.stack[self.rows], pool.waker_stack[self.rows]]))

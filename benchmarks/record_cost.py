@@ -48,7 +48,8 @@ from other_tools import Stats  # noqa: E402
 
 from perf_offcpu import losses  # noqa: E402
 from perf_offcpu.collect.recording import record  # noqa: E402
-from perf_offcpu.commands.record.command import add_parser, options_of  # noqa: E402
+from perf_offcpu.commands.record.command import add_parser  # noqa: E402
+from perf_offcpu.commands.record.options import options_of  # noqa: E402
 from perf_offcpu.commands.shared.parsers import Parser  # noqa: E402
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
@@ -108,7 +109,8 @@ def recorded(options: list[str], command: list[str], directory: Path) -> Row:
 def _record(argv: list[str]) -> None:
     """Record with the options `argv` and print a JSON object about recorder and recording."""
     parser = Parser()
-    add_parser(parser.add_subparsers())
+    subparsers: Any = parser.add_subparsers()
+    add_parser(subparsers)
     summary = record(options_of(parser.parse_args(["record", *argv]), argv), lambda text: None)
     row = {
         "samples": summary.events(losses.SAMPLES),
@@ -286,7 +288,7 @@ def main() -> None:
         tools, missing = other_tools.installed()
         for sentence in missing:
             print(sentence)
-        beside = REFERENCES | {f"({way})": partial(other_tool, tools[way]) for way in tools}
+        beside: dict[str, Any] = REFERENCES | {f"({way})": partial(other_tool, tools[way]) for way in tools}
         runs |= {way: partial(with_reference, reference, pipe) for way, reference in beside.items()}
         show(*rounds_of(runs, pipe, args.rounds), args.loops)
         cost_in_bpf(ways, pipe, directory)

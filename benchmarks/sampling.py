@@ -92,7 +92,7 @@ class Bins:
 
     def is_inside(self) -> Bool:
         """Return for each bin whether the estimate is within ERRORS standard errors."""
-        slack: Bool = ERRORS * np.sqrt(self.variance) + self.at_edges
+        slack = ERRORS * np.sqrt(self.variance) + self.at_edges
         return np.abs(self.estimate - self.exact) <= slack
 
 

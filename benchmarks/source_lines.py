@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def measure(program: Path, directory: Path) -> None:
     asked = "\n".join(map(hex, addresses[:COMPARED].tolist()))
     for command in (["llvm-symbolizer", "--inlines", "-e"], ["addr2line", "-i", "-f", "-e"]):
         if shutil.which(command[0]):
-            seconds, _ = timed(lambda command=command: run(*command, program, input=asked))
+            seconds, _ = timed(partial(run, *command, program, input=asked))
             show(f"for comparison: {command[0]}, {COMPARED} addresses", f"{seconds:.2f} s")
 
 
@@ -139,11 +140,7 @@ def compare_perf() -> None:
         for inline in ("--no-inline", "--inline"):
             command = [*tool, "-f", inline, "-i", str(data), "--symfs", str(ROOT / "tests/data/demo.symfs")]
             if shutil.which(tool[0]):
-                seconds, _ = timed(
-                    lambda command=command: subprocess.run(
-                        command, check=False, capture_output=True, cwd=ROOT
-                    )
-                )
+                seconds, _ = timed(partial(subprocess.run, command, capture_output=True, cwd=ROOT))
                 show(f"{Path(tool[0]).name} {tool[-1]} {inline}", f"{seconds:.2f} s")
 
 

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     table = machine(args.switches)
-    tasks = [
+    tasks: list[tuple[str, Callable[[], int], float | None]] = [
         ("pairing", pairing(as_switches(table, wakeups=False)), MARK_S),
         ("pairing, wake-ups", pairing(as_switches(table, wakeups=True)), MARK_S),
     ]

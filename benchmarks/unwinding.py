@@ -28,8 +28,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 from builders.cfi import X86, section, table_of  # noqa: E402
 
 from perf_offcpu.abi.cfi import Cfa  # noqa: E402
+from perf_offcpu.binary.gather import offsets_of  # noqa: E402
 from perf_offcpu.decode.load import load_recording  # noqa: E402
-from perf_offcpu.model.callchains import Ragged, offsets_of  # noqa: E402
+from perf_offcpu.model.callchains import Ragged  # noqa: E402
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Samples, Spaces  # noqa: E402
 from perf_offcpu.model.snapshots import Snapshots  # noqa: E402
 from perf_offcpu.objects.elf.image import open_elf  # noqa: E402
@@ -84,7 +85,7 @@ def speed() -> None:
         def of_dso(self, _: int) -> FileTable:
             return table
 
-    module.FrameTables = Tables  # type: ignore[misc, assignment]
+    module.FrameTables = Tables  # type: ignore[attr-defined, assignment]
     begin = time.process_time()
     unwound = module.unwind(recording)
     spent = time.process_time() - begin

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from browser.programs import firefox_profiler
 from builders.profile import Code, ProfileBuilder, kernel
-from conftest import PATIENCE
+from builders.program import PATIENCE
 
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.critical_path import critical_path

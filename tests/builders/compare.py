@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,9 @@ def assert_same_surroundings(before: Recording, after: Recording) -> None:
     assert [(evsel.name, evsel.unit) for evsel in before.evsels] == [
         (evsel.name, evsel.unit) for evsel in after.evsels
     ]
-    for name in before.meta.__slots__:
-        if name not in ("source", "first_ns", "last_ns"):
-            assert getattr(before.meta, name) == getattr(after.meta, name), name
+    for field in fields(before.meta):
+        if field.name not in ("source", "first_ns", "last_ns"):
+            assert getattr(before.meta, field.name) == getattr(after.meta, field.name), field.name
 
 
 def assert_same(before: Recording, after: Recording) -> None:

@@ -23,13 +23,13 @@ TEXT = 0xFFFFFFFF81000000
 DAY_NS = 86_400 * 10**9
 
 
-def host(name: str, wall_ns: int | None = None, **more: Any) -> dict[int, bytes]:
+def host(name: str, wall_ns: int | None = None, release: str = "6.1") -> dict[int, bytes]:
     """Features of a host whose monotonic clock was at 0 when the wall clock was at `wall_ns`."""
-    features = {Feature.HOSTNAME: text_body(name), Feature.OSRELEASE: text_body(more.pop("release", "6.1"))}
+    features: dict[int, bytes] = {Feature.HOSTNAME: text_body(name), Feature.OSRELEASE: text_body(release)}
     if wall_ns is not None:
-        values = {"version": 1, "clockid": 1, "wall_clock": wall_ns + 500, "clockid_time": 500}
+        values = dict[str, Any](version=1, clockid=1, wall_clock=wall_ns + 500, clockid_time=500)
         features[Feature.CLOCK_DATA] = feature_body(Feature.CLOCK_DATA, **values)
-    return {int(feature): body for feature, body in features.items()} | more
+    return features
 
 
 def kernel_map(text: int = TEXT, build_id: bytes = b"", name: bytes = b"[kernel.kallsyms]_text") -> bytes:
@@ -37,7 +37,7 @@ def kernel_map(text: int = TEXT, build_id: bytes = b"", name: bytes = b"[kernel.
     values: dict[str, Any] = {"pid": 2**32 - 1, "tid": 0, "addr": text, "len": 1 << 24, "pgoff": text}
     values |= {"filename": name, "prot": 5, "flags": 0}
     if build_id:
-        held = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
+        held: dict[str, Any] = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
         return side(CLOCK, RecordType.MMAP2, 1 | Misc.MMAP_BUILD_ID, **values, **held)
     return side(CLOCK, RecordType.MMAP2, 1, **values, maj=0, min=0, ino=0, ino_generation=0)
 
@@ -47,7 +47,7 @@ def mapped(pid: int, start: int, name: bytes, build_id: bytes = b"") -> bytes:
     values: dict[str, Any] = {"pid": pid, "tid": pid, "addr": start, "len": 0x1000, "pgoff": 0}
     values |= {"prot": 5, "flags": 2, "filename": name}
     if build_id:
-        held = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
+        held: dict[str, Any] = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
         return side(CLOCK, RecordType.MMAP2, 2 | Misc.MMAP_BUILD_ID, **values, **held)
     return side(CLOCK, RecordType.MMAP2, 2, **values, maj=8, min=1, ino=5, ino_generation=0)
 
@@ -60,11 +60,11 @@ def existing(pid: int, name: str) -> list[bytes]:
 
 def tick(time: int, pid: int = 7, spec: EventSpec = CLOCK, misc: int = 2, **values: Any) -> bytes:
     """A sample of the CPU."""
-    given = {"pid": pid, "tid": pid, "cpu": 1, "period": 10, "ip": 0x1004, "callchain": [USER, 0x1004]}
+    given = dict[str, Any](pid=pid, tid=pid, cpu=1, period=10, ip=0x1004, callchain=[USER, 0x1004])
     return sample(spec, misc, time=time, **(given | values))
 
 
 def wait(time: int, pid: int = 7, tid: int = 7, ns: int = 100, **values: Any) -> bytes:
     """A wait, in cgroup 9."""
     raw = raw_wait(pid, tid, ns, [USER, 0x1000], cgroup=9)
-    return sample(OFFCPU, time=time, **({"cpu": 1, "raw": raw} | values))
+    return sample(OFFCPU, time=time, **(dict[str, Any](cpu=1, raw=raw) | values))

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from perf_offcpu.inject.options import RewriteOptions, Rewritten
 from perf_offcpu.inject.rewrite import rewrite
 
 
-def inject(source: Path, target: Path, **options: bool) -> Rewritten:
+def inject(source: Path, target: Path, **options: Any) -> Rewritten:
     """Rewrite `source` into the file `target`; options as RewriteOptions has them."""
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:

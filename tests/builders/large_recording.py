@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -150,7 +151,7 @@ class _Maker:
         ) << np.uint64(32)
         self.cookies += 2 * late
         cut = _with_cookies(chains, cookies | np.uint64(cpu + 1))
-        columns = {
+        columns: dict[str, Any] = {
             "identifier": 1 + cpu, "ip": 0, "pid": pid, "tid": tid, "time": times, "cpu": cpu, "cpu_res": 0,
             "period": 1_000_000, "callchain": (cut.offsets, cut.values),
         }  # fmt: skip
@@ -171,7 +172,7 @@ class _Maker:
         pid, tid = self._tasks(count)
         chains = self._some_chains(count)
         raw = self._payloads(pid, tid, times, chains)
-        columns = {
+        columns: dict[str, Any] = {
             "identifier": 101 + cpu, "ip": 0, "pid": pid, "tid": tid, "time": times, "cpu": cpu, "cpu_res": 0,
             "period": 0, "raw": raw,
         }  # fmt: skip

@@ -87,7 +87,7 @@ def _record(data: bytearray, rng: random.Random) -> None:
 def _records(data: bytes) -> list[int]:
     """Where some of the records are: a little-endian file's, as far as they can be walked."""
     at = int.from_bytes(data[40:48], "little") if data[8:9] == b"h" else 16
-    found = []
+    found: list[int] = []
     while at + 8 <= len(data) and len(found) < 5000:
         size = int.from_bytes(data[at + 6 : at + 8], "little")
         if size < 8:

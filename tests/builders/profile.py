@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,10 @@ class Code:
     file: str = ""
     line: int = 0
     inline_depth: int = 0
+
+
+Stack = Sequence[Any]
+"""Frames, each a string or a `Code`; of a list of both mypy makes list[object]."""
 
 
 def kernel(symbol: str, dso: str = "[kernel.kallsyms]") -> Code:
@@ -80,14 +84,14 @@ class ProfileBuilder:
     def sample(
         self,
         comm: str | bytes,
-        path: list[str | Code],
+        path: Stack,
         weight: int,
         *,
         event: str = OFFCPU,
         tid: int = 100,
         pid: int = 100,
         flags: SampleFlag | None = None,
-        waker_path: list[str | Code] | None = None,
+        waker_path: Stack | None = None,
         **columns: Any,
     ) -> ProfileBuilder:
         """Add one sample.
@@ -114,7 +118,7 @@ class ProfileBuilder:
         self._rows.append(row | columns)
         return self
 
-    def _chain(self, path: list[str | Code]) -> list[int]:
+    def _chain(self, path: Stack) -> list[int]:
         codes = [Code(item) if isinstance(item, str) else item for item in reversed(path)]
         return [self._codes.setdefault(code, len(self._codes)) for code in codes]
 

@@ -79,7 +79,7 @@ def round_end() -> bytes:
     return frame_record(RecordType.FINISHED_ROUND, 0, b"")
 
 
-FEATURES = {
+FEATURES: dict[int, bytes] = {
     Feature.HOSTNAME: text_body("here"),
     Feature.ARCH: text_body("x86_64"),
     Feature.NRCPUS: feature_body(Feature.NRCPUS, available=4, online=4),

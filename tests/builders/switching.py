@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,17 @@ class SwitchTable:
     def __len__(self) -> int:
         return len(self.time_ns)
 
+    @classmethod
+    def of(cls, columns: Iterable[Any], chains: Ragged) -> SwitchTable:
+        """Make a table of its columns, in their order, and callchains."""
+        time_ns, cpu, prev_pid, next_pid, prev_state = (np.asarray(column) for column in columns)
+        return cls(time_ns, cpu, prev_pid, next_pid, prev_state, chains)
+
     def part(self, rows: slice) -> SwitchTable:
         """Some of the rows."""
         columns = (self.time_ns, self.cpu, self.prev_pid, self.next_pid, self.prev_state)
         chains = self.chains.take(np.arange(len(self))[rows]) if len(self.chains) else self.chains
-        return SwitchTable(*(np.asarray(values)[rows] for values in columns), chains)
+        return SwitchTable.of([np.asarray(values)[rows] for values in columns], chains)
 
 
 def tracing_data(order: Order, *systems: tuple[str, list[str]]) -> bytes:

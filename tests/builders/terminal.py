@@ -8,6 +8,7 @@ import pty
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def on_terminal(
@@ -21,7 +22,8 @@ def on_terminal(
     """What came on `stream` ("stdout" or "stderr"), a terminal, of a command that ends with `status`."""
     leader, follower = pty.openpty()
     shown = b""
-    with subprocess.Popen(command, cwd=cwd, env=env, **{stream: follower}) as running:
+    streams: dict[str, Any] = {stream: follower}
+    with subprocess.Popen(command, cwd=cwd, env=env, **streams) as running:
         os.close(follower)
         try:
             while part := os.read(leader, 1 << 16):

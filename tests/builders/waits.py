@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from builders.profile import Code, ProfileBuilder
+from typing import Any
+
+from builders.profile import ProfileBuilder, Stack
 
 COMMS = {1: "client", 2: "server", 3: "disk"}
 
@@ -16,8 +18,8 @@ def wait(
     *,
     waker: int = -1,
     queued: int = 0,
-    path: list[str | Code] | None = None,
-    **other: object,
+    path: Stack | None = None,
+    **other: Any,
 ) -> ProfileBuilder:
     """Add a wait from `begin` to `end`, at the end of which it was `queued` ns on a run queue."""
     return builder.sample(

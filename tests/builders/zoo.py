@@ -217,13 +217,10 @@ def _a_record_each(spec: EventSpec) -> Iterator[bytes]:
     for kind, layout in RECORD_LAYOUTS.items():
         if kind in _LEFT_OUT:
             continue
-        values = {field.name: b"" if field.type.__class__.__name__ == "Special" else 0
-                  for field in layout.active(Misc(0)) if field.count is None}  # fmt: skip
-        values |= {
-            field.name: b"" if field.type.__class__.__name__ == "Special" else []
-            for field in layout.active(Misc(0))
-            if field.count is not None
-        }
+        values: dict[str, Any] = {}
+        for field in layout.active(Misc(0)):
+            is_bytes = field.type.__class__.__name__ == "Special"
+            values[field.name] = b"" if is_bytes else 0 if field.count is None else []
         given = _VALUES.get(kind, {})
         counts = {field.count for field in layout.fields if isinstance(field.count, str)}
         values = {name: value for name, value in values.items() if name not in counts} | {

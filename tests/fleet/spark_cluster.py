@@ -38,7 +38,7 @@ from perf_offcpu.fleet.tables import open_tables
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
 MASTER = os.environ.get("PERF_OFFCPU_SPARK", "spark:local-cluster[2,1,1500]")
 CLASSES = ("lock", "disk", "runqueue", "sleep", None)
-STACKS = ([], ["main", "read", "io_schedule_[k]"], ["main", "lock"], ["main", "öß", "futex_wait_[k]"])
+STACKS = [[], ["main", "read", "io_schedule_[k]"], ["main", "lock"], ["main", "öß", "futex_wait_[k]"]]
 OBJECTS = (None, "/var/log/x", "a*b", "10.0.0.7:53", "[x]", "x\\y'z", 'say "hi"')
 
 
@@ -150,7 +150,7 @@ def test_differences(engines: tuple[Engine, Engine], dataset: Path) -> None:
         new = Selection(since_ns=BEGIN + HOUR, until_ns=BEGIN + 2 * HOUR)
         sides = [select(tables, one) for one in (baseline(new, "host=host1,host=host2,host=host5", 0), new)]
         heads = [head_of(one) for one in sides]
-        both = diff_document.comparison(compare(*sides, ["class"]), *heads)
+        both = diff_document.comparison(compare(sides[0], sides[1], ["class"]), *heads)
         documents.append((both, diff_document.outliers(outliers_of(sides[1], ["class"]), heads[1])))
     assert documents[0] == documents[1]
 

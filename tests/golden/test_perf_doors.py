@@ -53,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", FORMATS)
 def test_all_doors_give_the_same(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = by_convert([f"--{name}"], here / "wanted")
-    inside = ["perf", "script", "-f", "-i", "demo.data", "-s", SCRIPT, "--", f"--{name}", *SYMBOLS]
+    inside = ["perf", "script", "-f", "-i", "demo.data", "-s", str(SCRIPT), "--", f"--{name}", *SYMBOLS]
     run(*inside, "inside", cwd=here)
     by_hand = [str(SCRIPT), "-f", "-i", "demo.data", f"--{name}", *SYMBOLS, "by-hand"]
     monkeypatch.setattr(sys, "argv", by_hand)
@@ -78,7 +78,8 @@ def test_by_the_name_that_perf_knows(name: str, here: Path) -> None:
 def test_doors_select_alike(here: Path) -> None:
     options = ["--folded", "--class", "lock,pipe", "--time", "0%-60%", "--min-dur", "5ms", "--idle", "show"]
     wanted = by_convert(options, here / "wanted")
-    inside = run("perf", "script", "-f", "-i", "demo.data", "-s", SCRIPT, "--", *options, *SYMBOLS, cwd=here)
+    script = ["perf", "script", "-f", "-i", "demo.data", "-s", str(SCRIPT)]
+    inside = run(*script, "--", *options, *SYMBOLS, cwd=here)
     by_hand = run(sys.executable, SCRIPT, "-f", "-i", "demo.data", *options, *SYMBOLS, cwd=here)
     assert inside == by_hand == wanted != by_convert(["--folded"], here / "all")
 

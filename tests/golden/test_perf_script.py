@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_a_rule_is_no_blanket() -> None:
     frames = [Frame(0x1000, "main+0x10", BLOCKER)]
     perf = Printed("blocker", None, 126, None, "13.5", 100, "offcpu-time", "", frames)
 
-    def ours(**changes: object) -> Printed:
+    def ours(**changes: Any) -> Printed:
         return Printed(**{**vars(perf), "pid": 126, "rest": "flags=-", **changes})
 
     for wrong in (

@@ -24,6 +24,7 @@ from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.inject.options import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
@@ -54,7 +55,7 @@ class Wait:
 @dataclass
 class Expected:
     waits: list[Wait] = field(default_factory=list)
-    losses: Counter[str] = field(default_factory=Counter)
+    losses: Counter[LossCause] = field(default_factory=Counter)
 
 
 def microseconds(time: str) -> int:
@@ -200,7 +201,7 @@ def test_threads_have_their_names(pairs: list[tuple[dict[str, Any], Wait]], reco
 
 
 def test_wake_ups_and_wakers(pairs: list[tuple[dict[str, Any], Wait]], recording: Recording) -> None:
-    wakers = Counter()
+    wakers: Counter[str] = Counter()
     for row, wait in pairs:
         if wait.wakeup is None or wait.state.startswith("R"):
             assert (row["wakeup_ns"], row["waker_tid"], row["waker_pid"]) == (-1, -1, -1)

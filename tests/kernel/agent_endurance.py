@@ -96,7 +96,7 @@ def test_kills_at_random_moments_with_a_moody_server(tmp_path: Path) -> None:
         with place.agent(*push):
             place.wait_for_segments(len(place.recordings()) + 2)
         for _ in range(5):
-            if place.recordings() or list(place.spool.glob("*.push-*")):
+            if place.recordings() or any(place.spool.glob("*.push-*")):
                 with place.agent(*push, "--duration", "1"):
                     time.sleep(30)
     print(place.state(), moody.moods, *place.said, sep="\n")

@@ -41,7 +41,7 @@ class Place:
         return (self.disk or self.root) / "spool"
 
     def command(self, *more: str) -> list[str | Path]:
-        where = ["--dataset", self.dataset, "--spool", self.spool]
+        where: list[str | Path] = ["--dataset", self.dataset, "--spool", self.spool]
         return [*program.PROGRAM, "agent", *where, "--port", "0", *self.options, *more]
 
     @contextmanager

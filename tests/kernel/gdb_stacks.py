@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,7 @@ def stop(pid: int) -> list[Stop]:
     return _unwound([json.loads(line) for line in lines], maps)
 
 
-def _unwound(threads: list[list], maps: bytes) -> list[Stop]:
+def _unwound(threads: list[list[Any]], maps: bytes) -> list[Stop]:
     if not threads:
         return []
     registers = [[row[0][place] for place in np.argsort(_BITS)] for row in threads]

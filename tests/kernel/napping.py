@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PATIENCE
+from builders.program import PATIENCE
 from kernel.bpf_output import Rings, Wait, parse
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig

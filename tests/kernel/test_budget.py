@@ -69,12 +69,9 @@ class Beside:
 
 def record_beside_perf(waiter: Path, folder: Path) -> tuple[Recording, dict[str, Thread], Beside]:
     events = "sched:sched_switch,sched:sched_waking,sched:sched_wakeup_new,sched:sched_process_fork"
-    beside = ["perf", "record", "-q", "-a", "-m", "8M", "-e", events, "-o", folder / "sched.data", "--"]
-    program = Path(sys.executable).with_name("perf-offcpu")
-    ours = [program, "record", "-e", "none", "--", waiter]
-    done = subprocess.run(
-        [*beside, *ours], cwd=folder, capture_output=True, text=True, timeout=90, check=True
-    )
+    command = [*"perf record -q -a -m 8M -o".split(), str(folder / "sched.data"), "-e", events, "--"]
+    command += [str(Path(sys.executable).with_name("perf-offcpu")), "record", "-e", "none", "--", str(waiter)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90, check=True)
     recording = load_recording(folder / "perf.data")
     recording.check()
     threads = parse(done.stdout)

@@ -25,7 +25,7 @@ FUNCTIONS = ("from_one", "from_two")
 
 def record(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> None:
     """Record every wait of a command."""
-    how = ("-q", "-e", "none", "--off-cpu-thresh", "0", *options, "-o", output)
+    how = ("-q", "-e", "none", "--off-cpu-thresh", "0", *options, "-o", str(output))
     done = run("record", *how, "--", *command, timeout_s=120)
     assert (done.returncode, done.stderr) == (0, "")
 

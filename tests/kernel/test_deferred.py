@@ -123,7 +123,7 @@ def without_strangers(names: list[str]) -> tuple[str, ...]:
 def folded_by_perf(path: Path, event: str) -> Folded:
     """perf script's samples as stacks. Names of threads are left out: perf forgets them at EXIT, and gives a
     sample before an exec the name behind it."""
-    command = ["perf", "script", "--no-inline", "-F", FIELDS, "-i", path]
+    command: list[str | Path] = ["perf", "script", "--no-inline", "-F", FIELDS, "-i", path]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=120)
     assert complaints(done.stderr) == ""
     folded: Folded = Counter()

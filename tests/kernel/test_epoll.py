@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PATIENCE, Command
+from builders.program import PATIENCE
+from conftest import Command
 from kernel.napping import both_forms, recording, waits_of
 from kernel.recorder import run
 

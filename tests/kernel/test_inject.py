@@ -44,13 +44,13 @@ FORMS = {
 
 def record(path: Path, options: str) -> None:
     # -B: no build-ids, for when perf 6.1 looks for them it falls over leaked flags (perfdata.leaked_flag).
-    command = ["perf", "record", "-q", "-B", "-o", path, *options.split(), *SHELL]
+    command: list[str | Path] = ["perf", "record", "-q", "-B", "-o", path, *options.split(), *SHELL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def perf(verb: str, path: Path) -> str:
-    command = ["perf", *verb.split(), "-i", path]
+    command: list[str | Path] = ["perf", *verb.split(), "-i", path]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
     # perf reports what the ring lost; inject passes that on.
     lost = r"Warning:\n(Processed|Check IO)[^\n]*\n+|Check IO/CPU overload!\n+"

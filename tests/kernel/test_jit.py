@@ -102,7 +102,7 @@ def test_python_functions_between_c_functions_up_to_the_root(
     perf_offcpu: Command, tmp_path: Path, version: str
 ) -> None:
     """`-X perf`: an address for each function, whose frames no call frame information describes."""
-    command = [pythons()[version], "-X", "perf", HERE / "waits.py"]
+    command = [pythons()[version], "-X", "perf", str(HERE / "waits.py")]
     stacks = folded(perf_offcpu, record(perf_offcpu, tmp_path, *command))
     functions = [rf"{name} \(waits\.py\)" for name in ("main", "handle_request", "wait_for_disk")]
     for root in ("_start", r"__clone3?|clone3?|\[libc\.so\.6\]"):  # the main thread, and the other

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Command
@@ -39,21 +40,7 @@ def recordings(
         done = perf_offcpu("record", "-o", path, "--", waiter, "--rounds", rounds, cwd=directory)
         assert done.returncode == 0, done.stderr
     theirs = directory / "perf.data"
-    command = [
-        "perf",
-        "record",
-        "-q",
-        "-B",
-        "-k",
-        "mono",
-        "-g",
-        "-e",
-        "cpu-clock",
-        "-o",
-        theirs,
-        "--",
-        waiter,
-    ]
+    command = [*"perf record -q -B -k mono -g -e cpu-clock -o".split(), str(theirs), "--", str(waiter)]
     subprocess.run([*command, "--rounds", "2"], check=True, cwd=directory, capture_output=True, timeout=60)
     return *ours, theirs
 
@@ -107,7 +94,7 @@ def test_the_whole_is_the_sum_of_its_parts(recordings: tuple[Path, ...], perf_of
     assert +found == +expected
 
 
-def load(*paths: Path, **options: bool) -> Profile:
+def load(*paths: Path, **options: Any) -> Profile:
     return api.load(*paths, **options)
 
 
@@ -127,7 +114,7 @@ def test_recordings_of_hosts_apart(recordings: tuple[Path, ...]) -> None:
 
 def test_standard_input(recordings: tuple[Path, ...]) -> None:
     """One of them may come through a pipe."""
-    command = [PROGRAM, "convert", "--folded", "-o", "-", "-i", recordings[0], "-i"]
+    command: list[str | Path] = [PROGRAM, "convert", "--folded", "-o", "-", "-i", recordings[0], "-i"]
     with open(recordings[1], "rb") as piped:
         stdin = subprocess.run([*command, "-"], stdin=piped, capture_output=True, check=True, timeout=60)
     files = subprocess.run([*command, recordings[1]], capture_output=True, check=True, timeout=60)
@@ -170,7 +157,7 @@ def test_two_hosts_meet_on_the_wall_clock(perf_offcpu: Command, tmp_path: Path) 
     """The one here records on CLOCK_REALTIME: without CLOCK_DATA the two lie decades apart."""
     here, there = (tmp_path / name for name in ("here.data", "there.data"))
     moments = [time.time_ns()]
-    command = ["perf", "record", "-q", "-k", "CLOCK_REALTIME", "-e", "cpu-clock", "-F", "4000", "-o", here]
+    command = [*"perf record -q -k CLOCK_REALTIME -e cpu-clock -F 4000 -o".split(), str(here)]
     subprocess.run([*command, "--", "ls", "-R", "/etc"], check=True, capture_output=True, timeout=60)
     moments.append(time.time_ns())
     on_another_host(PROGRAM, "record", "-o", there, "--", "sleep", "0.3")

@@ -110,10 +110,11 @@ def test_perf_of_today_makes_the_same_samples_of_the_raw_ones(recording: Path) -
     for row in np.flatnonzero(samples.flags & SampleFlag.OFFCPU).tolist():
         key = (int(samples.pid[row]), int(samples.tid[row]), int(samples.period[row]))
         ours[key] += 1
-        words = loaded.callchains.row(samples.callchain[row]) if samples.callchain[row] >= 0 else []
-        frames = tuple(int(word) for word in words if int(word) < MARKERS)
+        callchain = int(samples.callchain[row])
+        words = loaded.callchains.row(callchain).tolist() if callchain >= 0 else []
+        chain = tuple(word for word in words if word < MARKERS)
         # Words that are no code are cut off here, but not by perf.
-        assert any(chain[: len(frames)] == frames for chain in chains.get(key, [])), key
+        assert any(whole[: len(chain)] == chain for whole in chains.get(key, [])), key
     assert ours == theirs
     assert len({tid for _, tid, _ in ours}) > 5
 

@@ -56,7 +56,7 @@ def test_perf_beside_us_gets_records_that_say_what_is_true(tmp_path: Path) -> No
     theirs = tmp_path / "theirs"
     with recorder("-a", cwd=tmp_path):
         command = ["sh", "-c", "/bin/true; /bin/true; sleep 0.1"]
-        beside = ["perf", "record", "-q", "-a", "-o", theirs, "--", *command]
+        beside: list[str | Path] = ["perf", "record", "-q", "-a", "-o", theirs, "--", *command]
         subprocess.run(beside, check=True, capture_output=True, timeout=60)
     flagged = {flag for flag, _ in mapped(theirs, TRUE)}
     assert flagged <= {False}

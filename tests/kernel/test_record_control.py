@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PATIENCE
+from builders.program import PATIENCE
 from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run
 
 from perf_offcpu import losses
@@ -333,10 +333,10 @@ def test_period_changes_with_a_new_file_and_nothing_is_between_them(tmp_path: Pa
     ]
     told = [(int(one.begin_ns[0]), int(one.end_ns[0])) for one in (budget_of(each, stuck) for each in found)]
     assert [before[1] == after[0] for before, after in pairwise(told)] == [True, True, False]
-    for recording, period in zip(found, (2 * MS, 7 * MS, MS // 2, 3 * MS), strict=True):
+    for recording, period_ns in zip(found, (2 * MS, 7 * MS, MS // 2, 3 * MS), strict=True):
         drawn = recording.samples.period[recording.samples.has(SampleFlag.SAMPLED)]
         # A wait that was drawn between two looks has the period before.
-        assert len(drawn) > 5 and (drawn % period != 0).sum() <= max(2, 0.1 * len(drawn))
+        assert len(drawn) > 5 and (drawn % period_ns != 0).sum() <= max(2, 0.1 * len(drawn))
     assert "--control: period x" in said
 
 

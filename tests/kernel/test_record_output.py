@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.program import PATIENCE
 from builders.stock_perf import REPORT
 from builders.terminal import on_terminal
-from conftest import PATIENCE
 from kernel.recorder import MS, PROGRAM, budget_of, event, lost, off_cpu, perf, recording_tasks, run, until
 
 from perf_offcpu.abi.features import Feature
@@ -129,6 +130,12 @@ def parts(directory: Path) -> list[Path]:
     return sorted(directory.glob("perf.data.*"))
 
 
+def more_parts(directory: Path) -> Callable[[], set[Path]]:
+    """Return a function that returns the parts that come after this call."""
+    before = set(parts(directory))
+    return lambda: set(parts(directory)) - before
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("switch", ["1s", "64K"])
 def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: Path, switch: str) -> None:
@@ -139,7 +146,7 @@ def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: 
     assert [f"dump {path.name} ]" in done.stderr for path in files] == [True] * (len(files) - 1) + [False]
     python = os.fsencode(Path(sys.executable).resolve()).decode()
     naps = 0
-    spans, lives = [], []
+    spans, lives = [], list[tuple[int, int, int]]()
     pids: set[int] = set()
     for path in files:
         recording = load_recording(path)
@@ -229,10 +236,10 @@ def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> Non
     until(lambda: parts(tmp_path))
     first = parts(tmp_path)[0]
     for _ in range(2):
-        before = parts(tmp_path)
+        is_switched = more_parts(tmp_path)
         time.sleep(0.2)
         process.send_signal(signal.SIGUSR2)
-        until(lambda known=before: set(parts(tmp_path)) - set(known))
+        until(is_switched)
     until(lambda: not first.exists())
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)

@@ -41,13 +41,13 @@ def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: py
     counting = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); read line < /proc/self/stat; done"
     script = f"'{waiter}' --rounds 2; ls -R /usr/share/doc; {counting}"
     workload = ["sh", "-c", f"{{ {script}; }} > /dev/null"]
-    command = ["perf", "record", "-o", path, *RECORDINGS[request.param], "--", *workload]
+    command: list[str | Path] = ["perf", "record", "-o", path, *RECORDINGS[request.param], "--", *workload]
     subprocess.run(command, cwd=path.parent, capture_output=True, check=True, timeout=120)
     return path
 
 
 def perfs(path: Path) -> list[Printed]:
-    command = ["perf", "script", "--no-inline", "-i", path]
+    command: list[str | Path] = ["perf", "script", "--no-inline", "-i", path]
     return parse(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
 
 
@@ -155,7 +155,7 @@ FIELDS = {
 def test_fields_that_are_asked_for(name: str, perf_offcpu: Command, tmp_path: Path) -> None:
     options, fields = FIELDS[name]
     path = tmp_path / "perf.data"
-    record = ["perf", "record", "-q", "-B", "-m", "4M", "-o", path, *options, "--", *WORK]
+    record: list[str | Path] = ["perf", "record", "-q", "-B", "-m", "4M", "-o", path, *options, "--", *WORK]
     subprocess.run(record, cwd=tmp_path, capture_output=True, check=True, timeout=120)
     perf = output("perf", "script", "--ns", "-i", str(path), "-F", fields)
     done = perf_offcpu("script", "--ns", "-i", path, "-F", fields, timeout_s=120)

@@ -37,7 +37,7 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recorded(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> str:
     """Record a command, all of whose waits are short, and return what it printed."""
-    how = ("-q", "-e", "none", *ALL_SHORT, *options, "-o", output)
+    how = ("-q", "-e", "none", *ALL_SHORT, *options, "-o", str(output))
     done = run("record", *how, "--", *command, timeout_s=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

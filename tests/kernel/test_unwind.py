@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE, Command
+from builders.program import PATIENCE
+from conftest import Command
 from kernel.gdb_stacks import random_stops
 from kernel.whole_stacks import (
     AS_POSTGRES,

@@ -75,8 +75,8 @@ def record(directory: Path, *options: str) -> Recorded:
     assert done.status == 0, done.stderr
     rounds = []
     for line in done.stdout.splitlines():
-        kind, *numbers = line.split()
-        rounds.append(Round(kind, *map(int, numbers[:4]), tuple(numbers[4:])))
+        kind, waiter, holder, begin_ns, end_ns, *rest = line.split()
+        rounds.append(Round(kind, int(waiter), int(holder), int(begin_ns), int(end_ns), tuple(rest)))
     assert Counter(one.kind for one in rounds) == dict.fromkeys(
         [*FUTEXES, "tcp", "unix", "pipe", "fsync"], ROUNDS
     )

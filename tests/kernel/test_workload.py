@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PATIENCE, Command
+from builders.program import PATIENCE
+from conftest import Command
 from workload.measured import Thread, parse
 
 from perf_offcpu.analysis.classes.classify import classify

@@ -52,7 +52,7 @@ def compiled(name: str, directory: Path) -> Path:
 
 def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), event: str = "none") -> None:
     """Record a command's waits of 0.1 ms and more, and an on-CPU event."""
-    how = ("-q", "-e", event, "--off-cpu-thresh", "0.1", *options, "-o", output)
+    how = ("-q", "-e", event, "--off-cpu-thresh", "0.1", *options, "-o", str(output))
     run("record", *how, "--", *arguments, timeout_s=120).check_returncode()
 
 

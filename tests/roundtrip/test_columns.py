@@ -128,8 +128,8 @@ def test_columns_of_samples_equal_single_samples(case: Any, order: Any) -> None:
                 offsets, content = gather_bytes(data, found)
                 assert content[offsets[index] : offsets[index + 1]].tobytes() == single.get(name, b"")
             else:
-                offsets, content = gather_rows(data, found, order)
-                assert content[offsets[index] : offsets[index + 1]].tolist() == _flat(single.get(name, []))
+                offsets, words = gather_rows(data, found, order)
+                assert words[offsets[index] : offsets[index + 1]].tolist() == _flat(single.get(name, []))
 
 
 def _flat(items: list[Any]) -> list[int]:
@@ -175,7 +175,7 @@ def test_written_columns_equal_packed_records(rows: list[Any], order: Any) -> No
         )
         for (i, p, c, _), raw in zip(rows, raws, strict=True)
     )
-    columns = {
+    columns: dict[str, Any] = {
         "identifier": np.array([row[0] for row in rows], np.uint64),
         "pid": np.array([row[1] for row in rows], np.uint32),
         "tid": np.full(len(rows), 1),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 
 import perf_offcpu
-from perf_offcpu.convert import dataframe
 from perf_offcpu.convert.dataframe import COLUMNS, to_dataframe
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
@@ -61,7 +61,7 @@ def hand_made() -> Profile:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     builder.sample(
         *("a", ["main", Code("f;g"), kernel("futex_wait")], 2**60 + 1),
-        **dict(
+        **dict[str, Any](
             tid=1,
             cpu=2,
             state=1,
@@ -127,7 +127,7 @@ def test_a_recording(library: str) -> None:
 
 
 def test_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataframe.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs pandas or polars: install it"):
         to_dataframe(hand_made())
     with pytest.raises(UsageError, match="needs dask"):

@@ -21,7 +21,11 @@ from perf_offcpu.objects.elf.functions import KIND, load_elf_symbols
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
 
-COLUMNS = {"start": np.arange(5, dtype=np.uint64), "text": np.frombuffer(b"abc", np.uint8)}
+Columns = dict[str, np.ndarray]
+COLUMNS: Columns = {
+    "start": np.arange(5, dtype=np.uint64),
+    "text": np.frombuffer(b"abc", np.uint8),
+}
 NUMBERS = st.sampled_from([np.uint64, np.uint32, np.int64, np.int32, np.uint8])
 
 
@@ -99,7 +103,7 @@ class TestDirectory:
         assert sorted(os.listdir(cache.directory)) == ["new", "newest", "older"]
 
     def test_not_each_write_looks_at_all_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        cache, looked = DiskCache(str(tmp_path / "cache"), limit=1 << 16), []
+        cache, looked = DiskCache(str(tmp_path / "cache"), limit=1 << 16), list[str]()
         monkeypatch.setattr(cache, "_shrink", looked.append)
         for row in range(4):
             cache.write(f"small{row}", {"bytes": np.zeros(8, np.uint8)})
@@ -208,7 +212,7 @@ class TestSymbols:
         assert [*map(found.symbols.name, range(1))] == ["other"]
 
     def test_columns_that_are_no_table_are_refused(self) -> None:
-        good = {
+        good: Columns = {
             "start": np.zeros(1, np.uint64),
             "end": np.zeros(1, np.uint64),
             "reach": np.zeros(1, np.int32),

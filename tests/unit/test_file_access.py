@@ -128,7 +128,7 @@ def is_known(node: ast.Call, constants: dict[str, str]) -> bool:
 
 def constants_of_kernel(tree: ast.Module) -> dict[str, str]:
     """Return the constants of a module that are paths of /proc or /sys."""
-    found = {}
+    found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             value = node.value

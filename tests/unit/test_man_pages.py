@@ -7,6 +7,7 @@ import argparse
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,10 +62,9 @@ def test_the_page_of_the_command_lists_all_verbs() -> None:
     verbs = dict(
         re.findall(r"^([a-z]+):: (.*)$", text[text.index("VERBS\n") : text.index("EXIT STATUS")], re.M)
     )
+    subparsers: Any = make_parsers(VERBS)[0]._subparsers
     assert verbs == {
-        action.dest: action.help
-        for group in make_parsers(VERBS)[0]._subparsers._group_actions  # type: ignore[union-attr]
-        for action in group._choices_actions  # type: ignore[attr-defined]
+        action.dest: action.help for group in subparsers._group_actions for action in group._choices_actions
     }
 
 

@@ -117,7 +117,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _unpack(path: Path, results: Path) -> None:
     """Unpack the output of the machine; there is none if it did not get that far."""
-    command = ["tar", "xf", path, "-C", results, "--no-same-owner"]
+    command: list[str | Path] = ["tar", "xf", path, "-C", results, "--no-same-owner"]
     subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
 
 

@@ -113,7 +113,7 @@ def _run_in(suite: str, results: Path, tests: list[str]) -> int:
 def _enter(root: Path, results: Path, command: list[str]) -> tuple[int, str]:
     """(exit status, output) of a command in the project's directory inside the root."""
     with tempfile.TemporaryDirectory(prefix="suitetest.") as scratch:
-        words = ["nice", "unshare", "-m", "sh", "-c", ENTER, "sh", root, scratch, results, *command]
+        words = [*"nice unshare -m sh -c".split(), ENTER, "sh", *map(str, (root, scratch, results)), *command]
         env = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             words,

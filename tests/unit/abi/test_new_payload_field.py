@@ -63,7 +63,7 @@ def test_three_lines_are_enough(tmp_path: Path) -> None:
         text = (copy / name).read_text()
         assert text.count(place) == 1 and line.count("\n") == 1
         (copy / name).write_text(text.replace(place, line + place))
-    command = [sys.executable, "-c", TRIAL, tmp_path, ROOT / "tests" / "data" / "demo.data"]
+    command: list[str | Path] = [sys.executable, "-c", TRIAL, tmp_path, ROOT / "tests" / "data" / "demo.data"]
     env = os.environ | {"PYTHONPATH": f"{copy}:{ROOT / 'tests'}"}
     done = subprocess.run(command, check=False, cwd=copy, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

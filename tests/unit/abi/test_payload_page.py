@@ -89,7 +89,8 @@ def enum_rows(kind: type[enum.IntEnum | enum.IntFlag]) -> Iterator[list[str]]:
     meanings = member_docs(kind)
     for member in kind:
         value = member.value.bit_length() - 1 if is_flag else member.value
-        yield [str(value), member.name, meanings[member.name]]
+        name = str(member.name)
+        yield [str(value), name, meanings[name]]
 
 
 def member_docs(kind: type[enum.Enum]) -> dict[str, str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from builders.profile import Code, ProfileBuilder, kernel
+from builders.profile import Code, ProfileBuilder, Stack, kernel
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.idle import of_idle_threads
@@ -14,7 +14,7 @@ S, D, IDLE = 1, 2, 0x402
 EPOLL = ["main", kernel("__x64_sys_epoll_wait"), kernel("ep_poll")]
 
 
-def is_idle(*waits: tuple[list[str | Code], int, int], cpu: int = 0) -> bool:
+def is_idle(*waits: tuple[Stack, int, int], cpu: int = 0) -> bool:
     """Return True if one thread with these waits (stack, ns, state) and CPU time is idle."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     for path, weight, state in waits:

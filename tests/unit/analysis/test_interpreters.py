@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.profile import Code, ProfileBuilder, kernel
+from builders.profile import Code, ProfileBuilder, Stack, kernel
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.interpreters import INTERPRETERS, fold_interpreters
@@ -38,7 +38,7 @@ def test_the_page_lists_the_functions() -> None:
     assert rows() in PAGE.read_text() and PAGE.read_text() == made(), __doc__
 
 
-def profile_of(*paths: list[str | Code]) -> Profile:
+def profile_of(*paths: Stack) -> Profile:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     for weight, path in enumerate(paths, 1):
         builder.sample("a", path, weight, state=1)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 
@@ -90,7 +92,7 @@ WAITING_FOR_EVENTS = ("main", kernel("do_epoll_wait"), kernel("ep_poll"))
 @pytest.mark.parametrize("path", [WAITING_FOR_EVENTS, ("main",)])
 def test_what_ended_a_wait_in_epoll(path: tuple[str | Code, ...]) -> None:
     """An answer is waited for; a client's request, a new connection, a timer or another thread is work."""
-    tcp, unix = {"protocol": "tcp", "path": path}, {"protocol": "unix", "path": path}
+    tcp, unix = dict[str, Any](protocol="tcp", path=path), dict[str, Any](protocol="unix", path=path)
     assert judged(EPOLL, K.SOCKET, connected=True, **tcp) == ("network", False)
     assert judged(EPOLL, K.SOCKET, connected=True, inward=True, **tcp) == ("network", True)
     assert judged(EPOLL, K.SOCKET, **tcp) == ("network", True)
@@ -113,7 +115,7 @@ def sums(*waits: tuple[int, int, list[str | Code], SampleFlag]) -> list[str]:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     pipe = builder.thing("pipe from find", K.PIPE)
     for pid, syscall, path, flags in waits:
-        thing = {} if flags & SUM else {"object": pipe}
+        thing: dict[str, Any] = {} if flags & SUM else {"object": pipe}
         builder.sample("a", path, 5, pid=pid, tid=pid + 1, syscall=syscall, state=S, flags=flags, **thing)
     return classes(builder.build())
 

@@ -89,11 +89,11 @@ def test_perf_names_frames_from_it(tmp_path: Path) -> None:
     assert main(["archive", "--unpack", archive, "-C", str(there)]) == 0
     waits = str(there / "waits.data")  # as this perf, which is too old to know ours, reads them
     assert main(["inject", "-f", "-i", str(there / "perf.data"), "-o", waits]) == 0
-    command = ["perf", "--buildid-dir", there / "symbols", "script", "-f", "-F", "comm,ip,sym,dso"]
-    command += ["-i", waits]
+    command = ["perf", "--buildid-dir", str(there / "symbols")]
+    command += ["script", "-f", "-F", "comm,ip,sym,dso", "-i", waits]
     if version() >= (7, 0):  # which takes the running kernel's symbols, whatever the build-id
         (kallsyms,) = there.glob("symbols/?kernel.kallsyms?/*/kallsyms")
-        command += ["--kallsyms", kallsyms]
+        command += ["--kallsyms", str(kallsyms)]
     text = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
     assert " run_worker (/tmp/demo/waiter)" in text
     assert " futex_wait ([kernel.kallsyms])" in text

@@ -126,7 +126,7 @@ def test_headers_of_any_size_take_little_memory(tmp_path: Path) -> None:
         out.write(header.tobuf(tarfile.PAX_FORMAT))
         for _ in range(20):
             out.write(bytes(32 << 20))
-    words = [sys.executable, "-c", _IN_LITTLE_MEMORY, path, tmp_path / "there"]
+    words: list[str | Path] = [sys.executable, "-c", _IN_LITTLE_MEMORY, path, tmp_path / "there"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "larger than an archive" in done.stderr

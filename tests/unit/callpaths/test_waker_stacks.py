@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 from builders.profile import Code, ProfileBuilder, kernel
@@ -27,10 +28,10 @@ WAKES = ["main", Code("un;lock", "/bin/w"), kernel("try_to_wake_up")]
 def profile() -> Profile:
     builder = ProfileBuilder()
     builder.sample("w 1", ["main"], 3, time_ns=10_000, tid=7, pid=7)
-    waker = {"waker_pid": 7, "waker_tid": 7, "waker_path": WAKES}
+    waker: dict[str, Any] = {"waker_pid": 7, "waker_tid": 7, "waker_path": WAKES}
     builder.sample("s", ["main", "lock"], 500, time_ns=20_000, tid=8, wakeup_ns=19_900, runq_ns=100, **waker)
     builder.sample("s", ["main", "lock"], 700, time_ns=30_000, tid=8, wakeup_ns=29_000, **waker)
-    interrupt = {"flags": SampleFlag.WAKER_INTERRUPT, "waker_path": [kernel("hrtimer_wakeup")]}
+    interrupt = dict[str, Any](flags=SampleFlag.WAKER_INTERRUPT, waker_path=[kernel("hrtimer_wakeup")])
     builder.sample(
         "s",
         ["main", "sleep"],
@@ -94,7 +95,8 @@ def test_waker_stacks_in_the_details_of_chrome_traces(profile: Profile) -> None:
 def test_waker_stacks_at_the_marks_and_in_the_details_of_perfetto(profile: Profile) -> None:
     out = io.BytesIO()
     FORMATS["perfetto"].write(profile, out)
-    trace, names, stacks, texts = Trace.FromString(out.getvalue()), {}, {}, {}
+    trace = Trace.FromString(out.getvalue())
+    names, stacks, texts = dict[int, str](), dict[int, Any](), dict[int, str]()
     for packet in trace.packet:
         names |= {one.iid: one.str.decode() for one in packet.interned_data.function_names}
         stacks |= {one.iid: one.frame_ids for one in packet.interned_data.callstacks}

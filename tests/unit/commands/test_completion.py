@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,10 +103,9 @@ class Zsh:
     def __init__(self, directory: Path) -> None:
         self.leader, follower = pty.openpty()
         environment = os.environ | {"TERM": "dumb", "HOME": str(directory), "ZDOTDIR": str(directory)}
-        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
-        self.process = subprocess.Popen(
-            ["zsh", "-f", "-i"], env=environment, start_new_session=True, **streams
-        )
+        options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+        options |= {"env": environment, "start_new_session": True}
+        self.process = subprocess.Popen(["zsh", "-f", "-i"], **options)
         os.close(follower)
         self.type(SETUP.format(directory=directory))
         assert self.complete("echo ready", tab="") == "echo ready"

@@ -56,7 +56,7 @@ def test_a_pipe_as_input(verb: str) -> None:
 
 
 def test_inject_writes_to_standard_output_as_perfs() -> None:
-    command = [PROGRAM, "inject", "-f", "-i", DATA / "atend.data"]
+    command: list[str | Path] = [PROGRAM, "inject", "-f", "-i", DATA / "atend.data"]
     done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     assert done.stdout[:8] == b"PERFILE2"
 

@@ -136,7 +136,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("verb", ["script", "dump"])
 def test_a_reader_that_goes_away_ends_it_quietly(verb: str) -> None:
-    command = [PROGRAM, verb, "-i", DATA / "direct.data"]
+    command: list[str | Path] = [PROGRAM, verb, "-i", DATA / "direct.data"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         assert process.stdout.readline()

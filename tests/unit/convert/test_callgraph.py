@@ -158,7 +158,7 @@ def waking() -> Profile:
 
 def test_wake_ups_of_sampled_waits_are_estimates_and_the_longest_is_no_weight() -> None:
     builder = ProfileBuilder()
-    of = {"waker_tid": 7, "waker_pid": 7, "wakeup_ns": 1, "flags": SampleFlag.SAMPLED}
+    of: dict[str, Any] = {"waker_tid": 7, "waker_pid": 7, "wakeup_ns": 1, "flags": SampleFlag.SAMPLED}
     builder.sample("a", ["f"], 1000, **of, longest_ns=10, runq_ns=200, count=100)
     built = builder.build()
     profile = replace(built, meta=replace(built.meta, sampling=Sampling(2_000_000)))

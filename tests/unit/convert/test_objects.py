@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from typing import Any
 
 from builders.profile import ProfileBuilder
 
@@ -21,7 +22,7 @@ LOCK, FILE = "ledger_lock in bank", "/tmp/\x1b[31m <b>"
 def bank() -> Profile:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     lock, file = builder.thing(LOCK), builder.thing(FILE)
-    columns = {"state": 1, "syscall": 202, "pid": 10, "switch_out_ns": 5000, "time_ns": 9000}
+    columns: dict[str, Any] = {"state": 1, "syscall": 202, "pid": 10, "switch_out_ns": 5000, "time_ns": 9000}
     builder.sample("a", ["main", "f"], 4000, tid=11, object=lock, holder_tid=12, asked_ns=70, **columns)
     builder.sample("b", ["main", "g"], 4000, tid=12, object=lock, holder_tid=99, **columns)  # not believed
     builder.sample("b", ["main", "g"], 4000, tid=12, object=file, **columns | {"time_ns": 20_000})

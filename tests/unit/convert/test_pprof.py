@@ -57,7 +57,7 @@ class Read:
         self.types = [self._pair(one) for one in self.fields["sample_type"]]
         self.functions = {one[1]: one for one in map(self._message, self.fields["function"])}
         self.mappings = {one[1]: one for one in map(self._message, self.fields["mapping"])}
-        self.locations = {}
+        self.locations: dict[int, Any] = {}
         for one in self.fields["location"]:
             self._add_location(read(one))
         self.samples = [self._sample(read(one)) for one in self.fields["sample"]]
@@ -186,7 +186,7 @@ def test_pprof_itself(tmp_path: Path) -> None:
         FORMATS["pprof"].write(sample_profile(), out)
 
     def pprof(*options: str) -> str:
-        command = ["go", "tool", "pprof", *options, path]
+        command: list[str | Path] = ["go", "tool", "pprof", *options, path]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
     top = pprof("-top", "-unit=ns", "-nodefraction=0")

@@ -230,7 +230,7 @@ RECORDING = Path(__file__).resolve().parents[2] / "data" / "demo.data"
 
 def test_writers_killed_by_a_signal_leave_whole_files(tmp_path: Path) -> None:
     made = open_dataset(str(tmp_path), make=True)
-    words = [sys.executable, "-c", WRITER, tmp_path, RECORDING]
+    words: list[str | Path] = [sys.executable, "-c", WRITER, tmp_path, RECORDING]
     writers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
     for writer, delay_ms in zip(writers, (3, 17, 60), strict=True):
         with writer, writer.stdout or contextlib.nullcontext() as out:

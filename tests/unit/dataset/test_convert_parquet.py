@@ -18,7 +18,7 @@ RECORDINGS = {"vm": DATA / "demo.data", "vmtest": DATA / "arm64" / "own.data"}
 def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path) -> None:
     inputs = [word for path in RECORDINGS.values() for word in ("-i", path)]
     labels = ["--label", "service=web", "--label", "version=2.0"]
-    done = run("convert", "--parquet", tmp_path / "set", *inputs, *labels, "-j", 2)
+    done = run("convert", "--parquet", tmp_path / "set", *inputs, *labels, "-j", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(": ")[1].split(",")[0] for line in done.stdout.splitlines()] == [
         "162 samples of vm",
@@ -44,7 +44,7 @@ def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path
 def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(tmp_path: Path) -> None:
     clockless = DATA / "perf-7.2" / "direct.data"
     done = run(
-        "convert", "--parquet", tmp_path, "-i", clockless, "-i", RECORDINGS["vm"], "-i", "/no\tne", "-j", 1
+        "convert", "--parquet", tmp_path, "-i", clockless, "-i", RECORDINGS["vm"], "-i", "/no\tne", "-j", "1"
     )
     assert done.returncode == 1
     assert [line.rpartition(": ")[0][-9:] for line in done.stdout.splitlines()] == ["demo.data"]
@@ -79,6 +79,5 @@ def test_an_unknown_store_is_one_sentence(url: str) -> None:
 
 
 def test_jobs_is_for_datasets() -> None:
-    assert (
-        "--jobs is for --parquet alone" in run("convert", "--folded", "-j", 2, "-i", RECORDINGS["vm"]).stderr
-    )
+    done = run("convert", "--folded", "-j", "2", "-i", RECORDINGS["vm"])
+    assert "--jobs is for --parquet alone" in done.stderr

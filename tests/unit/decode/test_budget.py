@@ -42,7 +42,7 @@ def block(*rows: dict[str, Any], order: Order = "<") -> bytes:
 def file(path: Path, *payloads: bytes, host: str = "here") -> Path:
     records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4)) for payload in payloads]
     clock = feature_body(Feature.CLOCK_DATA, version=1, clockid=1, wall_clock=WALL_NS, clockid_time=0)
-    features = {Feature.HOSTNAME: text_body(host), Feature.CLOCK_DATA: clock}
+    features: dict[int, bytes] = {Feature.HOSTNAME: text_body(host), Feature.CLOCK_DATA: clock}
     return write(path, [COUNTERS], records, features)
 
 

@@ -26,7 +26,7 @@ def recording(cookie: int) -> Recording:
         [0x401000, 0x402000],
     ]
     deferred = DeferredChains.filled(
-        1, time_ns=[30], pid=[5], tid=[5], cookie=np.uint64([cookie]), callchain=[2]
+        1, time_ns=[30], pid=[5], tid=[5], cookie=np.array([cookie], np.uint64), callchain=[2]
     )
     made = Recording(
         samples=samples,

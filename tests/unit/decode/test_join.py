@@ -244,7 +244,7 @@ def test_hosts_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_recording_without_names_is_of_any_host_with_the_same_kernel(tmp_path: Path) -> None:
     """As killed recorders leave them: without features."""
-    bare = {Feature.HOSTNAME: text_body(""), Feature.OSRELEASE: text_body("")}
+    bare: dict[int, bytes] = {Feature.HOSTNAME: text_body(""), Feature.OSRELEASE: text_body("")}
     paths = [
         write(tmp_path / "a", [CLOCK], [kernel_map(), tick(1000)], host("h", DAY_NS)),
         write(tmp_path / "b", [CLOCK], [kernel_map(), tick(2000)], bare),

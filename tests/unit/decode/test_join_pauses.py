@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ class File:
         )
         parts = self.spans if len(self.spans) > 1 else ()
         begin, end = self.spans[0][0], self.spans[-1][1]
-        times = {"begin_ns": begin, "end_ns": end, "first_ns": begin, "last_ns": end}
+        times: dict[str, Any] = {"begin_ns": begin, "end_ns": end, "first_ns": begin, "last_ns": end}
         meta = Meta(hostname="h", clockid=1, nr_cpus=1, source="f", parts=parts, **times)
         event = Evsel("offcpu-time", Attr(), "ns")
         return Recording(samples=at_pauses(samples, parts), evsels=[event], meta=meta)

@@ -91,7 +91,8 @@ def test_rates_of_other_events(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for host in range(6):
         builder.host(f"web{host}", {"version": str(host % 2)})
         for event, number in (("instructions", 7_200_000), ("cpu-clock", 36 * 10**9)):
-            builder.wait(f"web{host}", number, event=event, **{"class": None, "off_ns": 0})
+            no_wait: dict[str, Any] = {"class": None, "off_ns": 0}
+            builder.wait(f"web{host}", number, event=event, **no_wait)
     words = ["fleet", "diff", str(builder.write(tmp_path / "set"))]
     versions = ("--label", "version=1", "--baseline", "version=0", "--event")
     assert main([*words, *versions, "instructions"]) == 0

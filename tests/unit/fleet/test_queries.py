@@ -24,7 +24,7 @@ from perf_offcpu.fleet.tables import open_tables
 HOSTS = ("web1", "web2", "db1")
 CLASSES = ("lock", "disk", "runqueue", None)
 NAMES = ("host", "class", "comm", "object", "service", "version", "cpu")
-STACKS = ([], ["main", "read", "io_schedule_[k]"], ["main", "lock"])
+STACKS = [[], ["main", "read", "io_schedule_[k]"], ["main", "lock"]]
 Row = dict[str, Any]
 Sums = dict[tuple[Any, ...], list[int]]
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from perf_offcpu.fleet.selection import Selection, parse_labels, parse_time, utc
@@ -40,7 +42,7 @@ def test_values_of_labels_may_have_any_character() -> None:
 
 
 def test_all_that_was_chosen_is_described() -> None:
-    chosen = {
+    chosen: dict[str, Any] = {
         "hosts": ("web1", "web2"),
         "labels": {"service": ("shop", "cart")},
         "events": ("cpu-clock",),

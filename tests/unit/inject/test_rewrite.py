@@ -50,7 +50,7 @@ def inject(source: Path, **options: bool) -> tuple[Path, Rewritten]:
 
 def perf(path: Path, fields: str) -> list[list[str]]:
     """Words of the lines that `perf script` prints, if it has nothing to complain of."""
-    command = ["perf", "script", "--ns", "-F", fields, "-i", path]
+    command: list[str | Path] = ["perf", "script", "--ns", "-F", fields, "-i", path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return [line.split() for line in done.stdout.splitlines() if line]
@@ -63,7 +63,7 @@ def types(path: Path) -> list[int]:
 
 def wait(spec: Any = OFFCPU, **values: Any) -> bytes:
     """A wait of thread 8 in process 7, in the order of upstream's user space."""
-    given = {"time": 500, "cpu": 1, "raw": raw_wait(7, 8, 1000, [USER, 0x1000, 0x2000], cgroup=5)}
+    given = dict[str, Any](time=500, cpu=1, raw=raw_wait(7, 8, 1000, [USER, 0x1000, 0x2000], cgroup=5))
     return sample(spec, **(given | values))
 
 
@@ -212,8 +212,7 @@ def test_processor_traces_are_left_out_with_their_blobs(path: Path) -> None:
         pack_record(RecordType.AUXTRACE, 0, trace) + b"\xff" * 24,
         sample(CLOCK, tid=8, time=7, period=3),
     ]
-    features = {Feature.AUXTRACE: bytes(8)}
-    out, done = inject(write(path, [CLOCK], records, features))
+    out, done = inject(write(path, [CLOCK], records, {Feature.AUXTRACE: bytes(8)}))
     assert done.losses == {losses.NO_TRACES: 2}
     assert perf(out, "comm,period") == [["worker", "3"]]
     with PerfDataReader.open(out) as reader:
@@ -237,7 +236,7 @@ def deferred(cookie: int, ips: list[int], time: int, tid: int = 8) -> bytes:
 
 
 def asking(cookie: int, time: int, **values: Any) -> bytes:
-    given = {"pid": 7, "tid": 8, "callchain": [KERNEL, 2**64 - 2**31, USER_DEFERRED, cookie]}
+    given: dict[str, Any] = {"pid": 7, "tid": 8, "callchain": [KERNEL, 2**64 - 2**31, USER_DEFERRED, cookie]}
     return sample(DEFERRING, 1, time=time, **(given | values))
 
 
@@ -329,7 +328,7 @@ def test_unmerged_on_request(path: Path) -> None:
 
 def test_a_sample_that_would_grow_too_large_goes_without_its_user_part(path: Path) -> None:
     spec = event("cpu-clock", (1,), BASE | S.CALLCHAIN | S.STACK_USER, flags=DEFERRING.attr.flags)
-    stack = {"stack_user_size": 65_000, "stack_user": bytes(65_000), "stack_user_dyn_size": 65_000}
+    stack = dict[str, Any](stack_user_size=65_000, stack_user=bytes(65_000), stack_user_dyn_size=65_000)
     ips = list(range(0x1000, 0x1000 + 100))
     large = sample(spec, 1, time=10, pid=7, tid=8, callchain=[KERNEL, FRAME, USER_DEFERRED, COOKIE], **stack)
     small = sample(
@@ -348,7 +347,7 @@ def test_event_counters_of_branches_are_left_out(path: Path) -> None:
         "cpu-clock", (1, 2), BASE | S.CALLCHAIN | S.BRANCH_STACK | S.WEIGHT, branch_sample_type=with_counters
     )
     branch = {"from": 0x10, "to": 0x20, "flags": 0}
-    values = {"pid": 7, "tid": 8, "period": 1, "callchain": [USER, 0x10], "branch_hw_idx": 1, "weight": 77}
+    values = dict[str, Any](pid=7, tid=8, period=1, callchain=[USER, 0x10], branch_hw_idx=1, weight=77)
     records = [
         sample(
             spec, time=100 + nr, branch_stack=[branch] * nr, branch_nr=nr, branch_counters=[5] * nr, **values
@@ -375,7 +374,8 @@ def test_tracepoints_without_a_format_become_raw_data(path: Path) -> None:
     """As of a recorder that was killed: perf refuses the whole file otherwise."""
     spec = event("sched:sched_switch", (1, 2), BASE | S.CALLCHAIN | S.RAW, type=2, config=310)
     records = [*THREAD, sample(spec, pid=7, tid=8, time=100, callchain=[USER, 0x10], raw=bytes(12))]
-    for features in ({}, {Feature.TRACING_DATA: b"\x17\x08Dtracing0.6\0"}):
+    damaged: dict[int, bytes] = {Feature.TRACING_DATA: b"\x17\x08Dtracing0.6\0"}
+    for features in ({}, damaged):
         out, done = inject(write(path, [spec], records, features))
         assert done.losses == ({losses.BAD_FEATURE: 1} if features else {})
         assert perf(out, "comm,tid,time,event")[0] == ["worker", "8", "0.000000100:", "sched:sched_switch:"]

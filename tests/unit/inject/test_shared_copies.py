@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.injected import inject
@@ -32,8 +33,8 @@ def wait(time: int, caller: int, stack: bytes, tid: int = 8) -> bytes:
     values = {"pid": 7, "tid": tid, "offcpu_ns": 1000, "callchain": [USER, FRAMES[0]], "cgroup": 0}
     told = offcpu.BLANK_EXTENSION | {"kind": offcpu.Kind.WAIT, "caller": caller}
     raw = offcpu.PAYLOAD.pack(values) + offcpu.EXTENSION.pack(told) + bytes(4)
-    registers = {"regs_user_abi": 2, "regs_user": REGISTERS}
-    copy = {"stack_user_size": len(stack), "stack_user": stack, "stack_user_dyn_size": len(stack)}
+    registers: dict[str, Any] = {"regs_user_abi": 2, "regs_user": REGISTERS}
+    copy = dict[str, Any](stack_user_size=len(stack), stack_user=stack, stack_user_dyn_size=len(stack))
     return sample(SPEC, pid=7, tid=tid, time=time, period=1000, raw=raw, **registers, **copy)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from builders.compare import sample_rows
 from builders.foreign import big_endian
@@ -52,9 +51,8 @@ def test_once_is_enough(injected: Path, tmp_path: Path) -> None:
 
 def naps(chains: bool) -> SwitchTable:
     rows = [(10 * MS, 0, 7, 0, 1), (12 * MS, 0, 0, 7, 0), (13 * MS, 0, 7, 0, 2), (17 * MS, 0, 0, 7, 0)]
-    columns = [np.array(values) for values in zip(*rows, strict=True)]
     stacks = [[2**64 - 128, 2**63 + row] for row in range(len(rows))]
-    return SwitchTable(*columns, Ragged.from_lists(stacks) if chains else Ragged())
+    return SwitchTable.of(zip(*rows, strict=True), Ragged.from_lists(stacks) if chains else Ragged())
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

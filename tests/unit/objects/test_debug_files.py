@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.objects import elf_build_id, find_object, recording_of_dso
@@ -84,7 +85,8 @@ def test_debug_files_are_found_by_build_id(
     built: Built, copy: Path, tmp_path: Path, place: str, tail: str
 ) -> None:
     root = str(tmp_path / "root")
-    search = Search(debug_roots=(root,)) if place == "debug_roots" else Search(**{place: root})
+    roots: dict[str, Any] = {"debug_roots": (root,), "buildid_dir": root, "symfs": root}
+    search = Search(**{place: roots[place]})
     assert not is_named(copy, search)
     put(built.debug, by_build_id(root, built.build_id, tail))
     assert is_named(copy, search)

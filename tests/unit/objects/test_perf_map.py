@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,7 +180,7 @@ class TestSymbolize:
         yield path
         path.unlink(missing_ok=True)
 
-    def profile(self, **options: object) -> Profile:
+    def profile(self, **options: Any) -> Profile:
         user = int(CallchainContext.USER)
         chain = [user, 0x7F0000001010, 0x7F0000001121, 0x7F0000001F00]
         recording = Recording(

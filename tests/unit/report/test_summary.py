@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from perf_offcpu import losses
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.report.summary import Limits, StackRow, Summary, Total, summarize
+from perf_offcpu.report.summary import Limits, StackRow, Summary, summarize
+from perf_offcpu.report.totals import Total
 
 SUM, UNTIMED = SampleFlag.AGGREGATED, SampleFlag.UNTIMED
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from perf_offcpu.script.header import header_lines
 SECOND = 10**9
 
 
-def captured(**facts: int) -> list[str]:
+def captured(**facts: Any) -> list[str]:
     profile = Profile(meta=Meta(wall_clock_ns=10**18, **facts))
     return [line.partition(" : ")[2] for line in header_lines(profile) if line.startswith("# captured on")]
 

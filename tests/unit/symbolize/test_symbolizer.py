@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_an_interrupt_at_the_first_instruction_is_not_taken_for_a_return(kallsym
 
 
 def test_a_sample_without_callchain_has_its_address(kallsyms: str) -> None:
-    columns = {
+    columns: dict[str, Any] = {
         "callchain": [-1, -1, -1, 0, -1],
         "ip": [TEXT + 0x110, 0x1234, 0, 0x1500, 0x1234],
         "cpumode": [CpuMode.KERNEL, CpuMode.USER, CpuMode.USER, CpuMode.USER, CpuMode.HYPERVISOR],

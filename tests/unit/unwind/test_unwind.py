@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -274,7 +275,8 @@ def test_hostile_rules_and_stacks_cost_no_more_than_their_size(monkeypatch: pyte
 
 def test_walks_that_follow_only_what_is_asked_for_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     result, chains = unwound(monkeypatch, *hostile())
-    monkeypatch.setattr(module, "walk_up", lambda *rest: Walk(*rest, follow_all=True).run())
+    all_followed = partial(Walk, follow_all=True)
+    monkeypatch.setattr(module, "walk_up", lambda *arguments: all_followed(*arguments).run())
     whole, others = unwound(monkeypatch, *hostile())
     assert chains == others and result.samples.flags.tolist() == whole.samples.flags.tolist()
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 PAUSE_S = 0.008
 
@@ -62,9 +63,9 @@ def main(rounds: int) -> None:
         os._exit(0)
     words: dict[str, int] = {}
     for name, work in (
-        ("client", lambda go: ask(front.getsockname(), go)),
-        ("pipe", lambda go: write(to_pipe, go)),
-        ("eventfd", lambda go: write(event, go)),
+        ("client", partial(ask, front.getsockname())),
+        ("pipe", partial(write, to_pipe)),
+        ("eventfd", partial(write, event)),
     ):
         go, words[name] = os.pipe()
         if forked(f"to_{name}"):

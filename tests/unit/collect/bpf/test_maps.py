@@ -72,7 +72,7 @@ def test_padding_comments_and_constants_of_a_header(tmp_path: Path) -> None:
 
 
 def test_the_extension_in_c_is_the_table() -> None:
-    struct, table = read_header(HEADER).structs["extension"], offcpu.EXTENSION.dtype("=")
+    struct, table = read_header(HEADER).structs["extension"], offcpu.EXTENSION.dtype("<")
     assert struct.descr == table.descr
     assert struct.itemsize == 8 * offcpu.EXTENSION_WORDS
 

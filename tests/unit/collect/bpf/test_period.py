@@ -65,7 +65,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source, library = directory / "period.c", directory / "period.so"
     source.write_text(PROGRAM)
     includes = ("-isystem", BPF / "include", "-I", BPF)
-    command = ["gcc", "-O2", "-shared", "-fPIC", *includes, "-o", library, source]
+    command: list[str | Path] = ["gcc", "-O2", "-shared", "-fPIC", *includes, "-o", library, source]
     subprocess.run(command, check=True, timeout=60)
     return ctypes.CDLL(str(library))
 

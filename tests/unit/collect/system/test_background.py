@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,7 @@ def no_other_thread_runs() -> Iterator[None]:
 
 def test_beginning_does_not_wait_for_the_thread(no_other_thread_runs: None) -> None:
     begun: list[int] = []
-    futures = [in_background(lambda number=number: begun.append(number)) for number in range(5)]
+    futures = [in_background(partial(begun.append, number)) for number in range(5)]
     assert begun == []
     for future in futures:
         stepping_until(future, lambda: None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.
 
 def test_descriptions_are_used_for_some_time_and_then_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now, described = [1000.0], list[int]()
-    monkeypatch.setattr(table.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     known = KnownObjects(300.0)
 
     def describe(rows: Any) -> list[Any]:

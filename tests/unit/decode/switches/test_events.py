@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from builders.switching import FORMAT, SwitchTable, write_switches
 
 from perf_offcpu import losses
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.perfdata import reader
@@ -41,9 +41,8 @@ def naps(states: list[int]) -> SwitchTable:
     for number, state in enumerate(states):
         begin = (10 + 2 * number) * MS
         rows += [(begin, 0, 7, 0, state), (begin + MS, 0, 0, 7, 0)]
-    columns = [np.array(values) for values in zip(*rows, strict=True)]
     chains = Ragged.from_lists([[2**64 - 128, 2**63 + number] for number in range(len(rows))])
-    return SwitchTable(*columns, chains)
+    return SwitchTable.of(zip(*rows, strict=True), chains)
 
 
 def waits_of(recording: Recording) -> Samples:
@@ -114,7 +113,7 @@ def test_a_tracepoint_that_was_asked_for_twice_counts_once(tmp_path: Path) -> No
         (lambda text: text.replace("ID: 310", "ID: 311"), {}),
     ],
 )
-def test_formats_that_do_not_fit(tmp_path: Path, damage: object, causes: dict[str, int]) -> None:
+def test_formats_that_do_not_fit(tmp_path: Path, damage: object, causes: dict[LossCause, int]) -> None:
     """No waits, no exception: samples stay what they are."""
     write_switches(tmp_path / "perf.data", naps([1, 2]))
     data = (tmp_path / "perf.data").read_bytes()

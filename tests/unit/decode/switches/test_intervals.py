@@ -24,7 +24,7 @@ from perf_offcpu.decode.switches.events import Switches
 from perf_offcpu.decode.switches.events import SwitchKind as Kind
 from perf_offcpu.decode.switches.intervals import Waits, find_waits
 from perf_offcpu.decode.switches.waits import wait_samples
-from perf_offcpu.losses import Losses
+from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
 US = 1000
@@ -49,7 +49,7 @@ def table(rows: list[dict[str, int]]) -> Switches:
 
 def drawn(timelines: dict[int, str]) -> tuple[Switches, Tasks]:
     """Timelines by tid."""
-    rows, tasks = [], []
+    rows, tasks = [], list[tuple[int, int, int, int]]()
     for tid, line in timelines.items():
         for place, sign in enumerate(line):
             rows += _rows(sign, tid, at(place))
@@ -123,8 +123,7 @@ def _places(switches: Switches, waits: Waits) -> Iterator[tuple[int, int, int]]:
         ("FX", [], {}),
     ],
 )
-def test_timelines(line: str, waits: list[tuple[int, int]], counted: dict[str, int]) -> None:
-    counters: dict[str, int]
+def test_timelines(line: str, waits: list[tuple[int, int]], counted: dict[LossCause, int]) -> None:
     places, counters = found({7: line})
     assert [place[1:] for place in places] == waits
     assert counters == counted

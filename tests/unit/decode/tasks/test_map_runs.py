@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.tasks import replay as tasks
 from perf_offcpu.decode.tasks.columns import SideRecord, task_record
-from perf_offcpu.decode.tasks.map_runs import MapRuns
+from perf_offcpu.decode.tasks.map_runs import MapRuns, map_runs
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.model.strings import Strings
 
@@ -56,10 +56,9 @@ def tables(records: list[SideRecord]) -> list[Any]:
 def test_runs_give_what_single_mappings_give(events: list[tuple[Any, ...]]) -> None:
     records = [as_record(event) for event in events]
     together = tables(records)
-    original = tasks.map_runs
 
     def none_sound(*args: Any) -> MapRuns:
-        runs = original(*args)
+        runs = map_runs(*args)
         return replace(runs, sound=np.zeros(len(runs.first), np.bool_))
 
     with pytest.MonkeyPatch.context() as patch:

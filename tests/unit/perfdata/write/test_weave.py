@@ -80,7 +80,7 @@ def test_samples_as_a_chunk() -> None:
     raw = (np.array([0, 4, 16]), np.arange(16, dtype=np.uint8))
     miscs = np.array([1, 2], np.uint16)
     for order in ("<", ">"):
-        columns = {"time": np.array([5, 6]), "raw": raw}
+        columns: dict[str, Any] = {"time": np.array([5, 6]), "raw": raw}
         chunk = chunk_of_samples(*sample_records(shape, miscs, columns, 2, order), miscs)
         again = scanned(bytes(bytes_of(chunk)), order)
         for name in ("starts", "types", "miscs", "sizes"):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ EVENTS = [
         (SoftwareConfig.DUMMY, "dummy", (13, 14)),
     )
 ]
-FEATURES = {
+FEATURES: dict[int, bytes] = {
     Feature.HOSTNAME: text_body("here"),
     Feature.OSRELEASE: text_body("6.18"),
     Feature.NRCPUS: feature_body(Feature.NRCPUS, available=2, online=2),
@@ -100,7 +101,7 @@ def test_what_was_written_is_read(fd: int, path: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
     written = [comm(7, b"seven"), sample(11, 100), sample(12, 200)]
     writer.append(written[0])
-    writer.append(*map(memoryview, written[1:]))
+    writer.append(*(memoryview(record) for record in written[1:]))
     writer.finish(FEATURES)
     assert [data for _, data in records(path)] == written
     with PerfDataReader.open(path) as reader:
@@ -119,7 +120,7 @@ def test_what_was_written_is_read(fd: int, path: Path) -> None:
 
 def test_stock_perf_opens_it_without_a_word(fd: int, path: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
-    kernel = {"pid": 2**32 - 1, "tid": 0, "addr": 0xFFFFFFFF81000000, "len": 1 << 24}
+    kernel = dict[str, Any](pid=2**32 - 1, tid=0, addr=0xFFFFFFFF81000000, len=1 << 24)
     kernel |= {"pgoff": 0xFFFFFFFF81000000, "filename": b"[kernel.kallsyms]_text"}
     writer.append(pack_record(RecordType.MMAP, 1, kernel, TRAILER))
     writer.append(comm(7, b"seven"), sample(11, 100), sample(12, 200))
@@ -135,7 +136,7 @@ def test_stock_perf_opens_it_without_a_word(fd: int, path: Path) -> None:
 
 def test_ids_that_come_later_stand_at_the_end(fd: int, path: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
-    kernel = {"pid": 2**32 - 1, "tid": 0, "addr": 0xFFFFFFFF81000000, "len": 1 << 24}
+    kernel = dict[str, Any](pid=2**32 - 1, tid=0, addr=0xFFFFFFFF81000000, len=1 << 24)
     kernel |= {"pgoff": 0xFFFFFFFF81000000, "filename": b"[kernel.kallsyms]_text"}
     writer.append(pack_record(RecordType.MMAP, 1, kernel, TRAILER))
     writer.append(comm(7, b"seven"), sample(11, 100), sample(99, 200))

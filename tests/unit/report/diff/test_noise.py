@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ RECORDED = RecordedTime.of(Meta(begin_ns=1, end_ns=LENGTH_NS + 1))
 PAIRS = 150
 
 
-def by_length(samples: ProfileSamples, **options: float) -> tuple[float, float]:
+def by_length(samples: ProfileSamples, **options: Any) -> tuple[float, float]:
     of = np.zeros(len(samples), np.int64)
     known, doubtful = variance_by_length(samples, of, 1, **options)
     return float(known[0]), float(doubtful[0])
@@ -85,7 +86,7 @@ def test_the_variance_of_independent_waits_is_the_sum_of_their_squares() -> None
     assert variance_by_length(samples, np.array([0, 1]), 2)[0].tolist() == [9, 16]
     # 7 of 14 ns: a quarter of 25 is left, and a third of the rest is doubtful.
     assert by_length(samples, whole_ns=14) == (6.25, 6.25)
-    assert by_length(samples, whole_ns=7) == (0, pytest.approx(25 / 3))
+    assert by_length(samples, whole_ns=7) == pytest.approx((0, 25 / 3))
 
 
 def test_a_sum_is_of_waits_as_long_as_its_longest() -> None:

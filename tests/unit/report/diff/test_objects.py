@@ -48,7 +48,7 @@ def test_by_key() -> None:
 
 
 def test_without_objects_there_is_no_table() -> None:
-    comparison = compared(*(run(0, 9, objects=False) for _ in range(2)))
+    comparison = compared(run(0, 9, objects=False), run(0, 9, objects=False))
     assert comparison.objects is None
     assert document(comparison, None)["objects"] is None
     assert compared(run(0, 9, objects=False), run(1, 9)).objects is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def kallsyms(base: int) -> str:
     return "\n".join([*lines, f"{base + 0x1000:x} D _edata", f"{MODULE + 0x10:x} t mod_fn\t[mod]", ""])
 
 
-def profile(*addresses: int, module: str = "", **options: object) -> Profile:
+def profile(*addresses: int, module: str = "", **options: Any) -> Profile:
     strings = Strings(["[kernel.kallsyms]_text", BUILD_ID.hex(), module or "[mod]", "bpf_prog_1"])
     words = [int(CallchainContext.KERNEL), *addresses]
     recording = Recording(
@@ -141,7 +142,7 @@ class TestModules:
     """Unlinked objects, laid out as the kernel does it."""
 
     @staticmethod
-    def module(**options: object) -> bytes:
+    def module(**options: Any) -> bytes:
         sections = [
             Sec(".text", size=0x30, data=b"\x90" * 0x30),
             Sec(".init.text", size=0x100, data=b"\x90" * 0x100),

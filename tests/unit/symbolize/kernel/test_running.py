@@ -30,7 +30,8 @@ class Kernel:
     """Stands for the running kernel: its text, its state, and how often it was read."""
 
     def __init__(self) -> None:
-        self.text, self.state, self.reads = KERNEL + MODULES, ("boot", "modules"), 0
+        self.text, self.reads = KERNEL + MODULES, 0
+        self.state: tuple[str, str] | None = ("boot", "modules")
 
     def load(self, path: str = "") -> Kallsyms:
         self.reads += 1

@@ -119,7 +119,7 @@ def test_each_address_has_what_addr2line_says(program: Path) -> None:
     names = [*map(elf.symbols.name, range(len(elf.symbols)))]
     own = [row for row, name in enumerate(names) if name in ("main", "_Z5outeri")]
     addresses = [at for row in own for at in range(int(elf.symbols.start[row]), int(elf.symbols.end[row]))]
-    command = ["addr2line", "-i", "-a", "-e", program, *map(hex, addresses)]
+    command: list[str | Path] = ["addr2line", "-i", "-a", "-e", program, *map(hex, addresses)]
     out = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
     expected: list[list[tuple[str, int]]] = []
     for text in out.splitlines():
