@@ -58,8 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose the debug files that names come from, before fixtures of modules read them.
 
-    Those of the machine name nothing in tests that need no kernel. A kernel test without root fails and says what
-    to do: skipped, it would look like passed.
+    Those of the machine name nothing in tests that need no kernel. A kernel test without root fails and says
+    what to do: skipped, it would look like passed.
     """
     of_kernel = item.get_closest_marker("kernel") is not None
     search.DEBUG_ROOTS = DEBUG_ROOTS if of_kernel else ("/nonexistent",)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from functools import partial
 
 from perf_offcpu.commands.shared.printing import write_lines
@@ -22,7 +24,7 @@ critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cg
 lock time min_dur idle
 """.split()
 """Options that select or format samples, which queries on the dataset do instead."""
-_Outcome = tuple[str, list[str] | None]
+_Outcome = tuple[str, str, list[str] | None]
 _DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", MIN_SHARE)
 
 
@@ -40,7 +42,10 @@ def write_dataset(args: argparse.Namespace) -> int:
 
     open_dataset(args.parquet, make=True)  # before the recordings are read: it may be impossible
     status = 0
-    for path, (text, cut) in zip(paths, _results(partial(_outcome, args), paths, jobs), strict=True):
+    for path, (text, messages, cut) in zip(
+        paths, _results(partial(_outcome, args), paths, jobs), strict=True
+    ):
+        sys.stderr.write(messages)
         if cut is not None:
             args.cut += cut
             write_lines([f"{printable(path)}: {text}"], sys.stdout)
@@ -87,18 +92,22 @@ def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> It
 
 
 def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
-    """Write one recording; return a sentence on the result, and the paths of cut recordings.
+    """Write one recording.
 
     Returns:
-        None in place of paths if nothing was written.
+        (a sentence on the result, messages for standard error, paths of cut recordings): None in place of
+        paths if nothing was written. The caller prints the texts, in the order of the recordings.
     """
-    args.cut.clear()
+    args, messages = argparse.Namespace(**{**vars(args), "cut": []}), io.StringIO()
     try:
-        return _write(args, path), list(args.cut)
+        with redirect_stderr(messages):
+            text = _write(args, path)
+        return text, messages.getvalue(), args.cut
     except (PerfOffcpuError, OSError) as problem:  # as text: not every exception passes between processes
+        text = str(problem)
         if isinstance(problem, OSError) and problem.strerror:
-            return f"{os.fsdecode(problem.filename or args.parquet)}: {problem.strerror}", None
-        return str(problem), None
+            text = f"{os.fsdecode(problem.filename or args.parquet)}: {problem.strerror}"
+        return text, messages.getvalue(), None
 
 
 def _write(args: argparse.Namespace, path: str) -> str:
