@@ -1,28 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve metrics and health on the loopback: GET /metrics and GET /health, nothing else.
 
-Any user of the machine can ask, so answers hold numbers alone, and slow or many clients delay nothing: each
-request has a short time limit, and at most `_AT_ONCE` are answered at the same time.
+Any user of the machine can connect, so answers hold numbers alone, and no client holds up another one: a
+single thread reads requests as they arrive, a connection lives a few seconds, and of too many the oldest is
+closed. A client that asks at once is answered before newer connections can displace it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import re
+import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar, Final
+from http import HTTPStatus
+from typing import Final
 
 from perf_offcpu.errors import UsageError
+from perf_offcpu.structs import mutable
 
 ADDRESS: Final = "127.0.0.1"
-_AT_ONCE: Final = 8
+_MOST_CLIENTS: Final = 64
 _PATIENCE_S: Final = 5.0
+"""Time from the connection to the end of the answer."""
+_LONGEST_REQUEST: Final = 1 << 14
+_ACCEPT_QUEUE: Final = 128
+_REQUEST: Final = re.compile(rb"(\S+) (/[^\s?]*)\S* HTTP/1\.\d\r?\n")
+_END: Final = re.compile(rb"\r?\n\r?\n")
+
+
+@mutable
+class _Client:
+    socket: socket.socket
+    deadline: float  # of time.monotonic()
+    request: bytes = b""
+    answer: bytes = b""  # the part that is not sent yet
+    is_answered: bool = False
 
 
 class Endpoint:
-    """The server, in threads of its own.
+    """The server, in a thread of its own.
 
     Args:
         port: 0 for any that is free.
@@ -34,79 +52,119 @@ class Endpoint:
     """
 
     def __init__(self, port: int, metrics: Callable[[], str], health: Callable[[], str]) -> None:
-        class Handler(_Handler):
-            pages: ClassVar = {"/metrics": lambda: (200, metrics()), "/health": lambda: _health(health())}
-
+        self._pages: dict[bytes, Callable[[], tuple[int, str]]] = {
+            b"/metrics": lambda: (200, metrics()),
+            b"/health": lambda: _health(health()),
+        }
         try:
-            self._server = _Server((ADDRESS, port), Handler)
+            self._listener = socket.create_server((ADDRESS, port), backlog=_ACCEPT_QUEUE)
         except OSError as problem:
             raise UsageError(
                 f"--port {port}: {ADDRESS}:{port}: {problem.strerror}; "
                 "choose another (--port N) or none (--port 0)"
             ) from None
-        self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, args=(0.5,), daemon=True).start()
+        self.port = int(self._listener.getsockname()[1])
+        self._clients: dict[socket.socket, _Client] = {}  # oldest first
+        self._stop, stopped = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for one in (self._listener, stopped):
+            one.setblocking(False)
+            self._selector.register(one, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, args=(stopped,), daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._stop.close()
+        self._thread.join()
+
+    def _serve(self, stopped: socket.socket) -> None:
+        while True:
+            first = next(iter(self._clients.values()), None)
+            patience_s = None if first is None else max(0.0, first.deadline - time.monotonic())
+            ready = [key.fileobj for key, _ in self._selector.select(patience_s)]
+            if stopped in ready:
+                break
+            for client in [self._clients[one] for one in ready if one in self._clients]:
+                self._go_on(client)
+            if self._listener in ready:
+                self._accept()
+            while self._clients and next(iter(self._clients.values())).deadline <= time.monotonic():
+                self._drop_oldest()
+        for one in (*self._clients, self._listener, stopped):
+            one.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except BlockingIOError:  # the client is gone
+            return
+        except OSError:  # too many open files
+            self._drop_oldest()
+            time.sleep(0.1)
+            return
+        if len(self._clients) >= _MOST_CLIENTS:
+            self._drop_oldest()
+        accepted.setblocking(False)
+        client = _Client(accepted, time.monotonic() + _PATIENCE_S)
+        self._clients[accepted] = client
+        self._selector.register(accepted, selectors.EVENT_READ)
+        self._go_on(client)  # its request is mostly there already
+
+    def _go_on(self, client: _Client) -> None:
+        """Read or write as far as possible without waiting."""
+        try:
+            if not client.is_answered:
+                part = client.socket.recv(_LONGEST_REQUEST)
+                client.request += part
+                if not part or len(client.request) > _LONGEST_REQUEST:
+                    return self._drop(client)
+                if not _END.search(client.request):
+                    return None
+                client.answer, client.is_answered = self._answer(client.request), True
+            if client.answer:
+                client.answer = client.answer[client.socket.send(client.answer) :]
+                if client.answer:
+                    self._selector.modify(client.socket, selectors.EVENT_WRITE)
+                    return None
+                self._selector.modify(client.socket, selectors.EVENT_READ)
+                client.socket.shutdown(socket.SHUT_WR)
+            elif not client.socket.recv(_LONGEST_REQUEST):  # an end with unread bytes would lose the answer
+                self._drop(client)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(client)
+
+    def _answer(self, request: bytes) -> bytes:
+        match = _REQUEST.match(request)
+        status, text = 400, "GET /metrics or /health\n"
+        if match and match[1] != b"GET":
+            status = 501
+        elif match:
+            try:
+                page = self._pages.get(match[2])
+                status, text = page() if page else (404, "/metrics and /health\n")
+            except Exception as problem:  # the thread answers others
+                status, text = 500, f"{type(problem).__name__}\n"
+        body = text.encode("utf-8", "backslashreplace")
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def _drop_oldest(self) -> None:
+        if self._clients:
+            self._drop(next(iter(self._clients.values())))
+
+    def _drop(self, client: _Client) -> None:
+        self._selector.unregister(client.socket)
+        del self._clients[client.socket]
+        client.socket.close()
 
 
 def _health(problem: str) -> tuple[int, str]:
     return (503, f"{problem}\n") if problem else (200, "ok\n")
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 16
-
-    def __init__(self, *arguments: Any) -> None:
-        self._free = threading.BoundedSemaphore(_AT_ONCE)
-        super().__init__(*arguments)
-
-    def server_bind(self) -> None:
-        """Bind without asking name servers for the host's name, as HTTPServer does."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = ADDRESS, self.server_address[1]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, or close the connection if too many are answered."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing about clients that disconnect."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    pages: ClassVar[dict[str, Callable[[], tuple[int, str]]]] = {}
-    timeout = _PATIENCE_S
-    server_version, sys_version = "perf-offcpu", ""
-
-    def do_GET(self) -> None:
-        """Answer a request."""
-        page = self.pages.get(self.path.partition("?")[0])
-        status, text = page() if page else (404, "/metrics and /health\n")
-        body = text.encode("utf-8", "backslashreplace")
-        with contextlib.suppress(OSError):
-            self.send_response(status)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: requests would fill the journal."""

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,14 +77,44 @@ def test_pages(endpoint: Endpoint, metrics: Metrics) -> None:
     assert get(endpoint, "/metrics", "POST")[0] == 501
 
 
-def test_clients_that_say_nothing_do_not_hold_up_others_for_long(endpoint: Endpoint) -> None:
-    silent = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(7)]
-    assert get(endpoint, "/metrics")[0] == 200
-    silent.append(socket.create_connection(("127.0.0.1", endpoint.port)))
-    more = socket.create_connection(("127.0.0.1", endpoint.port), timeout=10)
-    assert more.recv(1) == b"", "one too many is closed at once"
-    for one in [*silent, more]:
-        one.close()
+FLOOD = """
+import collections, socket, sys
+held = collections.deque(maxlen=500)
+for number in range(10**9):
+    try:
+        held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
+        held[-1].sendall((b"", b"GET / HTTP/1.1\\r\\n", b"GET / HTTP/1.1\\r\\n\\r\\n")[number % 3])
+        held[0].sendall(b"x")
+    except OSError:
+        pass
+    if number == 200:
+        print("flooding", flush=True)
+"""
+"""Connections that say nothing, or a part of a request, or read no answer, again and again."""
+
+
+def test_every_client_is_answered_during_a_flood(endpoint: Endpoint) -> None:
+    words = [sys.executable, "-c", FLOOD, str(endpoint.port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as flood:
+        try:
+            assert flood.stdout is not None and flood.stdout.readline() == b"flooding\n"
+            assert [get(endpoint, "/metrics")[0] for _ in range(50)] == [200] * 50
+        finally:
+            flood.kill()
+
+
+def test_a_slow_client_is_left_after_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not make its time longer, nor does an answer that it does not read."""
+    monkeypatch.setattr("perf_offcpu.agent.endpoint._PATIENCE_S", 0.3)
+    with contextlib.closing(Endpoint(0, lambda: "x" * 50_000_000, str)) as found:
+        slow, unread = (socket.create_connection(("127.0.0.1", found.port), timeout=10) for _ in range(2))
+        with slow, unread:
+            unread.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            with pytest.raises(OSError, match="Broken pipe|reset"):
+                while True:
+                    slow.sendall(b"G")
+                    time.sleep(0.05)
+            assert len(b"".join(iter(lambda: unread.recv(1 << 20), b""))) < 50_000_000
 
 
 def test_port_that_is_taken_is_one_sentence(endpoint: Endpoint) -> None:
