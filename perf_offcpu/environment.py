@@ -1,49 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ignore environment variables of another user with whose environment root runs (`sudo -E`, `su`, pkexec).
+"""Choose the environment variables that root believes, and the environment of every process that is started.
 
-A variable that names a program or a path says what root runs, reads and writes. Where root was called by
-another user, or HOME is another user's, these variables are removed before anything asks for them; the
-recorded command gets them back, because its environment is the caller's affair.
+A variable can name a program, a path or options of a program, and so say what root runs, reads and writes.
+Where root was called by another user (`sudo -E`, `su`, pkexec), or HOME is another user's, only variables
+that are known to be harmless stay. This is a list of allowed variables, because those of the pager, the
+compiler and the C library cannot all be known. The recorded command gets all of them: its environment is the
+caller's affair.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Final
 
-NAMING: Final = (
-    *("BCC_KERNEL_SOURCE", "DEBUGINFOD_CACHE_PATH", "DEBUGINFOD_URLS", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-    *("LESSCLOSE", "LESSOPEN", "PAGER", "PERF_BUILDID_DIR", "PERF_CONFIG", "PERF_EXEC_PATH", "PERF_PAGER"),
-    *("PYTHONHOME", "PYTHONPATH", "STATE_DIRECTORY", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
+ALLOWED: Final = frozenset(
+    "PATH PERF_OFFCPU_CACHE_BYTES PERF_OFFCPU_LABELS PERF_OFFCPU_TRACEBACK SUDO_UID PKEXEC_UID "
+    "TERM COLORTERM NO_COLOR COLUMNS LINES "
+    "LANG LANGUAGE LC_ALL LC_COLLATE LC_CTYPE LC_MESSAGES LC_MONETARY LC_NUMERIC LC_TIME".split()
 )
-"""Variables that name code or paths, of this program and of those that it starts."""
+"""Variables of another user that root believes: PATH (sudo has secure_path), and names without paths."""
+_ANY_TEXT: Final = frozenset({"PATH", "PERF_OFFCPU_LABELS"})
+_NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)
+"""The value of a name: neither a path nor a format."""
+FOLLOWED: Final = (
+    *(
+        "BCC_KERNEL_SOURCE",
+        "DEBUGINFOD_CACHE_PATH",
+        "DEBUGINFOD_URLS",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "LESS",
+    ),
+    *("LESSCLOSE", "LESSKEY", "LESSOPEN", "PAGER", "PERF_BUILDID_DIR", "PERF_CONFIG", "PERF_EXEC_PATH"),
+    *(
+        "PERF_PAGER",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "STATE_DIRECTORY",
+        "TMPDIR",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+    ),
+    *("XDG_STATE_HOME", "HOME"),
+)
+"""Variables that users set for this program and its pager: the sentence about ignored ones names them."""
 _CALLERS: Final = ("SUDO_UID", "PKEXEC_UID")
 
 _ignored: dict[str, str] = {}
 
 
 def ignore_variables_of_others() -> list[str]:
-    """Remove variables that name code or paths if they may be another user's; return their names."""
-    if os.geteuid() != 0 or not _is_of_other():
+    """Remove variables that may be another user's and are not allowed; return the names that users know."""
+    if not _is_of_other():
         return []
-    import pwd
+    kept = _believed()
+    _ignored.update({name: value for name, value in os.environ.items() if kept.get(name) != value})
+    os.environ.clear()
+    os.environ |= kept
+    return [name for name in FOLLOWED if name in _ignored]
 
-    home = pwd.getpwuid(0).pw_dir
-    names = [name for name in NAMING if name in os.environ]
-    if os.environ.get("HOME", home) != home:
-        names.append("HOME")
-    for name in names:
-        _ignored[name] = os.environ.pop(name)
-    os.environ["HOME"] = home
-    return names
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return the environment for a process that this program starts; every start has it.
+
+    Args:
+        changes: variables to set.
+    """
+    return {**(_believed() if _is_of_other() else os.environ), **changes}
 
 
 def environment_of_caller() -> dict[str, str]:
-    """Return the environment with which this program was started."""
+    """Return the environment with which this program was started, for the recorded command."""
     return {**os.environ, **_ignored}
 
 
+def _believed() -> dict[str, str]:
+    """Return the allowed variables, and root's own HOME."""
+    import pwd
+
+    allowed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ALLOWED and (name in _ANY_TEXT or _NAME.fullmatch(value))
+    }
+    return {**allowed, "HOME": pwd.getpwuid(0).pw_dir}
+
+
 def _is_of_other() -> bool:
+    """Return True for root with an environment that may be another user's."""
+    if os.geteuid() != 0:
+        return False
     if any(os.environ.get(name, "0") != "0" for name in _CALLERS):
         return True
     try:

@@ -21,6 +21,7 @@ from typing import Final
 
 from perf_offcpu.agent.config import AgentConfig
 from perf_offcpu.agent.spool import Spool
+from perf_offcpu.environment import child_environment
 from perf_offcpu.files import read_kernel
 from perf_offcpu.text import printable
 
@@ -80,7 +81,7 @@ class Recorder:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[spool.lock_fd, commands],
-                env={**os.environ, "TZ": "UTC"},
+                env=child_environment(TZ="UTC"),
                 start_new_session=True,
             )
         except OSError:

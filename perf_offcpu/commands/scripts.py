@@ -18,6 +18,7 @@ from pathlib import Path
 
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.directories import Directory
+from perf_offcpu.environment import child_environment
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError
 
 NAME = "offcpu"
@@ -103,7 +104,8 @@ def perf_directory() -> Path:
     perf = shutil.which("perf")
     if perf is None:
         raise CapabilityError("there is no perf on this machine", "install it (Debian: linux-perf)")
-    done = subprocess.run([perf, "--exec-path"], capture_output=True, text=True, check=False)
+    command = [perf, "--exec-path"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     if done.returncode != 0 or not done.stdout.startswith("/"):
         raise PerfOffcpuError(f"'perf --exec-path' failed: {done.stderr.strip() or done.stdout.strip()}")
     return Path(done.stdout.strip())

@@ -29,6 +29,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from perf_offcpu.environment import child_environment
+
 _PREFIXES: Final = ("_Z", "_R")
 _MAX_NAME: Final = 1 << 16
 _MAX_DEATHS: Final = 8
@@ -93,7 +95,11 @@ def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
     command = [python, "-I", "-S", _CHILD, directory, str(int(seconds) + 1)]
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
         )
     except OSError:
         return []

@@ -22,6 +22,7 @@ from conftest import TESTS
 from kernel.others import reachable
 
 from perf_offcpu.commands.record.fewer_rights import READING, run_with_fewer_rights
+from perf_offcpu.environment import ALLOWED
 from perf_offcpu.errors import RecordingError
 
 pytestmark = pytest.mark.beside
@@ -277,22 +278,32 @@ def test_kept_variables_do_not_lead_the_compiler(place: Path) -> None:
 
 def test_a_kept_pager_is_not_run(place: Path) -> None:
     assert root("record", "-o", "x.data", "--", "sleep", "0.01", cwd=place).returncode == 0
-    marks = {name: place / f"ran-{name}" for name in ("PAGER", "PERF_PAGER", "LESSOPEN")}
+    """The usual one is, without any variable that could name programs, files or commands of less."""
+    marks = {name: place / f"ran-{name}" for name in ("PAGER", "PERF_PAGER", "LESSOPEN", "TAR_OPTIONS", "X")}
+    less, seen = place / "bin" / "less", place / "seen"
+    less.parent.mkdir()
+    less.write_text(f"#!/bin/sh\nenv > {seen}\ncat > /dev/null\n")
+    less.chmod(0o755)
     environment = os.environ | {name: f"touch {mark}; cat" for name, mark in marks.items()}
-    environment |= {"TERM": "xterm", "HOME": "/root", "SUDO_UID": str(NOBODY)}
+    environment |= {"TERM": "xterm", "HOME": "/root", "SUDO_UID": str(NOBODY), "TMPDIR": str(place)}
+    environment |= {
+        "LESS": f"+!touch {place}/ran-LESS",
+        "LANG": "../x",
+        "PATH": f"{less.parent}:/usr/bin:/bin",
+    }
     terminal, end = os.openpty()
     words = [PROGRAM, "report", "-i", place / "x.data"]
     with subprocess.Popen(words, env=environment, stdin=end, stdout=end, stderr=subprocess.PIPE) as process:
         os.close(end)
-        with open(terminal, "rb", buffering=0) as screen:
-            os.write(terminal, b"q")  # for less, if there is one
-            with suppress(OSError):  # EIO: the other end is closed
-                while screen.read(4096):
-                    pass
+        with open(terminal, "rb", buffering=0) as screen, suppress(OSError):  # EIO: the other end is closed
+            while screen.read(4096):
+                pass
         assert process.stderr is not None
         said = process.stderr.read()
-    assert b"LESSOPEN, PAGER" in said, said
-    assert not any(mark.exists() for mark in marks.values())
+    assert b" LESS, LESSOPEN, PAGER, " in said and b" PERF_PAGER, TMPDIR" in said, said
+    assert list(place.glob("ran-*")) == []
+    variables = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
+    assert variables.keys() <= ALLOWED - {"LANG"} | {"HOME", "LESS", "PWD"} and variables["LESS"] == "FRSX"
 
 
 def test_a_kept_build_id_cache_is_not_written_to(place: Path) -> None:

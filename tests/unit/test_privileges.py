@@ -109,6 +109,20 @@ def test_the_page_lists_the_calls_of_each_module() -> None:
     assert not bare, "with whose rights it runs, and why"
 
 
+def test_every_process_gets_a_chosen_environment() -> None:
+    """The table lists modules that start processes: all but one give them `child_environment()` or none."""
+    start = re.compile(r"subprocess\.(run|Popen)|os\.(exec|posix_spawn)\w+")
+    given: dict[str, str] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and start.fullmatch(dotted(node.func)):
+                named = [word.value for word in node.keywords if word.arg == "env"]
+                given[module] = ast.unparse([*node.args, *named][-1])
+    assert given.keys() == {name for name, row in listed().items() if any(map(start.fullmatch, row[0]))}
+    assert given.pop("collect/workload.py") == "environment_of_caller()"  # the caller's own command
+    assert {env for env in given.values() if not env.startswith("child_environment(")} == {"{}"}
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [

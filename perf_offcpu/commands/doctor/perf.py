@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perf_offcpu.collect.doctor.kernel import Finding, State
+from perf_offcpu.environment import child_environment
 from perf_offcpu.resources import installed_version
 
 READING, PERF = "reading", "perf"
@@ -101,7 +102,13 @@ def _output(*command: str) -> str:
     """Return the standard output of a command; "" for a command that fails or takes too long."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=120, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+            check=False,
+            env=child_environment(),
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

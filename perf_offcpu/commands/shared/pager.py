@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from perf_offcpu.environment import child_environment
+
 if TYPE_CHECKING:
     import subprocess
 
@@ -30,8 +32,10 @@ def paged(wanted: bool = True) -> Iterator[TextIO]:
         return
     import subprocess
 
-    environment = {"LESS": "FRSX", **os.environ}
-    with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment) as process:
+    less = os.environ.get("LESS", "FRSX")
+    with subprocess.Popen(
+        command, shell=True, stdin=subprocess.PIPE, env=child_environment(LESS=less)
+    ) as process:
         assert process.stdin is not None
         with (
             contextlib.suppress(BrokenPipeError),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perf_offcpu.convert.callgraph.numbers import amount
+from perf_offcpu.environment import child_environment
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.text import printable
 
@@ -86,8 +87,15 @@ def drawn(dot: str) -> str:
         raise CapabilityError(
             "--svg needs graphviz's dot", "install it (Debian: graphviz), or write --callgraph dot"
         )
-    command = [program, "-Tsvg"]
-    done = subprocess.run(command, input=dot, capture_output=True, text=True, timeout=_DRAWING_S, check=False)
+    done = subprocess.run(
+        [program, "-Tsvg"],
+        input=dot,
+        capture_output=True,
+        text=True,
+        timeout=_DRAWING_S,
+        check=False,
+        env=child_environment(),
+    )
     if done.returncode:
         raise CapabilityError("graphviz could not draw the graph", printable(done.stderr.strip()[:200]))
     return done.stdout

@@ -20,6 +20,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache, cache_name
+from perf_offcpu.environment import child_environment
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import allocated_bytes
 from perf_offcpu.losses import LossCause
@@ -137,6 +138,7 @@ def _make(dwarf: ElfImage, seconds: int) -> bytes:
                 stdout=out,
                 stderr=subprocess.PIPE,
                 pass_fds=[dwarf.source.fd],
+                env=child_environment(),
                 timeout=2 * seconds,
                 check=False,
             )

@@ -174,6 +174,7 @@ def test_damaged_files_name_nothing_else(tmp_path: Path) -> None:
         else:
             for _ in range(3):
                 file[draw.randrange(len(file))] = draw.choice((0, 1, 0x7F, 0xFF))
-        answers.add(names(symbolized(tmp_path, *map(bytes, damaged), [chain]))[0])
+        damaged_program, damaged_library = map(bytes, damaged)
+        answers.add(names(symbolized(tmp_path, damaged_program, damaged_library, [chain]))[0])
     assert {"wait", ""} <= answers, answers
     assert all(len(answer) <= 4 for answer in answers), answers
