@@ -166,13 +166,16 @@ def start(preparation: str = "", *container: str) -> str:
 
 
 NO_BCC = "sys.modules['bcc'] = None"
-OTHER_BOOT = """
+OTHER_BOOT = f"""
         import re
+        from perf_offcpu.collect.bpf import defines
         from perf_offcpu.collect.bpf.kernel import facts
         moved = lambda line: b"%016x" % (int(line[0], 16) + 0x2000000)
         symbols = re.sub(rb"(?m)^[0-9a-f]+", moved, facts.read_bytes(facts.KALLSYMS))
         facts.read_bytes = lambda path: symbols
-        sys.modules['bcc'] = None
+        address = defines.text_address()
+        defines.text_address = lambda: address + 0x2000000
+        {NO_BCC}
 """
 """The kernel is elsewhere, as where addresses are chosen at random (KASLR)."""
 
@@ -186,6 +189,12 @@ def test_the_second_start_needs_no_compiler(place: Path, tmp_path: Path) -> None
     assert start() == "kept"
     assert start(NO_BCC) == start(OTHER_BOOT) == "kept"
     assert start(NO_BCC, "unshare", "--pid", "--fork", "--mount-proc") == "kept"
+    (facts,) = (place.parent / "kernels").iterdir()
+    known = facts.read_bytes()
+    facts.unlink()
+    assert start(OTHER_BOOT) == "kept" and facts.read_bytes() == known
+    os.truncate(facts, len(known) - 8)
+    assert start(NO_BCC) == "kept" and facts.read_bytes() == known
     assert start(other_package) == "kept"  # the other bcc was asked first, in vain
 
 

@@ -15,7 +15,7 @@ from kernel.recorder import bpf_programs_of, until
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.errors import CapabilityError, RecordingError
+from perf_offcpu.errors import RecordingError
 
 pytestmark = pytest.mark.beside
 
@@ -94,11 +94,6 @@ def test_success_is_silent_and_leaves_the_environment_alone(capfd: pytest.Captur
 
 
 # What may be missing
-
-
-def test_no_btf(tmp_path: Path) -> None:
-    with pytest.raises(CapabilityError, match="CONFIG_DEBUG_INFO_BTF"):
-        OffCpuProgram(btf_path=tmp_path / "vmlinux")
 
 
 def test_no_privilege() -> None:

@@ -31,10 +31,10 @@ from kernel.napping import (
 )
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
-from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
+from perf_offcpu.collect.bpf.kernel.kept import kept_facts
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.system.btf import Btf
 
 
 @both_forms
@@ -143,15 +143,15 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
 def test_user_frames_are_those_of_the_kernels_own_walk(
     napper: Path, in_switch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_own_walk(btf: Btf) -> KernelFacts:
-        facts = explore(btf)
+    def without_own_walk() -> KernelFacts:
+        facts = kept_facts()
         assert facts.defines["OFFCPU_FRAME_POINTERS"]
         return replace(facts, defines={**facts.defines, "OFFCPU_FRAME_POINTERS": 0})
 
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, kernel_stacks=False, in_switch=in_switch)
     seen = []
-    for find in (explore, without_own_walk):
-        monkeypatch.setattr("perf_offcpu.collect.bpf.program.explore", find)
+    for find in (kept_facts, without_own_walk):
+        monkeypatch.setattr("perf_offcpu.collect.bpf.program.kept_facts", find)
         tallies, waits, _, counters = record_napper(napper, config)
         assert not counters["user_stack_failed"]
         kind_of = {(t.tid, t.syscall): t.kind for t in tallies}

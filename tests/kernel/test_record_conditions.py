@@ -59,7 +59,7 @@ def under(condition: str, directory: Path, options: str = "") -> subprocess.Comp
         ),
         ("unshare -Ur {record}", "perf_event_paranoid is ", "this is a user namespace"),
         (
-            "unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf; exec {record}'",
+            "unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf; PERF_OFFCPU_CACHE_BYTES=0 {record}'",
             "type information /sys/kernel/btf/vmlinux cannot be read",
             "CONFIG_DEBUG_INFO_BTF=y",
         ),

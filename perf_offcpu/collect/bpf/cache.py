@@ -4,8 +4,9 @@
     $XDG_CACHE_HOME/perf-offcpu/programs/HEX-HEX.program        (`perf_offcpu.cache` has the form)
 
 A name is a hash of everything that the instructions depend on: its first part of the sources and of the
-running kernel, its second of the options. The compiler is not part of the name: the file names it, so that
-programs remain useful where there is no compiler any more.
+running kernel, its second of the options. Nothing of it differs from boot to boot (`enum offcpu_late` in
+bpf/off_cpu.h) or from container to container. The compiler is not part of the name: the file names it, so
+that programs remain useful where there is no compiler any more.
 
 `build` loads cached programs if the installed compiler made them, or if no compiler is installed. Programs
 that the kernel refuses are removed from the cache and compiled again; programs that it accepts are stored.
@@ -22,8 +23,6 @@ import dataclasses
 import errno
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf.compile import compiled, compiler, is_led_elsewhere
+from perf_offcpu.collect.bpf.kernel.kept import kernel_identity
 from perf_offcpu.collect.bpf.object import BpfObject, MapShape, describe, linked
 from perf_offcpu.collect.system.limits import too_many_files
 from perf_offcpu.errors import CapabilityError
@@ -68,14 +67,11 @@ class Recipe:
 
     def kernel_key(self) -> str:
         """Return the first part of the names of all programs from these sources for this kernel."""
-        system = os.uname()
-        facts = [system.release, system.version, system.machine, sys.byteorder, sys.maxsize]
         # direct: the package's own sources
         files = sorted(path for path in self.source.parent.rglob("*.[ch]") if path.is_file())
         # direct: the package's own sources
         parts = [(str(path.relative_to(self.source.parent)), path.read_bytes()) for path in files]
-        # Not all notes: before Linux 6.9 they have addresses (aaa8736370db), which differ at each boot.
-        return _hash(facts, kernel_build_id(), parts, self.source.name, sorted(self.kernel.items()))
+        return _hash(kernel_identity(), parts, self.source.name, sorted(self.kernel.items()))
 
     def name(self) -> str:
         """Return the name of the file for these programs."""

@@ -16,6 +16,7 @@ from perf_offcpu.collect.bpf.kernel.members import controller_offset
 from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
 from perf_offcpu.collect.bpf.object import LATE_VALUE
 from perf_offcpu.collect.system.btf import Btf
+from perf_offcpu.collect.system.kallsyms import text_address
 from perf_offcpu.errors import CapabilityError
 
 SWITCHED = "offcpu_switched"
@@ -135,14 +136,14 @@ def _rate_window(config: OffCpuConfig) -> dict[str, int]:
     return {"max_rate": most, "window_ns": most * 10**9 // config.max_rate}
 
 
-def target_defines(config: OffCpuConfig, btf: Btf) -> dict[str, int]:
+def target_defines(config: OffCpuConfig) -> dict[str, int]:
     """Return the constants for targets.h.
 
     Raises:
         CapabilityError: the kernel's BTF lacks the members that the targets need.
     """
     group = 0 if config.by_group is None else 2 if config.by_group else 1
-    css = controller_offset(btf, config.by_group) if config.by_group else 0
+    css = controller_offset(Btf.load(), config.by_group) if config.by_group else 0
     if css is None:
         raise CapabilityError(
             f"this kernel has no control group controller {config.by_group}",
@@ -152,11 +153,18 @@ def target_defines(config: OffCpuConfig, btf: Btf) -> dict[str, int]:
 
 
 def late_values(facts: KernelFacts) -> dict[str, int]:
-    """Return the members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs.
+    """Return members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs.
+
+    The others are 0: no code is there. Then no frames are skipped, stacks of wakers begin with those of
+    tracing, and each softirq is an interrupt.
 
     Raises:
         CapabilityError: the kernel does not tell which pid namespace this is.
     """
     namespace = _PID_NAMESPACE.stat().st_ino
     level = 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines)
-    return {**facts.addresses, "pid_level": level, "pid_namespace": namespace}
+    values = {"pid_level": level, "pid_namespace": namespace}
+    text = text_address()
+    for name, (offset, size) in facts.code.items() if text else ():
+        values |= {name: text + offset, f"{name}_size": size}
+    return values

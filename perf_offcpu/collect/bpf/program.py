@@ -22,7 +22,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from perf_offcpu.abi.syscall_arguments import call_numbers
@@ -32,14 +31,15 @@ from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore, setting_defines
+from perf_offcpu.collect.bpf.kernel.kept import kept_facts
 from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps
 from perf_offcpu.collect.bpf.object import with_kernel_functions, with_late_values
 from perf_offcpu.collect.bpf.syscall import VerifierError
-from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
+from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.privileges import lockdown
 from perf_offcpu.errors import CapabilityError, RecordingError
@@ -54,29 +54,27 @@ class OffCpuProgram:
     """The BPF program, loaded but neither attached nor enabled; a context manager.
 
     Args:
-        use_cache: load programs that were compiled before, and store those that are compiled.
+        use_cache: load programs that were compiled before, and store those that are compiled; likewise what
+            was found out about the kernel.
 
     Raises:
         CapabilityError: no bcc, no BTF, no privilege, a kernel too old.
         RecordingError: the program does not compile, or the kernel refuses it.
     """
 
-    def __init__(
-        self, config: OffCpuConfig | None = None, *, btf_path: Path = VMLINUX_BTF, use_cache: bool = True
-    ) -> None:
+    def __init__(self, config: OffCpuConfig | None = None, *, use_cache: bool = True) -> None:
         self.config = config or OffCpuConfig()
         self._programs: dict[str, int] = {}
         self._probe: Kprobe | None = None
         self._links: list[int] = []
         self._maps: ProgramMaps | None = None
         check_privileges()
-        btf = Btf.load(btf_path)
-        facts = explore(btf)
+        facts = kept_facts() if use_cache else explore(Btf.load())
         self._tracepoints = defines.tracepoints_of(self.config, facts)
         self._iterators = () if facts.task_iterator is None else (_FIRST, _LAST)
         try:
             self._probe = None if self.ends_at_exit else _open_probe(self.config, facts)
-            self._build(btf, facts, ProgramCache.usual() if use_cache else None)
+            self._build(facts, ProgramCache.usual() if use_cache else None)
         except BaseException:
             self.close()
             raise
@@ -96,14 +94,14 @@ class OffCpuProgram:
         """
         return defines.SWITCHED in self._tracepoints or self._probe is not None
 
-    def _build(self, btf: Btf, facts: KernelFacts, cache: ProgramCache | None) -> None:
+    def _build(self, facts: KernelFacts, cache: ProgramCache | None) -> None:
         source = bpf_dir() / PROGRAM
         header = read_header(source.with_name("off_cpu.h"))
         by_probe = self._probe is not None
         options = defines.option_defines(self.config, facts, self.ends_at_exit, by_probe)
-        options |= defines.target_defines(self.config, btf)
+        options |= defines.target_defines(self.config)
         late = defines.late_values(facts)
-        values = [late[name] for name in header.enums["late"]]
+        values = [late.get(name, 0) for name in header.enums["late"]]
         control = defines.control_values(self.config, header.enums["mode"], self.ends_at_exit)
         functions = [*self._tracepoints, *([defines.SWITCHED] if by_probe else []), _FILTER, *self._iterators]
 
@@ -119,7 +117,8 @@ class OffCpuProgram:
                 raise
 
         try:
-            build(Recipe(source, facts.defines, options, functions, MAP_NAMES), load, cache)
+            kernel = facts.defines | setting_defines()
+            build(Recipe(source, kernel, options, functions, MAP_NAMES), load, cache)
         except VerifierError as error:
             raise _refusal(error) from error
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.compile import import_bcc
-from perf_offcpu.collect.bpf.kernel.facts import explore
+from perf_offcpu.collect.bpf.kernel.facts import explore, setting_defines
 from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
@@ -101,8 +101,8 @@ def _bcc() -> Result:
 def _compiled_before() -> str:
     """Return words on programs that can still be used where the compiler is gone."""
     try:
-        cache, facts = ProgramCache.usual(), explore(Btf.load())
-        count = cache.count(Recipe(bpf_dir() / PROGRAM, facts.defines, {}, (), ())) if cache else 0
+        cache, kernel = ProgramCache.usual(), explore(Btf.load()).defines | setting_defines()
+        count = cache.count(Recipe(bpf_dir() / PROGRAM, kernel, {}, (), ())) if cache else 0
     except (PerfOffcpuError, OSError):
         count = 0
     times = "once" if count == 1 else f"{count} times"

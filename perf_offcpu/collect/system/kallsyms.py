@@ -18,6 +18,15 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
+def text_address(path: Path = KALLSYMS) -> int:
+    """Return the address of the kernel's code, which is in the first lines; 0 if addresses are hidden."""
+    try:
+        with path.open("rb") as lines:  # direct: a file of /proc
+            return next((int(line.split()[0], 16) for line in lines if line.endswith(b" _text\n")), 0)
+    except OSError:
+        return 0
+
+
 def symbol_address(kallsyms: bytes, name: bytes) -> int:
     """Return the address of a symbol; 0 if it is not listed, or addresses are hidden."""
     end = kallsyms.find(b" " + name + b"\n")

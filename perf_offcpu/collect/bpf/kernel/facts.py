@@ -9,7 +9,7 @@ features it gets a constant that turns them off.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,14 +38,15 @@ _OPTIONAL = {"sched_exit_tp"}
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """Facts about the running kernel."""
+    """Facts about the running kernel, the same at each of its boots."""
 
     tracepoints: Mapping[str, Tracepoint]
     """Tracepoints of this kernel that the program can use, by name."""
-    defines: Mapping[str, int | str]
-    """Preprocessor constants: the same at each boot of this kernel."""
-    addresses: Mapping[str, int]
-    """Places of code: members of `enum offcpu_late` (bpf/off_cpu.h)."""
+    defines: Defines
+    """Preprocessor constants."""
+    code: Mapping[str, Sequence[int]]
+    """Where code is, from the beginning of the kernel's code, and its size: by member of `enum offcpu_late`
+    (bpf/off_cpu.h). Empty if addresses are hidden."""
     task_iterator: int | None = None
     """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
     switch_end: str = ""
@@ -76,11 +77,14 @@ def explore(btf: Btf) -> KernelFacts:
         **object_members(btf),
         **_preempt_count(btf),
         "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
-        "OFFCPU_FRAME_LIMIT": _frame_limit(),
-        "OFFCPU_MAY_GOTO": int(has_may_goto()),
     }
     iterator = btf.type_id(Kind.FUNC, "bpf_iter_task")
-    return KernelFacts(found, defines, _text_ranges(symbols), iterator, switch_end(symbols))
+    return KernelFacts(found, defines, _code(symbols), iterator, switch_end(symbols))
+
+
+def setting_defines() -> Defines:
+    """Return the preprocessor constants that follow from settings of the kernel."""
+    return {"OFFCPU_FRAME_LIMIT": _frame_limit(), "OFFCPU_MAY_GOTO": int(has_may_goto())}
 
 
 def _registers(btf: Btf) -> Defines:
@@ -148,30 +152,29 @@ def _distance(btf: Btf, member: str, variable: str) -> str | None:
     return None if offset is None or neighbour is None else f"({offset - neighbour}LL)"
 
 
-def _text_ranges(symbols: bytes) -> dict[str, int]:
-    """Return the places of code marked `__sched` and of functions; sizes are 0 if hidden.
-
-    Then no frames are skipped, wakers' stacks begin with those of tracing, and each softirq is an interrupt.
-    """
-    softirq, outlined = (
-        _function_range(symbols, "do_softirq", name) for name in (b"do_softirq", b"do_softirq.part.0")
-    )
+def _code(symbols: bytes) -> dict[str, Sequence[int]]:
+    """Return the places of code marked `__sched` and of functions."""
+    text = symbol_address(symbols, b"_text")
+    if not text:
+        return {}
     begin, end = (symbol_address(symbols, name) for name in (b"__sched_text_start", b"__sched_text_end"))
-    return {
-        "sched_text": begin,
-        "sched_text_size": end - begin,
-        **_function_range(symbols, "wake_up", b"try_to_wake_up"),
-        **_function_range(symbols, "backlog", b"process_backlog"),
-        **(outlined if outlined["do_softirq_size"] else softirq),
+    softirq, outlined = (_function(symbols, name) for name in (b"do_softirq", b"do_softirq.part.0"))
+    ranges = {
+        "sched_text": (begin, end - begin),
+        "wake_up": _function(symbols, b"try_to_wake_up"),
+        "backlog": _function(symbols, b"process_backlog"),
+        "do_softirq": outlined if outlined[1] else softirq,
     }
+    return {name: (start - text, size) for name, (start, size) in ranges.items() if size}
 
 
-def _function_range(symbols: bytes, place: str, name: bytes) -> dict[str, int]:
+def _function(symbols: bytes, name: bytes) -> tuple[int, int]:
+    """Return address and size of a function; the size is 0 if there is none."""
     line = symbols.find(b" " + name + b"\n")
     start = symbol_address(symbols, name)
-    following = symbols[line + 1 :].split(b"\n", 2)[1] if line >= 0 else b""
+    following = symbols[line + 1 : line + 4096].split(b"\n", 2)[1] if line >= 0 else b""
     size = int(following.split()[0], 16) - start if following else 0
-    return {place: start, f"{place}_size": size if 0 < size < 1 << 16 else 0}
+    return start, size if 0 < size < 1 << 16 else 0
 
 
 def _frame_limit() -> int:

@@ -8,7 +8,7 @@ import platform
 import pytest
 from builders.btf import BtfBuilder
 
-from perf_offcpu.collect.bpf.kernel.facts import _preempt_count, _text_ranges
+from perf_offcpu.collect.bpf.kernel.facts import _code, _preempt_count
 from perf_offcpu.collect.system.btf import Btf
 
 OLDER, NEWER = 0x00FF0100, 0x1F000100
@@ -58,16 +58,17 @@ def test_the_stack_of_interrupts_is_found_from_the_run_queue() -> None:
     assert (found["IRQ_STACK_PTR"], found["IRQ_STACK_IN_USE"]) == ("(-40LL)", "(32LL)")
 
 
-def test_the_size_of_a_function_is_the_distance_to_the_next_symbol() -> None:
-    symbols = b"".join(
-        b"%x T %s\n" % symbol
-        for symbol in [(0x1000, b"do_softirq.part.0"), (0x1070, b"do_softirq"), (0x1080, b"next")]
-    )
-    ranges = _text_ranges(symbols)
-    assert (ranges["do_softirq"], ranges["do_softirq_size"]) == (0x1000, 0x70)
-    ranges = _text_ranges(symbols[symbols.index(b"\n") + 1 :])
-    assert (ranges["do_softirq"], ranges["do_softirq_size"]) == (0x1070, 0x10)
-    assert ranges["backlog_size"] == 0
+def symbols(text: int, *functions: tuple[int, bytes]) -> bytes:
+    listed = [(0, b"_text"), *functions, (0x9000, b"next")]
+    return b"".join(b"%x T %s\n" % (text + offset, name) for offset, name in listed)
+
+
+def test_places_of_code_do_not_depend_on_where_the_kernel_is() -> None:
+    functions = [(0x1000, b"do_softirq.part.0"), (0x1070, b"do_softirq"), (0x1080, b"try_to_wake_up")]
+    expected = {"do_softirq": (0x1000, 0x70), "wake_up": (0x1080, 0x7F80)}
+    assert _code(symbols(0x81000000, *functions)) == _code(symbols(0x9A000000, *functions)) == expected
+    assert _code(symbols(0x81000000, *functions[1:]))["do_softirq"] == (0x1070, 0x10)
+    assert _code(symbols(0)) == _code(b"") == {}  # addresses are hidden
 
 
 @pytest.mark.parametrize("known", [{}, {"runqueues": 64}, {"__preempt_count": 16}])
