@@ -29,6 +29,16 @@ def in_background(work: Callable[[], T]) -> Future[T]:
     return future
 
 
+def side_by_side(first: Callable[[], object], second: Callable[[], object]) -> None:
+    """Run both at the same time; return, or raise the error of one, when both have ended."""
+    future = in_background(first)
+    try:
+        second()
+    finally:
+        wait([future])
+    future.result()
+
+
 def stepping_until(future: Future[T], step: Callable[[], object]) -> T:
     """Call `step` again and again until a result is there; return or raise it."""
     try:

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from perf_offcpu.collect.system.background import in_background, stepping_until
+from perf_offcpu.collect.system.background import in_background, side_by_side, stepping_until
 
 
 @pytest.fixture
@@ -28,3 +28,17 @@ def test_beginning_does_not_wait_for_the_thread(no_other_thread_runs: None) -> N
     for future in futures:
         stepping_until(future, lambda: None)
     assert sorted(begun) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_side_by_side_both_end_before_the_error_of_one(failing: int) -> None:
+    ended: list[int] = []
+
+    def work(number: int) -> None:
+        if number == failing:
+            raise OSError(number)
+        ended.append(number)
+
+    with pytest.raises(OSError, match=str(failing)):
+        side_by_side(lambda: work(0), lambda: work(1))
+    assert ended == [1 - failing]
