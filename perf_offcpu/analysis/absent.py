@@ -19,14 +19,37 @@ from perf_offcpu.text import printable
 _SHOWN = 8
 
 
-def absent_values(profile: Profile, selection: Selection) -> Iterator[str]:
-    """Return a sentence for each option of a selection without any match in the profile.
+def absent_values(profile: Profile, selection: Selection) -> list[str]:
+    """Return why a selection finds nothing: sentences on options without any match, else one on all options.
 
     Args:
         profile: the profile before the selection; of its waits, or of all samples if it has none.
     """
     waits = profile.select(profile.is_offcpu())
     profile = waits if len(waits.samples) else profile
+    return list(_without_match(profile, selection)) or list(_not_at_once(profile, selection))
+
+
+def _not_at_once(profile: Profile, selection: Selection) -> Iterator[str]:
+    values = {
+        "comm": selection.comms,
+        "pid": selection.pids,
+        "tid": selection.tids,
+        "cpu": selection.cpus,
+        "cgroup": selection.cgroups,
+        "time": selection.windows,
+        "state": selection.states,
+        "class": selection.classes,
+        "min-dur": selection.min_ns,
+        "object": selection.objects,
+        "lock": selection.locks,
+    }
+    given = [f"--{option}" for option, value in values.items() if value]
+    if len(given) > 1 and len(profile.samples):
+        yield f"no sample matches {', '.join(given[:-1])} and {given[-1]} at once"
+
+
+def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
     samples, strings = profile.samples, profile.strings
     comms = tuple(map(printable, selection.comms))
     yield from _sentence("comm", comms, samples.comm, lambda row: printable(strings[row]))

@@ -72,6 +72,11 @@ class Summary:
         """Return the events of a counter; 0 if it was not counted."""
         return self.counters[cause].events if cause in self.counters else 0
 
+    @property
+    def waits(self) -> int:
+        """Return the number of samples and sums of waits that were written."""
+        return self.events(losses.SAMPLES) + self.still_blocked + self.sums
+
     def losses(self) -> dict[LossCause, int]:
         """Return what is missing in the file by cause, only what happened."""
         counts = {losses.LOST_RECORDS: self.lost_records}

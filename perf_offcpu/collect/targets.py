@@ -25,6 +25,9 @@ from perf_offcpu.files import kernel_lines, read_kernel
 
 _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _MAX_DIGITS = 18
+_STAT_FLAGS = 6
+"""Place of the flags after the name in /proc/PID/stat."""
+_PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,15 @@ def process_of(tid: int) -> int | None:
         return None
     fields = dict(line.partition(b":")[::2] for line in kernel_lines(status))
     return int(fields[b"Tgid"])
+
+
+def is_kernel_thread(tid: int) -> bool:
+    """Return True for a kernel thread; False for other threads, and for ids of none."""
+    try:
+        text = read_kernel(f"/proc/{tid}/stat")
+    except OSError:
+        return False
+    return bool(int(text.rpartition(b")")[2].split()[_STAT_FLAGS]) & _PF_KTHREAD)
 
 
 class TargetWatch:

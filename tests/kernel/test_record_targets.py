@@ -17,6 +17,7 @@ from perf_offcpu.model.recording import Recording
 
 pytestmark = pytest.mark.beside
 
+KTHREADD = 2
 BRIEFLY = ("--duration", "0.4", "-F", "499")
 
 
@@ -74,8 +75,11 @@ def test_control_group_by_path_and_by_name(tmp_path: Path) -> None:
 
 def test_processes_and_threads_together(tmp_path: Path) -> None:
     with napping() as one, napping() as two, napping() as other:
-        recording = recorded(tmp_path, "-p", str(one), "-t", str(two))
+        recording = recorded(tmp_path, "-p", str(one), "-t", f"{two},{KTHREADD}")
+        unmatched = run("-p", str(one), "--comm", "someone else", *BRIEFLY, cwd=tmp_path)
     assert waiting(recording) == {one, two} != {other}
+    assert KTHREADD in recording.samples.pid, "it waited all the time"
+    assert f"no wait of -p {one} --comm someone else was seen: none ended, none " in unmatched.stderr
 
 
 def test_inside_a_pid_namespace_ids_are_the_users(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from perf_offcpu import losses
 from perf_offcpu.commands.record.arguments import add_arguments
 from perf_offcpu.commands.record.options import options_of
 from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
+from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
     from perf_offcpu.collect.summary import Summary
@@ -55,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     Without a command the status is 128 + signal if a signal ended the recording, else 0.
     """
     from perf_offcpu.collect.recording import record
-    from perf_offcpu.text import printable
 
     options = options_of(args, sys.argv)
 
@@ -74,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         for line in summary_lines(summary, args.verbose):
             _say(line)
+        if not summary.waits and (chosen := _chosen(args)):
+            seen = f"no wait of {chosen} was seen: none ended, none was going on at the end"
+            _say(f"[ perf-offcpu record: {seen} ]")
     if args.buildid_cache:
         from perf_offcpu.commands.record.fewer_rights import run_with_fewer_rights
 
@@ -85,6 +88,13 @@ def run(args: argparse.Namespace) -> int:
         if not run_with_fewer_rights(keep):
             return 1
     return summary.status
+
+
+def _chosen(args: argparse.Namespace) -> str:
+    """Return the options that choose tasks, as given; "" for none."""
+    chosen = (("-p", args.pid), ("-t", args.tid), ("-u", args.uid), ("--comm", args.comm), ("-C", args.cpu))
+    groups = (("-G", group) for group in args.cgroup)
+    return printable(" ".join(f"{option} {value}" for option, value in (*chosen, *groups) if value))
 
 
 def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:

@@ -34,7 +34,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
     from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
     from perf_offcpu.collect.rings.rings import parse_ring_size
-    from perf_offcpu.collect.targets import choose_target
+    from perf_offcpu.collect.targets import choose_target, is_kernel_thread
     from perf_offcpu.commands.record.call_graph import choose_call_graph
 
     if args.waker_stacks and not args.wakers:
@@ -79,7 +79,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         min_block_ns=parse_time("--min-block", args.min_block, "us"),
         max_rate=_at_least("--max-rate", 10, args.max_rate, _MOST_RATE) if args.max_rate else 0,
         states=parse_states(args.switch_states),
-        kernel_threads=args.kernel_threads,
+        kernel_threads=args.kernel_threads or any(map(is_kernel_thread, target.ids)),
         wakers=args.wakers,
         waker_stacks=args.waker_stacks,
         objects=args.objects,

@@ -34,6 +34,10 @@ def recorded() -> Profile:
         (Selection(pids=(1,), tids=(8,)), ["no pid 1 in the recording, which has 7"]),
         (Selection(cpus=(3,)), []),
         (Selection(states=("T",)), ["no state T in the recording, which has S, D"]),
+        (
+            Selection(pids=(7,), cpus=(3,), states=("S",)),
+            ["no sample matches --pid, --cpu and --state at once"],
+        ),
         (Selection(classes=(WaitClass.POLL,)), ["no class poll in the recording, which has lock, disk"]),
     ],
 )
