@@ -79,7 +79,7 @@ def _run_in(suite: str, command: str) -> int:
         host.run("git", *trust, "clone", "-q", "--no-hardlinks", host.CHECKOUT, root / PLACE)
         host.say(f"Debian {suite}: {command}")
         begin = time.monotonic()
-        words = ["unshare", "-m", "--propagation", "private", "sh", "-c", ENTER, "sh", root, command]
+        words = ["unshare", "-m", "--propagation", "private", "sh", "-c", ENTER, "sh", str(root), command]
         status = subprocess.run(words, check=False, env=_environment(), stdin=subprocess.DEVNULL).returncode
         host.say(f"Debian {suite}: exit status {status} after {time.monotonic() - begin:.0f} s")
     return status
