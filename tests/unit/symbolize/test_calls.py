@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.elf import AARCH64, ALLOC, EXEC, RELA, X86_64, ElfBuilder, Load, Sec, Sym
@@ -108,14 +109,14 @@ def names(profile: Profile, sample: int = 0) -> list[str]:
     return found
 
 
-CERTAIN: dict[str, tuple[bytes, dict[str, int]]] = {
+CERTAIN: dict[str, tuple[bytes, dict[str, Any]]] = {
     "call of a PLT stub": (CALL_STUB, {}),
     "call through a slot": (relative(b"\xff\x15", SLOT), {"kind": GLOB_DAT}),
     "call through a slot at a fixed address": (b"\xff\x14\x25" + struct.pack("<i", SLOT), {"kind": GLOB_DAT}),
     "bl": (BL, {"kind": JUMP_SLOT_ARM64, "plt": PLT_ARM64, "machine": AARCH64}),
     "bl, stub with bti": (BL, {"kind": JUMP_SLOT_ARM64, "plt": GUARDED_ARM64, "machine": AARCH64}),
 }
-UNCERTAIN: dict[str, tuple[bytes, dict[str, int]]] = {
+UNCERTAIN: dict[str, tuple[bytes, dict[str, Any]]] = {
     "through a register": (b"\x90\x90\x90\xff\xd0", {}),
     "pointer that may have changed": (relative(b"\xff\x15", SLOT), {"kind": POINTER}),
     "other slot": (relative(b"\xff\x15", SLOT + 8), {}),
