@@ -22,6 +22,9 @@ KERNEL_SUFFIX = "_[k]"
 WAKER_SUFFIX = "_[w]"
 """flamegraph.pl --colors=chain colours these apart."""
 
+SYMBOL_SUFFIX = re.compile(r"@.*|\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
+"""What linkers and compilers append to the name of a function: a version, the mark of a copy."""
+
 _UNSAFE = re.compile(
     "["
     "\x00-\x1f\x7f-\x9f"  # control characters, C0 and C1

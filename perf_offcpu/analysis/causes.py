@@ -24,14 +24,14 @@ import numpy as np
 
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.program_rules import fits, pattern
-from perf_offcpu.analysis.classes.wait_classes import SYMBOL_VERSION, WaitClass, class_of_wrapper
+from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrapper
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.structs import frozen
-from perf_offcpu.text import basename, frame_label, printable
+from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label, printable
 
 _FILES = r"""
     ld[-.].* lib(c|m|pthread|rt|dl|stdc\+\+|gcc_s|c\+\+|c\+\+abi|unwind|musl)[-.].* \[v(dso|syscall)\]
@@ -113,7 +113,7 @@ def _short(symbol: str, dso: str, call: str) -> str:
     if not symbol:
         file = frame_label("", dso) if dso and not is_jit_memory(dso) else ""
         return " of ".join(filter(None, (call, file)))
-    name = _PARAMETERS.sub("", SYMBOL_VERSION.sub("", printable(symbol)))
+    name = _PARAMETERS.sub("", SYMBOL_SUFFIX.sub("", printable(symbol)))
     return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 3]}..."
 
 
@@ -149,7 +149,7 @@ def _kinds(profile: Profile) -> tuple[Bool, Bool]:
     own_file = np.array([not files.fullmatch(basename(strings[dso])) for dso in dsos.tolist()], np.bool_)
     of_program = ~frames.is_kernel() & own_file[of_dso]
     symbols, of_symbol = np.unique(np.where(of_program, frames.symbol, 0), return_inverse=True)
-    names = (SYMBOL_VERSION.sub("", strings[symbol]) for symbol in symbols.tolist())
+    names = (SYMBOL_SUFFIX.sub("", strings[symbol]) for symbol in symbols.tolist())
     own_name = np.array(
         [bool(name) and not functions.fullmatch(name) and class_of_wrapper(name) is None for name in names],
         np.bool_,

@@ -239,8 +239,6 @@ WORK_WRAPPERS = " ".join(one.row.work_wrappers for one in CLASSES)
 WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
 """System calls that wait for the next piece of work and nothing else."""
 
-COMPILER_SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
-SYMBOL_VERSION = re.compile(r"@.*")
 _ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:compat_)?sys|ksys)_(\w+)")
 
 

@@ -23,7 +23,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.stack_walk import innermost_node, used_frames
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.text import frame_label
+from perf_offcpu.text import SYMBOL_SUFFIX, frame_label
 
 _WRAPPER_DEPTH = 4
 """Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
@@ -99,13 +99,11 @@ class _Stacks:
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
         """Return int32[n]: the value of the innermost kernel function that has one; -1 for none."""
-        return self._first(self._judged(judge, self.used & self.is_kernel, rules.COMPILER_SUFFIX))
+        return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
         """Return int32[n]: the value of the first user function near the leaf that has one; -1 for none."""
-        return self._first(
-            self._judged(judge, self.used & ~self.is_kernel, rules.SYMBOL_VERSION), _WRAPPER_DEPTH
-        )
+        return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), _WRAPPER_DEPTH)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
         """Return the rules of programs whose functions each stack has.

@@ -22,7 +22,7 @@ from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.wait_objects.rows import ObjectRow
 from perf_offcpu.symbolize.wait_objects.variables import Variable, find_variables
-from perf_offcpu.text import basename, frame_label
+from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label
 
 
 class Noun(NamedTuple):
@@ -52,7 +52,6 @@ _LIBRARIES: Final = re.compile(r"(ld|libc|libpthread|libstdc\+\+|libc\+\+|libgcc
 _ANONYMOUS: Final = "/dev/zero (deleted)"
 """The kernel's name of shared memory without a file, which processes inherit."""
 _SHARED: Final = re.compile(r"\+0x[0-9a-f]+$")
-_VERSION: Final = re.compile(r"@.*")
 
 
 class FutexName(NamedTuple):
@@ -93,7 +92,7 @@ def futex_names(
         noun, function = callers.of(int(stack[at]))
         variable = variables[at]
         if variable is not None:
-            variable = variable._replace(symbol=_VERSION.sub("", names[at]))
+            variable = variable._replace(symbol=SYMBOL_SUFFIX.sub("", names[at]))
         file = recording.strings[variable.dso] if variable else ""
         found[one] = _name(objects[one], variable, file, noun, function)
     return found
@@ -158,7 +157,7 @@ class _Callers:
             frame, stack = int(stacks.frame[stack]), int(stacks.parent[stack])
             if self._is_kernel[frame]:
                 continue
-            symbol = _VERSION.sub("", strings[int(frames.symbol[frame])])
+            symbol = SYMBOL_SUFFIX.sub("", strings[int(frames.symbol[frame])])
             dso = strings[int(frames.dso[frame])]
             means = next((name for name, one in _NOUNS.items() if one.functions.fullmatch(symbol)), "")
             noun = noun or means

@@ -144,16 +144,23 @@ def test_variables_of_cpp_are_demangled(tmp_path: Path) -> None:
     assert names(program, [address], 0) == ["bank::total+0x8 in bank"]
 
 
-def test_the_function_below_the_lock_function_names_a_lock_on_the_heap(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("function", "noun"),
+    [("pthread_mutex_lock", "lock"), ("__new_sem_wait_slow64.constprop.0", "semaphore")],
+)
+def test_the_function_below_the_lock_function_names_a_lock_on_the_heap(
+    function: str, noun: str, tmp_path: Path
+) -> None:
     """The stack ends in a lock function, here one of this name in the program itself."""
     source = tmp_path / "x.c"
     source.write_text(
-        'int __attribute__((noinline)) pthread_mutex_lock(void) { __asm__("nop"); return 1; }\n'
-        "int __attribute__((noinline)) transfer(void) { return pthread_mutex_lock() + 1; }\n"
+        f'int take(void) __asm__("{function}");\n'
+        'int __attribute__((noinline)) take(void) { __asm__("nop"); return 1; }\n'
+        "int __attribute__((noinline)) transfer(void) { return take() + 1; }\n"
         "int main(void) { return transfer() + 1; }\n"
     )
     subprocess.run(["gcc", "-O1", "-no-pie", "-o", "bank", "x.c"], cwd=tmp_path, check=True)
     program = tmp_path / "bank"
     known = symbols(program)
-    chain = (known["pthread_mutex_lock"] + 1, known["transfer"] + 5, known["main"] + 5)
-    assert names(program, [0x99990], 0, "heap", chain) == ["lock heap 0x99990 (via transfer)"]
+    chain = (known[function] + 1, known["transfer"] + 5, known["main"] + 5)
+    assert names(program, [0x99990], 0, "heap", chain) == [f"{noun} heap 0x99990 (via transfer)"]
