@@ -27,13 +27,13 @@ start)
 	as_owner "$bin/pg_ctl" -D "$home/data" -o "-k $home -c listen_addresses=''" -l "$home/log" -w start >/dev/null
 	as_owner "$bin/createdb" -h "$home" bank
 	as_owner "$bin/psql" -h "$home" -q bank -c 'CREATE TABLE bank (balance bigint); INSERT INTO bank VALUES (0)'
-	as_owner sh -c "cat >$home/payment.sql" <<-END
+	as_owner sh -c "cat >$home/payment.sql" <<-SQL
 		BEGIN;
 		UPDATE bank SET balance = balance + 1;
 		SELECT pg_sleep(0.003) AS audit;
 		\\sleep 5 ms
 		END;
-	END
+	SQL
 	as_owner sh -c "{ echo '\\\\sleep 5 ms'; grep -v sleep.5 $home/payment.sql; } >$home/ask-first.sql"
 	;;
 load)
