@@ -29,6 +29,8 @@ from typing import Final
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _BLOCK: Final = 1 << 20
+_MOST_HOLES: Final = 16
+"""Largest ratio of the size of a file to its blocks on the disk; file systems that compress reach 10."""
 
 
 class FileRefusedError(OSError):
@@ -145,6 +147,11 @@ def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
 def allocated_bytes(status: os.stat_result) -> int:
     """Return how many bytes of a file take up room: a hole costs its author nothing, and its reader all."""
     return min(status.st_size, status.st_blocks * 512)
+
+
+def is_mostly_holes(status: os.stat_result) -> bool:
+    """Return True for a sparse file that takes up far less room than its size."""
+    return status.st_size > _MOST_HOLES * (allocated_bytes(status) + _BLOCK)
 
 
 def is_shared(status: os.stat_result) -> bool:

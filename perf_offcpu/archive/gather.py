@@ -21,6 +21,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.archive.stores import DirectoryStore, TarStore
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import FileRefusedError, is_mostly_holes
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.mappings import KERNEL_DSO, NO_MAP, find_mappings
@@ -93,7 +94,7 @@ class SymbolSaver:
                 image = open_dso(self.recording, dso, self.search, stack)
                 self._save_object(path.removesuffix(DELETED), image, stack)
         except (OSError, FormatError, Refused) as problem:
-            self.saved.missing[path] = str(problem)
+            self.saved.missing[path] = getattr(problem, "strerror", None) or str(problem)
 
     def _save_object(self, path: str, image: ElfImage, stack: ExitStack) -> None:
         build_id = image.build_id.hex()
@@ -132,6 +133,8 @@ class SymbolSaver:
             self._link(build_id, directory)
 
     def _add(self, name: str, source: Source) -> None:
+        if source.fd >= 0 and is_mostly_holes(os.fstat(source.fd)):
+            raise FileRefusedError(source.path, "it consists of holes, which would be written out")
         if not self.store.has(name):
             self.store.add(name, source)
             self.saved.files += 1

@@ -14,14 +14,12 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from perf_offcpu.errors import FormatError
-from perf_offcpu.files import allocated_bytes
+from perf_offcpu.files import is_mostly_holes
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.search import Search, debug_by_build_id, debug_by_link, debug_by_path
 
 _MAX_LINK: Final = 1 << 12
 _CRC_BLOCK: Final = 1 << 20
-_MAX_HOLES: Final = 64
-"""Largest ratio of the size of a file to its blocks on the disk; file systems that compress reach 10."""
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
@@ -77,7 +75,7 @@ def file_crc(image: ElfImage) -> int | None:
     Return None for a file that consists of holes, which cost nothing to make and as much to read as data.
     """
     source = image.source
-    if source.fd >= 0 and source.size > _MAX_HOLES * (allocated_bytes(os.fstat(source.fd)) + _CRC_BLOCK):
+    if source.fd >= 0 and is_mostly_holes(os.fstat(source.fd)):
         return None
     crc, at = 0, 0
     while block := image.source.read(at, _CRC_BLOCK):

@@ -12,8 +12,10 @@ process has there. A map of an earlier or later process with the same pid is ref
 
 from __future__ import annotations
 
+import io
 import os
 import re
+from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -21,13 +23,15 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.directories import Directory
-from perf_offcpu.files import FileRefusedError, read_bounded
+from perf_offcpu.files import FileRefusedError, is_mostly_holes, read_bounded
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 
 MAX_BYTES: Final = 1 << 28
+MAX_LINES: Final = 1 << 22
+"""Each takes 200 bytes of memory; large JVMs have some 100 000."""
 _SLACK_NS: Final = 2 * 10**9
 _OTHER_ROOT: Final = re.compile(r"(?P<root>/proc/\d+/root)/(?P<path>.+)")
 _MAX_LINKS: Final = 8
@@ -121,7 +125,7 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
         born_ns, died_ns: wall-clock times between which the process lived; 0 unknown.
 
     Raises:
-        FileRefusedError: it must not be trusted, or is no regular file of at most `MAX_BYTES`.
+        FileRefusedError: it must not be trusted, is no regular file, or larger than any real map.
         OSError: it cannot be read.
     """
     trusted = {0, os.geteuid()}
@@ -141,8 +145,13 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
             raise FileRefusedError(path, "it belongs to another user (-f reads it anyway)")
         if status.st_nlink != 1:
             raise FileRefusedError(path, "it has a second name")
+        if is_mostly_holes(status):
+            raise FileRefusedError(path, "it consists of holes")
         _check_time(path, status.st_mtime_ns, born_ns, died_ns)
-        return read_bounded(fd, MAX_BYTES, path)
+        text = read_bounded(fd, MAX_BYTES, path)
+        if text.count(b"\n") > MAX_LINES:
+            raise FileRefusedError(path, f"it has more than {MAX_LINES} lines")
+        return text
     finally:
         os.close(fd)
 
@@ -165,14 +174,23 @@ def _check_time(path: str, changed_ns: int, born_ns: int, died_ns: int) -> None:
 
 def parse_perf_map(text: bytes) -> SymbolTable:
     """Parse the text of a map; skip lines of another form."""
-    found, line_at = list[tuple[int, ...]](), 0
-    for line in text.split(b"\n"):
+    numbers, line_at = array("Q"), 0  # a list of tuples takes ten times as much memory
+    for line in io.BytesIO(text):
         if parsed := _parse_line(line):
             start, size, name = parsed
-            found.append((start, size, line_at + name, int(NO_ADDRESS), 0, 1))
-        line_at += len(line) + 1
-    rows = Symbols.from_rows(found)
-    return SymbolTable(rows.take(_not_replaced(rows.start, rows.size)), text.replace(b"\n", b"\0"))
+            numbers.extend((start, size, line_at + name))
+        line_at += len(line)
+    start_of, size_of, name_of = np.frombuffer(numbers, np.uint64).reshape(-1, 3).T
+    kept = _not_replaced(start_of, size_of)
+    rows = Symbols.filled(
+        len(kept),
+        start=start_of[kept],
+        size=size_of[kept],
+        name=name_of[kept].astype(np.uint32),
+        limit=np.full(len(kept), NO_ADDRESS),
+        code=np.ones(len(kept), np.uint8),
+    )
+    return SymbolTable(rows, text.replace(b"\n", b"\0"))
 
 
 def _parse_line(line: bytes) -> tuple[int, int, int] | None:
@@ -205,8 +223,8 @@ def _rows_in_front(start: U64, end: U64) -> I64:
     """
     bounds = np.unique(np.concatenate([start, end]))
     first, last = np.searchsorted(bounds, start).tolist(), np.searchsorted(bounds, end).tolist()
-    free = list(range(len(bounds) + 1))  # next segment from here that no later row covers
-    opened = list(range(len(bounds) + 1))  # next boundary from here that no later row passes over
+    free = array("q", range(len(bounds) + 1))  # next segment from here that no later row covers
+    opened = array("q", range(len(bounds) + 1))  # next boundary from here that no later row passes over
     kept = list[int]()
     for row in range(len(first) - 1, -1, -1):
         low, high = first[row], last[row]
@@ -217,7 +235,7 @@ def _rows_in_front(start: U64, end: U64) -> I64:
     return np.array(kept[::-1], np.int64)
 
 
-def _next(following: list[int], place: int) -> int:
+def _next(following: array[int], place: int) -> int:
     """Return the first open place from `place` on, and shorten the way to it."""
     while following[place] != place:
         following[place] = following[following[place]]
@@ -225,7 +243,7 @@ def _next(following: list[int], place: int) -> int:
     return place
 
 
-def _close(following: list[int], low: int, high: int) -> int:
+def _close(following: array[int], low: int, high: int) -> int:
     """Close the open places from `low` to before `high`, and return their number."""
     count, place = 0, _next(following, low)
     while place < high:

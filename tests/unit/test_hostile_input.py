@@ -19,9 +19,16 @@ from perf_offcpu.cli import main
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.switches.events import _states
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import FileRefusedError
 from perf_offcpu.objects.debug_files import file_crc
 from perf_offcpu.objects.elf.image import open_elf
-from perf_offcpu.objects.perf_map import _not_replaced, parse_perf_map, read_jit_name
+from perf_offcpu.objects.perf_map import (
+    MAX_LINES,
+    _not_replaced,
+    parse_perf_map,
+    read_jit_name,
+    read_perf_map,
+)
 from perf_offcpu.objects.symtab import _ends_of_names
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.reader import PerfDataReader
@@ -42,6 +49,25 @@ def test_an_ascending_map_whose_last_line_takes_the_first_again() -> None:
     """15 s for 200 000 lines once."""
     text = lines_of_a_map(*((0x1000 + 16 * row, 16) for row in range(200_000)), (0x1000, 16))
     assert seconds(lambda: parse_perf_map(text)) < 8
+
+
+def test_a_map_takes_few_bytes_of_memory_for_a_line() -> None:
+    """3 million lines, 77 MB, took 1.24 GB."""
+    text = lines_of_a_map(*((0x1000 + 16 * row, 16) for row in range(20_000)))
+    tracemalloc.start()
+    parse_perf_map(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000 * 220
+
+
+@pytest.mark.parametrize("kind", ["holes", "lines"])
+def test_a_map_larger_than_any_real_one_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "perf-7.map"
+    path.write_bytes(b"\n" * (MAX_LINES + 1) if kind == "lines" else b"1000 10 f\n")
+    os.truncate(path, 250 << 20 if kind == "holes" else path.stat().st_size)
+    with pytest.raises(FileRefusedError, match=kind):
+        read_perf_map(str(path))
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "nested", "overlapping"])
