@@ -100,7 +100,7 @@ class WaitClass(enum.IntEnum):
         """,
         work_wrappers=r"""
             _*pthread_cond_\w*wait\w* cnd_(timed)?wait sem_(wait|timedwait|clockwait) __new_sem_wait\w*
-            _*futex_abstimed_wait\w* Unsafe_Park runtime\.(stopm|mPark|findRunnable|notesleep|notetsleepg).*
+            Unsafe_Park runtime\.(stopm|mPark|findRunnable|notesleep|notetsleepg).*
         """,
     )
     DISK = ClassRow(

@@ -76,6 +76,8 @@ def judged(profile: Profile) -> tuple[str, bool]:
         (("f", "pthread_cond_wait", "__pthread_mutex_cond_lock", "__lll_lock_wait", *FUTEX), "lock", False),
         (("main", "__pthread_clockjoin_ex", "__futex_abstimed_wait_common64", *FUTEX), "child", False),
         ((LAUNCHER, "__pthread_clockjoin_ex", "__futex_abstimed_wait_common64", *FUTEX), "lock", True),
+        (("main", "__pthread_rwlock_rdlock_full64", "__futex_abstimed_wait_common64", *FUTEX), "lock", False),
+        (("main", "__new_sem_wait_slow64.constprop.0", "__futex_abstimed_wait", *FUTEX), "lock", True),
         (("eval", STRIPPED, *COND), "lock", False),
         (("eval", STRIPPED, "native_pool", *COND), "lock", True),
         ((STRIPPED, QUEUE, "PyThread_acquire_lock_timed", *SEM), "lock", True),
