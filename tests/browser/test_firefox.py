@@ -132,13 +132,9 @@ def test_waits_are_markers_with_details_and_stack(ask: Ask) -> None:
     told = ask("marker", "info", marker["handle"])
     details = {one["label"]: one["formattedValue"] for one in told["fields"]}
     assert details == {
-        "Function": "futex_wait",
-        "System call": "futex",
-        "State": "interruptible sleep",
-        "Woken by": "writer (pid 100, tid 102)",
-        "Run-queue delay": "1.500μs",
-        "Waker's stack": "main;handle",
-    }
+        "Function": "futex_wait", "System call": "futex", "State": "interruptible sleep",
+        "Woken by": "writer (pid 100, tid 102)", "Run-queue delay": "1.500μs", "Waker's stack": "main;handle",
+    }  # fmt: skip
     assert [one["name"] for one in told["stack"]["frames"]] == ["futex_wait", "handle", "main"]
 
 

@@ -18,12 +18,9 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 HOSTILE = [
-    "<img src=x onerror=hacked=1>",
-    "</script><script>hacked=1</script>",
-    "<svg/onload=hacked=1>",
-    "\u2028hacked=1\u2029",
-    "javascript:hacked=1",
-]
+    "<img src=x onerror=hacked=1>", "</script><script>hacked=1</script>", "<svg/onload=hacked=1>",
+    "\u2028hacked=1\u2029", "javascript:hacked=1",
+]  # fmt: skip
 SECONDS = 10**9
 
 Show = Callable[..., Path]
@@ -86,17 +83,9 @@ def test_widths_are_weights(browser: Browser, show: Show) -> None:
     whole = drawn["all"]["width"]
     shares = {label: round(box["width"] / whole, 3) for label, box in drawn.items()}
     assert shares == {
-        "all": 1.0,
-        "logger": 0.1,
-        "[missed stack]": 0.1,
-        "server": 0.9,
-        "main": 0.9,
-        "handle": 0.6,
-        "read": 0.6,
-        "io_wait": 0.6,
-        "idle": 0.3,
-        "timer_wait": 0.3,
-    }
+        "all": 1.0, "logger": 0.1, "[missed stack]": 0.1, "server": 0.9, "main": 0.9, "handle": 0.6,
+        "read": 0.6, "io_wait": 0.6, "idle": 0.3, "timer_wait": 0.3,
+    }  # fmt: skip
     assert drawn["main"]["y"] < drawn["server"]["y"] < drawn["all"]["y"], "flames grow upwards"
     assert drawn["idle"]["x"] == pytest.approx(drawn["handle"]["x"] + drawn["handle"]["width"])
 
@@ -139,11 +128,8 @@ def test_tooltip(browser: Browser, show: Show) -> None:
         "return Array.from(document.querySelectorAll('#tip div'), (line) => line.textContent)"
     )
     assert lines == [
-        "read",
-        "in libc.so.6",
-        "waiting: 6 s (6,000,000,000 ns), 3 waits, average 2 s",
-        "60.00 % of all",
-    ]
+        "read", "in libc.so.6", "waiting: 6 s (6,000,000,000 ns), 3 waits, average 2 s", "60.00 % of all",
+    ]  # fmt: skip
     browser.hover(600, 10)
     assert browser.run("return document.getElementById('tip').hidden") is True
 

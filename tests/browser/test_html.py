@@ -30,12 +30,9 @@ from perf_offcpu.report.summary import summarize
 DATA = Path(__file__).resolve().parents[1] / "data"
 MS = 10**6
 HOSTILE = [
-    "<img src=x onerror=hacked=1>",
-    "</script><script>hacked=1</script>",
-    "'; touch /tmp/hacked; '",
-    "\u2028hacked=1\u2029",
-    "<!--<script>",
-]
+    "<img src=x onerror=hacked=1>", "</script><script>hacked=1</script>", "'; touch /tmp/hacked; '",
+    "\u2028hacked=1\u2029", "<!--<script>",
+]  # fmt: skip
 Show = Callable[..., Path]
 
 

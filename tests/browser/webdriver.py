@@ -18,24 +18,14 @@ from pathlib import Path
 from typing import Any, Self
 
 _FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 KEYS = {
-    "enter": "\ue007",
-    "escape": "\ue00c",
-    "left": "\ue012",
-    "up": "\ue013",
-    "right": "\ue014",
+    "enter": "\ue007", "escape": "\ue00c", "left": "\ue012", "up": "\ue013", "right": "\ue014",
     "down": "\ue015",
-}
+}  # fmt: skip
 
 
 def _started() -> tuple[subprocess.Popen[str], int]:

@@ -69,15 +69,9 @@ def run(command: str, directory: Path, environment: Mapping[str, str] = os.envir
         (stands_in / name).chmod(stat.S_IRWXU)
     path = f"{stands_in}:{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
-        cwd=directory,
-        env=dict(environment) | {"PATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=120,
-        check=False,
-    )
+        ["bash", "-o", "pipefail", "-c", command], cwd=directory, env=dict(environment) | {"PATH": path},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+    )  # fmt: skip
     text = done.stdout.decode(errors="replace")
     assert done.returncode == 0, f"{command}\nexit status {done.returncode}\n{text}"
     assert "Traceback" not in text, text

@@ -108,14 +108,9 @@ def run(step: Step, cwd: Path, environment: Mapping[str, str], timeout_s: float 
     """Run a step as a user would, in a shell; what both streams printed, or a complaint with it."""
     command = step.command.replace("sudo ", "")
     done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=cwd,
-        env=dict(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=timeout_s,
-        check=False,
-    )
+        ["bash", "-c", command], cwd=cwd, env=dict(environment), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
+    )  # fmt: skip
     printed = done.stdout.decode()
     problem = difference(step.shown, printed.splitlines())
     if done.returncode:

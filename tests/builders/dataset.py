@@ -21,12 +21,8 @@ BEGIN = 1_789_977_600_000_000_000
 _TYPES = {"list<int64>": pa.list_(pa.int64()), "map<string,string>": pa.map_(pa.string(), pa.string())}
 _ZEROS = {"int64": 0, "int32": 0, "string": "", "bool": False, "list<int64>": [], "map<string,string>": {}}
 _TIMES = {
-    "samples": "time_ns",
-    "budgets": "begin_ns",
-    "hosts": "begin_ns",
-    "losses": "begin_ns",
-    "gaps": "end_ns",
-}
+    "samples": "time_ns", "budgets": "begin_ns", "hosts": "begin_ns", "losses": "begin_ns", "gaps": "end_ns",
+}  # fmt: skip
 
 
 def rows_of(dataset: Dataset, table: str) -> list[dict[str, Any]]:
@@ -48,12 +44,9 @@ class DatasetBuilder:
     def host(self, name: str, labels: Mapping[str, str] | None = None, **columns: Any) -> None:
         """Add a segment of an hour; `begin_ns`, `end_ns`, `period_ns` are columns."""
         row = {
-            "host_id": f"id-{name}",
-            "hostname": name,
-            "boot_id": "b",
-            "cpus": 2,
+            "host_id": f"id-{name}", "hostname": name, "boot_id": "b", "cpus": 2,
             "labels": dict(labels or {}),
-        }
+        }  # fmt: skip
         self.rows["hosts"].append(row | {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR} | columns)
 
     def wait(self, host: str, ns: int, stack: Sequence[str] = (), **columns: Any) -> None:

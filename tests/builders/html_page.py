@@ -8,14 +8,9 @@ import json
 from typing import Any
 
 HOSTILE = [
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(2)</script>",
-    "<!--<script>",
-    "a\u2028b\u2029c",
-    "$data ${script} $$",
-    "quote\"'&amp;",
-    "\x00\x1b[2J",
-]
+    "<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<!--<script>", "a\u2028b\u2029c",
+    "$data ${script} $$", "quote\"'&amp;", "\x00\x1b[2J",
+]  # fmt: skip
 
 
 class Page(html.parser.HTMLParser):

@@ -36,32 +36,18 @@ def large_profile(
     runq_ns = wait_ns // rng.integers(20, 2_000, waits)
     waker = np.where(rng.random(waits) < 0.8, thread // 8 * 8 + rng.integers(0, 8, waits), -1)
     samples = ProfileSamples.filled(
-        waits,
-        time_ns=end_ns,
-        period=wait_ns,
-        evsel=np.zeros(waits),
-        pid=1000 + thread // 16,
-        tid=2000 + thread,
-        cpu=rng.integers(0, 8, waits),
-        comm=comms[thread % len(comms)],
-        stack=leaf[chosen],
-        flags=np.full(waits, SampleFlag.OFFCPU),
-        state=rng.choice([1, 2], waits, p=[0.9, 0.1]),
-        switch_out_ns=end_ns - wait_ns,
-        wakeup_ns=end_ns - runq_ns,
-        runq_ns=runq_ns,
+        waits, time_ns=end_ns, period=wait_ns, evsel=np.zeros(waits), pid=1000 + thread // 16,
+        tid=2000 + thread, cpu=rng.integers(0, 8, waits), comm=comms[thread % len(comms)], stack=leaf[chosen],
+        flags=np.full(waits, SampleFlag.OFFCPU), state=rng.choice([1, 2], waits, p=[0.9, 0.1]),
+        switch_out_ns=end_ns - wait_ns, wakeup_ns=end_ns - runq_ns, runq_ns=runq_ns,
         waker_tid=np.where(waker < 0, -1, 2000 + waker),
-        waker_pid=np.where(waker < 0, -1, 1000 + waker // 16),
-        longest_ns=wait_ns,
-    ).take(np.argsort(end_ns, kind="stable"))
+        waker_pid=np.where(waker < 0, -1, 1000 + waker // 16), longest_ns=wait_ns,
+    ).take(np.argsort(end_ns, kind="stable"))  # fmt: skip
     profile = Profile(
-        samples,
-        Stacks(parent, frame),
-        _frames(strings, functions),
-        strings,
+        samples, Stacks(parent, frame), _frames(strings, functions), strings,
         [Evsel("offcpu-time", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
         meta=Meta(hostname="example", cmdline=("perf-offcpu", "record", "-a"), source="perf.data"),
-    )
+    )  # fmt: skip
     profile.check()
     return profile
 

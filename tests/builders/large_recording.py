@@ -48,27 +48,21 @@ _FLAGS = AttrFlag.SAMPLE_ID_ALL | AttrFlag.MMAP | AttrFlag.MMAP2 | AttrFlag.COMM
 EVENTS = (
     EventSpec(
         Attr(
-            type=PerfType.SOFTWARE,
-            config=SoftwareConfig.CPU_CLOCK,
-            sample_period=1_000_000,
-            sample_type=_BASE | SampleType.CALLCHAIN,
-            flags=_FLAGS,
+            type=PerfType.SOFTWARE, config=SoftwareConfig.CPU_CLOCK, sample_period=1_000_000,
+            sample_type=_BASE | SampleType.CALLCHAIN, flags=_FLAGS,
         ),
         "cpu-clock",
         tuple(range(1, 1 + CPUS)),
     ),
     EventSpec(
         Attr(
-            type=PerfType.SOFTWARE,
-            config=SoftwareConfig.BPF_OUTPUT,
-            sample_period=1,
-            sample_type=_BASE | SampleType.RAW,
-            flags=AttrFlag.SAMPLE_ID_ALL,
+            type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT, sample_period=1,
+            sample_type=_BASE | SampleType.RAW, flags=AttrFlag.SAMPLE_ID_ALL,
         ),
         EVENT_NAME,
         tuple(range(101, 101 + CPUS)),
     ),
-)
+)  # fmt: skip
 
 
 def write_large_recording(
@@ -240,13 +234,8 @@ def _with_cookies(chains: Ragged, cookies: U64) -> Ragged:
 
 def _trailer(pid: int, tid: int, time: int, cpu: int) -> bytes:
     values = {
-        "pid": pid,
-        "tid": tid,
-        "time": time,
-        "cpu": cpu,
-        "cpu_res": 0,
-        "identifier": 1 + cpu if time else 0,
-    }
+        "pid": pid, "tid": tid, "time": time, "cpu": cpu, "cpu_res": 0, "identifier": 1 + cpu if time else 0,
+    }  # fmt: skip
     return TRAILER.pack(values, shape=EVENTS[0].attr.sample_type)
 
 

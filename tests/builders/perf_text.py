@@ -53,15 +53,10 @@ def parse(text: str) -> list[Printed]:
         event, leaf = head["event"] or DEFERRED, _frames(head["rest"])
         samples.append(
             Printed(
-                comm=head["comm"],
-                tid=int(head["tid"]),
-                time=head["time"],
-                event=event,
-                rest="" if leaf else head["rest"],
-                frames=leaf,
-                **numbers,
+                comm=head["comm"], tid=int(head["tid"]), time=head["time"], event=event,
+                rest="" if leaf else head["rest"], frames=leaf, **numbers,
             )
-        )
+        )  # fmt: skip
     return samples
 
 

@@ -18,13 +18,9 @@ def waits(tid: NDArray[np.int64], begin: NDArray[np.float64], end: NDArray[np.fl
     rows = np.flatnonzero(end > begin)
     rows = rows[np.argsort(end[rows], kind="stable")]
     return ProfileSamples.filled(
-        len(rows),
-        time_ns=end[rows] + 1,
-        period=(end - begin)[rows],
-        pid=np.full(len(rows), 100),
-        tid=tid[rows],
-        flags=np.full(len(rows), int(SampleFlag.OFFCPU)),
-    )
+        len(rows), time_ns=end[rows] + 1, period=(end - begin)[rows], pid=np.full(len(rows), 100),
+        tid=tid[rows], flags=np.full(len(rows), int(SampleFlag.OFFCPU)),
+    )  # fmt: skip
 
 
 def load(

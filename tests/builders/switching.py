@@ -119,12 +119,9 @@ def write_switches(
 ) -> None:
     """Write a recording of one evsel, or of several that are the same; rows stay in their order."""
     attr = Attr(
-        type=PerfType.TRACEPOINT,
-        config=ID,
-        sample_period=1,
-        sample_type=SAMPLE_TYPE,
+        type=PerfType.TRACEPOINT, config=ID, sample_period=1, sample_type=SAMPLE_TYPE,
         flags=AttrFlag.SAMPLE_ID_ALL,
-    )
+    )  # fmt: skip
     specs = [EventSpec(attr, "sched:sched_switch", (number + 1,)) for number in range(events)]
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -141,17 +138,10 @@ def write_switches(
 def _records(rows: SwitchTable, text: str, order: Order, event_id: int) -> bytes:
     chains = rows.chains if len(rows.chains) else Ragged(np.zeros(len(rows) + 1, np.int64))
     columns = {
-        "identifier": event_id,
-        "ip": 0,
-        "pid": rows.prev_pid,
-        "tid": rows.prev_pid,
-        "time": rows.time_ns,
-        "cpu": rows.cpu,
-        "cpu_res": 0,
-        "period": 1,
-        "callchain": (chains.offsets, chains.values),
+        "identifier": event_id, "ip": 0, "pid": rows.prev_pid, "tid": rows.prev_pid, "time": rows.time_ns,
+        "cpu": rows.cpu, "cpu_res": 0, "period": 1, "callchain": (chains.offsets, chains.values),
         "raw": _raw(rows, text, order),
-    }
+    }  # fmt: skip
     return pack_samples(SampleShape(SAMPLE_TYPE), 1, columns, len(rows), order)
 
 

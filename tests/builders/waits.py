@@ -23,16 +23,7 @@ def wait(
 ) -> ProfileBuilder:
     """Add a wait from `begin` to `end`, at the end of which it was `queued` ns on a run queue."""
     return builder.sample(
-        COMMS.get(tid, f"t{tid}"),
-        path or [f"main{tid}", f"sleep_in_{tid}"],
-        end - begin,
-        tid=tid,
-        pid=tid,
-        time_ns=end,
-        switch_out_ns=begin,
-        wakeup_ns=end - queued,
-        runq_ns=queued,
-        waker_tid=waker,
-        waker_pid=waker,
-        **other,
-    )
+        COMMS.get(tid, f"t{tid}"), path or [f"main{tid}", f"sleep_in_{tid}"], end - begin, tid=tid, pid=tid,
+        time_ns=end, switch_out_ns=begin, wakeup_ns=end - queued, runq_ns=queued, waker_tid=waker,
+        waker_pid=waker, **other,
+    )  # fmt: skip

@@ -205,11 +205,8 @@ _VALUES: dict[int, dict[str, Any]] = {
     RecordType.COMM: _TIMED | {"comm": b"other"},
 }
 _LEFT_OUT = (
-    RecordType.HEADER_TRACING_DATA,
-    RecordType.AUXTRACE,
-    RecordType.COMPRESSED,
-    RecordType.COMPRESSED2,
-)
+    RecordType.HEADER_TRACING_DATA, RecordType.AUXTRACE, RecordType.COMPRESSED, RecordType.COMPRESSED2,
+)  # fmt: skip
 
 
 def _a_record_each(spec: EventSpec) -> Iterator[bytes]:

@@ -64,20 +64,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in range(3000):
         number = chance.randrange(12)
         builder.wait(
-            f"host{number}",
-            chance.randrange(1 << 50),
-            chance.choice(STACKS),
+            f"host{number}", chance.randrange(1 << 50), chance.choice(STACKS),
             time_ns=BEGIN + chance.randrange(3 * HOUR),
             runq_ns=chance.choice((None, chance.randrange(1 << 30))),
-            comm=chance.choice(("nginx", "worker", "öß")),
-            object=chance.choice(OBJECTS),
+            comm=chance.choice(("nginx", "worker", "öß")), object=chance.choice(OBJECTS),
             state=chance.choice(("S", "D", None)),
-            event=chance.choice(("offcpu-time", "offcpu-time", "cpu-clock")),
-            count=chance.randrange(1, 5),
-            idle=chance.random() < 0.3,
-            flags=chance.choice((1, 1, 1 | 4, 1 | 32)),
+            event=chance.choice(("offcpu-time", "offcpu-time", "cpu-clock")), count=chance.randrange(1, 5),
+            idle=chance.random() < 0.3, flags=chance.choice((1, 1, 1 | 4, 1 | 32)),
             **{"class": chance.choice(CLASSES)},
-        )
+        )  # fmt: skip
     row = {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR, "host_id": "id-host1"}
     builder.rows["losses"] += [row | {"cause": "rings were full", "count": 7, "is_loss": True}] * 2
     gap = {"host_id": "id-host1", "cause": "budget", "begin_ns": BEGIN - 10**9, "end_ns": BEGIN + 10**9}

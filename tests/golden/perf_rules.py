@@ -108,9 +108,7 @@ RULES = [
         ),
     ),
     Rule(
-        "Sums have a dummy time, which perf prints; they have none.",
-        "atend hybrid",
-        "time",
+        "Sums have a dummy time, which perf prints; they have none.", "atend hybrid", "time",
         lambda one: is_sum(one) and one.ours.time == "-",
     ),
     Rule(
@@ -126,10 +124,8 @@ RULES = [
         ),
     ),
     Rule(
-        "With the last thread perf forgets the mappings of the process: frames of sums are unknown.",
-        "atend",
-        "sym dso",
-        lambda one: one.exited and is_sum(one) and is_nowhere(one.perf_frame),
+        "With the last thread perf forgets the mappings of the process: frames of sums are unknown.", "atend",
+        "sym dso", lambda one: one.exited and is_sum(one) and is_nowhere(one.perf_frame),
     ),
     Rule(
         "Walks by frame pointers end in words that are no code where code has none of these (glibc). perf "
@@ -177,7 +173,7 @@ RULES = [
             and one.our_frame.sym != UNKNOWN
         ),
     ),
-]
+]  # fmt: skip
 
 
 def has_exited(recording: Recording, tid: int, time: str) -> bool:

@@ -34,13 +34,9 @@ Totals = Counter[tuple[str, ...]]
 def perf(*arguments: str | Path) -> str:
     """Return perf's output; complaints fail."""
     done = subprocess.run(
-        ["perf", *arguments],
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        timeout=60,
+        ["perf", *arguments], capture_output=True, text=True, errors="surrogateescape", timeout=60,
         check=False,
-    )
+    )  # fmt: skip
     assert (done.returncode, complaints(done.stderr)) == (0, ""), done.args
     return done.stdout
 

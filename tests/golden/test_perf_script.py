@@ -123,15 +123,9 @@ def test_a_rule_is_no_blanket() -> None:
 
 
 ENTRIES = {
-    "sleeper": "t_sleeper",
-    "deep": "t_deep",
-    "locker": "t_lock",
-    "reader": "t_reader",
-    "writer": "t_writer",
-    "poller": "t_poll",
-    "syncer": "t_sync",
-    "stuck": "t_forever",
-}
+    "sleeper": "t_sleeper", "deep": "t_deep", "locker": "t_lock", "reader": "t_reader", "writer": "t_writer",
+    "poller": "t_poll", "syncer": "t_sync", "stuck": "t_forever",
+}  # fmt: skip
 """Thread of blocker.c → its function. Each waits in 10 rounds, `stuck` in one that main ends."""
 
 

@@ -32,14 +32,8 @@ MS = 1_000_000
 NANOSLEEP = {"x86_64": 230}.get(platform.machine(), 115)  # clock_nanosleep
 
 _FLAGS = [
-    "-O1",
-    "-g",
-    "-static",
-    "-no-pie",
-    "-pthread",
-    "-fno-omit-frame-pointer",
-    "-fno-optimize-sibling-calls",
-]
+    "-O1", "-g", "-static", "-no-pie", "-pthread", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls",
+]  # fmt: skip
 
 ENDS_IN_SLEEPER = b"\0btf_trace_sched_exit_tp\0" in Path("/sys/kernel/btf/vmlinux").read_bytes()
 """This kernel can end waits in the sleeper's own context (Linux 6.16)."""

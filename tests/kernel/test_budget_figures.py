@@ -22,13 +22,9 @@ from perf_offcpu.model.recording import Budget
 
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 MIXES = {
-    "switch": "--switch 2",
-    "mutex": "--mutex 2 --mutex-procs 3",
-    "sem": "--sem 2 --sem-procs 3",
-    "fork": "--fork 2",
-    "cpu": "--cpu 3",
-    "all": "--switch 1 --mutex 1 --sem 1 --fork 1 --cpu 1",
-}
+    "switch": "--switch 2", "mutex": "--mutex 2 --mutex-procs 3", "sem": "--sem 2 --sem-procs 3",
+    "fork": "--fork 2", "cpu": "--cpu 3", "all": "--switch 1 --mutex 1 --sem 1 --fork 1 --cpu 1",
+}  # fmt: skip
 
 
 class Figures(NamedTuple):

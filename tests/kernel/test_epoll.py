@@ -104,12 +104,9 @@ def test_events_of_others_are_answers_and_those_of_clients_are_work(profile: Pro
         fact = WaitClass(waits.wait_class[row]).label, bool(waits.for_work[row])
         found.setdefault(who, Counter())[fact] += 1
     assert {who: set(facts) for who, facts in found.items()} == {
-        "upstream": {("network", False)},
-        "tcp": {("network", True)},
-        "to_pipe": {("pipe", False)},
-        "[eventfd]": {("poll", True)},
-        "[eventpoll]": {("poll", True)},
-    }
+        "upstream": {("network", False)}, "tcp": {("network", True)}, "to_pipe": {("pipe", False)},
+        "[eventfd]": {("poll", True)}, "[eventpoll]": {("poll", True)},
+    }  # fmt: skip
 
 
 def test_a_set_is_named_by_the_connections_made_from_here(profile: Profile) -> None:

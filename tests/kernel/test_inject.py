@@ -26,20 +26,16 @@ WORK = (
 SHELL = ["--", "sh", "-c", WORK]
 
 FORMS = {
-    "one event": "-g -e cpu-clock -F 997",
-    "no ids in samples": "-e cpu-clock -F 4000",
+    "one event": "-g -e cpu-clock -F 997", "no ids in samples": "-e cpu-clock -F 4000",
     "two events": "-g -e cpu-clock -e page-faults",
     "different fields": "-e cpu-clock/call-graph=fp/ -e page-faults/call-graph=no/ -d --weight",
-    "group read": "-e {cpu-clock,page-faults}:S -g",
-    "compressed": "-z -g -e cpu-clock -F 4000",
-    "switches": "--switch-events -e cpu-clock -g",
-    "clock": "-k mono -e cpu-clock -g",
+    "group read": "-e {cpu-clock,page-faults}:S -g", "compressed": "-z -g -e cpu-clock -F 4000",
+    "switches": "--switch-events -e cpu-clock -g", "clock": "-k mono -e cpu-clock -g",
     "user stacks": "--call-graph dwarf,4096 -e cpu-clock",
     "registers": "--intr-regs=ip,sp --user-regs=ip,sp -e cpu-clock",
     "tracepoints": "-e sched:sched_switch -e sched:sched_wakeup -a -g",
-    "system": "-a -e cpu-clock -g --all-cgroups",
-    "directory": "--threads -a -e cpu-clock -g",
-}
+    "system": "-a -e cpu-clock -g --all-cgroups", "directory": "--threads -a -e cpu-clock -g",
+}  # fmt: skip
 
 
 def record(path: Path, options: str) -> None:

@@ -45,18 +45,12 @@ def profile(recorded: Recorded, directory: Path) -> Profile:
 
 
 NAMES = {
-    "ledger": r"ledger_lock in objects",
-    "journal": r"journal_lock in objects",
-    "heap": r"lock heap 0x[0-9a-f]+ \(via wait_heap\)",
-    "pi": r"pi_lock in objects",
-    "rwlock": r"table_lock in objects",
-    "cond": r"ready(_lock)? in objects",
-    "sem": r"slots in objects",
-    "tcp": r"tcp 127\.0\.0\.1:\d+ \(server \d+\)",
-    "unix": r"unix (objects\.\d+\.sock|.*) \(server \d+\)",
-    "pipe": r"pipe from server \(\d+\)",
-    "fsync": r"/.*/block",
-}
+    "ledger": r"ledger_lock in objects", "journal": r"journal_lock in objects",
+    "heap": r"lock heap 0x[0-9a-f]+ \(via wait_heap\)", "pi": r"pi_lock in objects",
+    "rwlock": r"table_lock in objects", "cond": r"ready(_lock)? in objects", "sem": r"slots in objects",
+    "tcp": r"tcp 127\.0\.0\.1:\d+ \(server \d+\)", "unix": r"unix (objects\.\d+\.sock|.*) \(server \d+\)",
+    "pipe": r"pipe from server \(\d+\)", "fsync": r"/.*/block",
+}  # fmt: skip
 CLASSES = {"tcp": "network", "unix": "pipe", "pipe": "pipe", "fsync": "disk"}
 
 

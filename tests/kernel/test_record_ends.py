@@ -72,12 +72,9 @@ def test_interrupt_from_the_terminal_reaches_both(tmp_path: Path) -> None:
     """The terminal sends SIGINT to the whole foreground group."""
     script = "trap 'exit 4' INT; echo go; while :; do sleep 0.05; done"
     process = subprocess.Popen(
-        [*INTERRUPTIBLE, *PROGRAM, "-q", "--", "sh", "-c", script],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [*INTERRUPTIBLE, *PROGRAM, "-q", "--", "sh", "-c", script], cwd=tmp_path, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "go\n"
     until((tmp_path / "perf.data").exists)
     os.killpg(process.pid, signal.SIGINT)
@@ -180,35 +177,32 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "perf.data").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "sentence"),
-    [
-        (["--", "/nonexistent/command"], 127, "cannot run /nonexistent/command: No such file or directory"),
-        (["--", ""], 127, "cannot run '': No such file or directory"),
-        (["--max-rate", "9" * 20, "--", "true"], 129, f"--max-rate {'9' * 20}: at most 1000000000, or 0 for"),
-        (["-p", "4194303"], 1, "there is no process 4194303"),
-        (["-p", "99999999"], 1, "there is no process 99999999"),
-        (["-C", "999"], 1, "-C 999: CPU 999 is not online; 0"),
-        (["-u", "nosuchuser"], 1, "-u nosuchuser: there is no such user"),
-        (["-G", "nosuchgroup"], 1, "-G nosuchgroup: there is no such control group in /"),
-        (["-a", "-p", "1"], 129, "-a is everybody, -p is not: choose one"),
-        (["-t", "4194303"], 1, "there is no thread 4194303"),
-        (["-p", "x"], 129, "-p x: not a list of ids such as 17 or 17,18"),
-        (["-e", "nosuch", "--", "true"], 129, "-e nosuch: unknown event; known are cpu-clock"),
-        (["-o", "nowhere/out", "--", "true"], 1, "nowhere/out: cannot be written: No such file or directory"),
-        (["-o", "-", "-z", "--", "true"], 129, "-z is for files; compress the pipe itself: -o - | zstd"),
-        (["-o", "-", "--switch-output=1s", "--", "true"], 129, "--switch-output needs files, -o - is a pipe"),
-        (
-            ["--switch-output", "true"],
-            129,
-            "--switch-output true: not a size (100M), a time (30s, 5m) or signal",
-        ),
-        (["-F", "999999999", "--", "true"], 129, "-F 999999999: more than the kernel allows"),
-        (["-m", "x", "--", "true"], 129, "-m x: not a number of pages"),
-        (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a number of milliseconds"),
-        (["--duration", "0", "--", "true"], 129, "--duration 0: not a time in seconds, more than 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "status", "sentence"), [
+    (["--", "/nonexistent/command"], 127, "cannot run /nonexistent/command: No such file or directory"),
+    (["--", ""], 127, "cannot run '': No such file or directory"),
+    (["--max-rate", "9" * 20, "--", "true"], 129, f"--max-rate {'9' * 20}: at most 1000000000, or 0 for"),
+    (["-p", "4194303"], 1, "there is no process 4194303"),
+    (["-p", "99999999"], 1, "there is no process 99999999"),
+    (["-C", "999"], 1, "-C 999: CPU 999 is not online; 0"),
+    (["-u", "nosuchuser"], 1, "-u nosuchuser: there is no such user"),
+    (["-G", "nosuchgroup"], 1, "-G nosuchgroup: there is no such control group in /"),
+    (["-a", "-p", "1"], 129, "-a is everybody, -p is not: choose one"),
+    (["-t", "4194303"], 1, "there is no thread 4194303"),
+    (["-p", "x"], 129, "-p x: not a list of ids such as 17 or 17,18"),
+    (["-e", "nosuch", "--", "true"], 129, "-e nosuch: unknown event; known are cpu-clock"),
+    (["-o", "nowhere/out", "--", "true"], 1, "nowhere/out: cannot be written: No such file or directory"),
+    (["-o", "-", "-z", "--", "true"], 129, "-z is for files; compress the pipe itself: -o - | zstd"),
+    (["-o", "-", "--switch-output=1s", "--", "true"], 129, "--switch-output needs files, -o - is a pipe"),
+    (
+        ["--switch-output", "true"],
+        129,
+        "--switch-output true: not a size (100M), a time (30s, 5m) or signal",
+    ),
+    (["-F", "999999999", "--", "true"], 129, "-F 999999999: more than the kernel allows"),
+    (["-m", "x", "--", "true"], 129, "-m x: not a number of pages"),
+    (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a number of milliseconds"),
+    (["--duration", "0", "--", "true"], 129, "--duration 0: not a time in seconds, more than 0"),
+])  # fmt: skip
 def test_what_cannot_be_is_one_sentence_and_no_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

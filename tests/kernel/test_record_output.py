@@ -41,12 +41,9 @@ def test_pipe_goes_straight_into_perf_and_the_commands_output_beside_it(tmp_path
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
     )  # fmt: skip
     report = subprocess.run(
-        ["perf", "report", "-i", "-", "--stdio"],
-        stdin=recorder.stdout,
-        capture_output=True,
-        text=True,
+        ["perf", "report", "-i", "-", "--stdio"], stdin=recorder.stdout, capture_output=True, text=True,
         check=True,
-    )
+    )  # fmt: skip
     assert recorder.stdout is not None and recorder.stderr is not None
     recorder.stdout.close()
     said = recorder.stderr.read().decode()
@@ -92,13 +89,10 @@ RATE = str(int(1999 / PATIENCE))
 """Samples a second; an emulated machine does not compress as fast as that."""
 
 
-@pytest.mark.parametrize(
-    "level, load",
-    [
-        pytest.param("-z", ["-a", "-F", RATE], id="quick", marks=pytest.mark.alone),
-        pytest.param("-z19", ["-F", RATE], id="best"),  # too slow for all that a busy machine does
-    ],
-)
+@pytest.mark.parametrize("level, load", [
+    pytest.param("-z", ["-a", "-F", RATE], id="quick", marks=pytest.mark.alone),
+    pytest.param("-z19", ["-F", RATE], id="best"),  # too slow for all that a busy machine does
+])  # fmt: skip
 def test_compressed_file_opens_in_perf(tmp_path: Path, level: str, load: list[str]) -> None:
     busy = [*napping(100)[:-1], f"{NAPS.format(100)}\nsum(range(10**7))"]
     assert run(level, *load, "--", *busy, cwd=tmp_path).status == 0

@@ -212,12 +212,9 @@ Chain = tuple[int, ...]
 def chains_of_perf(path: Path) -> dict[tuple[int, int], Chain]:
     """(tid, µs) → user addresses within their pages, as perf script unwinds them."""
     text = subprocess.run(
-        ["perf", "script", "-i", path, "--no-inline", "-F", "tid,time,ip"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
+        ["perf", "script", "-i", path, "--no-inline", "-F", "tid,time,ip"], capture_output=True, text=True,
+        timeout=120, check=True,
+    ).stdout  # fmt: skip
     chains: dict[tuple[int, int], Chain] = {}
     for block in text.split("\n\n"):
         head, *lines = block.strip().split("\n")
@@ -260,12 +257,9 @@ def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "9999", "--call-graph", "dwarf,16384"]
     environment = os.environ | {"DEBUGINFOD_URLS": ""}
     subprocess.run(
-        [*command, "-o", output, program, argument],
-        check=True,
-        timeout=60,
-        env=environment,
+        [*command, "-o", output, program, argument], check=True, timeout=60, env=environment,
         capture_output=True,
-    )
+    )  # fmt: skip
     theirs, ours = chains_of_perf(output), chains_of_ours(output)
     assert theirs.keys() == ours.keys() and len(theirs) > 100
     others = [(ours[key], chain) for key, chain in theirs.items() if not agree(ours[key], chain)]

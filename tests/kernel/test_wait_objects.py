@@ -169,15 +169,12 @@ def check_file(recording: Recording, row: int, named: tuple[str, ...]) -> None:
     assert strings[objects.name[row]] == named[1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "syscall", "check"),
-    [
-        ("tcp", "read", check_tcp),
-        ("unix", "read", check_unix),
-        ("pipe", "read", check_pipe),
-        ("fsync", "fsync", check_file),
-    ],
-)
+@pytest.mark.parametrize(("kind", "syscall", "check"), [
+    ("tcp", "read", check_tcp),
+    ("unix", "read", check_unix),
+    ("pipe", "read", check_pipe),
+    ("fsync", "fsync", check_file),
+])  # fmt: skip
 def test_each_wait_for_a_descriptor_names_what_it_refers_to(
     kind: str, syscall: str, check: Callable[[Recording, int, tuple[str, ...]], None], recorded: Recorded
 ) -> None:

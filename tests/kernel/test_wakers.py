@@ -77,15 +77,12 @@ def of_pipes(function: str) -> str:
     return newer if newer in kernel_symbols()[1] else function
 
 
-@pytest.mark.parametrize(
-    ("sleeper", "kernel_function", "waker"),
-    [
-        ("locker-a", "futex_wait", "locker-b"),
-        ("locker-b", "futex_wait", "locker-a"),
-        ("pipe-reader", "pipe_read", "pipe-writer"),
-        ("cond-waiter", "futex_wait", "cond-signaler"),
-    ],
-)
+@pytest.mark.parametrize(("sleeper", "kernel_function", "waker"), [
+    ("locker-a", "futex_wait", "locker-b"),
+    ("locker-b", "futex_wait", "locker-a"),
+    ("pipe-reader", "pipe_read", "pipe-writer"),
+    ("cond-waiter", "futex_wait", "cond-signaler"),
+])  # fmt: skip
 def test_a_thread_is_woken_by_the_one_that_lets_it_go(
     run: Run, sleeper: str, kernel_function: str, waker: str
 ) -> None:

@@ -25,14 +25,9 @@ PAGES = {path.with_suffix(".1").name for path in (ROOT / "Documentation").glob("
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = Path("/")) -> str:
     """Run a command that must succeed, outside the checkout, and return its output."""
     done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=cwd,
+        command, capture_output=True, text=True, timeout=240, check=False, cwd=cwd,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | (env or {}),
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

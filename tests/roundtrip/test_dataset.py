@@ -26,31 +26,20 @@ from perf_offcpu.text import printable
 BEGIN = 497_000 * HOUR_NS
 NAMES = st.one_of(st.sampled_from(["a", "b", ""]), st.text(max_size=8), st.binary(max_size=8))
 CODES = st.builds(
-    Code,
-    symbol=st.sampled_from(["", "f", "g", "\x1b[0m", "ü\u202e"]),
-    dso=st.sampled_from(["", "/lib/x", "[kernel.kallsyms]"]),
-    address=st.integers(0, 2**64 - 1),
-    kernel=st.booleans(),
-    line=st.integers(0, 3),
-    inline_depth=st.integers(0, 2),
-)
+    Code, symbol=st.sampled_from(["", "f", "g", "\x1b[0m", "ü\u202e"]),
+    dso=st.sampled_from(["", "/lib/x", "[kernel.kallsyms]"]), address=st.integers(0, 2**64 - 1),
+    kernel=st.booleans(), line=st.integers(0, 3), inline_depth=st.integers(0, 2),
+)  # fmt: skip
 WEIGHTS = st.integers(0, 10**12)
 SAMPLES = st.fixed_dictionaries(
     {
-        "comm": NAMES,
-        "path": st.lists(CODES, max_size=5),
-        "waker_path": st.lists(CODES, max_size=3),
-        "weight": WEIGHTS,
-        "event": st.sampled_from([OFFCPU, "cpu-clock"]),
-        "time_ns": st.integers(-1, 3 * HOUR_NS),
-        "tid": st.integers(-1, 5),
-        "cpu": st.integers(-1, 3),
-        "runq_ns": st.integers(-1, 100),
-        "count": st.integers(0, 10**9),
-        "waker_tid": st.integers(-1, 3),
+        "comm": NAMES, "path": st.lists(CODES, max_size=5), "waker_path": st.lists(CODES, max_size=3),
+        "weight": WEIGHTS, "event": st.sampled_from([OFFCPU, "cpu-clock"]),
+        "time_ns": st.integers(-1, 3 * HOUR_NS), "tid": st.integers(-1, 5), "cpu": st.integers(-1, 3),
+        "runq_ns": st.integers(-1, 100), "count": st.integers(0, 10**9), "waker_tid": st.integers(-1, 3),
         "flags": st.sampled_from([SampleFlag(0), SampleFlag.PREEMPTED, SampleFlag.AGGREGATED]),
     }
-)
+)  # fmt: skip
 
 
 def profile_of(samples: list[dict[str, Any]]) -> Profile:
@@ -74,12 +63,7 @@ def test_rows_are_the_samples(hosts: list[list[dict[str, Any]]]) -> None:
             write_segment(dataset, profile_of(samples), Host(f"host{number}"))
     expected = Counter(
         (
-            f"host{number}",
-            text(one["comm"]),
-            one["event"],
-            one["weight"],
-            one["count"],
-            one["tid"],
+            f"host{number}", text(one["comm"]), one["event"], one["weight"], one["count"], one["tid"],
             None if one["cpu"] < 0 else one["cpu"],
             BEGIN - 1 + one["time_ns"] if one["time_ns"] >= 0 else BEGIN - 1 + 3 * HOUR_NS,
             tuple(text(code.symbol) for code in reversed(one["path"])),
@@ -87,7 +71,7 @@ def test_rows_are_the_samples(hosts: list[list[dict[str, Any]]]) -> None:
         )
         for number, samples in enumerate(hosts)
         for one in samples
-    )
+    )  # fmt: skip
     assert found(dataset) == expected
     assert not [done for _, done in compact(dataset, BEGIN + 9 * HOUR_NS) if isinstance(done, Exception)]
     assert found(dataset) == expected

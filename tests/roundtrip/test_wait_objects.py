@@ -51,12 +51,9 @@ def waits(draw: st.DrawFn) -> list[dict[str, Any]]:
         st.lists(
             st.fixed_dictionaries(
                 {
-                    "object_id": st.integers(0, 5),
-                    "pid": st.sampled_from([10, 20]),
-                    "tid": st.sampled_from([10, 11, 20, 21]),
-                    "time": st.integers(1000, 2000),
-                    "ns": st.integers(0, 900),
-                    "kind": st.integers(1, 4),
+                    "object_id": st.integers(0, 5), "pid": st.sampled_from([10, 20]),
+                    "tid": st.sampled_from([10, 11, 20, 21]), "time": st.integers(1000, 2000),
+                    "ns": st.integers(0, 900), "kind": st.integers(1, 4),
                     "syscall": st.sampled_from([0, 1, 7, 35, 45, 202, -1]),
                     "asked_ns": st.sampled_from([0, 5, 2**63 - 1, 2**64 - 1]),
                     "holder_tid": st.sampled_from([0, 10, 11, 21, 2**31, 2**32 - 1]),
@@ -67,7 +64,7 @@ def waits(draw: st.DrawFn) -> list[dict[str, Any]]:
             ),
             max_size=12,
         )
-    )
+    )  # fmt: skip
 
 
 @settings(max_examples=60)

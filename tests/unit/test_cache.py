@@ -213,12 +213,9 @@ class TestSymbols:
 
     def test_columns_that_are_no_table_are_refused(self) -> None:
         good: Columns = {
-            "start": np.zeros(1, np.uint64),
-            "end": np.zeros(1, np.uint64),
-            "reach": np.zeros(1, np.int32),
-            "name": np.zeros(1, np.uint32),
-            "strings": np.zeros(1, np.uint8),
-        }
+            "start": np.zeros(1, np.uint64), "end": np.zeros(1, np.uint64), "reach": np.zeros(1, np.int32),
+            "name": np.zeros(1, np.uint32), "strings": np.zeros(1, np.uint8),
+        }  # fmt: skip
         assert SymbolTable.from_columns(good) is not None
         for name in ("start", "end", "reach", "name"):
             assert SymbolTable.from_columns({**good, name: np.zeros(2, good[name].dtype)}) is None

@@ -169,27 +169,13 @@ def test_files_are_used_through_the_door_or_with_a_reason() -> None:
     assert not wrong, "use perf_offcpu.files or directories, or say why not in a comment: # direct: WHY"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "open(path)",
-        "os.open(path, os.O_RDONLY)",
-        "os.replace(a, b)",
-        "os.path.realpath(path)",
-        "Path(path).read_bytes()",
-        "path.unlink(missing_ok=True)",
-        "(directory / 'x').exists()",
-        "shutil.rmtree(path)",
-        "tempfile.mkdtemp()",
-        "Path(path).replace(other)",
-        "open(f'/proc/{pid}/root/{name}')",
-        "open(f'/proc/{pid}/{rest}')",
-        "os.readlink('/proc/self/exe')",
-        "PROC = Path('/proc'); (PROC / name / 'root').stat()",
-        "tarfile.open(path)",
-        "from os import rename",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "open(path)", "os.open(path, os.O_RDONLY)", "os.replace(a, b)", "os.path.realpath(path)",
+    "Path(path).read_bytes()", "path.unlink(missing_ok=True)", "(directory / 'x').exists()",
+    "shutil.rmtree(path)", "tempfile.mkdtemp()", "Path(path).replace(other)",
+    "open(f'/proc/{pid}/root/{name}')", "open(f'/proc/{pid}/{rest}')", "os.readlink('/proc/self/exe')",
+    "PROC = Path('/proc'); (PROC / name / 'root').stat()", "tarfile.open(path)", "from os import rename",
+])  # fmt: skip
 def test_the_test_sees_a_direct_use(line: str) -> None:
     assert len(unexplained(line)) == 1
     assert unexplained(f"{line}  # direct: a file of the package itself") == []
@@ -197,18 +183,9 @@ def test_the_test_sees_a_direct_use(line: str) -> None:
     assert len(unexplained(f"{line}  # direct: no")) == 1
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "text.replace('a', 'b')",
-        "os.close(fd)",
-        "directory.names()",
-        "os.fstat(fd)",
-        "open(fd)",
-        "open(f'/proc/{pid}/maps')",
-        "os.open(os.devnull, os.O_RDONLY)",
-        "tempfile.TemporaryFile()",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "text.replace('a', 'b')", "os.close(fd)", "directory.names()", "os.fstat(fd)", "open(fd)",
+    "open(f'/proc/{pid}/maps')", "os.open(os.devnull, os.O_RDONLY)", "tempfile.TemporaryFile()",
+])  # fmt: skip
 def test_other_calls_need_no_reason(line: str) -> None:
     assert unexplained(line) == []

@@ -16,19 +16,12 @@ from perf_offcpu import text
 ANY_BYTES = st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 
 
-@pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        ("plain::name<int>", "plain::name<int>"),
-        ("größe 名前", "größe 名前"),
-        ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
-        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
-        ("\x9b31m", "\\x9b31m"),
-        ("a\u202eb\u2028c\u200bd", "a\\u202eb\\u2028c\\u200bd"),
-        (b"caf\xe9 \xff".decode("utf-8", "surrogateescape"), "caf\\xe9 \\xff"),
-        ("\ud800", "\\ud800"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "shown"), [
+    ("plain::name<int>", "plain::name<int>"), ("größe 名前", "größe 名前"), ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
+    ("\x1b[31mred\x07", "\\x1b[31mred\\x07"), ("\x9b31m", "\\x9b31m"),
+    ("a\u202eb\u2028c\u200bd", "a\\u202eb\\u2028c\\u200bd"),
+    (b"caf\xe9 \xff".decode("utf-8", "surrogateescape"), "caf\\xe9 \\xff"), ("\ud800", "\\ud800"),
+])  # fmt: skip
 def test_printable(raw: str, shown: str) -> None:
     assert text.printable(raw) == shown
 
@@ -44,24 +37,15 @@ def test_printable_text_drives_nothing(raw: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("symbol", "dso", "address", "label"),
-    [
-        ("main", "/bin/x", None, "main"),
-        ("main", "/bin/x", 16, "main"),
-        ("", "/usr/lib/libc.so.6", None, "[libc.so.6]"),
-        ("", "/usr/lib/libc.so.6", 0x1F3A, "[libc.so.6 <1f3a>]"),
-        ("", "[vdso]", None, "[vdso]"),
-        ("", "[vdso]", 16, "[vdso <10>]"),
-        ("", "[kernel.kallsyms]", None, "[kernel.kallsyms]"),
-        ("", "//anon", None, "[anon]"),
-        ("", "/memfd:jit (deleted)", None, "[memfd:jit (deleted)]"),
-        ("", "[JIT] tid 17", None, "[[JIT] tid 17]"),
-        ("", "/ends/in/", None, "[unknown]"),
-        ("", "", None, text.UNKNOWN),
-        ("", "", 255, "[unknown <ff>]"),
-    ],
-)
+@pytest.mark.parametrize(("symbol", "dso", "address", "label"), [
+    ("main", "/bin/x", None, "main"), ("main", "/bin/x", 16, "main"),
+    ("", "/usr/lib/libc.so.6", None, "[libc.so.6]"),
+    ("", "/usr/lib/libc.so.6", 0x1F3A, "[libc.so.6 <1f3a>]"), ("", "[vdso]", None, "[vdso]"),
+    ("", "[vdso]", 16, "[vdso <10>]"), ("", "[kernel.kallsyms]", None, "[kernel.kallsyms]"),
+    ("", "//anon", None, "[anon]"), ("", "/memfd:jit (deleted)", None, "[memfd:jit (deleted)]"),
+    ("", "[JIT] tid 17", None, "[[JIT] tid 17]"), ("", "/ends/in/", None, "[unknown]"),
+    ("", "", None, text.UNKNOWN), ("", "", 255, "[unknown <ff>]"),
+])  # fmt: skip
 def test_frame_label(symbol: str, dso: str, address: int | None, label: str) -> None:
     assert text.frame_label(symbol, dso, address) == label
 
@@ -78,17 +62,10 @@ def test_a_thread_without_comm_has_a_label() -> None:
     assert text.thread_label("", 7) == "[unknown]-7"
 
 
-@pytest.mark.parametrize(
-    ("label", "field"),
-    [
-        ("a;b", "a:b"),
-        ("operator 5", "operator_5"),
-        ("f 1 2.", "f 1_2."),
-        ("g(int) 1.5", "g(int)_1.5"),
-        ("v8 5x", "v8 5x"),
-        ("7", "7"),
-    ],
-)
+@pytest.mark.parametrize(("label", "field"), [
+    ("a;b", "a:b"), ("operator 5", "operator_5"), ("f 1 2.", "f 1_2."), ("g(int) 1.5", "g(int)_1.5"),
+    ("v8 5x", "v8 5x"), ("7", "7"),
+])  # fmt: skip
 def test_folded_field(label: str, field: str) -> None:
     assert text.folded_field(label) == field
 

@@ -86,15 +86,11 @@ def _qemu(kernel: Kernel, image: Path, work: Path, console: Path, timeout_s: flo
         *("-m", str(MEMORY_MB), "-nodefaults", "-no-reboot", "-display", "none"),
         *("-serial", f"file:{console}"),
         *(
-            "-kernel",
-            str(kernel.vmlinuz),
-            "-initrd",
-            str(work / "initrd"),
-            "-append",
+            "-kernel", str(kernel.vmlinuz), "-initrd", str(work / "initrd"), "-append",
             f"console=ttyS0 {KERNEL_OPTIONS}",
         ),
         *(word for drive in drives for word in ("-drive", f"if=virtio,format=raw,{drive}")),
-    ]
+    ]  # fmt: skip
     try:
         subprocess.run(command, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

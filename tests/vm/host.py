@@ -18,12 +18,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf
 
 # Command: the Debian package that brings it.
 NEEDED = {
-    "debootstrap": "debootstrap",
-    "qemu-system-x86_64": "qemu-system-x86",
-    "busybox": "busybox-static",
-    "mkfs.ext4": "e2fsprogs",
-    "git": "git",
-}
+    "debootstrap": "debootstrap", "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static",
+    "mkfs.ext4": "e2fsprogs", "git": "git",
+}  # fmt: skip
 
 
 def die(message: str) -> NoReturn:

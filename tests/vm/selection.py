@@ -17,16 +17,14 @@ KERNEL_TESTS = Path(__file__).resolve().parents[1] / "kernel"
 
 FEATURES = {
     "the verifier takes the programs, and all of it goes away": (
-        "test_bpf_verifier.py",
-        "test_bpf_lifetime.py::test_closing_gives_everything_back",
+        "test_bpf_verifier.py", "test_bpf_lifetime.py::test_closing_gives_everything_back",
         "test_bpf_lifetime.py::test_two_recorders_at_once_do_not_disturb_each_other",
         "test_doctor.py::test_all_that_recording_needs_works_where_recording_works",
     ),
     "waits with time, state and system call; a program that knows its own": (
         "test_bpf_program.py::test_every_wait_is_a_sample_with_its_time_state_and_call",
         "test_bpf_program.py::test_a_sample_lies_where_the_wait_was",
-        "test_short_and_unfinished.py::test_preempted_threads_are_waits_if_asked_for",
-        "test_workload.py",
+        "test_short_and_unfinished.py::test_preempted_threads_are_waits_if_asked_for", "test_workload.py",
     ),
     "stacks of kernel and user": (
         "test_bpf_program.py::test_stacks_reach_from_the_place_of_the_wait_to_the_root",
@@ -63,8 +61,7 @@ FEATURES = {
     "time budgets of threads": (
         "test_budget.py::test_every_thread_has_a_budget_that_adds_up",
         "test_budget.py::test_hogs_wait_for_a_cpu_and_are_not_blocked",
-        "test_budget.py::test_running_time_is_cpu_time",
-        "test_throttled.py",
+        "test_budget.py::test_running_time_is_cpu_time", "test_throttled.py",
     ),
     "waits that began before, or do not end": (
         "test_short_and_unfinished.py::test_a_wait_from_before_is_flagged_when_it_ends",
@@ -84,8 +81,7 @@ FEATURES = {
         "test_record.py::test_events_by_name_with_period_and_modifier",
         "test_record.py::test_tracepoints_of_everybody_with_what_perf_needs_to_print_them",
         "test_record.py::test_each_thread_has_its_own_name_and_process",
-        "test_record.py::test_build_ids_of_kernel_and_mapped_files",
-        "test_record.py::test_nothing_was_lost",
+        "test_record.py::test_build_ids_of_kernel_and_mapped_files", "test_record.py::test_nothing_was_lost",
     ),
     "output: files in turn, compressed, pipes": (
         "test_record_output.py::test_files_in_turn_are_each_complete_and_together_hold_everything",
@@ -98,10 +94,9 @@ FEATURES = {
         "test_perf_opens.py::test_perf_shows_the_same_total_after_inject",
         "test_perf_opens.py::test_perf_of_today_makes_the_same_samples_of_the_raw_ones",
         "test_perf_opens.py::test_both_doors_give_the_same_folded_stacks",
-        "test_inject.py::test_what_we_recorded",
-        "test_script_as_perf.py::test_the_same_text",
+        "test_inject.py::test_what_we_recorded", "test_script_as_perf.py::test_the_same_text",
     ),
-}
+}  # fmt: skip
 
 TESTS = tuple(f"tests/kernel/{name}" for names in FEATURES.values() for name in names)
 

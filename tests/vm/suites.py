@@ -72,12 +72,9 @@ def main() -> int:
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
-        prog="suitetest",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        usage="%(prog)s [SUITE...] [-- TESTS]",
+        prog="suitetest", description=DESCRIPTION, epilog=EPILOG, usage="%(prog)s [SUITE...] [-- TESTS]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(roots.SUITES))
     chosen = parser.parse_args(words[:at]).suites or list(roots.SUITES)
     if unknown := set(chosen) - set(roots.SUITES):
@@ -116,14 +113,9 @@ def _enter(root: Path, results: Path, command: list[str]) -> tuple[int, str]:
         words = [*"nice unshare -m sh -c".split(), ENTER, "sh", *map(str, (root, scratch, results)), *command]
         env = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
-            words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
             env=env,
-        )
+        )  # fmt: skip
     return done.returncode, done.stdout
 
 

@@ -7,14 +7,9 @@ from perf_offcpu.abi.attr import Attr, AttrFlag, ReadFormat, SampleType, unpack_
 from perf_offcpu.errors import LayoutError
 
 ATTR = Attr(
-    type=1,
-    config=10,
-    sample_period=1,
-    sample_type=SampleType.IP | SampleType.TID,
-    read_format=ReadFormat.ID,
-    flags=AttrFlag.SAMPLE_ID_ALL | AttrFlag.USE_CLOCKID | AttrFlag.DISABLED,
-    clockid=1,
-)
+    type=1, config=10, sample_period=1, sample_type=SampleType.IP | SampleType.TID, read_format=ReadFormat.ID,
+    flags=AttrFlag.SAMPLE_ID_ALL | AttrFlag.USE_CLOCKID | AttrFlag.DISABLED, clockid=1,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [64, 72, 80, 96, 104, 112, 120, 128, 136, 144, 200])

@@ -23,17 +23,10 @@ PAGE = Path(__file__).parents[3] / "Documentation" / "payload-format.md"
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        offcpu.PAYLOAD,
-        offcpu.EXTENSION,
-        counters.COUNTERS,
-        counters.COUNTER,
-        counters.BUDGETS,
-        counters.BUDGET,
-        counters.PYTHON,
-        wait_objects.OBJECTS,
-        wait_objects.OBJECT,
+        offcpu.PAYLOAD, offcpu.EXTENSION, counters.COUNTERS, counters.COUNTER, counters.BUDGETS,
+        counters.BUDGET, counters.PYTHON, wait_objects.OBJECTS, wait_objects.OBJECT,
     )
-}
+}  # fmt: skip
 ENUMS = {
     kind.__name__: kind
     for kind in (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost, offcpu.ObjectLost, wait_objects.ObjectKind)

@@ -38,40 +38,23 @@ def test_names_of_32_bit_programs() -> None:
     assert len(known) > 400
     assert {number: names[number] for number in known if number <= NEWEST} == known
     text = subprocess.run(
-        ["gcc", "-E", "-dM", "-include", "asm/unistd_x32.h", "-x", "c", "/dev/null"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+        ["gcc", "-E", "-dM", "-include", "asm/unistd_x32.h", "-x", "c", "/dev/null"], check=True,
+        capture_output=True, text=True, timeout=60,
+    ).stdout  # fmt: skip
     x32 = re.findall(r"__NR_(\w+) \(__X32_SYSCALL_BIT \+ (\d+)\)", text)
     names = syscall_names("x86_64")
     assert len(x32) > 300
     assert {name: names[X32_BIT | int(number)] for name, number in x32} == {name: name for name, _ in x32}
 
 
-@pytest.mark.parametrize(
-    ("arch", "number", "name"),
-    [
-        ("x86_64", 0, "read"),
-        ("x86_64", 230, "clock_nanosleep"),
-        ("x86_64", 336, "uprobe"),
-        ("x86_64", 469, "file_setattr"),
-        ("x86_64", 470, "listns"),
-        ("aarch64", 471, "rseq_slice_yield"),
-        ("amd64", 202, "futex"),
-        ("i686", 240, "futex"),
-        ("i386", 407, "clock_nanosleep_time64"),
-        ("aarch64", 63, "read"),
-        ("arm64", 98, "futex"),
-        ("riscv64", 22, "epoll_pwait"),
-        ("loongarch64", 115, "clock_nanosleep"),
-        ("armv7l", 168, "poll"),
-        ("s390x", 249, "epoll_create"),
-        ("ppc64le", 221, "futex"),
-        ("ppc64", 449, "futex_waitv"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "number", "name"), [
+    ("x86_64", 0, "read"), ("x86_64", 230, "clock_nanosleep"), ("x86_64", 336, "uprobe"),
+    ("x86_64", 469, "file_setattr"), ("x86_64", 470, "listns"), ("aarch64", 471, "rseq_slice_yield"),
+    ("amd64", 202, "futex"), ("i686", 240, "futex"), ("i386", 407, "clock_nanosleep_time64"),
+    ("aarch64", 63, "read"), ("arm64", 98, "futex"), ("riscv64", 22, "epoll_pwait"),
+    ("loongarch64", 115, "clock_nanosleep"), ("armv7l", 168, "poll"), ("s390x", 249, "epoll_create"),
+    ("ppc64le", 221, "futex"), ("ppc64", 449, "futex_waitv"),
+])  # fmt: skip
 def test_known_numbers(arch: str, number: int, name: str) -> None:
     assert syscall_names(arch)[number] == name
 

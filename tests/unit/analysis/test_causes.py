@@ -32,49 +32,46 @@ def named(path: list[str | Code], syscall: str = "") -> str:
     return causes.names[causes.function[0]]
 
 
-@pytest.mark.parametrize(
-    ("path", "function"),
-    [
-        ([libc("start_thread"), "work", "take", libc("pthread_mutex_lock@@GLIBC_2.2.5"), *FUTEX], "take"),
-        # linked into the program
-        (
-            ["_start", "__libc_start_main", "main", "pause_here", "__clock_nanosleep", "nanosleep"],
-            "pause_here",
-        ),
-        (["main", "std::this_thread::sleep_for<long>", libc("clock_nanosleep")], "main"),
-        (
-            ["main", "ns::Pool::get(std::function<void (int)>, int)", libc("sem_wait"), *FUTEX],
-            "ns::Pool::get",
-        ),
-        (["(anonymous namespace)::run(int)", *FUTEX], "(anonymous namespace)::run"),
-        (["main.main", "sync.(*Mutex).Lock", "runtime.semasleep", "runtime.futex.abi0", *FUTEX], "main.main"),
-        # frames of a rule do not count, nor what leads to them
-        (
-            ["exec", "XactLockTableWait", "LockAcquire", "LockAcquireExtended", "WaitOnLock", "ProcSleep"]
-            + ["WaitLatch", "WaitEventSetWait", libc("epoll_wait"), *EPOLL],
-            "XactLockTableWait",
-        ),
-        # the loop of a program has no caller to blame
-        (["PostgresMain", "ReadCommand", "SocketBackend", "secure_read", *EPOLL], "ReadCommand"),
-        (["main.produce", "runtime.mcall", "runtime.findRunnable", *FUTEX], "runtime.findRunnable"),
-        # Python's functions where they are known; else the rule's own
-        (
-            [
-                python("_PyEval_EvalFrameDefault"),
-                Code("py::handle:/srv/app.py", "/tmp/perf-7.map"),
-                python("take_gil"),
-                *FUTEX,
-            ],
-            "py::handle:/srv/app.py",
-        ),
-        ([python("Py_BytesMain"), python("PyEval_EvalCode"), python("take_gil"), *FUTEX], "take_gil"),
-        # no name: the file
-        ([libc("start_thread"), Code("", "/srv/waiter"), libc("clock_nanosleep")], "[waiter]"),
-        (["main", Code("", "/srv/waiter"), libc("clock_nanosleep")], "main"),
-        ([kernel("kthread"), kernel("worker_thread")], ""),
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("path", "function"), [
+    ([libc("start_thread"), "work", "take", libc("pthread_mutex_lock@@GLIBC_2.2.5"), *FUTEX], "take"),
+    # linked into the program
+    (
+        ["_start", "__libc_start_main", "main", "pause_here", "__clock_nanosleep", "nanosleep"],
+        "pause_here",
+    ),
+    (["main", "std::this_thread::sleep_for<long>", libc("clock_nanosleep")], "main"),
+    (
+        ["main", "ns::Pool::get(std::function<void (int)>, int)", libc("sem_wait"), *FUTEX],
+        "ns::Pool::get",
+    ),
+    (["(anonymous namespace)::run(int)", *FUTEX], "(anonymous namespace)::run"),
+    (["main.main", "sync.(*Mutex).Lock", "runtime.semasleep", "runtime.futex.abi0", *FUTEX], "main.main"),
+    # frames of a rule do not count, nor what leads to them
+    (
+        ["exec", "XactLockTableWait", "LockAcquire", "LockAcquireExtended", "WaitOnLock", "ProcSleep"]
+        + ["WaitLatch", "WaitEventSetWait", libc("epoll_wait"), *EPOLL],
+        "XactLockTableWait",
+    ),
+    # the loop of a program has no caller to blame
+    (["PostgresMain", "ReadCommand", "SocketBackend", "secure_read", *EPOLL], "ReadCommand"),
+    (["main.produce", "runtime.mcall", "runtime.findRunnable", *FUTEX], "runtime.findRunnable"),
+    # Python's functions where they are known; else the rule's own
+    (
+        [
+            python("_PyEval_EvalFrameDefault"),
+            Code("py::handle:/srv/app.py", "/tmp/perf-7.map"),
+            python("take_gil"),
+            *FUTEX,
+        ],
+        "py::handle:/srv/app.py",
+    ),
+    ([python("Py_BytesMain"), python("PyEval_EvalCode"), python("take_gil"), *FUTEX], "take_gil"),
+    # no name: the file
+    ([libc("start_thread"), Code("", "/srv/waiter"), libc("clock_nanosleep")], "[waiter]"),
+    (["main", Code("", "/srv/waiter"), libc("clock_nanosleep")], "main"),
+    ([kernel("kthread"), kernel("worker_thread")], ""),
+    ([], ""),
+])  # fmt: skip
 def test_the_innermost_function_of_the_program(path: list[str | Code], function: str) -> None:
     assert named(path) == function
 

@@ -12,11 +12,8 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Tasks
 
 NONE, BLOCKED, INTERRUPT, SUM = (
-    SampleFlag(0),
-    SampleFlag.STILL_BLOCKED,
-    SampleFlag.WAKER_INTERRUPT,
-    SampleFlag.AGGREGATED,
-)
+    SampleFlag(0), SampleFlag.STILL_BLOCKED, SampleFlag.WAKER_INTERRUPT, SampleFlag.AGGREGATED,
+)  # fmt: skip
 
 TASKS = [(10, 10, 0, -1), (11, 10, 100, 500), (12, 10, 600, -1), (20, 20, 0, -1)]
 """tid, pid, begin, end."""
@@ -89,19 +86,10 @@ def test_the_waker_released_it() -> None:
     assert released(object="shared", waker_pid=20, waker_tid=20) == 20
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"flags": INTERRUPT},
-        {"flags": BLOCKED},
-        {"flags": SUM},
-        {"object": "pipe"},
-        {"object": ""},
-        {"waker_pid": 20, "waker_tid": 20},
-        {"waker_tid": 0, "waker_pid": 0},
-        {"waker_tid": -1},
-    ],
-)
+@pytest.mark.parametrize("columns", [
+    {"flags": INTERRUPT}, {"flags": BLOCKED}, {"flags": SUM}, {"object": "pipe"}, {"object": ""},
+    {"waker_pid": 20, "waker_tid": 20}, {"waker_tid": 0, "waker_pid": 0}, {"waker_tid": -1},
+])  # fmt: skip
 def test_no_other_wake_up_is_a_release(columns: dict[str, object]) -> None:
     assert released(**columns) == -1
 
@@ -119,13 +107,8 @@ def test_the_end_of_the_process_releases_nothing() -> None:
     builder = ProfileBuilder()
     lock = builder.thing("m in a")
     waits = [
-        (10, 10, 1_000),
-        (10, 11, 1_000),
-        (10, 11, 5_000),
-        (10, 12, 5_000),
-        (10, 13, 5_000),
-        (20, 20, 5_000),
-    ]
+        (10, 10, 1_000), (10, 11, 1_000), (10, 11, 5_000), (10, 12, 5_000), (10, 13, 5_000), (20, 20, 5_000),
+    ]  # fmt: skip
     for pid, tid, time in waits:
         builder.sample("a", [], 1, pid=pid, tid=tid, object=lock, waker_tid=99, waker_pid=pid, time_ns=time)
     profile = builder.build()

@@ -27,40 +27,31 @@ def is_idle(*waits: tuple[Stack, int, int], cpu: int = 0) -> bool:
     return bool(answers.pop())
 
 
-@pytest.mark.parametrize(
-    ("path", "state"),
-    [
-        (EPOLL, S),
-        (["main", kernel("do_sys_poll")], S),
-        (["main", kernel("inet_csk_accept")], S),
-        (["main", kernel("__x64_sys_rt_sigtimedwait"), kernel("do_sigtimedwait")], S),
-        (["main", kernel("tty_read"), kernel("n_tty_read")], S),
-        (["worker", "pthread_cond_wait@@GLIBC_2.3.2", kernel("futex_wait")], S),
-        ([kernel("ret_from_fork"), kernel("kthread"), kernel("worker_thread")], IDLE),
-        ([kernel("ret_from_fork"), kernel("kthread"), kernel("kcompactd")], S),
-        ([], IDLE),
-    ],
-)
+@pytest.mark.parametrize(("path", "state"), [
+    (EPOLL, S), (["main", kernel("do_sys_poll")], S), (["main", kernel("inet_csk_accept")], S),
+    (["main", kernel("__x64_sys_rt_sigtimedwait"), kernel("do_sigtimedwait")], S),
+    (["main", kernel("tty_read"), kernel("n_tty_read")], S),
+    (["worker", "pthread_cond_wait@@GLIBC_2.3.2", kernel("futex_wait")], S),
+    ([kernel("ret_from_fork"), kernel("kthread"), kernel("worker_thread")], IDLE),
+    ([kernel("ret_from_fork"), kernel("kthread"), kernel("kcompactd")], S), ([], IDLE),
+])  # fmt: skip
 def test_waits_for_work(path: list[str | Code], state: int) -> None:
     assert is_idle((path, 1000, state))
 
 
-@pytest.mark.parametrize(
-    ("path", "state"),
-    [
-        (["main", "pthread_mutex_lock", kernel("futex_wait")], S),
-        (["main", kernel("anon_pipe_read")], S),
-        (["main", kernel("tcp_recvmsg")], S),
-        (["main", kernel("hrtimer_nanosleep")], S),
-        (["main", kernel("do_wait")], S),
-        (["main", kernel("io_schedule")], D),
-        (["main", kernel("handle_mm_fault")], D),
-        ([kernel("kthread"), kernel("worker_thread"), kernel("process_one_work"), kernel("msleep")], D),
-        ([kernel("kthread"), kernel("worker_thread"), kernel("process_one_work"), kernel("down")], D),
-        ([], S),
-        (EPOLL, 0),  # runnable: it waits for a CPU
-    ],
-)
+@pytest.mark.parametrize(("path", "state"), [
+    (["main", "pthread_mutex_lock", kernel("futex_wait")], S),
+    (["main", kernel("anon_pipe_read")], S),
+    (["main", kernel("tcp_recvmsg")], S),
+    (["main", kernel("hrtimer_nanosleep")], S),
+    (["main", kernel("do_wait")], S),
+    (["main", kernel("io_schedule")], D),
+    (["main", kernel("handle_mm_fault")], D),
+    ([kernel("kthread"), kernel("worker_thread"), kernel("process_one_work"), kernel("msleep")], D),
+    ([kernel("kthread"), kernel("worker_thread"), kernel("process_one_work"), kernel("down")], D),
+    ([], S),
+    (EPOLL, 0),  # runnable: it waits for a CPU
+])  # fmt: skip
 def test_waits_for_something_under_way(path: list[str | Code], state: int) -> None:
     assert not is_idle((path, 1000, state))
 

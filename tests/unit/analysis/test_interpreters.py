@@ -53,27 +53,24 @@ def shown(profile: Profile) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "folded"),
-    [
-        (["main", EVAL, CALL, EVAL, "time_sleep"], ["main", "[CPython]", "time_sleep"]),
-        ([EVAL, "py::work:/a.py", EVAL, CALL], ["[CPython]", "py::work:/a.py", "[CPython]"]),
-        ([EVAL, "list_sort", CALL, EVAL], ["[CPython]", "list_sort", "[CPython]"]),
-        (["_PyEval_EvalFrameDefault.cold", "method_vectorcall_VARARGS_KEYWORDS"], ["[CPython]"]),
-        (["Builtins_JSEntry", NODE, NODE, "JS:~f a.js:1", NODE], ["[V8]", "JS:~f a.js:1", "[V8]"]),
-        (
-            [
-                "v8::internal::(anonymous namespace)::Invoke(v8::internal::Isolate*)",
-                "Builtins_JSEntryTrampoline",
-            ],
-            ["[V8]"],
-        ),
-        (["call_stub", "Interpreter", "Interpreter", "LA;::f"], ["[JVM interpreter]", "LA;::f"]),
-        (["call_stub", EVAL], ["[JVM interpreter]", "[CPython]"]),
-        (["take_gil", "PyEval_RestoreThread"], ["take_gil", "PyEval_RestoreThread"]),
-        ([EVAL, kernel("call_function")], ["[CPython]", "call_function"]),
-    ],
-)
+@pytest.mark.parametrize(("path", "folded"), [
+    (["main", EVAL, CALL, EVAL, "time_sleep"], ["main", "[CPython]", "time_sleep"]),
+    ([EVAL, "py::work:/a.py", EVAL, CALL], ["[CPython]", "py::work:/a.py", "[CPython]"]),
+    ([EVAL, "list_sort", CALL, EVAL], ["[CPython]", "list_sort", "[CPython]"]),
+    (["_PyEval_EvalFrameDefault.cold", "method_vectorcall_VARARGS_KEYWORDS"], ["[CPython]"]),
+    (["Builtins_JSEntry", NODE, NODE, "JS:~f a.js:1", NODE], ["[V8]", "JS:~f a.js:1", "[V8]"]),
+    (
+        [
+            "v8::internal::(anonymous namespace)::Invoke(v8::internal::Isolate*)",
+            "Builtins_JSEntryTrampoline",
+        ],
+        ["[V8]"],
+    ),
+    (["call_stub", "Interpreter", "Interpreter", "LA;::f"], ["[JVM interpreter]", "LA;::f"]),
+    (["call_stub", EVAL], ["[JVM interpreter]", "[CPython]"]),
+    (["take_gil", "PyEval_RestoreThread"], ["take_gil", "PyEval_RestoreThread"]),
+    ([EVAL, kernel("call_function")], ["[CPython]", "call_function"]),
+])  # fmt: skip
 def test_runs_are_one_frame(path: list[str | Code], folded: list[str]) -> None:
     profile = fold_interpreters(profile_of(path))
     profile.check()
@@ -82,12 +79,8 @@ def test_runs_are_one_frame(path: list[str | Code], folded: list[str]) -> None:
 
 def test_paths_that_become_the_same_share_their_nodes_and_keep_their_weights() -> None:
     paths: list[list[str | Code]] = [
-        ["main", EVAL, "read"],
-        ["main", CALL, EVAL, CALL, "read"],
-        ["main", EVAL],
-        ["main", "other"],
-        [],
-    ]
+        ["main", EVAL, "read"], ["main", CALL, EVAL, CALL, "read"], ["main", EVAL], ["main", "other"], [],
+    ]  # fmt: skip
     before = profile_of(*paths)
     profile = fold_interpreters(before)
     profile.check()

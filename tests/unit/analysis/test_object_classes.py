@@ -35,18 +35,10 @@ def judged(
     return WaitClass(waits.wait_class[0]).label, bool(waits.for_work[0])
 
 
-@pytest.mark.parametrize(
-    ("kind", "protocol", "label"),
-    [
-        (K.SOCKET, "tcp", "network"),
-        (K.SOCKET, "netlink", "network"),
-        (K.SOCKET, "unix", "pipe"),
-        (K.PIPE, "", "pipe"),
-        (K.FILE, "", "disk"),
-        (K.CHARACTER, "", "other"),
-        (K.UNKNOWN, "", "other"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "protocol", "label"), [
+    (K.SOCKET, "tcp", "network"), (K.SOCKET, "netlink", "network"), (K.SOCKET, "unix", "pipe"),
+    (K.PIPE, "", "pipe"), (K.FILE, "", "disk"), (K.CHARACTER, "", "other"), (K.UNKNOWN, "", "other"),
+])  # fmt: skip
 def test_a_read_without_kernel_functions_has_the_class_of_its_object(
     kind: K, protocol: str, label: str
 ) -> None:
@@ -54,18 +46,15 @@ def test_a_read_without_kernel_functions_has_the_class_of_its_object(
     assert judged(IOCTL, kind, protocol=protocol) == (label, False)
 
 
-@pytest.mark.parametrize(
-    ("syscall", "kind", "protocol", "label"),
-    [
-        (RECV, K.SOCKET, "unix", "pipe"),
-        (RECV, K.SOCKET, "tcp", "network"),
-        (FLOCK, K.FILE, "", "lock"),  # the system call says more
-        (FSYNC, K.FILE, "", "disk"),
-        (FUTEX, K.FUTEX, "", "lock"),
-        (POLL, K.DESCRIPTORS, "", "poll"),
-        (EPOLL, K.ANONYMOUS, "", "poll"),
-    ],
-)
+@pytest.mark.parametrize(("syscall", "kind", "protocol", "label"), [
+    (RECV, K.SOCKET, "unix", "pipe"),
+    (RECV, K.SOCKET, "tcp", "network"),
+    (FLOCK, K.FILE, "", "lock"),  # the system call says more
+    (FSYNC, K.FILE, "", "disk"),
+    (FUTEX, K.FUTEX, "", "lock"),
+    (POLL, K.DESCRIPTORS, "", "poll"),
+    (EPOLL, K.ANONYMOUS, "", "poll"),
+])  # fmt: skip
 def test_system_calls_with_a_purpose(syscall: int, kind: K, protocol: str, label: str) -> None:
     assert judged(syscall, kind, protocol=protocol)[0] == label
 
@@ -130,16 +119,13 @@ def test_a_sum_is_as_the_single_waits_of_its_process_there() -> None:
     assert sums((10, READ, USER, SUM), (10, READ, USER, NONE)) == ["pipe", "pipe"], "in any order"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        (20, READ, USER, SUM),  # another process
-        (10, WRITE, USER, SUM),  # another system call
-        (10, READ, ["main", "read"], SUM),  # another place
-        (10, READ, [], SUM),  # no stack
-        (10, -1, USER, SUM),
-    ],
-)
+@pytest.mark.parametrize("other", [
+    (20, READ, USER, SUM),  # another process
+    (10, WRITE, USER, SUM),  # another system call
+    (10, READ, ["main", "read"], SUM),  # another place
+    (10, READ, [], SUM),  # no stack
+    (10, -1, USER, SUM),
+])  # fmt: skip
 def test_others_are_not(other: tuple[int, int, list[str | Code], SampleFlag]) -> None:
     assert sums((10, READ, USER, NONE), other)[1] in ("other", "fault")
 

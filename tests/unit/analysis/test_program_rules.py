@@ -181,23 +181,17 @@ idle = false
     assert parse_rules(b"", "f") == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (b"[[rule]\n", "f: not TOML"),
-        (b"\xff", "f: not TOML"),
-        (b"rule = 1", "f: rule is not a list"),
-        (b"rule = [1]", "f: rule 1 is not a table"),
-        (b"[other]", "f: other is not a [[rule]]"),
-        (b"[[rule]]\nidle = true\n[[rule]]\nframe = 1", "f: rule 2: unknown key frame"),
-        (b"[[rule]]\nframes = '('\nidle = true", "( is not a regular expression"),
-        (b"[[rule]]\nframes = 1\nidle = true", "frames is neither a string nor a list"),
-        (b"[[rule]]\nclass = 'locks'", "locks is not a class"),
-        (b"[[rule]]\nclass = 'lock disk'", "class: more than one"),
-        (b"[[rule]]\nidle = 1", "idle is neither true nor false"),
-        (b"[[rule]]\nframes = 'a'", "says neither class nor idle"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    (b"[[rule]\n", "f: not TOML"), (b"\xff", "f: not TOML"), (b"rule = 1", "f: rule is not a list"),
+    (b"rule = [1]", "f: rule 1 is not a table"), (b"[other]", "f: other is not a [[rule]]"),
+    (b"[[rule]]\nidle = true\n[[rule]]\nframe = 1", "f: rule 2: unknown key frame"),
+    (b"[[rule]]\nframes = '('\nidle = true", "( is not a regular expression"),
+    (b"[[rule]]\nframes = 1\nidle = true", "frames is neither a string nor a list"),
+    (b"[[rule]]\nclass = 'locks'", "locks is not a class"),
+    (b"[[rule]]\nclass = 'lock disk'", "class: more than one"),
+    (b"[[rule]]\nidle = 1", "idle is neither true nor false"),
+    (b"[[rule]]\nframes = 'a'", "says neither class nor idle"),
+])  # fmt: skip
 def test_a_wrong_file_gets_one_sentence(text: bytes, says: str) -> None:
     with pytest.raises(UsageError) as problem:
         parse_rules(text, "f")

@@ -38,17 +38,10 @@ def weight(profile: Profile, **chosen: tuple[str, ...] | tuple[int, ...]) -> int
     return int(select(profile, Selection(**chosen)).samples.period.sum())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("events", "samples"),
-    [
-        ((), 2 + 4),
-        (("offcpu-time",), 2 + 4),
-        (("cycles",), 1),
-        (("cycles:u",), 1),
-        (("cpu-clock", "cycles"), 8 + 1),
-        (("sched:sched_switch",), 16),
-    ],
-)
+@pytest.mark.parametrize(("events", "samples"), [
+    ((), 2 + 4), (("offcpu-time",), 2 + 4), (("cycles",), 1), (("cycles:u",), 1),
+    (("cpu-clock", "cycles"), 8 + 1), (("sched:sched_switch",), 16),
+])  # fmt: skip
 def test_events(events: tuple[str, ...], samples: int) -> None:
     assert weight(mixed(), events=events) == samples
 
@@ -60,19 +53,11 @@ def test_an_unknown_event_is_reported_with_the_known_ones(name: str) -> None:
         select(mixed(), Selection(events=("cpu-clock", name)))
 
 
-@pytest.mark.parametrize(
-    ("chosen", "samples"),
-    [
-        ({"comms": ("a",)}, 2),
-        ({"comms": ("a", "b", "never seen")}, 2 + 4),
-        ({"comms": ("never seen",)}, 0),
-        ({"pids": (20,)}, 4),
-        ({"pids": (10, 20), "tids": (11,)}, 2),
-        ({"pids": (20,), "tids": (11,)}, 0),
-        ({"comms": ("a b",), "events": ("sched:sched_switch",)}, 16),
-        ({"pids": (2**40,)}, 0),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "samples"), [
+    ({"comms": ("a",)}, 2), ({"comms": ("a", "b", "never seen")}, 2 + 4), ({"comms": ("never seen",)}, 0),
+    ({"pids": (20,)}, 4), ({"pids": (10, 20), "tids": (11,)}, 2), ({"pids": (20,), "tids": (11,)}, 0),
+    ({"comms": ("a b",), "events": ("sched:sched_switch",)}, 16), ({"pids": (2**40,)}, 0),
+])  # fmt: skip
 def test_threads(chosen: dict[str, tuple[str, ...] | tuple[int, ...]], samples: int) -> None:
     assert weight(mixed(), **chosen) == samples
 
@@ -118,46 +103,27 @@ def waits() -> Profile:
 CPU = 32
 
 
-@pytest.mark.parametrize(
-    ("chosen", "samples"),
-    [
-        ({"cpus": (0,)}, 1 + CPU),
-        ({"cpus": (1, 2)}, 2 + 4),
-        ({"cgroups": ("/system.slice",)}, 2 + 4),
-        ({"cgroups": ("/system.slice/", "10")}, 2 + 4 + 16),
-        ({"cgroups": ("/",)}, 1 + 2 + 4 + 16),
-        ({"windows": parse_windows("0.00000002,0.00000004")}, 2 + 4 + 8),
-        ({"windows": parse_windows("0%-20%,50%-60%")}, 1 + CPU),
-        ({"states": ("S",)}, 1 + CPU),
-        ({"states": ("D", "R")}, 2 + 4 + CPU),
-        ({"classes": (WaitClass.LOCK, WaitClass.POLL)}, 1 + 8 + CPU),
-        ({"classes": (WaitClass.RUNQUEUE,)}, 4 + CPU),
-        ({"min_ns": 2 << 20}, 2 + 4 + 8 + 16 + CPU),
-        ({"min_ns": (3 << 20) + 1}, 4 + 16 + CPU),
-        ({"min_ns": 1 << 30}, CPU),
-        ({"states": ("S",), "classes": (WaitClass.DISK,)}, CPU),
-        ({"idle": "hide"}, 63),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "samples"), [
+    ({"cpus": (0,)}, 1 + CPU), ({"cpus": (1, 2)}, 2 + 4), ({"cgroups": ("/system.slice",)}, 2 + 4),
+    ({"cgroups": ("/system.slice/", "10")}, 2 + 4 + 16), ({"cgroups": ("/",)}, 1 + 2 + 4 + 16),
+    ({"windows": parse_windows("0.00000002,0.00000004")}, 2 + 4 + 8),
+    ({"windows": parse_windows("0%-20%,50%-60%")}, 1 + CPU), ({"states": ("S",)}, 1 + CPU),
+    ({"states": ("D", "R")}, 2 + 4 + CPU), ({"classes": (WaitClass.LOCK, WaitClass.POLL)}, 1 + 8 + CPU),
+    ({"classes": (WaitClass.RUNQUEUE,)}, 4 + CPU), ({"min_ns": 2 << 20}, 2 + 4 + 8 + 16 + CPU),
+    ({"min_ns": (3 << 20) + 1}, 4 + 16 + CPU), ({"min_ns": 1 << 30}, CPU),
+    ({"states": ("S",), "classes": (WaitClass.DISK,)}, CPU), ({"idle": "hide"}, 63),
+])  # fmt: skip
 def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
     found = select_samples(waits(), Selection(**chosen))
     assert int(found.samples.period.sum()) == samples << 20
 
 
-@pytest.mark.parametrize(
-    ("chosen", "tids"),
-    [
-        ({}, [10, 11, 20, 30]),
-        ({"pids": (10,)}, [10, 11]),
-        ({"pids": (30,)}, [30]),
-        ({"tids": (30, 20)}, [20, 30]),
-        ({"comms": ("ran",)}, [30]),
-        ({"comms": ("b",)}, [20]),
-        ({"pids": (10,), "comms": ("ran",)}, []),
-        ({"idle": "only"}, []),
-        ({"idle": "hide"}, [10, 11, 20, 30]),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "tids"), [
+    ({}, [10, 11, 20, 30]), ({"pids": (10,)}, [10, 11]), ({"pids": (30,)}, [30]),
+    ({"tids": (30, 20)}, [20, 30]), ({"comms": ("ran",)}, [30]), ({"comms": ("b",)}, [20]),
+    ({"pids": (10,), "comms": ("ran",)}, []), ({"idle": "only"}, []),
+    ({"idle": "hide"}, [10, 11, 20, 30]),
+])  # fmt: skip
 def test_budgets_of_the_chosen_threads_also_of_those_without_samples(
     chosen: dict[str, Any], tids: list[int]
 ) -> None:
@@ -183,17 +149,14 @@ def test_an_unknown_cgroup_is_reported_with_the_known_ones() -> None:
             select_samples(waits(), Selection(cgroups=(name,)))
 
 
-@pytest.mark.parametrize(
-    "selection",
-    [
-        Selection(),
-        Selection(comms=("blocker", "syncer"), states=("S",)),
-        Selection(classes=(WaitClass.DISK, WaitClass.LOCK), min_ns=10**6),
-        Selection(idle="hide"),
-        Selection(idle="only", windows=parse_windows("10%-70%")),
-        Selection(windows=parse_windows("10%-20%"), classes=(WaitClass.SLEEP,)),
-    ],
-)
+@pytest.mark.parametrize("selection", [
+    Selection(),
+    Selection(comms=("blocker", "syncer"), states=("S",)),
+    Selection(classes=(WaitClass.DISK, WaitClass.LOCK), min_ns=10**6),
+    Selection(idle="hide"),
+    Selection(idle="only", windows=parse_windows("10%-70%")),
+    Selection(windows=parse_windows("10%-20%"), classes=(WaitClass.SLEEP,)),
+])  # fmt: skip
 def test_selected_rows_are_those_of_the_selected_samples(selection: Selection) -> None:
     recording = Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data"
     profile = load_profile([str(recording)], SymbolizeOptions())

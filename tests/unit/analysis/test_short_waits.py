@@ -82,9 +82,6 @@ def test_parts_hold_each_sample_once() -> None:
         builder.sample("a", ["f"], 7, time_ns=1000 + 100 * at)
     parts = list(parts_of(builder.build(), 250))
     assert [(len(part.samples), first, last) for part, first, last in parts] == [
-        (4, 1000, 1249),
-        (2, 1250, 1499),
-        (3, 1500, 1749),
-        (2, 1750, 1999),
-    ]
+        (4, 1000, 1249), (2, 1250, 1499), (3, 1500, 1749), (2, 1750, 1999),
+    ]  # fmt: skip
     assert np.concatenate([part.samples.period for part, _, _ in parts]).sum() == 75

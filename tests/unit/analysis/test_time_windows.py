@@ -21,25 +21,22 @@ def chosen(text: str, *times: int) -> list[int]:
     return [time for time, is_in in zip(times, inside.tolist(), strict=True) if is_in]
 
 
-@pytest.mark.parametrize(
-    ("text", "inside"),
-    [
-        ("102,103", [102 * S, 102 * S + 1, 103 * S]),
-        ("102.000000001,103", [102 * S + 1, 103 * S]),
-        (",102", [FIRST, 102 * S]),
-        ("103,", [103 * S, LAST]),
-        ("100,100 110,", [FIRST, LAST]),
-        ("0%-20%", [FIRST]),  # its end belongs to the next part
-        ("20%-30.00000001%", [102 * S, 102 * S + 1, 103 * S]),
-        ("10%/3", [102 * S, 102 * S + 1]),
-        ("10%", [FIRST]),
-        ("50%/2", [LAST]),
-        ("90%-100%", [LAST]),
-        ("0%-100%", [FIRST, 102 * S, 102 * S + 1, 103 * S, LAST]),
-        ("10%/1,10%/4", [FIRST, 103 * S]),
-        ("0%-10% 30%-40%", [FIRST, 103 * S]),
-    ],
-)
+@pytest.mark.parametrize(("text", "inside"), [
+    ("102,103", [102 * S, 102 * S + 1, 103 * S]),
+    ("102.000000001,103", [102 * S + 1, 103 * S]),
+    (",102", [FIRST, 102 * S]),
+    ("103,", [103 * S, LAST]),
+    ("100,100 110,", [FIRST, LAST]),
+    ("0%-20%", [FIRST]),  # its end belongs to the next part
+    ("20%-30.00000001%", [102 * S, 102 * S + 1, 103 * S]),
+    ("10%/3", [102 * S, 102 * S + 1]),
+    ("10%", [FIRST]),
+    ("50%/2", [LAST]),
+    ("90%-100%", [LAST]),
+    ("0%-100%", [FIRST, 102 * S, 102 * S + 1, 103 * S, LAST]),
+    ("10%/1,10%/4", [FIRST, 103 * S]),
+    ("0%-10% 30%-40%", [FIRST, 103 * S]),
+])  # fmt: skip
 def test_windows(text: str, inside: list[int]) -> None:
     assert chosen(text, FIRST, 102 * S, 102 * S + 1, 103 * S, LAST, -1) == inside
 
@@ -47,24 +44,11 @@ def test_windows(text: str, inside: list[int]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        " ",
-        ",",
-        "5",
-        "a,b",
-        "1,2,3",
-        "3,2",
-        "-1,2",
-        "1e9,",
-        "10%-",
-        "x%",
-        "20%-10%",
-        "10%/0",
-        "10%/11",
+        "", " ", ",", "5", "a,b", "1,2,3", "3,2", "-1,2", "1e9,", "10%-", "x%", "20%-10%", "10%/0", "10%/11",
         "0%",
     ]
     + ["100%-200%", "1.0000000001,2"],
-)
+)  # fmt: skip
 def test_bad_times(text: str) -> None:
     with pytest.raises(UsageError, match="--time"):
         parse_windows(text)

@@ -21,19 +21,11 @@ PAGES = [DOCUMENTATION / "wait-classes.md", *MAN_PAGES]
 
 COLOURS = (
     *(
-        "transparent",
-        "grey",
-        "darkgrey",
-        "purple",
-        "magenta",
-        "red",
-        "lightred",
-        "lightblue",
-        "blue",
+        "transparent", "grey", "darkgrey", "purple", "magenta", "red", "lightred", "lightblue", "blue",
         "green",
     ),
     *("orange", "yellow", "brown"),
-)
+)  # fmt: skip
 """What Firefox profiler can paint a category in (GraphColor in its src/types/profile.ts)."""
 
 

@@ -33,16 +33,9 @@ def profile() -> Profile:
     builder.sample("s", ["main", "lock"], 700, time_ns=30_000, tid=8, wakeup_ns=29_000, **waker)
     interrupt = dict[str, Any](flags=SampleFlag.WAKER_INTERRUPT, waker_path=[kernel("hrtimer_wakeup")])
     builder.sample(
-        "s",
-        ["main", "sleep"],
-        40,
-        time_ns=40_000,
-        tid=8,
-        wakeup_ns=39_999,
-        waker_pid=7,
-        waker_tid=7,
+        "s", ["main", "sleep"], 40, time_ns=40_000, tid=8, wakeup_ns=39_999, waker_pid=7, waker_tid=7,
         **interrupt,
-    )
+    )  # fmt: skip
     builder.sample("s", ["main"], 50, time_ns=50_000, tid=8, waker_pid=7, waker_tid=7)
     builder.sample("s", ["main", "run"], 60, time_ns=60_000, tid=8)
     return builder.build()
@@ -56,12 +49,9 @@ def folded(profile: Profile, options: Options) -> list[str]:
 
 def test_folded_stacks_continue_with_the_waker_upside_down(profile: Profile) -> None:
     assert folded(profile, Options(waker_stack=True)) == [
-        "s;main;--;w 1_[w] 50",
-        "s;main;lock;--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1_[w] 1200",
-        "s;main;run 60",
-        "s;main;sleep;--;hrtimer_wakeup_[w];[interrupt] 40",
-        "w_1;main 3",
-    ]
+        "s;main;--;w 1_[w] 50", "s;main;lock;--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1_[w] 1200",
+        "s;main;run 60", "s;main;sleep;--;hrtimer_wakeup_[w];[interrupt] 40", "w_1;main 3",
+    ]  # fmt: skip
 
 
 def test_labels_by_options(profile: Profile) -> None:

@@ -72,11 +72,8 @@ def test_what_the_last_one_does_weighs_as_much_as_all_who_wait_for_it() -> None:
     to_3 = 1500 + (1600 - 200) + (1600 - 300)
     to_disk = 1000 + 1000 + (1100 - 200) + (1100 - 300)
     assert edges(found) == {
-        ("1", "2"): 1650,
-        ("4", "2"): 1500,
-        ("2", "3"): to_3,
-        ("3", "[disk]"): to_disk,
-    }
+        ("1", "2"): 1650, ("4", "2"): 1500, ("2", "3"): to_3, ("3", "[disk]"): to_disk,
+    }  # fmt: skip
     assert held(found) == {
         ("[disk]", "WAITING"): to_disk,
         ("3", "RUNNING"): 3 * 500,

@@ -64,14 +64,10 @@ def chain() -> ProfileBuilder:
 def test_a_chain_is_followed_to_its_end(chain: ProfileBuilder) -> None:
     path = follow(chain.build(), window=(0, 2050))
     assert segments(path) == [
-        (1, "RUNNING", 0, 100),
-        (3, "WAITING", 100, 1100),
-        (3, "RUNNING", 1100, 1600),
-        (2, "RUNNING", 1600, 1850),
-        (1, "RUNNABLE", 1850, 1900),
-        (1, "RUNNING", 1900, 2000),
+        (1, "RUNNING", 0, 100), (3, "WAITING", 100, 1100), (3, "RUNNING", 1100, 1600),
+        (2, "RUNNING", 1600, 1850), (1, "RUNNABLE", 1850, 1900), (1, "RUNNING", 1900, 2000),
         (1, "WAITING", 2000, 2050),
-    ]
+    ]  # fmt: skip
     assert path.hops.parent.tolist() == [-1, 0]
 
 
@@ -123,13 +119,10 @@ def test_stacks_name_each_hop_and_running_time_is_shared_out_by_samples(chain: P
     shown.check()
     first, second = "client;main1;sleep_in_1;[woken by] server", ";main2;sleep_in_2;[woken by] disk"
     assert folded_totals(shown, Options()) == {
-        "client;[running]": 200,
-        "client;[runnable]": 50,
-        f"{first};[running]": 250,
-        f"{first}{second};main3;sleep_in_3": 1000,
-        f"{first}{second};[running];main3;sum": 333,
+        "client;[running]": 200, "client;[runnable]": 50, f"{first};[running]": 250,
+        f"{first}{second};main3;sleep_in_3": 1000, f"{first}{second};[running];main3;sum": 333,
         f"{first}{second};[running];main3;sort": 167,
-    }
+    }  # fmt: skip
     rows = path_rows(profile, timeline_of(profile), path)
     assert sum(row.ns for row in rows) == 2000
     assert [(row.comm, row.doing, row.function, row.ns) for row in rows[:3]] == [

@@ -24,21 +24,18 @@ from perf_offcpu.collect.targets import (
 from perf_offcpu.errors import TargetError, UsageError
 
 
-@pytest.mark.parametrize(
-    ("texts", "command", "target"),
-    [
-        ({}, False, Target()),
-        ({"system": True}, True, Target()),
-        ({}, True, Target(command=True)),
-        ({"pids": "17"}, True, Target(processes=(17,))),
-        ({"pids": "18,17,18"}, False, Target(processes=(18, 17))),
-        ({"tids": "4, 5"}, False, Target(threads=(4, 5))),
-        ({"pids": "3", "tids": "4"}, False, Target(processes=(3,), threads=(4,))),
-        ({"users": "root,7"}, True, Target(users=(0, 7))),
-        ({"system": True, "cpus": "0"}, True, Target(cpus=(0,))),
-        ({"comms": "a b,c"}, True, Target(command=True, comms=(b"a b", b"c"))),
-    ],
-)
+@pytest.mark.parametrize(("texts", "command", "target"), [
+    ({}, False, Target()),
+    ({"system": True}, True, Target()),
+    ({}, True, Target(command=True)),
+    ({"pids": "17"}, True, Target(processes=(17,))),
+    ({"pids": "18,17,18"}, False, Target(processes=(18, 17))),
+    ({"tids": "4, 5"}, False, Target(threads=(4, 5))),
+    ({"pids": "3", "tids": "4"}, False, Target(processes=(3,), threads=(4,))),
+    ({"users": "root,7"}, True, Target(users=(0, 7))),
+    ({"system": True, "cpus": "0"}, True, Target(cpus=(0,))),
+    ({"comms": "a b,c"}, True, Target(command=True, comms=(b"a b", b"c"))),
+])  # fmt: skip
 def test_choice(texts: dict[str, Any], command: bool, target: Target) -> None:
     assert choose_target(command, **texts) == target
 
@@ -62,15 +59,12 @@ def test_no_list_of_ids(text: str) -> None:
         choose_target(pids=text)
 
 
-@pytest.mark.parametrize(
-    ("texts", "sentence"),
-    [
-        ({"users": "no such user"}, "-u no such user: there is no such user"),
-        ({"cpus": "4095"}, "-C 4095: CPU 4095 is not online; 0"),
-        ({"groups": ["no/such/group"]}, "-G no/such/group: there is no such control group in /"),
-        ({"groups": ["../../etc"]}, "-G ../../etc: there is no such control group"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "sentence"), [
+    ({"users": "no such user"}, "-u no such user: there is no such user"),
+    ({"cpus": "4095"}, "-C 4095: CPU 4095 is not online; 0"),
+    ({"groups": ["no/such/group"]}, "-G no/such/group: there is no such control group in /"),
+    ({"groups": ["../../etc"]}, "-G ../../etc: there is no such control group"),
+])  # fmt: skip
 def test_what_is_not_there_is_named(texts: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TargetError, match=f"^{re.escape(sentence)}"):
         choose_target(**texts)

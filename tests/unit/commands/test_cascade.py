@@ -39,15 +39,12 @@ def test_bottlenecks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# 1. " in shown and "% of all waits" in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("convert", "--folded", "--cascade"), "--cascade means nothing to --folded"),
-        (("convert", "--callgraph", "--cascade", "--diff", DEMO), "no --diff"),
-        (("convert", "--callgraph", "--cascade", "--event", "cpu-clock"), "no --diff"),
-        (("report", "--bottlenecks", "--diff", DEMO), "no --diff"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (("convert", "--folded", "--cascade"), "--cascade means nothing to --folded"),
+    (("convert", "--callgraph", "--cascade", "--diff", DEMO), "no --diff"),
+    (("convert", "--callgraph", "--cascade", "--event", "cpu-clock"), "no --diff"),
+    (("report", "--bottlenecks", "--diff", DEMO), "no --diff"),
+])  # fmt: skip
 def test_impossible_questions_are_answered_in_a_sentence(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

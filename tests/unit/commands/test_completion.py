@@ -48,26 +48,16 @@ def test_tcsh_has_the_verbs_options_and_values() -> None:
 # bash
 
 OFFERED = [
-    ("", [*VERBS]),
-    ("-", ["-h", "--help", "--version", "--traceback"]),
-    ("rep", ["report"]),
-    ("--traceback repo", ["report"]),
-    ("report --un", ["--unit"]),
-    ("report --unit ", ["ns", "us", "ms", "s"]),
-    ("report --unit = m", ["ms"]),
-    ("report --class lock,d", ["lock,disk"]),
-    ("report -s comm,sy", ["comm,symbol", "comm,syscall"]),
-    ("script --fields sym", ["sym", "symoff"]),
-    ("convert --speed", ["--speedscope"]),
-    ("convert --state --fold", ["--fold-interpreters", "--folded"]),
-    ("convert --callgraph --sv", ["--svg"]),
+    ("", [*VERBS]), ("-", ["-h", "--help", "--version", "--traceback"]), ("rep", ["report"]),
+    ("--traceback repo", ["report"]), ("report --un", ["--unit"]),
+    ("report --unit ", ["ns", "us", "ms", "s"]), ("report --unit = m", ["ms"]),
+    ("report --class lock,d", ["lock,disk"]), ("report -s comm,sy", ["comm,symbol", "comm,syscall"]),
+    ("script --fields sym", ["sym", "symoff"]), ("convert --speed", ["--speedscope"]),
+    ("convert --state --fold", ["--fold-interpreters", "--folded"]), ("convert --callgraph --sv", ["--svg"]),
     ("convert --state D,", [f"D,{letter}" for letter in "RSDITtXZP"]),
-    ("report --idle ", ["show", "hide", "only"]),
-    ("report -i rec", ["recording.data"]),
-    ("report --comm ", []),
-    ("completion ", ["bash", "zsh", "tcsh"]),
-    ("record tru", ["true", "truncate"]),
-]
+    ("report --idle ", ["show", "hide", "only"]), ("report -i rec", ["recording.data"]),
+    ("report --comm ", []), ("completion ", ["bash", "zsh", "tcsh"]), ("record tru", ["true", "truncate"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("typed", "offered"), OFFERED)
@@ -142,25 +132,15 @@ def zsh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zsh]:
     shell.close()
 
 
-@pytest.mark.parametrize(
-    ("typed", "line"),
-    [
-        ("rep", "report"),
-        ("report --cla", "report --class="),
-        ("report --idle h", "report --idle hide"),
-        ("report --idle=h", "report --idle=hide"),
-        ("report --class loc", "report --class lock"),
-        ("report --class lock,poll,netw", "report --class lock,poll,network"),
-        ("report -s comm,sysc", "report -s comm,syscall"),
-        ("report -i reco", "report -i recording.data"),
-        ("convert --speed", "convert --speedscope"),
-        ("convert --folded --kern", "convert --folded --kernel"),
-        ("convert --callgraph --sv", "convert --callgraph --svg"),
-        ("record -a fals", "record -a false"),
-        ("completion z", "completion zsh"),
-        ("report --json --no-pag", "report --json --no-pager"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "line"), [
+    ("rep", "report"), ("report --cla", "report --class="), ("report --idle h", "report --idle hide"),
+    ("report --idle=h", "report --idle=hide"), ("report --class loc", "report --class lock"),
+    ("report --class lock,poll,netw", "report --class lock,poll,network"),
+    ("report -s comm,sysc", "report -s comm,syscall"), ("report -i reco", "report -i recording.data"),
+    ("convert --speed", "convert --speedscope"), ("convert --folded --kern", "convert --folded --kernel"),
+    ("convert --callgraph --sv", "convert --callgraph --svg"), ("record -a fals", "record -a false"),
+    ("completion z", "completion zsh"), ("report --json --no-pag", "report --json --no-pager"),
+])  # fmt: skip
 def test_zsh(zsh: Zsh, typed: str, line: str) -> None:
     # zsh appends a comma to a value of a list; it disappears when a space is typed.
     assert zsh.complete(f"perf-offcpu {typed}").rstrip(",") == f"perf-offcpu {line}"

@@ -43,19 +43,16 @@ def test_views_of_time_have_a_track_of_it(form: str, tmp_path: Path) -> None:
     assert b"critical path of locker-a" in with_path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("report", "--comm", "nobody"), "no such thread"),
-        (("report", "--class", "lock"), "not --class"),
-        (("report", "--min-dur", "1"), "not --min-dur"),
-        (("report", "--idle", "hide"), "not --idle"),
-        (("report", "--time", "0,1"), "no samples in that time"),
-        (("report", "--diff", DEMO), "does not compare critical paths"),
-        (("convert", "--folded", "--all-events"), "--critical-path shows one thread"),
-        (("convert", "--perfetto", "--waker-stack"), "--critical-path shows one thread"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (("report", "--comm", "nobody"), "no such thread"),
+    (("report", "--class", "lock"), "not --class"),
+    (("report", "--min-dur", "1"), "not --min-dur"),
+    (("report", "--idle", "hide"), "not --idle"),
+    (("report", "--time", "0,1"), "no samples in that time"),
+    (("report", "--diff", DEMO), "does not compare critical paths"),
+    (("convert", "--folded", "--all-events"), "--critical-path shows one thread"),
+    (("convert", "--perfetto", "--waker-stack"), "--critical-path shows one thread"),
+])  # fmt: skip
 def test_impossible_questions_are_answered_in_a_sentence(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

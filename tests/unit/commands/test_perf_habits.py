@@ -30,18 +30,12 @@ def test_options_without_effect(words: str, capsys: pytest.CaptureFixture[str]) 
     assert output(capsys, "report", *FILE, *words.split()) == output(capsys, "report", *FILE)
 
 
-@pytest.mark.parametrize(
-    ("verb", "words", "same"),
-    [
-        ("report", "-g graph,callee", "-g callee"),
-        ("report", "--no-call-graph", "-g none"),
-        ("report", "-c reader", "--comm reader"),
-        ("report", "--comms=reader,writer", "--comm reader,writer"),
-        ("report", "-C 0", "--cpu 0"),
-        ("script", "-c reader -v", "--comm reader"),
-        ("script", "-C 1", "--cpu 1"),
-    ],
-)
+@pytest.mark.parametrize(("verb", "words", "same"), [
+    ("report", "-g graph,callee", "-g callee"), ("report", "--no-call-graph", "-g none"),
+    ("report", "-c reader", "--comm reader"), ("report", "--comms=reader,writer", "--comm reader,writer"),
+    ("report", "-C 0", "--cpu 0"), ("script", "-c reader -v", "--comm reader"),
+    ("script", "-C 1", "--cpu 1"),
+])  # fmt: skip
 def test_other_names(verb: str, words: str, same: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, verb, *FILE, *words.split()) == output(capsys, verb, *FILE, *same.split())
 
@@ -61,23 +55,17 @@ def test_inject_writes_to_standard_output_as_perfs() -> None:
     assert done.stdout[:8] == b"PERFILE2"
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("report --tui", "--tui: it prints text"),
-        ("report -F overhead,comm", "-F: columns are fixed"),
-        ("report --percent-limit=1", "--percent-limit: report --limit"),
-        ("report -S schedule", "-S: it selects by"),
-        (f"report {DATA / 'atend.data'}", "atend.data: name the recording with -i"),
-        ("script -s x.py", "-s: it runs no scripts"),
-        ("script report flamegraph", "report: it runs no scripts"),
-        ("script -D", "-D: perf-offcpu dump"),
-        ("inject -b -o x", "-b: build-ids are kept"),
-        ("inject -s -o x", "-s: --switches"),
-        ("evlist", "use perf-offcpu script --header-only"),
-        ("report -g nonsense", "invalid choice: 'nonsense'"),
-    ],
-)
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("report --tui", "--tui: it prints text"), ("report -F overhead,comm", "-F: columns are fixed"),
+    ("report --percent-limit=1", "--percent-limit: report --limit"),
+    ("report -S schedule", "-S: it selects by"),
+    (f"report {DATA / 'atend.data'}", "atend.data: name the recording with -i"),
+    ("script -s x.py", "-s: it runs no scripts"),
+    ("script report flamegraph", "report: it runs no scripts"), ("script -D", "-D: perf-offcpu dump"),
+    ("inject -b -o x", "-b: build-ids are kept"), ("inject -s -o x", "-s: --switches"),
+    ("evlist", "use perf-offcpu script --header-only"),
+    ("report -g nonsense", "invalid choice: 'nonsense'"),
+])  # fmt: skip
 def test_advice(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()) == 129
     out, err = capsys.readouterr()

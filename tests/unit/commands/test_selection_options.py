@@ -34,19 +34,11 @@ def script_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
     return sum(map(int, capsys.readouterr().out.split()))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["--class", "lock,pipe", "--class=disk"],
-        ["--state", "D"],
-        ["--cpu", "0-0"],
-        ["--time", "0%-50%"],
-        ["--min-dur", "12ms"],
-        ["--idle", "only"],
-        ["--comm", "poller,sleeper", "--time", "10%/2", "--class", "sleep"],
-    ],
-)
+@pytest.mark.parametrize("options", [
+    [], ["--class", "lock,pipe", "--class=disk"], ["--state", "D"], ["--cpu", "0-0"],
+    ["--time", "0%-50%"], ["--min-dur", "12ms"], ["--idle", "only"],
+    ["--comm", "poller,sleeper", "--time", "10%/2", "--class", "sleep"],
+])  # fmt: skip
 def test_every_verb_selects_the_same(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     totals = {total(capsys, *options) for total in (folded_total, report_total, script_total)}
     assert len(totals) == 1
@@ -83,14 +75,11 @@ def test_convert_shows_or_selects_states(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("verb", [["report"], ["script"], ["convert", "--folded", "-o", "-"]])
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *(("--class", "lcok"), ("--state", "Q"), ("--cpu", "3-1"), ("--cpu", "x"), ("--cpu", "0-99999999")),
-        *(("--min-dur", "5 minutes"), ("--min-dur", "-1"), ("--time", "yesterday"), ("--cgroup", "/none")),
-        *(("--idle", "maybe"), ("--pid", "x"), ("--event", "none")),
-    ],
-)
+@pytest.mark.parametrize(("option", "value"), [
+    *(("--class", "lcok"), ("--state", "Q"), ("--cpu", "3-1"), ("--cpu", "x"), ("--cpu", "0-99999999")),
+    *(("--min-dur", "5 minutes"), ("--min-dur", "-1"), ("--time", "yesterday"), ("--cgroup", "/none")),
+    *(("--idle", "maybe"), ("--pid", "x"), ("--event", "none")),
+])  # fmt: skip
 def test_a_wrong_value_is_one_line(
     capsys: pytest.CaptureFixture[str], verb: list[str], option: str, value: str
 ) -> None:
@@ -107,14 +96,11 @@ def test_ids_that_cannot_be_select_nothing(capsys: pytest.CaptureFixture[str]) -
     assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--symfs", "/nowhere"], "--symfs /nowhere: there is no such directory"),
-        (["--kallsyms", "/nowhere"], "--kallsyms /nowhere: No such file or directory"),
-        (["--kallsyms", "/etc/passwd"], "--kallsyms /etc/passwd: no line of it names a function of a kernel"),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), [
+    (["--symfs", "/nowhere"], "--symfs /nowhere: there is no such directory"),
+    (["--kallsyms", "/nowhere"], "--kallsyms /nowhere: No such file or directory"),
+    (["--kallsyms", "/etc/passwd"], "--kallsyms /etc/passwd: no line of it names a function of a kernel"),
+])  # fmt: skip
 def test_missing_symbol_files_are_reported(
     capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:

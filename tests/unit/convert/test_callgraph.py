@@ -82,11 +82,8 @@ def test_text() -> None:
     assert lines[:2] == ["# Off-CPU time (offcpu-time) on box", "# total: 100 ns (100 ns)"]
     assert "100.00 %         100 ns            0 ns  main []" in lines
     assert lines[lines.index("100.00 %         100 ns            0 ns  main []") + 1].split() == [
-        "96",
-        "ns",
-        "to",
-        "f",
-    ]
+        "96", "ns", "to", "f",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("wakers", [False, True])
@@ -143,15 +140,9 @@ def waking() -> Profile:
         ("d", "c", 60, 0),
     ):
         builder.sample(
-            sleeper,
-            ["f"],
-            weight,
-            tid=ord(sleeper),
-            waker_tid=ord(waker),
-            waker_pid=100,
-            wakeup_ns=1,
+            sleeper, ["f"], weight, tid=ord(sleeper), waker_tid=ord(waker), waker_pid=100, wakeup_ns=1,
             runq_ns=runq,
-        )
+        )  # fmt: skip
     builder.sample("a", ["f"], 9, tid=ord("a"), waker_tid=5, waker_pid=5, flags=SampleFlag.WAKER_INTERRUPT)
     return builder.sample("e", ["f"], 1000, tid=ord("e")).build()
 
@@ -176,19 +167,12 @@ def test_wakers_knots_and_the_critical_chain() -> None:
         for one, other, edge in graph.edges(data=True)
     }
     assert found == {
-        (b, a): (40, 1, 40),
-        (a, b): (45, 2, 30),
-        (b, c): (70, 1, 70),
-        (c, d): (60, 1, 60),
+        (b, a): (40, 1, 40), (a, b): (45, 2, 30), (b, c): (70, 1, 70), (c, d): (60, 1, 60),
         ("[interrupt]", a): (9, 1, 9),
-    }
+    }  # fmt: skip
     assert {id_: node["knot"] for id_, node in graph.nodes(data=True)} == {
-        a: 1,
-        b: 1,
-        c: 0,
-        d: 0,
-        "[interrupt]": 0,
-    }
+        a: 1, b: 1, c: 0, d: 0, "[interrupt]": 0,
+    }  # fmt: skip
     assert graph.graph["chain"] == ["[interrupt]", f"{a} {b}", c, d]
     assert [edge["critical"] for edge in (graph.edges[b, c], graph.edges[a, b])] == [True, False]
     shown = text(waking(), form="text", wakers=True, per_thread=True)
@@ -219,11 +203,8 @@ def test_changes_since_an_older_profile() -> None:
     new = ProfileBuilder().sample("a", ["main", "f"], 100).sample("a", ["main", "new"], 5).build()
     graph = calls.graph_of(new, Options(min_share=0, diff=old))
     assert {id_: (node["inclusive"], node["change"]) for id_, node in graph.nodes(data=True)} == {
-        "main": (105, 15),
-        "f": (100, 40),
-        "gone": (0, -30),
-        "new": (5, 5),
-    }
+        "main": (105, 15), "f": (100, 40), "gone": (0, -30), "new": (5, 5),
+    }  # fmt: skip
 
 
 def test_large_totals_are_exact() -> None:

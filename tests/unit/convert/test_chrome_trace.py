@@ -59,27 +59,13 @@ def profile() -> Profile:
         "main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, tid=100, state=1, syscall=202
     )
     builder.sample(
-        "io",
-        ["main", kernel("io")],
-        2_500,
-        time_ns=5_002_500,
-        tid=101,
-        state=2,
-        runq_ns=700,
+        "io", ["main", kernel("io")], 2_500, time_ns=5_002_500, tid=101, state=2, runq_ns=700,
         wakeup_ns=5_001_800,
-    )
+    )  # fmt: skip
     builder.sample(
-        "wk",
-        ["main", "f"],
-        9_000,
-        time_ns=5_020_000,
-        tid=102,
-        state=1,
-        runq_ns=1_000,
-        wakeup_ns=5_019_000,
-        waker_tid=100,
-        waker_pid=100,
-    )
+        "wk", ["main", "f"], 9_000, time_ns=5_020_000, tid=102, state=1, runq_ns=1_000, wakeup_ns=5_019_000,
+        waker_tid=100, waker_pid=100,
+    )  # fmt: skip
     builder.sample(
         "wk", ["main"], 400, time_ns=5_030_000, tid=102, state=0, flags=SampleFlag.PREEMPTED, runq_ns=400
     )
@@ -91,13 +77,10 @@ def profile() -> Profile:
 
 def test_waits_are_slices_to_the_nanosecond(profile: Profile) -> None:
     assert slices(events(profile), "offcpu") == [
-        (100, 100, "futex", 0, 1_000_001),
-        (100, 101, "io", 1_000_000, 2_500),
-        (100, 102, "f", 1_011_000, 9_000),
-        (100, 102, "main", 1_029_600, 400),
-        (SUMS_PID, SUMS_PID + 3, "main", 0, 77),
-        (SUMS_PID, SUMS_PID + 3, "main", 1_077, 23),
-    ]
+        (100, 100, "futex", 0, 1_000_001), (100, 101, "io", 1_000_000, 2_500),
+        (100, 102, "f", 1_011_000, 9_000), (100, 102, "main", 1_029_600, 400),
+        (SUMS_PID, SUMS_PID + 3, "main", 0, 77), (SUMS_PID, SUMS_PID + 3, "main", 1_077, 23),
+    ]  # fmt: skip
 
 
 def test_the_run_queue_lies_within_the_wait(profile: Profile) -> None:
@@ -124,15 +107,9 @@ def test_an_arrow_from_waker_to_sleeper(profile: Profile) -> None:
 
 def test_interrupts_have_no_arrow_but_are_named() -> None:
     builder = ProfileBuilder().sample(
-        "a",
-        ["f"],
-        50,
-        waker_tid=7,
-        waker_pid=7,
-        wakeup_ns=900,
-        time_ns=1_000,
+        "a", ["f"], 50, waker_tid=7, waker_pid=7, wakeup_ns=900, time_ns=1_000,
         flags=SampleFlag.WAKER_INTERRUPT | SampleFlag.BEGAN_BEFORE,
-    )
+    )  # fmt: skip
     found = events(builder.build())
     assert not [one for one in found if one["ph"] in "sf"]
     (wait,) = (one for one in found if one.get("cat") == "offcpu")

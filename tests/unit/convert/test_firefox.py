@@ -158,11 +158,8 @@ def test_waits_in_time_with_gaps(profile: Profile) -> None:
     assert samples(parsed, found["b (CPU samples)"]) == [(1_012_000, "main;run", 11)]
     assert samples(parsed, found["b (no time: sums of short waits)"]) == [(0, "main", 77)]
     assert [(thread["pid"], thread["tid"], thread["isMainThread"]) for thread in parsed["threads"]] == [
-        ("100", 100, True),
-        ("100", 101, False),
-        ("100", "101-cpu", False),
-        ("100", "101-sums", False),
-    ]
+        ("100", 100, True), ("100", 101, False), ("100", "101-cpu", False), ("100", "101-sums", False),
+    ]  # fmt: skip
     assert parsed["meta"]["startTime"] == 10**12  # 4 ms after the clock was read, ms since 1970
     assert parsed["meta"]["startTimeAsClockMonotonicNanosecondsSinceBoot"] == 4_000_000
 
@@ -190,15 +187,11 @@ def test_each_wait_is_a_marker(profile: Profile) -> None:
         1_007_500,
         1_010_000,
         {
-            "function": "schedule",
-            "state": "uninterruptible sleep",
-            "syscall": "read",
-            "waker": "a (pid 100, tid 100)",
-            "runq": Decimal("0.000700"),
-            "wakerstack": "main;unlock",
+            "function": "schedule", "state": "uninterruptible sleep", "syscall": "read",
+            "waker": "a (pid 100, tid 100)", "runq": Decimal("0.000700"), "wakerstack": "main;unlock",
             "cause": "main;schedule",
         },
-    )
+    )  # fmt: skip
     assert sleep[0] == "sleep" and "waker" not in sleep[3]
     assert found["b (CPU samples)"]["markers"]["length"] == 0
 

@@ -65,11 +65,8 @@ def test_nodes_layers_and_facts() -> None:
     assert document["title"] == "Off-CPU and CPU time (offcpu-time, cpu-clock) on box: record <x>"
     assert ["Lost", "3 records lost"] in document["facts"] and ["File", "p.data"] in document["facts"]
     assert paths(document) == {
-        "a;main;f": 3,
-        "b;[missed stack]": 4,
-        "b;main": 2,
-        "b;main;schedule": 5_000_000_007,
-    }
+        "a;main;f": 3, "b;[missed stack]": 4, "b;main": 2, "b;main;schedule": 5_000_000_007,
+    }  # fmt: skip
     assert document["nodes"]["depth"] == [1, 2, 3, 1, 2, 2, 3]
     off, on = document["layers"]
     assert (off["kind"], on["kind"]) == ("off", "on")

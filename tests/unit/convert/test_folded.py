@@ -52,23 +52,17 @@ def profile() -> Profile:
 
 def test_lines(profile: Profile) -> None:
     assert folded(profile) == [
-        "db;[missed user stack];io_schedule 17",
-        "db;[truncated];f:g;[libx.so] 13",
-        "db;f:g;[missed kernel stack] 19",
-        "web_server;[missed stack] 11",
-        "web_server;main;read;schedule 12",
-    ]
+        "db;[missed user stack];io_schedule 17", "db;[truncated];f:g;[libx.so] 13",
+        "db;f:g;[missed kernel stack] 19", "web_server;[missed stack] 11", "web_server;main;read;schedule 12",
+    ]  # fmt: skip
 
 
 def test_options(profile: Profile) -> None:
     assert folded(profile, Options(kernel=True, tid=True, addrs=True)) == [
-        "db-?/100;[missed user stack];io_schedule_[k] 17",
-        "db-?/100;[truncated];f:g;[libx.so <1234>] 13",
-        "db-?/100;f:g;[missed kernel stack] 19",
-        "web_server-100/100;[missed stack] 11",
-        "web_server-100/101;main;read;schedule_[k] 5",
-        "web_server-100/102;main;read;schedule_[k] 7",
-    ]
+        "db-?/100;[missed user stack];io_schedule_[k] 17", "db-?/100;[truncated];f:g;[libx.so <1234>] 13",
+        "db-?/100;f:g;[missed kernel stack] 19", "web_server-100/100;[missed stack] 11",
+        "web_server-100/101;main;read;schedule_[k] 5", "web_server-100/102;main;read;schedule_[k] 7",
+    ]  # fmt: skip
     assert folded(profile, Options(pid=True))[-1] == "web_server-100;main;read;schedule 12"
 
 

@@ -25,13 +25,10 @@ from perf_offcpu.model.recording import SampleFlag
 
 Segment = tuple[str, int, int, str]
 EXPECTED: list[Segment] = [
-    ("client: running", 50, 100, "client"),
-    ("disk: other wait in nap", 100, 1100, "client, server, disk"),
-    ("disk: running", 1100, 1600, "client, server, disk"),
-    ("server: running", 1600, 1850, "client, server"),
-    ("client: runnable", 1850, 1900, "client"),
-    ("client: running", 1900, 2000, "client"),
-]
+    ("client: running", 50, 100, "client"), ("disk: other wait in nap", 100, 1100, "client, server, disk"),
+    ("disk: running", 1100, 1600, "client, server, disk"), ("server: running", 1600, 1850, "client, server"),
+    ("client: runnable", 1850, 1900, "client"), ("client: running", 1900, 2000, "client"),
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -116,16 +116,12 @@ def play(timed: list[tuple[int, Any]], tracks: dict[int, str], tables: Tables, f
             for one in event.debug_annotations
         }
         one = Slice(
-            tracks[event.track_uuid],
-            tables.text("event_categories", event.category_iids[0]),
-            tables.text("event_names", event.name_iid),
-            at,
-            at,
+            tracks[event.track_uuid], tables.text("event_categories", event.category_iids[0]),
+            tables.text("event_names", event.name_iid), at, at,
             tables.stack(event.callstack_iid) if event.callstack_iid else "",
-            event.callstack_weight if event.HasField("callstack_weight") else None,
-            details,
+            event.callstack_weight if event.HasField("callstack_weight") else None, details,
             len(open_[event.track_uuid]),
-        )
+        )  # fmt: skip
         found.slices.append(one)
         if event.type == BEGIN:
             open_[event.track_uuid].append(one)
@@ -191,20 +187,13 @@ def test_stacks_details_and_clocks(found: Read) -> None:
 def test_thread_states_and_counters(found: Read) -> None:
     sleep, deep, runnable, running = 4, 5, 2, 3
     assert sorted(found.states, key=lambda state: state[1]) == [
-        (100, 4_000_000, sleep, 1),
-        (100, 5_000_001, running, 1),
-        (102, 5_011_000, deep, 0),
-        (102, 5_019_000, runnable, 0),
-        (102, 5_020_000, running, 0),
-        (102, 5_029_600, runnable, 0),
+        (100, 4_000_000, sleep, 1), (100, 5_000_001, running, 1), (102, 5_011_000, deep, 0),
+        (102, 5_019_000, runnable, 0), (102, 5_020_000, running, 0), (102, 5_029_600, runnable, 0),
         (102, 5_030_000, running, 1),
-    ]
+    ]  # fmt: skip
     assert found.counters["threads blocked"] == [
-        (4_000_000, 1),
-        (5_000_001, 0),
-        (5_011_000, 1),
-        (5_019_000, 0),
-    ]
+        (4_000_000, 1), (5_000_001, 0), (5_011_000, 1), (5_019_000, 0),
+    ]  # fmt: skip
     assert [value for _, value in found.counters["threads runnable"]] == [1, 0, 1, 0]
 
 

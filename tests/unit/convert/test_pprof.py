@@ -23,16 +23,9 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 NAMES = {
-    "sample_type": 1,
-    "sample": 2,
-    "mapping": 3,
-    "location": 4,
-    "function": 5,
-    "string_table": 6,
-    "time_nanos": 9,
-    "duration_nanos": 10,
-    "default_sample_type": 14,
-}
+    "sample_type": 1, "sample": 2, "mapping": 3, "location": 4, "function": 5, "string_table": 6,
+    "time_nanos": 9, "duration_nanos": 10, "default_sample_type": 14,
+}  # fmt: skip
 
 
 @dataclass
@@ -114,12 +107,9 @@ def sample_profile() -> Profile:
 def test_types_values_and_labels() -> None:
     found = Read(sample_profile())
     assert found.types == [
-        "off_cpu/nanoseconds",
-        "off_cpu_events/count",
-        "runqueue/nanoseconds",
-        "cycles/count",
+        "off_cpu/nanoseconds", "off_cpu_events/count", "runqueue/nanoseconds", "cycles/count",
         "cpu/nanoseconds",
-    ]
+    ]  # fmt: skip
     assert {(one.labels["comm"], one.stack): list(one.values.values()) for one in found.samples} == {
         ("a", "main;read;schedule"): [42, 4, 4, 0, 0],
         ("a", "main;read;[missed kernel stack]"): [5, 1, 0, 0, 0],

@@ -53,17 +53,14 @@ def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(
     assert second.startswith("perf-offcpu convert: /no\\tne: cannot be opened")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--comm", "x"], "--comm means nothing to --parquet, which writes whole recordings"),
-        (["--class", "lock"], "--class means nothing to --parquet"),
-        (["-o", "x"], "--output means nothing to --parquet"),
-        (["--label", "x"], "--label x: not NAME=VALUE"),
-        (["--jobs", "0"], "--jobs: 0 is not between 1 and 1024"),
-        (["--idle", "hide"], "--idle means nothing to --parquet"),
-    ],
-)
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--comm", "x"], "--comm means nothing to --parquet, which writes whole recordings"),
+    (["--class", "lock"], "--class means nothing to --parquet"),
+    (["-o", "x"], "--output means nothing to --parquet"),
+    (["--label", "x"], "--label x: not NAME=VALUE"),
+    (["--jobs", "0"], "--jobs: 0 is not between 1 and 1024"),
+    (["--idle", "hide"], "--idle means nothing to --parquet"),
+])  # fmt: skip
 def test_impossible_options_are_refused(words: list[str], sentence: str, tmp_path: Path) -> None:
     done = run("convert", "--parquet", tmp_path / "set", "-i", RECORDINGS["vm"], *words)
     assert done.returncode == 129

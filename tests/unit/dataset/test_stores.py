@@ -24,18 +24,8 @@ from perf_offcpu.errors import FormatError, PerfOffcpuError, UsageError
 from perf_offcpu.model.profile import Profile
 
 HOSTILE = [
-    "../../etc/passwd",
-    "a/b",
-    "\x1b[31mred",
-    "x\u202ey",
-    "café",
-    "",
-    "-",
-    "_x",
-    ".x",
-    "a b'\";--",
-    "n\0l",
-]
+    "../../etc/passwd", "a/b", "\x1b[31mred", "x\u202ey", "café", "", "-", "_x", ".x", "a b'\";--", "n\0l",
+]  # fmt: skip
 BEGIN = 497_000 * HOUR_NS
 
 
@@ -47,12 +37,9 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
 
 def profile_of(names: list[str], at_ns: int = 0) -> Profile:
     meta = {
-        "hostname": "web",
-        "wall_clock_ns": BEGIN + at_ns,
-        "wall_clock_at_ns": 5,
-        "begin_ns": 5,
+        "hostname": "web", "wall_clock_ns": BEGIN + at_ns, "wall_clock_at_ns": 5, "begin_ns": 5,
         "end_ns": 10**9,
-    }
+    }  # fmt: skip
     builder = ProfileBuilder(meta=meta)
     for row, name in enumerate(names):
         path = ["main", Code(name, f"/lib/{name}", 0x40 + row, file=name, line=row)]

@@ -86,19 +86,10 @@ def test_a_block_with_nobody_is_sound() -> None:
     assert budget is not None and len(budget) == 0
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"end_ns": 4},
-        {"end_ns": 2**62},
-        {"begin_ns": 2**64 - 1, "end_ns": 2**64 - 1},
-        {"running_ns": 2**63},
-        {"other_ns": 2**62},
-        {"stopped_ns": 2**64 - 1},
-        {"traced_ns": 2**63},
-        {"switches": 2**64 - 1},
-    ],
-)
+@pytest.mark.parametrize("spoilt", [
+    {"end_ns": 4}, {"end_ns": 2**62}, {"begin_ns": 2**64 - 1, "end_ns": 2**64 - 1}, {"running_ns": 2**63},
+    {"other_ns": 2**62}, {"stopped_ns": 2**64 - 1}, {"traced_ns": 2**63}, {"switches": 2**64 - 1},
+])  # fmt: skip
 def test_a_row_that_cannot_be_is_left_out_and_its_neighbours_stay(spoilt: dict[str, int]) -> None:
     payload = block(row(8, 5, 9), row(9, 5, 9) | spoilt, row(10, 5, 9))
     budget = read_budgets(payload, "<")
@@ -143,11 +134,8 @@ def test_what_files_in_turn_have_of_a_life_is_one_row() -> None:
     )
     kept = without_continued(samples, borders, end_ns=20)
     assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
-        (8, 9),
-        (8, 20),
-        (9, 9),
-        (10, 9),
-    ]
+        (8, 9), (8, 20), (9, 9), (10, 9),
+    ]  # fmt: skip
     assert kept.flags[0] == SampleFlag.OFFCPU and len(without_continued(samples, none, end_ns=20)) == 5
 
 
@@ -171,8 +159,5 @@ def test_a_wait_that_is_told_again_counts_once() -> None:
     none = joined_budget([])[1]
     kept = without_continued(samples, none, end_ns=90)
     assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
-        (9, 50),
-        (8, 70),
-        (9, 90),
-        (10, 90),
-    ]
+        (9, 50), (8, 70), (9, 90), (10, 90),
+    ]  # fmt: skip

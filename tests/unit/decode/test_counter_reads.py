@@ -36,21 +36,15 @@ def read(path: Path, *samples: tuple[int, list[tuple[int, int]]]) -> list[tuple[
 def test_each_counter_that_moved_gets_a_sample(tmp_path: Path) -> None:
     found = read(tmp_path, (10, [(1, 100), (3, 0)]), (20, [(1, 150), (3, 4)]), (30, [(1, 150), (3, 9)]))
     assert found == [
-        (10, "cpu-clock", 100),
-        (20, "cpu-clock", 50),
-        (20, "page-faults", 4),
-        (30, "page-faults", 5),
-    ]
+        (10, "cpu-clock", 100), (20, "cpu-clock", 50), (20, "page-faults", 4), (30, "page-faults", 5),
+    ]  # fmt: skip
 
 
 def test_differences_follow_time_and_not_the_file_and_each_cpu_counts_for_itself(tmp_path: Path) -> None:
     found = read(tmp_path, (30, [(1, 70)]), (10, [(1, 40)]), (20, [(2, 5), (4, 1)]))
     assert found == [
-        (10, "cpu-clock", 40),
-        (20, "cpu-clock", 5),
-        (20, "page-faults", 1),
-        (30, "cpu-clock", 30),
-    ]
+        (10, "cpu-clock", 40), (20, "cpu-clock", 5), (20, "page-faults", 1), (30, "cpu-clock", 30),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("inherit, periods", [(True, [40, 5, 30, 2]), (False, [40, 65])])

@@ -179,12 +179,8 @@ def test_kernel_symbols_and_modules_of_all_recordings_are_known(tmp_path: Path) 
 
     low, high = 0xFFFFFFFFC0001000, 0xFFFFFFFFD0000000
     first = [
-        kernel_map(),
-        module(high, b"[nf_nat]"),
-        ksymbol(low, b"old"),
-        ksymbol(low + 64, b"both"),
-        tick(10),
-    ]
+        kernel_map(), module(high, b"[nf_nat]"), ksymbol(low, b"old"), ksymbol(low + 64, b"both"), tick(10),
+    ]  # fmt: skip
     second = [kernel_map(), module(high, b"[nf_nat]"), module(high + (1 << 25), b"[xt]"), tick(20)]
     second += [ksymbol(low, b"new"), ksymbol(low + 64, b"both")]
     paths = [

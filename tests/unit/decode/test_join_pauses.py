@@ -50,15 +50,11 @@ class File:
         waits = sorted(self.waits, key=lambda one: one.end)
         flags = [SampleFlag.OFFCPU | (SampleFlag.STILL_BLOCKED if one.blocked else 0) for one in waits]
         samples = Samples.filled(
-            len(waits),
-            evsel=np.zeros(len(waits)),
-            pid=np.full(len(waits), 1),
-            tid=[one.tid for one in waits],
-            time_ns=[one.end for one in waits],
-            switch_out_ns=[one.begin for one in waits],
-            period=[one.end - one.begin for one in waits],
+            len(waits), evsel=np.zeros(len(waits)), pid=np.full(len(waits), 1),
+            tid=[one.tid for one in waits], time_ns=[one.end for one in waits],
+            switch_out_ns=[one.begin for one in waits], period=[one.end - one.begin for one in waits],
             flags=flags,
-        )
+        )  # fmt: skip
         parts = self.spans if len(self.spans) > 1 else ()
         begin, end = self.spans[0][0], self.spans[-1][1]
         times: dict[str, Any] = {"begin_ns": begin, "end_ns": end, "first_ns": begin, "last_ns": end}

@@ -28,17 +28,11 @@ def account_of(*payloads: bytes) -> CollectorAccount:
     return account
 
 
-@pytest.mark.parametrize(
-    ("spans", "parts"),
-    [
-        ([], ()),
-        ([(5, 9)], ()),
-        ([(5, 9), (9, 12)], ()),
-        ([(5, 9), (10, 12)], ((5, 9), (10, 12))),
-        ([(20, 30), (5, 9), (6, 10), (20, 30)], ((5, 10), (20, 30))),
-        ([(5, 9), (40, 30), (10, 12)], ((5, 9), (10, 12))),
-    ],
-)
+@pytest.mark.parametrize(("spans", "parts"), [
+    ([], ()), ([(5, 9)], ()), ([(5, 9), (9, 12)], ()), ([(5, 9), (10, 12)], ((5, 9), (10, 12))),
+    ([(20, 30), (5, 9), (6, 10), (20, 30)], ((5, 10), (20, 30))),
+    ([(5, 9), (40, 30), (10, 12)], ((5, 9), (10, 12))),
+])  # fmt: skip
 def test_parts_are_the_times_between_pauses(
     spans: list[tuple[int, int]], parts: tuple[tuple[int, int], ...]
 ) -> None:

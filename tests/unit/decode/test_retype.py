@@ -90,19 +90,12 @@ def test_what_is_unknown_is_not_0(tmp_path: Path) -> None:
     assert (int(table.syscall[0]), int(table.count[0])) == (-2, 1)
 
 
-@pytest.mark.parametrize(
-    ("values", "flag"),
-    [
-        ({"kind": 2}, SampleFlag.AGGREGATED),
-        ({"kind": 3}, SampleFlag.STILL_BLOCKED),
-        ({"kind": 4}, SampleFlag.BEGAN_BEFORE),
-        ({"flags": 1}, SampleFlag.PREEMPTED),
-        ({"lost": 1}, SampleFlag.NO_USER_STACK),
-        ({"lost": 2}, SampleFlag.NO_KERNEL_STACK),
-        ({"lost": 8}, SampleFlag.TRUNCATED),
-        ({"kind": 999}, SampleFlag(0)),
-    ],
-)
+@pytest.mark.parametrize(("values", "flag"), [
+    ({"kind": 2}, SampleFlag.AGGREGATED), ({"kind": 3}, SampleFlag.STILL_BLOCKED),
+    ({"kind": 4}, SampleFlag.BEGAN_BEFORE), ({"flags": 1}, SampleFlag.PREEMPTED),
+    ({"lost": 1}, SampleFlag.NO_USER_STACK), ({"lost": 2}, SampleFlag.NO_KERNEL_STACK),
+    ({"lost": 8}, SampleFlag.TRUNCATED), ({"kind": 999}, SampleFlag(0)),
+])  # fmt: skip
 def test_what_kind_of_wait(values: dict[str, int], flag: SampleFlag, tmp_path: Path) -> None:
     recording = extended(tmp_path, **values)
     assert int(recording.samples.flags[0]) == flag | SampleFlag.OFFCPU

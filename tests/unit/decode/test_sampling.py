@@ -36,13 +36,9 @@ def recording_of(
     records = [comm(waits, 70, 71, "thread")]
     for at, (length, number) in enumerate(samples):
         extension = BLANK_EXTENSION | {
-            "kind": 1,
-            "flags": int(WaitFlag.SAMPLED),
-            "count": number,
-            "longest_ns": length,
-            "switch_out_ns": time + 3000 * at - length,
-            "runq_ns": int(length * runq_share),
-        }
+            "kind": 1, "flags": int(WaitFlag.SAMPLED), "count": number, "longest_ns": length,
+            "switch_out_ns": time + 3000 * at - length, "runq_ns": int(length * runq_share),
+        }  # fmt: skip
         raw = raw_wait(70, 71, number * PERIOD, [])[:-4] + EXTENSION.pack(extension)
         records.append(sample(waits, time=time + 3000 * at, raw=raw))
     own = event(EVENT_NAME, (9,), BASE | S.RAW, config=10)

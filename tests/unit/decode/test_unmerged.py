@@ -23,13 +23,7 @@ def recording(cookie: int = COOKIE) -> Recording:
     ending = [WAITING, cookie] if cookie else [WAITING]
     return Recording(
         samples=Samples.filled(
-            2,
-            time_ns=[10, 30],
-            tid=[5, 5],
-            pid=[5, 5],
-            evsel=[0, 0],
-            callchain=[0, 2],
-            space=[0, 1],
+            2, time_ns=[10, 30], tid=[5, 5], pid=[5, 5], evsel=[0, 0], callchain=[0, 2], space=[0, 1],
             period=[1, 1],
         ),
         callchains=Ragged.from_lists([[KERNEL, 0xFF, *ending], [0x10, 0x20], [USER, 0x30]]),
@@ -37,7 +31,7 @@ def recording(cookie: int = COOKIE) -> Recording:
         deferred=DeferredChains.filled(
             1, time_ns=[20], tid=[5], pid=[5], cookie=[cookie], callchain=[1], space=[1], comm=[0]
         ),
-    )
+    )  # fmt: skip
 
 
 def chains(result: Recording) -> list[list[int]]:

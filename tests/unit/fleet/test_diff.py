@@ -114,15 +114,12 @@ def test_a_host_unlike_the_others(dataset: Path, capsys: pytest.CaptureFixture[s
     assert "web5  disk" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--host web1 --baseline host=web2", "choose at least two on each side"),
-        ("--baseline version", "'version' is not of the form NAME=VALUE"),
-        ("--baseline version=3", "no host has version=3"),
-        ("--sort host", "--sort host does not apply"),
-    ],
-)
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--host web1 --baseline host=web2", "choose at least two on each side"),
+    ("--baseline version", "'version' is not of the form NAME=VALUE"),
+    ("--baseline version=3", "no host has version=3"),
+    ("--sort host", "--sort host does not apply"),
+])  # fmt: skip
 def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "diff", str(dataset), *words.split()]) != 0
     out, err = capsys.readouterr()

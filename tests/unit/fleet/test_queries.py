@@ -51,22 +51,17 @@ def rows(path: Path, engine: Engine, selection: Selection, keys: list[str]) -> S
 WAITS = st.lists(
     st.fixed_dictionaries(
         {
-            "host": st.sampled_from(HOSTS),
-            "ns": st.integers(0, 1 << 61),
-            "time_ns": st.integers(BEGIN, BEGIN + 3 * HOUR - 1),
-            "class": st.sampled_from(CLASSES),
-            "runq_ns": st.none() | st.integers(0, 1 << 40),
-            "comm": st.sampled_from(("web", "worker", "öß")),
+            "host": st.sampled_from(HOSTS), "ns": st.integers(0, 1 << 61),
+            "time_ns": st.integers(BEGIN, BEGIN + 3 * HOUR - 1), "class": st.sampled_from(CLASSES),
+            "runq_ns": st.none() | st.integers(0, 1 << 40), "comm": st.sampled_from(("web", "worker", "öß")),
             "object": st.none() | st.sampled_from(("/var/log/x", "a*b", "10.0.0.7:53", "[x]", "x\\y'z")),
-            "count": st.integers(1, 1 << 30),
-            "stack": st.sampled_from(STACKS),
-            "event": st.sampled_from(("offcpu-time", "cpu-clock")),
-            "idle": st.booleans(),
+            "count": st.integers(1, 1 << 30), "stack": st.sampled_from(STACKS),
+            "event": st.sampled_from(("offcpu-time", "cpu-clock")), "idle": st.booleans(),
         }
     ),
     min_size=1,
     max_size=30,
-)
+)  # fmt: skip
 SELECTIONS = st.builds(
     Selection,
     since_ns=st.none() | st.integers(BEGIN, BEGIN + 2 * HOUR),

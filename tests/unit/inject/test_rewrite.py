@@ -183,17 +183,11 @@ def test_what_perf_gives_up_a_file_for_is_left_out(path: Path) -> None:
     lying = bytearray(side(CLOCK, RecordType.NAMESPACES, pid=7, tid=7, link_info=[{"dev": 1, "ino": 2}]))
     lying[16] = 100
     records = [
-        *THREAD,
-        sample(stranger, tid=8, time=5),
-        comm(stranger, 7, 8, "other"),
-        bytes(chain_beyond_end),
-        bytes(lying),
-        frame_record(RecordType.FORK, 0, bytes(8 + 24) + (1).to_bytes(8, "little")),
-        frame_record(200, 0, bytes(16)),
-        frame_record(50, 0, bytes(16)),
-        sample(CLOCK, tid=8, time=6, period=1 << 63),
-        sample(CLOCK, tid=8, time=7, period=3),
-    ]
+        *THREAD, sample(stranger, tid=8, time=5), comm(stranger, 7, 8, "other"), bytes(chain_beyond_end),
+        bytes(lying), frame_record(RecordType.FORK, 0, bytes(8 + 24) + (1).to_bytes(8, "little")),
+        frame_record(200, 0, bytes(16)), frame_record(50, 0, bytes(16)),
+        sample(CLOCK, tid=8, time=6, period=1 << 63), sample(CLOCK, tid=8, time=7, period=3),
+    ]  # fmt: skip
     out, done = inject(write(path, [CLOCK], records))
     assert len(perf(out, "tid,period")) == 2  # of one event, every id is its own
     out, done = inject(write(path, [CLOCK, OFFCPU], records))
@@ -264,11 +258,8 @@ def test_deferred_chains_are_merged_in_both_directions(path: Path) -> None:
     assert RecordType.CALLCHAIN_DEFERRED not in types(out)
     assert len([line for line in perf(out, "comm,ip") if line == ["20", "[unknown]"]]) == 0
     assert perf(out, "comm,ip,sym")[0:4] == [
-        ["worker"],
-        ["ffffffff80000000", "[unknown]"],
-        ["10", "[unknown]"],
-        ["20", "[unknown]"],
-    ]
+        ["worker"], ["ffffffff80000000", "[unknown]"], ["10", "[unknown]"], ["20", "[unknown]"],
+    ]  # fmt: skip
     with PerfDataReader.open(out) as reader:
         assert not reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
 

@@ -61,15 +61,12 @@ def test_two_circles_are_two() -> None:
     assert [one[:23] for one in found] == ["Deadlock of 3 threads: ", "Deadlock of 2 threads: "]
 
 
-@pytest.mark.parametrize(
-    "waits",
-    [
-        [("t", 11, "b", 12, BLOCKED)],  # the holder is not blocked
-        [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 11, SampleFlag(0))],  # it was, but went on
-        [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", -1, BLOCKED)],  # the holder of its lock is unknown
-        [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 99, BLOCKED)],  # or not believed
-    ],
-)
+@pytest.mark.parametrize("waits", [
+    [("t", 11, "b", 12, BLOCKED)],  # the holder is not blocked
+    [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 11, SampleFlag(0))],  # it was, but went on
+    [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", -1, BLOCKED)],  # the holder of its lock is unknown
+    [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 99, BLOCKED)],  # or not believed
+])  # fmt: skip
 def test_chains_that_end_are_none(waits: list[tuple[str, int, str, int, SampleFlag]]) -> None:
     assert sentences(*waits) == []
 

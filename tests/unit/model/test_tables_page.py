@@ -38,18 +38,10 @@ This page is made from the declarations in `perf_offcpu/model/`; a test compares
 
 TABLES: dict[str, tuple[type[Table], ...]] = {
     "Recording: raw addresses": (
-        Samples,
-        DeferredChains,
-        Spaces,
-        Maps,
-        Dsos,
-        Comms,
-        Tasks,
-        Budget,
-        KernelSymbols,
+        Samples, DeferredChains, Spaces, Maps, Dsos, Comms, Tasks, Budget, KernelSymbols,
     ),
     "Profile: named frames": (ProfileSamples, Stacks, Frames),
-}
+}  # fmt: skip
 
 
 def table(kind: type[Table]) -> str:

@@ -116,17 +116,13 @@ class TestHandMade:
     def test_what_names_code_is_what_perf_accepts(self) -> None:
         note = Sec(".gnu.warning.f", data=b"x", flags=0)
         symbols = [
-            Sym("function", 0x1000, 8),
-            Sym("ifunc", 0x1010, 8, type=GNU_IFUNC),
+            Sym("function", 0x1000, 8), Sym("ifunc", 0x1010, 8, type=GNU_IFUNC),
             Sym("label_in_text", 0x1020, 8, type=NOTYPE),
             Sym("hidden_label", 0x1030, 8, type=NOTYPE, other=HIDDEN),
-            Sym("object_in_text", 0x1040, 8, type=OBJECT),
-            Sym("undefined", 0x1050, 8, section=0),
-            Sym("absolute", 0x1060, 8, section=ABS),
-            Sym("not_loaded", 0x1070, 8, section=".gnu.warning.f"),
-            Sym("label_in_data", 0x3000, 8, type=NOTYPE, section=".data"),
-            Sym("", 0x1080, 8),
-        ]
+            Sym("object_in_text", 0x1040, 8, type=OBJECT), Sym("undefined", 0x1050, 8, section=0),
+            Sym("absolute", 0x1060, 8, section=ABS), Sym("not_loaded", 0x1070, 8, section=".gnu.warning.f"),
+            Sym("label_in_data", 0x3000, 8, type=NOTYPE, section=".data"), Sym("", 0x1080, 8),
+        ]  # fmt: skip
         elf = read(ElfBuilder(symbols, sections=[TEXT, DATA, note]))
         assert [*map(elf.symbols.name, range(len(elf.symbols)))] == ["function", "ifunc", "label_in_text"]
 
@@ -243,14 +239,11 @@ class TestSeparateDebugFiles:
 
 
 class TestPlt:
-    @pytest.mark.parametrize(
-        "options",
-        [
-            ("-no-pie", "-Wl,-z,lazy", "-fcf-protection=none"),
-            ("-pie", "-fPIE", "-Wl,-z,lazy", "-fcf-protection=full", "-Wl,-z,ibtplt"),
-            ("-pie", "-fPIE", "-Wl,-z,now"),
-        ],
-    )
+    @pytest.mark.parametrize("options", [
+        ("-no-pie", "-Wl,-z,lazy", "-fcf-protection=none"),
+        ("-pie", "-fPIE", "-Wl,-z,lazy", "-fcf-protection=full", "-Wl,-z,ibtplt"),
+        ("-pie", "-fPIE", "-Wl,-z,now"),
+    ])  # fmt: skip
     def test_stubs_are_named_as_objdump_names_them(self, tmp_path: Path, options: tuple[str, ...]) -> None:
         program = compiled(tmp_path, *options)
         elf = load_elf_symbols(str(program))

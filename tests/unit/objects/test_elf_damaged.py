@@ -93,18 +93,10 @@ def test_flipped_bits_give_symbols_or_an_error(seed: int) -> None:
     assert time.monotonic() - started < 20
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\x7fELF",
-        b"\x7fELF" + bytes(60),
-        b"\x7fELF\x03\x01\x01" + bytes(57),
-        b"\x7fELF\x02\x03\x01" + bytes(57),
-        b"MZ" + bytes(100),
-        bytes(4096),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"", b"\x7fELF", b"\x7fELF" + bytes(60), b"\x7fELF\x03\x01\x01" + bytes(57),
+    b"\x7fELF\x02\x03\x01" + bytes(57), b"MZ" + bytes(100), bytes(4096),
+])  # fmt: skip
 def test_what_is_not_elf_is_an_error(data: bytes) -> None:
     with pytest.raises(FormatError, match="^made: ELF header"):
         read(data)
@@ -223,19 +215,12 @@ class TestTables:
 
 
 class TestNotes:
-    @pytest.mark.parametrize(
-        "notes",
-        [
-            b"",
-            b"\xff" * 12,
-            b"\xff" * 4096,
-            struct.pack("<III", 4, 2**32 - 1, 3) + b"GNU\0",
-            struct.pack("<III", 4, 20, 3) + b"GNU\0" + b"x" * 19,
-            struct.pack("<III", 4, 65, 3) + b"GNU\0" + b"x" * 68,
-            struct.pack("<III", 4, 20, 3) + b"XNU\0" + b"x" * 20,
-            struct.pack("<III", 0, 0, 0) * 5000,
-        ],
-    )
+    @pytest.mark.parametrize("notes", [
+        b"", b"\xff" * 12, b"\xff" * 4096, struct.pack("<III", 4, 2**32 - 1, 3) + b"GNU\0",
+        struct.pack("<III", 4, 20, 3) + b"GNU\0" + b"x" * 19,
+        struct.pack("<III", 4, 65, 3) + b"GNU\0" + b"x" * 68,
+        struct.pack("<III", 4, 20, 3) + b"XNU\0" + b"x" * 20, struct.pack("<III", 0, 0, 0) * 5000,
+    ])  # fmt: skip
     def test_notes_without_a_sound_build_id_have_none(self, notes: bytes) -> None:
         assert find_build_id(notes, "<") == b""
         assert read(ElfBuilder(sections=[TEXT, Sec(".note", data=notes, type=NOTE)]).build()).build_id == b""

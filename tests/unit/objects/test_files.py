@@ -62,38 +62,20 @@ def test_symfs_stands_before_every_path(tmp_path: Path) -> None:
     assert find_object("/usr/program").cause is losses.FILE_MISSING
 
 
-@pytest.mark.parametrize(
-    ("name", "cause"),
-    [
-        ("", losses.NO_FILE),
-        ("[heap]", losses.NO_FILE),
-        ("[stack]", losses.NO_FILE),
-        ("[vsyscall]", losses.NO_FILE),
-        ("[anon:scudo]", losses.NO_FILE),
-        ("//anon", losses.NO_FILE),
-        ("/memfd:jit (deleted)", losses.NO_FILE),
-        ("/SYSV00000000 (deleted)", losses.NO_FILE),
-        ("/[aio] (deleted)", losses.NO_FILE),
-        ("/anon_hugepage (deleted)", losses.NO_FILE),
-        ("/dev/zero", losses.NO_FILE),
-        ("anon_inode:[perf_event]", losses.NO_FILE),
-        ("/usr/bin/old (deleted)", losses.FILE_DELETED),
-        ("usr/bin/ls", losses.UNSAFE_PATH),
-        ("/usr/../etc/passwd", losses.UNSAFE_PATH),
-        ("/..", losses.UNSAFE_PATH),
-        ("/usr/bin/\x1b[2J", losses.UNSAFE_PATH),
-        ("/usr/bin/a\nb", losses.UNSAFE_PATH),
-        ("/usr/bin/a\0b", losses.UNSAFE_PATH),
-        ("/" + "a" * 5000, losses.UNSAFE_PATH),
-        ("/dev/watchdog", losses.UNSAFE_PATH),
-        ("/proc/kmsg", losses.UNSAFE_PATH),
-        ("/sys/kernel/notes", losses.UNSAFE_PATH),
-        ("/usr/bin/a..b", None),
-        ("/usr/bin/caf\u00e9", None),
-        ("/usr/bin/caf\udce9", None),
-        ("/usr/bin/with space", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "cause"), [
+    ("", losses.NO_FILE), ("[heap]", losses.NO_FILE), ("[stack]", losses.NO_FILE),
+    ("[vsyscall]", losses.NO_FILE), ("[anon:scudo]", losses.NO_FILE), ("//anon", losses.NO_FILE),
+    ("/memfd:jit (deleted)", losses.NO_FILE), ("/SYSV00000000 (deleted)", losses.NO_FILE),
+    ("/[aio] (deleted)", losses.NO_FILE), ("/anon_hugepage (deleted)", losses.NO_FILE),
+    ("/dev/zero", losses.NO_FILE), ("anon_inode:[perf_event]", losses.NO_FILE),
+    ("/usr/bin/old (deleted)", losses.FILE_DELETED), ("usr/bin/ls", losses.UNSAFE_PATH),
+    ("/usr/../etc/passwd", losses.UNSAFE_PATH), ("/..", losses.UNSAFE_PATH),
+    ("/usr/bin/\x1b[2J", losses.UNSAFE_PATH), ("/usr/bin/a\nb", losses.UNSAFE_PATH),
+    ("/usr/bin/a\0b", losses.UNSAFE_PATH), ("/" + "a" * 5000, losses.UNSAFE_PATH),
+    ("/dev/watchdog", losses.UNSAFE_PATH), ("/proc/kmsg", losses.UNSAFE_PATH),
+    ("/sys/kernel/notes", losses.UNSAFE_PATH), ("/usr/bin/a..b", None), ("/usr/bin/caf\u00e9", None),
+    ("/usr/bin/caf\udce9", None), ("/usr/bin/with space", None),
+])  # fmt: skip
 def test_names_are_judged_before_anything_is_opened(name: str, cause: LossCause | None) -> None:
     assert refusal(name) is cause
     assert find_object(name).cause is (cause or losses.FILE_MISSING)
@@ -120,16 +102,13 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     assert find_object(f"{fifo}/program").cause is losses.FILE_MISSING
 
 
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        (b"", losses.FILE_DAMAGED),
-        (b"#!/bin/sh\n", losses.FILE_DAMAGED),
-        (SOUND[:100], losses.FILE_DAMAGED),
-        (ElfBuilder([Sym("f", 1)], type=REL).build(), losses.FILE_DAMAGED),
-        (ElfBuilder().build(), losses.NO_SYMBOLS),
-    ],
-)
+@pytest.mark.parametrize(("content", "cause"), [
+    (b"", losses.FILE_DAMAGED),
+    (b"#!/bin/sh\n", losses.FILE_DAMAGED),
+    (SOUND[:100], losses.FILE_DAMAGED),
+    (ElfBuilder([Sym("f", 1)], type=REL).build(), losses.FILE_DAMAGED),
+    (ElfBuilder().build(), losses.NO_SYMBOLS),
+])  # fmt: skip
 def test_what_is_in_the_file_decides_the_cause(tmp_path: Path, content: bytes, cause: LossCause) -> None:
     path = tmp_path / "program"
     path.write_bytes(content)

@@ -50,13 +50,10 @@ def test_lines_name_ranges() -> None:
     assert names_at(text, 0xFFFF800000000007) == ["far"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(b"", b"1000", b"1000 10", b"1000 10 ", b"x 10 f", b"1000 y f", b"-1000 10 f", b"1000 -10 f"),
-        *(b"1000 0 f", b"10000000000000000 10 f", b"ffffffffffffffff 10 f", b"\xff\xff \x00 f"),
-    ],
-)
+@pytest.mark.parametrize("line", [
+    *(b"", b"1000", b"1000 10", b"1000 10 ", b"x 10 f", b"1000 y f", b"-1000 10 f", b"1000 -10 f"),
+    *(b"1000 0 f", b"10000000000000000 10 f", b"ffffffffffffffff 10 f", b"\xff\xff \x00 f"),
+])  # fmt: skip
 def test_other_lines_are_passed_over(line: bytes) -> None:
     assert names_at(line + b"\n2000 10 good\n", 0x1000, 0x2000) == ["", "good"]
 
@@ -98,20 +95,17 @@ def test_no_address_gets_the_name_of_code_that_was_replaced(rows: list[tuple[int
             assert apart or inside
 
 
-@pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        ("py::work:/srv/app.py", JitName("work (app.py)", "/srv/app.py")),
-        ("py::Klass.run:/a:b/c.py", JitName("Klass.run (c.py)", "/a:b/c.py")),
-        ("py::<module>:<frozen importlib>", JitName("<module> (<frozen importlib>)", "<frozen importlib>")),
-        ("py::", JitName("py::")),
-        ("JS:*work /srv/app.js:12:9", JitName("JS:*work /srv/app.js:12:9", "/srv/app.js", 12)),
-        ("JS:~ file:///srv/a.mjs:1:1", JitName("JS:~ file:///srv/a.mjs:1:1", "/srv/a.mjs", 1)),
-        ("LazyCompile:~f node:internal/x:4:2", JitName("LazyCompile:~f node:internal/x:4:2")),
-        ("Lcom/acme/Main;::run", JitName("Lcom/acme/Main;::run")),
-        ("Interpreter", JitName("Interpreter")),
-    ],
-)
+@pytest.mark.parametrize(("raw", "shown"), [
+    ("py::work:/srv/app.py", JitName("work (app.py)", "/srv/app.py")),
+    ("py::Klass.run:/a:b/c.py", JitName("Klass.run (c.py)", "/a:b/c.py")),
+    ("py::<module>:<frozen importlib>", JitName("<module> (<frozen importlib>)", "<frozen importlib>")),
+    ("py::", JitName("py::")),
+    ("JS:*work /srv/app.js:12:9", JitName("JS:*work /srv/app.js:12:9", "/srv/app.js", 12)),
+    ("JS:~ file:///srv/a.mjs:1:1", JitName("JS:~ file:///srv/a.mjs:1:1", "/srv/a.mjs", 1)),
+    ("LazyCompile:~f node:internal/x:4:2", JitName("LazyCompile:~f node:internal/x:4:2")),
+    ("Lcom/acme/Main;::run", JitName("Lcom/acme/Main;::run")),
+    ("Interpreter", JitName("Interpreter")),
+])  # fmt: skip
 def test_names_of_languages(raw: str, shown: JitName) -> None:
     assert read_jit_name(raw) == shown
 

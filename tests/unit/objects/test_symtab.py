@@ -22,14 +22,11 @@ def table(
         offsets.append(len(strings))
         strings += row[2].encode("utf-8", "surrogateescape") + b"\0"
     symbols = Symbols.filled(
-        len(rows),
-        start=np.array([row[0] for row in rows], np.uint64),
-        size=np.array([row[1] for row in rows], np.uint64),
-        name=offsets,
-        limit=np.full(len(rows), limit, np.uint64),
-        rank=[row[3] if len(row) > 3 else GLOBAL for row in rows],
+        len(rows), start=np.array([row[0] for row in rows], np.uint64),
+        size=np.array([row[1] for row in rows], np.uint64), name=offsets,
+        limit=np.full(len(rows), limit, np.uint64), rank=[row[3] if len(row) > 3 else GLOBAL for row in rows],
         code=[not row[2].isupper() for row in rows],
-    )
+    )  # fmt: skip
     return SymbolTable(symbols, strings)
 
 
@@ -86,19 +83,16 @@ class TestSizeZero:
 class TestAliases:
     """choose_best_symbol of tools/perf/util/symbol.c, rule by rule."""
 
-    @pytest.mark.parametrize(
-        ("loser", "winner"),
-        [
-            ((0x100, 0, "no_size_although_longer"), (0x100, 8, "sized", WEAK)),
-            ((0x100, 8, "label_with_longer_name", LABEL), (0x100, 8, "weak", WEAK)),
-            ((0x100, 8, "weak_with_longer_name", WEAK), (0x100, 8, "local", LOCAL)),
-            ((0x100, 8, "local_with_longer_name", LOCAL), (0x100, 8, "global")),
-            ((0x100, 8, "__with_underscores"), (0x100, 8, "_fewer")),
-            ((0x100, 8, "short"), (0x100, 8, "longer")),
-            ((0x100, 8, "_underscore"), (0x100, 8, "_ZN3fooEv")),
-            ((0x100, 8, "_underscore"), (0x100, 8, "_RNvC1a1b")),
-        ],
-    )
+    @pytest.mark.parametrize(("loser", "winner"), [
+        ((0x100, 0, "no_size_although_longer"), (0x100, 8, "sized", WEAK)),
+        ((0x100, 8, "label_with_longer_name", LABEL), (0x100, 8, "weak", WEAK)),
+        ((0x100, 8, "weak_with_longer_name", WEAK), (0x100, 8, "local", LOCAL)),
+        ((0x100, 8, "local_with_longer_name", LOCAL), (0x100, 8, "global")),
+        ((0x100, 8, "__with_underscores"), (0x100, 8, "_fewer")),
+        ((0x100, 8, "short"), (0x100, 8, "longer")),
+        ((0x100, 8, "_underscore"), (0x100, 8, "_ZN3fooEv")),
+        ((0x100, 8, "_underscore"), (0x100, 8, "_RNvC1a1b")),
+    ])  # fmt: skip
     def test_the_better_one_wins_in_either_order(
         self, loser: tuple[int, int, str], winner: tuple[int, int, str]
     ) -> None:

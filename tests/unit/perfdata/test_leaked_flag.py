@@ -22,15 +22,8 @@ PLAIN = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
 ASKING = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=TRACKING | AttrFlag.BUILD_ID)
 FLAG = Misc.MMAP_BUILD_ID
 NAME = {
-    "pid": 7,
-    "tid": 7,
-    "addr": 0x1000,
-    "len": 0x1000,
-    "pgoff": 0,
-    "prot": 5,
-    "flags": 2,
-    "filename": b"/x",
-}
+    "pid": 7, "tid": 7, "addr": 0x1000, "len": 0x1000, "pgoff": 0, "prot": 5, "flags": 2, "filename": b"/x",
+}  # fmt: skip
 
 
 def by_inode(spec: EventSpec, maj: int, time: int = 5) -> bytes:
@@ -43,30 +36,24 @@ def by_inode(spec: EventSpec, maj: int, time: int = 5) -> bytes:
 
 def by_build_id(spec: EventSpec, size: int = 20, time: int = 5) -> bytes:
     held: dict[str, Any] = {
-        "build_id_size": size,
-        "reserved_1": 0,
-        "reserved_2": 0,
-        "build_id": b"\xab" * size,
-    }
+        "build_id_size": size, "reserved_1": 0, "reserved_2": 0, "build_id": b"\xab" * size,
+    }  # fmt: skip
     return side(spec, RecordType.MMAP2, 2 | FLAG, time=time, **NAME, **held)
 
 
-@pytest.mark.parametrize(
-    ("record", "spec", "is_leaked"),
-    [
-        (by_inode(PLAIN, maj=254), PLAIN, True),
-        (by_inode(PLAIN, maj=8), PLAIN, True),  # could be a build-id of 8 bytes, but nobody asked for one
-        (by_inode(PLAIN, maj=0), PLAIN, True),
-        (by_inode(ASKING, maj=254), ASKING, True),  # no build-id has 254 bytes
-        (by_inode(PLAIN, maj=254, time=0), PLAIN, True),
-        (by_build_id(PLAIN, time=0), PLAIN, False),  # perf's own, not the kernel's
-        (by_build_id(PLAIN, 8, time=0), PLAIN, False),
-        (by_build_id(PLAIN), PLAIN, False),
-        (by_build_id(PLAIN, 16), PLAIN, False),
-        (by_build_id(ASKING), ASKING, False),
-        (by_build_id(ASKING, 8), ASKING, False),
-    ],
-)
+@pytest.mark.parametrize(("record", "spec", "is_leaked"), [
+    (by_inode(PLAIN, maj=254), PLAIN, True),
+    (by_inode(PLAIN, maj=8), PLAIN, True),  # could be a build-id of 8 bytes, but nobody asked for one
+    (by_inode(PLAIN, maj=0), PLAIN, True),
+    (by_inode(ASKING, maj=254), ASKING, True),  # no build-id has 254 bytes
+    (by_inode(PLAIN, maj=254, time=0), PLAIN, True),
+    (by_build_id(PLAIN, time=0), PLAIN, False),  # perf's own, not the kernel's
+    (by_build_id(PLAIN, 8, time=0), PLAIN, False),
+    (by_build_id(PLAIN), PLAIN, False),
+    (by_build_id(PLAIN, 16), PLAIN, False),
+    (by_build_id(ASKING), ASKING, False),
+    (by_build_id(ASKING, 8), ASKING, False),
+])  # fmt: skip
 def test_which_flags_are_leaked(record: bytes, spec: EventSpec, is_leaked: bool, tmp_path: Path) -> None:
     path = write(tmp_path / "perf.data", [spec], [record])
     with PerfDataReader.open(path) as reader:

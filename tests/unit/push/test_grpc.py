@@ -32,14 +32,9 @@ def run(*calls: dict[str, Any]) -> list[dict[str, Any]]:
 
     environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     done = subprocess.run(
-        [sys.executable, "-m", "builders.push.grpc_exchange"],
-        input=json.dumps(calls),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        [sys.executable, "-m", "builders.push.grpc_exchange"], input=json.dumps(calls), env=environment,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -108,14 +103,10 @@ def test_servers_that_are_away_slow_or_others(tmp_path: Path) -> None:
     tls = {"server": "otlp", "body": body_for("otlp"), "server_pem": str(tmp_path), "grpcs": True}
     ca = str(tmp_path / "ca.pem")
     down, slow, foreign, good, unknown, named, plain = run(
-        {"server": "parca", "down": True},
-        {"server": "parca", "delay_s": 2, "timeout_s": 0.3},
-        {"server": "parca", "foreign": True},
-        tls | {"ca": ca, "host": "localhost"},
-        tls | {"host": "localhost"},
-        tls | {"ca": ca},
-        tls | {"grpcs": False},
-    )
+        {"server": "parca", "down": True}, {"server": "parca", "delay_s": 2, "timeout_s": 0.3},
+        {"server": "parca", "foreign": True}, tls | {"ca": ca, "host": "localhost"},
+        tls | {"host": "localhost"}, tls | {"ca": ca}, tls | {"grpcs": False},
+    )  # fmt: skip
     assert down["error"] == slow["error"] == "RetryLater"
     assert "DEADLINE_EXCEEDED" in slow["text"]
     assert foreign["error"] == "ServerRefused"

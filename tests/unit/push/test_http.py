@@ -88,27 +88,12 @@ def test_a_message_against_the_rules_is_refused(server: str) -> None:
         ) is Refused and f"{server}=http://127.0.0.1:{found.port}: 400 Bad Request: " in str(problem)
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (301, ServerRefused),
-        (307, ServerRefused),
-        (400, Refused),
-        (401, ServerRefused),
-        (403, ServerRefused),
-        (404, ServerRefused),
-        (408, RetryLater),
-        (413, Refused),
-        (415, Refused),
-        (422, Refused),
-        (429, RetryLater),
-        (500, RetryLater),
-        (501, ServerRefused),
-        (502, RetryLater),
-        (503, RetryLater),
-        (504, RetryLater),
-    ],
-)
+@pytest.mark.parametrize(("status", "kind"), [
+    (301, ServerRefused), (307, ServerRefused), (400, Refused), (401, ServerRefused),
+    (403, ServerRefused), (404, ServerRefused), (408, RetryLater), (413, Refused), (415, Refused),
+    (422, Refused), (429, RetryLater), (500, RetryLater), (501, ServerRefused), (502, RetryLater),
+    (503, RetryLater), (504, RetryLater),
+])  # fmt: skip
 def test_statuses(status: int, kind: type[PushError]) -> None:
     with receiver(None, Reply(status, body=b"why")) as found:
         problem = failure("otlp", found.port)
@@ -177,16 +162,10 @@ def cut(data: bytes) -> Callable[[socket.socket], None]:
     return behave
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"HTTP/1.1",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"\0" * 9,
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"", b"HTTP/1.1", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", b"SSH-2.0-OpenSSH_9.2\r\n",
+    b"\0" * 9,
+])  # fmt: skip
 def test_answers_that_break_off(data: bytes) -> None:
     with raw_server(cut(data)) as port:
         assert isinstance(failure("otlp", port), RetryLater)
@@ -229,19 +208,11 @@ def test_texts_of_servers_are_escaped_and_bounded() -> None:
         assert str(failure("otlp", found.port)).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("body", "rejected", "text"),
-    [
-        (b"", 0, ""),
-        (b"\x0a\x00", 0, ""),
-        (b"\x0a\x08\x08\x01\x12\x04nope", 1, "nope"),
-        (b"\x0a\x06\x12\x04hint", 0, "hint"),
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 0, ""),
-        (b"\xff" * 99, 0, ""),
-        (b"\x08", 0, ""),
-        (b"<html>", 0, ""),
-    ],
-)
+@pytest.mark.parametrize(("body", "rejected", "text"), [
+    (b"", 0, ""), (b"\x0a\x00", 0, ""), (b"\x0a\x08\x08\x01\x12\x04nope", 1, "nope"),
+    (b"\x0a\x06\x12\x04hint", 0, "hint"), (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 0, ""),
+    (b"\xff" * 99, 0, ""), (b"\x08", 0, ""), (b"<html>", 0, ""),
+])  # fmt: skip
 def test_partial_success(body: bytes, rejected: int, text: str) -> None:
     with receiver(None, Reply(200, {"Content-Type": "application/x-protobuf"}, body)) as found:
         answer = send("otlp", found.port)
@@ -277,12 +248,9 @@ def test_again_until_the_server_takes_it() -> None:
     replies = [Reply(503), Reply(429, {"Retry-After": "5"}), Reply(500)]
     with receiver(None, *replies) as found, sender("otlp", found.port) as one:
         send_until(
-            one,
-            body_for("otlp"),
-            time.monotonic() + 3600,
-            lambda _problem, pause: pauses.append(pause),
+            one, body_for("otlp"), time.monotonic() + 3600, lambda _problem, pause: pauses.append(pause),
             sleep=lambda _seconds: None,
-        )
+        )  # fmt: skip
         assert len(found.stored) == 1 and len(found.requests) == 4
     assert 0.5 <= pauses[0] <= 1 and pauses[1] == 5 and 2 <= pauses[2] <= 4
 

@@ -165,20 +165,13 @@ def test_the_same_profile_yields_the_same_bytes() -> None:
         assert [one.body for one in first] == [one.body for one in again]
 
 
-@pytest.mark.parametrize(
-    ("labels", "reason"),
-    [
-        ({"a-b": "x"}, "'a-b'"),
-        ({"__name__": "x"}, "'__name__'"),
-        ({"": "x"}, "''"),
-        ({"pod": " "}, "pod: the value is empty"),
-        ({"pod": "a\nb"}, "cannot be shown"),
-        ({"pod": "x" * 2000}, "too long"),
-        ({"host": "a", "host.name": "b"}, "host_name: given twice"),
-        ({"thread.name": "a"}, "thread_name: samples have a label"),
-        ({f"l{number}": "x" for number in range(21)}, "21 labels"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "reason"), [
+    ({"a-b": "x"}, "'a-b'"), ({"__name__": "x"}, "'__name__'"), ({"": "x"}, "''"),
+    ({"pod": " "}, "pod: the value is empty"), ({"pod": "a\nb"}, "cannot be shown"),
+    ({"pod": "x" * 2000}, "too long"), ({"host": "a", "host.name": "b"}, "host_name: given twice"),
+    ({"thread.name": "a"}, "thread_name: samples have a label"),
+    ({f"l{number}": "x" for number in range(21)}, "21 labels"),
+])  # fmt: skip
 def test_labels_that_some_server_refuses(labels: dict[str, str], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         list(messages(parse_target(TARGETS[0]), some_waits(), labels))

@@ -22,15 +22,9 @@ def test_document() -> None:
     made = document(summarize(builder.build(), limits=Limits(stacks=1)))
     assert json.loads(json.dumps(made)) == made
     assert made["subject"] == {
-        "events": ["offcpu-time"],
-        "offcpu": True,
-        "unit": "ns",
-        "weight": 2**60 + 6,
-        "count": 2,
-        "count_is_exact": False,
-        "average": None,
-        "longest": 2**60 + 1,
-    }
+        "events": ["offcpu-time"], "offcpu": True, "unit": "ns", "weight": 2**60 + 6, "count": 2,
+        "count_is_exact": False, "average": None, "longest": 2**60 + 1,
+    }  # fmt: skip
     assert made["stacks"] == [
         {
             "comm": "sh",

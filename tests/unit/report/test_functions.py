@@ -33,13 +33,9 @@ def test_recursion_counts_once_and_objects_stand_apart() -> None:
     ]
     program = rows[0][1]
     assert rows == [
-        ("main", program, 17, 0),
-        ("g", program, 15, 5),
-        ("wait", "[kernel.kallsyms]", 10, 10),
-        ("f", program, 10, 0),
-        ("g", "other.so", 2, 2),
-        ("[no stack]", "", 1, 1),
-    ]
+        ("main", program, 17, 0), ("g", program, 15, 5), ("wait", "[kernel.kallsyms]", 10, 10),
+        ("f", program, 10, 0), ("g", "other.so", 2, 2), ("[no stack]", "", 1, 1),
+    ]  # fmt: skip
 
 
 def test_as_a_count_over_every_stack() -> None:
@@ -71,12 +67,8 @@ def test_only_when_asked_for_and_cut_as_said() -> None:
     lines = list(render(summary, Style(unit="ns", stacks=False)))
     at = next(at for at, line in enumerate(lines) if "with all that they call" in line)
     assert re.split(r"  +", lines[at + 2])[1:] == [
-        "Self",
-        "Children ns",
-        "Self ns",
-        "Shared object",
-        "Symbol",
-    ]
+        "Self", "Children ns", "Self ns", "Shared object", "Symbol",
+    ]  # fmt: skip
     assert re.split(r"  +", lines[at + 4].strip())[:4] == ["94.44%", "0.00%", "17", "0"]
     assert lines[at + 6] == "# and 4 more functions"
     rows = json.loads(json.dumps(document(summary)))["functions"]

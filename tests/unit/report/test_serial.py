@@ -85,18 +85,12 @@ def test_recordings_sum_to_wall_time(
     assert sum(row["alone"] for row in found["rows"]) == sum(levels[1:2])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--class", "lock"), "--serial counts threads"),
-        (("--cpu", "0"), "--serial counts threads"),
-        (("--object", "pipe"), "--serial counts threads"),
-        (("--event", "cpu-clock"), "no --event"),
-        (("--comm", "nobody"), "no such thread"),
-        (("--time", "0,1"), "no samples in that time"),
-        (("--time", "0,1 2,3"), "more than one window"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (("--class", "lock"), "--serial counts threads"), (("--cpu", "0"), "--serial counts threads"),
+    (("--object", "pipe"), "--serial counts threads"), (("--event", "cpu-clock"), "no --event"),
+    (("--comm", "nobody"), "no such thread"), (("--time", "0,1"), "no samples in that time"),
+    (("--time", "0,1 2,3"), "more than one window"),
+])  # fmt: skip
 def test_impossible_questions(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,19 +26,16 @@ def total_of(*samples: tuple[int, SampleFlag, int, int]) -> Total:
     return summarize(builder.build()).total
 
 
-@pytest.mark.parametrize(
-    ("samples", "total"),
-    [
-        ([], Total(0, 0)),
-        ([(7, SampleFlag(0), 1, -1), (4, SampleFlag(0), 1, 4)], Total(11, 2, True, 7)),
-        # a sum knows its longest wait; one with a longer total may still hide no longer one
-        ([(7, SampleFlag(0), 1, -1), (40, SUM, 10, 9)], Total(47, 11, True, 9)),
-        # upstream's sums do not say how many waits they hold, nor how long the longest was …
-        ([(7, SampleFlag(0), 1, -1), (40, SUM | UNTIMED, 1, -1)], Total(47, 2, False, None)),
-        # … but it cannot have been longer than the sum
-        ([(50, SampleFlag(0), 1, -1), (40, SUM | UNTIMED, 1, -1)], Total(90, 2, False, 50)),
-    ],
-)
+@pytest.mark.parametrize(("samples", "total"), [
+    ([], Total(0, 0)),
+    ([(7, SampleFlag(0), 1, -1), (4, SampleFlag(0), 1, 4)], Total(11, 2, True, 7)),
+    # a sum knows its longest wait; one with a longer total may still hide no longer one
+    ([(7, SampleFlag(0), 1, -1), (40, SUM, 10, 9)], Total(47, 11, True, 9)),
+    # upstream's sums do not say how many waits they hold, nor how long the longest was …
+    ([(7, SampleFlag(0), 1, -1), (40, SUM | UNTIMED, 1, -1)], Total(47, 2, False, None)),
+    # … but it cannot have been longer than the sum
+    ([(50, SampleFlag(0), 1, -1), (40, SUM | UNTIMED, 1, -1)], Total(90, 2, False, 50)),
+])  # fmt: skip
 def test_totals(samples: list[tuple[int, SampleFlag, int, int]], total: Total) -> None:
     assert total_of(*samples) == total
 
@@ -127,11 +124,8 @@ def test_another_subject() -> None:
 def test_recordings_without_what_was_asked_for() -> None:
     only_cpu = summarize(ProfileBuilder().sample("a", ["f"], 3, event="cpu-clock").build())
     assert (only_cpu.total, only_cpu.is_offcpu, only_cpu.unit, only_cpu.stacks) == (
-        Total(0, 0),
-        True,
-        "ns",
-        [],
-    )
+        Total(0, 0), True, "ns", [],
+    )  # fmt: skip
     assert [row.beside.weight for row in only_cpu.threads] == [3]
     nothing = summarize(ProfileBuilder(events={}).build())
     assert (nothing.subject, nothing.unit, nothing.threads, nothing.events) == ((), "", [], [])

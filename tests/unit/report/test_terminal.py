@@ -13,17 +13,10 @@ from perf_offcpu.report.summary import Limits, summarize
 from perf_offcpu.report.terminal import render
 
 META = {
-    "hostname": "box",
-    "os_release": "6.1.0-13",
-    "arch": "x86_64",
-    "nr_cpus": 2,
-    "cmdline": ("perf-offcpu", "record", "--", "./waiter"),
-    "source": "perf.data",
-    "first_ns": 10**9,
-    "last_ns": 3 * 10**9,
-    "wall_clock_ns": 1_762_000_000 * 10**9,
-    "wall_clock_at_ns": 10**9,
-}
+    "hostname": "box", "os_release": "6.1.0-13", "arch": "x86_64", "nr_cpus": 2,
+    "cmdline": ("perf-offcpu", "record", "--", "./waiter"), "source": "perf.data", "first_ns": 10**9,
+    "last_ns": 3 * 10**9, "wall_clock_ns": 1_762_000_000 * 10**9, "wall_clock_at_ns": 10**9,
+}  # fmt: skip
 
 
 def sample_profile() -> Profile:
@@ -161,12 +154,8 @@ def test_stacks_that_are_not_over_are_marked() -> None:
 def test_nothing_waited() -> None:
     profile = ProfileBuilder(events={"offcpu-time": "ns"}, meta={"source": "perf.data"}).build()
     assert lines(profile) == [
-        "# Recording: perf.data",
-        "#",
-        "# Event 'offcpu-time': no samples",
-        "#",
-        "# Nothing was lost.",
-    ]
+        "# Recording: perf.data", "#", "# Event 'offcpu-time': no samples", "#", "# Nothing was lost.",
+    ]  # fmt: skip
 
 
 def test_occurrences_have_no_unit() -> None:
@@ -209,19 +198,11 @@ def test_hostile_names_stay_on_their_line() -> None:
     assert "# Nothing was lost." not in shown
 
 
-@pytest.mark.parametrize(
-    ("weight", "unit", "text"),
-    [
-        (0, "ms", "0.000"),
-        (499, "ms", "0.000"),
-        (500, "ms", "0.001"),
-        (1_999_999, "ms", "2.000"),
-        (1_234_567, "us", "1234.567"),
-        (1_234_567, "ns", "1234567"),
-        (59_999_999_999, "s", "60.000"),
-        (2**60, "ms", "1152921504606.847"),
-    ],
-)
+@pytest.mark.parametrize(("weight", "unit", "text"), [
+    (0, "ms", "0.000"), (499, "ms", "0.000"), (500, "ms", "0.001"), (1_999_999, "ms", "2.000"),
+    (1_234_567, "us", "1234.567"), (1_234_567, "ns", "1234567"), (59_999_999_999, "s", "60.000"),
+    (2**60, "ms", "1152921504606.847"),
+])  # fmt: skip
 def test_amounts_are_rounded_as_integers(weight: int, unit: str, text: str) -> None:
     assert amount(weight, "ns", Style(unit=unit)) == text
 

@@ -49,20 +49,11 @@ def test_pauses_are_no_time_of_threads() -> None:
 def test_counted_by_the_collector() -> None:
     profile = waits()
     profile.budget = Budget.filled(
-        3,
-        tid=[1, 2, 3],
-        pid=[1, 1, 1],
-        begin_ns=[1000, 1500, 1000],
-        end_ns=[2000, 1900, 2000],
-        running_ns=[600, 100, 1000],
-        runnable_ns=[20, 10, 0],
-        preempted_ns=[30, 0, 0],
-        interruptible_ns=[250, 290, 0],
-        uninterruptible_ns=[70, 0, 0],
-        idle_ns=[5, 0, 0],
-        stopped_ns=[3, 0, 0],
-        other_ns=[1, 0, 0],
-    )
+        3, tid=[1, 2, 3], pid=[1, 1, 1], begin_ns=[1000, 1500, 1000], end_ns=[2000, 1900, 2000],
+        running_ns=[600, 100, 1000], runnable_ns=[20, 10, 0], preempted_ns=[30, 0, 0],
+        interruptible_ns=[250, 290, 0], uninterruptible_ns=[70, 0, 0], idle_ns=[5, 0, 0],
+        stopped_ns=[3, 0, 0], other_ns=[1, 0, 0],
+    )  # fmt: skip
     strings = profile.strings
     profile.comms = Comms.from_rows(
         [(1, 1, 0, strings.intern("first")), (1, 1, 1500, strings.intern("last"))]
@@ -89,14 +80,10 @@ def test_budgets_of_a_thread_between_pauses_are_one_row() -> None:
     profile = waits()
     profile.tasks = Tasks.from_rows([(1, 1, 0, -1), (2, 1, 1000, 1500), (2, 1, 1700, -1)])
     profile.budget = Budget.filled(
-        5,
-        tid=[1, 1, 2, 2, 2],
-        pid=[1, 1, 1, 1, 1],
-        begin_ns=[1000, 1700, 1000, 1700, 3000],
-        end_ns=[1600, 2000, 1500, 2000, 3500],
-        running_ns=[400, 300, 500, 200, 500],
+        5, tid=[1, 1, 2, 2, 2], pid=[1, 1, 1, 1, 1], begin_ns=[1000, 1700, 1000, 1700, 3000],
+        end_ns=[1600, 2000, 1500, 2000, 3500], running_ns=[400, 300, 500, 200, 500],
         interruptible_ns=[200, 0, 0, 90, 0],
-    )
+    )  # fmt: skip
     strings = profile.strings
     profile.comms = Comms.from_rows([(1, 1, 0, strings.intern("old")), (1, 1, 1900, strings.intern("new"))])
     table = budget_table(profile)
@@ -116,14 +103,9 @@ def crowd() -> Profile:
     profile = ProfileBuilder().sample("t0", [], 5, tid=1, pid=1, state=S, cgroup=7).build()
     tids = np.arange(1, 61)
     profile.budget = Budget.filled(
-        60,
-        tid=tids,
-        pid=tids % 4,
-        begin_ns=[0] * 60,
-        end_ns=[1000] * 60,
-        running_ns=1000 - tids,
+        60, tid=tids, pid=tids % 4, begin_ns=[0] * 60, end_ns=[1000] * 60, running_ns=1000 - tids,
         interruptible_ns=tids,
-    )
+    )  # fmt: skip
     names = [profile.strings.intern(f"t{tid % 15}") for tid in tids.tolist()]
     profile.comms = Comms.from_rows([(tid, 1, 0, names[tid - 1]) for tid in tids.tolist()])
     profile.cgroups = {7: "/a"}

@@ -39,13 +39,9 @@ def with_ips(profile: Profile, ips: dict[str, int], offset: int = 0x1D) -> Profi
 
 def test_a_wait_as_perf_prints_it() -> None:
     builder = ProfileBuilder().sample(
-        "reader",
-        [Code("main", "/root/app"), Code("read", LIBC), kernel("schedule"), kernel("__schedule")],
-        10208510,
-        tid=128,
-        time_ns=13_959_392_149,
-        cpu=1,
-    )
+        "reader", [Code("main", "/root/app"), Code("read", LIBC), kernel("schedule"), kernel("__schedule")],
+        10208510, tid=128, time_ns=13_959_392_149, cpu=1,
+    )  # fmt: skip
     ips = {"main": 0x55A162D0C32C, "read": 0x7FCA03D37EFE, "__schedule": 2**64 - 2**31}
     assert text(with_ips(builder.build(), ips)) == (
         "reader     128 [001]    13.959392:   10208510 offcpu-time: \n"
@@ -79,20 +75,9 @@ def test_sums_have_no_time_and_come_last() -> None:
 
 def test_own_fields_show_on_off_cpu_samples_only() -> None:
     builder = ProfileBuilder().sample(
-        "waiter",
-        [],
-        1000,
-        flags=SampleFlag.TRUNCATED,
-        state=2,
-        syscall=35,
-        count=3,
-        longest_ns=600,
-        switch_out_ns=1_500_000_000,
-        wakeup_ns=1_999_999_000,
-        waker_pid=7,
-        waker_tid=8,
-        runq_ns=90,
-    )
+        "waiter", [], 1000, flags=SampleFlag.TRUNCATED, state=2, syscall=35, count=3, longest_ns=600,
+        switch_out_ns=1_500_000_000, wakeup_ns=1_999_999_000, waker_pid=7, waker_tid=8, runq_ns=90,
+    )  # fmt: skip
     builder.sample("other", [], 1, event="cpu-clock").sample("unknown", [], 2)
     lines = text(
         builder.build(), "event,state,syscall,count,longest,switch_out,wakeup,waker,runq,flags"

@@ -62,13 +62,9 @@ def test_the_cxx_librarys_functions_are_spelled_as_gnu_spells_them() -> None:
     """GNU's demangler with perf's options, on all of libstdc++; exceptions are those the module names."""
     names = sorted(cxx_functions())
     out = subprocess.run(
-        ["c++filt", "--no-params", "--no-verbose"],
-        input="\n".join(names),
-        check=True,
-        timeout=60,
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
+        ["c++filt", "--no-params", "--no-verbose"], input="\n".join(names), check=True, timeout=60,
+        capture_output=True, text=True,
+    ).stdout.splitlines()  # fmt: skip
     excepted = ("_ZThn", "_ZTv", "_ZGTt", "_ZNSs", "_ZNKSs", "_ZNSi", "_ZNKSi", "_ZNSo", "_ZNSd")
     pairs = zip(names, demangle(names), out, strict=True)
     other = [name for name, ours, gnus in pairs if ours != gnus and not name.startswith(excepted)]
@@ -112,22 +108,14 @@ def test_mutated_names_do_no_harm() -> None:
     assert sum(map(len, result)) < 100 * sum(map(len, hostile))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "_Z1f" + "P" * 60_000 + "i",
-        "_ZN" + "1a" * 30_000 + "Ev",
-        "_Z" + "1fI" * 15_000 + "i" + "E" * 15_000 + "v",
-        "_Z1f" + "F" * 30_000 + "i" + "E" * 30_000,
-        "_Z60000" + "a" * 60_000 + "v",
-        "_Z99999999999999999999a",
-        "_Z1fI" + "St4pairIiiE" + "".join(f"S_IS{i}_S{i}_E" for i in range(10)) + "Evv",
-        "_Z1f" + "St4pairIiiE" + "".join(f"S_IS{i}_S{i}_E" for i in range(10)),
-        "_R" + "Nv" * 30_000 + "C1a1b",
-        "_RIB_E",
-        "_Z" + "x" * 1_000_000,
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "_Z1f" + "P" * 60_000 + "i", "_ZN" + "1a" * 30_000 + "Ev",
+    "_Z" + "1fI" * 15_000 + "i" + "E" * 15_000 + "v", "_Z1f" + "F" * 30_000 + "i" + "E" * 30_000,
+    "_Z60000" + "a" * 60_000 + "v", "_Z99999999999999999999a",
+    "_Z1fI" + "St4pairIiiE" + "".join(f"S_IS{i}_S{i}_E" for i in range(10)) + "Evv",
+    "_Z1f" + "St4pairIiiE" + "".join(f"S_IS{i}_S{i}_E" for i in range(10)),
+    "_R" + "Nv" * 30_000 + "C1a1b", "_RIB_E", "_Z" + "x" * 1_000_000,
+])  # fmt: skip
 def test_names_built_to_nest_or_explode_do_no_harm(name: str) -> None:
     """In a process of its own, with little memory: other demanglers die of these."""
     program = (
@@ -137,14 +125,9 @@ def test_names_built_to_nest_or_explode_do_no_harm(name: str) -> None:
     )
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=name,
-        cwd=root,
-        timeout=30,
-        check=False,
-        capture_output=True,
+        [sys.executable, "-c", program], input=name, cwd=root, timeout=30, check=False, capture_output=True,
         text=True,
-    )
+    )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
 
 

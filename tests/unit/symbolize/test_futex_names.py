@@ -95,11 +95,8 @@ def test_locks_are_named_by_their_variables(layout: str, tmp_path: Path) -> None
     known = symbols(program)
     places = [known["ledger_lock"], known["table"] + 12, known["accounts"] + 2 * 80 + 40, known["accounts"]]
     assert names(program, places, bias) == [
-        "ledger_lock in bank",
-        "table+0xc in bank",
-        "accounts+0xc8 in bank",
-        "accounts in bank",
-    ]
+        "ledger_lock in bank", "table+0xc in bank", "accounts+0xc8 in bank", "accounts in bank",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("place", ["", "/usr/bin/bank"])

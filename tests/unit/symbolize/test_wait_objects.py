@@ -274,26 +274,23 @@ def test_hosts_have_files_of_their_own(tmp_path: Path) -> None:
     assert names(profile) == ["web1:/a", "web2:/a"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "inward"),
-    [
-        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"}, False),
-        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:80", "remote": "10.0.0.7:40000"}, True),
-        (
-            K.SOCKET,
-            {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:40001", "place": "accepted"},
-            True,
-        ),
-        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:4000", "remote": "10.0.0.7:80"}, False),
-        (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20}, False),
-        (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20, "place": "accepted"}, True),
-        (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 10}, True),
-        (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 20}, False),
-        (K.PIPE, {"inode": 9, "peer_pid": 20}, False),
-        (K.PIPE, {"inode": 9}, True),
-        (K.FILE, {"inode": 9}, False),
-    ],
-)
+@pytest.mark.parametrize(("kind", "fields", "inward"), [
+    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"}, False),
+    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:80", "remote": "10.0.0.7:40000"}, True),
+    (
+        K.SOCKET,
+        {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:40001", "place": "accepted"},
+        True,
+    ),
+    (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:4000", "remote": "10.0.0.7:80"}, False),
+    (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20}, False),
+    (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20, "place": "accepted"}, True),
+    (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 10}, True),
+    (K.SOCKET, {"protocol": "unix", "inode": 9, "peer_pid": 20}, False),
+    (K.PIPE, {"inode": 9, "peer_pid": 20}, False),
+    (K.PIPE, {"inode": 9}, True),
+    (K.FILE, {"inode": 9}, False),
+])  # fmt: skip
 def test_whose_events_are_work_that_comes_in(
     kind: K, fields: dict[str, Any], inward: bool, tmp_path: Path
 ) -> None:

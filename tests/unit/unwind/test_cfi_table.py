@@ -147,16 +147,13 @@ def test_registers_that_do_not_exist_change_nothing() -> None:
     assert rules_at(table, 0x2000)[CFA] == Kind.INVALID
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        bytes([0x3F]),  # unknown
-        bytes([Cfa.RESTORE_STATE]),  # nothing remembered
-        bytes([Cfa.REMEMBER_STATE] * 20),
-        bytes([Cfa.ADVANCE_LOC4, 1]),  # cut
-        bytes([Cfa.DEF_CFA_EXPRESSION, 0x7F, 1]),
-    ],
-)
+@pytest.mark.parametrize("program", [
+    bytes([0x3F]),  # unknown
+    bytes([Cfa.RESTORE_STATE]),  # nothing remembered
+    bytes([Cfa.REMEMBER_STATE] * 20),
+    bytes([Cfa.ADVANCE_LOC4, 1]),  # cut
+    bytes([Cfa.DEF_CFA_EXPRESSION, 0x7F, 1]),
+])  # fmt: skip
 def test_a_damaged_function_has_no_rules_and_harms_no_other(program: bytes) -> None:
     table = table_of(section((0x1000, 8, program), (0x2000, 8, b"")))
     assert cfa_of(table, 0x2000) == (RSP, 8)

@@ -59,29 +59,22 @@ def recording_of(
     registers = [[fp, STACK, pc] for fp, pc in zip(fps or [0] * number, pcs, strict=True)]
     recording = Recording(
         samples=Samples.filled(
-            number,
-            time_ns=np.arange(number),
-            space=np.zeros(number),
-            callchain=np.zeros(number),
-            snapshot=np.arange(number),
-            flags=np.full(number, SampleFlag.NO_USER_STACK),
+            number, time_ns=np.arange(number), space=np.zeros(number), callchain=np.zeros(number),
+            snapshot=np.arange(number), flags=np.full(number, SampleFlag.NO_USER_STACK),
         ),
         callchains=Ragged.from_lists([list(chain)]),
         snapshots=Snapshots(
-            np.full(number, MASK, np.uint64),
-            Ragged.from_lists(registers),
+            np.full(number, MASK, np.uint64), Ragged.from_lists(registers),
             Ragged.from_lists([list(stack) for stack in stacks]),
         ),
         spaces=Spaces.filled(1),
         maps=Maps.filled(
-            2,
-            start=np.array([CODE, JIT], np.uint64),
-            end=np.array([CODE + 0x10000, JIT + 0x10000], np.uint64),
-            dso=np.array([0, 1]),
+            2, start=np.array([CODE, JIT], np.uint64),
+            end=np.array([CODE + 0x10000, JIT + 0x10000], np.uint64), dso=np.array([0, 1]),
         ),
         dsos=Dsos.filled(2),
         meta=Meta(arch=arch),
-    )
+    )  # fmt: skip
     recording.samples.evsel[:] = -1
     recording.check()
     return recording

@@ -129,16 +129,13 @@ def test_what_is_damaged_or_not_ours_alone_is_not_believed_and_written_anew(
     assert again is not None and again.compiler == "bcc 2"
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"functions": {**MADE.functions, "one": load_map(2) + EXIT}},  # no such map
-        {"functions": {**MADE.functions, "one": load_map(-1) + EXIT}},
-        {"functions": {**MADE.functions, "one": EXIT + b"\0"}},  # no whole instruction
-        {"functions": {"one": EXIT}},  # not all that is wanted
-        {"maps": (MADE.maps[0], dataclasses.replace(MADE.maps[1], name="even"))},
-    ],
-)
+@pytest.mark.parametrize("lie", [
+    {"functions": {**MADE.functions, "one": load_map(2) + EXIT}},  # no such map
+    {"functions": {**MADE.functions, "one": load_map(-1) + EXIT}},
+    {"functions": {**MADE.functions, "one": EXIT + b"\0"}},  # no whole instruction
+    {"functions": {"one": EXIT}},  # not all that is wanted
+    {"maps": (MADE.maps[0], dataclasses.replace(MADE.maps[1], name="even"))},
+])  # fmt: skip
 def test_parts_that_do_not_belong_together_are_refused(
     recipe: Recipe, files: DiskCache, lie: dict[str, object]
 ) -> None:

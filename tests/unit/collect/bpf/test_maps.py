@@ -32,23 +32,10 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
     structs = read_header(HEADER).structs
     sizes = {name: dtype.itemsize for name, dtype in structs.items()}
     assert sizes == {
-        "target_key": 8,
-        "polled": 16,
-        "comm": 16,
-        "control": 120,
-        "call": 4,
-        "object": 392,
-        "rate": 48,
-        "count": 16,
-        "sum_key": 16,
-        "sum": 96,
-        "stack_key": 16,
-        "stack": 1024,
-        "budget": 192,
-        "budget_key": 16,
-        "last": 392,
-        "extension": 112,
-    }
+        "target_key": 8, "polled": 16, "comm": 16, "control": 120, "call": 4, "object": 392, "rate": 48,
+        "count": 16, "sum_key": 16, "sum": 96, "stack_key": 16, "stack": 1024, "budget": 192,
+        "budget_key": 16, "last": 392, "extension": 112,
+    }  # fmt: skip
     assert structs["stack"].fields is not None
     assert structs["stack"].fields["ips"][1] == 8
     assert structs["stack"]["ips"].shape == (127,)
@@ -118,16 +105,13 @@ def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
     assert stacks.ips.tolist() == [4, 5, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("hashes", "frames"),
-    [
-        ([], []),
-        ([30], [[1, 2, 3]]),
-        ([10, 30, 10], [[4, 5], [1, 2, 3], [4, 5]]),
-        ([0, 11, 2**64 - 2], [[], [], []]),  # before, between and behind the known ones
-        ([2**64 - 1, 30, 0, 10], [[], [1, 2, 3], [], [4, 5]]),
-    ],
-)
+@pytest.mark.parametrize(("hashes", "frames"), [
+    ([], []),
+    ([30], [[1, 2, 3]]),
+    ([10, 30, 10], [[4, 5], [1, 2, 3], [4, 5]]),
+    ([0, 11, 2**64 - 2], [[], [], []]),  # before, between and behind the known ones
+    ([2**64 - 1, 30, 0, 10], [[], [1, 2, 3], [], [4, 5]]),
+])  # fmt: skip
 def test_stacks_are_found_in_the_order_asked(
     stacks: UserStacks, hashes: list[int], frames: list[list[int]]
 ) -> None:

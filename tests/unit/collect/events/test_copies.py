@@ -12,16 +12,10 @@ from perf_offcpu.collect.events.copies import LARGEST, copy_sizes
 from perf_offcpu.resources import bpf_dir
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        (8192, [8, 2048, 16384, 32768]),
-        (16384, [8, 4096, 32768, 32768]),
-        (32768, [8, 8192, 32768, 32768]),
-        (1000, [8, 248, 2000, 4000]),
-        (8, [8, 8, 16, 32]),
-    ],
-)
+@pytest.mark.parametrize(("asked", "expected"), [
+    (8192, [8, 2048, 16384, 32768]), (16384, [8, 4096, 32768, 32768]), (32768, [8, 8192, 32768, 32768]),
+    (1000, [8, 248, 2000, 4000]), (8, [8, 8, 16, 32]),
+])  # fmt: skip
 def test_sizes_are_multiples_of_a_word_and_bounded(asked: int, expected: list[int]) -> None:
     sizes = copy_sizes(asked)
     assert list(sizes.values()) == expected

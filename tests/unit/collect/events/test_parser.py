@@ -14,28 +14,13 @@ from perf_offcpu.collect.events.parser import SamplingEvent, parse_events
 from perf_offcpu.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("cpu-clock", (1, 0)),
-        ("task-clock", (1, 1)),
-        ("page-faults", (1, 2)),
-        ("cs", (1, 3)),
-        ("context-switches", (1, 3)),
-        ("major-faults", (1, 6)),
-        ("cgroup-switches", (1, 11)),
-        ("cycles", (0, 0)),
-        ("ref-cycles", (0, 9)),
-        ("r01c2", (4, 0x1C2)),
-        ("rFFff", (4, 0xFFFF)),
-        ("idle-cycles-backend", (0, 8)),
-        ("L1-dcache-loads", (3, 0)),
-        ("L1-dcache-load-misses", (3, 1 << 16)),
-        ("LLC-store-misses", (3, 2 | 1 << 8 | 1 << 16)),
-        ("dtlb-prefetch", (3, 3 | 2 << 8)),
-        ("node", (3, 6)),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("cpu-clock", (1, 0)), ("task-clock", (1, 1)), ("page-faults", (1, 2)), ("cs", (1, 3)),
+    ("context-switches", (1, 3)), ("major-faults", (1, 6)), ("cgroup-switches", (1, 11)),
+    ("cycles", (0, 0)), ("ref-cycles", (0, 9)), ("r01c2", (4, 0x1C2)), ("rFFff", (4, 0xFFFF)),
+    ("idle-cycles-backend", (0, 8)), ("L1-dcache-loads", (3, 0)), ("L1-dcache-load-misses", (3, 1 << 16)),
+    ("LLC-store-misses", (3, 2 | 1 << 8 | 1 << 16)), ("dtlb-prefetch", (3, 3 | 2 << 8)), ("node", (3, 6)),
+])  # fmt: skip
 def test_names(text: str, expected: tuple[int, int]) -> None:
     (event,) = parse_events([text])
     assert (event.type, event.config, event.name, event.flags) == (*expected, text, AttrFlag(0))
@@ -49,18 +34,12 @@ def test_none_is_no_event() -> None:
     assert parse_events(["none"]) == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "flags"),
-    [
-        ("cycles:u", AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV),
-        ("cycles:k", AttrFlag.EXCLUDE_USER | AttrFlag.EXCLUDE_HV),
-        ("cycles:uk", AttrFlag.EXCLUDE_HV),
-        ("cycles:ku", AttrFlag.EXCLUDE_HV),
-        ("cycles:pp", AttrFlag.PRECISE_IP_2),
-        ("cycles:HI", AttrFlag.EXCLUDE_GUEST | AttrFlag.EXCLUDE_IDLE),
-        ("cycles:P", AttrFlag(0)),
-    ],
-)
+@pytest.mark.parametrize(("text", "flags"), [
+    ("cycles:u", AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV),
+    ("cycles:k", AttrFlag.EXCLUDE_USER | AttrFlag.EXCLUDE_HV), ("cycles:uk", AttrFlag.EXCLUDE_HV),
+    ("cycles:ku", AttrFlag.EXCLUDE_HV), ("cycles:pp", AttrFlag.PRECISE_IP_2),
+    ("cycles:HI", AttrFlag.EXCLUDE_GUEST | AttrFlag.EXCLUDE_IDLE), ("cycles:P", AttrFlag(0)),
+])  # fmt: skip
 def test_modifiers(text: str, flags: AttrFlag) -> None:
     assert parse_events([text]) == (SamplingEvent(text, 0, 0, flags, most_precise="P" in text),)
 
@@ -77,16 +56,12 @@ def test_cycles_fall_back_to_the_clock_as_in_perf_and_nothing_else_does() -> Non
 def devices(tmp_path: Path) -> Path:
     """Two PMUs as sysfs shows those of an Intel machine."""
     files = {
-        "cpu/type": "4\n",
-        "cpu/format/event": "config:0-7\n",
-        "cpu/format/umask": "config:8-15\n",
-        "cpu/format/edge": "config:18\n",
-        "cpu/format/offcore_rsp": "config1:0-63\n",
+        "cpu/type": "4\n", "cpu/format/event": "config:0-7\n", "cpu/format/umask": "config:8-15\n",
+        "cpu/format/edge": "config:18\n", "cpu/format/offcore_rsp": "config1:0-63\n",
         "cpu/format/scattered": "config2:0-3,32-35\n",
-        "cpu/events/mem-loads": "event=0xcd,umask=0x1,offcore_rsp=3\n",
-        "odd/type": "9\n",
+        "cpu/events/mem-loads": "event=0xcd,umask=0x1,offcore_rsp=3\n", "odd/type": "9\n",
         "odd/format/broken": "nothing\n",
-    }
+    }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -95,12 +70,9 @@ def devices(tmp_path: Path) -> Path:
 
 def test_events_of_a_pmu_follow_its_formats(devices: Path) -> None:
     texts = [
-        "cpu/event=0xc0,umask=0x01/",
-        "cpu/event=3,edge,name=mine/u,cs",
-        "cpu/scattered=0xab/",
-        "cpu/mem-loads,period=17/pp",
-        "cpu/config=0x12,freq=50/",
-    ]
+        "cpu/event=0xc0,umask=0x01/", "cpu/event=3,edge,name=mine/u,cs", "cpu/scattered=0xab/",
+        "cpu/mem-loads,period=17/pp", "cpu/config=0x12,freq=50/",
+    ]  # fmt: skip
     first, second, _, third, fourth, fifth = parse_events(texts, devices)
     assert (first.type, first.config, first.name) == (4, 0x1C0, texts[0])
     assert (second.config, second.name, second.flags) == (
@@ -110,27 +82,21 @@ def test_events_of_a_pmu_follow_its_formats(devices: Path) -> None:
     )
     assert third.config2 == 0xB | 0xA << 32
     assert (fourth.config, fourth.config1, fourth.period, fourth.flags) == (
-        0x1CD,
-        3,
-        17,
-        AttrFlag.PRECISE_IP_2,
-    )
+        0x1CD, 3, 17, AttrFlag.PRECISE_IP_2,
+    )  # fmt: skip
     assert (fifth.config, fifth.frequency_hz) == (0x12, 50)
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("nosuch/event=1/", "no PMU nosuch; it has cpu, odd"),
-        ("../cpu/event=1/", "unknown event"),
-        ("cpu/nosuch=1/", "no term nosuch; it has edge, event, mem-loads"),
-        ("cpu/event=0x100/", "event=0x100 is too large for its format config:0-7"),
-        ("cpu/event=x/", "event=x: not a number"),
-        ("cpu/event=/", "is no term"),
-        ("odd/broken=1/", "the kernel's format of broken is not understood: nothing"),
-        ("cpu/event=1/z", "unknown modifier 'z'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    ("nosuch/event=1/", "no PMU nosuch; it has cpu, odd"),
+    ("../cpu/event=1/", "unknown event"),
+    ("cpu/nosuch=1/", "no term nosuch; it has edge, event, mem-loads"),
+    ("cpu/event=0x100/", "event=0x100 is too large for its format config:0-7"),
+    ("cpu/event=x/", "event=x: not a number"),
+    ("cpu/event=/", "is no term"),
+    ("odd/broken=1/", "the kernel's format of broken is not understood: nothing"),
+    ("cpu/event=1/z", "unknown modifier 'z'"),
+])  # fmt: skip
 def test_impossible_events_of_a_pmu(devices: Path, text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         parse_events([text], devices)

@@ -56,18 +56,10 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     assert time.monotonic() - begin < 500
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"[8",
-        b"8",
-        b"[8, [[1, 2, 3, 4]]]",
-        b'[8, [["f", "g", "x", 1]]]',
-        b"[" * 9999,
-        b"\\xff",
-        b'[8, [["f"]]]',
-    ],
-)
+@pytest.mark.parametrize("line", [
+    b"[8", b"8", b"[8, [[1, 2, 3, 4]]]", b'[8, [["f", "g", "x", 1]]]', b"[" * 9999, b"\\xff",
+    b'[8, [["f"]]]',
+])  # fmt: skip
 def test_lines_of_another_form_are_passed_over(tmp_path: Path, line: bytes) -> None:
     assert read(tmp_path, f"os.write(1, {line!r} + b'\\n'); return [thread(9, 'f')]").keys() == {9}
 

@@ -20,24 +20,12 @@ USER = 2**64 - 512
 EVENT = EventSpec(Attr(sample_type=SAMPLE_TYPE | SampleType.RAW), "offcpu-time", (77, 78))
 ROW = np.dtype(
     [
-        ("pid", "u4"),
-        ("tid", "u4"),
-        ("state", "u4"),
-        ("syscall", "i4"),
-        ("flags", "u4"),
-        ("cgroup", "u8"),
-        ("stack", "u8"),
-        ("total_ns", "u8"),
-        ("count", "u8"),
-        ("longest_ns", "u8"),
-        ("first_switch_out_ns", "u8"),
-        ("last_switch_in_ns", "u8"),
-        ("runq_ns", "u8"),
-        ("woken", "u4"),
-        ("lost", "u4"),
-        ("caller", "u8"),
+        ("pid", "u4"), ("tid", "u4"), ("state", "u4"), ("syscall", "i4"), ("flags", "u4"), ("cgroup", "u8"),
+        ("stack", "u8"), ("total_ns", "u8"), ("count", "u8"), ("longest_ns", "u8"),
+        ("first_switch_out_ns", "u8"), ("last_switch_in_ns", "u8"), ("runq_ns", "u8"), ("woken", "u4"),
+        ("lost", "u4"), ("caller", "u8"),
     ]
-)
+)  # fmt: skip
 
 
 def stacks(*each: list[int]) -> tuple[Any, Any]:
@@ -67,33 +55,17 @@ def test_every_field_arrives() -> None:
     (data,) = sum_samples(EVENT, sums, stacks([0x400, 2**47 - 1, 0x500], []))
     first, second = unpacked(data)
     header = {
-        "identifier": 77,
-        "ip": 0x400,
-        "pid": 10,
-        "tid": 11,
-        "time": 2000,
-        "cpu": 0,
-        "period": 3_000_000,
-    }
+        "identifier": 77, "ip": 0x400, "pid": 10, "tid": 11, "time": 2000, "cpu": 0, "period": 3_000_000,
+    }  # fmt: skip
     assert {name: first["header"][name] for name in header} == header
     assert first["payload"] == {
-        "pid": 10,
-        "tid": 11,
-        "offcpu_ns": 3_000_000,
-        "nr": 4,
-        "callchain": [USER, 0x400, 2**47 - 1, 0x500],
+        "pid": 10, "tid": 11, "offcpu_ns": 3_000_000, "nr": 4, "callchain": [USER, 0x400, 2**47 - 1, 0x500],
         "cgroup": 4096,
-    }
+    }  # fmt: skip
     assert first["extension"] == BLANK_EXTENSION | {
-        "kind": Kind.SUM,
-        "state": 0x2001,
-        "syscall": 202,
-        "count": 7,
-        "switch_out_ns": 1000,
-        "longest_ns": 900_000,
-        "runq_ns": 55_000,
-        "caller": 7,
-    }
+        "kind": Kind.SUM, "state": 0x2001, "syscall": 202, "count": 7, "switch_out_ns": 1000,
+        "longest_ns": 900_000, "runq_ns": 55_000, "caller": 7,
+    }  # fmt: skip
     assert (second["header"]["ip"], second["header"]["time"]) == (0, 2**62)
     assert second["payload"]["callchain"] == []
     assert (second["extension"]["count"], second["extension"]["lost"]) == (2**33, 1)

@@ -84,16 +84,13 @@ def test_a_failed_write_counts_too() -> None:
     assert pressure.full.file_s == 3.0
 
 
-@pytest.mark.parametrize(
-    ("full", "begin"),
-    [
-        (TimeSpent(1.2, 0.9, 0.1), "the file took no bytes for 0.90 of the 1.20 s"),
-        (TimeSpent(1.2, 0.05, 1.1), "the recorder was busy for 1.10 of the 1.20 s"),
-        (TimeSpent(1.2, 0.05, 0.1, 0.95), "the recorder had no CPU for 0.95 of the 1.20 s"),
-        (TimeSpent(2.0, 0.05, 0.1), "the recorder waited for the kernel for 1.85 of the 2.00 s"),
-        (TimeSpent(), "rings filled before the recorder looked: "),
-    ],
-)
+@pytest.mark.parametrize(("full", "begin"), [
+    (TimeSpent(1.2, 0.9, 0.1), "the file took no bytes for 0.90 of the 1.20 s"),
+    (TimeSpent(1.2, 0.05, 1.1), "the recorder was busy for 1.10 of the 1.20 s"),
+    (TimeSpent(1.2, 0.05, 0.1, 0.95), "the recorder had no CPU for 0.95 of the 1.20 s"),
+    (TimeSpent(2.0, 0.05, 0.1), "the recorder waited for the kernel for 1.85 of the 2.00 s"),
+    (TimeSpent(), "rings filled before the recorder looked: "),
+])  # fmt: skip
 def test_the_cause_is_named_that_took_most_of_the_time(full: TimeSpent, begin: str) -> None:
     assert remedy(full, copies=False, compressed=False).startswith(begin)
 

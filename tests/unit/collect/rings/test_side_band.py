@@ -38,20 +38,12 @@ def mapped(name: bytes, prot: int) -> bytes:
     return mmap2(CpuMode.USER, values, misc=0 if prot & EXECUTE else Misc.MMAP_DATA)
 
 
-@pytest.mark.parametrize(
-    ("name", "prot", "stays"),
-    [
-        (b"/nowhere/libc.so.6", READ | EXECUTE, True),
-        (b"/nowhere/libc.so.6", READ, True),
-        (b"/nowhere/libc.so.6", READ | WRITE, False),
-        (b"//anon", READ | WRITE, False),
-        (b"//anon", READ, False),
-        (b"//anon", READ | WRITE | EXECUTE, True),
-        (b"[stack]", READ | WRITE, False),
-        (b"[vvar]", READ, False),
-        (b"[vdso]", READ | EXECUTE, True),
-    ],
-)
+@pytest.mark.parametrize(("name", "prot", "stays"), [
+    (b"/nowhere/libc.so.6", READ | EXECUTE, True), (b"/nowhere/libc.so.6", READ, True),
+    (b"/nowhere/libc.so.6", READ | WRITE, False), (b"//anon", READ | WRITE, False),
+    (b"//anon", READ, False), (b"//anon", READ | WRITE | EXECUTE, True),
+    (b"[stack]", READ | WRITE, False), (b"[vvar]", READ, False), (b"[vdso]", READ | EXECUTE, True),
+])  # fmt: skip
 def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> None:
     side_band, kept = SideBand(MappedBuildIds(), KnownKernel()), Kept()
     side_band.sink = kept

@@ -38,23 +38,20 @@ def kernel() -> bytes:
     return b.bytes()
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("__state", Member(0, 4)),  # of a qualified type
-        ("pid", Member(8, 4)),  # of a typedef of a qualified type
-        ("on_rq", Member(16, 4)),  # in an anonymous structure in an anonymous union
-        ("wake_cpu", Member(24, 4)),
-        ("words", Member(16, 8)),
-        ("thread", Member(32, 24)),
-        ("thread.sp", Member(40, 8)),
-        ("parent", Member(56, struct.calcsize("P"))),
-        ("parent.pid", None),  # never through a pointer
-        ("state", None),
-        ("ip", None),  # members of named structures have a path
-        ("sp", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "expected"), [
+    ("__state", Member(0, 4)),  # of a qualified type
+    ("pid", Member(8, 4)),  # of a typedef of a qualified type
+    ("on_rq", Member(16, 4)),  # in an anonymous structure in an anonymous union
+    ("wake_cpu", Member(24, 4)),
+    ("words", Member(16, 8)),
+    ("thread", Member(32, 24)),
+    ("thread.sp", Member(40, 8)),
+    ("parent", Member(56, struct.calcsize("P"))),
+    ("parent.pid", None),  # never through a pointer
+    ("state", None),
+    ("ip", None),  # members of named structures have a path
+    ("sp", None),
+])  # fmt: skip
 def test_members(kernel: bytes, path: str, expected: Member | None) -> None:
     assert Btf(kernel).member("task_struct", path) == expected
 
@@ -115,21 +112,18 @@ def ask_everything(data: bytes) -> None:
         btf.tracepoint(name)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: b"", "header wants 24 bytes, file has 0"),
-        (lambda data: data[:23], "header wants 24 bytes, file has 23"),
-        (lambda data: data[1::-1] + data[2:], "magic is 0x9feb, expected 0xeb9f"),
-        (lambda data: data[:-1], "sections end at"),
-        (lambda data: data[:12] + struct.pack("=I", 2**32 - 1) + data[16:], "sections end at"),
-        (lambda data: data[:28] + b"\xff\xff\xff\x1f" + data[32:], "type 1 is of unknown kind 31"),
-        (
-            lambda data: data[:28] + b"\xff\xff\x00\x04" + data[32:],
-            "type 1 reaches beyond the end of the types",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda data: b"", "header wants 24 bytes, file has 0"),
+    (lambda data: data[:23], "header wants 24 bytes, file has 23"),
+    (lambda data: data[1::-1] + data[2:], "magic is 0x9feb, expected 0xeb9f"),
+    (lambda data: data[:-1], "sections end at"),
+    (lambda data: data[:12] + struct.pack("=I", 2**32 - 1) + data[16:], "sections end at"),
+    (lambda data: data[:28] + b"\xff\xff\xff\x1f" + data[32:], "type 1 is of unknown kind 31"),
+    (
+        lambda data: data[:28] + b"\xff\xff\x00\x04" + data[32:],
+        "type 1 reaches beyond the end of the types",
+    ),
+])  # fmt: skip
 def test_damage_is_named(kernel: bytes, damage: object, message: str) -> None:
     assert callable(damage)
     with pytest.raises(FormatError, match=message):

@@ -72,19 +72,16 @@ def test_the_only_descriptor_of_poll() -> None:
     assert only_descriptor(task(8, 1), is_select=False) == -1, "memory that cannot be read"
 
 
-@pytest.mark.parametrize(
-    ("sets", "number", "expected"),
-    [
-        ([{70}, set(), set()], 71, 70),
-        ([{70}, {70}, set()], 71, 70),
-        ([{70}, {3}, set()], 71, -1),
-        ([{3}, set(), {70}], 71, -1),
-        ([{3}, set(), {70}], 4, 3),  # the others are beyond the number
-        ([set(), set(), set()], 71, -1),
-        ([{70}, set(), set()], 0, -1),
-        ([{70}, set(), set()], 5000, -1),
-    ],
-)
+@pytest.mark.parametrize(("sets", "number", "expected"), [
+    ([{70}, set(), set()], 71, 70),
+    ([{70}, {70}, set()], 71, 70),
+    ([{70}, {3}, set()], 71, -1),
+    ([{3}, set(), {70}], 71, -1),
+    ([{3}, set(), {70}], 4, 3),  # the others are beyond the number
+    ([set(), set(), set()], 71, -1),
+    ([{70}, set(), set()], 0, -1),
+    ([{70}, set(), set()], 5000, -1),
+])  # fmt: skip
 def test_the_only_descriptor_of_select(sets: list[set[int]], number: int, expected: int) -> None:
     words = [ctypes.create_string_buffer(sum(1 << fd for fd in one).to_bytes(128, "little")) for one in sets]
     addresses = [ctypes.addressof(one) if fds else 0 for one, fds in zip(words, sets, strict=True)]

@@ -104,15 +104,12 @@ def test_a_tracepoint_that_was_asked_for_twice_counts_once(tmp_path: Path) -> No
     assert not recording.losses
 
 
-@pytest.mark.parametrize(
-    ("damage", "causes"),
-    [
-        (lambda text: text.replace("prev_pid", "prev_tid"), {losses.BAD_TRACEPOINT: 4}),
-        (lambda text: text.replace("offset:56", "offset:560"), {losses.BAD_TRACEPOINT: 4}),
-        (lambda text: text.replace("offset:24;\tsize:4", "offset:24;\tsize:3"), {losses.BAD_TRACEPOINT: 4}),
-        (lambda text: text.replace("ID: 310", "ID: 311"), {}),
-    ],
-)
+@pytest.mark.parametrize(("damage", "causes"), [
+    (lambda text: text.replace("prev_pid", "prev_tid"), {losses.BAD_TRACEPOINT: 4}),
+    (lambda text: text.replace("offset:56", "offset:560"), {losses.BAD_TRACEPOINT: 4}),
+    (lambda text: text.replace("offset:24;\tsize:4", "offset:24;\tsize:3"), {losses.BAD_TRACEPOINT: 4}),
+    (lambda text: text.replace("ID: 310", "ID: 311"), {}),
+])  # fmt: skip
 def test_formats_that_do_not_fit(tmp_path: Path, damage: object, causes: dict[LossCause, int]) -> None:
     """No waits, no exception: samples stay what they are."""
     write_switches(tmp_path / "perf.data", naps([1, 2]))

@@ -59,12 +59,8 @@ def drawn(timelines: dict[int, str]) -> tuple[Switches, Tasks]:
 
 def _rows(sign: str, tid: int, time_ns: int) -> list[dict[str, int]]:
     plain = {
-        "O": Kind.OUT,
-        "I": Kind.IN,
-        "S": Kind.STACK,
-        "W": Kind.WAKING,
-        "w": Kind.WAKEUP,
-    }
+        "O": Kind.OUT, "I": Kind.IN, "S": Kind.STACK, "W": Kind.WAKING, "w": Kind.WAKEUP,
+    }  # fmt: skip
     if sign in plain:
         return [row(plain[sign], time_ns, tid, cpu=0)]
     if sign in "opz":
@@ -100,29 +96,26 @@ def _places(switches: Switches, waits: Waits) -> Iterator[tuple[int, int, int]]:
         yield int(switches.tid[out]), (begin - BEGIN) // US, (end_ns - BEGIN) // US
 
 
-@pytest.mark.parametrize(
-    ("line", "waits", "counted"),
-    [
-        ("I--O-----I-O--I", [(3, 9), (11, 14)], {losses.BEGIN_UNKNOWN: 1}),
-        ("--o---i-----o-i", [(2, 6), (12, 14)], {}),
-        ("--O--", [(2, 100)], {}),  # lasts to the end of the recording
-        ("--oO----iI---oO--iI", [(2, 8), (13, 17)], {}),  # each switch seen twice: the tracepoint counts
-        ("--oO-----I---oO--I", [(2, 9), (13, 17)], {}),  # perf record COMMAND: only its own tracepoints
-        ("--O-----O---I", [(8, 12)], {losses.END_NOT_RECORDED: 1}),
-        ("--O--I--I--O--I", [(2, 5), (11, 14)], {losses.BEGIN_NOT_RECORDED: 1}),
-        ("--O--X", [], {losses.END_NOT_RECORDED: 1}),  # who exits has run before
-        ("--z", [], {}),  # death is no wait
-        ("-X-O", [], {}),
-        ("-X-O--I-O", [(3, 6)], {}),  # exiting takes waits, too
-        ("-F--I--O--I", [(7, 10)], {}),  # new threads did not wait before
-        ("--z-F-I--O-I", [(9, 11)], {}),  # the tid is used again
-        ("--O-F-I--O-I", [(9, 11)], {losses.END_NOT_RECORDED: 1}),
-        ("-X-O-F-I-O-I", [(9, 11)], {}),
-        ("-X-O-F-I-O--", [(9, 100)], {}),
-        ("", [], {}),
-        ("FX", [], {}),
-    ],
-)
+@pytest.mark.parametrize(("line", "waits", "counted"), [
+    ("I--O-----I-O--I", [(3, 9), (11, 14)], {losses.BEGIN_UNKNOWN: 1}),
+    ("--o---i-----o-i", [(2, 6), (12, 14)], {}),
+    ("--O--", [(2, 100)], {}),  # lasts to the end of the recording
+    ("--oO----iI---oO--iI", [(2, 8), (13, 17)], {}),  # each switch seen twice: the tracepoint counts
+    ("--oO-----I---oO--I", [(2, 9), (13, 17)], {}),  # perf record COMMAND: only its own tracepoints
+    ("--O-----O---I", [(8, 12)], {losses.END_NOT_RECORDED: 1}),
+    ("--O--I--I--O--I", [(2, 5), (11, 14)], {losses.BEGIN_NOT_RECORDED: 1}),
+    ("--O--X", [], {losses.END_NOT_RECORDED: 1}),  # who exits has run before
+    ("--z", [], {}),  # death is no wait
+    ("-X-O", [], {}),
+    ("-X-O--I-O", [(3, 6)], {}),  # exiting takes waits, too
+    ("-F--I--O--I", [(7, 10)], {}),  # new threads did not wait before
+    ("--z-F-I--O-I", [(9, 11)], {}),  # the tid is used again
+    ("--O-F-I--O-I", [(9, 11)], {losses.END_NOT_RECORDED: 1}),
+    ("-X-O-F-I-O-I", [(9, 11)], {}),
+    ("-X-O-F-I-O--", [(9, 100)], {}),
+    ("", [], {}),
+    ("FX", [], {}),
+])  # fmt: skip
 def test_timelines(line: str, waits: list[tuple[int, int]], counted: dict[LossCause, int]) -> None:
     places, counters = found({7: line})
     assert [place[1:] for place in places] == waits
@@ -164,16 +157,13 @@ def test_threads_that_are_never_seen_to_go_out_are_none_of_the_recordings() -> N
     assert set(counters) == {losses.BROKEN_SWITCHES}
 
 
-@pytest.mark.parametrize(
-    ("line", "waits", "dropped"),
-    [
-        ("--O--------L---I-O---I", [(17, 21)], 1),  # an I and an O may be missing in front of L
-        ("--O---I--O--I--L--O---I", [(2, 6), (18, 22)], 1),  # what is missing came behind 9, or 12
-        ("--O-----IW--L", [(2, 8)], 0),
-        ("L-O-----I", [(2, 8)], 0),
-        ("--O-----L", [], 1),
-    ],
-)
+@pytest.mark.parametrize(("line", "waits", "dropped"), [
+    ("--O--------L---I-O---I", [(17, 21)], 1),  # an I and an O may be missing in front of L
+    ("--O---I--O--I--L--O---I", [(2, 6), (18, 22)], 1),  # what is missing came behind 9, or 12
+    ("--O-----IW--L", [(2, 8)], 0),
+    ("L-O-----I", [(2, 8)], 0),
+    ("--O-----L", [], 1),
+])  # fmt: skip
 def test_no_wait_outlasts_a_loss(line: str, waits: list[tuple[int, int]], dropped: int) -> None:
     places, counters = found({7: line})
     assert [place[1:] for place in places] == waits
@@ -252,19 +242,16 @@ def test_what_lasts_is_flagged_and_ends_with_the_recording() -> None:
     assert one.runq_ns.tolist() == [46 * US]
 
 
-@pytest.mark.parametrize(
-    ("line", "stacks"),
-    [
-        ("-SO--I", [0]),
-        ("-SSO--I", [1]),  # the last one before the switch
-        ("-o--i", [0]),  # its own
-        ("-SoO-I", [1]),  # row 1 is the tracepoint's
-        ("-S-I-O--I", [-1]),  # a stack of the time before is none of this wait
-        ("-O--I", [-1]),
-        ("-OS-I", [-1]),
-        ("-O-SI-O-I", [-1, -1]),
-    ],
-)
+@pytest.mark.parametrize(("line", "stacks"), [
+    ("-SO--I", [0]),
+    ("-SSO--I", [1]),  # the last one before the switch
+    ("-o--i", [0]),  # its own
+    ("-SoO-I", [1]),  # row 1 is the tracepoint's
+    ("-S-I-O--I", [-1]),  # a stack of the time before is none of this wait
+    ("-O--I", [-1]),
+    ("-OS-I", [-1]),
+    ("-O-SI-O-I", [-1, -1]),
+])  # fmt: skip
 def test_stacks_are_those_of_the_switch(line: str, stacks: list[int]) -> None:
     samples = samples_of({7: line, 8: "-S"})
     assert samples.callchain.tolist() == stacks

@@ -48,25 +48,17 @@ def maps(pid: int, path: str, time: int, addr: int = 0x1000) -> bytes:
 
 def test_a_name_holds_from_its_time_on_whatever_the_order_of_the_file(tmp_path: Path) -> None:
     recording = load(
-        tmp_path,
-        at(50, 7, 7),
-        at(10, 7, 7),
-        comm(CLOCK, 7, 7, "late", 40),
-        comm(CLOCK, 7, 7, "early", 0),
+        tmp_path, at(50, 7, 7), at(10, 7, 7), comm(CLOCK, 7, 7, "late", 40), comm(CLOCK, 7, 7, "early", 0),
         at(40, 7, 7),
-    )
+    )  # fmt: skip
     assert names(recording) == ["early", "late", "late"]
 
 
 def test_a_thread_is_named_as_its_creator_until_it_says_otherwise(tmp_path: Path) -> None:
     recording = load(
-        tmp_path,
-        comm(CLOCK, 7, 7, "main"),
-        fork(7, 8, 7, 20),
-        at(30, 7, 8),
-        comm(CLOCK, 7, 8, "worker", 40),
+        tmp_path, comm(CLOCK, 7, 7, "main"), fork(7, 8, 7, 20), at(30, 7, 8), comm(CLOCK, 7, 8, "worker", 40),
         at(50, 7, 8),
-    )
+    )  # fmt: skip
     assert names(recording) == ["main", "worker"]
 
 
@@ -76,16 +68,10 @@ def test_an_unknown_thread_is_named_by_its_number_and_the_idle_one_by_perf(tmp_p
 
 def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path: Path) -> None:
     recording = load(
-        tmp_path,
-        comm(CLOCK, 7, 7, "old"),
-        task(CLOCK, RecordType.EXIT, 7, 7, 30),
-        at(35, 7, 7),
-        comm(CLOCK, 1, 1, "init"),
-        fork(7, 7, 1, 60),
-        at(70, 7, 7),
-        comm(CLOCK, 7, 7, "new", 80),
+        tmp_path, comm(CLOCK, 7, 7, "old"), task(CLOCK, RecordType.EXIT, 7, 7, 30), at(35, 7, 7),
+        comm(CLOCK, 1, 1, "init"), fork(7, 7, 1, 60), at(70, 7, 7), comm(CLOCK, 7, 7, "new", 80),
         at(90, 7, 7),
-    )
+    )  # fmt: skip
     assert names(recording) == ["old", "init", "new"]
     tasks = recording.tasks
     lives = list(zip(tasks.tid.tolist(), tasks.begin_ns.tolist(), tasks.end_ns.tolist(), strict=True))
@@ -94,28 +80,18 @@ def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path:
 
 def test_a_child_inherits_maps_and_what_either_maps_then_is_its_own(tmp_path: Path) -> None:
     recording = load(
-        tmp_path,
-        maps(7, "/bin/sh", 0),
-        fork(8, 8, 7, 10),
-        at(15, 8, 8),
-        maps(8, "/lib/child", 20, 0x8000),
-        at(25, 7, 7),
-        at(26, 8, 8),
-    )
+        tmp_path, maps(7, "/bin/sh", 0), fork(8, 8, 7, 10), at(15, 8, 8), maps(8, "/lib/child", 20, 0x8000),
+        at(25, 7, 7), at(26, 8, 8),
+    )  # fmt: skip
     assert mapped(recording) == [["/bin/sh"], ["/bin/sh"], ["/bin/sh", "/lib/child"]]
 
 
 def test_exec_begins_anew_with_the_first_mapping(tmp_path: Path) -> None:
     execs = side(CLOCK, RecordType.COMM, int(Misc.COMM_EXEC), time=20, pid=7, tid=7, comm=b"new")
     recording = load(
-        tmp_path,
-        maps(7, "/bin/old", 0),
-        at(10, 7, 7),
-        execs,
-        at(25, 7, 7),
-        maps(7, "/bin/new", 30),
+        tmp_path, maps(7, "/bin/old", 0), at(10, 7, 7), execs, at(25, 7, 7), maps(7, "/bin/new", 30),
         at(40, 7, 7),
-    )
+    )  # fmt: skip
     assert mapped(recording) == [["/bin/old"], ["/bin/old"], ["/bin/new"]]
 
 

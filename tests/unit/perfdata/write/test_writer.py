@@ -39,10 +39,7 @@ TRAILER = bytes(32)
 EVENTS = [
     EventSpec(
         Attr(
-            type=PerfType.SOFTWARE,
-            config=config,
-            sample_period=1,
-            sample_type=KIND,
+            type=PerfType.SOFTWARE, config=config, sample_period=1, sample_type=KIND,
             flags=AttrFlag.SAMPLE_ID_ALL,
         ),
         name,
@@ -52,7 +49,7 @@ EVENTS = [
         (SoftwareConfig.CPU_CLOCK, "cpu-clock", (11, 12)),
         (SoftwareConfig.DUMMY, "dummy", (13, 14)),
     )
-]
+]  # fmt: skip
 FEATURES: dict[int, bytes] = {
     Feature.HOSTNAME: text_body("here"),
     Feature.OSRELEASE: text_body("6.18"),

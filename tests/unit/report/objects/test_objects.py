@@ -85,12 +85,8 @@ def test_weights_of_the_table_add_up() -> None:
 def test_locks_with_owners() -> None:
     (lock,) = lock_report.report_of(bank(owners=True), None, None).table.rows
     assert (lock.row.name, lock.queue, lock.hand_overs, lock.changed, lock.row.threads) == (
-        "ledger in bank",
-        2,
-        4,
-        1,
-        2,
-    )
+        "ledger in bank", 2, 4, 1, 2,
+    )  # fmt: skip
     assert lock.waiting_in == {"transfer": 150_000}
     assert [(hand.comm, hand.tid, hand.weight, hand.waits) for hand in lock.hands] == [
         ("holder", 13, 130_000, 2),
@@ -103,11 +99,8 @@ def test_locks_without_owners_have_releasers_and_their_stacks() -> None:
     report = lock_report.report_of(bank(owners=False), None, 1)
     (lock,) = report.table.rows
     assert (lock.changed, lock.row.role, lock.more_hands, lock.weight_known) == (
-        None,
-        "released",
-        (1, 10_000),
-        150_000,
-    )
+        None, "released", (1, 10_000), 150_000,
+    )  # fmt: skip
     (hand,) = lock.hands
     assert (hand.comm, hand.weight, hand.function) == ("holder", 140_000, "unlock_it")
     assert [name.label for name in hand.frames] == ["main", "commit", "unlock_it"]
@@ -187,20 +180,13 @@ def test_a_deadlock_comes_before_the_verdict() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("selection", "weights"),
-    [
-        (Selection(objects=("ledger",)), [100, 30, 10, 10]),
-        (Selection(objects=("*in b?nk",)), [100, 30, 10, 10]),
-        (Selection(objects=("/var/",)), [5]),
-        (Selection(objects=("/var/", "ledger")), [100, 30, 10, 10, 5]),
-        (Selection(objects=("Ledger",)), []),
-        (Selection(locks=(0x40,)), [100, 30, 10, 10]),
-        (Selection(locks=(0,)), []),
-        (Selection(locks=(0x40,), objects=("/var",)), []),
-        (Selection(locks=(1 << 80,)), []),
-    ],
-)
+@pytest.mark.parametrize(("selection", "weights"), [
+    (Selection(objects=("ledger",)), [100, 30, 10, 10]),
+    (Selection(objects=("*in b?nk",)), [100, 30, 10, 10]), (Selection(objects=("/var/",)), [5]),
+    (Selection(objects=("/var/", "ledger")), [100, 30, 10, 10, 5]), (Selection(objects=("Ledger",)), []),
+    (Selection(locks=(0x40,)), [100, 30, 10, 10]), (Selection(locks=(0,)), []),
+    (Selection(locks=(0x40,), objects=("/var",)), []), (Selection(locks=(1 << 80,)), []),
+])  # fmt: skip
 def test_selection(selection: Selection, weights: list[int]) -> None:
     profile = bank(owners=True)
     profile.objects.address[0] = 0x40

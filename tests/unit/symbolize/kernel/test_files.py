@@ -155,15 +155,12 @@ class TestModules:
         ]
         return ElfBuilder(symbols, sections=sections, type=REL, loads=[], **options).build()
 
-    @pytest.mark.parametrize(
-        ("suffix", "pack"),
-        [
-            ("", bytes),
-            (".xz", lzma.compress),
-            (".gz", gzip.compress),
-            (".zst", zstandard.ZstdCompressor().compress),
-        ],
-    )
+    @pytest.mark.parametrize(("suffix", "pack"), [
+        ("", bytes),
+        (".xz", lzma.compress),
+        (".gz", gzip.compress),
+        (".zst", zstandard.ZstdCompressor().compress),
+    ])  # fmt: skip
     def test_frames_are_named_by_the_modules_file(self, tmp_path: Path, suffix: str, pack: object) -> None:
         assert callable(pack)
         path = f"/lib/modules/x/mod-a.ko{suffix}"
@@ -178,17 +175,11 @@ class TestModules:
         with pytest.raises(FormatError, match="build-id 0101"):
             load_module(str(tmp_path / "m.ko"), b"\x02" * 20)
 
-    @pytest.mark.parametrize(
-        ("name", "data"),
-        [
-            ("m.ko", b""),
-            ("m.ko", b"\x7fELF"),
-            ("m.ko.xz", b"\xfd7zXZ\0 not really"),
-            ("m.ko.gz", b"\x1f\x8b not really"),
-            ("m.ko.zst", b"(\xb5/\xfd not really"),
-            ("m.ko", ElfBuilder(FUNCTIONS, type=DYN).build()),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "data"), [
+        ("m.ko", b""), ("m.ko", b"\x7fELF"), ("m.ko.xz", b"\xfd7zXZ\0 not really"),
+        ("m.ko.gz", b"\x1f\x8b not really"), ("m.ko.zst", b"(\xb5/\xfd not really"),
+        ("m.ko", ElfBuilder(FUNCTIONS, type=DYN).build()),
+    ])  # fmt: skip
     def test_damaged_files_are_refused(self, tmp_path: Path, name: str, data: bytes) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(FormatError):

@@ -34,11 +34,8 @@ def recording(program: Path, chains: list[list[int]]) -> Recording:
     user = int(CallchainContext.USER)
     return Recording(
         samples=Samples.filled(
-            len(chains),
-            time_ns=np.arange(len(chains)),
-            evsel=np.zeros(len(chains)),
-            callchain=np.arange(len(chains)),
-            space=np.zeros(len(chains)),
+            len(chains), time_ns=np.arange(len(chains)), evsel=np.zeros(len(chains)),
+            callchain=np.arange(len(chains)), space=np.zeros(len(chains)),
         ),
         callchains=Ragged.from_lists([[user, *(BASE + at for at in chain)] for chain in chains]),
         evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
@@ -46,7 +43,7 @@ def recording(program: Path, chains: list[list[int]]) -> Recording:
         spaces=Spaces.filled(1, pid=[1]),
         maps=Maps.from_rows([(0, BASE, BASE + 0x10000, 0, 0)]),
         dsos=Dsos.from_rows([(1, 0, CpuMode.USER)]),
-    )
+    )  # fmt: skip
 
 
 def frames(profile: Profile, sample: int = 0) -> list[tuple[str, str, int, int]]:
@@ -149,11 +146,8 @@ def test_text_is_laid_out_as_perfs(program: Path, marks: dict[str, int]) -> None
     ip = BASE + marks["mark_middle"]
     first, second, *_ = out.getvalue().split("\n\n")
     assert first.splitlines()[-4:] == [
-        f"\t{ip:16x} middle",
-        "  program.cc:6 (inlined)",
-        f"\t{ip:16x} outer ({program})",
-        "  program.cc:10",
-    ]
+        f"\t{ip:16x} middle", "  program.cc:6 (inlined)", f"\t{ip:16x} outer ({program})", "  program.cc:10",
+    ]  # fmt: skip
     assert second.splitlines()[-1].startswith("  program[")
     whole = io.StringIO()
     write(profile, whole, TextOptions(choose_fields(["ip,sym,dso,srcline"]), full_source_path=True))

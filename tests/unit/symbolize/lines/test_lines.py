@@ -83,16 +83,11 @@ def chains(found: Lines, addresses: list[int]) -> list[Chain]:
 @pytest.mark.parametrize(
     "options",
     [
-        ("-gdwarf-4",),
-        ("-gdwarf-5",),
-        ("-gdwarf-4", "-no-pie"),
-        ("-gdwarf-5", "-gz=zlib"),
-        ("-shared", "-fPIC"),
-        ("-Wl,--build-id=none",),
-        ("-Wl,-Ttext-segment=0x10000000", "-no-pie"),
+        ("-gdwarf-4",), ("-gdwarf-5",), ("-gdwarf-4", "-no-pie"), ("-gdwarf-5", "-gz=zlib"),
+        ("-shared", "-fPIC"), ("-Wl,--build-id=none",), ("-Wl,-Ttext-segment=0x10000000", "-no-pie"),
     ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_a_program_is_told_where_its_marks_are(tmp_path: Path, options: tuple[str, ...]) -> None:
     program = build(tmp_path, *options)
     marks = addresses_of(program, *EXPECTED)
@@ -171,15 +166,12 @@ class TestWorker:
         with pytest.raises(NoLines, match=re.escape(losses.NO_LINE_READER.text)):
             loaded(program)
 
-    @pytest.mark.parametrize(
-        "fault",
-        [
-            "import os; os.kill(os.getpid(), 11)",
-            "bytearray(1 << 40)",
-            "while True: pass",
-            "raise SystemExit(1)",
-        ],
-    )
+    @pytest.mark.parametrize("fault", [
+        "import os; os.kill(os.getpid(), 11)",
+        "bytearray(1 << 40)",
+        "while True: pass",
+        "raise SystemExit(1)",
+    ])  # fmt: skip
     def test_a_library_that_fails_costs_its_own_process_only(
         self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
     ) -> None:
