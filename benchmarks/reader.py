@@ -45,7 +45,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("ordering", Samples, "reorder"),
     ("comms and spaces", TaskReplay, "attribute"),
     ("merge deferred", load, "merge_deferred"),
-    ("cut garbage", load, "cut_garbage"),
+    ("cut wrong callers", load, "cut_wrong_callers"),
 )
 """Stage → module and name of its function. No stage runs inside another."""
 

@@ -26,7 +26,7 @@
 #if OFFCPU_COPIES
 #define LIBRARIES (1ULL << 30)		/* libraries are mapped this near below mm->mmap_base */
 #define MAPPED (1ULL << 40)		/* and other code, generated at run time, this near */
-#define MOST_COPIED (32ULL << 10)	/* LARGEST in perf_offcpu/collect/events/copies.py */
+#define MOST_COPIED (32ULL << 10)	/* LARGEST_COPY in perf_offcpu/abi/offcpu.py */
 #define PIECE_WORDS 128			/* read at once */
 #define PIECE_BYTES (PIECE_WORDS * sizeof(u64))
 #define SLACK 64			/* what the outermost frame may have beyond the end */

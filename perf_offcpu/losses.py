@@ -183,7 +183,12 @@ OTHER_PAYLOAD = _decode(
 )
 UNMERGED = _decode("unmerged", "samples whose deferred user callchain never came")
 BACKWARDS = _decode("backwards", "counts that were lower than before, left out")
-GARBAGE = _decode("garbage", "words cut off at the root of callchains because they are no code addresses")
+WRONG_CALLERS = _decode(
+    "wrong-callers",
+    "user callchains that ended in wrong addresses, which are left out: code without frame pointers "
+    "(--call-graph cfi needs none)",
+    is_loss=False,
+)
 CALLERS_NOT_COPIED = _decode(
     "callers-not-copied",
     "waits whose stack should be in another sample, and is not: their stacks end where frame pointers do",
@@ -212,7 +217,11 @@ _unwind = partial(LossCause, Stage.UNWIND)
 COPY_EXHAUSTED = _unwind(
     "copy-exhausted",
     "user stacks cut: the copy ends before the stack",
-    "record with --call-graph cfi,BYTES",
+    "record with --call-graph cfi,BYTES (at most 32K)",
+)
+STACK_TOO_DEEP = _unwind(
+    "stack-too-deep",
+    "user stacks cut: their copies are as large as they can be (32K, or up to a page that was never touched)",
 )
 NO_CFI = _unwind("no-cfi", "user stacks cut: code without call frame information and frame pointer")
 OUTSIDE_MAPS = _unwind("outside-maps", "user stacks cut: the caller is outside of every mapping")
@@ -285,6 +294,7 @@ NO_USER_STACK = _samples("no-user-stack", "user stack not recorded")
 NO_KERNEL_STACK = _samples("no-kernel-stack", "kernel stack not recorded")
 NO_DEFERRED_STACK = _samples("no-deferred-stack", "deferred user stack never came")
 STACK_CUT = _samples("stack-cut", "stack cut before its root")
+REPAIRED_IDS = _samples("repaired-ids", "pid and tid were exchanged (perf 6.16 to 7.2), and are put right")
 STILL_BLOCKED = _samples("still-blocked", "still blocked when the recording ended or paused")
 BEGAN_BEFORE = _samples("began-before", "began before the recording")
 

@@ -94,6 +94,8 @@ SYSCALL_UNKNOWN = -2
 UNKNOWN_U32 = 2**32 - 1
 UNKNOWN_U64 = 2**64 - 1
 
+LARGEST_COPY = 32768
+"""Size of the largest copy of a user stack, bytes; MOST_COPIED in bpf/copies.h."""
 REFERENCE_BYTES = 8
 """Size of the copy of the user stack in samples that refer, by `caller`, to the copy of another."""
 

@@ -30,7 +30,7 @@ from perf_offcpu.decode.switches.events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switches.waits import has_switches, with_waits
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
-from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.decode.wait_objects import object_table
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, SampleFlag, Samples
@@ -89,7 +89,7 @@ def load_recording(
     """
     with PerfDataReader.open(path) as reader:
         recording = read_recording(reader, retype=retype, switches=switches, snapshots=snapshots)
-        return cut_garbage(merge_deferred(recording) if merge else recording)
+        return cut_wrong_callers(merge_deferred(recording) if merge else recording)
 
 
 def read_recording(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut garbage at the root of callchains: words that frame-pointer walks took for return addresses.
+"""Cut wrong callers at the root of callchains: words that frame-pointer walks took for return addresses.
 
 Code built without frame pointers keeps other values in the register that a walk follows; after the last real
 frame the walk reads words of the stack, which lie in no mapping of the process. The innermost user frame is
@@ -23,22 +23,22 @@ from perf_offcpu.model.recording import Recording, Samples
 _KERNEL_HALF = np.uint64(1 << 63)
 
 
-def cut_garbage(recording: Recording) -> Recording:
+def cut_wrong_callers(recording: Recording) -> Recording:
     """Return the recording without root-most frames that lie in no mapping of their process.
 
     Processes of which no mapping is known keep all frames, and so do samples with a snapshot: unwinding
-    replaces the walk. Words that are cut are counted once for each different callchain.
+    replaces the walk. Different callchains that are cut are counted.
     """
     samples, chains = recording.samples, recording.callchains
     known = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
     known[recording.maps.space[recording.maps.space >= 0]] = True
     keys = (distinct(keys) for _, _, keys in _keys(samples, known))
-    pairs, shorter, words = _shortened(distinct(np.concatenate([np.empty(0, np.int64), *keys])), recording)
-    if not words:
+    pairs, shorter = _shortened(distinct(np.concatenate([np.empty(0, np.int64), *keys])), recording)
+    if not len(pairs):
         return recording
     unique, ids = unique_rows(Ragged.concat([chains, shorter]))
     counters = Losses(recording.losses)
-    counters.add(losses.GARBAGE, words)
+    counters.add(losses.WRONG_CALLERS, len(pairs))
     return recording.replaced(
         samples=samples.with_columns(
             callchain=_renumbered(samples, known, pairs, ids),
@@ -68,9 +68,9 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
         yield rows, usable, space[usable].astype(np.int64) << 32 | chain[usable].astype(np.int64)
 
 
-def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:
-    """Return (pairs, shorter, words): the keys of callchains that are cut, their rest, words cut in all."""
-    keys, parts, words = [np.empty(0, np.int64)], [Ragged()], 0
+def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
+    """Return (pairs, shorter): the keys of callchains that are cut, and their rest."""
+    keys, parts = [np.empty(0, np.int64)], [Ragged()]
     for at in range(0, len(pairs), _BLOCK):
         block = pairs[at : at + _BLOCK]
         taken = recording.callchains.take(block & 0xFFFFFFFF)
@@ -78,10 +78,9 @@ def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged, int]:
         last_good = np.append(np.maximum.accumulate(np.where(good, np.arange(len(good)), -1)), -1)
         kept: I64 = np.maximum(last_good[taken.offsets[1:] - 1] - taken.offsets[:-1] + 1, 0)
         cut = np.flatnonzero(kept < taken.lengths)
-        words += int((taken.lengths - kept).sum())
         keys.append(block[cut])
         parts.append(taken.take(cut).cut(kept[cut]))
-    return np.concatenate(keys), Ragged.concat(parts), words
+    return np.concatenate(keys), Ragged.concat(parts)
 
 
 def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:

@@ -154,7 +154,7 @@ class StackUnwinder:
         self.unwinder, self.tasks, self.keep, self.done = unwinder, tasks, keep, done
         snapshots, samples, callers = late.release()
         spaces = tasks.attribute(samples).space
-        self._callers, self._of_callers = CallerRows(), unwinder.unwind_all(snapshots, spaces, Losses())
+        self._callers, self._of_callers = CallerRows(), unwinder.unwind_all(snapshots, spaces, 0, Losses())
         """Rows of callers, and their user callchains."""
         self._callers.note(callers, np.arange(len(callers)))
 
@@ -168,7 +168,7 @@ class StackUnwinder:
         snapshot = store.add(batch.chunk, batch.columns, mask, valid, batch.order)
         rows = np.flatnonzero(snapshot >= 0)
         spaces = self.tasks.attribute(batch.samples).space[rows]
-        found = self.unwinder.unwind_all(store.release(), spaces, counters)
+        found = self.unwinder.unwind_all(store.release(), spaces, batch.spec.attr.sample_stack_user, counters)
         of_caller = self._note_callers(batch, snapshot, found)
         others = np.flatnonzero((snapshot < 0) & (of_caller >= 0))
         shared = self._of_callers.take(of_caller[others])

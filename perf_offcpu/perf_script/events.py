@@ -24,7 +24,7 @@ from perf_offcpu.decode.samples import is_offcpu, ranks
 from perf_offcpu.decode.stacks.attach import with_snapshots_of
 from perf_offcpu.decode.tasks.columns import SideRecord, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
-from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, Bool
@@ -57,7 +57,7 @@ def profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) 
         has_copies = any(spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs)
     if has_copies:
         recording = with_snapshots_of(recording, load_recording(path, snapshots=True))
-    recording = cut_garbage(recording)
+    recording = cut_wrong_callers(recording)
     if has_copies:
         recording = unwind(recording, options.search())
     return symbolize(recording, options)

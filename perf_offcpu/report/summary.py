@@ -43,6 +43,7 @@ _CAUSE_OF_FLAG = {
     SampleFlag.NO_KERNEL_STACK: losses.NO_KERNEL_STACK,
     SampleFlag.UNMERGED: losses.NO_DEFERRED_STACK,
     SampleFlag.TRUNCATED: losses.STACK_CUT,
+    SampleFlag.REPAIRED_IDS: losses.REPAIRED_IDS,
     SampleFlag.STILL_BLOCKED: losses.STILL_BLOCKED,
     SampleFlag.BEGAN_BEFORE: losses.BEGAN_BEFORE,
 }

@@ -19,7 +19,7 @@ import numpy as np
 
 from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
 from perf_offcpu.decode.join import JoinOptions, join_by_host
-from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Renumber, distinct
 from perf_offcpu.model.join import PID_STEP, join, renumbered, shifted, to_rows
@@ -54,7 +54,7 @@ def join_profiles(
     profiles, first_cpu = [], 0
     for number, host in enumerate(hosts):
         # Only now, because a deferred callchain may be in the next file of a recording.
-        recording = cut_garbage(merge_deferred(host.recording)) if merge else host.recording
+        recording = cut_wrong_callers(merge_deferred(host.recording)) if merge else host.recording
         is_other = number > 0 and not _is_same_kernel(hosts[0].recording, recording)
         options = dataclasses.replace(symbols, other_kernel=is_other)
         profile = symbolize(deferred_as_samples(recording), options)

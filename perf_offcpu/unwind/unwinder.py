@@ -19,9 +19,10 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
 from perf_offcpu.abi.elf import Machine
+from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.binary.gather import rows_of
 from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
-from perf_offcpu.decode.trim_stacks import cut_garbage
+from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
@@ -41,12 +42,6 @@ BATCH: Final = 1 << 14
 """Stacks that are unwound together, at most."""
 BATCH_WORDS: Final = 1 << 23
 """Words of these stacks together, at most."""
-
-CAUSE_OF_END: Final = {
-    End.EXHAUSTED: losses.COPY_EXHAUSTED,
-    End.NO_CFI: losses.NO_CFI,
-    End.OUTSIDE: losses.OUTSIDE_MAPS,
-}
 
 _FLAG_OF_END: Final = {
     End.EXHAUSTED: SampleFlag.STACK_EXHAUSTED | SampleFlag.TRUNCATED,
@@ -72,7 +67,7 @@ class Unwound:
 
     def is_cut(self) -> Bool:
         """Return bool[n]: the callchain ends before its root."""
-        return np.isin(self.ends, list(CAUSE_OF_END))
+        return np.isin(self.ends, list(_FLAG_OF_END))
 
     @classmethod
     def concat(cls, parts: Sequence[Unwound]) -> Unwound:
@@ -99,20 +94,35 @@ class Unwinder:
         threads = Threads(spaces, values, known, snapshots.read_stacks(rows))
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
-    def unwind_all(self, snapshots: Snapshots, spaces: I32, counters: Losses) -> Unwound:
-        """Unwind all snapshots, batch by batch; count callchains that were cut."""
+    def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
+        """Unwind all snapshots, batch by batch; count callchains that were cut.
+
+        Args:
+            stack_bytes: usual size of a copy (attr.sample_stack_user).
+        """
         parts = []
         for first in range(0, len(snapshots), BATCH):
             rows = np.arange(first, min(first + BATCH, len(snapshots)))
             parts.append(self.unwind(snapshots, rows, spaces[rows]))
         found = Unwound.concat(parts)
-        _count(found, counters)
+        _count(found, snapshots.stack.lengths, np.int64(stack_bytes), counters)
         return found
 
 
-def _count(found: Unwound, counters: Losses) -> None:
-    for end, cause in CAUSE_OF_END.items():
-        counters.add(cause, int((found.ends == end).sum()))
+def _count(found: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
+    """Count callchains that were cut.
+
+    Args:
+        words: length of each copy.
+        stack_bytes: its usual size; a wait whose stack is longer has four times as much.
+    """
+    is_exhausted, size = found.ends == End.EXHAUSTED, 8 * words
+    is_full = (size == stack_bytes) | (size == 4 * stack_bytes)
+    more_would_help = is_full & (size < LARGEST_COPY)
+    counters.add(losses.COPY_EXHAUSTED, int((is_exhausted & more_would_help).sum()))
+    counters.add(losses.STACK_TOO_DEEP, int((is_exhausted & ~more_would_help).sum()))
+    counters.add(losses.NO_CFI, int((found.ends == End.NO_CFI).sum()))
+    counters.add(losses.OUTSIDE_MAPS, int((found.ends == End.OUTSIDE).sum()))
 
 
 def unwind(recording: Recording, search: Search | None = None) -> Recording:
@@ -131,18 +141,20 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
         return recording.replaced(snapshots=Snapshots())
     if recording.meta.arch not in MACHINE_OF_ARCH:
         counters.add(losses.UNKNOWN_MACHINE, len(rows))
-        return cut_garbage(_finished(recording, samples, recording.callchains, counters))
+        return cut_wrong_callers(_finished(recording, samples, recording.callchains, counters))
     unwinder = Unwinder(recording, search or Search())
     chains = ChainTable()
     chains.add(recording.callchains)  # distinct, so they keep their numbers
     kernel = kernel_parts(recording.callchains)
+    stack_bytes = np.array([*(evsel.attr.sample_stack_user for evsel in recording.evsels), 0], np.int64)
     callchain, flags = samples.callchain.copy(), samples.flags.copy()
     # Snapshots are in the order of the file, which samples need not be. Sums share those of their callers.
     pairs = samples.snapshot[rows].astype(np.int64) << 32 | samples.space[rows] & np.int64(2**32 - 1)
     order = np.argsort(pairs, kind="stable")
     rows, pairs = rows[order], pairs[order]
     new = np.append(True, pairs[1:] != pairs[:-1])
-    for part in _batches(recording.snapshots.stack.lengths[pairs >> 32]):
+    words = recording.snapshots.stack.lengths[pairs >> 32]
+    for part in _batches(words):
         is_new = np.append(True, new[part][1:])
         unique = pairs[part][is_new]
         found = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
@@ -151,7 +163,7 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
         some = rows[part]
         callchain[some] = chains.add(join_parts(kernel.take(samples.callchain[some]), found.chains))
         flags[some] = _flags_after(flags[some], found.ends)
-        _count(found, counters)
+        _count(found, words[part], stack_bytes[samples.evsel[some]], counters)
     samples = samples.with_columns(callchain=callchain, flags=flags)
     return _finished(recording, samples, chains.release(), counters)
 

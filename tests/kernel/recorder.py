@@ -109,7 +109,7 @@ def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
         of_others: it has programs of tests that run at the same time; these close descriptors, unmap memory
             and take events for which they wait.
     """
-    left_out = {losses.GARBAGE, losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
+    left_out = {losses.WRONG_CALLERS, losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
     if of_others:
         left_out |= {losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT}
         left_out |= {losses.EVENTS_TAKEN}

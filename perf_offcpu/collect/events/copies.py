@@ -9,14 +9,10 @@ file they are one event with more ids. bpf/copies.h chooses the size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
 
-from perf_offcpu.abi.offcpu import REFERENCE_BYTES
+from perf_offcpu.abi.offcpu import LARGEST_COPY, REFERENCE_BYTES
 from perf_offcpu.collect.events import perf_event
 from perf_offcpu.collect.events.evsels import CpuEvent
-
-LARGEST: Final = 32768
-"""Size of the largest copy, bytes; MOST_COPIED in bpf/copies.h."""
 
 SetOutput = Callable[[int, int, str], None]
 
@@ -26,8 +22,8 @@ def copy_sizes(stack_bytes: int) -> dict[str, int]:
     return {
         "events_bare": REFERENCE_BYTES,
         "events_quarter": max(REFERENCE_BYTES, stack_bytes // 32 * 8),
-        "events_double": min(2 * stack_bytes, LARGEST),
-        "events_fourfold": min(4 * stack_bytes, LARGEST),
+        "events_double": min(2 * stack_bytes, LARGEST_COPY),
+        "events_fourfold": min(4 * stack_bytes, LARGEST_COPY),
     }
 
 

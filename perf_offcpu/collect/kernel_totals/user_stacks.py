@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.kernel.facts import MAX_FRAMES
-from perf_offcpu.collect.events.copies import LARGEST
 
 U64 = NDArray[np.uint64]
 
@@ -95,7 +95,7 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
         copy_bytes: usual size of a copy, 0 for none.
     """
     end, sp = tasks["stack_end"], registers_of(tasks)["sp"]
-    most = min(4 * copy_bytes, LARGEST)
+    most = min(4 * copy_bytes, LARGEST_COPY)
     reach = np.minimum(end - np.minimum(sp, end) + np.uint64(_SLACK), np.uint64(most)).astype(np.int64)
     return np.where(end > sp, reach, copy_bytes)
 

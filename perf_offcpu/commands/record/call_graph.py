@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.errors import UsageError
 from perf_offcpu.structs import frozen
 from perf_offcpu.units import parse_size
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from perf_offcpu.collect.targets import Target
 
 DEFAULT_BYTES: Final = 8192
-MAX_BYTES: Final = 32768
 MIN_BYTES: Final = 256
 _MAX_FILES: Final = 64
 _MAX_PIDS: Final = 16
@@ -66,7 +66,7 @@ def _can_unwind() -> bool:
 
 
 def _stack_bytes(text: str) -> int:
-    size = parse_size("--call-graph cfi,BYTES:", text, least=str(MIN_BYTES), most=str(MAX_BYTES))
+    size = parse_size("--call-graph cfi,BYTES:", text, least=str(MIN_BYTES), most=str(LARGEST_COPY))
     return (size + 7) // 8 * 8  # the kernel takes multiples of 8
 
 

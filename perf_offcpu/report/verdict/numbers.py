@@ -42,6 +42,12 @@ from perf_offcpu.report.verdict.verdict import BlockedThread, Cause, Loss, Preem
 from perf_offcpu.text import printable, thread_label
 
 _SHOWN_BLOCKED = 2
+_ONE_FLAG = {losses.COPY_EXHAUSTED, losses.STACK_TOO_DEEP}
+_FLAG_OF_CAUSE = {
+    **dict.fromkeys(_ONE_FLAG, SampleFlag.STACK_EXHAUSTED),
+    losses.NO_CFI: SampleFlag.NO_CFI,
+    losses.OUTSIDE_MAPS: SampleFlag.OUTSIDE_MAPS,
+}
 _MOST_OF_TIME = 0.95
 """Threads are named that have this part of the time together, the others not: many wait a little."""
 
@@ -90,7 +96,7 @@ def verdict_of(
         still_blocked=blocked,
         longest_blocked=longest,
         goroutines="Go" in {waits.rules[row].program for row in np.unique(waits.rule).tolist() if row >= 0},
-        loss=_loss(counts, int(subject.samples.count.sum()), len(profile.frames)),
+        loss=_loss(counts, profile, subject.samples),
         command=_command(found, int(period.sum()), options),
     )
 
@@ -154,19 +160,46 @@ def _still_blocked(
     return len(group(samples.pid[rows], samples.tid[rows])[0]), longest
 
 
-def _loss(counts: Mapping[LossCause, int], waits: int, frames: int) -> Loss | None:
+def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSamples) -> Loss | None:
     """Return the largest loss: of those that the recorder reports, else of others, else of names."""
     if not counts:
         return None
     names = (Stage.NAMES, Stage.LINES)
     cause = max(counts, key=lambda one: (one.in_last_line, one.stage not in names, counts[one]))
-    count, of, whole = counts[cause], "", 0
+    count, part, whole, of = counts[cause], counts[cause], 0, ""
     if cause.stage in names:
-        of, whole = "addresses", max(frames, counts[cause])
-    elif cause.stage in (Stage.BPF, Stage.UNWIND):
-        of, whole = "waits", waits + (count if cause.stage is Stage.BPF else 0)
-    percent = round(min(100 * count / whole, 100.0), 2) if whole else None
+        whole, of = max(len(profile.frames), count), "addresses"
+    elif cause.stage is Stage.BPF:
+        whole, of = int(waits.count.sum()) + count, "waits"
+    elif cause.stage is Stage.UNWIND:
+        flag = None if counts.keys() >= _ONE_FLAG else _FLAG_OF_CAUSE.get(cause)
+        count, part, whole, of = _cut_stacks(flag, count, profile, waits)
+    percent = round(min(100 * part / whole, 100.0), 2) if whole else None
     return Loss(str(cause), count, percent, of, len(counts))
+
+
+def _cut_stacks(
+    flag: SampleFlag | None, count: int, profile: Profile, waits: ProfileSamples
+) -> tuple[int, int, int, str]:
+    """Return the stacks that unwinding cut, of waits if it cut any of them, else of the event with the most.
+
+    Args:
+        flag: of samples whose stack was cut by one cause; None if no flag is of this cause alone.
+        count: their number in the whole recording.
+
+    Returns:
+        (stacks, what they stand for, the same of all stacks of this kind or 0, name of the kind).
+    """
+    samples = profile.samples
+    if flag is None:
+        return count, 0, 0, ""
+    if (is_cut := waits.has(flag)).any():
+        return int(is_cut.sum()), int(waits.count[is_cut].sum()), int(waits.count.sum()), "waits"
+    number = np.bincount(samples.evsel[samples.has(flag) & (samples.evsel >= 0)])
+    if not len(number):
+        return count, 0, 0, ""
+    event, most = int(number.argmax()), int(number.max())
+    return most, most, int((samples.evsel == event).sum()), f"{profile.evsels[event].name} samples"
 
 
 def _command(causes: Sequence[Cause], whole: int, options: Sequence[tuple[str, str]]) -> str:

@@ -71,9 +71,9 @@ class Loss:
     """The largest loss."""
 
     cause: str
-    count: int
-    percent: float | None  # of the waits, or of the addresses; None where it is of neither
-    of: str  # "waits" or "addresses"; "" for neither
+    count: int  # where stacks were cut: of one kind of sample, of waits if there are any
+    percent: float | None  # of what `of` names
+    of: str  # "waits", "addresses" or "EVENT samples"; "" for none of these
     causes: int  # number of causes of losses
 
 

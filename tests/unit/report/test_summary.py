@@ -89,11 +89,14 @@ def test_stacks() -> None:
 
 
 def test_losses_and_notes() -> None:
-    summary = summarize(mixed().build())
+    builder = mixed()
+    builder.sample("swapped", ["main"], 5, flags=SampleFlag.REPAIRED_IDS)
+    summary = summarize(builder.build())
     assert [(str(cause), count) for cause, count in summary.losses.items()] == [("a lost", 1), ("b lost", 2)]
     assert summary.notes == {
         losses.NO_STACK: 1,
         losses.NO_USER_STACK: 1,
+        losses.REPAIRED_IDS: 1,
         losses.STILL_BLOCKED: 1,
     }
 

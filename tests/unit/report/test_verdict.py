@@ -257,6 +257,22 @@ def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) ->
 
 
 @pytest.mark.parametrize(
+    ("waits", "samples", "count", "share"),
+    [(0, 2, 2, "50 % of the cpu-clock samples"), (1, 2, 1, "33 % of the waits"), (0, 0, 5, "")],
+)
+def test_stacks_that_were_cut_are_compared_with_their_kind(
+    waits: int, samples: int, count: int, share: str
+) -> None:
+    builder, cut = ProfileBuilder(losses={losses.NO_CFI: 5}), SampleFlag.NO_CFI
+    for number in range(4):
+        builder.sample("a", ["f"], MS, event="cpu-clock", flags=cut if number < samples else 0)
+    for number in range(3):
+        builder.sample("a", ["main", *FUTEX], MS, state=1, flags=cut if number < waits else 0)
+    text = f"Lost: {count} {losses.NO_CFI}{share and f' ({share})'}."
+    assert text in sentences(builder)
+
+
+@pytest.mark.parametrize(
     ("comm", "options", "command"),
     [
         ("a", [], "convert --flamegraph --class lock --comm a"),

@@ -12,10 +12,11 @@ import pytest
 from builders.cfi import RBP, RBX, RIP, RSP, USUAL, cie, section, table_of, uleb
 
 from perf_offcpu import losses
+from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.cfi import Cfa, Op
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, SampleFlag, Samples, Spaces
+from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, SampleFlag, Samples, Spaces
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import unwinder as module
@@ -112,11 +113,32 @@ def test_many_stacks_of_different_depth_do_not_mix(monkeypatch: pytest.MonkeyPat
         assert chain == [USER, CODE + PLAIN, *callers, CODE + ROOT + 1]
 
 
-def test_the_end_of_the_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    result, chains = unwound(monkeypatch, recording_of([[0, 0, CODE + PLAIN + 4, 0]], [CODE + PLAIN]))
-    assert chains[0][-2:] == [CODE + PLAIN, CODE + PLAIN + 4]
+@pytest.mark.parametrize(
+    ("words", "stack_bytes", "cause"),
+    [
+        (4, 32, losses.COPY_EXHAUSTED),
+        (4, 8, losses.COPY_EXHAUSTED),  # of a wait: four times as much
+        (4, 8192, losses.STACK_TOO_DEEP),  # the copy ends where the stack does
+        (4096, 32768, losses.STACK_TOO_DEEP),
+        (4096, 8192, losses.STACK_TOO_DEEP),
+    ],
+)
+def test_the_end_of_the_copy_is_said_with_advice_where_more_would_help(
+    words: int, stack_bytes: int, cause: losses.LossCause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = recording_of([([0, 0, CODE + PLAIN + 4] * words)[:words]], [CODE + PLAIN])
+    recording.evsels.append(Evsel("offcpu-time", Attr(sample_stack_user=stack_bytes)))
+    recording.samples.evsel[:] = 0
+    result, chains = unwound(monkeypatch, recording)
+    assert chains[0][-1] == CODE + PLAIN + 4
     assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.STACK_EXHAUSTED]
-    assert result.losses == {losses.COPY_EXHAUSTED: 1}
+    assert result.losses == {cause: 1}
+
+
+def test_frames_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = recording_of([[0, 0, CODE + PLAIN + 4] * 2000], [CODE + PLAIN], chain=())
+    result, (chain,) = unwound(monkeypatch, deep)
+    assert len(chain) == 1 + 1024 and result.samples.has(SampleFlag.TRUNCATED).all()
 
 
 def test_a_return_address_outside_of_every_map_is_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:

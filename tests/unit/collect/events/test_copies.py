@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.maps import MAP_NAMES
-from perf_offcpu.collect.events.copies import LARGEST, copy_sizes
+from perf_offcpu.collect.events.copies import copy_sizes
 from perf_offcpu.resources import bpf_dir
 
 
@@ -24,4 +25,4 @@ def test_sizes_are_multiples_of_a_word_and_bounded(asked: int, expected: list[in
 
 def test_the_largest_copy_is_that_of_the_program() -> None:
     (kilobytes,) = re.findall(r"#define MOST_COPIED \((\d+)ULL << 10\)", (bpf_dir() / "copies.h").read_text())
-    assert int(kilobytes) << 10 == LARGEST
+    assert int(kilobytes) << 10 == LARGEST_COPY
