@@ -78,7 +78,7 @@ VERBS = {
     "evlist": "perf-offcpu script --header-only",
     "buildid-list": "perf-offcpu archive, which packs files by build-id",
     "sched": "perf-offcpu report, which reads recordings of perf sched, too",
-    "trace": "perf-offcpu script -F trace:comm,time,event,trace",
+    "trace": "perf-offcpu script --event offcpu-time -F comm,tid,time,period,syscall,object",
 }
 """Verb of perf → what to use here."""
 

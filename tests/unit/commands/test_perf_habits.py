@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.cli import main
+from perf_offcpu.commands.shared.parsers import VERBS, make_parsers
+from perf_offcpu.commands.shared.perf_habits import VERBS as HABITS
+from perf_offcpu.commands.shared.perf_habits import advice_of
+from perf_offcpu.script.fields import choose_fields
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
@@ -75,3 +80,15 @@ def test_advice(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) ->
 def test_an_unknown_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--nonsense"]) == 129
     assert "unrecognized arguments: --nonsense (see 'perf-offcpu report --help')" in capsys.readouterr().err
+
+
+def test_advice_names_verbs_options_and_fields_that_exist() -> None:
+    parsers = make_parsers(VERBS)[1]
+    options = {option for parser in parsers.values() for option in parser._option_string_actions}
+    texts = [*HABITS.values(), *(text for verb in VERBS for text in advice_of(verb).values())]
+    ours = [re.sub(r"\bperf [a-z]+ --?\w+", "", text) for text in texts]  # options of perf
+    named = {word for text in ours for word in re.findall(r"--[a-z][a-z-]+", text)}
+    assert not named - options - {"--help", "--version"}
+    assert not {verb for text in ours for verb in re.findall(r"perf-offcpu ([a-z]+)", text)} - {*VERBS}
+    fields = [one for text in ours for one in re.findall(r"-F ([\w+,:]+)", text)]
+    assert fields and all(map(choose_fields, [[one] for one in fields]))
