@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from vm import boot, host, kernels, roots, selection, table
+from vm import boot, boots, host, kernels, roots, selection, table
 
 DESCRIPTION = """\
 Run tests of tests/kernel on Debian's kernels, under qemu's software emulation: those that a kernel may change
@@ -21,6 +21,7 @@ EPILOG = f"""\
   scripts/vmtest 6.1 -- tests/kernel/test_record.py -k known
   scripts/vmtest 5.10                         too old: that recording says so in one sentence
   scripts/vmtest 7.2 --run 'perf-offcpu doctor'
+  scripts/vmtest --two-boots 6.12         that the second boot records without compiling, and without bcc
   scripts/vmtest --kept                       one table of the last whole run on each, as it was
 
 KERNEL is the beginning of a version; the newest of Debian's suites that fits is taken. Linux 5.15 is the
@@ -50,6 +51,9 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--list", action="store_true", help="print what is run without --all, and why")
     parser.add_argument(
         "--kept", action="store_true", help="run nothing: print the table of the last whole run on each"
+    )
+    parser.add_argument(
+        "--two-boots", action="store_true", help="boot twice: compiled programs survive (tests/vm/boots.py)"
     )
     parser.add_argument("--root", choices=roots.SUITES, help="use this Debian, not that of the kernel's time")
     parser.add_argument(
@@ -83,6 +87,12 @@ def _run_on(kernel: kernels.Kernel, options: argparse.Namespace, tests: list[str
     return outcome.status == 0
 
 
+def _boot_twice(kernel: kernels.Kernel, options: argparse.Namespace) -> bool:
+    host.say(f"Linux {kernel.release}, two boots")
+    image = roots.image(options.root or roots.suite_of(kernel))
+    return boots.survive(kernel, image, _results(kernel.release), options.timeout)
+
+
 def _table(releases: list[str], part: bool) -> str:
     """Return a table of kept results with a column for each kernel, and the checkout of each below."""
     found = {name.removesuffix("-cloud-amd64"): _results(name, part) for name in releases}
@@ -111,6 +121,8 @@ def main() -> int:
         return 0
     host.check()
     chosen = [kernels.fetch(name) for name in options.kernels]
+    if options.two_boots:
+        return int(not all([_boot_twice(kernel, options) for kernel in chosen]))
     good = [_run_on(kernel, options, tests) for kernel in chosen]
     if not options.run:
         print(_table([kernel.release for kernel in chosen], bool(tests)))

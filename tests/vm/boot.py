@@ -17,6 +17,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,19 @@ class Outcome:
     seconds: float
 
 
-def run_inside(kernel: Kernel, image: Path, command: str, results: Path, timeout_s: float) -> Outcome:
-    """Boot, run the shell command in the project's directory, take /results out, power off."""
+def run_inside(
+    kernel: Kernel,
+    image: Path,
+    command: str,
+    results: Path,
+    timeout_s: float,
+    carried: Mapping[str, Path] | None = None,
+) -> Outcome:
+    """Boot, run the shell command in the project's directory, take /results out, power off.
+
+    Args:
+        carried: directories that are put into the machine, by their names there without the first slash.
+    """
     begin = time.monotonic()
     with locked(f"results/{results.name}"):  # two runs of one kernel would mix their files
         shutil.rmtree(results, ignore_errors=True)
@@ -65,7 +77,7 @@ def run_inside(kernel: Kernel, image: Path, command: str, results: Path, timeout
         (results / "checkout").write_text(checkout())
         with tempfile.TemporaryDirectory(prefix="vmtest.") as name:
             work = Path(name)
-            _pack(work / "in.tar", command)
+            _pack(work / "in.tar", command, carried or {})
             (work / "initrd").write_bytes(_initrd(kernel))
             with (work / "out.tar").open("wb") as out:
                 out.truncate(RESULTS_SIZE)
@@ -97,12 +109,14 @@ def _qemu(kernel: Kernel, image: Path, work: Path, console: Path, timeout_s: flo
         say(f"Linux {kernel.release} was stopped after {timeout_s:.0f} s")
 
 
-def _pack(path: Path, command: str) -> None:
+def _pack(path: Path, command: str, carried: Mapping[str, Path]) -> None:
     with tarfile.open(path, "w") as archive:
         _add(archive, "vmtest-init", (HERE / "guest-init").read_bytes())
         _add(archive, "vmtest-command", command.encode() + b"\n")
         for name in project_files():
             archive.add(CHECKOUT / name, f"{PROJECT[1:]}/{name}")
+        for name, directory in carried.items():
+            archive.add(directory, name)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
