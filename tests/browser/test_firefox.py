@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -17,14 +16,13 @@ from typing import Any
 
 import pytest
 from browser.programs import firefox_profiler
+from builders.converted import converted_bytes
 from builders.profile import Code, ProfileBuilder, kernel
 from builders.program import PATIENCE
 
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.critical_path import critical_path
 from perf_offcpu.causality.path_track import PathTrack, path_track
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 
 Ask = Callable[..., Any]
@@ -70,9 +68,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     if shutil.which("node") is None:
         pytest.skip("no node here (Debian: nodejs)")
     folder = tmp_path_factory.mktemp("ff")
-    out = io.StringIO()
-    FORMATS["firefox"].write(profile(), out, Options(path=path_of_reader()))
-    (folder / "written.json").write_text(out.getvalue(), "utf-8")
+    (folder / "written.json").write_bytes(converted_bytes("firefox", profile(), path=path_of_reader()))
     environment = os.environ | {"PROFILER_CLI_SESSION_DIR": str(folder / "s")}
     program = ["node", str(firefox_profiler())]
 

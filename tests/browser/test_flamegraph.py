@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from browser.webdriver import KEYS, Browser, text
+from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -30,10 +29,9 @@ Show = Callable[..., Path]
 def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
     """Write a profile's flame graph and open it, from a file URL."""
 
-    def opened(profile: Profile, options: Options | None = None) -> Path:
+    def opened(profile: Profile, **options: Any) -> Path:
         page = tmp_path / "flamegraph.html"
-        with page.open("w", encoding="utf-8", newline="\n") as out:
-            FORMATS["flamegraph"].write(profile, out, options)
+        page.write_bytes(converted_bytes("flamegraph", profile, **options))
         browser.resize(1200, 800)
         browser.open(page.as_uri())
         browser.settle()
@@ -147,7 +145,7 @@ def test_tooltip_has_states_and_wakers(browser: Browser, show: Show) -> None:
 def test_compared_red_has_grown_and_blue_has_shrunk(browser: Browser, show: Show) -> None:
     old = ProfileBuilder().sample("a", ["grown"], SECONDS).sample("a", ["shrunk"], 4 * SECONDS).build()
     new = ProfileBuilder().sample("a", ["grown"], 3 * SECONDS).sample("a", ["shrunk"], SECONDS)
-    show(new.sample("a", ["fresh"], SECONDS).build(), Options(diff=old))
+    show(new.sample("a", ["fresh"], SECONDS).build(), diff=old)
     drawn = boxes(browser)
     red, _, blue = colour_at(browser, drawn["grown"], 0.9)
     assert red > blue
@@ -206,7 +204,7 @@ def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
     builder = ProfileBuilder(events={HOSTILE[0]: "ns"}, meta=meta, losses={HOSTILE[1]: 1})
     for name in HOSTILE:
         builder.sample(name, [name, Code(name + " ", HOSTILE[0])], SECONDS, event=HOSTILE[0])
-    show(builder.build(), Options(title=HOSTILE[1]))
+    show(builder.build(), title=HOSTILE[1])
     assert text(browser, "title") == HOSTILE[1] == browser.run("return document.title")
     shown = {box["label"] for box in browser.run("return flamegraph.boxes()")}
     assert {HOSTILE[0], HOSTILE[1], HOSTILE[2], HOSTILE[4], "\\u2028hacked=1\\u2029"} <= shown
@@ -363,6 +361,6 @@ def test_the_legend_says_what_colours_mean(browser: Browser, show: Show) -> None
     assert text(browser, "legend").endswith(
         "running, userrunning, kernelwall clock: a frame shows both shares"
     )
-    show(simple(), Options(diff=simple()))
+    show(simple(), diff=simple())
     assert text(browser, "legend").startswith("grown since then (paler: less)as beforeshrunk")
     assert browser.run("return document.getElementById('colours').hidden") is True

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from browser.webdriver import KEYS, Browser, text
+from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 from builders.program import run
@@ -20,8 +21,6 @@ from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.analysis.select import Selection, select_events, select_samples
 from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.api import load
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Tasks
 from perf_offcpu.report.document import document
@@ -48,10 +47,9 @@ def opened(browser: Browser, page: Path) -> None:
 def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
     """Write the page of a profile and open it, from a file URL."""
 
-    def shown(profile: Profile, options: Options | None = None) -> Path:
+    def shown(profile: Profile, **options: Any) -> Path:
         page = tmp_path / "page.html"
-        with page.open("w", encoding="utf-8", newline="\n") as out:
-            FORMATS["html"].write(profile, out, options)
+        page.write_bytes(converted_bytes("html", profile, **options))
         opened(browser, page)
         return page
 
@@ -516,7 +514,7 @@ def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser,
 
 def test_idle_threads_can_be_left_out(browser: Browser, show: Show) -> None:
     profile = threads()
-    show(profile, Options(idle=frozenset({(100, 102)})))
+    show(profile, idle=frozenset({(100, 102)}))
     tids = "return page.lanes.view.lanes.map((one) => page.rec.data.tracks.tid[one.track])"
     assert browser.run(tids) == [101, 103, 102], "idle ones come last"
     press(browser, "#idle")
@@ -617,7 +615,7 @@ def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
     builder = ProfileBuilder(meta={"hostname": HOSTILE[0], "source": HOSTILE[1]}, losses={HOSTILE[2]: 1})
     for at, name in enumerate(HOSTILE):
         builder.sample(name, [name, kernel(name)], MS, tid=at + 1, time_ns=10**9 + at * MS, waker_path=[name])
-    show(builder.build(), Options(title=HOSTILE[0], sentences=(HOSTILE[1],), selected=("-i", HOSTILE[2])))
+    show(builder.build(), title=HOSTILE[0], sentences=(HOSTILE[1],), selected=("-i", HOSTILE[2]))
     browser.run("page.chooseWait(0)")
     for tab in ("class", "waker", "thread", "stack", "length", "wait"):
         press(browser, f"#tab-{tab}")

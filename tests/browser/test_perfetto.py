@@ -7,7 +7,6 @@ off what is left of a Chrome trace's times below a nanosecond, so they may be 1 
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ import pytest
 from browser.perfetto_ui import TraceProcessor, imported, served
 from browser.programs import perfetto
 from browser.webdriver import Browser
+from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 
@@ -26,8 +26,6 @@ from perf_offcpu.analysis.timeline import Timeline, timeline_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.causality.critical_path import critical_path
 from perf_offcpu.causality.path_track import PathTrack, path_track
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -41,13 +39,6 @@ FILES: dict[str, bytes] = {}
 def address() -> Iterator[str]:
     with served(perfetto(), FILES) as found:
         yield found
-
-
-def written(profile: Profile, name: str, options: Options | None = None) -> bytes:
-    out = io.BytesIO() if FORMATS[name].binary else io.StringIO()
-    FORMATS[name].write(profile, out, options)
-    found = out.getvalue()
-    return found if isinstance(found, bytes) else found.encode()
 
 
 def mixed() -> Profile:
@@ -86,7 +77,7 @@ def waits_of(profile: Profile) -> Counter[tuple[int, int, int]]:
 def test_native_slices_are_the_waits_to_the_nanosecond(browser: Browser, address: str, made: Any) -> None:
     profile = made()
     timeline, wakeups = placed(profile)
-    trace = TraceProcessor(browser, address, written(profile, "perfetto"))
+    trace = TraceProcessor(browser, address, converted_bytes("perfetto", profile))
     found = trace.query(
         "select tid, ts, dur from slice join thread_track on slice.track_id = thread_track.id "
         "join thread using (utid) where category = 'offcpu' and thread_track.name is null"
@@ -120,7 +111,7 @@ def _has(rows: Any, profile: Profile) -> Any:
 @pytest.mark.parametrize("made", PROFILES, ids=["mixed", "large"])
 def test_chrome_trace_in_perfetto(browser: Browser, address: str, made: Any) -> None:
     profile = made()
-    text = written(profile, "chrome-trace")
+    text = converted_bytes("chrome-trace", profile)
     events = Counter((one["ph"], one.get("cat")) for one in json.loads(text)["traceEvents"])
     trace = TraceProcessor(browser, address, text)
     counts = trace.query("select category, count(*) from slice group by category")
@@ -151,7 +142,7 @@ def _names(profile: Profile) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("made", PROFILES, ids=["mixed", "large"])
 def test_chrome_trace_in_chrome_tracing_without_a_warning(browser: Browser, address: str, made: Any) -> None:
     profile = made()
-    text = written(profile, "chrome-trace").decode()
+    text = converted_bytes("chrome-trace", profile).decode()
     events = Counter((one["ph"], one.get("cat")) for one in json.loads(text)["traceEvents"])
     found = imported(browser, address, text)
     assert found["warnings"] == []
@@ -171,7 +162,7 @@ def test_chrome_trace_in_chrome_tracing_without_a_warning(browser: Browser, addr
 
 @pytest.mark.parametrize("name", ["perfetto", "chrome-trace"])
 def test_the_whole_page_shows_the_trace(browser: Browser, address: str, name: str) -> None:
-    FILES["/trace"] = written(mixed(), name)
+    FILES["/trace"] = converted_bytes(name, mixed())
     FILES["/shown.html"] = (
         f'<body><div id="timeline_data_source" style="display:none">{address}/trace</div>'
         '<main id="timeline_main" style="height:100vh"></main>'
@@ -210,7 +201,7 @@ def segments(path: PathTrack) -> list[tuple[str, int, int]]:
 def test_a_critical_path_is_a_track_of_the_native_format(browser: Browser, address: str) -> None:
     profile = mixed()
     path = path_of_reader(profile)
-    trace = TraceProcessor(browser, address, written(profile, "perfetto", Options(path=path)))
+    trace = TraceProcessor(browser, address, converted_bytes("perfetto", profile, path=path))
     found = trace.query(
         "select slice.name, ts, dur, depth, track.name from slice join track on track_id = track.id "
         "where category = 'critical path' order by ts"
@@ -223,7 +214,7 @@ def test_a_critical_path_is_a_track_of_the_native_format(browser: Browser, addre
 def test_a_critical_path_is_a_process_of_a_chrome_trace(browser: Browser, address: str) -> None:
     profile = mixed()
     path = path_of_reader(profile)
-    text = written(profile, "chrome-trace", Options(path=path))
+    text = converted_bytes("chrome-trace", profile, path=path)
     found = imported(browser, address, text.decode())
     assert found["warnings"] == []
     origin = int(path.begin_ns[0])

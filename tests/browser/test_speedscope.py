@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 import time
@@ -16,10 +15,10 @@ import jsonschema
 import pytest
 from browser.programs import speedscope
 from browser.webdriver import Browser
+from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 
 Show = Callable[[Profile, str], None]
@@ -33,10 +32,9 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
     """Write a profile in a format and open it in speedscope, as its own command line does: by a script."""
 
     def opened(profile: Profile, format_: str) -> None:
-        out = io.StringIO()
-        FORMATS[format_].write(profile, out)
-        (tmp_path / f"written.{format_}.json").write_text(out.getvalue(), "utf-8")
-        data = base64.b64encode(out.getvalue().encode()).decode()
+        text = converted_bytes(format_, profile)
+        (tmp_path / f"written.{format_}.json").write_bytes(text)
+        data = base64.b64encode(text).decode()
         script = tmp_path / "load.js"
         script.write_text(f'speedscope.loadFileFromBase64("profile.json", "{data}")')
         browser.open("about:blank")
@@ -105,9 +103,7 @@ def own_times(profile: Profile) -> Counter[str]:
 def test_schema() -> None:
     schema = json.loads((speedscope() / "file-format-schema.json").read_text())
     for profile in (ProfileBuilder().build(), small(), large_profile(2_000, 100)):
-        out = io.StringIO()
-        FORMATS["speedscope"].write(profile, out)
-        jsonschema.validate(json.loads(out.getvalue()), schema)
+        jsonschema.validate(json.loads(converted_bytes("speedscope", profile)), schema)
 
 
 def test_a_hundred_waits(browser: Browser, show: Show) -> None:

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html.parser
 import json
 from typing import Any
+
+from builders.profile import Code, ProfileBuilder
+
+from perf_offcpu.model.profile import Profile
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<!--<script>", "a\u2028b\u2029c",
@@ -39,3 +45,27 @@ class Page(html.parser.HTMLParser):
     def profile(self) -> dict[str, Any]:
         parsed: dict[str, Any] = json.loads(self.texts["script#profile"])
         return parsed
+
+
+def named_profile(name: str) -> Profile:
+    """Return a profile with a name in every place where a recording can put one."""
+    meta = {"hostname": name, "cmdline": (name,), "source": name, "os_release": name, "cpu_desc": name}
+    builder = ProfileBuilder(events={name: "ns"}, losses={name: 1}, meta=meta)
+    return builder.sample(name, [name, Code("", name)], 5, event=name, waker_path=[name]).build()
+
+
+def assert_no_markup(page: Page, harmless: Page) -> None:
+    """Check that a page of hostile names has the elements of a page of harmless ones."""
+    assert page.tags == harmless.tags, "a name became an element"
+    assert not any(key.startswith("on") or key == "style" for key, _ in page.attributes)
+
+
+def assert_no_network(page: Page) -> None:
+    """Check that the policy of a page allows its own script and style by their sums, and nothing else."""
+    (policy,) = (value for key, value in page.attributes if key == "content" and "default-src" in str(value))
+    assert policy is not None and policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    scripts = [text for key, text in page.texts.items() if key == "script#"]
+    for text, directive in ((scripts[0], "script-src"), (page.texts["style#"], "style-src")):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}'" in policy
+    assert not any(key in {"src", "href"} for key, _ in page.attributes)

@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from builders.converted import converted
 from builders.recording import BASE, S, comm, event, write
 from builders.wait_objects import COUNTERS, WAITS, described, thing, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perf_offcpu.abi.wait_objects import TEXTS
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.report.document import document
 from perf_offcpu.report.objects import lock_report
@@ -84,9 +82,7 @@ def test_every_view_takes_any_objects(data: st.DataObject) -> None:
     text = "\n".join([*render(summary, Style()), *lock_report.render(report := _locks(profile), Style())])
     assert "\x1b" not in text
     json.dumps([document(summary), lock_report.document(report)])
-    out = io.StringIO()
-    FORMATS["callgraph"].write(profile, out, Options(objects=True, form="json", min_share=0))
-    edges = json.loads(out.getvalue())["edges"]
+    edges = json.loads(converted("callgraph", profile, objects=True, form="json", min_share=0))["edges"]
     waited = sum(edge["weight"] for edge in edges if edge["what"] == "waited")
     assert waited == int(profile.samples.period[(profile.samples.object >= 0) & profile.is_offcpu()].sum())
 

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections import Counter
 from dataclasses import replace
 
+from builders.converted import converted
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.analysis.select import select_events
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -54,11 +52,8 @@ def some_waits() -> Profile:
 
 def folded(profile: Profile) -> Counter[tuple[str, tuple[str, ...]]]:
     """Return the values by comm and stack, root first, as `convert --folded` prints them."""
-    out = io.StringIO()
-    waits = select_events(profile)
-    FORMATS["folded"].write(waits, out, Options())
     found: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    for line in out.getvalue().splitlines():
+    for line in converted("folded", select_events(profile)).splitlines():
         stack, _, weight = line.rpartition(" ")
         comm, *frames = stack.split(";")
         found[comm, tuple(frames)] += int(weight)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders.converted import converted
 from builders.profile import ProfileBuilder
 from builders.waits import wait
 from hypothesis import given
@@ -18,7 +19,6 @@ from perf_offcpu.cli import main
 from perf_offcpu.convert.flamegraph.page import describe
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -100,12 +100,10 @@ def test_weights_are_those_of_the_waits(waits: list[tuple[int, int, int, int, in
 
 def test_pictures_and_lines_agree(request_: ProfileBuilder) -> None:
     profile = request_.build()
-    options = Options(wakers=True, chains=waker_chains(profile, Options()))
-    document = describe(profile, options)
+    options: dict[str, Any] = {"wakers": True, "chains": waker_chains(profile, Options())}
+    document = describe(profile, Options(**options))
     assert sum(document["layers"][0]["lo"]) == sum(shown(profile).values())
-    out = io.StringIO()
-    FORMATS["flamegraph"].write(profile, out, options)
-    assert "answer_[w]" in out.getvalue()
+    assert "answer_[w]" in converted("flamegraph", profile, **options)
 
 
 @pytest.mark.parametrize("selection", [(), ("--time", "10%-80%"), ("--idle", "hide")])

@@ -8,13 +8,13 @@ import json
 from typing import Any
 
 import pytest
+from builders.converted import converted
+from builders.perfetto import read
 from builders.profile import Code, ProfileBuilder, kernel
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from perf_offcpu.callpaths.names import NameKind
 from perf_offcpu.convert.flamegraph.page import describe
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.script.fields import choose_fields
@@ -41,25 +41,17 @@ def profile() -> Profile:
     return builder.build()
 
 
-def folded(profile: Profile, options: Options) -> list[str]:
-    out = io.StringIO()
-    FORMATS["folded"].write(profile, out, options)
-    return out.getvalue().splitlines()
-
-
 def test_folded_stacks_continue_with_the_waker_upside_down(profile: Profile) -> None:
-    assert folded(profile, Options(waker_stack=True)) == [
+    assert converted("folded", profile, waker_stack=True).splitlines() == [
         "s;main;--;w 1_[w] 50", "s;main;lock;--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1_[w] 1200",
         "s;main;run 60", "s;main;sleep;--;hrtimer_wakeup_[w];[interrupt] 40", "w_1;main 3",
     ]  # fmt: skip
 
 
 def test_labels_by_options(profile: Profile) -> None:
-    shown = Options(waker_stack=True, tid=True, kernel=True, state=True)
-    line = folded(profile, shown)[1]
-    assert line == (
-        "s-100/8;main;lock;[state unknown];--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1-7/7_[w] 1200"
-    )
+    folded = converted("folded", profile, waker_stack=True, tid=True, kernel=True, state=True)
+    waker = "try_to_wake_up_[w];un:lock_[w];main_[w];w 1-7/7_[w]"
+    assert folded.splitlines()[1] == f"s-100/8;main;lock;[state unknown];--;{waker} 1200"
 
 
 def test_wakers_have_kinds_of_their_own_in_the_flame_graph(profile: Profile) -> None:
@@ -71,9 +63,7 @@ def test_wakers_have_kinds_of_their_own_in_the_flame_graph(profile: Profile) -> 
 
 
 def test_waker_stacks_in_the_details_of_chrome_traces(profile: Profile) -> None:
-    out = io.StringIO()
-    FORMATS["chrome-trace"].write(profile, out)
-    events = json.loads(out.getvalue())["traceEvents"]
+    events = json.loads(converted("chrome-trace", profile))["traceEvents"]
     waits = [one["args"] for one in events if one.get("cat") == "offcpu"]
     whole = "main;un:lock;try_to_wake_up"
     assert [one.get("waker stack") for one in waits] == [None, whole, whole, "hrtimer_wakeup", None, None]
@@ -83,25 +73,9 @@ def test_waker_stacks_in_the_details_of_chrome_traces(profile: Profile) -> None:
 
 
 def test_waker_stacks_at_the_marks_and_in_the_details_of_perfetto(profile: Profile) -> None:
-    out = io.BytesIO()
-    FORMATS["perfetto"].write(profile, out)
-    trace = Trace.FromString(out.getvalue())
-    names, stacks, texts = dict[int, str](), dict[int, Any](), dict[int, str]()
-    for packet in trace.packet:
-        names |= {one.iid: one.str.decode() for one in packet.interned_data.function_names}
-        stacks |= {one.iid: one.frame_ids for one in packet.interned_data.callstacks}
-        texts |= {one.iid: one.str.decode() for one in packet.interned_data.debug_annotation_string_values}
-        texts |= {-one.iid: one.name for one in packet.interned_data.debug_annotation_names}
-    events = [one.track_event for one in trace.packet if one.HasField("track_event")]
-    marks = [one for one in events if one.flow_ids]
-    assert [[names[frame] for frame in stacks[one.callstack_iid]] for one in marks] == [
-        ["main", "un;lock", "try_to_wake_up"]
-    ] * 2
-    details = [
-        {texts[-note.name_iid]: texts.get(note.string_value_iid) for note in one.debug_annotations}
-        for one in events
-    ]
-    found = [one["waker stack"] for one in details if "waker stack" in one]
+    slices = read(profile).slices
+    assert [one.stack for one in slices if one.category == "wakeup"] == ["main;un;lock;try_to_wake_up"] * 2
+    found = [one.details["waker stack"] for one in slices if "waker stack" in one.details]
     assert found == ["main;un:lock;try_to_wake_up"] * 2 + ["hrtimer_wakeup"]
 
 

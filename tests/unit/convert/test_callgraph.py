@@ -12,6 +12,7 @@ from typing import Any
 
 import networkx
 import pytest
+from builders.converted import converted
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
@@ -29,9 +30,7 @@ ALL = Options(min_share=0, per_thread=True)
 
 
 def text(profile: Profile, **options: Any) -> str:
-    out = io.StringIO()
-    FORMATS["callgraph"].write(profile, out, Options(**{"min_share": 0, **options}))
-    return out.getvalue()
+    return converted("callgraph", profile, **{"min_share": 0, **options})
 
 
 PATHS = st.lists(

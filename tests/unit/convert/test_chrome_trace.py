@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import defaultdict
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from builders.converted import converted
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu.convert.chrome_trace import SUMS_PID
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -27,9 +26,8 @@ def refuse(constant: str) -> float:
 
 
 def events(profile: Profile) -> list[Event]:
-    out = io.StringIO()
-    FORMATS["chrome-trace"].write(profile, out)
-    parsed = json.loads(out.getvalue(), parse_float=Decimal, parse_constant=refuse)
+    text = converted("chrome-trace", profile)
+    parsed = json.loads(text, parse_float=Decimal, parse_constant=refuse)
     assert parsed.keys() == {"otherData", "traceEvents"}, "spall takes displayTimeUnit for the unit of ts"
     found: list[Event] = parsed["traceEvents"]
     return found
@@ -91,11 +89,6 @@ def test_the_run_queue_lies_within_the_wait(profile: Profile) -> None:
     ]
 
 
-def test_nothing_that_importers_warn_of(profile: Profile) -> None:
-    """Catapult takes `ph:"T"` for a step of an asynchronous event."""
-    assert {one["ph"] for one in events(profile)} <= set("MXisf")
-
-
 def test_an_arrow_from_waker_to_sleeper(profile: Profile) -> None:
     found = events(profile)
     (mark,) = (one for one in found if one.get("cat") == "wakeup" and one["ph"] == "X")
@@ -123,6 +116,8 @@ def test_interrupts_have_no_arrow_but_are_named() -> None:
 
 def test_details_and_names(profile: Profile) -> None:
     found = events(profile)
+    assert weights(found) == sum(profile.samples.period.tolist())
+    assert {one["ph"] for one in found} <= set("MXisf"), "importers warn of others"
     wait = next(one for one in found if one["ph"] == "X" and one["tid"] == 102 and one["cat"] == "offcpu")
     assert wait["args"]["woken by"] == "main (pid 100, tid 100)" and wait["args"]["stack"] == "main;f"
     names = {(one["name"], one["pid"], one["tid"]): one["args"]["name"] for one in found if one["ph"] == "M"}
@@ -130,10 +125,6 @@ def test_details_and_names(profile: Profile) -> None:
     assert names["thread_name", SUMS_PID, SUMS_PID + 3] == "wk (pid 100, tid 102)"
     (moment,) = (one for one in found if one["ph"] == "i")
     assert (moment["name"], moment["args"]) == ("cpu-clock", {"weight": 11, "stack": "main;run"})
-
-
-def test_totals(profile: Profile) -> None:
-    assert weights(events(profile)) == sum(profile.samples.period.tolist())
 
 
 def test_times_are_needed() -> None:

@@ -6,19 +6,17 @@ The columns are those of src/types/profile.ts of https://github.com/firefox-devt
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from builders.converted import converted
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.convert.firefox.shared import breakpad_id
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -46,11 +44,9 @@ REFERS = {
 }
 
 
-def document(profile: Profile, options: Options | None = None) -> Table:
+def document(profile: Profile, **options: Any) -> Table:
     """Return the written profile, its tables checked."""
-    out = io.StringIO()
-    FORMATS["firefox"].write(profile, out, options)
-    parsed: Table = json.loads(out.getvalue(), parse_float=Decimal)
+    parsed: Table = json.loads(converted("firefox", profile, **options), parse_float=Decimal)
     shared = parsed["shared"]
     for name, table in shared.items():
         if name != "stringArray":
@@ -264,5 +260,5 @@ def test_marks_and_hostile_names() -> None:
 
 def test_kernel_and_addresses_are_shown() -> None:
     builder = ProfileBuilder().sample("a", [Code("", "/lib/x.so", 0x42), kernel("f")], 5)
-    parsed = document(builder.build(), Options(addrs=True, kernel=True))
+    parsed = document(builder.build(), addrs=True, kernel=True)
     assert samples(parsed, parsed["threads"][0])[0][1] == "[x.so <42>];f_[k]"

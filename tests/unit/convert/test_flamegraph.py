@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.html_page import HOSTILE, Page
+from builders.converted import converted
+from builders.html_page import HOSTILE, Page, assert_no_markup, assert_no_network, named_profile
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
@@ -19,16 +17,13 @@ from hypothesis import strategies as st
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.convert.flamegraph.page import describe, preorder
 from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 
-def page_of(profile: Profile, options: Options | None = None) -> Page:
-    out = io.StringIO()
-    FORMATS["flamegraph"].write(profile, out, options)
-    return Page(out.getvalue())
+def page_of(profile: Profile, **options: Any) -> Page:
+    return Page(converted("flamegraph", profile, **options))
 
 
 def weights(document: dict[str, Any]) -> int:
@@ -80,7 +75,7 @@ def test_title_and_options() -> None:
     assert describe(profile, Options())["title"] == "CPU samples (cpu-clock)"
     assert describe(profile, Options(title="<Mine>"))["title"] == "<Mine>"
     assert "a-100/7" in describe(profile, Options(tid=True))["names"]["label"]
-    assert page_of(profile, Options(title="</title><b>")).tags.count("b") == 0
+    assert page_of(profile, title="</title><b>").tags.count("b") == 0
 
 
 def test_an_empty_profile_is_a_page() -> None:
@@ -90,35 +85,16 @@ def test_an_empty_profile_is_a_page() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_data(name: str) -> None:
-    """In every place where a recording can put a name."""
-    meta = {"hostname": name, "cmdline": (name,), "source": name, "os_release": name, "cpu_desc": name}
-    hostile = ProfileBuilder(events={name: "ns"}, losses={name: 1}, meta=meta)
-    hostile.sample(name, [name, Code("", name)], 5, event=name)
-    harmless = ProfileBuilder(events={"e": "ns"}).sample("a", ["f"], 5, event="e")
-    page = page_of(hostile.build())
-    assert page.tags == page_of(harmless.build()).tags, "a name became an element"
-    assert not any(key.startswith("on") or key == "style" for key, _ in page.attributes)
+    assert_no_markup(page_of(named_profile(name)), page_of(named_profile("e")))
 
 
 @given(st.text(st.characters(codec=None), max_size=30))
 def test_any_name_is_in_the_page_as_it_is_shown(name: str) -> None:
-    out = io.StringIO()
-    FORMATS["flamegraph"].write(ProfileBuilder().sample("a", ["f", name], 5).build(), out)
-    out.getvalue().encode("utf-8")
-    assert weights(Page(out.getvalue()).profile) == 5
+    assert weights(page_of(ProfileBuilder().sample("a", ["f", name], 5).build()).profile) == 5
 
 
 def test_the_policy_allows_the_two_texts_and_no_network() -> None:
-    page = page_of(ProfileBuilder().sample("a", ["f"], 5).build())
-    policy = dict(page.attributes)["content"] or ""
-    policies = [
-        value for key, value in page.attributes if key == "content" and value and "default-src" in value
-    ]
-    for text, directive in ((page.texts["script#"], "script-src"), (page.texts["style#"], "style-src")):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{directive} 'sha256-{digest}'" in policies[0]
-    assert policies[0].startswith("default-src 'none'; ") and "unsafe" not in policies[0]
-    assert not any(key in {"src", "href"} for key, _ in page.attributes), policy
+    assert_no_network(page_of(ProfileBuilder().sample("a", ["f"], 5).build()))
 
 
 def test_units_that_do_not_add_up_are_refused() -> None:
@@ -181,6 +157,6 @@ def test_states_and_wakers_of_the_tooltip() -> None:
 def test_an_older_profile_is_a_series() -> None:
     old = ProfileBuilder().sample("a", ["main", "f"], 3).sample("a", ["main", "gone"], 4).build()
     new = ProfileBuilder().sample("a", ["main", "f"], 10).build()
-    document = page_of(new, Options(diff=old)).profile
+    document = page_of(new, diff=old).profile
     assert weights(document) == 10 and totals_of(document["before"]) == 7
     assert "gone" in document["names"]["label"] and page_of(new).profile["before"] is None

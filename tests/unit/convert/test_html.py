@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.html_page import HOSTILE, Page
+from builders.converted import converted
+from builders.html_page import HOSTILE, Page, assert_no_markup, assert_no_network, named_profile
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
@@ -21,8 +21,6 @@ from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.convert.html.columns import packed
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -47,10 +45,8 @@ def unpacked(directory: dict[str, dict[str, int]], text: str) -> dict[str, list[
 class Opened:
     """A page's document and columns."""
 
-    def __init__(self, profile: Profile, options: Options | None = None) -> None:
-        out = io.StringIO()
-        FORMATS["html"].write(profile, out, options)
-        self.page = Page(out.getvalue())
+    def __init__(self, profile: Profile, **options: Any) -> None:
+        self.page = Page(converted("html", profile, **options))
         self.document: dict[str, Any] = json.loads(self.page.texts["script#profile"])
         self.columns = unpacked(self.document["columns"], self.page.texts["script#columns"])
 
@@ -144,13 +140,10 @@ def test_times_and_weights_of_many_waits_are_exact() -> None:
 
 
 def test_head() -> None:
-    options = Options(title="Mine", sentences=("Nothing waits.",), selected=("-i", "p.data"))
-    document = Opened(profile(), options).document
-    assert (document["title"], document["sentences"], document["options"]) == (
-        "Mine",
-        ["Nothing waits."],
-        ["-i", "p.data"],
-    )
+    options = {"title": "Mine", "sentences": ("Nothing waits.",), "selected": ("-i", "p.data")}
+    document = Opened(profile(), **options).document
+    assert (document["title"], document["sentences"]) == ("Mine", ["Nothing waits."])
+    assert document["options"] == ["-i", "p.data"]
     assert document["lost"] == [["3", "records lost"]] and ["File", "p.data"] in document["facts"]
 
 
@@ -162,20 +155,9 @@ def test_without_times_there_is_a_page(empty: ProfileBuilder) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_data(name: str) -> None:
-    """In every place where a recording can put a name."""
-    meta = {"hostname": name, "cmdline": (name,), "source": name, "os_release": name, "cpu_desc": name}
-    hostile = ProfileBuilder(events={name: "ns"}, losses={name: 1}, meta=meta)
-    hostile.sample(name, [name, Code("", name)], 5, event=name, waker_path=[name])
-    harmless = ProfileBuilder(events={"e": "ns"}).sample("a", ["f"], 5, event="e")
-    options = Options(title=name, sentences=(name,), selected=("-i", name))
-    opened = Opened(hostile.build(), options)
-    assert opened.page.tags == Opened(harmless.build()).page.tags, "a name became an element"
-    assert not any(key.startswith("on") or key == "style" for key, _ in opened.page.attributes)
+    opened = Opened(named_profile(name), title=name, sentences=(name,), selected=("-i", name))
+    assert_no_markup(opened.page, Opened(named_profile("e")).page)
 
 
 def test_the_policy_allows_no_network() -> None:
-    page = Opened(profile()).page
-    policies = [value or "" for key, value in page.attributes if key == "content"]
-    (policy,) = (value for value in policies if "default-src" in value)
-    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
-    assert not any(key in {"src", "href"} for key, _ in page.attributes)
+    assert_no_network(Opened(profile()).page)

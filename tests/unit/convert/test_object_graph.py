@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 
 import networkx
 import pytest
+from builders.converted import converted
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, SampleFlag, Tasks
 
@@ -44,21 +42,15 @@ def bank() -> Profile:
     return profile
 
 
-def written(profile: Profile, form: str, *, per_thread: bool = False) -> str:
-    out = io.StringIO()
-    options = Options(objects=True, form=form, per_thread=per_thread, min_share=0)
-    FORMATS["callgraph"].write(profile, out, options)
-    return out.getvalue()
+def written(profile: Profile, form: str, *, per_thread: bool = False, min_share: float = 0) -> str:
+    options = {"objects": True, "form": form, "per_thread": per_thread, "min_share": min_share}
+    return converted("callgraph", profile, **options)
 
 
 def edges(profile: Profile, *, per_thread: bool = False) -> set[tuple[str, str, str, int, int]]:
-    graph = networkx.node_link_graph(
-        json.loads(written(profile, "json", per_thread=per_thread)), edges="edges"
-    )
-    return {
-        (one, other, edge["what"], edge["weight"], edge["count"])
-        for one, other, edge in graph.edges(data=True)
-    }
+    text = written(profile, "json", per_thread=per_thread)
+    found = networkx.node_link_graph(json.loads(text), edges="edges").edges(data=True)
+    return {(one, other, edge["what"], edge["weight"], edge["count"]) for one, other, edge in found}
 
 
 LOCK = 'ledger "x" in bank'
@@ -98,9 +90,7 @@ def test_every_form(form: str) -> None:
 
 
 def test_light_edges_are_left_out() -> None:
-    out = io.StringIO()
-    FORMATS["callgraph"].write(bank(), out, Options(objects=True, form="json", min_share=50))
-    found = json.loads(out.getvalue())
+    found = json.loads(written(bank(), "json", min_share=50))
     assert {edge["weight"] for edge in found["edges"]} == {900}
     assert found["graph"]["left_out"] == 4
     assert found["graph"]["total"] == 1050

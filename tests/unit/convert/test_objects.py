@@ -8,9 +8,9 @@ import io
 import json
 from typing import Any
 
+from builders.converted import converted, converted_bytes
 from builders.profile import ProfileBuilder
 
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, Tasks
 from perf_offcpu.script.fields import choose_fields
@@ -36,27 +36,15 @@ def bank() -> Profile:
 HOLDER = "b (pid 10, tid 12)"
 
 
-def converted(name: str) -> bytes:
-    format_ = FORMATS[name]
-    if format_.binary:
-        out = io.BytesIO()
-        format_.write(bank(), out)
-        return out.getvalue()
-    text = io.StringIO()
-    format_.write(bank(), text)
-    return text.getvalue().encode()
-
-
 def test_chrome_trace() -> None:
-    events = [
-        one for one in json.loads(converted("chrome-trace"))["traceEvents"] if one.get("cat") == "offcpu"
-    ]
-    known = [(one["args"].get("object"), one["args"].get("held by")) for one in events]
+    events = json.loads(converted("chrome-trace", bank()))["traceEvents"]
+    waits = [one["args"] for one in events if one.get("cat") == "offcpu"]
+    known = [(one.get("object"), one.get("held by")) for one in waits]
     assert known == [(LOCK, HOLDER), (LOCK, None), ("/tmp/\\x1b[31m <b>", None), (None, None)]
 
 
 def test_firefox() -> None:
-    profile = json.loads(converted("firefox"))
+    profile = json.loads(converted("firefox", bank()))
     strings = profile["shared"]["stringArray"]
     found = [
         tuple(strings[one[key]] if key in one else None for key in ("object", "holder"))
@@ -72,7 +60,7 @@ def test_firefox() -> None:
 
 
 def test_perfetto_and_pprof() -> None:
-    for data in (converted("perfetto"), gzip.decompress(converted("pprof"))):
+    for data in (converted_bytes("perfetto", bank()), gzip.decompress(converted_bytes("pprof", bank()))):
         for text in (LOCK, HOLDER, "object", "held by", "/tmp/\\x1b[31m <b>"):
             assert text.encode() in data, text
         assert b"\x1b[31m" not in data

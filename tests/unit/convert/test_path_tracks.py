@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from decimal import Decimal
 
 import pytest
+from builders.converted import converted
+from builders.perfetto import read
 from builders.profile import ProfileBuilder
 from builders.waits import wait
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from perf_offcpu.analysis.select import Selection
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.critical_path import critical_path
 from perf_offcpu.causality.path_track import PathTrack, path_track
 from perf_offcpu.causality.window import choose_thread
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -47,12 +45,6 @@ def track(profile: Profile) -> PathTrack:
     return path_track(profile, critical_path(profile, timeline, thread, 50, 2000))
 
 
-def text(name: str, profile: Profile, track: PathTrack) -> str:
-    out = io.StringIO()
-    FORMATS[name].write(profile, out, Options(path=track))
-    return out.getvalue()
-
-
 def test_the_track_itself(track: PathTrack) -> None:
     columns = (track.name, track.begin_ns, track.end_ns, track.chain)
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -63,38 +55,13 @@ def test_the_track_itself(track: PathTrack) -> None:
 
 
 def test_perfetto(profile: Profile, track: PathTrack) -> None:
-    out = io.BytesIO()
-    FORMATS["perfetto"].write(profile, out, Options(path=track))
-    trace = Trace.FromString(out.getvalue())
-    texts: dict[tuple[str, int], str] = {}
-    uuid, events = 0, []
-    for packet in trace.packet:
-        for kind in ("event_names", "debug_annotation_names"):
-            texts |= {(kind, one.iid): one.name for one in getattr(packet.interned_data, kind)}
-        for one in packet.interned_data.debug_annotation_string_values:
-            texts["values", one.iid] = one.str.decode()
-        if packet.track_descriptor.name == track.title:
-            uuid = packet.track_descriptor.uuid
-        if packet.HasField("track_event"):
-            events.append((packet.timestamp, packet.track_event))
-    found, open_ = list[Segment](), list[tuple[int, Trace]]()
-    for at, event in sorted(events, key=lambda one: one[0]):  # stable: the order of the file at one time
-        if event.track_uuid != uuid:
-            continue
-        if event.type == event.TYPE_SLICE_BEGIN:
-            assert not open_, "segments lie side by side"
-            open_.append((at, event))
-            continue
-        begin, first = open_.pop()
-        (through,) = first.debug_annotations
-        name = texts["event_names", first.name_iid]
-        found.append((name, begin, at, texts["values", through.string_value_iid]))
-        assert not first.HasField("callstack_weight")
-    assert found == EXPECTED and uuid
+    found = [one for one in read(profile, path=track).slices if one.track == track.title]
+    assert [(one.name, one.begin, one.end, one.details["through"]) for one in found] == EXPECTED
+    assert {(one.depth, one.weight) for one in found} == {(0, None)}, "segments lie side by side"
 
 
 def test_chrome_trace(profile: Profile, track: PathTrack) -> None:
-    parsed = json.loads(text("chrome-trace", profile, track), parse_float=Decimal)
+    parsed = json.loads(converted("chrome-trace", profile, path=track), parse_float=Decimal)
     origin = int(parsed["otherData"]["origin_ns"])
     found = [
         (one["name"], int(one["ts"] * 1000) + origin, one["dur"] * 1000, one["args"]["through"])
@@ -108,7 +75,7 @@ def test_chrome_trace(profile: Profile, track: PathTrack) -> None:
 
 
 def test_firefox(profile: Profile, track: PathTrack) -> None:
-    parsed = json.loads(text("firefox", profile, track), parse_float=Decimal)
+    parsed = json.loads(converted("firefox", profile, path=track), parse_float=Decimal)
     thread = parsed["threads"][-1]
     assert (
         thread["name"] == track.title
@@ -127,6 +94,4 @@ def test_firefox(profile: Profile, track: PathTrack) -> None:
 
 
 def test_without_a_path_nothing_changes(profile: Profile) -> None:
-    out = io.StringIO()
-    FORMATS["firefox"].write(profile, out, Options())
-    assert "ritical path" not in out.getvalue()
+    assert "ritical path" not in converted("firefox", profile)

@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pprof files, read by the field numbers of profile.proto, and by pprof itself."""
+"""pprof files, read with the published messages, and by pprof itself."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import shutil
 import subprocess
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.converted import converted_bytes
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
-from builders.protobuf import read, read_packed
+from builders.push.published import parse
+from builders.push.rules import Profile as PublishedProfile
 
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-
-NAMES = {
-    "sample_type": 1, "sample": 2, "mapping": 3, "location": 4, "function": 5, "string_table": 6,
-    "time_nanos": 9, "duration_nanos": 10, "default_sample_type": 14,
-}  # fmt: skip
 
 
 @dataclass
@@ -38,51 +31,25 @@ class Sample:
 class Read:
     """A file as pprof sees it; `CheckValid` of its profile.go is in the assertions."""
 
-    def __init__(self, profile: Profile, options: Options | None = None) -> None:
-        out = io.BytesIO()
-        FORMATS["pprof"].write(profile, out, options)
-        self.fields: dict[str, list[Any]] = defaultdict(list)
-        by_number = {number: name for name, number in NAMES.items()}
-        for number, value in read(gzip.decompress(out.getvalue())):
-            self.fields[by_number[number]].append(value)
-        self.strings = [text.decode() for text in self.fields["string_table"]]
-        assert self.strings[0] == "" and len(set(self.strings)) == len(self.strings)
-        self.types = [self._pair(one) for one in self.fields["sample_type"]]
-        self.functions = {one[1]: one for one in map(self._message, self.fields["function"])}
-        self.mappings = {one[1]: one for one in map(self._message, self.fields["mapping"])}
-        self.locations: dict[int, Any] = {}
-        for one in self.fields["location"]:
-            self._add_location(read(one))
-        self.samples = [self._sample(read(one)) for one in self.fields["sample"]]
+    def __init__(self, profile: Profile) -> None:
+        self.message = parse(PublishedProfile, gzip.decompress(converted_bytes("pprof", profile)))
+        strings = self.strings = list(self.message.string_table)
+        assert strings[0] == "" and len(set(strings)) == len(strings)
+        self.types = [f"{strings[kind.type]}/{strings[kind.unit]}" for kind in self.message.sample_type]
+        self.functions = {one.id: one for one in self.message.function}
+        self.mappings = {one.id: one for one in self.message.mapping}
+        self.locations: dict[int, tuple[int, list[tuple[str, int]]]] = {}
+        for one in self.message.location:
+            assert one.id > 0 and one.id not in self.locations and one.mapping_id in {0, *self.mappings}
+            lines = [(strings[self.functions[line.function_id].name], line.line) for line in one.line]
+            self.locations[one.id] = one.address, lines
+        self.samples = [self._sample(one) for one in self.message.sample]
 
-    def _message(self, data: bytes) -> dict[int, Any]:
-        return dict(read(data))
-
-    def _pair(self, data: bytes) -> str:
-        one = self._message(data)
-        return f"{self.strings[one[1]]}/{self.strings[one[2]]}"
-
-    def _add_location(self, fields: list[tuple[int, Any]]) -> None:
-        scalars = {number: value for number, value in fields if number != 4}
-        lines = [self._message(value) for number, value in fields if number == 4]
-        assert scalars[1] > 0 and scalars[1] not in self.locations
-        assert scalars.get(2, 0) in {0, *self.mappings}
-        self.locations[scalars[1]] = (
-            scalars.get(3),
-            [(self.strings[self.functions[line[1]][2]], line.get(2, 0)) for line in lines],
-        )
-
-    def _sample(self, fields: list[tuple[int, Any]]) -> Sample:
-        stack = [location for number, value in fields if number == 1 for location in read_packed(value)]
-        values = [value for number, packed in fields if number == 2 for value in read_packed(packed)]
-        assert len(values) == len(self.types)
-        labels = {}
-        for number, value in fields:
-            if number == 3:
-                label = self._message(value)
-                labels[self.strings[label[1]]] = self.strings[label[2]] if 2 in label else label[3]
-        names = [name for location in stack for name, _ in self.locations[location][1]]
-        return Sample(";".join(reversed(names)), dict(zip(self.types, values, strict=True)), labels)
+    def _sample(self, one: Any) -> Sample:
+        assert len(one.value) == len(self.types)
+        names = [name for location in one.location_id for name, _ in self.locations[location][1]]
+        labels = {self.strings[label.key]: self.strings[label.str] or label.num for label in one.label}
+        return Sample(";".join(reversed(names)), dict(zip(self.types, one.value, strict=True)), labels)
 
     def total(self, type_: str) -> int:
         return sum(one.values[type_] for one in self.samples)
@@ -127,10 +94,10 @@ def test_types_values_and_labels() -> None:
 def test_addresses_build_ids_and_times() -> None:
     found = Read(sample_profile())
     assert 0x1234 in {address for address, _ in found.locations.values()}
-    mappings = {found.strings[one[5]]: found.strings[one[6]] for one in found.mappings.values()}
+    mappings = {found.strings[one.filename]: found.strings[one.build_id] for one in found.mappings.values()}
     assert mappings["/lib/libc.so.6"] == "c0ffee"
-    assert found.fields["time_nanos"] == [10**18 + 1_000] and found.fields["duration_nanos"] == [8_000]
-    assert found.strings[found.fields["default_sample_type"][0]] == "off_cpu"
+    assert (found.message.time_nanos, found.message.duration_nanos) == (10**18 + 1_000, 8_000)
+    assert found.strings[found.message.default_sample_type] == "off_cpu"
 
 
 def test_inlined_functions_are_lines_of_one_location() -> None:
@@ -144,7 +111,7 @@ def test_inlined_functions_are_lines_of_one_location() -> None:
     locations = {address: lines for address, lines in found.locations.values() if address}
     assert locations == {0x10: [("main", 3)], 0x20: [("deepest", 11), ("inlined", 9), ("outer", 7)]}
     assert {one.stack for one in found.samples} == {"main", "main;outer;inlined;deepest"}
-    sources = {found.strings[one[2]]: found.strings[one[4]] for one in found.functions.values()}
+    sources = {found.strings[one.name]: found.strings[one.filename] for one in found.functions.values()}
     assert sources["deepest"] == "z.h" and sources["main"] == "x.c"
 
 
@@ -163,17 +130,13 @@ def test_large_totals_are_exact() -> None:
     assert found.total("off_cpu/nanoseconds") == sum(profile.samples.period.tolist())
     assert found.total("off_cpu_events/count") == 50_000
     assert found.total("runqueue/nanoseconds") == sum(profile.samples.runq_ns.tolist())
-
-
-def test_nothing_to_show_is_a_file() -> None:
     assert Read(ProfileBuilder().build()).samples == []
 
 
 @pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
 def test_pprof_itself(tmp_path: Path) -> None:
     path = tmp_path / "x.pb.gz"
-    with path.open("wb") as out:
-        FORMATS["pprof"].write(sample_profile(), out)
+    path.write_bytes(converted_bytes("pprof", sample_profile()))
 
     def pprof(*options: str) -> str:
         command: list[str | Path] = ["go", "tool", "pprof", *options, path]

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encoder of columns, against a plain one and against a reader written from the specification."""
+"""The encoder of columns, against a plain one and against Google's library."""
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
-from builders.protobuf import read
+from builders.push.published import classes, parse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +21,12 @@ from perf_offcpu.convert.encode.protobuf import (
     varints,
 )
 
+TABLE_OF_ROWS = """
+Table: 1 rows Row*
+Row: 3 number uint64, 7 seven string, 8 real double, 200 name string
+"""
+MESSAGES = classes("test", TABLE_OF_ROWS)
+TABLE, ROW = MESSAGES["Table"], MESSAGES["Row"]
 NUMBERS = st.lists(st.integers(0, 2**64 - 1), max_size=20)
 
 
@@ -47,16 +51,16 @@ def test_messages_of_messages(values: list[int], data: st.DataObject) -> None:
         constant(field(7, "seven"), len(values)),
         fixed64(8, column.astype(np.float64)),
     )
-    found = read(messages(1, body).flat())
-    assert len(found) == len(values)
-    for (number, inner), value, there, name in zip(
-        found, values, present.tolist(), pick.tolist(), strict=True
-    ):
-        assert number == 1 and isinstance(inner, bytes)
-        expected: list[tuple[int, int | bytes]] = [(3, value)] if there else []
-        text = [b"", b"x" * 200, "größe".encode()][name]
-        expected += [(200, text), (7, b"seven"), (8, struct.pack("<d", float(value)))]
-        assert read(inner) == expected
+    rows = parse(TABLE, messages(1, body).flat()).rows
+    assert len(rows) == len(values)
+    for row, value, there, name in zip(rows, values, present.tolist(), pick.tolist(), strict=True):
+        text = ["", "x" * 200, "größe"][name]
+        assert (row.number, row.name, row.seven, row.real) == (
+            value if there else 0,
+            text,
+            "seven",
+            float(value),
+        )
 
 
 def test_ranges_of_rows() -> None:
@@ -69,5 +73,5 @@ def test_ranges_of_rows() -> None:
 
 
 def test_negative_numbers_and_bytes_that_are_no_text() -> None:
-    assert read(field(1, -1)) == [(1, 2**64 - 1)]
-    assert read(field(2, "a\udcff")) == [(2, b"a?")]
+    assert parse(ROW, field(3, -1)).number == 2**64 - 1
+    assert parse(ROW, field(7, "a\udcff")).seven == "a?"

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from builders.converted import converted
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.convert.speedscope import NO_PLACE
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 
-def document(profile: Profile, options: Options | None = None) -> dict[str, Any]:
-    out = io.StringIO()
-    FORMATS["speedscope"].write(profile, out, options)
-    parsed: dict[str, Any] = json.loads(out.getvalue())
+def document(profile: Profile, **options: Any) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(converted("speedscope", profile, **options))
     return parsed
 
 
@@ -83,7 +79,7 @@ def test_threads_in_time_with_gaps() -> None:
 
 
 def test_frames_say_their_file_and_options_their_marks() -> None:
-    parsed = document(sample_profile().build(), Options(kernel=True, state=True, title="<Mine>"))
+    parsed = document(sample_profile().build(), kernel=True, state=True, title="<Mine>")
     frames = {frame["name"]: frame.get("file") for frame in parsed["shared"]["frames"]}
     assert frames["read"] == "libc.so.6" and frames["schedule_[k]"] == "[kernel.kallsyms]"
     assert parsed["name"] == "<Mine>"

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 from typing import Any
 
 import networkx
 import pytest
+from builders.converted import converted
 from builders.profile import ProfileBuilder
 from builders.waits import wait
 from hypothesis import given
@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.cascade import cascade_of
 from perf_offcpu.convert.callgraph.waits import components, graph_of
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -41,10 +39,8 @@ def graph(waits: Waits, *, per_thread: bool = False, min_share: float = 0) -> An
 
 
 def text(profile: Profile, **options: Any) -> str:
-    out = io.StringIO()
     cascade = cascade_of(profile, timeline_of(profile))
-    FORMATS["callgraph"].write(profile, out, Options(**{"min_share": 0, "cascade": cascade, **options}))
-    return out.getvalue()
+    return converted("callgraph", profile, **{"min_share": 0, "cascade": cascade, **options})
 
 
 SERVICE: Waits = [
