@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -38,6 +38,8 @@ _STORAGE: Final = frozenset(
 )
 _MAX_PATH: Final = 4096
 _JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
+_SHORT_IDS: Final = (16, 8)
+"""Bytes of build-ids that are no SHA-1: UUID or MD5, and the short hash of lld."""
 _ALLOWANCE_NS: Final = 2 * 10**9
 
 
@@ -140,7 +142,7 @@ def _by_build_id(
     name: str, build_id: bytes, search: Search, pids: Sequence[int], stack: ExitStack
 ) -> ElfImage | None:
     """Open the same object at another path, identified by its build-id; None if there is none."""
-    paths = list(objects_by_build_id(build_id.rstrip(b"\0"), search))
+    paths = [path for unpadded in _unpadded(build_id) for path in objects_by_build_id(unpadded, search)]
     if search.processes and _is_plain(name):
         paths += objects_of_processes(name, pids)
     for path in paths:
@@ -153,6 +155,17 @@ def _by_build_id(
         except Refused:
             continue
     return None
+
+
+def _unpadded(build_id: bytes) -> Iterator[bytes]:
+    """Yield a recorded build-id, and shorter ones if it may be padded: files without the size pad with zeros.
+
+    Zeros at the end may be its own: of one SHA-1 in 256, the last byte is 0.
+    """
+    least = len(build_id.rstrip(b"\0"))
+    for length in dict.fromkeys((len(build_id), *_SHORT_IDS, least)):
+        if least <= length <= len(build_id):
+            yield build_id[:length]
 
 
 def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:

@@ -165,6 +165,20 @@ def test_an_object_is_found_by_its_build_id_alone(built: Built, tmp_path: Path) 
     assert find_object("/gone/program", b"", search).cause is losses.FILE_MISSING
 
 
+@pytest.mark.parametrize("size", [20, 16, 8, 5])
+@pytest.mark.parametrize("last", ["ab", "00"])
+def test_build_ids_may_end_in_a_zero_which_also_pads_them(size: int, last: str, tmp_path: Path) -> None:
+    """One SHA-1 in 256 ends in a zero; records of old perfs pad shorter build-ids to 20 bytes."""
+    build_id, program = bytes.fromhex("01" * (size - 1) + last), tmp_path / "program"
+    (tmp_path / "program.c").write_text(PROGRAM)
+    run("gcc", f"-Wl,--build-id=0x{build_id.hex()}", "-o", program, tmp_path / "program.c")
+    put(program, by_build_id(str(tmp_path), build_id, "/elf"))
+    for recorded in (build_id, build_id.ljust(20, b"\0")):
+        is_ambiguous = size == 5 and last == "00" and recorded != build_id  # a size that nobody uses
+        found = find_object("/gone", recorded, Search(buildid_dir=str(tmp_path)))
+        assert (found.elf is None) == is_ambiguous
+
+
 def test_what_lies_under_a_build_id_must_have_it(built: Built, tmp_path: Path) -> None:
     wrong = bytes(20)
     put(built.whole, by_build_id(str(tmp_path), wrong, "/elf"))
