@@ -18,7 +18,7 @@ import numpy as np
 from perf_offcpu.abi import elf
 from perf_offcpu.binary.fields import S32, U32
 from perf_offcpu.binary.gather import gather
-from perf_offcpu.model.columns import U64, Bool, distinct
+from perf_offcpu.model.columns import U64, Bool, distinct, is_among
 from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.plt import find_stubs, slot_names
@@ -69,27 +69,23 @@ def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
     ends = file_offset_to_vaddr(image.loads, offsets) + np.uint64(1)
     targets, slots = (np.full(len(offsets), NO_ADDRESS) for _ in range(2))
 
-    def lies_in_segment(size: int) -> Bool:
-        begins = file_offset_to_vaddr(image.loads, offsets - np.uint64(size - 1))
-        inside: Bool = (offsets >= np.uint64(size - 1)) & (ends != 0) & (begins + np.uint64(size) == ends)
-        return inside
+    def put(column: U64, size: int, is_call: Bool, addresses: U64) -> None:
+        """Set the addresses of calls of that size, if these lie in one segment."""
+        rows = np.flatnonzero(is_call & (ends != 0) & (offsets >= np.uint64(size - 1)))
+        if len(rows):
+            begins = file_offset_to_vaddr(image.loads, offsets[rows] - np.uint64(size - 1))
+            rows = rows[begins + np.uint64(size) == ends[rows]]
+            column[rows] = addresses[rows]
 
     if image.machine == elf.Machine.X86_64:
         far = gather(text.reshape(-1), last_words, S32).astype(np.int64).astype(np.uint64)
-        rules = (
-            (b"\xe8", targets, ends + far),
-            (b"\xff\x15", slots, ends + far),
-            (b"\xff\x14\x25", slots, far),
-        )
-        for opcode, column, address in rules:
-            size = len(opcode) + 4
-            hit = (text[:, -size:-4] == np.frombuffer(opcode, np.uint8)).all(axis=1) & lies_in_segment(size)
-            column[hit] = address[hit]
+        put(targets, 5, text[:, 2] == 0xE8, ends + far)
+        put(slots, 6, (text[:, 1] == 0xFF) & (text[:, 2] == 0x15), ends + far)
+        put(slots, 7, (text[:, 0] == 0xFF) & (text[:, 1] == 0x14) & (text[:, 2] == 0x25), far)
     elif image.machine == elf.Machine.AARCH64:
         word = gather(text.reshape(-1), last_words, U32).astype(np.int64)
         far = 4 * ((word & 0x3FFFFFF) - ((word & 0x2000000) << 1))
-        hit = (word >> 26 == 0b100101) & lies_in_segment(4)
-        targets[hit] = (ends - np.uint64(4) + far.astype(np.uint64))[hit]
+        put(targets, 4, word >> 26 == 0b100101, ends - np.uint64(4) + far.astype(np.uint64))
     return targets, slots
 
 
@@ -102,7 +98,9 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
     """Return those of some names under which a file exports a function; errors as `calls_at`."""
     longest, found = max(map(len, names), default=0), set[bytes]()
     for symbols, strings in _exports(image) if names else ():
-        for at in symbols.name[symbols.code != 0][:_MAX_EXPORTS].tolist():
+        places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]
+        firsts = np.array(sorted({name[0] for name in names}), np.uint8)
+        for at in places[is_among(np.frombuffer(strings, np.uint8)[places], firsts)].tolist():
             name = strings[at : at + longest + 1].partition(b"\0")[0]
             if name in names:
                 found.add(name)
