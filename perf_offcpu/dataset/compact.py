@@ -30,7 +30,7 @@ from perf_offcpu.dataset.layout import (
     note_of,
     notes,
 )
-from perf_offcpu.dataset.parquet import CHUNK, ROW_GROUP, arrow_schema, open_parquet, writer
+from perf_offcpu.dataset.parquet import CHUNK, ROW_GROUP, arrow_schema, open_parquet, refused, writer
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.store import imported, put
 from perf_offcpu.errors import PerfOffcpuError
@@ -152,18 +152,27 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
         return _Input(name, "", is_sorted=False)
     column = [one.name for one in TABLES[table]].index("host_id")
     statistics = parquet.metadata.row_group(0).column(column).statistics
-    host = statistics.min if statistics else parquet.read_row_group(0, ["host_id"])["host_id"][0].as_py()
+    with refused(name):
+        host = statistics.min if statistics else parquet.read_row_group(0, ["host_id"])["host_id"][0].as_py()
     return _Input(name, str(host), is_sorted=COMPACTED.fullmatch(name) is not None)
 
 
 def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:
-    """Return the row groups of a file; texts are dictionaries."""
+    """Return the row groups of a file with the columns of the table; texts are dictionaries.
+
+    Raises:
+        PerfOffcpuError: it has other columns, or nulls where there are none.
+    """
+    schema = arrow_schema(table, dictionaries=True)
     texts = [column.name for column in TABLES[table] if column.type == "string"]
     path = f"{folder}/{name}"
+    shown = dataset.store.path(path)
     with dataset.store.reader(path) as file:
-        parquet = open_parquet(file, dataset.store.path(path), texts)
+        parquet = open_parquet(file, shown, texts)
         for group in range(parquet.num_row_groups):
-            yield parquet.read_row_group(group, use_threads=False)  # mostly files of a few kilobytes
+            with refused(shown):
+                rows = parquet.read_row_group(group, use_threads=False)  # mostly files of a few kilobytes
+                yield rows.select(schema.names).cast(schema)
 
 
 def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from perf_offcpu.dataset.layout import (
@@ -17,6 +18,9 @@ from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.store import Store, imported, open_store, read_all
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.structs import frozen
+
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
+"""Characters by which query engines take a path for a pattern; agents write none into names."""
 
 
 @frozen
@@ -61,13 +65,20 @@ class Dataset:
         Args:
             table: a key of `schema.TABLES`.
             begin_ns, end_ns: as in `folders`; rows of the first and last hour may lie outside.
+
+        Raises:
+            PerfOffcpuError: a path has a character of patterns: its rows would be read several times.
         """
         assert table in TABLES, table
-        return [
+        paths = [
             self.store.path(f"{folder}/{name}")
             for _, folder in self.folders(table, begin_ns, end_ns)
             for name in self.live(folder)
         ]
+        for path in paths:
+            if found := _PATTERN.search(path):
+                raise PerfOffcpuError(f"{path}: query engines expand the '{found[0]}' in its name: rename it")
+        return paths
 
     def live(self, folder: str) -> list[str]:
         """Return the names of the files of a partition, without files that are in a compacted one."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,11 @@ ROW_GROUP = 1 << 15
 """Rows of a row group. It holds few hosts: a query for one service skips the row groups of others."""
 CHUNK = 1 << 20
 """Number of rows in memory while files are merged."""
+_MOST_VALUES = ROW_GROUP * 1024
+"""Most values of a column in a row group: as many as ROW_GROUP of the deepest stacks have.
+
+A list of millions of equal numbers takes a kilobyte in a file, and as much memory as other lists.
+"""
 _DIFFERENCES = frozenset({"time_ns", "off_ns", "weight_ns", "runq_ns"})
 """Columns of mostly different numbers: their differences are shorter than a dictionary."""
 _STATISTICS = {
@@ -39,10 +45,15 @@ ColumnData = Texts | NDArray[Any] | tuple[NDArray[Any], Bool] | Any
 """Texts; or numbers; or numbers and a mask of unknown ones; or an array of pyarrow."""
 
 
-def arrow_schema(table: str) -> Any:
-    """Return the pyarrow schema of a table."""
+def arrow_schema(table: str, *, dictionaries: bool = False) -> Any:
+    """Return the pyarrow schema of a table.
+
+    Args:
+        dictionaries: texts are dictionaries.
+    """
     pa = imported("pyarrow")
     types = {
+        "string": pa.dictionary(pa.int32(), pa.string()) if dictionaries else pa.string(),
         "list<int64>": pa.list_(pa.field("element", pa.int64(), nullable=False)),
         "map<string,string>": pa.map_(pa.string(), pa.string()),
     }
@@ -130,14 +141,26 @@ def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any
     version = _version_of(found)
     if version != str(VERSION):
         raise PerfOffcpuError(wrong_version(shown, version))
+    for number in range(found.num_row_groups):
+        group = found.metadata.row_group(number)
+        if max((group.column(one).num_values for one in range(group.num_columns)), default=0) > _MOST_VALUES:
+            raise PerfOffcpuError(f"{shown}: a row group has more than {_MOST_VALUES} values in a column")
     return found
 
 
 def _opened(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
-    try:
+    with refused(shown):
         return imported("pyarrow.parquet").ParquetFile(file, read_dictionary=list(dictionaries))
-    except imported("pyarrow").ArrowException as problem:
-        raise PerfOffcpuError(f"{shown}: it is no Parquet file ({str(problem)[:200]})") from None
+
+
+@contextlib.contextmanager
+def refused(shown: str) -> Iterator[None]:
+    """Turn pyarrow's exceptions about a file into one sentence: damage, wrong columns, nulls, other texts."""
+    try:
+        yield
+    except (imported("pyarrow").ArrowException, ValueError, KeyError) as problem:
+        text = " ".join(str(problem).split())[:200]
+        raise PerfOffcpuError(f"{shown}: it is no Parquet file of this table ({text})") from None
 
 
 def _version_of(found: Any) -> str:

@@ -116,14 +116,22 @@ class Engine:
         frame.createOrReplaceTempView(name)
         return self.backend.table(name)
 
-    def run(self, expression: Any) -> dict[str, list[Any]]:
+    def run(self, expression: Any, *, of_rows: bool = True) -> dict[str, list[Any]]:
         """Return the columns of a table expression: name → Python values.
 
+        Args:
+            of_rows: the tables have no nulls in the columns that it reads, so the result has none.
+
         Raises:
-            EngineError: the engine refused.
+            EngineError: the engine refused, or a file has a null where there are none.
         """
         with self.asked():
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
+        for name, column in columns.items():
+            if of_rows and None in column:
+                raise EngineError(
+                    f"{self.name}: {name} is null in a row: perf-offcpu did not write that file"
+                )
         return {name: _exact(column) for name, column in columns.items()}
 
     def sql(self, text: str) -> dict[str, list[Any]]:
@@ -180,10 +188,8 @@ def _first_line(problem: Exception) -> str:
 
 
 def _exact(column: list[Any]) -> list[Any]:
-    """Return a column with decimals, which are whole numbers, as integers; a sum of no rows becomes 0."""
-    if any(isinstance(value, decimal.Decimal) for value in column):
-        return [0 if value is None else int(value) for value in column]
-    return column
+    """Return a column with decimals, which are whole numbers, as integers."""
+    return [int(value) if isinstance(value, decimal.Decimal) else value for value in column]
 
 
 def connect(url: str = DEFAULT) -> Engine:

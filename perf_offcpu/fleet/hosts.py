@@ -19,6 +19,7 @@ from perf_offcpu.structs import frozen
 
 ALWAYS = (-(1 << 63), (1 << 63) - 1)
 """Begin and end of the only span of a host."""
+_MOST_LABELS = 1000
 
 
 @frozen
@@ -139,8 +140,8 @@ def _segments(hosts: Any, selection: Selection) -> Any:
         "hostname",
         "cpus",
         "period_ns",
-        label_names=hosts.labels.keys(),
-        label_values=hosts.labels.values(),
+        label_names=hosts.labels.keys()[:_MOST_LABELS],
+        label_values=hosts.labels.values()[:_MOST_LABELS],
         begin=begin,
         end=end,
     )
@@ -162,7 +163,7 @@ def _folded(segments: Any) -> Any:
 def _rows(tables: Tables, table: Any) -> list[Span]:
     columns = tables.engine.run(table)
     labels = (
-        dict(sorted(zip(names or (), values or (), strict=True)))
+        {name: value or "" for name, value in sorted(zip(names, values, strict=True))}
         for names, values in zip(columns["label_names"], columns["label_values"], strict=True)
     )
     names = ("cpus", "period_ns", "begin", "end", "recorded")

@@ -50,6 +50,8 @@ _STATES = {
     "R": TaskState(0),
 }
 _MOST = 1 << 62
+_MOST_FRAMES = 1024
+"""Largest depth of a stack, as in `unwind.step`."""
 _FEW = 1000
 """Largest number of ids that are written into a query; more are joined as a table."""
 
@@ -115,7 +117,7 @@ def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: String
     hours = sorted({ns // _HOUR for ns, id_ in zip(groups["first_ns"], groups["stack"], strict=True) if id_})
     found = _by_id(tables, "stacks", "stack_id", ["frame_ids"], ids, hours)
     chain_of = dict(zip(found["stack_id"], found["frame_ids"], strict=True))
-    used = sorted({id_ for chain in chain_of.values() for id_ in chain})
+    used = sorted({id_ for chain in chain_of.values() for id_ in chain if id_ is not None})
     columns = ["symbol", "dso", "file", "line", "inlined", "kernel", "address"]
     frames = _by_id(tables, "frames", "frame_id", columns, used, hours)
     row_of = {id_: row for row, id_ in enumerate(frames["frame_id"])}
@@ -155,7 +157,9 @@ def _by_id(
     else:
         wanted = ibis.memtable({"id": ids}, schema=ibis.schema({"id": "int64"}))
         table = table.semi_join(wanted, table[key] == wanted.id)
-    kept = {column: table[column].arbitrary() for column in columns}
+    kept = {column: table[column].arbitrary() for column in columns if column != "frame_ids"}
+    if "frame_ids" in columns:  # a list of millions of equal frames takes a kilobyte in a file
+        kept["frame_ids"] = table.frame_ids[:_MOST_FRAMES].arbitrary()
     return tables.engine.run(
         table.group_by(key).aggregate(**kept).order_by(key)
     )  # the same picture each time

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION
+from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION, Column
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.fleet.engine import Engine, FileGoneError
 from perf_offcpu.structs import mutable
@@ -38,20 +38,34 @@ class Tables:
         """Return a table; one that no recording filled has no rows.
 
         Raises:
-            UsageError: the table is one of another version.
+            UsageError: its columns are others.
             PerfOffcpuError: the engine cannot read it.
         """
         if name not in self.opened:
             with self.engine.asked():
                 found = self._open(name)
-            missing = [column.name for column in TABLES[name] if column.name not in found.columns]
-            if missing:
-                raise UsageError(
-                    f"{self.path}: table {name} has no column '{missing[0]}': the first of its files at "
-                    "least was written by another version or program"
-                )
+            if self.dataset is not None:
+                self._check_columns(name, found.schema())
             self.opened[name] = found
         return self.opened[name]
+
+    def _check_columns(self, name: str, schema: Any) -> None:
+        """Raise UsageError for other columns; engines compare the other files with the first one."""
+        import ibis
+
+        for column in TABLES[name]:
+            wanted, found = ibis.dtype(_ibis_type(column)), schema.get(column.name)
+            if found is not None and (
+                _plain(found) == _plain(wanted) or found.is_integer() and wanted.is_integer()
+            ):
+                continue
+            problem = (
+                f"no column '{column.name}'" if found is None else f"{column.name} of type {_plain(found)}"
+            )
+            raise UsageError(
+                f"{self.path}: table {name} has {problem}: the first of its files at least was written by "
+                "another version or program"
+            )
 
     def check_versions(self, until_ns: int | None = None) -> None:
         """Check the segments up to a time: rows of another version may mean something else.
@@ -90,9 +104,17 @@ class Tables:
     def _empty(self, name: str) -> Any:
         import ibis
 
-        columns = (*TABLES[name], *PARTITIONS)
-        types = {column.name: _IBIS_TYPES.get(column.type, column.type) for column in columns}
+        types = {column.name: _ibis_type(column) for column in (*TABLES[name], *PARTITIONS)}
         return self.engine.empty(ibis.schema(types), name)
+
+
+def _ibis_type(column: Column) -> str:
+    return _IBIS_TYPES.get(column.type, column.type)
+
+
+def _plain(type_: Any) -> str:
+    """Return a type of Ibis as text, without marks of what is never null: engines know that or not."""
+    return str(type_).replace("!", "")
 
 
 def open_tables(path: str, engine: Engine) -> Tables:

@@ -10,7 +10,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from builders.dataset import BEGIN, HOUR, DatasetBuilder, write_part
 from builders.html_page import Page
@@ -309,6 +312,74 @@ def test_a_dataset_without_hosts_does_not_say_1970(
     builder.wait("web1", 1)
     out = run(capsys, "report", builder.write(tmp_path / "dataset"))
     assert "# Recorded: not known: the table hosts is empty\n" in out and "1970" not in out
+
+
+def _nulls(table: Any, name: str, kind: Any = None) -> Any:
+    """Return the table with nothing but nulls in a column, perhaps of another type."""
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, name, pa.array([None] * table.num_rows, kind or table[name].type))
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "change", "sentence"),
+    [
+        ("report", "samples", lambda t: _nulls(t, "weight_ns", pa.string()), "weight_ns of type string"),
+        ("diff", "samples", lambda t: _nulls(t, "weight_ns"), "weight is null in a row"),
+        ("report", "hosts", lambda t: _nulls(t, "labels"), "label_names is null in a row"),
+        ("top", "stacks", lambda t: _nulls(t, "frame_ids", pa.int64()), "frame_ids of type int64"),
+        ("flamegraph -o /dev/null", "stacks", lambda t: _nulls(t, "frame_ids"), "frame_ids is null"),
+        ("compact", "frames", lambda t: t.drop_columns(["kernel"]), "no Parquet file of this table"),
+        ("compact", "frames", None, "no Parquet file of this table"),
+        ("compact", "frames", lambda t: _nulls(t, "line"), "null values"),
+        ("compact", "stacks", lambda t: t, "more than 2 values"),
+    ],
+)
+def test_wrong_content_of_a_file(
+    words: str,
+    file: str,
+    change: Any,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a change, the name of a column is no UTF-8; unchanged stacks are too deep."""
+    builder = DatasetBuilder()
+    for name in ("web1", "web2"):
+        builder.host(name)
+        builder.wait(name, 5, ["f", "f", "f"])
+    builder.write(tmp_path)
+    for path in sorted((tmp_path / file).rglob("*.parquet")):
+        table = pq.read_table(path, partitioning=None)
+        if change is None:
+            path.write_bytes(path.read_bytes().replace(b"inlined", b"\xff" * 7))
+        else:
+            pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), path)
+    if sentence == "more than 2 values":
+        monkeypatch.setattr("perf_offcpu.dataset.parquet._MOST_VALUES", 2)
+    verb, *options = words.split()
+    assert main(["fleet", verb, str(tmp_path), *options]) != 0
+    err = capsys.readouterr().err
+    assert sentence in err and err.count("\n") == 1
+
+
+def test_a_stack_of_too_many_frames_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list of millions of equal frames takes a kilobyte in a file."""
+    builder = DatasetBuilder()
+    builder.host("web1")
+    builder.wait("web1", 5, ["f"] * 3000)
+    (row,) = json.loads(run(capsys, "top", builder.write(tmp_path), "--json"))["rows"]
+    assert len(row["frames"]) == 1024
+
+
+def test_a_name_that_engines_expand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DuckDB counted the rows of the other files twice."""
+    builder = DatasetBuilder()
+    builder.host("web1")
+    builder.wait("web1", 5)
+    write_part(builder.write(tmp_path), "samples", BEGIN // HOUR, [], "*")
+    assert main(["fleet", "sql", str(tmp_path), "SELECT count(*) FROM samples"]) == 1
+    assert "*.parquet: query engines expand the '*' in its name" in capsys.readouterr().err
 
 
 def test_a_damaged_file(tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
