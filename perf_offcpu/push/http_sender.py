@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 from perf_offcpu.push.answers import MOST_BYTES, Answer, error_text, export_answer, retry_after_s, shown
 from perf_offcpu.push.errors import PushError, Refused, RetryLater, ServerRefused
@@ -31,6 +32,36 @@ _NEVER = frozenset({501, 505})
 """Status codes of 5xx for a server that lacks the method or the version of HTTP."""
 _SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
 """Status codes about the address or the credentials, not about the message."""
+
+
+class _HeadReader:
+    """The file of a connection while the head of an answer is read from it.
+
+    http.client takes an end of the connection for the end of the head, and so `HTTP/1.1 200` for success.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.file, self._lines = file, 0
+
+    def readline(self, limit: int = -1) -> bytes:
+        line: bytes = self.file.readline(limit)
+        if not line.endswith(b"\n") and len(line) != limit and (line or self._lines):
+            raise http.client.IncompleteRead(line)
+        self._lines += 1
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose head is complete."""
+
+    def begin(self) -> None:
+        """Read the head."""
+        self.fp: Any = _HeadReader(self.fp)
+        super().begin()
+        self.fp = self.fp and self.fp.file
 
 
 class HttpSender:
@@ -83,8 +114,13 @@ class HttpSender:
     def _connect(self) -> http.client.HTTPConnection:
         target, timeout = self._target, self._options.timeout_s
         if self._context is None:
-            return http.client.HTTPConnection(target.host, target.port, timeout=timeout)
-        return http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=self._context)
+            connection = http.client.HTTPConnection(target.host, target.port, timeout=timeout)
+        else:
+            connection = http.client.HTTPSConnection(
+                target.host, target.port, timeout=timeout, context=self._context
+            )
+        connection.response_class = _Response
+        return connection
 
     def _exchange(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
         expired = threading.Event()

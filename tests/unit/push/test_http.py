@@ -162,10 +162,17 @@ def cut(data: bytes) -> Callable[[socket.socket], None]:
     return behave
 
 
-@pytest.mark.parametrize("data", [
-    b"", b"HTTP/1.1", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", b"SSH-2.0-OpenSSH_9.2\r\n",
-    b"\0" * 9,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        *(b"HTTP/1.1", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1"),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"\0" * 9,
+    ],
+)
 def test_answers_that_break_off(data: bytes) -> None:
     with raw_server(cut(data)) as port:
         assert isinstance(failure("otlp", port), RetryLater)

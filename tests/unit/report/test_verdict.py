@@ -265,9 +265,9 @@ def test_stacks_that_were_cut_are_compared_with_their_kind(
 ) -> None:
     builder, cut = ProfileBuilder(losses={losses.NO_CFI: 5}), SampleFlag.NO_CFI
     for number in range(4):
-        builder.sample("a", ["f"], MS, event="cpu-clock", flags=cut if number < samples else 0)
+        builder.sample("a", ["f"], MS, event="cpu-clock", flags=cut if number < samples else None)
     for number in range(3):
-        builder.sample("a", ["main", *FUTEX], MS, state=1, flags=cut if number < waits else 0)
+        builder.sample("a", ["main", *FUTEX], MS, state=1, flags=cut if number < waits else None)
     text = f"Lost: {count} {losses.NO_CFI}{share and f' ({share})'}."
     assert text in sentences(builder)
 
