@@ -114,7 +114,7 @@ def _page(args: argparse.Namespace) -> int:
     profile = profile_from_args(args)
     profile = fold_interpreters(profile) if args.fold_interpreters else profile
     options = with_head(Options(), args, profile)
-    with open_output(args.html, binary=False) as out:
+    with open_output(args.html, binary=False, inputs=inputs(args)) as out:
         FORMATS["html"].write(select_events(profile, split_list(args.event)), out, options)
     return 0
 

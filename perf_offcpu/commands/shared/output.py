@@ -38,12 +38,15 @@ def check_distinct(inputs: Iterable[str], output: str) -> None:
 
 
 @contextlib.contextmanager
-def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
+def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Iterator[IO[Any]]:
     """Yield a stream for bytes, or for text (UTF-8, `\n`); `-` is standard output.
 
     Text for a name that ends in `.gz` is compressed, always to the same bytes. A file appears under its name,
     or replaces the old one, when the block ends without an exception; until then it is a temporary file next
     to it. A FIFO or device is written directly.
+
+    Args:
+        inputs: recordings that it shows: it may be read only by those who may read each of them.
 
     Raises:
         UsageError: bytes for a terminal, or the name of a directory.
@@ -53,7 +56,7 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
         raise UsageError(f"{path}: is the name of a directory: give that of a file")
     if path.endswith(".gz") and not binary:
         with (
-            open_output(path, binary=True) as raw,
+            open_output(path, binary=True, inputs=inputs) as raw,
             gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as packed,
             io.TextIOWrapper(packed, "utf-8", newline="\n") as out,
         ):
@@ -67,8 +70,17 @@ def open_output(path: str, *, binary: bool) -> Iterator[IO[Any]]:
         except OSError as problem:
             problem.filename = path  # the name that the user knows
             raise
-        with directory, _in_directory(directory, name, path, binary) as out:
+        with directory, _in_directory(directory, name, path, binary, _mode(inputs)) as out:
             yield out
+
+
+def _mode(inputs: Iterable[str]) -> int:
+    """Return the mode of an output, before the umask."""
+    mode = 0o666
+    for path in inputs:
+        with contextlib.suppress(OSError):  # as the standard input has none
+            mode &= os.stat(path).st_mode | 0o600  # direct: asks for the mode
+    return mode
 
 
 def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
@@ -112,7 +124,7 @@ def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
 
 
 @contextlib.contextmanager
-def _in_directory(directory: Directory, name: str, shown: str, binary: bool) -> Iterator[IO[Any]]:
+def _in_directory(directory: Directory, name: str, shown: str, binary: bool, mode: int) -> Iterator[IO[Any]]:
     """Write directly to an existing device or FIFO; else make a file that appears whole."""
     status = directory.status(name)
     if status is not None and stat.S_ISDIR(status.st_mode):
@@ -124,7 +136,7 @@ def _in_directory(directory: Directory, name: str, shown: str, binary: bool) -> 
             yield out
         return
     try:
-        with directory.replacing(name, 0o666) as file, _open(os.dup(file.fileno()), shown, binary) as out:
+        with directory.replacing(name, mode) as file, _open(os.dup(file.fileno()), shown, binary) as out:
             yield out
     except OSError as problem:
         problem.filename = shown  # the name that the user knows

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.output import STDOUT, open_output
+from perf_offcpu.commands.shared.profile import inputs
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import parse_size, parse_time
 
@@ -83,7 +84,11 @@ def _write(
             profile, options = fitted(format_, profile, options, _max_bytes(args))
         if options.note:
             print(f"perf-offcpu convert: {output}: {options.note}", file=sys.stderr)
-    with open_output(output, binary=format_.binary) as out, busy(f"writing {format_.name}"):
+    shown = inputs(args) + ([args.diff] if args.diff else [])
+    with (
+        open_output(output, binary=format_.binary, inputs=shown) as out,
+        busy(f"writing {format_.name}"),
+    ):
         format_.write(profile, out, options)
     if args.output is None or args.split is not None:
         print(f"perf-offcpu convert: wrote {output}", file=sys.stderr)
