@@ -196,12 +196,12 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     (
         ["--switch-output", "true"],
         129,
-        "--switch-output true: not a size (100M), a time (30s, 5m) or signal",
+        "--switch-output true: not a size (512K, 100M, 2G), a length of time (250us, 5ms, 60s, 2h) or signal",
     ),
     (["-F", "999999999", "--", "true"], 129, "-F 999999999: more than the kernel allows"),
-    (["-m", "x", "--", "true"], 129, "-m x: not a number of pages"),
-    (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a number of milliseconds"),
-    (["--duration", "0", "--", "true"], 129, "--duration 0: not a time in seconds, more than 0"),
+    (["-m", "x", "--", "true"], 129, "-m x: not a size (512K, 100M, 2G; a number alone is in pages)"),
+    (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a length of time"),
+    (["--duration", "0", "--", "true"], 129, "--duration 0: at least 1ns"),
 ])  # fmt: skip
 def test_what_cannot_be_is_one_sentence_and_no_file(
     tmp_path: Path,
