@@ -12,9 +12,7 @@ empties the maps, so that the caller can go on emptying the rings.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,9 +38,6 @@ MAP_NAMES = (
     "events_fourfold", "events_quarter", "groups", "new_objects", "polled", "rate", "stacks", "sums",
     "targets",
 )  # fmt: skip
-
-_MOST_OBJECTS = 1 << 14
-"""Objects that are taken at once: several times what the queue holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +195,7 @@ class ProgramMaps:
         for name in keys.dtype.names or ():
             keys[name] = waits[name]
         for key, descriptor in zip(keys, descriptors, strict=True):
-            with contextlib.suppress(RecordingError):  # the kernel has no memory for it
-                self._set("polled", key.tobytes(), descriptor)
+            self._set("polled", key.tobytes(), descriptor)
 
     def take_objects(self) -> NDArray[np.void]:
         """Remove and return the descriptions of objects that are new: rows of `struct offcpu_object`.
@@ -210,8 +204,7 @@ class ProgramMaps:
         """
         dtype = self.header.structs["object"]
         rows = iter(lambda: bpf_syscall.pop(self._fds["new_objects"], dtype.itemsize), None)
-        # Programs that find new objects all the time must not keep the recorder here.
-        return np.frombuffer(b"".join(itertools.islice(rows, _MOST_OBJECTS)), dtype)
+        return np.frombuffer(b"".join(rows), dtype)
 
     def _set(self, name: str, key: bytes, value: int) -> None:
         try:

@@ -142,8 +142,7 @@ def run_iterator(program_fd: int) -> bytes:
     try:
         # direct: a descriptor of the kernel's
         with open(call(Command.ITER_CREATE, uapi.IterCreate(link_fd=link)), "rb", buffering=0) as output:
-            # None: nothing for a million objects (EAGAIN)
-            return b"".join(filter(None, iter(lambda: output.read(_ITERATOR_BYTES), b"")))
+            return b"".join(iter(lambda: output.read(_ITERATOR_BYTES), b""))
     finally:
         os.close(link)
 

@@ -25,10 +25,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
             future.set_exception(problem)
 
     # Thread.start() would wait until the new thread has got a CPU: 184 ms were seen under a flood of forks.
-    try:
-        _thread.start_new_thread(run, ())
-    except RuntimeError:  # other programs have taken all ids of threads
-        run()
+    _thread.start_new_thread(run, ())
     return future
 
 

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from typing import Final
 
 from perf_offcpu.errors import PerfOffcpuError
-from perf_offcpu.files import read_kernel
 
 _DAC_READ_SEARCH: Final = 2
 _SYS_PTRACE: Final = 19
 _SYSLOG: Final = 34
 READING: Final = 1 << _DAC_READ_SEARCH | 1 << _SYS_PTRACE | 1 << _SYSLOG
 """Capabilities to read programs of others, files below /proc/PID/root, and addresses in /proc/kallsyms."""
-_MOST_IDLE_S: Final = 10.0
-_NAP_S: Final = 0.02
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
@@ -40,7 +35,7 @@ def run_with_fewer_rights(work: Callable[[], None]) -> bool:
     with warnings.catch_warnings(action="ignore"):  # Python 3.12, where other threads exist
         pid = os.fork()
     if pid:
-        return _has_succeeded(pid)
+        return os.waitpid(pid, 0)[1] == 0
     status = 1
     try:
         keep_capabilities(READING)
@@ -52,28 +47,6 @@ def run_with_fewer_rights(work: Callable[[], None]) -> bool:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _has_succeeded(pid: int) -> bool:
-    """Wait for a child and return whether it succeeded; one that hangs is left behind.
-
-    A file system that does not answer (FUSE, NFS) lets it wait for ever, and may let no signal end it.
-    """
-    before, seen_s = b"", time.monotonic()
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return status == 0
-        now = read_kernel(f"/proc/{pid}/stat")  # times, faults, states: it changes while a process works
-        if now != before:
-            before, seen_s = now, time.monotonic()
-        elif time.monotonic() > seen_s + _MOST_IDLE_S:
-            os.kill(pid, signal.SIGKILL)
-            print(
-                "perf-offcpu record: a file system does not answer: not all symbols are kept", file=sys.stderr
-            )
-            return False
-        time.sleep(_NAP_S)
 
 
 def keep_capabilities(kept: int) -> None:

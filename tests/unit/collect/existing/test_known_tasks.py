@@ -10,17 +10,15 @@ import tempfile
 import threading
 
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
-from perf_offcpu.collect.existing.proc import KnownTasks
-from perf_offcpu.collect.existing.process import Description, Part, ProcessReader
+from perf_offcpu.collect.existing.proc import KnownTasks, ProcScan
 
 
 def scan(known: KnownTasks | None) -> bytes:
     """Return the records of this process."""
-    known = known or KnownTasks()
-    known.begin()
-    reader = ProcessReader(MappedBuildIds(), True, known.has, lambda device: None)
-    described = Description(*reader.read(os.getpid(), mapped=True))
-    return b"".join(known.whole(Part(*one)).records or b"" for one in described.parts)
+    found = ProcScan({os.getpid()}, MappedBuildIds(), data_maps=True, known=known)
+    if known is not None:
+        known.begin()
+    return b"".join(found._process(os.getpid()))
 
 
 def rename(name: bytes) -> None:
@@ -38,8 +36,7 @@ def test_what_changed_is_read_again() -> None:
     thread.start()
     assert scan(known) == scan(None)
     go.set()
-    while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # join() returns a little earlier
-        thread.join()
+    thread.join()
     assert scan(known) == scan(None)
     with tempfile.NamedTemporaryFile(prefix="mapped-") as file:
         file.write(bytes(mmap.PAGESIZE))
@@ -52,17 +49,15 @@ def test_what_changed_is_read_again() -> None:
 def test_what_is_kept_is_bounded() -> None:
     known, made = KnownTasks(most_bytes=10), list[int]()
 
-    def records(number: int) -> bytes | None:
-        key = "threads", number
-        if is_new := not known.has(key, b"same"):
-            made.append(number)
-        return known.whole(Part(key, b"same", bytes(4) if is_new else None, {})).records
+    def make(number: int) -> bytes:
+        made.append(number)
+        return bytes(4)
 
     for _ in range(2):
         known.begin()
-        assert [records(one) for one in range(4)] == [bytes(4)] * 4
+        assert [known.records(one, "same", lambda one=one: make(one)) for one in range(4)] == [bytes(4)] * 4  # type: ignore[misc]
     assert made == [0, 1, 2, 3, 2, 3], "the first two fit"
     known.begin()
     known.begin()
-    records(0)
-    assert made[-1] == 0, "what a scan does not meet is forgotten"
+    known.records(0, "same", lambda: make(9))
+    assert made[-1] == 9, "what a scan does not meet is forgotten"
