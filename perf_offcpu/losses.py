@@ -137,6 +137,12 @@ THRESHOLD_RAISED = _recorder(
     "threshold-raised", "times that the threshold rose to limit the rate of samples (--max-rate)"
 )
 ODD_KERNEL_TEXT = _recorder("kernel-text", "lines of /proc skipped because they have another form")
+PROCESSES_ODD = _recorder("processes-odd", "processes left out because /proc has another form than expected")
+MAPS_LEFT_OUT = _recorder("maps-left-out", "mappings left out: those of a process have a bound")
+LONG_NAMES = _recorder("long-names", "names of mapped files longer than 4087 bytes, written as //toolong")
+GROUPS_LEFT_OUT = _recorder(
+    "groups-left-out", "control groups left out, with those in them: they are too deep"
+)
 _FULL = "not written because the file took no more (disk full)"
 RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")
 SUMS_UNWRITTEN = _recorder("sums-unwritten", f"sums of short waits {_FULL}")

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.collect.existing.records import synthesized
-from perf_offcpu.errors import TargetError, UsageError
+from perf_offcpu.errors import PerfOffcpuError, TargetError, UsageError
 from perf_offcpu.files import kernel_lines, read_kernel
+from perf_offcpu.losses import Losses
 
 _MOUNTS = "/proc/self/mountinfo"
 _CGROUP_MOUNT = re.compile(
@@ -96,19 +98,31 @@ def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
     return tuple(found)
 
 
-def cgroup_records() -> Iterator[bytes]:
-    """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted."""
+def cgroup_records(skipped: Losses | None = None) -> Iterator[bytes]:
+    """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted.
+
+    Args:
+        skipped: where groups are counted that are too deep: a path has a longest length, and any user with a
+            group of their own can nest further ones.
+    """
     mount = cgroup2_mount(read_kernel(_MOUNTS))
-    if mount is None:
-        return
-    for directory, names, _ in os.walk(mount):  # direct: a hierarchy of the kernel, without links
-        names.sort()
-        path = directory[len(mount) :] or b"/"
+    waiting = [] if mount is None else [mount]
+    while mount is not None and waiting:
+        directory = waiting.pop()
         try:
-            values = {"id": os.stat(directory).st_ino, "path": path}  # direct: a directory of the kernel
+            # direct: a hierarchy of the kernel, without links
+            values = {"id": os.stat(directory).st_ino, "path": directory[len(mount) :] or b"/"}
+            # direct: a hierarchy of the kernel, without links
+            names = [entry.name for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+            record = synthesized(RecordType.CGROUP, 0, values)
         except FileNotFoundError:
             continue
-        yield synthesized(RecordType.CGROUP, 0, values)
+        except (OSError, PerfOffcpuError):
+            if skipped is not None:
+                skipped.add(losses.GROUPS_LEFT_OUT)
+            continue
+        waiting.extend(os.path.join(directory, name) for name in sorted(names, reverse=True))
+        yield record
 
 
 def cgroup2_mount(mountinfo: bytes) -> bytes | None:

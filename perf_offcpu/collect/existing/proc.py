@@ -21,10 +21,16 @@ from perf_offcpu import losses
 from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, build_id_of_memory
 from perf_offcpu.collect.existing.records import mmap2, synthesized
+from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.files import kernel_lines, read_kernel
 from perf_offcpu.losses import Losses
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
+
+_LONGEST_NAME = 4087
+"""Longest name in the kernel's own MMAP2 records, which have //toolong otherwise (perf_event_mmap_event)."""
+_MOST_MAP_BYTES = 4 << 20
+"""Bytes of the records of a process's mappings: some 30 000 mappings with names of ordinary length."""
 
 # Order of the indices in PERF_RECORD_NAMESPACES, include/uapi/linux/perf_event.h
 _NAMESPACES = ("net", "uts", "ipc", "pid", "user", "mnt", "cgroup")
@@ -108,9 +114,13 @@ class ProcScan:
         self._known.begin()
         for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
             try:
-                yield b"".join(self._process(pid))
+                records = b"".join(self._process(pid))
             except _GONE:
                 continue
+            except (OSError, PerfOffcpuError, ValueError, IndexError):  # another user's: no reason to end
+                self.skipped.add(losses.PROCESSES_ODD)
+                continue
+            yield records
 
     def _process(self, pid: int) -> Iterator[bytes]:
         parent, comms = _parent(pid), _comms(pid)
@@ -123,8 +133,14 @@ class ProcScan:
             yield self._known.records(("maps", pid), digest, lambda: self._maps(pid, text))
 
     def _maps(self, pid: int, text: bytes) -> bytes:
-        mappings = filter(self._is_recorded, parse_maps(text, self.skipped))
-        return b"".join(self._mmap(pid, mapping) for mapping in mappings)
+        records, size = list[bytes](), 0
+        for mapping in filter(self._is_recorded, parse_maps(text, self.skipped)):
+            if size > _MOST_MAP_BYTES:
+                self.skipped.add(losses.MAPS_LEFT_OUT)
+                continue
+            records.append(self._mmap(pid, mapping))
+            size += len(records[-1])
+        return b"".join(records)
 
     def _is_recorded(self, mapping: Mapping) -> bool:
         data = self._data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
@@ -133,6 +149,10 @@ class ProcScan:
     def _mmap(self, pid: int, mapping: Mapping) -> bytes:
         build_id = self._build_id(pid, mapping)
         is_anonymous = not mapping.name or mapping.name.startswith(b"/anon_hugepage")
+        name = mapping.name
+        if len(name) > _LONGEST_NAME:
+            name = b"//toolong"
+            self.skipped.add(losses.LONG_NAMES)
         values = {
             "pid": pid,
             "tid": pid,
@@ -145,7 +165,7 @@ class ProcScan:
             "ino_generation": 0,
             "prot": sum(bit for letter, bit in _PROT if letter in mapping.permissions),
             "flags": _MAP_SHARED if b"s" in mapping.permissions else _MAP_PRIVATE,
-            "filename": b"//anon" if is_anonymous else mapping.name,  # as in the kernel's own MMAP2 records
+            "filename": b"//anon" if is_anonymous else name,  # as in the kernel's own MMAP2 records
         }
         misc = 0 if b"x" in mapping.permissions else Misc.MMAP_DATA
         return mmap2(CpuMode.USER, values, build_id, misc)
