@@ -10,7 +10,7 @@ _HEAD = re.compile(
     r"^\s*(?P<comm>.*?)\s+(?:(?P<pid>-?\d+)/)?(?P<tid>-?\d+)\s+(?:\[(?P<cpu>-?\d+)\]\s+)?"
     r"(?P<time>\d+\.\d+|-): +(?:(?P<period>\d+) +)?(?:(?P<event>\S+):|DEFERRED CALLCHAIN) ?(?P<rest>.*)$"
 )
-_FRAME = re.compile(r"^[\t ] *(?P<ip>[0-9a-f]+) (?P<sym>.*?) \((?P<dso>.*)\)$")
+_FRAME = re.compile(r"^[\t ] *(?P<ip>[0-9a-f]+) (?P<sym>.*?(?: \(called\))?) \((?P<dso>.*)\)$")
 """A frame on a line of its own, or after the event if there is only one."""
 
 DEFERRED = "DEFERRED CALLCHAIN"

@@ -79,17 +79,22 @@ def shown(frame: Frame) -> tuple[object, ...]:
 
 
 def is_perfs_mistake(index: int, perf: Frame, own: Frame) -> bool:
-    """A return address at a function's start belongs to the last call of the function before; and perf 6.1
-    does not know which function a PLT entry of libc is for (or takes another, as it passes over entries that
-    a function resolves), nor those of a program's second PLT: objdump and readelf do. Nor can anybody name
-    code of the kernel that came and went meanwhile, outside its text. Functions of a module whose file perf
-    does not find are the kernel's to it. perf 6.12 has no names for the vDSO at times."""
+    """Say whether perf's frame is less than ours: nameless, or the symbol before.
+
+    A return address at a function's start belongs to the last call of the function before. Where a stripped
+    library has no symbol, perf does not look at the call for a name. perf 6.1 does not know which function a
+    PLT entry of libc is for (or takes another, as it passes over entries that a function resolves), nor those
+    of a program's second PLT: objdump and readelf do. Nor can anybody name code of the kernel that came and
+    went meanwhile, outside its text. Functions of a module whose file perf does not find are the kernel's to
+    it. perf 6.12 has no names for the vDSO at times.
+    """
     if (perf.ip, perf.sym, perf.dso) == (own.ip, own.sym, "[kernel.kallsyms]"):
         return own.dso in modules_of(own.sym.partition("+")[0])
     if (perf.sym, perf.dso, own.sym, own.dso) == (UNKNOWN, UNKNOWN, UNKNOWN, "[kernel.kallsyms]"):
         return bool(own.ip >> 63) and own.ip not in kernel_text()
-    if (perf.sym, perf.dso, own.dso) == (UNKNOWN, UNKNOWN, "[bpf]"):
-        return True  # a program of a recorder that was at work beside: its records name it
+    if (perf.sym, perf.dso, own.dso) == (UNKNOWN, UNKNOWN, "[bpf]") or own.sym.endswith(" (called)"):
+        # A program of a recorder that was at work beside: its records name it.
+        return perf.sym == UNKNOWN
     if (perf.sym, perf.dso, own.dso) == (UNKNOWN, "[vdso]", "[vdso]"):
         return (6, 2) <= version() < (7, 0)
     name, stub, _ = own.sym.partition("@plt+")
