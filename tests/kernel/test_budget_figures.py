@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,41 +43,50 @@ def figures(tid: int) -> Figures | None:
     return Figures(int(ran), int(queued))
 
 
-def group(leader: int) -> list[tuple[int, str]]:
-    """Return thread ids and states of the processes of a process group."""
+def session(leader: int) -> list[tuple[int, int, str]]:
+    """Return thread ids, process groups and states of the processes of a session.
+
+    Some of stress-ng's workers leave its process group, and change their names to what is no text.
+    """
     found = []
     for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            state, _, group, of_session, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[2]) == leader:
-            found.append((int(stat.parent.name), fields[0]))
+        if int(of_session) == leader:
+            found.append((int(stat.parent.name), int(group), state))
     return found
 
 
+def signal_all(leader: int, number: int) -> None:
+    for group in {group for _, group, _ in session(leader)}:
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
+
+
 def stop(leader: int) -> dict[int, Figures]:
-    """Stop a process group; return the figures of its threads, which are exact as none runs."""
+    """Stop the processes of a session; return the figures of its threads, which are exact as none runs."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        os.killpg(leader, signal.SIGSTOP)
+        signal_all(leader, signal.SIGSTOP)
         time.sleep(0.05)
-        if all(state in "TZX" for _, state in group(leader)):
+        if all(state in "TZX" for _, _, state in session(leader)):
             break
-    return {tid: found for tid, _ in group(leader) if (found := figures(tid))}
+    return {tid: found for tid, _, _ in session(leader) if (found := figures(tid))}
 
 
 @pytest.fixture(params=MIXES)
 def mix(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A process group of stress-ng at work."""
+    """A session of stress-ng at work."""
     options = MIXES[request.param].split()
     leader = subprocess.Popen(
-        ["stress-ng", "--quiet", "--timeout", "60", *options], process_group=0, stdout=subprocess.DEVNULL
+        ["stress-ng", "--quiet", "--timeout", "60", *options], start_new_session=True, stdout=subprocess.DEVNULL
     )
     time.sleep(0.5)
     yield leader.pid
     for number in (signal.SIGCONT, signal.SIGKILL):
-        os.killpg(leader.pid, number)
+        signal_all(leader.pid, number)
     leader.wait()
 
 
@@ -105,7 +115,7 @@ def test_budgets_agree_with_schedstat_of_living_threads(mix: int, tmp_path: Path
         assert recorder.poll() is None
     time.sleep(0.3)
     before = stop(mix)
-    os.killpg(mix, signal.SIGCONT)
+    signal_all(mix, signal.SIGCONT)
     time.sleep(1)
     after = stop(mix)
     recorder.communicate(timeout=60)
