@@ -80,9 +80,8 @@ def stop(leader: int) -> dict[int, Figures]:
 def mix(request: pytest.FixtureRequest) -> Iterator[int]:
     """A session of stress-ng at work."""
     options = MIXES[request.param].split()
-    leader = subprocess.Popen(
-        ["stress-ng", "--quiet", "--timeout", "60", *options], start_new_session=True, stdout=subprocess.DEVNULL
-    )
+    command = ["stress-ng", "--quiet", "--timeout", "60", *options]
+    leader = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     time.sleep(0.5)
     yield leader.pid
     for number in (signal.SIGCONT, signal.SIGKILL):
