@@ -19,12 +19,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.commands.shared.parsers import PROGRAM, VERBS, load_verb, make_parsers, spelled_like
-from perf_offcpu.commands.shared.perf_habits import VERBS as HABITS
 from perf_offcpu.commands.shared.streams import replace_closed_streams
 from perf_offcpu.environment import ignore_variables_of_others
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
-_WITHOUT_NUMPY = frozenset({"doctor", "scripts", "completion"})
+_WITHOUT_NUMPY = frozenset({"doctor", "completion"})
 _PACKAGES = ("numpy", "pyelftools", "zstandard", "multi-demangle")
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 EXIT_USAGE = UsageError.exit_status
@@ -106,10 +105,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 
 def _run(options: list[str], verb: str | None, words: list[str]) -> int:
     if verb is not None and verb not in VERBS:
-        instead = (
-            f"use {HABITS[verb]}" if verb in HABITS else f"{spelled_like(verb, VERBS)}see '{PROGRAM} --help'"
-        )
-        raise UsageError(f"'{verb}' is not a verb of {PROGRAM} ({instead})")
+        instead = spelled_like(verb, VERBS)
+        raise UsageError(f"'{verb}' is not a verb of {PROGRAM} ({instead}see '{PROGRAM} --help')")
     parser, verbs = make_parsers(VERBS if verb is None else (verb,))
     chosen = parser.parse_args(options)
     if chosen.version:

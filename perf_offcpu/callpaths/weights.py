@@ -21,10 +21,8 @@ def events_of(profile: Profile) -> list[Evsel]:
     return [profile.evsels[row] for row in distinct(profile.samples.evsel).tolist() if row >= 0]
 
 
-def title_of(profile: Profile, title: str = "", note: str = "") -> str:
-    """Return a title, by default kind of samples, events, machine and command, with a note; printable."""
-    if note:
-        return f"{title_of(profile, title)} ({printable(note)})"
+def title_of(profile: Profile, title: str = "") -> str:
+    """Return a title, by default kind of samples, events, machine and command; printable."""
     if title:
         return printable(title)
     off = profile.is_offcpu()

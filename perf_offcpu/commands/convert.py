@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
 from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality.critical import critical_path_from_args
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
-from perf_offcpu.commands.shared.output import STDOUT, check_distinct
+from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.page import with_head
 from perf_offcpu.commands.shared.parquet import write_dataset
 from perf_offcpu.commands.shared.profile import (
@@ -26,7 +27,6 @@ from perf_offcpu.commands.shared.profile import (
     selection_from_args,
     split_list,
 )
-from perf_offcpu.commands.shared.sized import check_sizes, write_sized
 from perf_offcpu.convert.options import MIN_SHARE, Options
 from perf_offcpu.convert.registry import FORMATS, Format
 from perf_offcpu.errors import UsageError
@@ -68,8 +68,6 @@ _OUTPUT = f"""
 --kernel: mark kernel functions with _[k]
 --addrs: show addresses without a symbol
 --title TITLE: title of the picture
---max-size SIZE: formats with a time axis: sum the shortest waits until the file has at most this size (400M)
---split TIME: formats with a time axis: a file for each such length of time (10s): OUT.001, OUT.002, …
 --all-events: off-CPU and on-CPU time together: a CPU sample weighs its sampling interval
 --diff OLD: compare with an older recording: folded, flamegraph, callgraph
 --wakers: callgraph: wake-ups between threads; folded, flamegraph: append the waker of each wait, with its
@@ -220,7 +218,6 @@ def convert(
     """
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
-    check_sizes(args, format_)
     if args.diff is not None and "diff" not in format_.options:
         raise UsageError(f"--diff: --{format_.name} does not compare recordings")
     first = "stdin" if inputs(args)[0] == STDOUT else inputs(args)[0].rstrip("/")
@@ -242,8 +239,29 @@ def convert(
         with busy("reading"):
             before = profile_from_args(old)
         options = replace(options, diff=_chosen(old, before))
-    write_sized(args, format_, profile, options, output)
+    shown = inputs(args) + ([args.diff] if args.diff else [])
+    with (
+        open_output(output, binary=format_.binary, inputs=shown) as out,
+        busy(f"writing {format_.name}"),
+    ):
+        format_.write(profile, out, options)
+    if args.output is None:
+        print(f"perf-offcpu convert: wrote {output}", file=sys.stderr)
+    _warn(format_, output)
     return 0
+
+
+def _warn(format_: Format, output: str) -> None:
+    """Warn of a file that is too large for the viewers of its format."""
+    # direct: asks for the size that is shown
+    size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
+    if size > most > 0:
+        other = "" if format_.name == "perfetto" else ", or use --perfetto"
+        print(
+            f"perf-offcpu convert: {output} has {size >> 20} MB, more than the {most >> 20} MB that viewers "
+            f"open: select a part with --time, or long waits with --min-dur{other}",
+            file=sys.stderr,
+        )
 
 
 def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:

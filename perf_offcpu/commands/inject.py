@@ -9,7 +9,6 @@ import sys
 from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership, note_cut
 from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
-from perf_offcpu.commands.shared.perf_habits import advice_of
 from perf_offcpu.errors import UsageError
 
 _EPILOG = """\
@@ -45,7 +44,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "and period (ns), deferred callchains merged, compression undone and attrs as perf 6.1 knows them. "
         "Everything else is copied.",
         epilog=_EPILOG,
-        advice=advice_of("inject"),
     )
     add_one_input(parser)
     add_options(parser, _OPTIONS, output={"default": STDOUT})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import STDOUT, open_output
-from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
+from perf_offcpu.commands.shared.parsers import accept_without_effect
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
     profile_from_args,
@@ -52,7 +52,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Print the samples of a recording by time, as perf script does; a wait belongs to the "
         "thread that slept. Sums of waits have no time: they show - and come last.",
         epilog=f"{_describe_fields()}\n{EXAMPLES}",
-        advice=advice_of("script"),
         dashed_values={"-F": "--fields", "--fields": "--fields"},
     )
     accept_without_effect(parser, "script")

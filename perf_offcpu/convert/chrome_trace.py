@@ -57,7 +57,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     writer = _Writer(profile, options)
     facts = {
         "producer": f"perf-offcpu {version()}",
-        "title": title_of(profile, note=options.note),
+        "title": title_of(profile),
         "weights": unit or "events",
         "origin_ns": str(writer.timeline.origin_ns),
     }

@@ -32,7 +32,6 @@ class Options(PathOptions):
     min_share: float = MIN_SHARE  # leave out rows below this percentage of the total
     diff: Profile | None = None  # an older profile to compare with, its events selected alike
     title: str = ""  # title of a picture; "" is one made of what it shows
-    note: str = ""  # what was summed so that the file fits; formats with a time axis write it
     idle: frozenset[tuple[int, int]] = frozenset()  # (pid, tid) of threads that merely wait for work
     sentences: tuple[str, ...] = ()  # the verdict, for the head of a page
     selected: tuple[str, ...] = ()  # words of the command line that select the samples, input included

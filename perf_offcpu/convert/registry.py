@@ -64,7 +64,6 @@ class Format:
 _FRAMES = frozenset({"addrs", "kernel", "state"})
 _NO_STATE = _FRAMES - {"state"}
 _TITLED = _FRAMES | {"title"}
-_IN_TIME = _TITLED | {"note"}
 _FOLDED = _FRAMES | {"pid", "tid", "unit", "diff", "waker_stack", "wakers", "chains"}
 _PICTURE = frozenset({"pid", "tid", "addrs", "state", "title", "diff", "waker_stack", "wakers", "chains"})
 _V8_STRING = 2**29 - 24
@@ -74,7 +73,7 @@ _FIREFOX, _PERFETTO = 500 * 10**6, 2**31
 """Bytes that profiler.firefox.com and ui.perfetto.dev, in 32-bit WebAssembly, open."""
 
 _json = partial(Format, most_bytes=_V8_STRING)
-_timed = partial(Format, options=_NO_STATE | {"path", "note"}, needs_times=True)
+_timed = partial(Format, options=_NO_STATE | {"path"}, needs_times=True)
 _timed_json = partial(_timed, most_bytes=_V8_STRING)
 _ROWS = (
     Format(
@@ -82,12 +81,12 @@ _ROWS = (
         "html.page",
         ".report.html",
         "threads in time, flame graph and tables of any part, one HTML file",
-        frozenset({"title", "sentences", "note", "path"}),
+        frozenset({"title", "sentences", "path"}),
         most_bytes=_V8_STRING,
     ),
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),
     Format("flamegraph", "flamegraph.page", ".html", "interactive flame graph, one HTML file", _PICTURE),
-    _json("speedscope", "speedscope", ".speedscope.json", "speedscope.app: each thread in time", _IN_TIME),
+    _json("speedscope", "speedscope", ".speedscope.json", "speedscope.app: each thread in time", _TITLED),
     _timed_json(
         "chrome-trace", "chrome_trace", ".trace.json", "Trace Event JSON: Perfetto, chrome://tracing"
     ),

@@ -59,7 +59,7 @@ class _Writer:
         profile = self.profile
         head = {
             "$schema": SCHEMA,
-            "name": title_of(profile, self.options.title, self.options.note),
+            "name": title_of(profile, self.options.title),
             "exporter": f"perf-offcpu@{version()}",
             "activeProfileIndex": 0,
             "shared": {"frames": self._frames()},

@@ -221,21 +221,6 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
     assert browser.console() == []
 
 
-def test_the_command_of_a_part_has_its_sums(browser: Browser, tmp_path: Path) -> None:
-    options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
-    words = ["convert", "--html", "--split", "100ms", "-o", str(tmp_path / "x.html")]
-    assert run(*words, *options).returncode == 0
-    parts = sorted(tmp_path.glob("x.*.html"))
-    total = 0
-    for part in parts:
-        opened(browser, part)
-        command, sums = browser.run("return [document.getElementById('command').value, page.sums()]")
-        done = run("report", "--json", *shlex.split(command)[2:])
-        assert json.loads(done.stdout)["subject"]["weight"] == int(sums["total"][0]) > 0
-        total += int(sums["total"][0])
-    assert len(parts) == 3 and total == 2_009_796_761
-
-
 @pytest.mark.parametrize("name", ["atend", "direct", "hybrid", "sched"])
 def test_recordings_of_perf(browser: Browser, show: Show, name: str) -> None:
     profile = select_events(load(DATA / "perf-7.2" / f"{name}.data"))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -72,24 +71,11 @@ def test_a_command_that_records(where: str, tmp_path: Path, beginning_s: float) 
         assert "perf events" in text
 
 
-SCRIPTS = [
-    "perf-offcpu scripts --install",
-    "perf script record offcpu -- ./program",
-    "perf script report offcpu -- --flamegraph out.html",
-]
 PERFS_PIPE = "perf record -o - --off-cpu -a -- sleep 5 | perf-offcpu inject -i - -o old.data"
 
 
 def test_no_shown_command_is_left_out() -> None:
-    assert {*SCRIPTS, PERFS_PIPE} == OTHERS
-
-
-def test_scripts_for_perf_are_installed_and_used(tmp_path: Path) -> None:
-    make_program(tmp_path)
-    environment = os.environ | {"PERF_EXEC_PATH": str(tmp_path / "exec")}
-    said = [run(command, tmp_path, environment) for command in SCRIPTS]
-    assert "are installed" in said[0] and "off-cpu samples" in said[1]
-    assert "nanosleep" in (tmp_path / "out.html").read_text()
+    assert {PERFS_PIPE} == OTHERS
 
 
 def test_perfs_own_recording_goes_through_inject(tmp_path: Path) -> None:

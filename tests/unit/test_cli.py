@@ -252,7 +252,7 @@ def run_on(recording: Path, line: str, directory: Path) -> int:
     [
         *("report", "report --json", "report --locks", "report --html OUT", "report --diff CUT -i SOUND"),
         *("script", "script --header-only", "dump", "inject -o OUT", "convert --folded -o OUT"),
-        *("convert --perfetto --split 1s -o OUT", "convert --parquet OUT -i CUT -i SOUND"),
+        *("convert --perfetto -o OUT", "convert --parquet OUT -i CUT -i SOUND"),
     ],
 )
 def test_a_cut_recording_is_said_first_and_read_as_far_as_it_goes(

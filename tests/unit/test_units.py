@@ -97,8 +97,6 @@ _TIME, _SIZE = "not a length of time (250us, 5ms, 60s, 2h", "not a size (512K, 1
         ("agent --dataset d --spool-size 1M", "--spool-size 1M: at least 16M"),
         ("report --min-dur 5m5s", f"--min-dur 5m5s: {_TIME}; a number alone is in ms)"),
         ("report --time 1x,2", f"--time 1x: {_TIME}; a number alone is in s)"),
-        ("convert --perfetto --split 0", "--split 0: at least 1ns"),
-        ("convert --perfetto --max-size 1Q", f"--max-size 1Q: {_SIZE}; a number alone is in bytes)"),
         ("push otlp=http://h --push-time x", f"--push-time x: {_TIME}; a number alone is in ms)"),
         (
             "fleet report . --since -2x",

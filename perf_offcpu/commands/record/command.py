@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from perf_offcpu import losses
 from perf_offcpu.commands.record.arguments import add_arguments
 from perf_offcpu.commands.record.options import options_of
-from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
+from perf_offcpu.commands.shared.parsers import accept_without_effect
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         usage="perf-offcpu record [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        advice=advice_of("record"),
     )
     accept_without_effect(parser, "record")
     add_arguments(parser)

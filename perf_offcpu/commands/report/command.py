@@ -12,7 +12,7 @@ from perf_offcpu.commands.shared.causality.critical import critical_path_from_ar
 from perf_offcpu.commands.shared.causality.serial import serial_from_args
 from perf_offcpu.commands.shared.output import check_distinct, open_output
 from perf_offcpu.commands.shared.page import kept_options, whole_lives, with_head
-from perf_offcpu.commands.shared.perf_habits import accept_without_effect, advice_of
+from perf_offcpu.commands.shared.parsers import accept_without_effect
 from perf_offcpu.commands.shared.printing import print_json, print_lines
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
@@ -53,7 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "what they waited for; the stacks that waited longest; a histogram of waits; and what was lost. "
         "Totals are printed to the nanosecond.",
         epilog=EXAMPLES,
-        advice=advice_of("report"),
     )
     accept_without_effect(parser, "report")
     add_output(parser)

@@ -19,7 +19,7 @@ from perf_offcpu.text import printable
 
 _MOST_JOBS = 1024
 _MEANINGLESS = """
-output unit kernel addrs title max_size split all_events diff wakers cascade objects per_thread waker_stack
+output unit kernel addrs title all_events diff wakers cascade objects per_thread waker_stack
 critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cgroup state wait_class object
 lock time min_dur idle
 """.split()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
 import textwrap
@@ -15,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, NoReturn, cast
 
-from perf_offcpu.commands.shared.perf_habits import advice_on
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
 
@@ -32,10 +32,15 @@ VERBS = {
     "dump": "dump",
     "fleet": "fleet.command",
     "doctor": "doctor.command",
-    "scripts": "scripts",
     "completion": "completion",
 }
 """Verb → its module in `commands`."""
+_WITHOUT_EFFECT = {
+    "record": "--off-cpu -T --timestamp -P --period --sample-cpu --sample-identifier",
+    "report": "--stdio --no-children -n --show-nr-samples --show-total-period -v --verbose",
+    "script": "-v --verbose",
+}
+"""Verb → options of perf that ask for what is done in any case."""
 _IGNORED_VALUE = re.compile(r"argument (-\w): ignored explicit argument '(.*)'")
 """argparse's message about `-z99`, where `-z` takes no value."""
 
@@ -45,18 +50,11 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         dashed_values: options whose value may begin with a dash (`-F -sym`) → their long form.
-        advice: option of perf that does not exist here → what to use instead, see `perf_habits.advice_of`.
         options: arguments of argparse.ArgumentParser.
     """
 
-    def __init__(
-        self,
-        *,
-        dashed_values: Mapping[str, str] | None = None,
-        advice: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> None:
-        self.dashed_values, self.advice = dashed_values or {}, advice or {}
+    def __init__(self, *, dashed_values: Mapping[str, str] | None = None, **options: Any) -> None:
+        self.dashed_values = dashed_values or {}
         options["description"] = textwrap.fill(options.get("description") or "", 100)
         options.setdefault("allow_abbrev", False)
         options.setdefault("formatter_class", _formatter)
@@ -80,15 +78,16 @@ class Parser(argparse.ArgumentParser):
         return result
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with argparse's message and an option that is spelled alike, or with advice."""
+        """Raise UsageError with argparse's message and an option that is spelled alike."""
         unknown = message.removeprefix("unrecognized arguments: ")
         if value := _IGNORED_VALUE.fullmatch(message):
             unknown = "".join(value.groups())
         elif unknown != message:
             unknown = " ".join(map(self._as_typed, unknown.split()))
             message = f"unrecognized arguments: {unknown}"
-        if unknown != message and (advice := advice_on(unknown.split(), self.advice)):
-            raise UsageError(advice)
+        files = [word for word in unknown.split() if os.path.exists(word)]  # direct: words of an advice
+        if unknown != message and files:
+            raise UsageError(f"{files[0]}: name the recording with -i")
         words = unknown.split() if unknown != message else self._words if "required" in message else []
         raise UsageError(f"{message} ({self._instead_of(words)}see '{self.prog} --help')")
 
@@ -112,6 +111,12 @@ def spelled_like(word: str, names: Iterable[str]) -> str:
     import difflib
 
     return "".join(f"did you mean {name}? " for name in difflib.get_close_matches(word, names, 1, 0.75))
+
+
+def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add perf's options that request the default behaviour of the verb, hidden from the help."""
+    names = _WITHOUT_EFFECT[verb].split()
+    parser.add_argument(*names, action="store_true", dest="_without_effect", help=argparse.SUPPRESS)
 
 
 def _formatter(*, prog: str) -> argparse.HelpFormatter:

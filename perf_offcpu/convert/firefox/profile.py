@@ -107,7 +107,7 @@ class _Thread(NamedTuple):
 
 class _Writer:
     def __init__(self, profile: Profile, options: Options) -> None:
-        self.profile, self.samples, self.note = profile, profile.samples, options.note
+        self.profile, self.samples = profile, profile.samples
         self.decimals = _MS_DIGITS if unit_of(profile) == "ns" else 0
         self.timeline = timeline_of(profile)
         if options.path is not None:
@@ -170,7 +170,7 @@ class _Writer:
             "startTime": wall_ns / 1e6,
             "processType": 0,
             "categories": CATEGORIES,
-            "product": title_of(self.profile, note=self.note),
+            "product": title_of(self.profile),
             "importedFrom": f"perf-offcpu {version()}",
             "stackwalk": 1,
             "version": GECKO_VERSION,

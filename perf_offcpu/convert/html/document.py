@@ -72,7 +72,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
     of_sample = {"node": place[tree.of_sample], "waker_node": place[waker_node], "waker_track": waker}
     keys, ranks = _keys(profile, waits)
     document = {
-        "title": title_of(profile, options.title, options.note),
+        "title": title_of(profile, options.title),
         "sentences": list(map(printable, options.sentences)),
         "facts": recording_facts(profile),
         "lost": [[str(count), printable(str(cause))] for cause, count in _lost(profile)],

@@ -64,16 +64,13 @@ def clock_packet(profile: Profile) -> bytes:
     return packet(field(8, at), field(6, clocks + field(2, MONOTONIC)))
 
 
-def track_packets(
-    profile: Profile, tracks: list[Track], with_sums: set[int], note: str = ""
-) -> Iterator[bytes]:
+def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
     """Return processes, threads, the tracks of sums, and the two counters.
 
     Args:
         with_sums: the rows in `tracks` that have samples without a place.
-        note: appended to the names of tracks of sums.
     """
-    sums = "sums of short waits: no time" + (f" ({note})" if note else "")
+    sums = "sums of short waits: no time"
     for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
         process = field(1, pid) + field(6, name)
         yield packet(field(60, field(1, thread_uuid(len(tracks)) + row) + field(3, process)))

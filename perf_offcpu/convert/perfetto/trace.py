@@ -64,7 +64,7 @@ class _Writer:
         self.uuid = packets.thread_uuid(self.timeline.track)
         self.arrow = np.full(len(self.samples), -1, np.int64)
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
-        self.path, self.note = options.path, options.note
+        self.path = options.path
         self._intern(packets.Interned())
 
     def _intern(self, interned: packets.Interned) -> None:
@@ -112,7 +112,7 @@ class _Writer:
             yield packets.packet(field(12, stacks))
         placed = self.timeline.placed
         yield from packets.track_packets(
-            self.profile, self.wakeups.tracks, set(self.timeline.track[~placed].tolist()), self.note
+            self.profile, self.wakeups.tracks, set(self.timeline.track[~placed].tolist())
         )
         for rows in blocks(self.timeline.waits, BLOCK):
             yield from self._waits(rows)

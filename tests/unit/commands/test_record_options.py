@@ -129,14 +129,8 @@ def test_an_empty_list_is_an_error(option: str) -> None:
 
 @pytest.mark.parametrize("option", ["-z0", "-z23", "-zx"])
 def test_levels_that_are_none(option: str) -> None:
-    with pytest.raises(UsageError, match="^-z: levels are -z1 to -z22"):
+    with pytest.raises(UsageError, match=f"^unrecognized arguments: {option} "):
         options(option, "--", "true")
-
-
-@pytest.mark.parametrize("argv", [["-D", "100"], ["--no-inherit"], ["-k", "mono"], ["-b"], ["--filter", "x"]])
-def test_options_of_perf_get_advice(argv: list[str]) -> None:
-    with pytest.raises(UsageError, match=f"^{argv[0]}: "):
-        options(*argv, "--", "true")
 
 
 def test_options_of_perf_without_effect() -> None:

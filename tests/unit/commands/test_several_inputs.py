@@ -76,10 +76,6 @@ def test_load_takes_several(runs: list[str]) -> None:
         ),
         (["archive", "-i", "run1.data", "-i", "run2.data"], "-i is given twice: one recording is read"),
         (["dump", "-i", "run1.data", "--input=run2.data"], "-i is given twice: one recording is read"),
-        (
-            ["merge", "run1.data", "run2.data", "-o", "x"],
-            "several -i of perf-offcpu report, script or convert",
-        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
