@@ -38,7 +38,7 @@ class Directory:
         self.fd, self.path = fd, path
 
     @classmethod
-    def private(cls, path: str, *, make: bool = False, uid: int | None = None) -> Self:
+    def private(cls, path: str, *, make: bool = False) -> Self:
         """Open a directory that only its user and root can change, like every directory above it.
 
         Every component, directory or link, has to belong to root or to the user; a directory that others may
@@ -47,13 +47,12 @@ class Directory:
         Args:
             path: absolute.
             make: create missing components with mode 0700.
-            uid: the user; None: the caller.
 
         Raises:
             FileRefusedError: it is not private.
             OSError: it cannot be opened or made.
         """
-        user = os.geteuid() if uid is None else uid
+        user = os.geteuid()
         handle = _resolve(path, _Private({0, user}), make=make)
         try:
             status = os.fstat(handle)
@@ -233,12 +232,12 @@ class Directory:
         """
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
-    def subdirectory(self, path: str, *, make: bool = False, mode: int = 0o777) -> Directory:
+    def subdirectory(self, path: str, *, make: bool = False) -> Directory:
         """Open a directory below this one, never through a link.
 
         Args:
             path: relative, names joined by `/`.
-            make: create missing components with `mode`.
+            make: create missing components.
 
         Raises:
             OSError: a component is a link or another kind of file, or it cannot be opened or made.
@@ -248,7 +247,7 @@ class Directory:
             for part in path.split("/") if path else ():
                 if make:
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(_entry(part), mode, dir_fd=fd)
+                        os.mkdir(_entry(part), dir_fd=fd)
                 inner = os.open(_entry(part), _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
                 os.close(fd)
                 fd = inner

@@ -83,21 +83,14 @@ def open_regular(
         os.close(handle)
 
 
-def read_regular(
-    path: str,
-    max_bytes: int,
-    *,
-    dir_fd: int | None = None,
-    follow: bool = True,
-    owners: Collection[int] | None = None,
-) -> bytes:
+def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = None) -> bytes:
     """Return the content of a regular file of at most `max_bytes` bytes; arguments as for `open_regular`.
 
     Raises:
         FileRefusedError: as `open_regular`, also for a file that grows beyond `max_bytes` meanwhile.
         OSError: it cannot be read.
     """
-    fd = open_regular(path, dir_fd=dir_fd, follow=follow, owners=owners, max_bytes=max_bytes)
+    fd = open_regular(path, owners=owners, max_bytes=max_bytes)
     try:
         return read_bounded(fd, max_bytes, path)
     finally:

@@ -188,7 +188,6 @@ OTHER_PAYLOAD = _decode(
     "other-payload", "off-cpu samples not read", "read them with the perf-offcpu that recorded them"
 )
 UNMERGED = _decode("unmerged", "samples whose deferred user callchain never came")
-BACKWARDS = _decode("backwards", "counts that were lower than before, left out")
 WRONG_CALLERS = _decode(
     "wrong-callers",
     "user callchains that ended in wrong addresses, which are left out: code without frame pointers "

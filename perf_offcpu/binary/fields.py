@@ -88,6 +88,6 @@ class Field:
         return self.count(shape) if callable(self.count) else self.count
 
 
-def padding(size: int, to: int = 8) -> int:
-    """Return the number of bytes that bring `size` to a multiple of `to`."""
-    return -size % to
+def padding(size: int) -> int:
+    """Return the number of bytes that bring `size` to a multiple of 8."""
+    return -size % 8

@@ -82,9 +82,9 @@ def offsets_of(counts: I64) -> I64:
     return offsets
 
 
-def row_blocks(offsets: I64, items: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Cut ragged rows into runs (first row, row after the last) of about `items` items."""
-    cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], items))
+def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
+    """Cut ragged rows into runs (first row, row after the last) of about BLOCK items."""
+    cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], BLOCK))
     return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
 
 

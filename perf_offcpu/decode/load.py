@@ -21,7 +21,6 @@ from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
 from perf_offcpu.decode.account import CollectorAccount
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import at_pauses, joined_budget
-from perf_offcpu.decode.counter_reads import CounterReads
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
@@ -68,7 +67,6 @@ class Head(Protocol):
 def load_recording(
     path: str | os.PathLike[str],
     *,
-    retype: bool = True,
     merge: bool = True,
     switches: bool = True,
     snapshots: bool = False,
@@ -77,7 +75,6 @@ def load_recording(
 
     Args:
         path: a file, a directory of `perf record --threads`, or "-" for standard input.
-        retype: turn raw off-cpu samples into off-cpu samples.
         merge: complete samples whose user callchain was deferred.
         switches: if the recording has context switches (sched_switch tracepoints or SWITCH records) and no
             off-cpu event, add one: a sample for each wait between two switches
@@ -88,17 +85,11 @@ def load_recording(
         FormatError: it cannot be opened, or is no perf.data. Damage inside is counted in `losses`.
     """
     with PerfDataReader.open(path) as reader:
-        recording = read_recording(reader, retype=retype, switches=switches, snapshots=snapshots)
+        recording = read_recording(reader, switches=switches, snapshots=snapshots)
         return cut_wrong_callers(merge_deferred(recording) if merge else recording)
 
 
-def read_recording(
-    reader: PerfDataReader,
-    *,
-    retype: bool = True,
-    switches: bool = True,
-    snapshots: bool = False,
-) -> Recording:
+def read_recording(reader: PerfDataReader, *, switches: bool = True, snapshots: bool = False) -> Recording:
     """Read a recording from an open reader, as `load_recording`; deferred callchains are not merged."""
     # Let glibc keep the memory that a chunk frees for the next one. It returns memory to the kernel, to be
     # cleared and faulted in again, when twice as much is free as the largest block that the program has ever
@@ -107,13 +98,11 @@ def read_recording(
     collector, tasks = BatchCollector(), TaskReplay(Strings())
     account = CollectorAccount()
     switch_decoder = SwitchDecoder(reader.features, reader.counters)
-    store, reads = SnapshotStore(reader.counters, reopen=reader.reopen), CounterReads()
+    store = SnapshotStore(reader.counters, reopen=reader.reopen)
     for chunk in reader.chunks():
         wanted = switch_decoder if switches and not any(map(is_offcpu, reader.events.specs)) else None
         stacks = store if snapshots else None
-        decoder = SampleDecoder(
-            reader.events, reader.counters, account, retype, wanted, stacks, reads, collector.chains
-        )
+        decoder = SampleDecoder(reader.events, reader.counters, account, wanted, stacks, collector.chains)
         places, parts = decoder.decode_parts(chunk)
         collector.add_interleaved(parts, ranks(places))
         collector.add(decode_deferred(chunk, reader.events, reader.counters))
@@ -121,7 +110,7 @@ def read_recording(
             collector.add(Batch(switches=wanted.of_records(chunk, reader.events)))
         tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
         _count_losses(chunk, reader)
-    batch = reads.split(collector.release(), reader.events, reader.counters)
+    batch = collector.release()
     batch.samples.snapshot = store.callers.settled(batch.samples.snapshot, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
 

@@ -23,7 +23,6 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import gather_bytes, gather_rows
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, in_table
-from perf_offcpu.decode.counter_reads import CounterReads, has_reads
 from perf_offcpu.decode.retype import retype
 from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, callers_of, with_callers
 from perf_offcpu.decode.switches.events import SwitchDecoder
@@ -69,10 +68,8 @@ class SampleDecoder:
     Args:
         counters: where samples that cannot be decoded are counted.
         account: gets the samples with the collector's own counters, which are no samples of the machine.
-        retype_offcpu: turn raw off-cpu samples into off-cpu samples; else leave them as recorded.
         switches: finds context switches in samples; None leaves them.
         snapshots: gets copies of user stacks; None leaves them.
-        reads: gathers counters that samples bring along; None if they are not to be split.
         chains: gets callchains, and samples refer to its rows; None if each batch has its own.
     """
 
@@ -81,15 +78,12 @@ class SampleDecoder:
         events: Events,
         counters: Losses,
         account: CollectorAccount,
-        retype_offcpu: bool = True,
         switches: SwitchDecoder | None = None,
         snapshots: SnapshotStore | None = None,
-        reads: CounterReads | None = None,
         chains: ChainTable | None = None,
     ) -> None:
         self.events, self.counters, self.account = events, counters, account
-        self.reads, self.chains = reads, chains
-        self.retype_offcpu, self.switches, self.snapshots = retype_offcpu, switches, snapshots
+        self.switches, self.snapshots, self.chains = switches, snapshots, chains
 
     def decode_parts(self, chunk: Chunk) -> tuple[list[I64], list[Batch]]:
         """Return the rows of samples of a chunk, evsel by evsel, and the samples."""
@@ -119,7 +113,7 @@ class SampleDecoder:
         ok = columns.ok
         own = columns.arrays.get("callchain")
         chains = None if own is None else Ragged(*gather_rows(chunk.data, own, order))
-        if self.retype_offcpu and is_offcpu(spec) and "raw" in columns.arrays:
+        if is_offcpu(spec) and "raw" in columns.arrays:
             batch, ok = retype(chunk.data, columns, samples, order, self.counters)
             if spec.attr.config == SoftwareConfig.CPU_CLOCK:
                 _keep_injected(batch, samples, chains)
@@ -138,8 +132,6 @@ class SampleDecoder:
                 callers = np.where(ok, callers_of(chunk.data, columns, order), np.uint64(0))
                 snapshot = with_callers(snapshot, callers, self.snapshots.callers)
             batch.samples.snapshot = snapshot
-        if self.reads is not None and has_reads(spec):
-            self.reads.add(chunk.data, columns, np.flatnonzero(ok), self.events, number)
         if not ok.all():
             batch.samples, batch.from_upstream = batch.samples.take(ok), batch.from_upstream[ok]
         return rows[ok], batch

@@ -33,13 +33,11 @@ def send_until(
     body: bytes,
     deadline_s: float,
     waiting: Callable[[RetryLater, float], None],
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
     """Send a message; if the server may accept it later, try again until a moment of time.monotonic().
 
     Args:
         waiting: is called before each pause with the failure and the length of the pause.
-        sleep: waits for some seconds.
 
     Raises:
         RetryLater: the next attempt would be after the deadline.
@@ -54,5 +52,5 @@ def send_until(
             if time.monotonic() + pause > deadline_s:
                 raise
             waiting(problem, pause)
-            sleep(pause)
+            time.sleep(pause)
         attempt += 1

@@ -34,6 +34,8 @@ from perf_offcpu.environment import child_environment
 _PREFIXES: Final = ("_Z", "_R")
 _MAX_NAME: Final = 1 << 16
 _MAX_DEATHS: Final = 8
+PATIENCE_S = 5.0
+"""Time that demangling may take in addition to its share for each name."""
 _NAMES_PER_SECOND: Final = 20_000  # some 200 000 are usual
 _CHILD: Final = os.path.join(os.path.dirname(__file__), "demangle_child.py")
 _SUFFIX: Final = {"int": "", "unsigned int": "u", "long": "l", "unsigned long": "ul"} | {
@@ -46,28 +48,25 @@ _QUALIFIERS: Final = re.compile(r"( const| volatile| &&?)+$")
 _THUNK: Final = re.compile(r"^\{virtual override thunk\(\{(virtual )?offset\([^)]*\)\}, (.*)\)\}$")
 
 
-def demangle(names: Sequence[str], patience_s: float = 5.0) -> list[str]:
+def demangle(names: Sequence[str]) -> list[str]:
     """Return the readable form of each name; names that are not mangled stay as they are.
 
-    `name@plt` and `name@@VERSION` keep the part after the name.
-
-    Args:
-        patience_s: time that the call may take in addition to its share for each name; names that are not
-            done by then, and names on which the library dies, stay mangled.
+    `name@plt` and `name@@VERSION` keep the part after the name. Names that are not done in time, and names
+    on which the library dies, stay mangled.
     """
     result = list(names)
     rows = [row for row, name in enumerate(names) if name.startswith(_PREFIXES) and _is_fit(name)]
     bare = [_bare(names[row]) for row in rows]
-    for row, mangled, readable in zip(rows, bare, _in_time(bare, patience_s), strict=True):
+    for row, mangled, readable in zip(rows, bare, _in_time(bare), strict=True):
         if readable != mangled:
             result[row] = as_perf(readable) + "".join(names[row].partition("@")[1:])
     return result
 
 
-def _in_time(names: list[str], patience_s: float) -> list[str]:
+def _in_time(names: list[str]) -> list[str]:
     """Demangle names; those that could not be, which only hostile input has, stay mangled."""
     directory, done = _library_directory() if names else None, list[str]()
-    deadline = time.monotonic() + patience_s + len(names) / _NAMES_PER_SECOND
+    deadline = time.monotonic() + PATIENCE_S + len(names) / _NAMES_PER_SECOND
     for _ in range(_MAX_DEATHS):
         if directory is None or len(done) == len(names) or time.monotonic() >= deadline:
             break

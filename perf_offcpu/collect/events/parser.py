@@ -15,13 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.collect.events import names
 from perf_offcpu.collect.events.names import CYCLES, HARDWARE, SOFTWARE
-from perf_offcpu.collect.events.pmu import DEVICES, parse_pmu_event
-from perf_offcpu.collect.events.tracepoints import TRACEFS, tracepoint_id
+from perf_offcpu.collect.events.pmu import parse_pmu_event
+from perf_offcpu.collect.events.tracepoints import tracepoint_id
 from perf_offcpu.errors import UsageError
 
 DEFAULT_EVENT = "cpu-clock"
@@ -64,9 +63,7 @@ class SamplingEvent:
         return SamplingEvent(*clock, period=self.period, frequency_hz=self.frequency_hz)
 
 
-def parse_events(
-    texts: Iterable[str], devices: Path = DEVICES, tracefs: Path = TRACEFS
-) -> tuple[SamplingEvent, ...]:
+def parse_events(texts: Iterable[str]) -> tuple[SamplingEvent, ...]:
     """Parse all `-e` options, each a list separated by commas; return events in this order, () for `none`.
 
     Raises:
@@ -79,7 +76,7 @@ def parse_events(
         return ()
     if len(set(events)) < len(events):
         raise UsageError(f"-e names an event twice: {', '.join(events)}")
-    return tuple(_parse_event(name, devices, tracefs) for name in events)
+    return tuple(map(_parse_event, events))
 
 
 def _split(text: str) -> Iterator[str]:
@@ -94,14 +91,14 @@ def _split(text: str) -> Iterator[str]:
         rest = rest[end + 1 :]
 
 
-def _parse_event(text: str, devices: Path, tracefs: Path) -> SamplingEvent:
+def _parse_event(text: str) -> SamplingEvent:
     if pmu := re.fullmatch(r"([^/:]*)/([^/]*)/:?(\w*)", text):
-        return _modified(SamplingEvent(**parse_pmu_event(text, pmu[1], pmu[2], devices)), text, pmu[3])
+        return _modified(SamplingEvent(**parse_pmu_event(text, pmu[1], pmu[2])), text, pmu[3])
     parts = text.split(":")
     if (known := _by_name(parts[0])) and len(parts) <= 2:
         return _modified(SamplingEvent(text, *known), text, "".join(parts[1:]))
     if len(parts) in (2, 3):
-        number = tracepoint_id(text, parts[0], parts[1], tracefs)
+        number = tracepoint_id(text, parts[0], parts[1])
         return _modified(SamplingEvent(text, PerfType.TRACEPOINT, number, period=1), text, "".join(parts[2:]))
     known_names = ", ".join((*SOFTWARE, *HARDWARE))
     raise UsageError(

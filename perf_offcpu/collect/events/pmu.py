@@ -31,7 +31,7 @@ _CONFIGS = ("config", "config1", "config2")
 _NUMBERS = {"period": "period", "freq": "frequency_hz"}
 
 
-def parse_pmu_event(text: str, pmu: str, terms: str, devices: Path = DEVICES) -> Fields:
+def parse_pmu_event(text: str, pmu: str, terms: str) -> Fields:
     """Parse the event `PMU/TERM=VALUE,TERM,.../`.
 
     Args:
@@ -40,9 +40,9 @@ def parse_pmu_event(text: str, pmu: str, terms: str, devices: Path = DEVICES) ->
     Raises:
         UsageError: there is no such PMU or term, or a value does not fit.
     """
-    directory = devices / pmu
+    directory = DEVICES / pmu
     if not _WORD.fullmatch(pmu) or not (directory / "type").exists():
-        known = ", ".join(sorted(path.name for path in devices.glob("*"))) or "none"
+        known = ", ".join(sorted(path.name for path in DEVICES.glob("*"))) or "none"
         raise UsageError(f"-e {text}: this machine has no PMU {pmu}; it has {known}")
     event: Fields = {"name": text, "type": int((directory / "type").read_text())} | dict.fromkeys(_CONFIGS, 0)
     for name, value in _terms(text, terms):

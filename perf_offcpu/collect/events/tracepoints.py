@@ -26,7 +26,7 @@ DEBUGFS = Path("/sys/kernel/debug")
 _WORD = re.compile(r"\w{1,100}")
 
 
-def tracepoint_id(text: str, system: str, name: str, tracefs: Path = TRACEFS) -> int:
+def tracepoint_id(text: str, system: str, name: str) -> int:
     """Return attr.config of a tracepoint.
 
     Args:
@@ -38,7 +38,7 @@ def tracepoint_id(text: str, system: str, name: str, tracefs: Path = TRACEFS) ->
     """
     if not _WORD.fullmatch(system) or not _WORD.fullmatch(name):
         raise UsageError(f"-e {text}: unknown event; a tracepoint is SYSTEM:NAME, such as sched:sched_switch")
-    events = events_directory(text, tracefs)
+    events = events_directory(text)
     try:
         return int((events / system / name / "id").read_text())
     except PermissionError:
@@ -47,27 +47,27 @@ def tracepoint_id(text: str, system: str, name: str, tracefs: Path = TRACEFS) ->
         raise UsageError(f"-e {text}: unknown event; this kernel has no tracepoint {system}:{name}") from None
 
 
-def events_directory(text: str, tracefs: Path = TRACEFS) -> Path:
+def events_directory(text: str) -> Path:
     """Return the directory in which tracefs lists events; mount tracefs where nothing has yet, as perf does.
 
     Raises:
         CapabilityError: tracefs is not mounted, and may not be.
     """
-    for directory in (tracefs, DEBUGFS / "tracing"):
+    for directory in (TRACEFS, DEBUGFS / "tracing"):
         if (directory / "events").is_dir():
             return directory / "events"
-    if ctypes.CDLL(None).mount(b"nodev", os.fsencode(tracefs), b"tracefs", 0, None):
+    if ctypes.CDLL(None).mount(b"nodev", os.fsencode(TRACEFS), b"tracefs", 0, None):
         raise CapabilityError(
             f"-e {text}: tracepoints are listed in tracefs, which is not mounted",
-            f"mount -t tracefs nodev {tracefs}",
+            f"mount -t tracefs nodev {TRACEFS}",
         )
-    return tracefs / "events"
+    return TRACEFS / "events"
 
 
-def tracing_data(names: Iterable[str], tracefs: Path = TRACEFS) -> bytes:
+def tracing_data(names: Iterable[str]) -> bytes:
     """Return the body of TRACING_DATA for tracepoints `SYSTEM:NAME`; modifiers after the name are ignored."""
     systems: dict[bytes, list[bytes]] = {}
-    events = events_directory("tracepoints", tracefs)
+    events = events_directory("tracepoints")
     for system, name in dict.fromkeys(tuple(name.split(":")[:2]) for name in names):
         text = (events / system / name / "format").read_bytes()
         systems.setdefault(os.fsencode(system), []).append(text)

@@ -28,6 +28,8 @@ from perf_offcpu.files import read_kernel
 
 _CHILD: Final = os.path.join(os.path.dirname(__file__), "python_child.py")
 _MOST_PROCESSES: Final = 8
+PATIENCE_S = 3.0
+"""Time after which the process that reads the stacks is killed."""
 _MOST_OUTPUT: Final = 1 << 20
 _MOST_TEXT: Final = 48 << 10
 """Size of a thread's functions that leaves room for the rest of a record, bytes."""
@@ -85,12 +87,11 @@ def _is_python(pid: int) -> bool:
         return False
 
 
-def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, Functions]:
+def functions_of(pid: int, directory: str) -> dict[int, Functions]:
     """Return tid → functions of a process, root first; none if they cannot be read.
 
     Args:
         directory: where pystack is.
-        patience_s: time after which its process is killed.
     """
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     fd = os.memfd_create("python-stacks")  # a file, whose size the process has a limit for
@@ -102,7 +103,7 @@ def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, F
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={},
-            timeout=patience_s,
+            timeout=PATIENCE_S,
             check=False,
         )
     output = os.pread(fd, _MOST_OUTPUT, 0)

@@ -100,13 +100,12 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
     return np.where(end > sp, reach, copy_bytes)
 
 
-def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, time_s: float = TIME_S) -> list[UserStack]:
+def take_user_stacks(tasks: NDArray[Any], copy_bytes: int) -> list[UserStack]:
     """Return the user stack of each task.
 
     Args:
         tasks: rows of `struct offcpu_last`.
         copy_bytes: as of `sizes_of_copies`.
-        time_s: time after which the stacks that are still missing stay empty.
     """
     stacks = [UserStack() for _ in range(len(tasks))]
     registers = registers_of(tasks)
@@ -114,7 +113,7 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, time_s: float = TIME_
     pids, ips, sps, fps = (
         column.tolist() for column in (tasks["pid"], registers["ip"], registers["sp"], registers["fp"])
     )
-    end = time.monotonic() + time_s
+    end = time.monotonic() + TIME_S
 
     def take_all() -> None:
         for at in range(len(stacks)):
@@ -125,7 +124,7 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, time_s: float = TIME_
 
     worker = threading.Thread(target=take_all, daemon=True)
     worker.start()
-    worker.join(time_s)
+    worker.join(TIME_S)
     return list(stacks)
 
 

@@ -18,10 +18,10 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
-def text_address(path: Path = KALLSYMS) -> int:
+def text_address() -> int:
     """Return the address of the kernel's code, which is in the first lines; 0 if addresses are hidden."""
     try:
-        with path.open("rb") as lines:  # direct: a file of /proc
+        with KALLSYMS.open("rb") as lines:  # direct: a file of /proc
             return next((int(line.split()[0], 16) for line in lines if line.endswith(b" _text\n")), 0)
     except OSError:
         return 0

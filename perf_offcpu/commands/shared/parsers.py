@@ -41,8 +41,6 @@ _WITHOUT_EFFECT = {
     "script": "-v --verbose",
 }
 """Verb → options of perf that ask for what is done in any case."""
-_IGNORED_VALUE = re.compile(r"argument (-\w): ignored explicit argument '(.*)'")
-"""argparse's message about `-z99`, where `-z` takes no value."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,9 +78,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with argparse's message and an option that is spelled alike."""
         unknown = message.removeprefix("unrecognized arguments: ")
-        if value := _IGNORED_VALUE.fullmatch(message):
-            unknown = "".join(value.groups())
-        elif unknown != message:
+        if unknown != message:
             unknown = " ".join(map(self._as_typed, unknown.split()))
             message = f"unrecognized arguments: {unknown}"
         files = [word for word in unknown.split() if os.path.exists(word)]  # direct: words of an advice

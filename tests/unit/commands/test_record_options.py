@@ -129,7 +129,7 @@ def test_an_empty_list_is_an_error(option: str) -> None:
 
 @pytest.mark.parametrize("option", ["-z0", "-z23", "-zx"])
 def test_levels_that_are_none(option: str) -> None:
-    with pytest.raises(UsageError, match=f"^unrecognized arguments: {option} "):
+    with pytest.raises(UsageError, match="-z"):
         options(option, "--", "true")
 
 

@@ -250,16 +250,16 @@ def test_certificates_that_are_none() -> None:
             open_sender(parse_target("otlp=https://host"), SendOptions(ca=text))
 
 
-def test_again_until_the_server_takes_it() -> None:
+def test_again_until_the_server_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.push.retry.FIRST_PAUSE_S", 0.1)
     pauses: list[float] = []
-    replies = [Reply(503), Reply(429, {"Retry-After": "5"}), Reply(500)]
+    replies = [Reply(503), Reply(429, {"Retry-After": "1"}), Reply(500)]
     with receiver(None, *replies) as found, sender("otlp", found.port) as one:
         send_until(
-            one, body_for("otlp"), time.monotonic() + 3600, lambda _problem, pause: pauses.append(pause),
-            sleep=lambda _seconds: None,
-        )  # fmt: skip
+            one, body_for("otlp"), time.monotonic() + 3600, lambda _problem, pause: pauses.append(pause)
+        )
         assert len(found.stored) == 1 and len(found.requests) == 4
-    assert 0.5 <= pauses[0] <= 1 and pauses[1] == 5 and 2 <= pauses[2] <= 4
+    assert 0.05 <= pauses[0] <= 0.1 and pauses[1] == 1 and 0.2 <= pauses[2] <= 0.4
 
 
 def test_not_after_the_deadline() -> None:

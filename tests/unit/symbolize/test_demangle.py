@@ -102,7 +102,7 @@ def test_mutated_names_do_no_harm() -> None:
     names = [name for name in MANGLED if len(name) > 8 and name.startswith(("_Z", "_R"))]
     hostile = mutated(names + sorted(cxx_functions())[::20], 20_000, seed=3)
     started = time.monotonic()
-    result = demangle(hostile, patience_s=5)
+    result = demangle(hostile)
     assert time.monotonic() - started < 20
     assert len(result) == len(hostile)
     assert sum(map(len, result)) < 100 * sum(map(len, hostile))
@@ -134,17 +134,19 @@ def test_names_built_to_nest_or_explode_do_no_harm(name: str) -> None:
 SLOW = "_ZNKSt4hashIRKSbIwSt11char" + "St4hashIRKSbIwSt11char" * 11  # some 10 s, and a gigabyte
 
 
-def test_a_name_that_takes_too_long_is_left_and_the_rest_too() -> None:
+def test_a_name_that_takes_too_long_is_left_and_the_rest_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.symbolize.demangle.PATIENCE_S", 0.6)
     started = time.monotonic()
     names = ["_ZN3foo3barEi"] * 256 + [SLOW, "_ZN3foo3barEi"]
-    assert demangle(names, patience_s=0.6) == ["foo::bar"] * 256 + names[256:]
+    assert demangle(names) == ["foo::bar"] * 256 + names[256:]
     assert time.monotonic() - started < 8  # the name alone takes more
 
 
-def test_a_name_that_takes_too_long_is_not_worked_on_any_more() -> None:
+def test_a_name_that_takes_too_long_is_not_worked_on_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that a thread took after its time was over once ended the whole program."""
     before, threads = set(children()), set(threading.enumerate())
-    assert demangle([SLOW], patience_s=0.3) == [SLOW]
+    monkeypatch.setattr("perf_offcpu.symbolize.demangle.PATIENCE_S", 0.3)
+    assert demangle([SLOW]) == [SLOW]
     assert set(children()) == before
     assert set(threading.enumerate()) <= threads
 

@@ -53,7 +53,7 @@ def test_cycles_fall_back_to_the_clock_as_in_perf_and_nothing_else_does() -> Non
 
 
 @pytest.fixture
-def devices(tmp_path: Path) -> Path:
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two PMUs as sysfs shows those of an Intel machine."""
     files = {
         "cpu/type": "4\n", "cpu/format/event": "config:0-7\n", "cpu/format/umask": "config:8-15\n",
@@ -65,15 +65,16 @@ def devices(tmp_path: Path) -> Path:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    return tmp_path
+    monkeypatch.setattr("perf_offcpu.collect.events.pmu.DEVICES", tmp_path)
 
 
-def test_events_of_a_pmu_follow_its_formats(devices: Path) -> None:
+@pytest.mark.usefixtures("devices")
+def test_events_of_a_pmu_follow_its_formats() -> None:
     texts = [
         "cpu/event=0xc0,umask=0x01/", "cpu/event=3,edge,name=mine/u,cs", "cpu/scattered=0xab/",
         "cpu/mem-loads,period=17/pp", "cpu/config=0x12,freq=50/",
     ]  # fmt: skip
-    first, second, _, third, fourth, fifth = parse_events(texts, devices)
+    first, second, _, third, fourth, fifth = parse_events(texts)
     assert (first.type, first.config, first.name) == (4, 0x1C0, texts[0])
     assert (second.config, second.name, second.flags) == (
         3 | 1 << 18,
@@ -97,21 +98,23 @@ def test_events_of_a_pmu_follow_its_formats(devices: Path) -> None:
     ("odd/broken=1/", "the kernel's format of broken is not understood: nothing"),
     ("cpu/event=1/z", "unknown modifier 'z'"),
 ])  # fmt: skip
-def test_impossible_events_of_a_pmu(devices: Path, text: str, problem: str) -> None:
+@pytest.mark.usefixtures("devices")
+def test_impossible_events_of_a_pmu(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
-        parse_events([text], devices)
+        parse_events([text])
 
 
-def test_tracepoints_by_their_number(tmp_path: Path) -> None:
+def test_tracepoints_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.collect.events.tracepoints.TRACEFS", tmp_path)
     point = tmp_path / "events/sched/sched_switch"
     point.mkdir(parents=True)
     (point / "id").write_text("372\n")
-    plain, modified = parse_events(["sched:sched_switch,sched:sched_switch:k"], tracefs=tmp_path)
+    plain, modified = parse_events(["sched:sched_switch,sched:sched_switch:k"])
     assert (plain.type, plain.config, plain.period, plain.is_tracepoint) == (2, 372, 1, True)
     assert modified.flags == AttrFlag.EXCLUDE_USER | AttrFlag.EXCLUDE_HV
     for text in ("sched:nosuch", "../../etc:passwd", "sched:../../etc"):
         with pytest.raises(UsageError, match="unknown event"):
-            parse_events([text], tracefs=tmp_path)
+            parse_events([text])
 
 
 @pytest.mark.parametrize(
