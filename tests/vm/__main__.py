@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import shlex
 import signal
 import sys
@@ -22,7 +23,7 @@ EPILOG = f"""\
   scripts/vmtest 5.10                         too old: that recording says so in one sentence
   scripts/vmtest 7.2 --run 'perf-offcpu doctor'
   scripts/vmtest --two-boots 6.12         that the second boot records without compiling, and without bcc
-  scripts/vmtest --kept                       one table of the last whole run on each, as it was
+  scripts/vmtest --kept                       the last whole run on each, for Documentation/kernels.md
 
 KERNEL is the beginning of a version; the newest of Debian's suites that fits is taken. Linux 5.15 is the
 oldest that can work. The output of a run is kept in {host.CACHE / "results"};
@@ -50,7 +51,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--all", action="store_true", help="all of tests/kernel")
     parser.add_argument("--list", action="store_true", help="print what is run without --all, and why")
     parser.add_argument(
-        "--kept", action="store_true", help="run nothing: print the table of the last whole run on each"
+        "--kept", action="store_true", help="run nothing: print the last whole run on each, by feature"
     )
     parser.add_argument(
         "--two-boots", action="store_true", help="boot twice: compiled programs survive (tests/vm/boots.py)"
@@ -94,7 +95,7 @@ def _boot_twice(kernel: kernels.Kernel, options: argparse.Namespace) -> bool:
 
 
 def _table(releases: list[str], part: bool) -> str:
-    """Return a table of kept results with a column for each kernel, and the checkout of each below."""
+    """Return kept results by feature, those of chosen tests by test; then checkout and day of each run."""
     found = {name.removesuffix("-cloud-amd64"): _results(name, part) for name in releases}
     runs = {
         name: table.read(path / "junit.xml")
@@ -102,10 +103,15 @@ def _table(releases: list[str], part: bool) -> str:
         else table.read_console(path / "console")
         for name, path in found.items()
     }
-    lines = [table.render(runs)]
+    if part:
+        lines = [table.render(runs)]
+    else:
+        lines = [table.matrix(runs, selection.FEATURES), "", *table.failures(runs)]
     for name, path in found.items():
         checkout = path / "checkout"
-        lines.append(f"{name}: checkout {checkout.read_text().strip() if checkout.exists() else 'unknown'}")
+        if checkout.exists():
+            day = datetime.date.fromtimestamp(checkout.stat().st_mtime)
+            lines.append(f"{name}: checkout {checkout.read_text().strip()}, {day}")
     return "\n".join(lines)
 
 

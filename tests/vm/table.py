@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -64,7 +64,7 @@ def _cell(counts: Counter[str] | None) -> str:
 
 
 def render(runs: Mapping[str, Run]) -> str:
-    """A line a test, a column a kernel, totals at the end, then the first failure of each test."""
+    """Return a line for each test, a column for each kernel, totals, and the first failure of each test."""
     cases = sorted({case for run in runs.values() for case in run.outcomes})
     rows = [
         (f"{file}::{name}", [_cell(run.outcomes.get((file, name))) for run in runs.values()])
@@ -75,9 +75,31 @@ def render(runs: Mapping[str, Run]) -> str:
     widths = [max(len(kernel), *(len(cells[at]) for _, cells in rows)) for at, kernel in enumerate(runs)]
     lines = [_line("test", runs, first, widths), _line("-" * first, ["-" * w for w in widths], first, widths)]
     lines += [_line(name, cells, first, widths) for name, cells in rows]
-    for kernel, run in runs.items():
-        lines += [f"{kernel}: {file}::{name}: {text[:300]}" for (file, name), text in run.messages.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *failures(runs)])
+
+
+def failures(runs: Mapping[str, Run]) -> list[str]:
+    """Return a line for each test that failed on a kernel."""
+    return [
+        f"{kernel}: {file}::{name}: {text[:300]}"
+        for kernel, run in runs.items()
+        for (file, name), text in run.messages.items()
+    ]
+
+
+def matrix(runs: Mapping[str, Run], features: Mapping[str, Iterable[str]]) -> str:
+    """Return the Markdown table of Documentation/kernels.md: features, which list their tests, by kernel."""
+    rows = [["", *runs], ["---"] * (1 + len(runs))]
+    for feature, names in features.items():
+        tests = {tuple(name.replace(".py", "").split("::")) for name in names}
+        cells = []
+        for run in runs.values():
+            chosen = [counts for case, counts in run.outcomes.items() if {case, case[:1]} & tests]
+            counts = sum(chosen, Counter())
+            cells.append("ok" if counts["passed"] and not counts["failed"] else _cell(counts))
+        rows.append([feature, *cells])
+    rows.append(["passed / run", *map(_total, runs.values())])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _total(run: Run) -> str:
