@@ -70,8 +70,18 @@ def plain_pages(root: Path, directory: Path) -> list[Path]:
     """Make the pages in a directory without asciidoctor."""
     sources = sorted((root / "Documentation").glob("perf-offcpu*.txt"))
     for source in sources:
-        (directory / f"{source.stem}.1").write_text(plain_page(source.read_text("utf-8")), "utf-8")
+        (directory / f"{source.stem}.1").write_text(plain_page(with_includes(source)), "utf-8")
     return [directory / f"{source.stem}.1" for source in sources]
+
+
+def with_includes(source: Path) -> str:
+    """Return the text of a page with the files that it includes: options that several verbs share."""
+    return re.sub(
+        r"^include::(.+)\[\]$",
+        lambda include: source.with_name(include[1]).read_text("utf-8").rstrip(),
+        source.read_text("utf-8"),
+        flags=re.MULTILINE,
+    )
 
 
 def plain_page(text: str) -> str:

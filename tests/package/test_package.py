@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from builders.documents import man_source
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "tests" / "data" / "demo.data"
@@ -107,7 +108,7 @@ def test_a_wheel_from_a_checkout_without_asciidoctor_has_all_text_of_the_pages(t
     for page, content in pages.items():
         (tmp_path / page).write_bytes(content)
         text = man(page.removesuffix(".1"), "--warnings=all", "-l", tmp_path / page)
-        source = (ROOT / "Documentation" / page).with_suffix(".txt").read_text()
+        source = man_source((ROOT / "Documentation" / page).with_suffix(".txt"))
         for mark in (r"^\[.*\]$", r"^[-~=|]+$", "[|*+]", "::$", r"^=+", r"linkperf:|(?<=[a-z])\[1\]"):
             source = re.sub(mark, " ", source, flags=re.MULTILINE)
         missing = set(re.findall(r"[\w/-]+", source)) - set(re.findall(r"[\w/-]+", text))
