@@ -17,6 +17,8 @@ from perf_offcpu.convert.registry import FORMATS
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 SCRIPT = ROOT / "scripts" / "offcpu.py"
+MORE = {name: pytest.mark.long for name in FORMATS if name not in ("folded", "html", "pprof")}
+"""Formats that go the same ways as a text, a page and packed messages."""
 SYMBOLS = ["--symfs", str(DATA / "demo.symfs"), "--kallsyms", str(DATA / "demo.kallsyms")]
 SYMBOLS += ["--buildid-dir", "nowhere"]  # perf sets PERF_BUILDID_DIR for its children
 
@@ -48,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MORE.get(name, ())) for name in FORMATS])
 def test_all_doors_give_the_same(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = by_convert([f"--{name}"], here / "wanted")
     inside = ["perf", "script", "-f", "-i", "demo.data", "-s", str(SCRIPT), "--", f"--{name}", *SYMBOLS]

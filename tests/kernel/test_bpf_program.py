@@ -298,6 +298,7 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
 # Full maps, full rings: nothing goes silently
 
 
+@pytest.mark.beside
 @both_forms
 def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path, in_switch: bool) -> None:
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, sum_entries=4, in_switch=in_switch)
@@ -312,6 +313,7 @@ def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path, in_switch: bool
         balance.check(tally, counted, around=2)
 
 
+@pytest.mark.beside
 @both_forms
 def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path, in_switch: bool) -> None:
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, stack_entries=2, in_switch=in_switch)
@@ -338,6 +340,7 @@ def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> N
         balance.check(tally, counted, around=2)
 
 
+@pytest.mark.beside
 def test_a_cpu_without_event_sends_waits_to_the_sums(napper: Path) -> None:
     one = Napper(napper)
     with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as program:
@@ -352,6 +355,7 @@ def test_a_cpu_without_event_sends_waits_to_the_sums(napper: Path) -> None:
     assert counters["samples"] == counters["waits_lost"] == 0
 
 
+@pytest.mark.beside
 def test_a_wait_that_finds_no_room_at_all_is_counted(napper: Path) -> None:
     one = Napper(napper)
     with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, sum_entries=1)) as program:

@@ -106,20 +106,21 @@ def test_running_time_is_cpu_time(both: tuple[Recording, dict[str, Thread], Besi
         assert 0.97 * thread.cpu_ns - MS <= running <= 1.05 * thread.cpu_ns + 10 * MS, thread.comm
 
 
-@pytest.mark.parametrize("by", ["thread", "comm"])
-def test_threads_without_any_sample_are_in_the_report(perf_offcpu: Command, tmp_path: Path, by: str) -> None:
+@pytest.mark.beside
+def test_threads_without_any_sample_are_in_the_report(perf_offcpu: Command, tmp_path: Path) -> None:
     path = tmp_path / "perf.data"
     script = "for i in $(seq 60); do awk 'BEGIN { for (i = 0; i < 20000; i++) x += i }'; done"
     done = perf_offcpu("record", "-e", "none", "-o", path, "--", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     budget = load_recording(path).budget
     assert len(budget) >= 61
-    done = perf_offcpu("report", "-i", path, "--json", "--limit", "5", "--budget-by", by)
-    table = json.loads(done.stdout)["budget"]
-    rows = [*table["threads"], *table["rest"]]
-    assert sum(row["threads"] for row in rows) == table["total"]["threads"] == len(budget)
-    assert sum(row["running"] for row in rows) == table["total"]["running"] == int(budget.running_ns.sum())
-    assert sum(row["threads"] for row in rows if row["comm"] == "awk") >= 55
+    for by in ("thread", "comm"):
+        done = perf_offcpu("report", "-i", path, "--json", "--limit", "5", "--budget-by", by)
+        table = json.loads(done.stdout)["budget"]
+        rows, total = [*table["threads"], *table["rest"]], table["total"]
+        assert sum(row["threads"] for row in rows) == total["threads"] == len(budget)
+        assert sum(row["running"] for row in rows) == total["running"] == int(budget.running_ns.sum())
+        assert sum(row["threads"] for row in rows if row["comm"] == "awk") >= 55
 
 
 def test_it_agrees_with_the_switches_that_perf_records(

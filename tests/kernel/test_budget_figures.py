@@ -22,10 +22,8 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Budget
 
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
-MIXES = {
-    "switch": "--switch 2", "mutex": "--mutex 2 --mutex-procs 3", "sem": "--sem 2 --sem-procs 3",
-    "fork": "--fork 2", "cpu": "--cpu 3", "all": "--switch 1 --mutex 1 --sem 1 --fork 1 --cpu 1",
-}  # fmt: skip
+ALL = "--switch 1 --mutex 1 --sem 1 --fork 1 --cpu 1"
+PARTS = ("--switch 2", "--mutex 2 --mutex-procs 3", "--sem 2 --sem-procs 3", "--fork 2", "--cpu 3")
 
 
 class Figures(NamedTuple):
@@ -76,11 +74,10 @@ def stop(leader: int) -> dict[int, Figures]:
     return {tid: found for tid, _, _ in session(leader) if (found := figures(tid))}
 
 
-@pytest.fixture(params=MIXES)
+@pytest.fixture(params=[ALL, *(pytest.param(part, marks=pytest.mark.long) for part in PARTS)])
 def mix(request: pytest.FixtureRequest) -> Iterator[int]:
     """A session of stress-ng at work."""
-    options = MIXES[request.param].split()
-    command = ["stress-ng", "--quiet", "--timeout", "60", *options]
+    command = ["stress-ng", "--quiet", "--timeout", "60", *request.param.split()]
     leader = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     time.sleep(0.5)
     yield leader.pid

@@ -21,17 +21,16 @@ PIPE_HEADER = 16
 """perf counts the offsets of a pipe from behind its header, we from the start of the file."""
 
 RECORDINGS = {
-    "chains": ["-g", "-e", "cpu-clock", "-F", "5000"],
+    "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
     "addresses": ["-g", "-d", "-e", "page-faults", "-c", "1"],
     "several": [
         "-g", "-e", "cpu-clock/period=500000/,page-faults/period=10/,context-switches/period=1/",
         "--switch-events",
     ],
     "everything": [
-        "-e", "cpu-clock", "-F", "2000", "-W", "--phys-data", "-a", "--sample-cpu", "--namespaces",
+        "-e", "cpu-clock", "-F", "200", "-W", "--phys-data", "-a", "--sample-cpu", "--namespaces",
     ],
     "registers": ["--call-graph", "dwarf,512", "-e", "cpu-clock", "-F", "2000"],
-    "one": ["-e", "task-clock"],
     "tracepoint": ["-e", "sched:sched_switch", "-R", "--switch-events"],
 }  # fmt: skip
 COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)

@@ -16,8 +16,10 @@ import pytest
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
 
+pytestmark = pytest.mark.beside
+
 HERE = Path(__file__).parent
-SECONDS = float(os.environ.get("PERF_OFFCPU_HOSTILE_SECONDS", "3"))
+SECONDS = float(os.environ.get("PERF_OFFCPU_HOSTILE_SECONDS", "2"))
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 
 
@@ -33,19 +35,7 @@ class Made(NamedTuple):
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
     path = tmp_path_factory.mktemp("hostile") / "x.data"
-    record = [
-        PROGRAM,
-        "record",
-        "-a",
-        "--off-cpu-thresh",
-        "0",
-        "-m",
-        "8M",
-        "-o",
-        path,
-        "--duration",
-        str(SECONDS),
-    ]
+    record = [PROGRAM, *"record -a --off-cpu-thresh 0 -m 8M -o".split(), path, "--duration", str(SECONDS)]
     words = ["unshare", "-m", sys.executable, HERE / "hostile_names.py", str(SECONDS), "--", *record]
     done = subprocess.run(words, capture_output=True, timeout=60 + 3 * SECONDS, check=False)
     said = done.stderr.decode(errors="replace")

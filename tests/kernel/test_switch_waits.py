@@ -29,6 +29,7 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 RECORDS = ("--switch-events", "-e", "context-switches", "-c", "1", "-g")
 TRACEPOINTS = ("-e", "sched:sched_switch", "-e", "sched:sched_waking", "-g")
 ROUNDS = ("--rounds", "10")
+LONG = pytest.mark.long
 
 PREEMPTED, LASTS = np.uint32(SampleFlag.PREEMPTED), np.uint32(SampleFlag.STILL_BLOCKED)
 
@@ -88,9 +89,9 @@ def record(path: Path, waiter: Path, *options: str) -> dict[str, Thread]:
     scope="module",
     params=[
         pytest.param(RECORDS, id="records"),
-        pytest.param((*RECORDS, "-a"), id="records of all CPUs"),
+        pytest.param((*RECORDS, "-a"), id="records of all CPUs", marks=LONG),
         pytest.param((*RECORDS, "-a", "-z"), id="compressed"),
-        pytest.param(("--switch-events", *TRACEPOINTS, "-a"), id="tracepoints of all CPUs"),
+        pytest.param(("--switch-events", *TRACEPOINTS, "-a"), id="tracepoints of all CPUs", marks=LONG),
         pytest.param(("--switch-events", *TRACEPOINTS), id="tracepoints of the command"),
         pytest.param(("--switch-events", *TRACEPOINTS, "-a", "-o", "-"), id="pipe"),
     ],
