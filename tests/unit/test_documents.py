@@ -2,6 +2,7 @@
 """Documentation says what the code does."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from perf_offcpu.collect.bpf.config import DEFAULT_THRESHOLD_NS
@@ -32,18 +33,42 @@ def test_every_format_is_in_the_synopsis_and_has_its_row() -> None:
     assert re.findall(r"^\| `--([a-z-]+)` \|", text, re.MULTILINE) == list(FORMATS)
 
 
-def test_files_that_answer_are_there() -> None:
-    """The table "Which file answers what": paths are those of the package, tests those of the checkout."""
+PATH = r"(?:[\w-]+/)*[\w-]+(?:\.(?:py|h|c|js|txt|md)|\.bpf\.c|/)|(?:\w+/)+\w+"
+
+
+def answers() -> Iterator[tuple[str, Path | None]]:
+    """Yield each path of the table "Which file answers what" as it is written, and the file; None: not there.
+
+    A path is below the top, the package, or, where it has no directory, that of the test before it.
+    """
     text = (ROOT / "CONTRIBUTING.md").read_text()
     table = text.partition("### Which file answers what")[2].partition("### ")[0]
-    paths = re.findall(r"`((?:[\w-]+/)*[\w-]+(?:\.(?:py|h|txt|md)|/)|(?:\w+/)+\w+)`", table)
-    named = [path for path in paths if not re.search("FORMAT|VERB", path)]
-    assert len(named) > 30
-    folder, missing = "", []
-    for path in named:
-        if not any((top / path).exists() for top in (ROOT, ROOT / "perf_offcpu", ROOT / folder)):
-            missing.append(path)
-        folder = path.rpartition("/")[0] if path.startswith("tests/") else folder
+    folder = ""
+    for path in re.findall(rf"`({PATH})`", table):
+        if not re.search("FORMAT|VERB", path):
+            places = [top / path for top in (ROOT, ROOT / "perf_offcpu", ROOT / folder)]
+            yield path, next((place for place in places if place.exists()), None)
+            folder = path.rpartition("/")[0] if path.startswith("tests/") else folder
+
+
+def test_files_that_answer_are_there() -> None:
+    files = dict(answers())
+    assert len(files) > 100 and [path for path, file in files.items() if file is None] == []
+
+
+def test_files_that_answer_hold_the_names_that_they_are_said_to_hold() -> None:
+    """Forms: "`NAME` in `FILE`", "`NAME` and `NAME` in `FILE`", "`FILE` (raise `NAME`)"."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = dict(answers())
+    said = re.findall(rf"((?:`\w+`(?: and | of |, | in ))+)`({PATH})`", text)
+    pairs = [(name, path) for names, path in said for name in re.findall(r"`(\w+)`", names)]
+    pairs += [(name, path) for path, name in re.findall(rf"`({PATH})` \([^)`]*`(\w+)`", text)]
+    assert len(pairs) > 30
+    missing = []
+    for name, path in pairs:
+        file = files.get(path)
+        if file is not None and not re.search(rf"\b{name}\b", file.read_text()):
+            missing.append(f"{name} in {path}")
     assert missing == []
 
 
