@@ -45,13 +45,12 @@ class Profile(ModelProfile):
         Args:
             format_name: a key of `convert.registry.FORMATS`, such as "folded".
             out: an open stream for text, or for bytes if the format is binary.
-            options: fields of `convert.options.Options`.
+            options: fields of `convert.registry.Options`.
 
         Raises:
             UsageError: the format is unknown, does not have an option, or cannot hold the samples.
         """
-        from perf_offcpu.convert.options import Options
-        from perf_offcpu.convert.registry import FORMATS
+        from perf_offcpu.convert.registry import FORMATS, Options
         from perf_offcpu.errors import UsageError
 
         if format_name not in FORMATS:

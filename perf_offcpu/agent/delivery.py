@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from perf_offcpu.agent.budget.bucket import Bucket
+from perf_offcpu.agent.budget.cpu import Bucket
 from perf_offcpu.agent.ledger import Ledger, Parts
 from perf_offcpu.agent.segment import read_segment
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say

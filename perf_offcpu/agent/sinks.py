@@ -226,7 +226,7 @@ class PushSink:
                 self._later(f"{type(problem).__name__}: {problem}", None)
 
     def _send(self, name: str) -> None:
-        from perf_offcpu.push.errors import Refused, RetryLater, ServerRefused
+        from perf_offcpu.push.sender import Refused, RetryLater, ServerRefused
 
         try:
             body = self._spool.read(name)

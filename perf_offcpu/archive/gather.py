@@ -26,13 +26,11 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.mappings import KERNEL_DSO, NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.objects import vdso
-from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
-from perf_offcpu.objects.files import Refused, open_dso, pids_of_dso, refusal
+from perf_offcpu.objects.files import VDSO, Refused, open_dso, pids_of_dso, refusal
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory
-from perf_offcpu.objects.search import DELETED
+from perf_offcpu.objects.search import DELETED, open_debug
 from perf_offcpu.structs import mutable
 from perf_offcpu.symbolize.kernel.kallsyms import kallsyms_text
 from perf_offcpu.symbolize.kernel.names import KernelNames
@@ -103,9 +101,9 @@ class SymbolSaver:
                 self._add(path.lstrip("/"), image.source)
             return
         directory = f"{_relative(path)}/{build_id}"
-        self._add(f"{directory}/{'vdso' if path == vdso.NAME else 'elf'}", image.source)
+        self._add(f"{directory}/{'vdso' if path == VDSO else 'elf'}", image.source)
         self._link(build_id, directory)
-        if self.debug and path != vdso.NAME:
+        if self.debug and path != VDSO:
             wanted = b".symtab" if image.section_named(b".debug_info") else b".debug_info"
             debug = None if image.section_named(wanted) else open_debug(image, self.search, wanted, stack)
             if debug is not None:
@@ -147,6 +145,6 @@ class SymbolSaver:
 
 def _relative(path: str) -> str:
     """Return a directory for an object in the store: its path if that may be opened, else its name only."""
-    if path == vdso.NAME or refusal(path) is None:
+    if path == VDSO or refusal(path) is None:
         return path.lstrip("/")
     return f"other/{os.path.basename(path) or 'object'}".replace("..", "__")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from perf_offcpu.commands.shared.option_tables import add_options, duration_s
+from perf_offcpu.commands.shared.parsers import add_options, duration_s
 from perf_offcpu.commands.shared.push import ACCESS
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 

@@ -12,7 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership, note_cut
-from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.commands.shared.parsers import add_options
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.files import FileRefusedError, open_regular

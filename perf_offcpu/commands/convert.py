@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.commands.shared.busy import busy
 from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
 from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality.critical import critical_path_from_args
-from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.page import with_head
 from perf_offcpu.commands.shared.parquet import write_dataset
+from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_profile_arguments,
@@ -27,8 +26,8 @@ from perf_offcpu.commands.shared.profile import (
     selection_from_args,
     split_list,
 )
-from perf_offcpu.convert.options import MIN_SHARE, Options
-from perf_offcpu.convert.registry import FORMATS, Format
+from perf_offcpu.commands.shared.streams import busy
+from perf_offcpu.convert.registry import FORMATS, MIN_SHARE, Format, Options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import UNITS
 
@@ -192,8 +191,8 @@ def _critical_path(args: argparse.Namespace) -> int:
     made: list[Any] = []
 
     def load() -> Profile:
+        from perf_offcpu.causality.path_rows import path_track
         from perf_offcpu.causality.path_stacks import path_profile
-        from perf_offcpu.causality.path_track import path_track
 
         profile, timeline, path = critical_path_from_args(args)
         if "path" not in FORMATS[args.format].options:

@@ -7,8 +7,8 @@ import argparse
 import sys
 
 from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership, note_cut
-from perf_offcpu.commands.shared.option_tables import add_options
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
+from perf_offcpu.commands.shared.parsers import add_options
 from perf_offcpu.errors import UsageError
 
 _EPILOG = """\

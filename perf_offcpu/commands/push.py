@@ -8,20 +8,19 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.busy import busy
-from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.commands.shared.parsers import add_options
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
     profile_from_args,
     split_list,
 )
 from perf_offcpu.commands.shared.push import TARGETS, add_push_options, labels_from_args, senders_from_args
+from perf_offcpu.commands.shared.streams import busy
 from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
-    from perf_offcpu.push.errors import RetryLater
-    from perf_offcpu.push.sender import Sender
+    from perf_offcpu.push.sender import RetryLater, Sender
     from perf_offcpu.push.targets import Target
 
 EXAMPLES = """examples:
@@ -72,9 +71,8 @@ def _waits(args: argparse.Namespace) -> Profile:
 
 def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, str], limit_s: float) -> bool:
     """Send to one target and print the result; return whether the server accepted all samples."""
-    from perf_offcpu.push.errors import PushError
     from perf_offcpu.push.messages import messages
-    from perf_offcpu.push.retry import send_until
+    from perf_offcpu.push.sender import PushError, send_until
 
     def waiting(problem: RetryLater, pause: float) -> None:
         _tell(f"{problem}; trying again in {pause:.1f} s")

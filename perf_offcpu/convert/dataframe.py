@@ -18,7 +18,7 @@ from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.callpaths.texts import Texts, merged, sample_texts
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.convert.encode.text_columns import path_texts
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile

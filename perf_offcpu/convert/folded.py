@@ -20,7 +20,7 @@ from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import in_units, unit_factor
 from perf_offcpu.convert.encode.text_columns import path_texts
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import folded_field, folded_root
 

@@ -25,7 +25,7 @@ from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import field, from_bytes, joined, ragged, varints
 from perf_offcpu.convert.locations import Function, Location, Locations, Mapping
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen

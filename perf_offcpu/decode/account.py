@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -24,15 +24,48 @@ from perf_offcpu.abi.counters import (
     budget_layout,
 )
 from perf_offcpu.abi.wait_objects import MAGIC as OBJECTS_MAGIC
+from perf_offcpu.abi.wait_objects import OBJECTS, TEXTS
 from perf_offcpu.binary.fields import Order
-from perf_offcpu.decode.wait_objects import ObjectRow, read_objects
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
-from perf_offcpu.model.recording import Budget, PythonFrames, Spans
+from perf_offcpu.model.recording import Budget, PythonFrames, Spans, WaitObjects
 from perf_offcpu.model.spans import united
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
+
+ObjectRow = dict[str, Any]
+"""Fields of an object by name, with texts as bytes."""
+
+_MOST_PID = 2**31 - 1
+
+
+def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
+    """Return id → object of a payload; none if it is damaged."""
+    try:
+        values = OBJECTS.unpack(payload, order)
+    except LayoutError:
+        return {}
+    rows, texts = values["objects"], values["text"].split(b"\0")
+    if len(texts) != len(TEXTS) * len(rows) + 1:
+        return {}
+    found = {}
+    for at, row in enumerate(rows):
+        words = texts[len(TEXTS) * at :][: len(TEXTS)]
+        found[row["id"]] = row | dict(zip(TEXTS, words, strict=True))
+    return found
+
+
+def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObjects:
+    """Return the table of all objects, sorted by id."""
+    rows = [objects[id_] for id_ in sorted(objects)]
+    columns: dict[str, Any] = {name: strings.intern_all(row[name] for row in rows) for name in TEXTS}
+    for name in ("id", "kind", "device", "inode", "number", "address", "peer_inode"):
+        columns[name] = [row[name] for row in rows]
+    for name in ("pid", "peer_pid"):  # 0 is no process of a user
+        columns[name] = [row[name] if 0 < row[name] <= _MOST_PID else -1 for row in rows]
+    return WaitObjects.filled(len(rows), **columns)
+
 
 _HEAD = BUDGETS.offset("budgets")
 BUDGET_SUMS = (

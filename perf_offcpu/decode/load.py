@@ -18,7 +18,7 @@ from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
 from perf_offcpu.abi.cfi import arch_of_registers
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
-from perf_offcpu.decode.account import CollectorAccount
+from perf_offcpu.decode.account import CollectorAccount, object_table
 from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import at_pauses, joined_budget
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
@@ -30,7 +30,6 @@ from perf_offcpu.decode.switches.waits import has_switches, with_waits
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
-from perf_offcpu.decode.wait_objects import object_table
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, SampleFlag, Samples
 from perf_offcpu.model.sampling import Sampling

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.missing import gaps_of, losses_of
 from perf_offcpu.fleet.profile import KEYS as STACK_KEYS
 from perf_offcpu.fleet.profile import profile_of
-from perf_offcpu.fleet.queries import Selected, grouped, ranked
+from perf_offcpu.fleet.queries import Selected, gaps_of, grouped, losses_of, ranked
 from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.sampling import Sampling

@@ -12,9 +12,20 @@ from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.missing import Gap, gaps_of, losses_of
 from perf_offcpu.fleet.profile import profile_of, unit_of
-from perf_offcpu.fleet.queries import IDLE, NUMBERS, Selected, column_of, folded, grouped, host_names, ranked
+from perf_offcpu.fleet.queries import (
+    IDLE,
+    NUMBERS,
+    Gap,
+    Selected,
+    column_of,
+    folded,
+    gaps_of,
+    grouped,
+    host_names,
+    losses_of,
+    ranked,
+)
 from perf_offcpu.fleet.selection import in_hours
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN, id_text, printable

@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import decimal
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION, Column
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.fleet.engine import Engine, FileGoneError
+from perf_offcpu.report.text_table import Column as TextColumn
+from perf_offcpu.report.text_table import lay_out
 from perf_offcpu.structs import mutable
+from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
     from perf_offcpu.dataset.dataset import Dataset
+
 
 _IBIS_TYPES = {
     "list<int64>": "array<int64>",
@@ -151,3 +158,52 @@ def _check_version(dataset: Dataset, files: Sequence[str]) -> None:
             raise FileGoneError(f"{path}: {problem.strerror}") from None
         with file:
             check_version(file, path)
+
+
+def ask(tables: Tables, query: str) -> dict[str, list[Any]]:
+    """Return the columns of the result: name → values.
+
+    Raises:
+        PerfOffcpuError: the engine refused the query.
+    """
+    tables.check_versions()
+    for name in TABLES:
+        if re.search(rf"\b{name}\b", query, re.IGNORECASE):
+            tables.table(name)
+    return tables.engine.sql(query)
+
+
+def document(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a result as a JSON document: numbers stay exact, NaN and infinity become null."""
+    return [
+        dict(zip(columns, map(_plain_value, row), strict=True)) for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value of types that JSON has; others, such as times, as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_value(one) for one in value]
+    if isinstance(value, decimal.Decimal):
+        is_whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if is_whole else _plain_value(float(value))
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def lines(columns: dict[str, list[Any]]) -> Iterator[str]:
+    """Return a text table of a result."""
+    if not columns:
+        return
+    yield from lay_out([_column(name, values) for name, values in columns.items()], None)
+
+
+def _column(name: str, values: list[Any]) -> TextColumn:
+    left = any(isinstance(value, str | Mapping | list) for value in values)
+    cells = ["" if value is None else printable(str(value)) for value in values]
+    return TextColumn(printable(name), cells, left=left)

@@ -32,8 +32,7 @@ from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.inject.header import has_stacks, written_events, written_features
-from perf_offcpu.inject.late_copies import LateCopies
-from perf_offcpu.inject.late_exits import LateExits
+from perf_offcpu.inject.late_exits import LateCopies, LateExits
 from perf_offcpu.inject.options import RewriteOptions, Rewritten
 from perf_offcpu.inject.samples import SampleRewriter, Stage, is_untimed
 from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts, drop_references
@@ -43,10 +42,9 @@ from perf_offcpu.model.columns import I64
 from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.leaked_flag import with_written_miscs
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.trailers import record_times
+from perf_offcpu.perfdata.trailers import record_times, with_written_miscs
 from perf_offcpu.perfdata.write.columns import bytes_of, woven
 from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.pipe import PipeWriter

@@ -19,9 +19,8 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
-from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains
+from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains, without_user_parts
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
-from perf_offcpu.decode.stacks.user_parts import without_user_parts
 from perf_offcpu.inject.options import Rewritten
 from perf_offcpu.inject.payload_words import payloads
 from perf_offcpu.model.callchains import Ragged

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.decode.deferred import DeferredMatcher
+from perf_offcpu.decode.deferred import DeferredMatcher, join_parts, kernel_parts, without_user_parts
 from perf_offcpu.decode.retype import repair_ids, retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.stacks.snapshot_store import (
@@ -31,10 +31,9 @@ from perf_offcpu.decode.stacks.snapshot_store import (
     has_snapshot,
     with_callers,
 )
-from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts, without_user_parts
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.inject.header import has_stacks, is_raw_offcpu
-from perf_offcpu.inject.late_copies import LateCopies
+from perf_offcpu.inject.late_exits import LateCopies
 from perf_offcpu.inject.options import Rewritten
 from perf_offcpu.inject.payload_words import made_extensions, recorded_extensions, with_walk_ends
 from perf_offcpu.inject.samples import SampleBatch, model_fields

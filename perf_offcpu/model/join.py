@@ -3,7 +3,7 @@
 
 Each column declares the meaning of its values (`columns.Domain`), so one function serves all tables. Strings,
 events and callchains that are equal become one row; the rows of other tables stay apart. The users sort the
-result: `decode.join` joins the recordings of one host, `symbolize.hosts` the profiles of several.
+result: `decode.join` joins the recordings of one host, `symbolize.load` the profiles of several.
 """
 
 from __future__ import annotations

@@ -8,17 +8,46 @@ can be handed unsymbolized data by mistake. A sample's weight is its `period`: a
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, column, tables_of
-from perf_offcpu.model.program_rule import ProgramRule
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import mutable
+
+
+class ProgramRule(NamedTuple):
+    """Class and idleness of waits by the functions of a program; see Documentation/wait-classes.md.
+
+    Args:
+        program: the program or library, for people.
+        meaning: what is waited for, for people.
+        frames: functions, one of which is in the stack; "" any stack. Code without a name is called by its
+            file, `[python3.11]`. This and the next four are regular expressions for whole names, separated
+            by blanks.
+        callers: functions, one of which called that of `frames`; "" any.
+        comm: names of threads; "" any.
+        syscall: system calls; "" any.
+        waits: labels of the classes by the general rules that the rule is about; "" all but run queue and
+            page fault.
+        wait_class: label of the class of such waits; "" leaves it as it is.
+        for_work: whether the thread waits for its next piece of work; None leaves it as it is.
+    """
+
+    program: str
+    meaning: str
+    frames: str = ""
+    callers: str = ""
+    comm: str = ""
+    syscall: str = ""
+    waits: str = ""
+    wait_class: str = ""
+    for_work: bool | None = None
+
 
 _KERNEL_DSOS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
 

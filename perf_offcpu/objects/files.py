@@ -7,6 +7,9 @@ there can act). A file counts only if it has the recorded build-id. If none was 
 changed after the recording does not count, except for the files that `perf inject --jit` makes of code
 after recording it. Wrong names are worse than none: a file that does not match is refused, its frames stay
 [unknown], and the cause is counted and reported.
+
+The image is taken from the memory of this process; it is that of the running kernel. The recorded build-id
+tells if a recording was made with the same.
 """
 
 from __future__ import annotations
@@ -25,11 +28,33 @@ from perf_offcpu.files import FileRefusedError, kernel_lines, open_regular, read
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.recording import Meta, Recording
-from perf_offcpu.objects import vdso
 from perf_offcpu.objects.elf.functions import ElfFile, symbols_of
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
+
+VDSO: Final = "[vdso]"
+_MAX_BYTES: Final = 1 << 20
+
+
+def vdso_image() -> bytes:
+    """Return the bytes of the vDSO of this process: a 64-bit ELF shared object for a 64-bit process.
+
+    Raises:
+        OSError: the memory of the process cannot be read.
+        FormatError: the process has no vDSO.
+    """
+    with open("/proc/self/maps", "rb") as maps:
+        found = [line for line in maps if line.rstrip().endswith(VDSO.encode())]
+    if not found:
+        raise FormatError("/proc/self/maps", VDSO, "this process has no vDSO")
+    start, end = (int(word, 16) for word in found[0].split(b" ", 1)[0].split(b"-"))
+    fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, min(end - start, _MAX_BYTES), start)
+    finally:
+        os.close(fd)
+
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")
 _PSEUDO: Final = ("[", "//", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage", "anon_inode:", "/dev/zero")
@@ -74,10 +99,10 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
     dsos, meta = recording.dsos, recording.meta
     name, hex_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
     build_id = bytes.fromhex(hex_id)
-    if name == vdso.NAME and not build_id and not is_running_kernel(meta):
+    if name == VDSO and not build_id and not is_running_kernel(meta):
         raise Refused(losses.OTHER_BUILD)
     try:
-        image = _open(name, search, stack) if name == vdso.NAME else _by_path(name, search, stack)
+        image = _open(name, search, stack) if name == VDSO else _by_path(name, search, stack)
         if build_id and not same_build(image.build_id, build_id):
             raise Refused(losses.OTHER_BUILD)
         may_be_younger = build_id or search.symfs or _JITTED.search(name)
@@ -170,8 +195,8 @@ def _unpadded(build_id: bytes) -> Iterator[bytes]:
 
 def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
     try:
-        if path == vdso.NAME:
-            return ElfImage(Source(path, vdso.vdso_image()), search.cache)
+        if path == VDSO:
+            return ElfImage(Source(path, vdso_image()), search.cache)
         fd = open_regular(path)
         stack.callback(os.close, fd)
         if os.fstat(fd).st_dev in _acting_devices():

@@ -16,8 +16,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_VER0, unpack_attr
-from perf_offcpu.abi.features import Feature
-from perf_offcpu.abi.file import (
+from perf_offcpu.abi.features import (
     FEATURE_BITS,
     FILE_HEADER,
     FILE_HEADER_SIZE,
@@ -27,6 +26,7 @@ from perf_offcpu.abi.file import (
     MAGIC_V1,
     PIPE_HEADER_SIZE,
     SECTION,
+    Feature,
 )
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import FormatError

@@ -15,8 +15,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import ATTR_SIZE_MAX, unpack_attr
-from perf_offcpu.abi.features import Feature
-from perf_offcpu.abi.file import FEATURE_BITS
+from perf_offcpu.abi.features import FEATURE_BITS, Feature
 from perf_offcpu.abi.records import EVENT_UPDATE_NAME, RECORD_LAYOUTS, RecordType
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError

@@ -30,10 +30,10 @@ from perf_offcpu.perfdata.compressed import Decompressor
 from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.header import FileHead, read_head
-from perf_offcpu.perfdata.leaked_flag import without_leaked_flags
 from perf_offcpu.perfdata.pipe_head import PipeHead
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.source import Source, open_file, open_source
+from perf_offcpu.perfdata.trailers import without_leaked_flags
 
 PIECE = 16 << 20
 _COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)

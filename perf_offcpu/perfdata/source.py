@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, BinaryIO, cast
 
-from perf_offcpu.abi.file import MAGIC, MAGIC_SWAPPED, PIPE_HEADER_SIZE
+from perf_offcpu.abi.features import MAGIC, MAGIC_SWAPPED, PIPE_HEADER_SIZE
 from perf_offcpu.errors import FormatError, RecordingError
 from perf_offcpu.files import FileRefusedError, open_regular
 from perf_offcpu.perfdata.compressed import zstd_library

@@ -12,10 +12,8 @@ from typing import Any
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.push.answers import MOST_BYTES, Answer, export_answer, retry_delay_s, shown
-from perf_offcpu.push.errors import PushError, Refused, RetryLater, ServerRefused
-from perf_offcpu.push.sender import SendOptions
+from perf_offcpu.push.sender import PushError, Refused, RetryLater, SendOptions, ServerRefused, authorities
 from perf_offcpu.push.targets import Server, Target
-from perf_offcpu.push.tls import authorities
 from perf_offcpu.resources import version
 
 _LATER = frozenset("CANCELLED DEADLINE_EXCEEDED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split())

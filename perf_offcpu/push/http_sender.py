@@ -16,10 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from perf_offcpu.push.answers import MOST_BYTES, Answer, error_text, export_answer, retry_after_s, shown
-from perf_offcpu.push.errors import PushError, Refused, RetryLater, ServerRefused
-from perf_offcpu.push.sender import SendOptions
+from perf_offcpu.push.sender import PushError, Refused, RetryLater, SendOptions, ServerRefused, tls_context
 from perf_offcpu.push.targets import Server, Target
-from perf_offcpu.push.tls import tls_context
 from perf_offcpu.resources import version
 
 _CONTENT = {

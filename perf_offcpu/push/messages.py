@@ -16,8 +16,8 @@ from hashlib import blake2b
 from uuid import UUID
 
 from perf_offcpu.convert.encode.protobuf import field
-from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.pprof import Content, encode_content
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.push import otlp
 from perf_offcpu.push.labels import check_labels, labels_of, underscored

@@ -35,8 +35,8 @@ from perf_offcpu.convert.encode.protobuf import (
 )
 from perf_offcpu.convert.locations import Function, Location, Locations
 from perf_offcpu.convert.locations import Mapping as Code
-from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.pprof import Content, utc_ns
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.push.waits import Waits
 from perf_offcpu.resources import version
 

@@ -3,10 +3,69 @@
 
 from __future__ import annotations
 
+import random
+import ssl
+import time
+from collections.abc import Callable
 from typing import Protocol
 
+from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.push.answers import Answer
 from perf_offcpu.structs import frozen
+
+
+def tls_context(ca: str) -> ssl.SSLContext:
+    """Return a context that checks name and certificate of a server.
+
+    Args:
+        ca: PEM of the authorities; "" for the system's.
+
+    Raises:
+        UsageError: `ca` is no PEM.
+    """
+    try:
+        return ssl.create_default_context(cadata=ca or None)
+    except (ssl.SSLError, TypeError, ValueError) as problem:
+        raise UsageError(f"--push-ca: no certificates in PEM: {problem}") from None
+
+
+def authorities(ca: str) -> bytes:
+    """Return the PEM of the authorities for gRPC, which has its own list instead of the system's.
+
+    Raises:
+        UsageError: `ca` is no PEM, or the system has no authorities.
+    """
+    found = tls_context(ca).get_ca_certs(binary_form=True)
+    if not found:
+        raise UsageError("grpcs: the system has no certificates of authorities: name some with --push-ca")
+    return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
+
+
+class PushError(PerfOffcpuError):
+    """A message was not accepted; the text names the server and the reason."""
+
+
+class RetryLater(PushError):
+    """The server cannot be reached, is busy or failed: it may accept the same message later.
+
+    Args:
+        text: the message.
+        after_s: seconds that the server asked to wait; None if it did not.
+        was_answered: the server got the message and answered.
+    """
+
+    def __init__(self, text: str, after_s: float | None = None, *, was_answered: bool = False) -> None:
+        self.after_s, self.was_answered = after_s, was_answered
+        super().__init__(text)
+
+
+class Refused(PushError):
+    """The server will never accept this message, but it may accept others."""
+
+
+class ServerRefused(Refused):
+    """The server accepts no message at all: wrong address, credentials or certificate."""
+
 
 TIMEOUT_S = 30.0
 
@@ -35,3 +94,48 @@ class Sender(Protocol):
     def close(self) -> None:
         """Close the connection."""
         ...
+
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+
+def pause_s(attempt: int, after_s: float | None) -> float:
+    """Return the pause after a failed attempt.
+
+    Args:
+        attempt: number of the attempt, from 0.
+        after_s: the pause that the server asked for; None: a random one that doubles with each attempt, so
+            that many machines do not try again at the same moment.
+    """
+    if after_s is not None:
+        return after_s
+    longest: float = min(FIRST_PAUSE_S * 2.0 ** min(attempt, 16), LONGEST_PAUSE_S)
+    return longest * random.uniform(0.5, 1.0)
+
+
+def send_until(
+    sender: Sender,
+    body: bytes,
+    deadline_s: float,
+    waiting: Callable[[RetryLater, float], None],
+) -> Answer:
+    """Send a message; if the server may accept it later, try again until a moment of time.monotonic().
+
+    Args:
+        waiting: is called before each pause with the failure and the length of the pause.
+
+    Raises:
+        RetryLater: the next attempt would be after the deadline.
+        Refused: the server will never accept the message.
+    """
+    attempt = 0
+    while True:
+        try:
+            return sender.send(body)
+        except RetryLater as problem:
+            pause = pause_s(attempt, problem.after_s)
+            if time.monotonic() + pause > deadline_s:
+                raise
+            waiting(problem, pause)
+            time.sleep(pause)
+        attempt += 1

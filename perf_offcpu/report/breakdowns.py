@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,9 @@ from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.keys import column_of
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import EDGES
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.report.totals import Total, heaviest, totals_of
@@ -139,3 +141,24 @@ def histogram(samples: ProfileSamples) -> Histogram:
     summed = samples.take(is_sum)
     total = totals_of(summed, np.zeros(len(summed), np.int64), 1)[0]
     return Histogram(buckets, len(summed), total)
+
+
+def heavy_stacks(
+    profile: Profile, rows: I64, weight: I64, most: int
+) -> Iterator[tuple[str, tuple[Name, ...], int]]:
+    """Yield comm, frames and weight of the heaviest stacks of some samples, the heaviest first.
+
+    Args:
+        rows: int64[n], the samples.
+        weight: int64[n], the weight of each.
+        most: number of stacks.
+    """
+    tree = build_paths(profile.select(rows), PathOptions())
+    total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
+    nodes = np.argsort(-total, kind="stable")[:most]
+    nodes = nodes[total[nodes] > 0]
+    paths = tree.paths(nodes)
+    for row, node in enumerate(nodes.tolist()):
+        ids = paths.values[paths.offsets[row] : paths.offsets[row + 1]].tolist()
+        names = [tree.names[one] for one in ids]
+        yield names[0].label, tuple(names[1:]), int(total[node])

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
-from perf_offcpu.report.fields import cut_fields, fields, frame, total_fields
 from perf_offcpu.report.objects.document import dead_thread_fields, object_fields
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
+from perf_offcpu.report.totals import cut_fields, fields, frame, total_fields
 from perf_offcpu.report.verdict.text import sentences_of
 from perf_offcpu.report.verdict.verdict import Cause, Place, Preempted, Verdict
 from perf_offcpu.text import printable

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
+from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +88,24 @@ def sums_by_label(
 def sums_by_state(samples: ProfileSamples, of: I64, values: I64, groups: int) -> list[dict[str, int]]:
     """Return for each group the sums of values by state letter ("" unknown), the largest first."""
     return sums_by_label(of, state_codes(samples), lambda code: STATES[code].letter, values, groups)
+
+
+def fields(row: object, names: str) -> dict[str, Any]:
+    """Return the named fields of a row, texts printable."""
+    values = ((name, getattr(row, name)) for name in names.split())
+    return {name: printable(value) if isinstance(value, str) else value for name, value in values}
+
+
+def total_fields(total: Total) -> dict[str, Any]:
+    """Return a total; `count` is a lower bound and `average` null if sums of unknown numbers are in it."""
+    return fields(total, "weight count count_is_exact average longest")
+
+
+def frame(name: Name) -> dict[str, str]:
+    """Return a frame."""
+    return {"name": name.label, "dso": name.dso, "kind": NameKind(name.kind).name.lower()}
+
+
+def cut_fields(more: tuple[int, int]) -> dict[str, int]:
+    """Return the number and weight of rows over a limit."""
+    return {"rows": more[0], "weight": more[1]}

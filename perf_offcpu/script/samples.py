@@ -24,9 +24,8 @@ from perf_offcpu.abi.attr import PerfType, SampleType
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel
-from perf_offcpu.script.cells import UNKNOWN_VALUE, format_distinct, format_times, where
 from perf_offcpu.script.fields import EVENT_TYPES, FRAME_FIELDS, OWN_FIELDS, FieldChoice
-from perf_offcpu.script.frames import FrameTexts
+from perf_offcpu.script.frames import UNKNOWN_VALUE, FrameTexts, format_distinct, format_times, where
 from perf_offcpu.script.waits import WaitTexts
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable

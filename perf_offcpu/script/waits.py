@@ -16,8 +16,8 @@ from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
-from perf_offcpu.script.cells import UNKNOWN_VALUE, format_distinct, format_known, format_times, where
 from perf_offcpu.script.fields import OWN_FIELDS, FieldChoice
+from perf_offcpu.script.frames import UNKNOWN_VALUE, format_distinct, format_known, format_times, where
 from perf_offcpu.text import frame_label, id_text, printable
 
 _NO_SYSCALL = "none"

@@ -37,8 +37,7 @@ from perf_offcpu.objects.files import Refused, open_dso
 from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS
-from perf_offcpu.symbolize.frames import SymbolNames
-from perf_offcpu.symbolize.locations import Locations
+from perf_offcpu.symbolize.frames import Locations, SymbolNames
 
 _PROBLEMS: Final = (Refused, FormatError, OSError)
 """A file that cannot be read names no calls; as a file with functions it is counted as a loss elsewhere."""

@@ -6,9 +6,18 @@
 
 Each step works on distinct values: a recording of a million waits has some thousand callchains and some
 thousand addresses.
+
+CPython's C function that interprets, once for each entry into the interpreter, runs all functions that this
+entry has called. They stand above it, towards the leaf, named as functions of a perf map. Where a stack has
+another number of its calls than the functions say, part of it is unknown: all stand above the call next to
+the leaf.
 """
 
 from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import Final
 
 import numpy as np
 
@@ -20,18 +29,24 @@ from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
-from perf_offcpu.model.profile import Profile, ProfileSamples, Stacks
-from perf_offcpu.model.recording import Recording, SampleColumns, Samples, Spaces
+from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
+from perf_offcpu.model.recording import Recording, SampleColumns, SampleFlag, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.model.strings import Strings
+from perf_offcpu.objects.perf_map import read_jit_name
 from perf_offcpu.symbolize.calls import Named, name_by_calls
 from perf_offcpu.symbolize.demangle import demangle
-from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames, build_frames, expand
+from perf_offcpu.symbolize.frames import (
+    InlinedFunctions,
+    Locations,
+    SymbolNames,
+    build_frames,
+    expand,
+    find_locations,
+)
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
-from perf_offcpu.symbolize.locations import Locations, find_locations
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.symbolize.python_functions import with_python_functions
 from perf_offcpu.symbolize.user import UserNames
 from perf_offcpu.symbolize.wait_objects.names import with_objects
 
@@ -216,3 +231,57 @@ def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings) -
     used, inverse = np.unique(np.concatenate([names.symbol, inlined.symbol]), return_inverse=True)
     shown = strings.intern_all(demangle([strings[row] for row in used.tolist()]))[inverse]
     names.symbol, inlined.symbol = shown[: len(names.symbol)], shown[len(names.symbol) :]
+
+
+_INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
+
+
+def with_python_functions(
+    recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings
+) -> tuple[Frames, Ragged, I32]:
+    """Return frames, chains of frames, and the chain of each sample, with Python functions.
+
+    Args:
+        chains: rows of frames, leaf first.
+        pair_of: the chain of each sample, then of each waker, if any has one.
+    """
+    samples, python = recording.samples, recording.python
+    functions = Frames.filled(len(python), line=python.line, cpumode=np.full(len(python), CpuMode.USER))
+    functions.symbol = strings.intern_all(
+        read_jit_name(f"py::{strings[name]}:{strings[file]}").symbol
+        for name, file in zip(python.name.tolist(), python.file.tolist(), strict=True)
+    )
+    functions.file = python.file
+    interprets = np.array(
+        [bool(_INTERPRETS.fullmatch(strings[symbol])) for symbol in frames.symbol.tolist()], np.bool_
+    )
+    blocked = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (pair_of[: len(samples)] >= 0))
+    sample_of = {
+        (tid, since): row
+        for row, tid, since in zip(
+            blocked.tolist(),
+            samples.tid[blocked].tolist(),
+            samples.switch_out_ns[blocked].tolist(),
+            strict=True,
+        )
+    }
+    waits = zip(python.tid.tolist(), python.switch_out_ns.tolist(), strict=True)
+    pair_of, added = pair_of.copy(), list[list[int]]()
+    for wait, rows in groupby(enumerate(waits), key=lambda item: item[1]):
+        if (sample := sample_of.get(wait)) is None:
+            continue
+        chain = chains.row(int(pair_of[sample])).astype(np.int64)
+        calls = np.flatnonzero(interprets[chain])  # leaf first
+        if len(calls):
+            own = np.array([row for row, _ in rows])
+            call = python.call[own]
+            last = int(call.max(initial=0))
+            at = (
+                calls[np.minimum(last - call, last - 1)]
+                if last == len(calls)
+                else np.full(len(own), calls[0])
+            )
+            pair_of[sample] = len(chains) + len(added)
+            added.append(np.insert(chain, at, own + len(frames)).tolist())
+    whole = Ragged.concat([chains, Ragged.from_lists(added)]) if added else chains
+    return Frames.concat([frames, functions]), whole, pair_of

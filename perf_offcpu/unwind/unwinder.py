@@ -21,7 +21,7 @@ from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
 from perf_offcpu.abi.elf import Machine
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.binary.gather import rows_of
-from perf_offcpu.decode.stacks.user_parts import join_parts, kernel_parts
+from perf_offcpu.decode.deferred import join_parts, kernel_parts
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
@@ -32,11 +32,10 @@ from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
 from perf_offcpu.structs import mutable
-from perf_offcpu.unwind.lookup import CfiLookup
+from perf_offcpu.unwind.lookup import CfiLookup, Trampolines
 from perf_offcpu.unwind.state import End, Threads
 from perf_offcpu.unwind.step import MAX_GENERAL, MORE_GENERAL, walk_up
 from perf_offcpu.unwind.tables import FrameTables
-from perf_offcpu.unwind.trampolines import Trampolines
 
 BATCH: Final = 1 << 14
 """Stacks that are unwound together, at most."""

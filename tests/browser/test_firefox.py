@@ -22,7 +22,7 @@ from builders.program import PATIENCE
 
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.critical_path import critical_path
-from perf_offcpu.causality.path_track import PathTrack, path_track
+from perf_offcpu.causality.path_rows import PathTrack, path_track
 from perf_offcpu.model.profile import Profile
 
 Ask = Callable[..., Any]

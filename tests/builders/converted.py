@@ -6,8 +6,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.convert.registry import FORMATS, Options
 from perf_offcpu.model.profile import Profile
 
 

@@ -20,8 +20,15 @@ import numpy as np
 from perf_offcpu.abi import counters as counters_abi
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.attr import PerfType
-from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
-from perf_offcpu.abi.file import FEATURE_BITS, FILE_HEADER, FILE_HEADER_SIZE, MAGIC, SECTION
+from perf_offcpu.abi.features import (
+    FEATURE_BITS,
+    FEATURE_LAYOUTS,
+    FILE_HEADER,
+    FILE_HEADER_SIZE,
+    MAGIC,
+    SECTION,
+    Feature,
+)
 from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
 from perf_offcpu.binary.layout import Layout

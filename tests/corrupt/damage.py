@@ -11,8 +11,7 @@ from typing import Any
 from builders import zoo
 
 from perf_offcpu.abi.attr import ATTR
-from perf_offcpu.abi.features import Feature
-from perf_offcpu.abi.file import FILE_HEADER, SECTION
+from perf_offcpu.abi.features import FILE_HEADER, SECTION, Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording

@@ -25,7 +25,6 @@ import pytest
 from builders.dataset import BEGIN, HOUR, DatasetBuilder
 
 from perf_offcpu.fleet import document
-from perf_offcpu.fleet.diff import document as diff_document
 from perf_offcpu.fleet.diff.compare import compare
 from perf_offcpu.fleet.diff.outliers import outliers_of
 from perf_offcpu.fleet.engine import Engine, connect
@@ -145,13 +144,13 @@ def test_differences(engines: tuple[Engine, Engine], dataset: Path) -> None:
         new = Selection(since_ns=BEGIN + HOUR, until_ns=BEGIN + 2 * HOUR)
         sides = [select(tables, one) for one in (baseline(new, "host=host1,host=host2,host=host5", 0), new)]
         heads = [head_of(one) for one in sides]
-        both = diff_document.comparison(compare(sides[0], sides[1], ["class"]), *heads)
-        documents.append((both, diff_document.outliers(outliers_of(sides[1], ["class"]), heads[1])))
+        both = document.comparison(compare(sides[0], sides[1], ["class"]), *heads)
+        documents.append((both, document.outliers(outliers_of(sides[1], ["class"]), heads[1])))
     assert documents[0] == documents[1]
 
 
 def test_raw_sql(engines: tuple[Engine, Engine], dataset: Path) -> None:
-    from perf_offcpu.fleet.raw_sql import ask
+    from perf_offcpu.fleet.tables import ask
 
     query = "SELECT comm, count(*) AS n, max(hour) AS h FROM samples GROUP BY comm ORDER BY comm"
     first, second = (ask(open_tables(str(dataset), one), query) for one in engines)

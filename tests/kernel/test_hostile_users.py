@@ -24,7 +24,7 @@ from kernel.others import reachable
 
 from perf_offcpu import losses
 from perf_offcpu.collect.existing.cgroups import cgroup2_mount
-from perf_offcpu.commands.record.fewer_rights import READING, run_with_fewer_rights
+from perf_offcpu.commands.record.command import READING, run_with_fewer_rights
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.environment import ALLOWED
 from perf_offcpu.errors import RecordingError

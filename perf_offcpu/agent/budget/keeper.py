@@ -9,16 +9,99 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from perf_offcpu.agent.budget.cost import Cost
 from perf_offcpu.agent.budget.cpu import CpuBudget
-from perf_offcpu.agent.budget.duty import MINUTE_S, Duty
-from perf_offcpu.agent.budget.pauses import Pauses
-from perf_offcpu.agent.budget.period import Period
-from perf_offcpu.agent.budget.segment_length import SegmentLength
+from perf_offcpu.agent.budget.duty import MINUTE_S, Duty, Pauses
 from perf_offcpu.agent.config import AgentConfig
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.recorder import Recorder
+
+LONGEST_SEGMENT_S: Final = 300.0
+_WINDOW_S: Final = 240.0
+_LONGER_ABOVE, _SHORTER_BELOW = 0.9, 0.4
+
+
+class SegmentLength:
+    """The length of segments: longer where the budget is nearly spent, because each has a fixed cost.
+
+    Begin and end of a file, reading it, and symbols of running programs are half of the CPU time of an agent
+    with segments of one minute. Longer segments lose nothing.
+
+    Args:
+        base_s: the length asked for.
+    """
+
+    def __init__(self, base_s: float) -> None:
+        self.base_s = base_s
+        self._factor = 1
+        self._changed_s = float("-inf")
+
+    @property
+    def seconds(self) -> float:
+        """The length now."""
+        return max(self.base_s, min(LONGEST_SEGMENT_S, self.base_s * self._factor))
+
+    @property
+    def is_longest(self) -> bool:
+        """Return whether the length is at its limit."""
+        return self.seconds >= LONGEST_SEGMENT_S
+
+    def adapt(self, budget: CpuBudget, now_s: float) -> bool:
+        """Choose the length after a segment; return whether it changed."""
+        if not budget.is_counting or now_s - self._changed_s < 2 * self.seconds:
+            return False
+        share = budget.recent(max(_WINDOW_S, 2 * self.seconds)) / budget.part
+        if share > _LONGER_ABOVE and not self.is_longest:
+            self._factor *= 2
+        elif share < _SHORTER_BELOW and self._factor > 1:
+            self._factor //= 2
+        else:
+            return False
+        self._changed_s = now_s
+        return True
+
+
+COST_OF_SAMPLE_S: Final = 1e-4
+"""CPU time of one sample, from the ring to the dataset: a higher period saves this much for each."""
+MAX_RAISE: Final = 64
+_LOWER_BELOW: Final = 0.6
+_LEAST_S: Final = 600.0
+_KNOWN_S: Final = 240.0
+"""Least time over which the cost is measured before the period changes."""
+
+
+class Period:
+    """The sampling period: raised where samples are the main cost, lowered again when the budget has room.
+
+    Args:
+        base_ns: the period asked for.
+    """
+
+    def __init__(self, base_ns: int) -> None:
+        self.base_ns = base_ns
+        self.factor = 1
+        self._changed_s = float("-inf")
+
+    @property
+    def ns(self) -> int:
+        """The period now."""
+        return self.base_ns * self.factor
+
+    def adapt(self, budget: CpuBudget, samples_per_s: float, now_s: float) -> bool:
+        """Choose the period after a segment; return whether it changed."""
+        if not budget.is_counting or budget.noted_s < _KNOWN_S or now_s - self._changed_s < _LEAST_S:
+            return False
+        share, sampled = budget.recent() / budget.part, samples_per_s * COST_OF_SAMPLE_S / budget.part
+        if share > 1 and sampled > 0.3 and self.factor < MAX_RAISE:
+            self.factor *= 2
+        elif share + sampled < _LOWER_BELOW and self.factor > 1:
+            self.factor //= 2
+        else:
+            return False
+        self._changed_s = now_s
+        return True
 
 
 class BudgetKeeper:

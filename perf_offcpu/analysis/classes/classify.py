@@ -40,8 +40,7 @@ from perf_offcpu.analysis.evidence.stacks import Evidence, evidence_of_stacks
 from perf_offcpu.analysis.evidence.sums import like_single_waits
 from perf_offcpu.analysis.group import group
 from perf_offcpu.model.columns import I32, U8, Bool
-from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.program_rule import ProgramRule
+from perf_offcpu.model.profile import Profile, ProgramRule
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass
-from perf_offcpu.model.program_rule import ProgramRule
+from perf_offcpu.model.profile import ProgramRule
 
 _BLOCKED = "lock poll pipe network sleep other"
 

@@ -15,7 +15,7 @@ from typing import Any
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
-from perf_offcpu.model.program_rule import ProgramRule
+from perf_offcpu.model.profile import ProgramRule
 
 MAX_BYTES = 1 << 20
 _TEXTS = ("program", "meaning")

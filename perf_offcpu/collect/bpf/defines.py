@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf_offcpu.abi.syscall_arguments import SYSCALL_NUMBERS
+from perf_offcpu.abi.syscalls import SYSCALL_NUMBERS
 from perf_offcpu.collect.bpf.config import MODES, OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
 from perf_offcpu.collect.bpf.kernel.members import controller_offset

@@ -24,7 +24,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from perf_offcpu.abi.syscall_arguments import call_numbers
+from perf_offcpu.abi.syscalls import call_numbers
 from perf_offcpu.collect.bpf import defines
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.syscall_arguments import call_numbers
+from perf_offcpu.abi.syscalls import call_numbers
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.wait_objects.memory import TIME_S, arguments_of, of_each, read_memory
 from perf_offcpu.files import read_kernel

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.commands.shared.option_tables import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.profile import split_list, split_words
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import UNITS

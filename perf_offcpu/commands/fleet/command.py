@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.commands.fleet.arguments import (
     SORT_KEYS,
@@ -19,12 +20,16 @@ from perf_offcpu.commands.fleet.arguments import (
     selected,
     selection_of,
 )
-from perf_offcpu.commands.fleet.keep import add_verbs
-from perf_offcpu.commands.shared.option_tables import LIST, add_options
 from perf_offcpu.commands.shared.output import open_output
-from perf_offcpu.commands.shared.parsers import Parser
+from perf_offcpu.commands.shared.parsers import LIST, Parser, add_options
 from perf_offcpu.commands.shared.printing import print_json, print_lines, terminal_style, write_lines
 from perf_offcpu.errors import UsageError
+from perf_offcpu.text import printable
+from perf_offcpu.units import parse_time
+
+if TYPE_CHECKING:
+    from perf_offcpu.dataset.dataset import Dataset
+
 
 _ROWS, _STACKS = 25, 10
 _ATTEMPTS = 3
@@ -131,7 +136,8 @@ def _top(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from perf_offcpu.fleet.diff import document, text
+    from perf_offcpu.fleet import document
+    from perf_offcpu.fleet.diff import text
     from perf_offcpu.fleet.diff.compare import compare
     from perf_offcpu.fleet.diff.outliers import outliers_of
     from perf_offcpu.fleet.queries import select
@@ -160,8 +166,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _flamegraph(args: argparse.Namespace) -> int:
-    from perf_offcpu.convert.options import Options
-    from perf_offcpu.convert.registry import FORMATS
+    from perf_offcpu.convert.registry import FORMATS, Options
     from perf_offcpu.fleet.picture import profile_of_selected, title_of
 
     found = selected(args)
@@ -172,10 +177,69 @@ def _flamegraph(args: argparse.Namespace) -> int:
 
 
 def _sql(args: argparse.Namespace) -> int:
-    from perf_offcpu.fleet.raw_sql import ask, document, lines
+    from perf_offcpu.fleet.tables import ask, document, lines
 
     columns = ask(opened(args), args.query)
     if args.json:
         return print_json(document(columns))
     write_lines(lines(columns), sys.stdout)
+    return 0
+
+
+_SETTLED_S = 3600
+"""Time after the end of an hour in which delayed agents may still deliver its segments."""
+_GIGA = 10**9
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the two verbs to those of fleet."""
+    compact = verbs.add_parser("compact", help="merge the small files of each past hour")
+    compact.add_argument("dataset", metavar="DATASET", help="folder of the dataset, or s3://…, gs://…")
+    compact.set_defaults(fleet_run=_compact)
+    expire = verbs.add_parser("expire", help="remove the recordings of old hours")
+    expire.add_argument("dataset", metavar="DATASET", help="folder of the dataset, or s3://…, gs://…")
+    age = "remove hours that ended this long ago: 30d, 12h, 8w"
+    add_options(expire, f"--older-than AGE: {age}", older_than={"required": True})
+    expire.set_defaults(fleet_run=_expire)
+
+
+def _opened(path: str) -> Dataset:
+    """Open a dataset; raise UsageError for a directory without one, so that a wrong path is noticed."""
+    from perf_offcpu.dataset.dataset import open_dataset
+    from perf_offcpu.dataset.schema import TABLES
+
+    dataset = open_dataset(path)
+    if not {*TABLES} & {*dataset.store.names("")}:
+        raise UsageError(f"{printable(path)}: no dataset: it has no folder samples")
+    return dataset
+
+
+def _compact(args: argparse.Namespace) -> int:
+    from perf_offcpu.dataset.compact import Compacted, compact
+
+    total, status = Compacted(), 0
+    for folder, done in compact(_opened(args.dataset), time.time_ns() - _SETTLED_S * _GIGA):
+        if isinstance(done, Compacted):
+            total.add(done)
+            continue
+        print(
+            f"perf-offcpu fleet: {printable(folder)} is left as it is: {printable(str(done))}",
+            file=sys.stderr,
+        )
+        status = 1
+    if not total.hours and not status:
+        print("nothing to merge: no hour that ended more than an hour ago has several files")
+        return status
+    before, after = f"{total.bytes_before:,} bytes", f"{total.bytes_after:,}"
+    print(f"{total.files:,} files became {total.hours:,}; {before} became {after}")
+    return status
+
+
+def _expire(args: argparse.Namespace) -> int:
+    from perf_offcpu.dataset.compact import expire
+
+    age_ns = parse_time("--older-than", args.older_than, "", least="1h")
+    done = expire(_opened(args.dataset), time.time_ns() - age_ns)
+    hours = "hour" if done.hours == 1 else "hours"
+    print(f"{done.hours:,} {hours} removed, {done.files:,} files")
     return 0

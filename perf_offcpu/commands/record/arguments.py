@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from perf_offcpu.commands.shared.option_tables import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options
 
 MAX_COMPRESSION_LEVEL = 22
 _ON: Final[dict[str, Any]] = {"action": argparse.BooleanOptionalAction, "default": True}

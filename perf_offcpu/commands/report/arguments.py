@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
-from perf_offcpu.commands.shared.option_tables import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.printing import terminal_style
 from perf_offcpu.commands.shared.profile import split_words
 from perf_offcpu.errors import UsageError

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perf_offcpu import losses
-from perf_offcpu.commands.shared.option_tables import add_options
+from perf_offcpu.commands.shared.parsers import add_options
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.losses import LossCause
 from perf_offcpu.text import printable

@@ -13,7 +13,7 @@ from functools import partial
 
 from perf_offcpu.commands.shared.printing import write_lines
 from perf_offcpu.commands.shared.profile import inputs, whole_profile_from_args
-from perf_offcpu.convert.options import MIN_SHARE
+from perf_offcpu.convert.registry import MIN_SHARE
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.text import printable
 

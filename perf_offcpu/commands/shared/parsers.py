@@ -2,6 +2,11 @@
 """Make the argument parsers of the command and its verbs.
 
 Only the module of the running verb is imported; the overall help and `completion` import all of them.
+
+    -p, --pid PIDS: processes (17 or 17,18)
+    -a, --all-cpus: the whole system
+
+An option without a metavar is a switch. A line without a leading dash continues the text of the option above.
 """
 
 from __future__ import annotations
@@ -14,10 +19,11 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import parse_time
 
 PROGRAM = "perf-offcpu"
 VERBS = {
@@ -143,3 +149,31 @@ def make_parsers(verbs: Iterable[str]) -> tuple[Parser, dict[str, Parser]]:
     for verb in verbs:
         load_verb(verb).add_parser(subparsers)
     return parser, cast("dict[str, Parser]", dict(subparsers.choices))
+
+
+LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
+"""Arguments of `add_argument` for an option that may be given several times."""
+
+
+def add_options(group: argparse._ActionsContainer, table: str, **details: dict[str, Any]) -> None:
+    """Add the options of a table to a parser or to a group of it.
+
+    Args:
+        details: first long name of an option (`no_pager`) → arguments of `add_argument` that are not in the
+            table.
+    """
+    for row in re.split(r"\n(?=-)", table.strip()):
+        head, _, text = row.partition(": ")
+        *names, last = head.split(", ")
+        last, _, metavar = last.partition(" ")
+        names.append(last)
+        long = next((name for name in names if name.startswith("--")), last)
+        shown: dict[str, Any] = {"metavar": metavar} if metavar else {}
+        usual = {} if metavar else {"action": "store_true"}
+        more = details.get(long.lstrip("-").replace("-", "_"), usual)
+        group.add_argument(*names, help=" ".join(text.split()), **shown, **more)
+
+
+def duration_s(text: str | None) -> float | None:
+    """Return the seconds of `--duration`; None if it is not given."""
+    return None if text is None else parse_time("--duration", text, "s", least="1ns") / 1e9

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership, note_cut
-from perf_offcpu.commands.shared.option_tables import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import parse_time
 

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.option_tables import LIST, add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options
 
 if TYPE_CHECKING:
     from perf_offcpu.push.sender import Sender

@@ -8,10 +8,26 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from perf_offcpu.convert.callgraph.numbers import amount
 from perf_offcpu.environment import child_environment
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.text import printable
+
+_NS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
+
+
+def amount(value: int, unit: str) -> str:
+    """Format a weight for people: three decimals of a fitting unit of time."""
+    if unit == "ns":
+        for size, name in _NS:
+            if abs(value) >= size:
+                return f"{value / size:.3f} {name}"
+    return f"{value} {unit}"
+
+
+def share(weight: int, total: int) -> float:
+    """Return a weight in percent of the total, with three decimals."""
+    return round(100 * weight / max(total, 1), 3)
+
 
 _DRAWING_S = 300
 _LINE = 60

@@ -18,9 +18,8 @@ from typing import Any, TextIO
 
 from perf_offcpu.callpaths.weights import title_of
 from perf_offcpu.convert.callgraph import calls, objects, waits, wakeups
-from perf_offcpu.convert.callgraph.dot import dot_text, drawn
-from perf_offcpu.convert.callgraph.numbers import amount
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.callgraph.dot import amount, dot_text, drawn
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 
 _DATE = re.compile(r' lastmodifieddate="[^"]*"')

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.causality.path_track import PathTrack
+from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode.text_columns import joined, picked
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items
 from perf_offcpu.convert.firefox.shared import THREAD

@@ -33,7 +33,7 @@ from perf_offcpu.convert.firefox.json_tables import array_items
 from perf_offcpu.convert.firefox.path import SCHEMA as PATH_SCHEMA
 from perf_offcpu.convert.firefox.path import PathThread
 from perf_offcpu.convert.firefox.shared import CATEGORIES, THREAD, SharedTables
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version

@@ -24,7 +24,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.callpaths.names import Name, NameKind
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.columns import I64, U32, Bool, distinct
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.text import printable

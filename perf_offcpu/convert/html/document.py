@@ -4,10 +4,16 @@
 Stacks of sleepers and wakers are nodes of one tree, in preorder. Each key of a table (class, waker, …) has
 its labels here and a column of indices; labels are those of `report --sort`, so that a group has the same
 name and sum in both. A key that most recordings lack is left out where it has one value only.
+
+Each kind is sorted by thread and begin, so that a page finds the waits of a thread in a span by bisection.
+Begins are stored as differences to the end before, which are small. A weight is `hi * 10^9 + lo`, and each
+part is summed for itself: JavaScript's numbers are exact up to 2^53, in ns 104 days, and sums over threads
+may be longer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,10 +30,9 @@ from perf_offcpu.callpaths.keys import NO_OBJECT, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import PathTree, paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
-from perf_offcpu.causality.path_track import PathTrack
+from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.flamegraph.page import preorder, recording_facts
-from perf_offcpu.convert.html.rows import Rows
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.join import host_of
@@ -189,3 +194,53 @@ def _names(tree: PathTree) -> dict[str, Any]:
         "kind": [int(name.kind) for name in tree.names],
         "dsos": list(dsos),
     }
+
+
+GIGA = 10**9
+_UNKNOWN_TIME = -1
+
+
+class Rows:
+    """The order of a profile's samples in a page.
+
+    Attributes:
+        order: int64[n], the sample of each row.
+        firsts: the first row of each thread: int64[3, tracks + 1], for waits, moments and the others.
+    """
+
+    def __init__(self, timeline: Timeline, tracks: int) -> None:
+        kind = np.where(timeline.waits, 0, np.where(timeline.moments, 1, 2))
+        self.order: I64 = np.lexsort((timeline.end_ns, timeline.begin_ns, timeline.track, kind))
+        self._group = (kind * tracks + timeline.track)[self.order]
+        edges = np.arange(3)[:, None] * tracks + np.arange(tracks + 1)
+        self.firsts: I64 = np.searchsorted(self._group, edges)
+
+    def columns(self, profile: Profile, timeline: Timeline) -> dict[str, NDArray[np.integer]]:
+        """Return columns of times, weights and flags by row; lengths where waits stand for others, too."""
+        samples = profile.samples.take(self.order)
+        begin, end = timeline.begin_ns[self.order], timeline.end_ns[self.order]
+        before = np.append(np.int64(0), end[:-1])[: len(end)]
+        same = np.append(False, self._group[1:] == self._group[:-1])[: len(end)]
+        hi, lo = np.divmod(samples.period, GIGA)
+        without_place = self.firsts[2, 0]
+        times = samples.time_ns[without_place:]
+        columns = {
+            "gap": np.where(same, begin - before, begin),
+            "hi": hi,
+            "lo": lo,
+            "count": samples.count,
+            "runq": np.clip(samples.runq_ns, 0, np.maximum(samples.period, 0)),
+            "cpu": samples.cpu,
+            "flags": samples.flags,
+            "lasts": np.where(times >= 0, times - timeline.origin_ns, _UNKNOWN_TIME),
+            "timed": (times >= 0).astype(np.uint8),
+        }
+        if samples.has(SampleFlag.SAMPLED).any():  # their weights are not their lengths
+            length = samples.length_ns()
+            delay = np.clip(samples.delay_ns(), 0, np.maximum(length, 0))
+            columns |= {"length": length, "delay": delay}
+        return columns
+
+    def take(self, columns: Mapping[str, NDArray[np.integer]]) -> dict[str, NDArray[np.integer]]:
+        """Return columns of samples by row."""
+        return {name: column[self.order] for name, column in columns.items()}

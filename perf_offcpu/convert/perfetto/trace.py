@@ -27,13 +27,13 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
-from perf_offcpu.causality.path_track import PathTrack
+from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, fixed64, from_bytes, joined, numbers
 from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_sums
-from perf_offcpu.convert.options import Options
 from perf_offcpu.convert.perfetto import packets
 from perf_offcpu.convert.perfetto.packets import SLICE_BEGIN, SLICE_END, events
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

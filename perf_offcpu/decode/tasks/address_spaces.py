@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.decode.tasks.map_runs import MapRuns
+from perf_offcpu.decode.tasks.columns import MapRuns
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64
 from perf_offcpu.model.mappings import KERNEL_SPACE

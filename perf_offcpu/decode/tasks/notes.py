@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from perf_offcpu.abi.records import KSYMBOL_UNREGISTER, PROT_EXEC, CpuMode, Misc, RecordType
-from perf_offcpu.decode.tasks.columns import TaskRecords
-from perf_offcpu.decode.tasks.map_runs import MapEvents
+from perf_offcpu.decode.tasks.columns import MapEvents, TaskRecords
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.growing import GrowingTable
 from perf_offcpu.model.mappings import KERNEL_SPACE

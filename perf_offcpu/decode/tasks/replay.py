@@ -19,7 +19,7 @@ import numpy as np
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
-from perf_offcpu.decode.tasks.map_runs import MapEvents, MapRuns, map_runs
+from perf_offcpu.decode.tasks.columns import MapEvents, MapRuns, map_runs
 from perf_offcpu.decode.tasks.notes import SIDE_TYPES, Note, TaskNotes
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Comms, KernelSymbols, Samples, Tasks

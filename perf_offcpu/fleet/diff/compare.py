@@ -12,13 +12,17 @@ from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.diff.rates import Cube, Key, cube_of, heaviest, rates
 from perf_offcpu.fleet.diff.significance import (
     F64,
     SIGNIFICANT,
+    Cube,
+    Key,
     Verdicts,
     compare_groups,
     compare_pairs,
+    cube_of,
+    heaviest,
+    rates,
 )
 from perf_offcpu.fleet.profile import profile_of
 from perf_offcpu.fleet.queries import Selected

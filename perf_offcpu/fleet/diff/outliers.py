@@ -15,8 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from perf_offcpu.fleet.diff.rates import cube_of, heaviest, rates
-from perf_offcpu.fleet.diff.significance import F64
+from perf_offcpu.fleet.diff.significance import F64, cube_of, heaviest, rates
 from perf_offcpu.fleet.queries import Selected, host_names
 from perf_offcpu.fleet.report import SERVICE, labels_of_rows
 from perf_offcpu.structs import frozen

@@ -31,14 +31,12 @@ from perf_offcpu.abi import elf
 from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import U32, U64, Bool
-from perf_offcpu.objects.debug_files import open_debug
 from perf_offcpu.objects.elf.headers import Rows
 from perf_offcpu.objects.elf.image import ElfImage, Section, open_elf
 from perf_offcpu.objects.elf.plt import plt_symbols
-from perf_offcpu.objects.elf.source import Source
-from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.elf.source import Source, uncompress
+from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.objects.symtab import NO_ADDRESS, VERSION, Symbols, SymbolTable, alias_rank, join
-from perf_offcpu.objects.uncompress import uncompress
 from perf_offcpu.structs import frozen
 
 KIND: Final = f"symbols{VERSION}"

@@ -20,7 +20,7 @@ from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.report.causality.heavy_stacks import heavy_stacks
+from perf_offcpu.report.breakdowns import heavy_stacks
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 

@@ -14,15 +14,6 @@ import numpy as np
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.names import Name
 from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.report.diff.groups import (
-    FUNCTION_KEYS,
-    OBJECT,
-    Groups,
-    by_function,
-    by_keys,
-    by_stack,
-    everything,
-)
 from perf_offcpu.report.diff.noise import (
     ERRORS,
     F64,
@@ -30,7 +21,18 @@ from perf_offcpu.report.diff.noise import (
     variance_between_slices,
     variance_by_length,
 )
-from perf_offcpu.report.diff.sides import Per, Side, common_unit
+from perf_offcpu.report.diff.sides import (
+    FUNCTION_KEYS,
+    OBJECT,
+    Groups,
+    Per,
+    Side,
+    by_function,
+    by_keys,
+    by_stack,
+    common_unit,
+    everything,
+)
 from perf_offcpu.report.totals import Total, totals_of
 from perf_offcpu.structs import frozen
 

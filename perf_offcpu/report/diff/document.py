@@ -14,7 +14,7 @@ from perf_offcpu.report.diff.compare import Comparison, Cut, Row, Table
 from perf_offcpu.report.diff.sides import Side
 from perf_offcpu.report.diff.verdict import Verdict, sentences_of
 from perf_offcpu.report.document import VERSION
-from perf_offcpu.report.fields import fields, frame, total_fields
+from perf_offcpu.report.totals import fields, frame, total_fields
 from perf_offcpu.text import printable
 
 

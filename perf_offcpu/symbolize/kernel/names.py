@@ -5,30 +5,40 @@ KSYMBOL records of the recording come first: they name BPF programs and trampoli
 other names come from kallsyms or vmlinux of the recorded kernel, identified by its build-id (see `files`).
 KASLR may have moved it since; the recorded address of the reference symbol tells the distance. Modules that a
 kallsyms does not list, or of another boot, are named by their files.
+
+A module is an unlinked object: its sections get their addresses when it is loaded. The kernel lays out
+executable sections one after the other, in file order and with their alignment, those for initialization
+separately (layout_sections and __layout_sections in kernel/module/main.c of Linux 6.16). The recorded map
+begins with the first, so an offset in the map is an offset in this sequence. Files may be compressed.
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from typing import Final
 
 import numpy as np
 
 from perf_offcpu import losses
+from perf_offcpu.abi import elf
 from perf_offcpu.abi.elf import SegmentFlag
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.errors import FormatError
+from perf_offcpu.files import read_regular
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.elf.functions import ElfFile
+from perf_offcpu.objects.elf.functions import ElfFile, listed_symbols
+from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.elf.source import Source, uncompress
 from perf_offcpu.objects.files import is_running_kernel, refusal
-from perf_offcpu.objects.symtab import SymbolTable
+from perf_offcpu.objects.symtab import NO_ADDRESS, SymbolTable
 from perf_offcpu.symbolize.frames import SymbolNames, symbols_and_offsets
 from perf_offcpu.symbolize.kernel.files import find_kallsyms, find_vmlinux, given_kallsyms, given_vmlinux
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, load_kallsyms
-from perf_offcpu.symbolize.kernel.modules import load_module, shown_name
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
@@ -178,3 +188,54 @@ def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:
     is_prefix = np.array([row >= 0 and symbols.name(row).startswith(_PREFIX) for row in hit.tolist()], bool)
     at_end = np.append(symbols.start, np.uint64(0))[rows + 1] == addresses + np.uint64(1)
     return np.where(is_prefix[inverse] & at_end, rows + 1, rows).astype(np.int32)
+
+
+MAX_BYTES: Final = 1 << 28
+_COMPRESSION: Final = {".xz": "xz", ".gz": "gzip", ".zst": "zstd"}
+_CODE: Final = int(elf.SectionFlag.ALLOC | elf.SectionFlag.EXECINSTR)
+
+
+def load_module(path: str, build_id: bytes) -> SymbolTable:
+    """Read the functions of a module, at offsets from its load address; uncompress .xz, .gz and .zst.
+
+    Raises:
+        OSError: it cannot be read.
+        FormatError: it is damaged, no module, or of another build.
+    """
+    image = ElfImage(Source(path, _read(path)))
+    if image.type != elf.ElfType.REL:
+        raise FormatError(path, "kernel module", f"type {image.type} is not an unlinked object")
+    if build_id and image.build_id != build_id:
+        raise FormatError(path, "kernel module", f"build-id {image.build_id.hex()}, not {build_id.hex()}")
+    table = image.section_of_type(elf.SectionType.SYMTAB)
+    if table is None:
+        raise FormatError(path, "kernel module", "it has no symbols")
+    return SymbolTable(*listed_symbols(image, table, section_starts(image)))
+
+
+def shown_name(path: str) -> str:
+    """Return the name of a module in perf and kallsyms: `[nf_nat]` for …/nf-nat.ko.xz."""
+    if path.startswith("["):
+        return path
+    return f"[{os.path.basename(path).partition('.')[0].replace('-', '_')}]"
+
+
+def section_starts(image: ElfImage) -> U64:
+    """Return uint64[number of sections]: the offset of each in the loaded code; NO_ADDRESS for others."""
+    sections, at = image.sections, 0
+    align = np.maximum(sections["sh_addralign"], np.uint64(1))
+    starts = np.full(len(sections), NO_ADDRESS)
+    for index in np.flatnonzero((sections["sh_flags"] & np.uint64(_CODE)) == np.uint64(_CODE)).tolist():
+        if not image.section_names[index].startswith(b".init"):
+            at += -at % min(int(align[index]), 1 << 21)
+            starts[index] = at
+            at += min(int(sections["sh_size"][index]), MAX_BYTES)
+    return starts
+
+
+def _read(path: str) -> bytes:
+    data, kind = read_regular(path, MAX_BYTES), _COMPRESSION.get(os.path.splitext(path)[1])
+    try:
+        return uncompress(kind, data, MAX_BYTES) if kind else data
+    except ValueError as problem:
+        raise FormatError(path, "compressed kernel module", str(problem)) from None

@@ -1,22 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Add source lines, and the functions inlined there, to named addresses."""
+"""Add source lines, and the functions inlined there, to named addresses.
+
+The DWARF is in the object itself or in its separate debug file. `symbolic` (Rust, by Sentry) makes a table of
+it in a process of its own, within bounds of time and memory. The table is kept on disk under the identity of
+the file, so that each file costs this once.
+
+Reasons for missing source lines are counted and reported: DWARF in .dwo files, or shared through dwz, which
+the package does not follow; a file too large; a package that is not installed.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from contextlib import ExitStack, suppress
 from typing import Final
 
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.losses import Losses
+from perf_offcpu.cache import DiskCache, cache_name
+from perf_offcpu.environment import child_environment
+from perf_offcpu.errors import FormatError
+from perf_offcpu.files import allocated_bytes
+from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.columns import I64, U32, U64
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.functions import ElfFile
-from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.elf.image import ElfImage, open_elf
+from perf_offcpu.objects.search import Search, open_debug
+from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames
-from perf_offcpu.symbolize.lines.lines import Lines, NoLines, load_lines
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
+
+KIND: Final = "lines10"
+"""Kind of cache file; the number changes with symcache.VERSION and with the columns."""
+MAX_FILE: Final = 8 << 30
+SECONDS: Final = 300
+"""Most CPU time for the DWARF of one object."""
+_MEMORY_FLOOR: Final = 2 << 30
+_MEMORY_PER_BYTE: Final = 12
+_WORKER: Final = os.path.join(os.path.dirname(__file__), "worker.py")
+_MISSING, _UNREADABLE = 3, 4
+_MAX_SEARCHED: Final = 1 << 26
+
+_ALTLINK: Final = b".gnu_debugaltlink"
+
+
+class NoLines(Exception):
+    """An object has no source lines.
+
+    Args:
+        cause: the reason; None if it was built without.
+        detail: what the reader of its DWARF reported; else "".
+    """
+
+    def __init__(self, cause: LossCause | None = None, detail: str = "") -> None:
+        self.cause, self.detail = cause, detail
+        super().__init__(cause.text if cause else "")
+
+
+@frozen
+class Lines:
+    """The source lines of one object.
+
+    Args:
+        table: the lines.
+        base: address of the first segment of the object, from which the table counts.
+        shared: True if part of its DWARF is in another file (dwz), so functions may lack names.
+    """
+
+    table: Symcache
+    base: int
+    shared: bool = False
+
+    def lookup(self, addresses: U64) -> Calls:
+        """Return the functions at n addresses of the file, see `Symcache.lookup`."""
+        return self.table.lookup(addresses - np.uint64(self.base))
+
+
+def load_lines(path: str, build_id: bytes, search: Search, seconds: float = SECONDS) -> Lines:
+    """Load the source lines of an object.
+
+    Args:
+        path, build_id: the file of its symbols.
+        search: where its debug file is looked up, and where tables are kept.
+        seconds: what reading its DWARF may take, at most SECONDS.
+
+    Raises:
+        NoLines: there are none.
+    """
+    try:
+        with ExitStack() as stack:
+            image = stack.enter_context(open_elf(path, search.cache))
+            if image.build_id != build_id:
+                raise NoLines
+            dwarf = image if image.holds(b".debug_info") else open_debug(image, search, b".debug_info", stack)
+            if dwarf is None:
+                raise NoLines
+            base = int(dwarf.loads["p_vaddr"][0]) if len(dwarf.loads) else 0
+            is_shared = dwarf.section_named(_ALTLINK) is not None
+            return Lines(_table(dwarf, search.cache, seconds), base, is_shared)
+    except (OSError, FormatError):
+        raise NoLines from None
+
+
+def _table(dwarf: ElfImage, cache: DiskCache | None, seconds: float) -> Symcache:
+    """Return the table of a file, from the cache if it is kept there."""
+    name = cache_name(KIND, dwarf.build_id, dwarf.source.identity)
+    columns = cache.read(name) if cache else None
+    if columns is None or not columns.keys() >= {"symcache", "has_lines"}:
+        data = np.frombuffer(_make(dwarf, min(SECONDS, int(seconds))), np.uint8)
+        has_lines = Symcache(data.data, dwarf.path).has_lines()
+        columns = {"symcache": data, "has_lines": np.zeros(int(has_lines), np.uint8)}
+        if cache:
+            cache.write(name, columns)
+    if not len(columns["has_lines"]):
+        raise NoLines(_hindrance(dwarf))
+    return Symcache(columns["symcache"].data, dwarf.path)
+
+
+def _make(dwarf: ElfImage, seconds: int) -> bytes:
+    """Make a symcache of the DWARF of an object, by the worker."""
+    import subprocess  # not needed for tables in the cache
+    import tempfile
+
+    if dwarf.source.size > MAX_FILE:
+        raise NoLines(losses.DWARF_TOO_LARGE)
+    if seconds <= 0:
+        raise NoLines(losses.DWARF_STOPPED, "the time for all objects is used up")
+    # A hole costs its author nothing, so only what is on the disk counts.
+    memory = max(_MEMORY_FLOOR, _MEMORY_PER_BYTE * allocated_bytes(os.fstat(dwarf.source.fd)))
+    with tempfile.TemporaryFile() as out:
+        command = [sys.executable, "-P", _WORKER, str(dwarf.source.fd), str(memory), str(seconds)]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                pass_fds=[dwarf.source.fd],
+                env=child_environment(),
+                timeout=2 * seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise NoLines(losses.DWARF_STOPPED) from None
+        if done.returncode == _MISSING:
+            raise NoLines(losses.NO_LINE_READER)
+        if done.returncode == _UNREADABLE:
+            raise NoLines(_hindrance(dwarf) or losses.DWARF_DAMAGED, _last_line(done.stderr))
+        if done.returncode:
+            raise NoLines(losses.DWARF_STOPPED)
+        out.seek(0)
+        return out.read()
+
+
+def _last_line(text: bytes) -> str:
+    lines = text.decode("utf-8", "replace").splitlines()
+    return lines[-1] if lines else "no reason given"
+
+
+def _hindrance(dwarf: ElfImage) -> LossCause | None:
+    """Return why a file with DWARF may lack lines; None if there is no known reason."""
+    if dwarf.section_named(_ALTLINK) is not None:
+        return losses.DWARF_SHARED
+    for name in (b".debug_str", b".debug_line_str"):
+        section = dwarf.section_named(name)
+        with suppress(FormatError):
+            if section is not None and b".dwo\0" in dwarf.content(section, _MAX_SEARCHED):
+                return losses.DWARF_SPLIT
+    return None
+
 
 TOTAL_SECONDS: Final = 600
 """Time for the DWARF of all objects of a recording; tables in the cache take nearly none."""

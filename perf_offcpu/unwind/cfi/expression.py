@@ -16,7 +16,7 @@ import numpy as np
 from perf_offcpu.abi.cfi import Op
 from perf_offcpu.binary.fields import Int
 from perf_offcpu.model.columns import I64, U64, Bool
-from perf_offcpu.unwind.cfi.leb128 import leb128
+from perf_offcpu.unwind.cfi.entries import leb128
 from perf_offcpu.unwind.state import Value, WalkState
 
 MAX_STACK: Final = 32

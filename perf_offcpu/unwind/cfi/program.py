@@ -29,8 +29,7 @@ from perf_offcpu.binary.gather import gather
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.structs import mutable
-from perf_offcpu.unwind.cfi.entries import Cies, Fdes, Section
-from perf_offcpu.unwind.cfi.leb128 import read_leb128
+from perf_offcpu.unwind.cfi.entries import Cies, Fdes, Section, read_leb128
 
 BATCH: Final = 1 << 14
 """Functions that are run together."""

@@ -24,9 +24,8 @@ from builders.push import otlp, rules
 from builders.push.published import Malformed, parse
 from builders.push.rules import Rejected
 
-from perf_offcpu.push.errors import PushError, RetryLater
 from perf_offcpu.push.opening import open_sender
-from perf_offcpu.push.sender import SendOptions
+from perf_offcpu.push.sender import PushError, RetryLater, SendOptions
 from perf_offcpu.push.targets import parse_target
 
 SERVICES = {

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import random
 
-from perf_offcpu.agent.budget.bucket import Bucket
-from perf_offcpu.agent.budget.cpu import HOUR_S, CpuBudget
-from perf_offcpu.agent.budget.period import MAX_RAISE, Period
-from perf_offcpu.agent.budget.segment_length import LONGEST_SEGMENT_S, SegmentLength
+from perf_offcpu.agent.budget.cpu import HOUR_S, Bucket, CpuBudget
+from perf_offcpu.agent.budget.keeper import LONGEST_SEGMENT_S, MAX_RAISE, Period, SegmentLength
 
 
 def test_no_hour_sees_more_than_its_share() -> None:

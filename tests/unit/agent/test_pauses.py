@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from perf_offcpu.agent.budget.pauses import COSTLY_S, Pauses
+from perf_offcpu.agent.budget.duty import COSTLY_S, Pauses
 
 MINUTE = 60.0
 

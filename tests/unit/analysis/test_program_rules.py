@@ -17,8 +17,7 @@ from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.program_rule import ProgramRule
+from perf_offcpu.model.profile import Profile, ProgramRule
 
 S, D = 1, 2
 EPOLL = (kernel("__x64_sys_epoll_wait"), kernel("ep_poll"))

@@ -14,7 +14,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.callpaths.names import NameKind
 from perf_offcpu.convert.flamegraph.page import describe
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.script.fields import choose_fields

@@ -20,7 +20,7 @@ from perf_offcpu.causality.path_rows import hop_rows, path_rows, rivals
 from perf_offcpu.causality.path_stacks import chains_of, path_profile
 from perf_offcpu.causality.window import choose_thread, window_of
 from perf_offcpu.convert.folded import folded_totals
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.profile import Profile

@@ -12,7 +12,7 @@ from builders import terminal
 
 WORK = """
 import time, sys
-from perf_offcpu.commands.shared.busy import busy
+from perf_offcpu.commands.shared.streams import busy
 with busy('working'): time.sleep({})
 """
 

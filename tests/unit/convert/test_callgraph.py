@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.convert.callgraph import calls, wakeups
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS
+from perf_offcpu.convert.registry import FORMATS, Options
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.convert.flamegraph.page import describe, preorder
-from perf_offcpu.convert.options import Options
+from perf_offcpu.convert.registry import Options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

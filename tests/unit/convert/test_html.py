@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
-from perf_offcpu.convert.html.columns import packed
+from perf_offcpu.convert.html.page import packed
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

@@ -12,8 +12,7 @@ from dataclasses import fields
 import pytest
 from builders.profile import ProfileBuilder
 
-from perf_offcpu.convert.options import Options
-from perf_offcpu.convert.registry import FORMATS, Format
+from perf_offcpu.convert.registry import FORMATS, Format, Options
 from perf_offcpu.errors import UsageError
 
 

@@ -20,9 +20,8 @@ import pytest
 from builders.dataset import rows_of
 from builders.profile import ProfileBuilder, kernel
 
-from perf_offcpu.dataset.compact import Compacted, compact
+from perf_offcpu.dataset.compact import Compacted, compact, expire
 from perf_offcpu.dataset.dataset import Dataset, open_dataset
-from perf_offcpu.dataset.expire import expire
 from perf_offcpu.dataset.layout import HOUR_NS
 from perf_offcpu.dataset.rows import Host
 from perf_offcpu.dataset.schema import TABLES

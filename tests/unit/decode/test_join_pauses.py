@@ -20,7 +20,7 @@ from perf_offcpu.decode.join import JoinOptions, join_by_host
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Evsel, Meta, Recording, SampleFlag, Samples, Spans
 from perf_offcpu.report.thread_budgets import budget_table
-from perf_offcpu.symbolize.hosts import join_profiles
+from perf_offcpu.symbolize.load import join_profiles
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 

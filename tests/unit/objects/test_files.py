@@ -16,9 +16,8 @@ from perf_offcpu.losses import LossCause
 from perf_offcpu.objects.elf.functions import symbols_of
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
-from perf_offcpu.objects.files import refusal, same_build
+from perf_offcpu.objects.files import VDSO, refusal, same_build, vdso_image
 from perf_offcpu.objects.search import Search
-from perf_offcpu.objects.vdso import NAME, vdso_image
 
 SOUND = ElfBuilder([Sym("f", 0x1000, 8)], build_id=b"\x12" * 20).build()
 
@@ -117,7 +116,7 @@ def test_what_is_in_the_file_decides_the_cause(tmp_path: Path, content: bytes, c
 
 
 def test_the_vdso_is_the_running_kernels_or_none() -> None:
-    vdso = ElfImage(Source(NAME, vdso_image()))
+    vdso = ElfImage(Source(VDSO, vdso_image()))
     found = find_object("[vdso]", vdso.build_id)
     assert found.elf is not None
     assert np.array_equal(found.elf.symbols.start, symbols_of(vdso).symbols.start)

@@ -14,9 +14,9 @@ from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.leaked_flag import with_written_miscs, without_leaked_flags
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Scanner
+from perf_offcpu.perfdata.trailers import with_written_miscs, without_leaked_flags
 
 PLAIN = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
 ASKING = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=TRACKING | AttrFlag.BUILD_ID)

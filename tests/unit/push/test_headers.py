@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.errors import UsageError
-from perf_offcpu.push.headers import read_headers
+from perf_offcpu.push.opening import read_headers
 
 
 def test_headers(tmp_path: Path) -> None:

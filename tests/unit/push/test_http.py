@@ -17,11 +17,17 @@ from builders.push.waits import some_waits
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.push.answers import Answer
-from perf_offcpu.push.errors import PushError, Refused, RetryLater, ServerRefused
 from perf_offcpu.push.messages import messages
 from perf_offcpu.push.opening import open_sender
-from perf_offcpu.push.retry import send_until
-from perf_offcpu.push.sender import Sender, SendOptions
+from perf_offcpu.push.sender import (
+    PushError,
+    Refused,
+    RetryLater,
+    Sender,
+    SendOptions,
+    ServerRefused,
+    send_until,
+)
 from perf_offcpu.push.targets import parse_target
 
 SERVERS = ("pyroscope", "parca", "otlp")
@@ -251,7 +257,7 @@ def test_certificates_that_are_none() -> None:
 
 
 def test_again_until_the_server_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perf_offcpu.push.retry.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("perf_offcpu.push.sender.FIRST_PAUSE_S", 0.1)
     pauses: list[float] = []
     replies = [Reply(503), Reply(429, {"Retry-After": "1"}), Reply(500)]
     with receiver(None, *replies) as found, sender("otlp", found.port) as one:

@@ -12,8 +12,7 @@ from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.cascade import Held, cascade_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.report.causality.bottlenecks import Bottlenecks, bottlenecks_of, document
-from perf_offcpu.report.causality.bottlenecks_text import render
+from perf_offcpu.report.causality.bottlenecks import Bottlenecks, bottlenecks_of, document, render
 from perf_offcpu.report.style import Style
 
 

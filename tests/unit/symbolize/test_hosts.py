@@ -20,8 +20,7 @@ from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.perfdata.features import BuildId, build_id_body, text_body
-from perf_offcpu.symbolize.hosts import CGROUP_STEP
-from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.load import CGROUP_STEP, load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
 

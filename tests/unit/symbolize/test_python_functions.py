@@ -10,7 +10,7 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.model.recording import PythonFrames, Recording, SampleFlag, Samples
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.symbolize.python_functions import with_python_functions
+from perf_offcpu.symbolize.symbolizer import with_python_functions
 
 BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED
 C_FUNCTIONS = ["sem_wait", "_PyEval_EvalFrameDefault", "vectorcall", "_PyEval_EvalFrameDefault.cold", "main"]

@@ -28,7 +28,7 @@ from perf_offcpu.decode.join import JoinOptions
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.symbolize.hosts import join_profiles
+from perf_offcpu.symbolize.load import join_profiles
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.tasks import replay as tasks
-from perf_offcpu.decode.tasks.columns import SideRecord, task_record
-from perf_offcpu.decode.tasks.map_runs import MapRuns, map_runs
+from perf_offcpu.decode.tasks.columns import MapRuns, SideRecord, map_runs, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.model.strings import Strings
 

@@ -23,7 +23,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, KernelSymbols, Maps, Meta, Recording, Samples
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import by_build_id
-from perf_offcpu.symbolize.kernel.modules import load_module
+from perf_offcpu.symbolize.kernel.names import load_module
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 

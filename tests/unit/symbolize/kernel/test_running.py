@@ -17,9 +17,9 @@ from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import Evsel, Meta, Recording, Samples
-from perf_offcpu.symbolize.kernel import names, running
+from perf_offcpu.symbolize.kernel import files, names
+from perf_offcpu.symbolize.kernel.files import running_kallsyms
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, parse_kallsyms
-from perf_offcpu.symbolize.kernel.running import running_kallsyms
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 
@@ -41,9 +41,9 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
-    monkeypatch.setattr(running, "load_kallsyms", made.load)
+    monkeypatch.setattr(files, "load_kallsyms", made.load)
     monkeypatch.setattr(names, "load_kallsyms", made.load)
-    monkeypatch.setattr(running, "_state", lambda: made.state)
+    monkeypatch.setattr(files, "_state", lambda: made.state)
     return made
 
 
@@ -104,7 +104,7 @@ def test_a_module_loaded_meanwhile_prevents_keeping(
     kernel: Kernel, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: Iterator[tuple[str]] = iter([("before",), ("after",), ("after",), ("after",)])
-    monkeypatch.setattr(running, "_state", lambda: next(states))
+    monkeypatch.setattr(files, "_state", lambda: next(states))
     running_kallsyms(cache)
     assert not os.path.exists(cache.directory)
     running_kallsyms(cache)
@@ -112,12 +112,12 @@ def test_a_module_loaded_meanwhile_prevents_keeping(
 
 
 def test_columns_that_are_no_table_are_refused() -> None:
-    good = running._lasting_columns(parse_kallsyms(KERNEL + MODULES))
-    assert running._from_columns(good) is not None
-    assert running._from_columns({**good, "module": good["module"][1:]}) is None
-    assert running._from_columns({**good, "module": np.full_like(good["module"], 99)}) is None
+    good = files._lasting_columns(parse_kallsyms(KERNEL + MODULES))
+    assert files._from_columns(good) is not None
+    assert files._from_columns({**good, "module": good["module"][1:]}) is None
+    assert files._from_columns({**good, "module": np.full_like(good["module"], 99)}) is None
     for name in ("module", "modules", "references", "start"):
-        assert running._from_columns({key: good[key] for key in good if key != name}) is None
+        assert files._from_columns({key: good[key] for key in good if key != name}) is None
 
 
 @pytest.mark.kernel
@@ -146,7 +146,7 @@ def test_what_is_not_in_the_kept_table_is_looked_up_in_the_kernels_own(
 
 
 def test_the_state_of_this_kernel_can_be_told_and_lasts() -> None:
-    state = running._state()
+    state = files._state()
     assert state is not None
-    assert state == running._state()
+    assert state == files._state()
     assert Path("/proc/sys/kernel/random/boot_id").read_bytes() in state

@@ -21,7 +21,7 @@ from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.model.strings import Strings
 from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions, write
-from perf_offcpu.symbolize.lines import lines
+from perf_offcpu.symbolize.lines import names as lines
 from perf_offcpu.symbolize.lines.symcache import Symcache
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize

@@ -18,8 +18,8 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf.functions import load_elf_symbols
 from perf_offcpu.objects.search import Search
-from perf_offcpu.symbolize.lines import lines
-from perf_offcpu.symbolize.lines.lines import Lines, NoLines, load_lines
+from perf_offcpu.symbolize.lines import names as lines
+from perf_offcpu.symbolize.lines.names import Lines, NoLines, load_lines
 from perf_offcpu.symbolize.lines.symcache import Symcache
 
 HEADER = """#define INLINE static inline __attribute__((always_inline))
