@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
-from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
-from perf_offcpu.commands.shared.causality.critical import critical_path_from_args
+from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
+from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.page import with_head
 from perf_offcpu.commands.shared.parquet import write_dataset

@@ -24,7 +24,7 @@ from perf_offcpu.callpaths.names import Name
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
-from perf_offcpu.locks.deadlocks import DeadThread, deadlocks_of
+from perf_offcpu.locks import DeadThread, deadlocks_of
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -102,7 +102,7 @@ class Summary:
     groups: breakdowns.GroupTable  # by class, or by the sort keys
     objects: ObjectTable  # what was waited for
     oversleep: Oversleep | None  # None if the times asked for are not known
-    deadlocks: list[list[DeadThread]]  # see `locks.deadlocks`
+    deadlocks: list[list[DeadThread]]  # see `locks`
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
     verdict: Verdict | None  # of off-cpu time only; None unless asked for

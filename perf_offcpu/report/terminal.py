@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from perf_offcpu import losses
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.callpaths.names import Name, NameKind
-from perf_offcpu.locks.deadlocks import sentence_of
+from perf_offcpu.locks import sentence_of
 from perf_offcpu.report import style as say
 from perf_offcpu.report.objects.text import objects
 from perf_offcpu.report.style import Style

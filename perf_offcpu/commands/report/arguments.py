@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.causality.critical import HELP as CRITICAL_PATH
+from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.printing import terminal_style
 from perf_offcpu.commands.shared.profile import split_words

@@ -9,9 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.report.arguments import STACKS, add_output, limits_of, parse_keys, style_of
-from perf_offcpu.commands.shared.causality.cascades import cascade_from_args
-from perf_offcpu.commands.shared.causality.critical import critical_path_from_args
-from perf_offcpu.commands.shared.causality.serial import serial_from_args
+from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args, serial_from_args
 from perf_offcpu.commands.shared.output import check_distinct, open_output
 from perf_offcpu.commands.shared.page import kept_options, whole_lives, with_head
 from perf_offcpu.commands.shared.parsers import accept_without_effect

@@ -17,7 +17,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.commands.shared.profile import split_list
-from perf_offcpu.locks.deadlocks import deadlocks_of, sentence_of
+from perf_offcpu.locks import deadlocks_of, sentence_of
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.summary import shows_waits

@@ -37,7 +37,7 @@ VERBS = {
     "archive": "archive",
     "dump": "dump",
     "fleet": "fleet.command",
-    "doctor": "doctor.command",
+    "doctor": "doctor",
     "completion": "completion",
 }
 """Verb → its module in `commands`."""

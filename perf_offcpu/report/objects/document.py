@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perf_offcpu.locks.deadlocks import DeadThread
+from perf_offcpu.locks import DeadThread
 from perf_offcpu.report.objects.rows import Hand, LockRow, ObjectRow, ObjectTable
 from perf_offcpu.report.totals import cut_fields, fields, frame, total_fields
 

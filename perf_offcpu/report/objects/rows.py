@@ -20,7 +20,7 @@ from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.names import Name, name_frames
 from perf_offcpu.callpaths.options import PathOptions
-from perf_offcpu.locks.queues import longest_queues, waiters
+from perf_offcpu.locks import longest_queues, waiters
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile

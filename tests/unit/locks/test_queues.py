@@ -8,7 +8,7 @@ from builders.profile import ProfileBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.locks.queues import longest_queues, waiters
+from perf_offcpu.locks import longest_queues, waiters
 from perf_offcpu.model.recording import SampleFlag
 
 WAITS = st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 20), st.integers(1, 9), st.integers(1, 4)))

@@ -15,9 +15,10 @@ import numpy as np
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.evidence.holders import Holders
+from perf_offcpu.analysis.group import group, max_by
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
@@ -119,3 +120,28 @@ def sentence_of(deadlock: list[DeadThread]) -> str:
 def _waiting(one: DeadThread) -> str:
     where = f" in {one.function}" if one.function else ""
     return f"{one.comm} {one.tid} waits{where} for {one.lock}"
+
+
+def longest_queues(samples: ProfileSamples, of: I64, groups: int) -> I64:
+    """Return int64[groups]: the most waits of each group that went on at one time; 0 without timed waits.
+
+    A wait that begins when another one ends does not meet it. Sums have no time and are left out.
+
+    Args:
+        of: int64[n], the group of each sample; -1 for none.
+    """
+    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
+    rows = np.flatnonzero((of >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
+    owner = np.concatenate([of[rows], of[rows]])
+    times = np.concatenate([begin[rows], samples.time_ns[rows]])
+    change = np.repeat(np.array([1, -1]), len(rows))
+    order = np.lexsort((change, times, owner))
+    # The changes of each group add up to 0, so one running sum serves all.
+    return np.maximum(max_by(owner[order], np.cumsum(change[order]), groups), 0)
+
+
+def waiters(samples: ProfileSamples, of: I64, groups: int) -> I64:
+    """Return int64[groups]: the number of threads with samples in each group."""
+    rows = np.flatnonzero(of >= 0)
+    first, _ = group(of[rows], samples.pid[rows], samples.tid[rows])
+    return np.bincount(of[rows][first], minlength=groups).astype(np.int64)

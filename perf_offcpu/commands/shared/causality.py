@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the analyses that follow waits from thread to thread: cascade, critical path, serialization."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+from perf_offcpu.commands.shared.profile import every_wait_from_args, selection_from_args
+from perf_offcpu.errors import UsageError
+
+if TYPE_CHECKING:
+    from perf_offcpu.analysis.select import Selection
+    from perf_offcpu.analysis.timeline import Timeline, Track
+    from perf_offcpu.causality.cascade import Cascade
+    from perf_offcpu.causality.critical_path import CriticalPath
+    from perf_offcpu.model.profile import Profile
+    from perf_offcpu.report.causality.serial import SerialReport
+
+
+HELP = """
+--critical-path: of the thread that --tid, --pid or --comm names (default: the first one): its time, and
+  whom it waited for
+"""
+_OTHERS = ("state", "class", "cpu", "cgroup", "min_dur", "object", "lock", "event")
+
+
+def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:
+    """Read all threads, and follow the path of the thread of --tid, --pid and --comm, within --time.
+
+    Raises:
+        UsageError: there is no such thread; or an option selects samples, which would leave gaps in the path.
+    """
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.analysis.timeline import timeline_of
+    from perf_offcpu.causality.critical_path import critical_path
+    from perf_offcpu.causality.window import choose_thread, window_of
+
+    given = [name for name in _OTHERS if getattr(args, "wait_class" if name == "class" else name)]
+    if args.idle != "show":
+        given.append("idle")
+    if given:
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--critical-path takes --tid, --pid, --comm and --time, not --{option}")
+    selection = selection_from_args(args)
+    profile = every_wait_from_args(args, "--critical-path")
+    if args.fold_interpreters:
+        profile = fold_interpreters(profile)
+    timeline = timeline_of(profile)
+    thread = choose_thread(timeline, selection)
+    window = window_of(profile, timeline, thread, selection.windows)
+    return profile, timeline, critical_path(profile, timeline, thread, *window)
+
+
+def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade]:
+    """Read all threads, and pass on the weight of the waits that the selection chooses.
+
+    Their weight passes through waits of all threads, chosen or not.
+    """
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.analysis.select import selected_rows
+    from perf_offcpu.analysis.timeline import timeline_of
+    from perf_offcpu.causality.cascade import cascade_of
+
+    selection = selection_from_args(args)
+    option = "--bottlenecks" if getattr(args, "bottlenecks", False) else "--cascade"
+    profile = every_wait_from_args(args, option)
+    if args.fold_interpreters:
+        profile = fold_interpreters(profile)
+    timeline = timeline_of(profile)
+    return profile, timeline, cascade_of(profile, timeline, selected_rows(profile, selection))
+
+
+def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
+    """Read all threads, and count the threads of --comm, --pid and --tid, within --time.
+
+    Raises:
+        UsageError: there is no such thread; or an option selects samples, which would leave gaps in runs.
+    """
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+    from perf_offcpu.analysis.timeline import timeline_of
+    from perf_offcpu.report.causality.serial import serial_of
+
+    selection = selection_from_args(args)
+    if selection.is_of_waits or selection.cpus or selection.cgroups:
+        raise UsageError("--serial counts threads: of the selection it takes --tid, --pid, --comm, --time")
+    if args.event or args.diff is not None or args.idle != "show":
+        raise UsageError("--serial is about all times of one recording: no --event, --diff, --idle")
+    if len(selection.windows) > 1:
+        raise UsageError("--serial: --time names more than one window")
+    import numpy as np
+
+    profile = every_wait_from_args(args, "--serial")
+    if args.fold_interpreters:
+        profile = fold_interpreters(profile)
+    timeline = timeline_of(profile)
+    chosen = np.array([_is_chosen(track, selection) for track in timeline.tracks], np.bool_)
+    if not timeline.placed[chosen[timeline.track]].any():
+        raise UsageError("--serial: the recording has no such thread with samples that have a time")
+    window = None
+    if selection.windows:
+        first, last = selection.windows[0].bounds(profile.meta.first_ns, profile.meta.last_ns)
+        window = (
+            math.ceil(max(first, profile.meta.first_ns)),
+            math.floor(min(last, profile.meta.last_ns)),
+        )
+        if window[0] >= window[1]:
+            raise UsageError("--serial: the recording has no samples in that time")
+    return serial_of(profile, timeline, chosen, window, stacks)
+
+
+def _is_chosen(track: Track, selection: Selection) -> bool:
+    return (
+        track.tid > 0
+        and (not selection.comms or track.comm in selection.comms)
+        and (not selection.pids or track.pid in selection.pids)
+        and (not selection.tids or track.tid in selection.tids)
+    )
