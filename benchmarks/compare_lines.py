@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 from source_lines import UNIT  # noqa: E402
 from symbols import c_library  # noqa: E402
 
-from perf_offcpu.objects.elf.functions import load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.elf.image import open_elf  # noqa: E402
+from perf_offcpu.objects.functions import load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.search import Search, open_debug  # noqa: E402
 from perf_offcpu.symbolize.lines.names import NoLines, load_lines  # noqa: E402
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from perf_offcpu.cache import DiskCache  # noqa: E402
-from perf_offcpu.objects.elf.functions import load_elf_symbols  # noqa: E402
+from perf_offcpu.objects.functions import load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.search import Search  # noqa: E402
 from perf_offcpu.symbolize.lines.names import load_lines  # noqa: E402
 

@@ -29,7 +29,7 @@ from builders.elf import STRTAB, SYMTAB, ElfBuilder, Load, Sec  # noqa: E402
 
 from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.model.strings import Strings  # noqa: E402
-from perf_offcpu.objects.elf.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols  # noqa: E402
+from perf_offcpu.objects.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.search import Search  # noqa: E402
 from perf_offcpu.symbolize.demangle import demangle  # noqa: E402
 from perf_offcpu.symbolize.frames import symbols_and_offsets  # noqa: E402

@@ -2,7 +2,7 @@
 """Find deadlocks: threads that wait in a circle for locks that the next one holds.
 
 Only waits count that were not over when the recording ended, or that nothing but the end of the process
-ended, and only holders that are believed (`analysis.evidence.holders`). A thread waits for one lock, and one
+ended, and only holders that are believed (`analysis.holders`). A thread waits for one lock, and one
 thread holds it: so each thread has at most one successor, and following successors ends at a thread that is
 not blocked, at an unknown holder, or in a circle. All waits of a circle must have gone on at one time: else
 the lock may have changed hands in between.
@@ -14,8 +14,8 @@ import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits
-from perf_offcpu.analysis.evidence.holders import Holders
 from perf_offcpu.analysis.group import group, max_by
+from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag

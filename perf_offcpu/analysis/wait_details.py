@@ -12,8 +12,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wakeups import Wakeups
 from perf_offcpu.model.columns import I64

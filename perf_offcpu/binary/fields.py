@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from perf_offcpu.structs import frozen
-
-if TYPE_CHECKING:
-    from perf_offcpu.binary.layout import Layout
 
 Order = Literal["<", ">"]
 Buffer = bytes | bytearray | memoryview
@@ -54,7 +51,15 @@ Shape = Any
 Condition = enum.IntFlag | Callable[[Shape], object]
 Count = int | str | Callable[[Shape], int]
 
-Type: TypeAlias = "Int | Special | Layout"
+
+class Structure(Protocol):
+    """A layout as a type of fields (`layout.Layout`)."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+
+Type: TypeAlias = Int | Special | Structure
 
 
 @frozen

@@ -233,10 +233,9 @@ class _Reader:
             self.values[field.name] = self._special(field)
         elif isinstance(field.type, Layout):
             self.values[field.name] = self._nested(field, field.type)
-        elif field.count is None:
-            self.values[field.name] = self._ints(field.type, 1, field.name)[0]
-        else:
-            self.values[field.name] = list(self._ints(field.type, self._count(field), field.name))
+        elif isinstance(field.type, Int):
+            items = self._ints(field.type, 1 if field.count is None else self._count(field), field.name)
+            self.values[field.name] = items[0] if field.count is None else list(items)
 
     def _ints(self, type_: Int, count: int, name: str) -> tuple[int, ...]:
         start = self._claim(count * type_.size, name)
@@ -296,6 +295,7 @@ def _pack_field(field: Field, values: Mapping[str, Any], order: Order, shape: Sh
         raise LayoutError(f"field {field.name}: {len(rows)} items, its count says {wanted}")
     if isinstance(field.type, Layout):
         return b"".join(field.type.pack(row, order, shape) for row in rows)
+    assert isinstance(field.type, Int)
     return struct.pack(f"{order}{len(rows)}{field.type.code}", *rows)
 
 

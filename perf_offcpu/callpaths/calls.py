@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile

@@ -8,35 +8,17 @@ Source: chain graphs, https://www.brendangregg.com/FlameGraphs/offcpuflamegraphs
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
 
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.callpaths.names import Name, wakers_of
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.names import wakers_of
+from perf_offcpu.callpaths.options import PathOptions, WakerChains
 from perf_offcpu.causality.wait_table import WaitTable
-from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.structs import mutable
 
 MAX_HOPS = 32
 """Wake-ups of one chain that are shown: longer lines than that no picture shows."""
-
-
-@mutable
-class WakerChains:
-    """The chains of n samples."""
-
-    names: list[Name]  # of wakers; the first stands for no waker
-    of: I64  # int64[n], samples with the same number have the same chain
-    hops: list[tuple[I64, I64]]  # of each hop: int64[n], index into names, 0 none; int64[n], stack, -1 none
-
-    def take(self, rows: Bool) -> Self:
-        """Return the chains of some samples."""
-        hops = [(name[rows], stack[rows]) for name, stack in self.hops]
-        return type(self)(self.names, self.of[rows], hops)
 
 
 def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -> WakerChains:

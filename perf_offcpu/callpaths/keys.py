@@ -13,8 +13,8 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wakeups import INTERRUPT
-from perf_offcpu.callpaths.names import Name, NameKind, name_frames
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.names import name_frames
+from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.lookup import rows_at

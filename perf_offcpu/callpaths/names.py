@@ -7,15 +7,12 @@ its call sites. Names are unique by (label, dso, kernel or user), found with one
 
 from __future__ import annotations
 
-import enum
-from typing import NamedTuple
-
 import numpy as np
 
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.analysis.wakeups import INTERRUPT, with_wakers
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -23,24 +20,6 @@ from perf_offcpu.text import KERNEL_SUFFIX, WAKER_SUFFIX, basename, frame_label,
 
 WAKER_DELIMITER = "--"
 """Between sleeper and waker, as in offwaketime of https://github.com/iovisor/bcc."""
-
-
-class NameKind(enum.IntEnum):
-    """Kinds of names in a tree of paths."""
-
-    USER = 0
-    KERNEL = 1
-    ROOT = 2  # a comm, process or thread
-    MARK = 3  # in place of frames that could not be recorded: "[truncated]", "[missed stack]", …
-    WAKER = 4  # of the thread that woke the sleeper: a frame, or its name
-
-
-class Name(NamedTuple):
-    """A node's text. `label` and `dso` (a basename) are printable."""
-
-    label: str
-    dso: str
-    kind: NameKind
 
 
 def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list[Name], I64]:

@@ -1,14 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare options for paths. Imports little, because command lines use it, too."""
+"""Declare the names in paths, chains of wakers, and options. Imports little: command lines use it, too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import enum
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from perf_offcpu.structs import frozen
+from perf_offcpu.structs import frozen, mutable
 
 if TYPE_CHECKING:
-    from perf_offcpu.callpaths.chains import WakerChains
+    from perf_offcpu.model.columns import I64, Bool
+
+
+class NameKind(enum.IntEnum):
+    """Kinds of names in a tree of paths."""
+
+    USER = 0
+    KERNEL = 1
+    ROOT = 2  # a comm, process or thread
+    MARK = 3  # in place of frames that could not be recorded: "[truncated]", "[missed stack]", …
+    WAKER = 4  # of the thread that woke the sleeper: a frame, or its name
+
+
+class Name(NamedTuple):
+    """A node's text. `label` and `dso` (a basename) are printable."""
+
+    label: str
+    dso: str
+    kind: NameKind
+
+
+@mutable
+class WakerChains:
+    """The chains of n samples."""
+
+    names: list[Name]  # of wakers; the first stands for no waker
+    of: I64  # int64[n], samples with the same number have the same chain
+    hops: list[tuple[I64, I64]]  # of each hop: int64[n], index into names, 0 none; int64[n], stack, -1 none
+
+    def take(self, rows: Bool) -> Self:
+        """Return the chains of some samples."""
+        hops = [(name[rows], stack[rows]) for name, stack in self.hops]
+        return type(self)(self.names, self.of[rows], hops)
 
 
 @frozen

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.callpaths.chains import wakers_once
-from perf_offcpu.callpaths.names import WAKER_DELIMITER, Name, NameKind, name_frames, waker_name
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.names import WAKER_DELIMITER, name_frames, waker_name
+from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.join import join

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perf_offcpu.collect.doctor.kernel import Finding, State
 from perf_offcpu.environment import child_environment
 from perf_offcpu.resources import installed_version
 
@@ -98,6 +97,8 @@ _SCRIPT_NEEDS = {"numpy": "numpy", "pyelftools": "elftools"}
 
 def examine_reading() -> Iterator[Finding]:
     """Examine the packages for reading, symbolizing and converting."""
+    from perf_offcpu.collect.doctor.kernel import Finding, State
+
     for package, purpose in (
         ("numpy", ""),
         ("pyelftools", "names of functions"),
@@ -113,6 +114,8 @@ def examine_reading() -> Iterator[Finding]:
 
 def examine_perf() -> Iterator[Finding]:
     """Examine perf: its version, how it reads off-cpu samples, its Python."""
+    from perf_offcpu.collect.doctor.kernel import Finding, State
+
     said = _output("perf", "--version")
     match = re.search(r"(\d+)\.(\d+)\S*", said)
     if match is None:
@@ -132,6 +135,8 @@ def examine_perf() -> Iterator[Finding]:
 
 
 def _python(version: tuple[int, int]) -> Finding:
+    from perf_offcpu.collect.doctor.kernel import Finding, State
+
     part = "scripts/offcpu.py"
     if version > _EMBEDS_UNTIL:
         return Finding(PERF, part, State.WORKS, "this perf runs scripts as programs of their own")

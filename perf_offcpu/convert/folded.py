@@ -16,7 +16,7 @@ from typing import TextIO
 
 import numpy as np
 
-from perf_offcpu.callpaths.names import Name, NameKind
+from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import in_units, unit_factor
 from perf_offcpu.convert.encode.text_columns import path_texts

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.profile import profile_of, unit_of

@@ -28,9 +28,9 @@ from perf_offcpu.files import FileRefusedError, kernel_lines, open_regular, read
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.recording import Meta, Recording
-from perf_offcpu.objects.elf.functions import ElfFile, symbols_of
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
+from perf_offcpu.objects.functions import ElfFile, symbols_of
 from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
 
 VDSO: Final = "[vdso]"

@@ -13,13 +13,12 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.calls import calls_of
 from perf_offcpu.callpaths.keys import column_of
-from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import EDGES
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
-from perf_offcpu.model.recording import SUM_FLAGS
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.report.totals import Total, heaviest, totals_of
 from perf_offcpu.structs import frozen
 
@@ -162,3 +161,31 @@ def heavy_stacks(
         ids = paths.values[paths.offsets[row] : paths.offsets[row + 1]].tolist()
         names = [tree.names[one] for one in ids]
         yield names[0].label, tuple(names[1:]), int(total[node])
+
+
+@frozen
+class Oversleep:
+    """The sleeps that lasted as long as asked, or longer; ns."""
+
+    sleeps: int
+    median: int  # time over the time asked for
+    longest: int
+    interrupted: int  # sleeps that ended earlier: by a signal, or because the recording ended
+
+
+def oversleep_of(profile: Profile, waits: Waits) -> Oversleep | None:
+    """Return by how much single sleeps exceeded the time asked for; None if no such time is known.
+
+    Args:
+        waits: `classify(profile)`.
+    """
+    samples = profile.samples
+    asked = (samples.asked_ns >= 0) & (waits.wait_class == WaitClass.SLEEP)
+    asked &= ~samples.has(SUM_FLAGS | SampleFlag.BEGAN_BEFORE)
+    over = (samples.length_ns() - samples.asked_ns)[asked]
+    whole = ~samples.has(SampleFlag.STILL_BLOCKED)[asked] & (over >= 0)
+    if not len(over):
+        return None
+    slept = np.sort(over[whole])
+    median = int(slept[(len(slept) - 1) // 2]) if len(slept) else 0
+    return Oversleep(len(slept), median, int(slept.max(initial=0)), int((~whole).sum()))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from perf_offcpu.locks import DeadThread
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
-from perf_offcpu.report.objects.document import dead_thread_fields, object_fields
+from perf_offcpu.report.objects import Hand, LockRow, ObjectRow, ObjectTable
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import cut_fields, fields, frame, total_fields
@@ -133,3 +134,30 @@ def _functions(table: FunctionTable) -> dict[str, Any]:
 def _histogram(table: Histogram) -> dict[str, Any]:
     buckets = [{"from": one.low, "below": one.high, **fields(one, "count weight")} for one in table.buckets]
     return {"buckets": buckets, "sums": {"samples": table.sums, **total_fields(table.summed)}}
+
+
+def object_fields(table: ObjectTable) -> dict[str, Any]:
+    """Return the table of objects."""
+    rows = list(map(row_fields, table.rows))
+    return {"rows": rows, "more": cut_fields(table.more), "without": table.without}
+
+
+def row_fields(row: ObjectRow) -> dict[str, Any]:
+    """Return an object."""
+    return fields(row, "name kind wait_class") | total_fields(row.total) | fields(row, "threads role by")
+
+
+def lock_fields(lock: LockRow) -> dict[str, Any]:
+    """Return a lock; holders or releasers by `role`."""
+    counts = fields(lock, "queue hand_overs changed weight_known waiting_in")
+    hands = {"hands": list(map(_hand, lock.hands)), "more_hands": cut_fields(lock.more_hands)}
+    return row_fields(lock.row) | counts | hands
+
+
+def _hand(hand: Hand) -> dict[str, Any]:
+    return fields(hand, "comm pid tid weight waits function") | {"frames": list(map(frame, hand.frames))}
+
+
+def dead_thread_fields(thread: DeadThread) -> dict[str, Any]:
+    """Return a thread of a deadlock."""
+    return fields(thread, "comm pid tid lock function weight began_before")

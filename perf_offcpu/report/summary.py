@@ -17,11 +17,10 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.select import event_rows
-from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.locks import DeadThread, deadlocks_of
@@ -30,8 +29,8 @@ from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns
-from perf_offcpu.report.objects.rows import ObjectTable, object_table
-from perf_offcpu.report.objects.sleeps import Oversleep, oversleep_of
+from perf_offcpu.report.breakdowns import Oversleep, oversleep_of
+from perf_offcpu.report.objects import ObjectTable, object_table
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
 from perf_offcpu.report.verdict.numbers import verdict_of

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.callpaths.names import Name, NameKind
+from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag

@@ -10,7 +10,7 @@ import numpy as np
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.evidence.holders import holders_of
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples

@@ -30,10 +30,10 @@ from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.elf.calls import calls_at, exported, is_signal_return
-from perf_offcpu.objects.elf.functions import symbols_of
+from perf_offcpu.objects.calls import calls_at, exported, is_signal_return
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
+from perf_offcpu.objects.functions import symbols_of
 from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS

@@ -18,8 +18,8 @@ import numpy as np
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, U64, Bool
-from perf_offcpu.unwind.cfi.expression import CannotEvaluateError, evaluate
 from perf_offcpu.unwind.cfi.program import Kind
+from perf_offcpu.unwind.expression import CannotEvaluateError, evaluate
 from perf_offcpu.unwind.lookup import NO_CFI, OUTSIDE, CfiLookup
 from perf_offcpu.unwind.state import End, Threads, Value, WalkState
 

@@ -19,9 +19,9 @@ from perf_offcpu.abi.cfi import REGISTERS, Registers
 from perf_offcpu.cache import Array, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
+from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.unwind.cfi.entries import Section
 from perf_offcpu.unwind.cfi.program import Kind

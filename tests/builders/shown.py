@@ -14,7 +14,6 @@ from collections import deque
 from pathlib import Path
 
 from perf_offcpu.analysis.select import select_events
-from perf_offcpu.commands.script import header_lines
 from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
@@ -23,6 +22,7 @@ from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.terminal import render
 from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS, FieldChoice
+from perf_offcpu.script.header import header_lines
 from perf_offcpu.script.samples import TextOptions, write
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize

@@ -15,7 +15,7 @@ import pytest
 from conftest import Command
 from kernel.whole_stacks import AS_POSTGRES
 
-from perf_offcpu.analysis.evidence.holders import holders_of
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions

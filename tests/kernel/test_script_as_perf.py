@@ -17,7 +17,7 @@ from builders.perf_text import Frame, Printed, parse
 from builders.stock_perf import version
 from conftest import Command
 
-from perf_offcpu.objects.elf.functions import load_elf_symbols
+from perf_offcpu.objects.functions import load_elf_symbols
 
 pytestmark = pytest.mark.beside
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.wait_objects import TEXTS
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.report import lock_report
 from perf_offcpu.report.document import document
-from perf_offcpu.report.objects import lock_report
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.terminal import render

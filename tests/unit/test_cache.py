@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from perf_offcpu.cache import DiskCache, cache_name, pack, unpack
-from perf_offcpu.objects.elf.functions import KIND, load_elf_symbols
+from perf_offcpu.objects.functions import KIND, load_elf_symbols
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
 

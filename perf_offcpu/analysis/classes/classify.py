@@ -10,19 +10,23 @@ stack's evidence with system call, state and flags; samples look up the result. 
                                               fault; poll() of a single object has the object's class
     the system call                           if it has one purpose; the class of the object instead, to
                                               distinguish network, pipe, poll and sleep
-    the object                                `analysis.evidence.objects`
+    the object                                `analysis.classes.objects`
     the system call                           if it is one on files, in state D
     no system call, and no kernel stack       a page fault
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
-A sum with the class other gets the class of similar single waits (`analysis.evidence.sums`).
+A sum with the class other gets the class of similar single waits (`analysis.classes.classify`).
 A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and
 similar calls, accept(), signals, a terminal, condition variables and semaphores, and waits of a kernel thread
 between its jobs. Waits for disks, locks, data on a socket or pipe, children and sleeps are not: the work is
 under way, or only time has to pass. Documentation/wait-classes.md explains it.
+
+A sum has neither a kernel stack nor an object, and read() alone does not tell a pipe from a file. A single
+wait of the same process, in the same system call, called from the same place of the program, does. If such
+single waits have several classes, the most frequent class is used. Waits for a CPU are not considered.
 """
 
 from __future__ import annotations
@@ -33,15 +37,14 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classes import wait_classes as rules
+from perf_offcpu.analysis.classes.objects import BY_OBJECT, answers, class_of, is_connected, object_codes
 from perf_offcpu.analysis.classes.program_rules import Rules
+from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass, Work
-from perf_offcpu.analysis.evidence.objects import BY_OBJECT, answers, class_of, is_connected, object_codes
-from perf_offcpu.analysis.evidence.stacks import Evidence, evidence_of_stacks
-from perf_offcpu.analysis.evidence.sums import like_single_waits
 from perf_offcpu.analysis.group import group
-from perf_offcpu.model.columns import I32, U8, Bool
+from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile, ProgramRule
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable
 
 _NONE = -1
@@ -156,3 +159,47 @@ class _Judge:
             return WaitClass(evidence.in_user)
         on_file = syscall in rules.FILE_SYSCALLS or (unknown and evidence.file >= 0)
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
+
+
+_FOR_CPU = (WaitClass.RUNQUEUE, WaitClass.THROTTLED)
+
+
+def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecided: Bool) -> tuple[U8, Bool]:
+    """Return class and purpose of each sample; sums of class OTHER get those of similar single waits.
+
+    Args:
+        wait_class, for_work: class and purpose of each sample so far.
+        undecided: bool[samples], True where no rule of a program has decided.
+    """
+    samples = profile.samples
+    is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
+    known = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
+    sums = np.flatnonzero(known & is_sum & undecided & (wait_class == WaitClass.OTHER))
+    single = np.flatnonzero(known & ~is_sum & ~np.isin(wait_class, _FOR_CPU))
+    if not len(sums) or not len(single):
+        return wait_class, for_work
+    rows = np.concatenate([sums, single])
+    caller = _user_leaf(profile)[samples.stack[rows]]
+    first, of = group(samples.pid[rows], samples.syscall[rows], caller)
+    answer = wait_class[single].astype(np.int64) * 2 + for_work[single]
+    one, pair = group(of[len(sums) :], answer)
+    most = np.full(len(first), -1, np.int64)
+    for at in np.argsort(np.bincount(pair), kind="stable").tolist():  # the most frequent is written last
+        most[of[len(sums) + one[at]]] = answer[one[at]]
+    found = np.where(caller[: len(sums)] >= 0, most[of[: len(sums)]], -1)
+    wait_class, for_work = wait_class.copy(), for_work.copy()
+    wait_class[sums[found >= 0]] = found[found >= 0] // 2
+    for_work[sums[found >= 0]] = found[found >= 0] % 2 == 1
+    return wait_class, for_work
+
+
+def _user_leaf(profile: Profile) -> I64:
+    """Return int64[stacks]: the innermost node of the user's part of each stack; -1 for none."""
+    parent = profile.stacks.parent.astype(np.int64)
+    is_kernel = profile.frames.is_kernel()[profile.stacks.frame]
+    leaf = np.where(is_kernel, parent, np.arange(len(parent)))
+    while True:
+        at = np.flatnonzero((leaf >= 0) & np.append(is_kernel, False)[leaf])
+        if not len(at):
+            return leaf
+        leaf[at] = leaf[leaf[at]]

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
 from perf_offcpu.commands.shared.parsers import duration_s
 from perf_offcpu.commands.shared.streams import stdout_is_closed
@@ -245,6 +244,8 @@ def _can_unwind() -> bool:
 
 
 def _stack_bytes(text: str) -> int:
+    from perf_offcpu.abi.offcpu import LARGEST_COPY
+
     size = parse_size("--call-graph cfi,BYTES:", text, least=str(MIN_BYTES), most=str(LARGEST_COPY))
     return (size + 7) // 8 * 8  # the kernel takes multiples of 8
 

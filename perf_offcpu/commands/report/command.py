@@ -151,7 +151,7 @@ def _bottlenecks(args: argparse.Namespace) -> int:
 def _locks(args: argparse.Namespace) -> int:
     """Print the locks that were waited for and return the exit status."""
     from perf_offcpu.analysis.interpreters import fold_interpreters
-    from perf_offcpu.report.objects.lock_report import document, hand_limit, render, report_of
+    from perf_offcpu.report.lock_report import document, hand_limit, render, report_of
 
     if args.diff is not None or args.event:
         raise UsageError("--locks is about the waits of one recording: no --diff, --event")

@@ -18,8 +18,8 @@ import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.evidence.holders import Holders, holders_of
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.holders import Holders, holders_of
 from perf_offcpu.analysis.timeline import Track, comm_of, timeline_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.convert.callgraph.dot import amount, share

@@ -21,7 +21,7 @@ import numpy as np
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
-from perf_offcpu.callpaths.names import Name, NameKind
+from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
 from perf_offcpu.convert.registry import Options

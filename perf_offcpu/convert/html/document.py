@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.evidence.holders import holders_of
 from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, process_names, timeline_of
 from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.keys import NO_OBJECT, column_of

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.analysis.timeline import Track, process_names
-from perf_offcpu.callpaths.names import NameKind
+from perf_offcpu.callpaths.options import NameKind
 from perf_offcpu.callpaths.tree import PathTree
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import Rows, constant, field, joined, messages, numbers

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.diff.significance import (

@@ -10,7 +10,7 @@ import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline
-from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.options import Name
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
 from perf_offcpu.causality.path_stacks import shared_out
 from perf_offcpu.convert.callgraph.waits import Component, components, graph_of, labels_of

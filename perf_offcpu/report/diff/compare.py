@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.callpaths.names import Name
+from perf_offcpu.callpaths.options import Name
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.report.diff.noise import (
     ERRORS,

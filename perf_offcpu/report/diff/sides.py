@@ -15,8 +15,7 @@ from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.analysis.time_windows import Window
 from perf_offcpu.callpaths.keys import column_of, object_column
-from perf_offcpu.callpaths.names import Name
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths, with_older
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.errors import UsageError

@@ -30,8 +30,8 @@ import numpy as np
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import Array, DiskCache, cache_name
 from perf_offcpu.errors import FormatError, UsageError
-from perf_offcpu.objects.elf.functions import ElfFile, load_elf_symbols, symbols_of
 from perf_offcpu.objects.elf.image import open_elf
+from perf_offcpu.objects.functions import ElfFile, load_elf_symbols, symbols_of
 from perf_offcpu.objects.search import Search, by_build_id, debug_by_build_id
 from perf_offcpu.objects.symtab import NO_ADDRESS, VERSION, SymbolTable
 from perf_offcpu.symbolize.kernel.kallsyms import LIVE, REFERENCES, Kallsyms, load_kallsyms

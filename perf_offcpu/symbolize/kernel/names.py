@@ -31,10 +31,10 @@ from perf_offcpu.model.columns import I32, I64, U64, distinct
 from perf_offcpu.model.mappings import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.elf.functions import ElfFile, listed_symbols
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source, uncompress
 from perf_offcpu.objects.files import is_running_kernel, refusal
+from perf_offcpu.objects.functions import ElfFile, listed_symbols
 from perf_offcpu.objects.symtab import NO_ADDRESS, SymbolTable
 from perf_offcpu.symbolize.frames import SymbolNames, symbols_and_offsets
 from perf_offcpu.symbolize.kernel.files import find_kallsyms, find_vmlinux, given_kallsyms, given_vmlinux

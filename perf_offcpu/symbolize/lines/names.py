@@ -27,8 +27,8 @@ from perf_offcpu.files import allocated_bytes
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.columns import I64, U32, U64
 from perf_offcpu.model.strings import Strings
-from perf_offcpu.objects.elf.functions import ElfFile
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
+from perf_offcpu.objects.functions import ElfFile
 from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames

@@ -22,10 +22,10 @@ from perf_offcpu.cache import cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import I32, U64
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.elf.headers import Rows
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
+from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.objects.symtab import NO_ADDRESS, UNTYPED, VERSION, SymbolTable, join

@@ -7,7 +7,7 @@ import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.evidence.holders import holders_of
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag, Tasks
 

@@ -10,8 +10,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf_offcpu.callpaths.names import NameKind
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.options import NameKind, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

@@ -12,7 +12,7 @@ from builders.converted import converted
 from builders.perfetto import read
 from builders.profile import Code, ProfileBuilder, kernel
 
-from perf_offcpu.callpaths.names import NameKind
+from perf_offcpu.callpaths.options import NameKind
 from perf_offcpu.convert.flamegraph.page import describe
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile

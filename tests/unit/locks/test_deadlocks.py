@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.evidence.holders import holders_of
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.locks import circles_of, deadlocks_of, sentence_of
 from perf_offcpu.model.recording import SampleFlag, Tasks
 

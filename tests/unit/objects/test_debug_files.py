@@ -17,9 +17,9 @@ import pytest
 from builders.objects import elf_build_id, find_object, recording_of_dso
 
 from perf_offcpu import losses
-from perf_offcpu.objects.elf.functions import load_elf_symbols
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.files import open_dso
+from perf_offcpu.objects.functions import load_elf_symbols
 from perf_offcpu.objects.search import Search, by_build_id, debug_link
 
 PROGRAM = """

@@ -13,10 +13,10 @@ from builders.objects import find_object
 
 from perf_offcpu import losses
 from perf_offcpu.losses import LossCause
-from perf_offcpu.objects.elf.functions import symbols_of
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.files import VDSO, refusal, same_build, vdso_image
+from perf_offcpu.objects.functions import symbols_of
 from perf_offcpu.objects.search import Search
 
 SOUND = ElfBuilder([Sym("f", 0x1000, 8)], build_id=b"\x12" * 20).build()

@@ -69,7 +69,7 @@ def test_a_program_without_pyelftools_names_from_the_cache(tmp_path: Path) -> No
     code = (
         "import sys\n"
         "from perf_offcpu.cache import DiskCache\n"
-        "from perf_offcpu.objects.elf.functions import load_elf_symbols\n"
+        "from perf_offcpu.objects.functions import load_elf_symbols\n"
         "from perf_offcpu.objects.search import Search\n"
         "elf = load_elf_symbols(sys.argv[1], Search(cache=DiskCache(sys.argv[2])))\n"
         "print(elf.symbols.name(0), 'elftools' in sys.modules)\n"

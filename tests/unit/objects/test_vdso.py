@@ -8,10 +8,10 @@ import io
 import numpy as np
 from elftools.elf.elffile import ELFFile
 
-from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, symbols_of
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.files import VDSO, vdso_image
+from perf_offcpu.objects.functions import file_offset_to_vaddr, symbols_of
 
 
 def test_its_exported_functions_are_named_at_their_addresses() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from perf_offcpu.commands.script import header_lines
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta
+from perf_offcpu.script.header import header_lines
 
 SECOND = 10**9
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, load_elf_symbols
+from perf_offcpu.objects.functions import file_offset_to_vaddr, load_elf_symbols
 from perf_offcpu.objects.symtab import SymbolTable
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms
 

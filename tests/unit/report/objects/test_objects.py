@@ -16,8 +16,8 @@ from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.cli import main
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, SampleFlag, Tasks
+from perf_offcpu.report import lock_report
 from perf_offcpu.report.document import document
-from perf_offcpu.report.objects import lock_report
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Limits, summarize
 from perf_offcpu.report.terminal import render

@@ -16,7 +16,7 @@ from builders.objects import elf_build_id
 from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
-from perf_offcpu.objects.elf.functions import load_elf_symbols
+from perf_offcpu.objects.functions import load_elf_symbols
 from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.lines import names as lines
 from perf_offcpu.symbolize.lines.names import Lines, NoLines, load_lines

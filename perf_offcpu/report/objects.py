@@ -15,11 +15,11 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.causes import Causes, causes_of, program_functions
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.evidence.holders import Holders
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.wakeups import INTERRUPT
-from perf_offcpu.callpaths.names import Name, name_frames
-from perf_offcpu.callpaths.options import PathOptions
+from perf_offcpu.callpaths.names import name_frames
+from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.locks import longest_queues, waiters
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.lookup import rows_at

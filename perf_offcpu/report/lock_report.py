@@ -10,14 +10,14 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.evidence.holders import holders_of
+from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
-from perf_offcpu.report.objects.document import dead_thread_fields, lock_fields
-from perf_offcpu.report.objects.rows import HELD, LockRow, LockTable, lock_table
+from perf_offcpu.report.document import dead_thread_fields, lock_fields
+from perf_offcpu.report.objects import HELD, LockRow, LockTable, lock_table
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.terminal import INDENT, collapsed
 from perf_offcpu.report.text_table import Column, cut, lay_out

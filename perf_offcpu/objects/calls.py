@@ -19,9 +19,9 @@ from perf_offcpu.abi import elf
 from perf_offcpu.binary.fields import S32, U32
 from perf_offcpu.binary.gather import gather
 from perf_offcpu.model.columns import U64, Bool, distinct, is_among
-from perf_offcpu.objects.elf.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.plt import find_stubs, slot_names
+from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
 
 _LONGEST: Final = 7
