@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from builders.elf import STRTAB, SYMTAB, ElfBuilder, Load, Sec  # noqa: E402
 
 from perf_offcpu.cache import DiskCache  # noqa: E402
-from perf_offcpu.model.strings import Strings  # noqa: E402
+from perf_offcpu.model.columns import Strings  # noqa: E402
 from perf_offcpu.objects.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols  # noqa: E402
 from perf_offcpu.objects.search import Search  # noqa: E402
 from perf_offcpu.symbolize.demangle import demangle  # noqa: E402

@@ -20,10 +20,9 @@ from perf_offcpu.agent.budget.cpu import Bucket
 from perf_offcpu.agent.budget.keeper import BudgetKeeper
 from perf_offcpu.agent.config import DAY_S, AgentConfig
 from perf_offcpu.agent.delivery import Delivery
-from perf_offcpu.agent.endpoint import Endpoint
+from perf_offcpu.agent.endpoint import Endpoint, Notifier
 from perf_offcpu.agent.host import boot_id, keep_no_free_memory
 from perf_offcpu.agent.ledger import BUDGET, Ledger
-from perf_offcpu.agent.notify import Notifier
 from perf_offcpu.agent.recorder import Recorder, is_finished
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
 from perf_offcpu.agent.spool import Spool, key_of

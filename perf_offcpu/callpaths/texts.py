@@ -16,10 +16,9 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, Strings
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 

@@ -32,9 +32,9 @@ from perf_offcpu.collect.system.machine import machine_features
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.errors import RecordingError
 from perf_offcpu.losses import LossCause
+from perf_offcpu.perfdata.compressed import CompressedWriter
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import build_id_body, event_desc_body, feature_body
-from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.output import AtomicFile
 from perf_offcpu.perfdata.write.pipe import PipeWriter, event_names
 from perf_offcpu.perfdata.write.writer import FileWriter

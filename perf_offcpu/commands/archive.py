@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def pack(args: argparse.Namespace, output: str) -> Saved:
     """Write the archive; the file appears under its name when it is complete."""
     from perf_offcpu.abi.attr import SampleType
-    from perf_offcpu.archive.gather import SymbolSaver
-    from perf_offcpu.archive.stores import TarStore
+    from perf_offcpu.archive.gather import SymbolSaver, TarStore
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.commands.shared.output import NamedFile
     from perf_offcpu.perfdata.write.output import AtomicFile

@@ -28,9 +28,9 @@ from perf_offcpu.abi.wait_objects import OBJECTS, TEXTS
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Budget, PythonFrames, Spans, WaitObjects
 from perf_offcpu.model.spans import united
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
 

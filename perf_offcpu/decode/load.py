@@ -31,9 +31,9 @@ from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import LossCause, Losses
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, SampleFlag, Samples
 from perf_offcpu.model.sampling import Sampling
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION, Column
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.fleet.engine import Engine, FileGoneError
-from perf_offcpu.report.text_table import Column as TextColumn
-from perf_offcpu.report.text_table import lay_out
+from perf_offcpu.report.style import Column as TextColumn
+from perf_offcpu.report.style import lay_out
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import printable
 

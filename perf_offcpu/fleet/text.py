@@ -10,10 +10,9 @@ from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
 from perf_offcpu.report import style as say
-from perf_offcpu.report.style import Style
+from perf_offcpu.report.style import Column, Style
 from perf_offcpu.report.tables import TITLES, coloured_table
 from perf_offcpu.report.terminal import frame_lines
-from perf_offcpu.report.text_table import Column
 from perf_offcpu.text import printable
 
 _NUMBERS = ("pid", "tid", "cpu")

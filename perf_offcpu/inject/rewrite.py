@@ -38,15 +38,14 @@ from perf_offcpu.inject.samples import SampleRewriter, Stage, is_untimed
 from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts, drop_references
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.recording import Meta, Recording
-from perf_offcpu.model.strings import Strings
+from perf_offcpu.perfdata.compressed import CompressedWriter
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.trailers import record_times, with_written_miscs
 from perf_offcpu.perfdata.write.columns import bytes_of, woven
-from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.readable import readable_events, readable_records
 from perf_offcpu.perfdata.write.writer import FileWriter

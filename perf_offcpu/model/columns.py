@@ -7,13 +7,16 @@
 A table is contiguous arrays of equal length. Conventions, everywhere: row ids int32, -1 for none; strings
 uint32, row 0 is ""; times and periods int64 ns (numpy turns uint64 with int64 into float64); addresses
 uint64, combined only with uint64. `check()` proves the declaration; tests call it after each stage.
+
+Texts come from kernels and files as bytes that need not be UTF-8 (a comm may end inside a character):
+they are decoded with surrogateescape, which writes the same bytes back. Output escapes them (`text`).
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -200,3 +203,45 @@ def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
     place = np.searchsorted(ascending, values)
     found: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
     return found
+
+
+class Strings:
+    """A list of unique strings that grows; ids are stable."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._texts: list[str] = [""]
+        self._ids: dict[str, int] = {"": 0}
+        for text in texts:
+            self.intern(text)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, row: int) -> str:
+        return self._texts[row]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def intern(self, text: str | bytes) -> int:
+        """Return the row of a text, added if it is new."""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogateescape")
+        row = self._ids.setdefault(text, len(self._texts))
+        if row == len(self._texts):
+            self._texts.append(text)
+        return row
+
+    def intern_all(self, texts: Iterable[str | bytes]) -> U32:
+        """Return the rows of n texts: uint32[n]."""
+        return np.fromiter((self.intern(text) for text in texts), np.uint32)
+
+    def find(self, text: str) -> int:
+        """Return the row of a text; -1 if there is none."""
+        return self._ids.get(text, -1)
+
+    def copy(self) -> Strings:
+        """Return an independent copy with the same rows."""
+        other = Strings()
+        other._texts, other._ids = list(self._texts), dict(self._ids)
+        return other

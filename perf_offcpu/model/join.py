@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.attr import AttrFlag, SampleType
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import Bool, Renumber, tables_of
+from perf_offcpu.model.columns import Bool, Renumber, Strings, tables_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel, Meta, Recording, WaitObjects
 from perf_offcpu.model.sampling import joined_sampling
 from perf_offcpu.model.spans import united
-from perf_offcpu.model.strings import Strings
 
 Part = TypeVar("Part", Recording, Profile)
 

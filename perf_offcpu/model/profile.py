@@ -14,9 +14,8 @@ import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, column, tables_of
+from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Strings, Table, column, tables_of
 from perf_offcpu.model.recording import Budget, Comms, Evsel, Meta, SampleColumns, SampleFlag, Tasks
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import mutable
 
 

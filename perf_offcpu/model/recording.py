@@ -19,11 +19,10 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Table, column, tables_of
+from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Strings, Table, column, tables_of
 from perf_offcpu.model.sampling import Sampling
 from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.model.spans import gaps, united
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.structs import frozen, mutable
 
 

@@ -16,8 +16,8 @@ from perf_offcpu.report.objects import Hand, LockRow, ObjectRow, ObjectTable
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import cut_fields, fields, frame, total_fields
+from perf_offcpu.report.verdict.causes import Cause, Place, Preempted, Verdict
 from perf_offcpu.report.verdict.text import sentences_of
-from perf_offcpu.report.verdict.verdict import Cause, Place, Preempted, Verdict
 from perf_offcpu.text import printable
 
 VERSION = 1

@@ -18,9 +18,8 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
 from perf_offcpu.report.document import dead_thread_fields, lock_fields
 from perf_offcpu.report.objects import HELD, LockRow, LockTable, lock_table
-from perf_offcpu.report.style import Style
+from perf_offcpu.report.style import Column, Style, cut, lay_out
 from perf_offcpu.report.terminal import INDENT, collapsed
-from perf_offcpu.report.text_table import Column, cut, lay_out
 from perf_offcpu.report.totals import cut_fields, fields
 from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.structs import frozen

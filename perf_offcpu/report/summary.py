@@ -33,8 +33,8 @@ from perf_offcpu.report.breakdowns import Oversleep, oversleep_of
 from perf_offcpu.report.objects import ObjectTable, object_table
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
+from perf_offcpu.report.verdict.causes import Verdict
 from perf_offcpu.report.verdict.numbers import verdict_of
-from perf_offcpu.report.verdict.verdict import Verdict
 from perf_offcpu.structs import frozen
 
 _CAUSE_OF_FLAG = {

@@ -9,9 +9,8 @@ from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.keys import symbol_label
 from perf_offcpu.report import style as say
 from perf_offcpu.report.breakdowns import FunctionTable, Histogram
-from perf_offcpu.report.style import Style
+from perf_offcpu.report.style import Column, Style, lay_out
 from perf_offcpu.report.summary import Summary
-from perf_offcpu.report.text_table import Column, lay_out
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import Total
 from perf_offcpu.text import id_text, printable, thread_label

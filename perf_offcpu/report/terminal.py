@@ -18,7 +18,7 @@ from perf_offcpu.locks import sentence_of
 from perf_offcpu.report import style as say
 from perf_offcpu.report.breakdowns import Oversleep
 from perf_offcpu.report.objects import HELD, RELEASED
-from perf_offcpu.report.style import Style
+from perf_offcpu.report.style import Column, Style, cut
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import (
     budget,
@@ -29,7 +29,6 @@ from perf_offcpu.report.tables import (
     threads,
     total_columns,
 )
-from perf_offcpu.report.text_table import Column, cut
 from perf_offcpu.report.verdict.text import sentences_of, wrapped
 from perf_offcpu.text import printable
 

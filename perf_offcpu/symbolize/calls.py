@@ -26,10 +26,9 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool, Strings, distinct
 from perf_offcpu.model.mappings import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.calls import calls_at, exported, is_signal_return
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso

@@ -22,12 +22,11 @@ from perf_offcpu.decode.join import JoinOptions, join_by_host
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import Renumber, distinct
+from perf_offcpu.model.columns import Renumber, Strings, distinct
 from perf_offcpu.model.join import PID_STEP, join, renumbered, shifted, to_rows
 from perf_offcpu.model.mappings import kernel_map
 from perf_offcpu.model.profile import Objects, Profile
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import Search
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize

@@ -12,9 +12,8 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.columns import I32, I64, U64, distinct
+from perf_offcpu.model.columns import I32, I64, U64, Strings, distinct
 from perf_offcpu.model.recording import Recording
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.files import Refused, find_dso
 from perf_offcpu.objects.functions import file_offset_to_vaddr
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory, read_jit_name

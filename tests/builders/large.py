@@ -9,11 +9,10 @@ from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, unique_rows
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.model.stacks import build_stack_tree
-from perf_offcpu.model.strings import Strings
 
 _CALLEES = 6
 _CALL_SITES = 3

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from perf_offcpu.losses import LossCause
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.files import _ALLOWANCE_NS, Refused, find_dso
 from perf_offcpu.objects.functions import ElfFile

@@ -14,10 +14,10 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.model.stacks import build_stack_tree
-from perf_offcpu.model.strings import Strings
 
 OFFCPU = "offcpu-time"
 

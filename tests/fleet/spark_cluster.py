@@ -28,8 +28,7 @@ from perf_offcpu.fleet import document
 from perf_offcpu.fleet.diff.compare import compare
 from perf_offcpu.fleet.diff.outliers import outliers_of
 from perf_offcpu.fleet.engine import Engine, connect
-from perf_offcpu.fleet.picture import profile_of_selected
-from perf_offcpu.fleet.queries import Selected, select
+from perf_offcpu.fleet.queries import Selected, profile_of_selected, select
 from perf_offcpu.fleet.report import head_of, stacks_of, tables_of
 from perf_offcpu.fleet.selection import Selection, baseline
 from perf_offcpu.fleet.tables import open_tables

@@ -26,9 +26,9 @@ import numpy as np
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS
 from perf_offcpu.collect.existing.proc import parse_maps
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
 from perf_offcpu.model.snapshots import Snapshots
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.unwinder import Unwinder

@@ -167,7 +167,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _flamegraph(args: argparse.Namespace) -> int:
     from perf_offcpu.convert.registry import FORMATS, Options
-    from perf_offcpu.fleet.picture import profile_of_selected, title_of
+    from perf_offcpu.fleet.queries import profile_of_selected, title_of
 
     found = selected(args)
     profile, title = profile_of_selected(found), title_of(found)

@@ -131,8 +131,7 @@ def keep_symbols(path: str) -> list[str]:
     Returns:
         Lines to print: the number of kept objects, and the objects that were not found.
     """
-    from perf_offcpu.archive.gather import SymbolSaver
-    from perf_offcpu.archive.stores import DirectoryStore
+    from perf_offcpu.archive.gather import DirectoryStore, SymbolSaver
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.load import load_unwound
     from perf_offcpu.symbolize.options import SymbolizeOptions

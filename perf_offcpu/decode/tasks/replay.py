@@ -21,9 +21,9 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
 from perf_offcpu.decode.tasks.columns import MapEvents, MapRuns, map_runs
 from perf_offcpu.decode.tasks.notes import SIDE_TYPES, Note, TaskNotes
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Comms, KernelSymbols, Samples, Tasks
-from perf_offcpu.model.strings import Strings
 
 __all__ = ["SIDE_TYPES", "TaskReplay"]
 

@@ -11,10 +11,9 @@ from perf_offcpu.fleet.diff.significance import SIGNIFICANT
 from perf_offcpu.fleet.report import Head
 from perf_offcpu.fleet.text import head, weight_title
 from perf_offcpu.report import style as say
-from perf_offcpu.report.style import Style
+from perf_offcpu.report.style import Column, Style
 from perf_offcpu.report.tables import TITLES, coloured_table
 from perf_offcpu.report.terminal import frame_lines
-from perf_offcpu.report.text_table import Column
 from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable

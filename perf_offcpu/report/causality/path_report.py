@@ -16,8 +16,7 @@ from perf_offcpu.causality.path_rows import DOING, HopRow, PathRow, hop_rows, pa
 from perf_offcpu.causality.path_stacks import chains_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
-from perf_offcpu.report.style import Style
-from perf_offcpu.report.text_table import Column, lay_out
+from perf_offcpu.report.style import Column, Style, lay_out
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 

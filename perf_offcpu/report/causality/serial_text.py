@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from perf_offcpu.report import style as say
 from perf_offcpu.report.causality.serial import SerialReport, SerialStack
-from perf_offcpu.report.style import Style
+from perf_offcpu.report.style import Column, Style, lay_out
 from perf_offcpu.report.terminal import frame_lines
-from perf_offcpu.report.text_table import Column, lay_out
 
 _LEVELS = 8
 

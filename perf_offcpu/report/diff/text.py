@@ -10,10 +10,9 @@ from perf_offcpu.report import style as say
 from perf_offcpu.report.diff.compare import Comparison, Cut, Row, Table
 from perf_offcpu.report.diff.sides import Side
 from perf_offcpu.report.diff.verdict import Verdict, per_text, sentences_of
-from perf_offcpu.report.style import Style
+from perf_offcpu.report.style import Column, Style, cut, lay_out
 from perf_offcpu.report.tables import TITLES
 from perf_offcpu.report.terminal import INDENT, collapsed
-from perf_offcpu.report.text_table import Column, cut, lay_out
 from perf_offcpu.report.totals import Total
 from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.text import printable

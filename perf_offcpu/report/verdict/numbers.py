@@ -34,11 +34,16 @@ from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report.verdict.causes import (
     CAUSE_PERCENT,
     SOLE_PERCENT,
+    BlockedThread,
+    Cause,
+    Loss,
+    Preempted,
+    Threads,
+    Verdict,
     cells_of,
     largest_causes,
     named_objects,
 )
-from perf_offcpu.report.verdict.verdict import BlockedThread, Cause, Loss, Preempted, Threads, Verdict
 from perf_offcpu.text import printable, thread_label
 
 _SHOWN_BLOCKED = 2

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from perf_offcpu.report.style import Style, amount, plural
-from perf_offcpu.report.verdict.verdict import BlockedThread, Cause, Loss, Place, Threads, Verdict
+from perf_offcpu.report.verdict.causes import BlockedThread, Cause, Loss, Place, Threads, Verdict
 from perf_offcpu.text import printable
 
 _WIDTH = 108  # 110 with "# "

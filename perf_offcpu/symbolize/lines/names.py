@@ -25,8 +25,7 @@ from perf_offcpu.environment import child_environment
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import allocated_bytes
 from perf_offcpu.losses import LossCause, Losses
-from perf_offcpu.model.columns import I64, U32, U64
-from perf_offcpu.model.strings import Strings
+from perf_offcpu.model.columns import I64, U32, U64, Strings
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.objects.functions import ElfFile
 from perf_offcpu.objects.search import Search, open_debug

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.agent.endpoint import Endpoint
+from perf_offcpu.agent.endpoint import Endpoint, Notifier
 from perf_offcpu.agent.metrics import METRICS, PREFIX, Metrics
-from perf_offcpu.agent.notify import Notifier
 from perf_offcpu.errors import UsageError
 
 PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "perf-offcpu-agent.txt"

@@ -11,8 +11,7 @@ from builders.objects import elf_build_id
 from unit.symbolize.lines.test_inlined_frames import frames, recording
 from unit.symbolize.lines.test_lines import addresses_of, build
 
-from perf_offcpu.archive.gather import SymbolSaver
-from perf_offcpu.archive.stores import DirectoryStore
+from perf_offcpu.archive.gather import DirectoryStore, SymbolSaver
 from perf_offcpu.commands.record.command import keep_symbols
 from perf_offcpu.model.recording import Dsos, Recording
 from perf_offcpu.symbolize.options import SymbolizeOptions

@@ -19,9 +19,9 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.files import FileRefusedError
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, Samples, Spaces, Tasks
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.perf_map import (
     JitName,
     is_jit_memory,

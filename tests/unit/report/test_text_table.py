@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from perf_offcpu.report.text_table import Column, cut, display_width, lay_out, pad
+from perf_offcpu.report.style import Column, cut, display_width, lay_out, pad
 
 COLUMNS = [
     Column("Share", ["9.50%", "100.00%"]),

@@ -17,8 +17,8 @@ from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.terminal import render
+from perf_offcpu.report.verdict.causes import Verdict
 from perf_offcpu.report.verdict.text import sentences_of, time_text, wrapped
-from perf_offcpu.report.verdict.verdict import Verdict
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 

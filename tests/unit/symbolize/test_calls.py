@@ -17,9 +17,9 @@ from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.script.fields import FieldChoice
 from perf_offcpu.script.frames import FrameTexts
 from perf_offcpu.symbolize.symbolizer import symbolize

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.model.recording import PythonFrames, Recording, SampleFlag, Samples
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.symbolize.symbolizer import with_python_functions
 
 BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED

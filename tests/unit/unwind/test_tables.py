@@ -11,8 +11,8 @@ import pytest
 from perf_offcpu.abi.cfi import REGISTERS
 from perf_offcpu.abi.elf import Machine
 from perf_offcpu.cache import Array, DiskCache
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import tables as unwind_files

@@ -15,7 +15,7 @@ from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.tasks import replay as tasks
 from perf_offcpu.decode.tasks.columns import MapRuns, SideRecord, map_runs, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
-from perf_offcpu.model.strings import Strings
+from perf_offcpu.model.columns import Strings
 
 PIDS, TIMES = st.integers(5, 8), st.integers(0, 12)
 MAPS = st.tuples(PIDS, TIMES, st.integers(0, 9), st.integers(0, 4), st.integers(0, 1), st.integers(1, 2))

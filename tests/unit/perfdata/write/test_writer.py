@@ -21,6 +21,7 @@ from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareC
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import FileFullError, LayoutError
+from perf_offcpu.perfdata.compressed import CompressedWriter
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import (
     BuildId,
@@ -31,7 +32,6 @@ from perf_offcpu.perfdata.features import (
     text_body,
 )
 from perf_offcpu.perfdata.reader import PerfDataReader
-from perf_offcpu.perfdata.write.compressed import CompressedWriter
 from perf_offcpu.perfdata.write.writer import FileWriter, frame_record, pack_record, write_all
 
 KIND = SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.CPU

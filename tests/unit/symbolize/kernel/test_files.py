@@ -19,9 +19,9 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.errors import FormatError, UsageError
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, KernelSymbols, Maps, Meta, Recording, Samples
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.objects.search import by_build_id
 from perf_offcpu.symbolize.kernel.names import load_module
 from perf_offcpu.symbolize.options import SymbolizeOptions

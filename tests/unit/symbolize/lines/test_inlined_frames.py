@@ -15,10 +15,10 @@ from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
 from perf_offcpu.model.stacks import frames_of
-from perf_offcpu.model.strings import Strings
 from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions, write
 from perf_offcpu.symbolize.lines import names as lines
