@@ -29,14 +29,12 @@ RECORDINGS = {
     "leaves": ["-e", "cpu-clock", "-F", "2000"],
     "faults": ["-g", "-e", "page-faults", "-c", "1"],
     "switches": ["-g", "-e", "sched:sched_switch"],
-    "counters read along": ["-g", "-F", "2000", "-e", "{cpu-clock,page-faults,context-switches}:S"],
 }
 
 
 @pytest.fixture(scope="module", params=RECORDINGS)
 def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Threads that wait, a program that reads directories, and a shell that counts and has the kernel work:
-    what is read along is its own, not its children's."""
+    """Threads that wait, a program that reads directories, and a shell that counts and has the kernel work."""
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
     counting = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); read line < /proc/self/stat; done"
     script = f"'{waiter}' --rounds 2; ls -R /usr/share/doc; {counting}"
