@@ -34,7 +34,7 @@ RECORDINGS = {
 
 @pytest.fixture(scope="module", params=RECORDINGS)
 def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Threads that wait, a program that reads directories, and a shell that counts and has the kernel work."""
+    """Threads that wait, a program that reads directories, a shell that counts and has the kernel work."""
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
     counting = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); read line < /proc/self/stat; done"
     script = f"'{waiter}' --rounds 2; ls -R /usr/share/doc; {counting}"
