@@ -433,11 +433,7 @@ def test_classes_of_the_legend_select(browser: Browser, show: Show) -> None:
     profile = threads()
     show(profile)
     chips = "return [...document.querySelectorAll('#classes button')].map((one) => one.textContent)"
-    assert browser.run(chips) == [
-        "lock",
-        "disk",
-        "pipe",
-    ]
+    assert browser.run(chips) == ["lock", "disk", "pipe"]
     press(browser, "#classes button:nth-child(3)")
     check_sums(browser.run("return page.sums()"), profile, Selection(classes=(BY_LABEL["pipe"],)))
     assert browser.run("return document.querySelectorAll('#panel tr.chosen').length") == 1

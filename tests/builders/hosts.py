@@ -13,10 +13,7 @@ from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import feature_body, text_body
 
-MONO: dict[str, Any] = {
-    "flags": AttrFlag.USE_CLOCKID | event("", (), BASE).attr.flags,
-    "clockid": 1,
-}
+MONO: dict[str, Any] = {"flags": AttrFlag.USE_CLOCKID | event("", (), BASE).attr.flags, "clockid": 1}
 CLOCK = event("cpu-clock", (1, 2), BASE | S.CALLCHAIN, **MONO)
 OFFCPU = event("offcpu-time", (3, 4), BASE | S.RAW, **MONO)
 TEXT = 0xFFFFFFFF81000000

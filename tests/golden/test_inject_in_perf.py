@@ -139,10 +139,7 @@ def _our_totals(path: Path, options: SymbolizeOptions, *by: str) -> Totals:
     profile = symbolize(load_recording(path, switches=False), options)
     samples, strings = profile.samples, profile.strings
     events = [profile.evsels[row].name for row in samples.evsel.tolist()]
-    columns = {
-        "comm": [strings[row] for row in samples.comm.tolist()],
-        "symbol": _leaf_symbols(profile),
-    }
+    columns = {"comm": [strings[row] for row in samples.comm.tolist()], "symbol": _leaf_symbols(profile)}
     totals: Totals = Counter()
     for *key, period in zip(events, *(columns[name] for name in by), samples.period.tolist(), strict=True):
         totals[tuple(key)] += period

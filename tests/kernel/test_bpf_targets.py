@@ -11,17 +11,7 @@ from pathlib import Path
 
 import pytest
 from kernel.bpf_output import CpuClock
-from kernel.napping import (
-    MS,
-    NANOSLEEP,
-    Napper,
-    both_forms,
-    is_in,
-    python,
-    read_int,
-    recording,
-    waits_of,
-)
+from kernel.napping import MS, NANOSLEEP, Napper, both_forms, is_in, python, read_int, recording, waits_of
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram

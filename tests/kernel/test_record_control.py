@@ -275,10 +275,7 @@ def test_process_that_starts_in_a_pause_is_known_after_it(tmp_path: Path) -> Non
 
 
 def test_killed_recorder_leaves_the_times_between_pauses(tmp_path: Path) -> None:
-    with (
-        program() as told,
-        controlled("-p", str(told[0]), "--off-cpu-period", "2", cwd=tmp_path) as recorder,
-    ):
+    with program() as told, controlled("-p", str(told[0]), "--off-cpu-period", "2", cwd=tmp_path) as recorder:
         time.sleep(0.3)
         recorder.tell("disable")
         time.sleep(0.3)

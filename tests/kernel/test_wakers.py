@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 from conftest import Command
 from kernel.bpf_output import NO_ID, NOT_KNOWN
-from kernel.napping import (
-    MS,
-    Napper,
-    both_forms,
-    kernel_name,
-    kernel_symbols,
-    recording,
-    waits_of,
-)
+from kernel.napping import MS, Napper, both_forms, kernel_name, kernel_symbols, recording, waits_of
 from workload.measured import Thread, parse
 
 from perf_offcpu import losses

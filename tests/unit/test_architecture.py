@@ -57,11 +57,7 @@ _OF_PROFILES = "analysis causality locks callpaths convert script dataset report
 FORBIDDEN |= {(room, "decode") for room in _OF_PROFILES.split()}
 
 # Each costs tens of milliseconds or more to import, so one place imports it, where it is used.
-SOLE_IMPORTERS = {
-    "bcc": "collect/",
-    "elftools": "objects/elf/headers.py",
-    "networkx": "convert/",
-}
+SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "objects/elf/headers.py", "networkx": "convert/"}
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 SOLE_IMPORTERS |= {"shtab": "commands/completion.py"}
 SOLE_IMPORTERS |= {

@@ -22,10 +22,7 @@ from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
 
 Columns = dict[str, np.ndarray]
-COLUMNS: Columns = {
-    "start": np.arange(5, dtype=np.uint64),
-    "text": np.frombuffer(b"abc", np.uint8),
-}
+COLUMNS: Columns = {"start": np.arange(5, dtype=np.uint64), "text": np.frombuffer(b"abc", np.uint8)}
 NUMBERS = st.sampled_from([np.uint64, np.uint32, np.int64, np.int32, np.uint8])
 
 

@@ -86,10 +86,7 @@ _TIME, _SIZE = "not a length of time (250us, 5ms, 60s, 2h", "not a size (512K, 1
         ("record -m 2G", "-m 2G: at most 1G"),
         ("record --call-graph cfi,x", f"--call-graph cfi,BYTES: x: {_SIZE}; a number alone is in bytes)"),
         ("record --call-graph cfi,64K", "--call-graph cfi,BYTES: 64K: at most 32768"),
-        (
-            "record --switch-output=5",
-            "--switch-output 5: not a size (512K, 100M, 2G), a length of time (",
-        ),
+        ("record --switch-output=5", "--switch-output 5: not a size (512K, 100M, 2G), a length of time ("),
         ("agent --dataset d --duration x", f"--duration x: {_TIME}; a number alone is in s)"),
         ("agent --dataset d --segment 2h", "--segment 2h: at most 1h"),
         ("agent --dataset d --off-cpu-period x", f"--off-cpu-period x: {_TIME}; a number alone is in ms)"),
@@ -98,10 +95,7 @@ _TIME, _SIZE = "not a length of time (250us, 5ms, 60s, 2h", "not a size (512K, 1
         ("report --min-dur 5m5s", f"--min-dur 5m5s: {_TIME}; a number alone is in ms)"),
         ("report --time 1x,2", f"--time 1x: {_TIME}; a number alone is in s)"),
         ("push otlp=http://h --push-time x", f"--push-time x: {_TIME}; a number alone is in ms)"),
-        (
-            "fleet report . --since -2x",
-            "--since: '-2x' is not a time: 2026-11-22T14:00 (UTC), 14:00 (today",
-        ),
+        ("fleet report . --since -2x", "--since: '-2x' is not a time: 2026-11-22T14:00 (UTC), 14:00 (today"),
         ("fleet expire . --older-than 30", f"--older-than 30: {_TIME})"),
         ("fleet expire . --older-than 3m", "--older-than 3m: at least 1h"),
     ],

@@ -14,13 +14,7 @@ import pytest
 
 from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.existing.cgroups import Hierarchy, hierarchies
-from perf_offcpu.collect.targets import (
-    Target,
-    TargetWatch,
-    check_target,
-    choose_target,
-    process_of,
-)
+from perf_offcpu.collect.targets import Target, TargetWatch, check_target, choose_target, process_of
 from perf_offcpu.errors import TargetError, UsageError
 
 

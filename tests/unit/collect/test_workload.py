@@ -51,8 +51,7 @@ def test_the_pid_is_the_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "text"),
-    [("nonexistent", 127, "No such file"), ("text", 126, "Permission denied")],
+    ("name", "status", "text"), [("nonexistent", 127, "No such file"), ("text", 126, "Permission denied")]
 )
 def test_what_cannot_run(tmp_path: Path, name: str, status: int, text: str) -> None:
     (tmp_path / "text").write_text("no program")

@@ -59,7 +59,7 @@ def test_fields_are_given_as_to_perf(script: Script) -> None:
     assert script("direct", "-F", "-sym,-symoff") == script("direct", "--fields", "-sym,-symoff")
     assert script("direct", "-F", "+state") == script("direct", "--fields=+state")
     assert heads(script("atend", "-F", "comm,period,flags"))[0].split() == [
-        *("reader", "181547739", "flags=aggregated|untimed"),
+        *("reader", "181547739", "flags=aggregated|untimed")
     ]
 
 

@@ -9,19 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.hosts import CLOCK, DAY_NS, MONO, OFFCPU, existing, host, kernel_map, mapped, tick, wait
-from builders.recording import (
-    BASE,
-    KERNEL,
-    USER,
-    USER_DEFERRED,
-    S,
-    comm,
-    event,
-    sample,
-    side,
-    task,
-    write,
-)
+from builders.recording import BASE, KERNEL, USER, USER_DEFERRED, S, comm, event, sample, side, task, write
 
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS

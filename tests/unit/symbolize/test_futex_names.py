@@ -142,8 +142,7 @@ def test_variables_of_cpp_are_demangled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "noun"),
-    [("pthread_mutex_lock", "lock"), ("__new_sem_wait_slow64.constprop.0", "semaphore")],
+    ("function", "noun"), [("pthread_mutex_lock", "lock"), ("__new_sem_wait_slow64.constprop.0", "semaphore")]
 )
 def test_the_function_below_the_lock_function_names_a_lock_on_the_heap(
     function: str, noun: str, tmp_path: Path

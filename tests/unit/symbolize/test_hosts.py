@@ -167,10 +167,7 @@ def test_kernels_of_one_build_share_their_symbols(tmp_path: Path) -> None:
 def test_each_kernel_is_named_by_its_own_symbols(tmp_path: Path) -> None:
     """By build-id; files that the user gives are of the first one."""
     cache, build = tmp_path / "cache", BUILDS[1].hex()
-    paths = [
-        kernel_tick(tmp_path, "a", TEXT, BUILDS[0], 5),
-        kernel_tick(tmp_path, "b", TEXT, BUILDS[1], 6),
-    ]
+    paths = [kernel_tick(tmp_path, "a", TEXT, BUILDS[0], 5), kernel_tick(tmp_path, "b", TEXT, BUILDS[1], 6)]
     given = kallsyms(tmp_path / "kallsyms", TEXT, "mine")
     profile = load(paths, {"kallsyms": str(given), "buildid_dir": str(cache)})
     assert [symbols_of(profile, tid)[0] for tid in (7, PID_STEP + 7)] == ["mine", ""]

@@ -15,14 +15,7 @@ MB = 1 << 20
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("1", PAGE),
-        ("512", 512 * PAGE),
-        ("513", 1024 * PAGE),
-        ("4M", 4 * MB),
-        ("3m", 4 * MB),
-        ("1B", PAGE),
-    ],
+    [("1", PAGE), ("512", 512 * PAGE), ("513", 1024 * PAGE), ("4M", 4 * MB), ("3m", 4 * MB), ("1B", PAGE)],
 )
 def test_pages_and_suffixes_round_up_to_powers_of_two(text: str, size: int) -> None:
     assert parse_ring_size(text) == max(size, PAGE)

@@ -141,10 +141,7 @@ def test_idle_threads_and_those_without_number_have_no_waits() -> None:
 
 def test_lasting_needs_a_recording_that_sees_every_end() -> None:
     """Only the switches away from a command's own threads: whether it is back nobody knows."""
-    rows = [
-        row(Kind.SWITCH, at(3), 7, next_tid=8, state=1),
-        row(Kind.SWITCH, at(9), 8, next_tid=7, state=1),
-    ]
+    rows = [row(Kind.SWITCH, at(3), 7, next_tid=8, state=1), row(Kind.SWITCH, at(9), 8, next_tid=7, state=1)]
     counters = Losses()
     waits = find_waits(table(rows), Tasks(), at(20), counters)
     assert waits.end_ns.tolist() == [at(9)]

@@ -54,10 +54,7 @@ def profile(*addresses: int, module: str = "", **options: Any) -> Profile:
         evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
         strings=strings,
         maps=Maps.from_rows(
-            [
-                (-1, RECORDED, RECORDED + 0x1000, RECORDED, 0),
-                (-1, MODULE, MODULE + 0x1000, 0, 1),
-            ]
+            [(-1, RECORDED, RECORDED + 0x1000, RECORDED, 0), (-1, MODULE, MODULE + 0x1000, 0, 1)]
         ),
         dsos=Dsos.from_rows([(1, 2, CpuMode.KERNEL), (3, 0, CpuMode.KERNEL)]),
         kernel_symbols=KernelSymbols.from_rows([(MODULE + 0x9000, MODULE + 0x9100, 4)]),
