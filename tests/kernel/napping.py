@@ -31,10 +31,6 @@ ROUNDS = 20
 MS = 1_000_000
 NANOSLEEP = {"x86_64": 230}.get(platform.machine(), 115)  # clock_nanosleep
 
-_FLAGS = [
-    "-O1", "-g", "-static", "-no-pie", "-pthread", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls",
-]  # fmt: skip
-
 ENDS_IN_SLEEPER = b"\0btf_trace_sched_exit_tp\0" in Path("/sys/kernel/btf/vmlinux").read_bytes()
 """This kernel can end waits in the sleeper's own context (Linux 6.16)."""
 
@@ -49,11 +45,6 @@ both_forms = pytest.mark.parametrize(
         pytest.param(True, id="sched_switch"),
     ],
 )
-
-
-def build(program: Path) -> None:
-    source = Path(__file__).with_name("napper.c")
-    subprocess.run(["gcc", *_FLAGS, "-Wall", "-o", program, source], check=True, timeout=60)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.beside
 def test_killed_parts_lose_only_time_that_is_counted(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with place.agent() as agent:
-        place.wait_for_segments(2)
+        place.wait_for_segments(1)
         recorder = recorder_of(agent)
         agent.kill()
         agent.wait()

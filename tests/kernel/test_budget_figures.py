@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from builders.compiled import build
 from conftest import Command
 from kernel.napping import MS
 from kernel.recorder import recorder
@@ -129,87 +130,9 @@ def test_budgets_agree_with_schedstat_of_living_threads(mix: int, tmp_path: Path
     assert wrong == []
 
 
-ENDING = """
-#include <pthread.h>
-#include <stdio.h>
-#include <unistd.h>
-#include <fcntl.h>
-#include <time.h>
-#include <sys/syscall.h>
-
-static int pipes[2][2];
-static pthread_barrier_t done;
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-
-/*
- * Switch before reading: the time on the CPU is brought up to date then. Go before all others, so that
- * the thread does not wait for a CPU between this and its end.
- */
-static void show(void)
-{
-	struct sched_param first = {.sched_priority = 1};
-	struct timespec nap = {0, 1000};
-	char text[100] = "", path[100];
-	int fd;
-
-	pthread_mutex_lock(&turn);
-	sched_setscheduler(0, SCHED_FIFO, &first);
-	nanosleep(&nap, 0);
-	fd = open("/proc/thread-self/schedstat", O_RDONLY);
-	if (read(fd, text, sizeof(text) - 1) > 0)
-		dprintf(1, "%ld %s", syscall(SYS_gettid), text);
-	close(fd);
-	pthread_mutex_unlock(&turn);
-}
-
-static void *play(void *side)
-{
-	long me = (long)side;
-	char ball = 0;
-
-	for (int i = 0; i < 30000; i++) {
-		if (me && read(pipes[0][0], &ball, 1) != 1)
-			break;
-		if (write(pipes[me][1], &ball, 1) != 1)
-			break;
-		if (!me && read(pipes[1][0], &ball, 1) != 1)
-			break;
-	}
-	pthread_barrier_wait(&done);
-	show();
-	return 0;
-}
-
-static void *burn(void *none)
-{
-	for (volatile long i = 0; i < 300000000; i++)
-		;
-	pthread_barrier_wait(&done);
-	show();
-	return none;
-}
-
-int main(void)
-{
-	pthread_t threads[5];
-
-	pthread_barrier_init(&done, 0, 5);
-	if (pipe(pipes[0]) || pipe(pipes[1]))
-		return 1;
-	for (long i = 0; i < 5; i++)
-		pthread_create(&threads[i], 0, i < 2 ? play : burn, (void *)i);
-	for (int i = 0; i < 5; i++)
-		pthread_join(threads[i], 0);
-	return 0;
-}
-"""
-"""Two threads pass a byte to and fro, three others want the CPU; each prints its schedstat as it ends."""
-
-
 def test_budgets_agree_with_schedstat_of_ended_threads(perf_offcpu: Command, tmp_path: Path) -> None:
-    (tmp_path / "ending.c").write_text(ENDING)
-    subprocess.run(["gcc", "-O1", "-pthread", "-o", "ending", "ending.c"], cwd=tmp_path, check=True)
-    done = perf_offcpu("record", "-e", "none", "-m", "8M", "--", "./ending", cwd=tmp_path)
+    program = build("programs/ending.c", tmp_path / "ending", "-O1")
+    done = perf_offcpu("record", "-e", "none", "-m", "8M", "--", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     budget = load_recording(tmp_path / "perf.data").budget
     lines = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
@@ -218,78 +141,10 @@ def test_budgets_agree_with_schedstat_of_ended_threads(perf_offcpu: Command, tmp
     assert [agree(budget, rows[tid], Figures(*two)) for tid, *two, _ in lines] == [[]] * 5
 
 
-BLOCKING = """
-#define _GNU_SOURCE
-#include <linux/futex.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
-static _Atomic int word, blocked, done;
-
-static void *wake(void *unused)
-{
-	while (!done)
-		syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
-	return unused;
-}
-
-static long switches(void)
-{
-	struct rusage usage;
-
-	getrusage(RUSAGE_THREAD, &usage);
-	return usage.ru_nvcsw;
-}
-
-/* Wait until woken on the way to sleep, without having slept; then block for good. */
-static void *play(void *unused)
-{
-	long before;
-
-	do {
-		before = switches();
-	} while (syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, 0, 0, 0) || switches() != before);
-	blocked++;
-	syscall(SYS_futex, &blocked, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
-	pause();
-	return unused;
-}
-
-int main(void)
-{
-	time_t end;
-	pthread_t waker, thread;
-	char go;
-
-	if (read(0, &go, 1) != 1)
-		return 1;
-	end = time(0) + 5;
-	pthread_create(&waker, 0, wake, 0);
-	for (int i = 0; i < 150 && time(0) < end; i++) {
-		pthread_create(&thread, 0, play, 0);
-		while (blocked == i)
-			syscall(SYS_futex, &blocked, FUTEX_WAIT_PRIVATE, i, 0, 0, 0);
-	}
-	done = 1;
-	puts("blocked");
-	fflush(stdout);
-	pause();
-	return 0;
-}
-"""
-"""Threads that are woken before they leave the CPU, so that they do not sleep, and block at once."""
-
-
 def test_a_thread_that_was_woken_before_it_blocked_does_not_wait_for_a_cpu(tmp_path: Path) -> None:
-    (tmp_path / "blocking.c").write_text(BLOCKING)
-    subprocess.run(["gcc", "-O1", "-pthread", "-o", "blocking", "blocking.c"], cwd=tmp_path, check=True)
+    blocking = build("programs/blocking.c", tmp_path / "blocking", "-O1")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([tmp_path / "blocking"], **pipes) as program:  # type: ignore[call-overload]
+    with subprocess.Popen([blocking], **pipes) as program:  # type: ignore[call-overload]
         try:
             with recorder("-p", str(program.pid), "-e", "none", cwd=tmp_path) as recording:
                 program.stdin.write(b"x")

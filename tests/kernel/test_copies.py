@@ -43,7 +43,7 @@ def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
     perf_offcpu: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.data"
-    record(path, compiled("callers", tmp_path))
+    record(path, compiled("callers.c", tmp_path))
     recording = load_recording(path, snapshots=True)
     assert len(recording.samples) >= 780
     assert len(recording.snapshots) < 100
@@ -66,7 +66,7 @@ def by_perf(path: Path) -> Counter[str]:
 
 def test_deep_stacks_are_copied_to_their_end(tmp_path: Path) -> None:
     path = tmp_path / "x.data"
-    record(path, compiled("deep", tmp_path))
+    record(path, compiled("deep.c", tmp_path))
     stacks = user_stacks(path)
     for name, frames in (("of_12_kb", 13), ("of_24_kb", 25)):
         whole = {stack: count for stack, count in stacks.items() if name in stack}
@@ -81,7 +81,7 @@ def test_deep_stacks_are_copied_to_their_end(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(tmp_path: Path) -> None:
-    callers = compiled("callers", tmp_path)
+    callers = compiled("callers.c", tmp_path)
     again = f"for i in $(seq 12); do {callers}; done"
     record(tmp_path / "x.data", "sh", "-c", again, options=("--switch-output=1s",))
     files = sorted(tmp_path.glob("x.data*"))
@@ -99,7 +99,7 @@ def test_processes_share_copies_only_with_those_of_their_user(tmp_path: Path) ->
     path = tmp_path / "x.data"
     with tempfile.TemporaryDirectory(prefix="copies.", dir="/tmp") as place:  # where all may enter
         Path(place).chmod(0o755)
-        fixed = f"setarch -R {compiled('callers', Path(place))}"  # no random addresses
+        fixed = f"setarch -R {compiled('callers.c', Path(place))}"  # no random addresses
         record(path, "sh", "-c", f"{fixed}; {fixed}; setpriv --reuid 65534 --clear-groups {fixed}")
     first, second, other = copies_of_processes(path)
     assert len(first & second) > len(first) / 2
@@ -117,7 +117,7 @@ def copies_of_processes(path: Path) -> list[set[int]]:
 
 
 def test_each_recording_has_other_numbers_of_stacks(tmp_path: Path) -> None:
-    fixed = ("setarch", "-R", compiled("callers", tmp_path))
+    fixed = ("setarch", "-R", compiled("callers.c", tmp_path))
     found = []
     for path in (tmp_path / "x.data", tmp_path / "y.data"):
         record(path, *fixed)

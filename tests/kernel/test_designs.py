@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.compiled import build
 from builders.program import run as perf_offcpu
 
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
@@ -33,7 +33,6 @@ from perf_offcpu.report.causality.bottlenecks import Bottlenecks, bottlenecks_of
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
-SOURCE = Path(__file__).parents[1] / "workload" / "designs.c"
 SEEDS = range(1, 1 + int(os.environ.get("PERF_OFFCPU_TEST_SEEDS", "1")))
 PER_CALL_NS = 250_000
 """Time of system calls, clock reads and first steps after a wake-up, for each round."""
@@ -94,10 +93,8 @@ Record = Callable[..., Run]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("designs") / "designs"
-    options = "-O2 -g -fno-omit-frame-pointer -fno-optimize-sibling-calls -pthread -Wl,-z,now".split()
-    subprocess.run(["gcc", *options, "-o", found, SOURCE], check=True, timeout=60)
-    return found
+    flags = "-O2 -g -fno-omit-frame-pointer -fno-optimize-sibling-calls -Wl,-z,now".split()
+    return build("designs.c", tmp_path_factory.mktemp("designs") / "designs", *flags)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_each_nap_has_the_name_that_the_thread_had(hostile: Made) -> None:
         [PROGRAM, "script", "-i"],
         [PROGRAM, "convert", "--folded", "-o", "-", "-i"],
         [PROGRAM, "convert", "--flamegraph", "-o", "-", "-i"],
-        ["perf", "script", "-i"],
+        ["perf", "script", "-F", "comm,tid,time,event", "-i"],  # symbols take long
     ],
     ids=["report", "script", "folded", "flamegraph", "perf"],
 )

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from builders.compiled import build
 from builders.program import run
 from conftest import TESTS
 from kernel.others import reachable
@@ -117,13 +118,8 @@ def test_no_name_of_a_mount_point_ends_a_recording(place: Path) -> None:
 @pytest.fixture(scope="session")
 def jit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built jit.c."""
-    program = tmp_path_factory.mktemp("jit") / "jit"
-    source = TESTS / "workload" / "jit.c"
-    subprocess.run(
-        ["gcc", "-O0", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-o", program, source],
-        check=True,
-    )
-    return program
+    flags = ("-O0", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer")
+    return build("jit.c", tmp_path_factory.mktemp("jit") / "jit", *flags)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from builders import program
+from builders.compiled import build
 from kernel.gdb_stacks import stop
 from kernel.recorder import hanging, run, until
 
@@ -27,10 +28,8 @@ Stack = tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("hung") / "abba"
-    flags = ["-O2", "-g", "-pthread", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"]
-    subprocess.run(["gcc", *flags, "-o", path, HUNG / "abba.c"], check=True)
-    return path
+    flags = ["-O2", "-g", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"]
+    return build(HUNG / "abba.c", tmp_path_factory.mktemp("hung") / "abba", *flags)
 
 
 def script(path: Path, *options: str) -> list[list[str]]:

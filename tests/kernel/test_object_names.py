@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from builders.compiled import build
 from conftest import Command
 from kernel.recorder import hanging, run
 from kernel.test_wait_objects import HUNG, LOCKS, Recorded, record
@@ -93,9 +93,7 @@ def test_holders_in_the_report_are_those_of_the_log(
 
 @pytest.fixture(scope="module")
 def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    binary = tmp_path_factory.mktemp("abba") / "abba"
-    subprocess.run(["gcc", "-O2", "-g", "-pthread", "-o", binary, HUNG / "abba.c"], check=True)
-    return binary
+    return build(HUNG / "abba.c", tmp_path_factory.mktemp("abba") / "abba", "-O2", "-g")
 
 
 def first_sentence(directory: Path, perf_offcpu: Command) -> str:

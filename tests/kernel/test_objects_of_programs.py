@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.compiled import WORKLOAD
 from conftest import Command
 from kernel.whole_stacks import AS_POSTGRES
 
@@ -126,61 +127,20 @@ def test_a_lock_of_python_is_a_semaphore_that_nobody_holds(perf_offcpu: Command,
     assert all(name.startswith("semaphore ") for name in names(profile.select(waits))), names(profile)
 
 
-GO = """
-package main
-import ("sync"; "time"; "runtime")
-func main() {
-	runtime.GOMAXPROCS(2)
-	var lock sync.Mutex
-	var all sync.WaitGroup
-	for i := 0; i < 4; i++ {
-		all.Add(1)
-		go func() {
-			defer all.Done()
-			for j := 0; j < 20; j++ { lock.Lock(); time.Sleep(2 * time.Millisecond); lock.Unlock() }
-		}()
-	}
-	all.Wait()
-}
-"""
-
-
 @pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
 def test_a_go_program_has_no_false_holders(perf_offcpu: Command, tmp_path: Path) -> None:
-    (tmp_path / "main.go").write_text(GO)
     environment = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "CGO_ENABLED": "0"}
-    build = ["go", "build", "-o", "locks", "main.go"]
+    build = ["go", "build", "-o", "locks", str(WORKLOAD / "programs" / "locks.go")]
     subprocess.run(build, cwd=tmp_path, env=environment, check=True, timeout=200)
     profile = record(perf_offcpu, tmp_path, "./locks")
     assert (profile.samples.syscall == FUTEX).sum() >= 10
     assert (holders_of(profile).held == -1).all()
 
 
-JAVA = """
-import java.util.concurrent.locks.ReentrantLock;
-public class Locks {
-    static final ReentrantLock LOCK = new ReentrantLock();
-    static final Object MONITOR = new Object();
-    static void work() {
-        for (int i = 0; i < 10; i++) {
-            LOCK.lock();
-            try { Thread.sleep(3); } catch (InterruptedException e) { } finally { LOCK.unlock(); }
-            synchronized (MONITOR) {
-                try { Thread.sleep(3); } catch (InterruptedException e) { }
-            }
-        }
-    }
-    public static void main(String[] arguments) {
-        for (int i = 0; i < 3; i++) new Thread(Locks::work, "worker" + i).start();
-    }
-}
-"""
-
-
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
 def test_a_java_program_has_no_false_holders(perf_offcpu: Command, tmp_path: Path) -> None:
-    (tmp_path / "Locks.java").write_text(JAVA)
-    subprocess.run(["javac", "Locks.java"], cwd=tmp_path, check=True, timeout=120)
+    source = WORKLOAD / "programs" / "Locks.java"
+    subprocess.run(["javac", "-d", tmp_path, source], check=True, timeout=120)
     profile = record(perf_offcpu, tmp_path, "java", "-Xint", "-cp", ".", "Locks")
     comms = [profile.strings[row] for row in profile.samples.comm.tolist()]
     workers = [row for row, comm in enumerate(comms) if comm.startswith("worker")]

@@ -148,7 +148,7 @@ def test_what_was_injected_is_the_same_through_both_doors(
     """Some stacks are whole, those of `deep` are cut, and are marked as that."""
     recorded, injected = tmp_path / "perf.data", tmp_path / "injected.data"
     options = ("--call-graph", "cfi,512", "--off-cpu-thresh", "0")
-    command = ("sh", "-c", f"{waiter} --rounds 2; {compiled('deep', tmp_path)}")
+    command = ("sh", "-c", f"{waiter} --rounds 2; {compiled('deep.c', tmp_path)}")
     assert perf_offcpu("record", *options, "-o", recorded, "--", *command).returncode == 0
     direct = perf_offcpu("convert", "--folded", "-i", recorded, "-o", "-").stdout
     assert 0 < direct.count("[truncated]") < direct.count("\n") - 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders.program import run
 from conftest import Command
-from kernel.whole_stacks import ROOTS, STACKS, blocks_of_perf, record, sum_wholeness, sums_by_stack
+from kernel.whole_stacks import ROOTS, STACKS, blocks_of_perf, compiled, record, sum_wholeness, sums_by_stack
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
@@ -29,10 +29,7 @@ FUNCTIONS = ("from_one", "from_two")
 @pytest.fixture(scope="module")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/workload/stacks/callers.c, optimized and without frame pointers."""
-    program = tmp_path_factory.mktemp("callers") / "callers"
-    source = STACKS / "callers.c"
-    subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-pthread", "-o", program, source], check=True)
-    return program
+    return compiled("callers.c", tmp_path_factory.mktemp("callers"))
 
 
 def recorded(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> str:

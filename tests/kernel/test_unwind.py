@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from builders.compiled import build
 from builders.program import PATIENCE
 from conftest import Command
 from kernel.gdb_stacks import random_stops
@@ -18,7 +19,7 @@ from kernel.whole_stacks import (
     AS_POSTGRES,
     ROOTS,
     STACKS,
-    build,
+    compiled,
     record,
     sum_wholeness,
     user_stacks,
@@ -133,10 +134,7 @@ def test_waits_of_a_cpp_program_reach_the_root(recorded: Path) -> None:
 
 
 def test_waits_of_the_workload_without_frame_pointers_reach_the_root(tmp_path: Path) -> None:
-    program = tmp_path / "waiter"
-    source = STACKS.parent / "waiter.c"
-    subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-pthread", "-o", program, source], check=True)
-    record(tmp_path / "x.data", program)
+    record(tmp_path / "x.data", build("waiter.c", tmp_path / "waiter", "-O2", "-fomit-frame-pointer"))
     found = wholeness(tmp_path / "x.data").values()
     assert sum(one.waits for one in found) >= 50
     assert sum(one.whole for one in found) >= ENOUGH * sum(one.waits for one in found) - 1
@@ -252,7 +250,7 @@ def agree(ours: Chain, theirs: Chain) -> bool:
 def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(
     cpp: Path, tmp_path: Path, name: str, argument: str
 ) -> None:
-    program = cpp if name == cpp.name else build(name, tmp_path / name)
+    program = cpp if name == cpp.name else compiled(f"{name}.cpp", tmp_path, "-g")
     output = tmp_path / "dwarf.data"
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "9999", "--call-graph", "dwarf,16384"]
     environment = os.environ | {"DEBUGINFOD_URLS": ""}

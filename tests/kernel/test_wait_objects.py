@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from builders.compiled import build
 from kernel.bpf_output import NOT_KNOWN
 from kernel.napping import Napper, both_forms, recording, waits_of
 from kernel.recorder import Run, hanging, run
@@ -26,7 +26,6 @@ from perf_offcpu.model.recording import Recording, SampleFlag
 
 pytestmark = pytest.mark.beside
 
-SOURCE = Path(__file__).parents[1] / "workload" / "objects" / "objects.c"
 HUNG = Path(__file__).parent / "hung"
 ROUNDS = 30
 """All of them wait, however busy the machine, but for fsync() where the disk was done already."""
@@ -64,9 +63,7 @@ class Recorded(NamedTuple):
 
 
 def compiled(directory: Path) -> Path:
-    binary = directory / "objects"
-    subprocess.run(["gcc", "-O1", "-g", "-pthread", "-o", binary, SOURCE], check=True)
-    return binary
+    return build("objects/objects.c", directory / "objects", "-O1", "-g")
 
 
 def record(directory: Path, *options: str) -> Recorded:
@@ -206,8 +203,7 @@ def test_names_are_left_out_on_request(sparse: Recording) -> None:
 
 
 def test_a_deadlock_shows_both_holders(tmp_path: Path) -> None:
-    binary = tmp_path / "abba"
-    subprocess.run(["gcc", "-O2", "-g", "-pthread", "-o", binary, HUNG / "abba.c"], check=True)
+    binary = build(HUNG / "abba.c", tmp_path / "abba", "-O2", "-g")
     with hanging(binary, threads=3) as pid:
         done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         first, second = sorted(int(tid) for tid in os.listdir(f"/proc/{pid}/task") if int(tid) != pid)
@@ -289,39 +285,8 @@ def test_sleeps_say_what_they_asked_for(tmp_path: Path) -> None:
     assert (samples.period[rows] >= asked).all(), "a sleep never ends before its time"
 
 
-COMPAT = r"""
-#include <pthread.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-static int ends[2];
-
-static void *end(void *unused)
-{
-	usleep(30000);
-	return write(ends[1], "x", 1) == 1 ? unused : NULL;
-}
-
-int main(void)
-{
-	char *low = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
-	pthread_t thread;
-	long result = 3;	/* read() of 32-bit programs */
-
-	if (pipe(ends))
-		return 1;
-	pthread_create(&thread, NULL, end, NULL);
-	__asm__ volatile("int $0x80" : "+a"(result) : "b"(ends[0]), "c"(low), "d"(1L) : "memory");
-	pthread_join(thread, NULL);
-	return result != 1;
-}
-"""
-
-
 def test_system_calls_of_32_bit_programs_are_left_out(tmp_path: Path) -> None:
-    binary = tmp_path / "compat"
-    (tmp_path / "compat.c").write_text(COMPAT)
-    subprocess.run(["gcc", "-O1", "-pthread", "-o", binary, tmp_path / "compat.c"], check=True)
+    binary = build("programs/compat.c", tmp_path / "compat", "-O1")
     done = run("--off-cpu-thresh", "10", "--", binary, cwd=tmp_path)
     assert done.status == 0, done.stderr
     recording = load_recording(tmp_path / "perf.data")
@@ -383,43 +348,8 @@ def test_forks_and_execs_replace_tables_without_harm(tmp_path: Path) -> None:
 
 
 def test_wrong_addresses_are_counted_and_never_fatal(tmp_path: Path) -> None:
-    binary = tmp_path / "wild"
-    (tmp_path / "wild.c").write_text(WILD)
-    subprocess.run(["gcc", "-O1", "-pthread", "-o", binary, tmp_path / "wild.c"], check=True)
+    binary = build("programs/wild.c", tmp_path / "wild", "-O1")
     done = run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path)
     assert done.status == 0, done.stderr
     recording = load_recording(tmp_path / "perf.data")
     assert recording.losses[losses.OBJECTS_UNREADABLE] >= 1
-
-
-WILD = r"""
-#include <poll.h>
-#include <pthread.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-static struct pollfd *fds;
-
-static void *unmap(void *unused)
-{
-	usleep(20000);
-	munmap(fds, 4096);
-	return unused;
-}
-
-int main(void)
-{
-	pthread_t thread;
-	int ends[2];
-
-	if (pipe(ends))
-		return 1;
-	fds = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	fds->fd = ends[0];
-	fds->events = POLLIN;
-	pthread_create(&thread, NULL, unmap, NULL);
-	poll(fds, 1, 500);	/* a busy machine may be late to unmap */
-	pthread_join(thread, NULL);
-	return 0;
-}
-"""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from builders.compiled import build
 from builders.program import run
 
 from perf_offcpu.decode.load import load_recording
@@ -36,18 +37,9 @@ class Wholeness:
     fp_depth: float
 
 
-def build(name: str, program: Path) -> Path:
+def compiled(name: str, directory: Path, *flags: str) -> Path:
     """Build a program of tests/workload/stacks as distributions do: optimized, without frame pointers."""
-    flags = ("-O2", "-g", "-fomit-frame-pointer", "-pthread")
-    subprocess.run(["g++", *flags, "-o", program, STACKS / f"{name}.cpp"], check=True)
-    return program
-
-
-def compiled(name: str, directory: Path) -> Path:
-    """Build a C program of tests/workload/stacks without frame pointers."""
-    flags = ("-O2", "-fomit-frame-pointer", "-pthread")
-    subprocess.run(["gcc", *flags, "-o", directory / name, STACKS / f"{name}.c"], check=True)
-    return directory / name
+    return build(STACKS / name, directory / Path(name).stem, "-O2", "-fomit-frame-pointer", *flags)
 
 
 def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), event: str = "none") -> None:

@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from builders.compiled import build
 
 from perf_offcpu.unwind.frame_pointers import frame_pointer_share, keeps_frame_pointers
-
-WORKLOAD = Path(__file__).parents[2] / "workload"
 
 
 @pytest.mark.parametrize(
     ("option", "keeps"), [("-fno-omit-frame-pointer", True), ("-fomit-frame-pointer", False)]
 )
 def test_how_a_program_was_built(option: str, keeps: bool, tmp_path: Path) -> None:
-    program = str(tmp_path / "program")
-    source = str(WORKLOAD / "waiter.c")
-    subprocess.run(["gcc", "-O2", option, "-pthread", "-o", program, source], check=True)
+    program = str(build("waiter.c", tmp_path / "program", "-O2", option))
     share = frame_pointer_share(program)
     assert share is not None and (share > 0.9 if keeps else share < 0.2)
     assert keeps_frame_pointers(program) is keeps

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from builders.compiled import build
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.defines import control_values
@@ -22,32 +22,6 @@ MS = 1_000_000
 S = 1000 * MS
 PERIOD = 10_000
 MODES = read_header(BPF / "off_cpu.h").enums["mode"]
-PROGRAM = """
-#include <linux/types.h>
-#include <linux/stddef.h>
-#define __always_inline inline __attribute__((always_inline))
-static u64 seed;
-static u32 bpf_get_prandom_u32(void)
-{
-    seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
-    return seed >> 32;
-}
-#include "period.h"
-void draw_all(u64 period_ns, u64 max_rate, u64 window_ns, u64 random, u64 number, const u64 *end_ns,
-              const u64 *thread, const u64 *length_ns, const u64 *paused_ns, struct offcpu_phase *phases,
-              u64 *weight_ns)
-{
-    struct offcpu_control ctl = {.period_ns = period_ns, .max_rate = max_rate, .window_ns = window_ns};
-    struct offcpu_rate limit = {};
-    seed = random;
-    for (u64 at = 0; at < number; at++) {
-        struct offcpu_phase *phase = &phases[thread[at]];
-        ctl.paused_ns = paused_ns[at];
-        u64 periods = draw_periods(&ctl, max_rate ? &limit : 0, phase, end_ns[at], length_ns[at]);
-        weight_ns[at] = periods * phase->period_ns;
-    }
-}
-"""
 
 
 class Waits(NamedTuple):
@@ -61,13 +35,9 @@ class Waits(NamedTuple):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Compile bpf/period.h with the headers of the BPF programs."""
-    directory = tmp_path_factory.mktemp("period")
-    source, library = directory / "period.c", directory / "period.so"
-    source.write_text(PROGRAM)
-    includes = ("-isystem", BPF / "include", "-I", BPF)
-    command: list[str | Path] = ["gcc", "-O2", "-shared", "-fPIC", *includes, "-o", library, source]
-    subprocess.run(command, check=True, timeout=60)
-    return ctypes.CDLL(str(library))
+    flags = ("-O2", "-shared", "-fPIC", "-isystem", f"{BPF}/include", "-I", str(BPF))
+    library = tmp_path_factory.mktemp("period") / "period.so"
+    return ctypes.CDLL(str(build("programs/period.c", library, *flags)))
 
 
 def weights(

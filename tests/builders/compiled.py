@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile the programs of tests/workload, and others that tests write."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+WORKLOAD = Path(__file__).parents[1] / "workload"
+
+
+def build(source: str | Path, program: Path, *flags: str) -> Path:
+    """Compile a C or C++ file, in tests/workload where the path is relative, and return the program."""
+    compiler = "g++" if Path(source).suffix == ".cpp" else "gcc"
+    subprocess.run([compiler, *flags, "-pthread", "-o", program, WORKLOAD / source], check=True, timeout=60)
+    return program
