@@ -22,13 +22,7 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, Samples, Spaces, Tasks
-from perf_offcpu.objects.perf_map import (
-    JitName,
-    is_jit_memory,
-    parse_perf_map,
-    read_jit_name,
-    read_perf_map,
-)
+from perf_offcpu.objects.perf_map import JitName, is_jit_memory, parse_perf_map, read_jit_name, read_perf_map
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 
