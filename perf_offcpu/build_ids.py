@@ -50,8 +50,8 @@ def build_id_of(fd: int) -> bytes:
         for segment in _program_headers(fd, header, order):
             if segment["p_type"] == SegmentType.NOTE:
                 notes = os.pread(fd, min(segment["p_filesz"], _MAX_NOTE_BYTES), segment["p_offset"])
-                if found := find_build_id(notes, order, segment["p_align"]):
-                    return found[:RECORDED_BYTES]
+                if build_id := find_build_id(notes, order, segment["p_align"]):
+                    return build_id[:RECORDED_BYTES]
     except (LayoutError, OSError, OverflowError):
         pass
     return b""
@@ -75,8 +75,8 @@ def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[
     stride = max(header["e_phentsize"], size)
     count = min(header["e_phnum"], _MAX_PROGRAM_HEADERS)
     table = os.pread(fd, stride * count, header["e_phoff"])
-    for at in range(0, len(table) - size + 1, stride):
-        yield layout.unpack(table, order, start=at)
+    for index in range(0, len(table) - size + 1, stride):
+        yield layout.unpack(table, order, start=index)
 
 
 def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:

@@ -140,7 +140,7 @@ def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
 
 def pack(columns: Mapping[str, Array]) -> NDArray[np.uint64]:
     """Return the words of a file with these columns."""
-    arrays = [np.ascontiguousarray(one, one.dtype.newbyteorder("<")) for one in columns.values()]
+    arrays = [np.ascontiguousarray(column, column.dtype.newbyteorder("<")) for column in columns.values()]
     begin = at = _HEAD.itemsize + _COLUMN.itemsize * len(arrays)
     directory = np.zeros(len(arrays), _COLUMN)
     for row, (name, array) in enumerate(zip(columns, arrays, strict=True)):

@@ -162,7 +162,11 @@ class Directory:
     def names_of_others(self) -> list[str]:
         """Return the names of the entries that are neither regular files nor directories, such as links."""
         with self._listed() as listed, os.scandir(listed) as entries:
-            others = [one.name for one in entries if not (one.is_dir(follow_symlinks=False) or _is_file(one))]
+            others = [
+                entry.name
+                for entry in entries
+                if not (entry.is_dir(follow_symlinks=False) or _is_file(entry))
+            ]
         return sorted(others)
 
     @contextlib.contextmanager

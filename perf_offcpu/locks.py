@@ -117,9 +117,9 @@ def sentence_of(deadlock: list[DeadThread]) -> str:
     return f"Deadlock of {len(deadlock)} threads: {'; '.join(parts)}."
 
 
-def _waiting(one: DeadThread) -> str:
-    where = f" in {one.function}" if one.function else ""
-    return f"{one.comm} {one.tid} waits{where} for {one.lock}"
+def _waiting(dead_thread: DeadThread) -> str:
+    where = f" in {dead_thread.function}" if dead_thread.function else ""
+    return f"{dead_thread.comm} {dead_thread.tid} waits{where} for {dead_thread.lock}"
 
 
 def longest_queues(samples: ProfileSamples, of: I64, groups: int) -> I64:

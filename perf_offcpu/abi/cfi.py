@@ -167,7 +167,7 @@ def arch_of_registers(mask: int) -> str:
 
     The numbers of x86's registers are a part of arm64's, so the machine with most registers is tried first.
     """
-    for arch, machine in sorted(MACHINE_OF_ARCH.items(), key=lambda one: -REGISTERS[one[1]].sample_mask):
+    for arch, machine in sorted(MACHINE_OF_ARCH.items(), key=lambda item: -REGISTERS[item[1]].sample_mask):
         wanted = REGISTERS[machine].sample_mask
         if mask & wanted == wanted:
             return arch

@@ -172,8 +172,8 @@ class Recorder:
         self._said("ended", str(status))
 
     def _hear(self, line: str) -> None:
-        found = _SAID.fullmatch(line)
-        text = found[1] if found else line
+        match = _SAID.fullmatch(line)
+        text = match[1] if match else line
         if text in ("recording", "Events enabled"):
             self.is_recording = True
             self._said("recording", "")

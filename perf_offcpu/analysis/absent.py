@@ -62,7 +62,7 @@ def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
     if selection.objects or selection.locks:
         yield from _absent_objects(profile, selection)
     if selection.classes:
-        labels = tuple(one.label for one in selection.classes)
+        labels = tuple(class_.label for class_ in selection.classes)
         yield from _sentence("class", labels, classify(profile).wait_class, lambda one: WaitClass(one).label)
 
 
@@ -79,7 +79,7 @@ def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
     if not select_samples(profile, Selection(objects=selection.objects)).is_offcpu().any():
         patterns = tuple(map(printable, selection.objects))
         yield from _sentence("object", patterns, name[has_object], lambda row: printable(strings[row]))
-    locks = tuple(f"{one:#x}" for one in selection.locks)
+    locks = tuple(f"{lock:#x}" for lock in selection.locks)
     yield from _sentence("lock", locks, address[address > 0], lambda one: f"{one:#x}")
 
 
@@ -88,8 +88,8 @@ def _sentence(
 ) -> Iterator[str]:
     if not wanted or not len(column):
         return
-    first, of = group(column)
-    frequent = np.argsort(-np.bincount(of), kind="stable")
+    first, group_of = group(column)
+    frequent = np.argsort(-np.bincount(group_of), kind="stable")
     there = [label(int(column[row])) for row in first[frequent].tolist()]
     if not {*wanted} & {*there}:
         more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""

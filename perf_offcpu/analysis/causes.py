@@ -69,7 +69,7 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     """
     samples, frames, strings = profile.samples, profile.frames, profile.strings
     is_loop = waits.for_work & np.isin(waits.wait_class, (WaitClass.POLL, WaitClass.NETWORK))
-    first, of = group(samples.stack, waits.rule, waits.syscall, is_loop.view(np.uint8))
+    first, group_of = group(samples.stack, waits.rule, waits.syscall, is_loop.view(np.uint8))
     leaf, rule = samples.stack[first].astype(np.int64), waits.rule[first].astype(np.int64)
     of_rule, start = _of_rules(profile, waits, leaf, rule)
     is_plain, is_nameless = _kinds(profile)
@@ -82,12 +82,12 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     calls = [f"{printable(name)}()" if name else "" for name in waits.syscall_names]
     names: dict[str, int] = {"": 0}
     numbers = np.empty(len(first), np.int64)
-    for at, (row, call) in enumerate(zip(frame.tolist(), waits.syscall[first].tolist(), strict=True)):
+    for index, (row, call) in enumerate(zip(frame.tolist(), waits.syscall[first].tolist(), strict=True)):
         symbol, dso = (strings[frames.symbol[row]], strings[frames.dso[row]]) if row >= 0 else ("", "")
         name = _short(symbol, dso, calls[call])
-        numbers[at] = names.setdefault(name, len(names))
+        numbers[index] = names.setdefault(name, len(names))
     for_cpu = np.isin(waits.wait_class, (WaitClass.RUNQUEUE, WaitClass.THROTTLED))
-    return Causes(list(names), np.where(for_cpu, 0, numbers[of]))
+    return Causes(list(names), np.where(for_cpu, 0, numbers[group_of]))
 
 
 def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
@@ -99,14 +99,14 @@ def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
     Returns:
         (names, of): printable names, the first "", not known; int64[n], index into them.
     """
-    first, of = group(leaf)
+    first, group_of = group(leaf)
     node = innermost_node(profile, leaf[first], _kinds(profile)[0])
     frame = np.append(profile.stacks.frame, -1)[node].tolist()
     numbers: dict[str, int] = {"": 0}
     symbols, strings = profile.frames.symbol, profile.strings
     named = ["" if row < 0 else _short(strings[symbols[row]], "", "") for row in frame]
     number = np.array([numbers.setdefault(name, len(numbers)) for name in named], np.int64)
-    return list(numbers), number[of]
+    return list(numbers), number[group_of]
 
 
 def _short(symbol: str, dso: str, call: str) -> str:

@@ -78,9 +78,9 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
     found = np.zeros(len(samples), np.bool_)
     if len(rows):
         mine = np.flatnonzero(np.isin(samples.tid, samples.tid[rows]) & profile.is_offcpu())
-        first, of = group(samples.tid[mine])
-        last = max_by(of, samples.time_ns[mine], len(first))
-        found[mine] = samples.time_ns[mine] == last[of]
+        first, group_of = group(samples.tid[mine])
+        last = max_by(group_of, samples.time_ns[mine], len(first))
+        found[mine] = samples.time_ns[mine] == last[group_of]
         found &= np.isin(np.arange(len(samples)), rows)
     return found
 

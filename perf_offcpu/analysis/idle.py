@@ -23,11 +23,11 @@ def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
         for_work: bool[samples], see `classify.Waits`.
     """
     samples = profile.samples
-    first, of = group(samples.tid, samples.pid)
+    first, group_of = group(samples.tid, samples.pid)
     counts_time = np.array([*(event.unit == "ns" for event in profile.evsels), False])[samples.evsel]
     period = np.where(counts_time, samples.period, 0)
-    all_time = sum_by(of, period, len(first))
-    work_time = sum_by(np.where(for_work, of, -1), period, len(first))
+    all_time = sum_by(group_of, period, len(first))
+    work_time = sum_by(np.where(for_work, group_of, -1), period, len(first))
     # Without products of whole sums: they could leave 63 bits.
     idle: Bool = (work_time > 0) & (all_time - work_time <= all_time // 100 * (100 - _IDLE_PERCENT))
-    return idle[of]
+    return idle[group_of]

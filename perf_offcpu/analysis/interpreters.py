@@ -71,11 +71,11 @@ def _kinds(profile: Profile) -> I64:
     symbols, of = np.unique(profile.frames.symbol, return_inverse=True)
     patterns = [pattern(functions) for functions in INTERPRETERS.values()]
     kinds = np.zeros(len(symbols), np.int64)
-    for at, symbol in enumerate(symbols.tolist()):
+    for index, symbol in enumerate(symbols.tolist()):
         function = profile.strings[symbol]
         name = DECORATION.sub("", function)
         met = (row for row, one in enumerate(patterns, 1) if one.fullmatch(name) or one.fullmatch(function))
-        kinds[at] = next(met, 0)
+        kinds[index] = next(met, 0)
     return np.where(profile.frames.is_kernel(), 0, kinds[of.reshape(-1)])
 
 

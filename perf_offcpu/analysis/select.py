@@ -194,7 +194,7 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.states:
-        rows &= np.array([one.letter in selection.states for one in STATES])[state_codes(samples)]
+        rows &= np.array([state.letter in selection.states for state in STATES])[state_codes(samples)]
     if selection.classes and waits is not None:
         rows &= np.isin(waits.wait_class, np.array(selection.classes, np.uint8))
     if selection.objects or selection.locks:
@@ -213,9 +213,9 @@ def _of_objects(profile: Profile, selection: Selection) -> Bool:
     if selection.objects:
         patterns = [re.compile(fnmatch.translate(f"*{one}*")) for one in selection.objects]
         names = (strings[row] for row in objects.name.tolist())
-        chosen[:-1] = [any(one.match(name) for one in patterns) for name in names]
+        chosen[:-1] = [any(pattern.match(name) for pattern in patterns) for name in names]
     if selection.locks:
-        addresses = np.array([one for one in selection.locks if one < 1 << 64], np.uint64)
+        addresses = np.array([lock for lock in selection.locks if lock < 1 << 64], np.uint64)
         is_lock = np.isin(objects.address, addresses) & (objects.address != 0)
         chosen[:-1] = is_lock & chosen[:-1] if selection.objects else is_lock
     return chosen[profile.samples.object]

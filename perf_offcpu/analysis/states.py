@@ -42,7 +42,7 @@ _CODE = {state.letter: code for code, state in enumerate(STATES) if code}
 def state_codes(samples: ProfileSamples) -> U8:
     """Return uint8[samples]: the index of each sample's state in STATES."""
     offcpu, preempted = samples.has(SampleFlag.OFFCPU), samples.has(SampleFlag.PREEMPTED)
-    first, of = group(samples.state, preempted.astype(np.uint8))
+    first, group_of = group(samples.state, preempted.astype(np.uint8))
     pairs = zip(samples.state[first].tolist(), preempted[first].tolist(), strict=True)
     codes = np.array([_CODE[state_letter(*pair)] for pair in pairs], np.uint8)
-    return np.where(offcpu, codes[of], np.uint8(RUNNING)).astype(np.uint8)
+    return np.where(offcpu, codes[group_of], np.uint8(RUNNING)).astype(np.uint8)

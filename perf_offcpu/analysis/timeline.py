@@ -111,9 +111,9 @@ def process_names(profile: Profile, tracks: list[Track]) -> dict[int, str]:
 
 def _tracks(profile: Profile) -> tuple[list[Track], I64]:
     samples = profile.samples
-    first, of = group(samples.pid, samples.tid)
-    order = stable_order(of)
-    rows = np.split(order, np.searchsorted(of[order], np.arange(1, len(first))))
+    first, group_of = group(samples.pid, samples.tid)
+    order = stable_order(group_of)
+    rows = np.split(order, np.searchsorted(group_of[order], np.arange(1, len(first))))
     names = [printable(profile.strings[int(samples.comm[mine[-1]])]) or UNKNOWN for mine in rows if len(mine)]
     ids = zip(samples.pid[first].tolist(), samples.tid[first].tolist(), names, rows, strict=False)
-    return [Track(*one) for one in ids], of
+    return [Track(*one) for one in ids], group_of

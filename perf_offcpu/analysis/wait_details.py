@@ -51,7 +51,7 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
     facts = (waits.wait_class, waits.syscall, no_syscall.astype(np.uint8), samples.cgroup)
     objects, held = np.append(profile.objects.name, 0), holders_of(profile).held
     named = objects[samples.object]
-    first, of = group(state, noted, *facts, wakeups.waker, interrupt, named, held)
+    first, group_of = group(state, noted, *facts, wakeups.waker, interrupt, named, held)
     labels = {track.tid: track.label for track in wakeups.tracks}
     sets = []
     for row in first.tolist():
@@ -71,4 +71,4 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
                 found["woken by"] = "an interrupt"
         found["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
         sets.append({name: printable(text) for name, text in found.items() if text})
-    return Details(sets, of)
+    return Details(sets, group_of)

@@ -32,9 +32,9 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
     tracks = list(timeline.tracks)
     of_ids = {(track.pid, track.tid): row for row, track in enumerate(tracks)}
     of_tid = {track.tid: row for row, track in enumerate(tracks)}
-    known = np.flatnonzero(samples.waker_tid >= 0)
-    pids, tids = samples.waker_pid[known], samples.waker_tid[known]
-    first, of = group(pids, tids)
+    rows = np.flatnonzero(samples.waker_tid >= 0)
+    pids, tids = samples.waker_pid[rows], samples.waker_tid[rows]
+    first, group_of = group(pids, tids)
     found = []
     for pid, tid in zip(pids[first].tolist(), tids[first].tolist(), strict=True):
         row = of_ids.get((pid, tid), of_tid.get(tid, len(tracks)) if pid <= 0 < tid else len(tracks))
@@ -42,7 +42,7 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
             tracks.append(Track(pid, tid, comm_of(profile, tid), np.empty(0, np.int64)))
         found.append(row)
     waker = np.full(len(samples), -1, np.int64)
-    waker[known] = np.array(found, np.int64)[of]
+    waker[rows] = np.array(found, np.int64)[group_of]
     return tracks, waker
 
 
@@ -129,7 +129,7 @@ def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
     sleeper, offcpu = of_track[timeline.track], profile.is_offcpu()
     off_cpu = sum_by(sleeper, np.where(offcpu, samples.period, 0), len(rows_of) + 1)
     rows = np.flatnonzero(offcpu & (waker >= 0))
-    first, of = group(waker[rows], sleeper[rows])
+    first, group_of = group(waker[rows], sleeper[rows])
     blocked = samples.period[rows] - np.maximum(samples.runq_ns[rows], 0)
     length = (samples.length_ns() - np.maximum(samples.delay_ns(), 0))[rows]
     return WakerGraph(
@@ -137,7 +137,7 @@ def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
         off_cpu,
         waker[rows[first]],
         sleeper[rows[first]],
-        sum_by(of, samples.count[rows], len(first)),
-        sum_by(of, blocked, len(first)),
-        max_by(of, length, len(first)),
+        sum_by(group_of, samples.count[rows], len(first)),
+        sum_by(group_of, blocked, len(first)),
+        max_by(group_of, length, len(first)),
     )

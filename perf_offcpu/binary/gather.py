@@ -40,9 +40,11 @@ def gather_fields(
     data: NDArray[np.uint8], at: I64, fields: Sequence[Field], order: Order
 ) -> dict[str, NDArray[Any]]:
     """Return neighbouring integers by name; each record is copied once."""
-    kinds = np.dtype([(one.name, one.type.dtype(order)) for one in fields if isinstance(one.type, Int)])
+    kinds = np.dtype(
+        [(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)]
+    )
     records = _windows(data, kinds.itemsize)[at].view(kinds)
-    return {one.name: records[one.name].astype(native(one.type)) for one in fields}
+    return {field.name: records[field.name].astype(native(field.type)) for field in fields}
 
 
 def gather(data: NDArray[np.uint8], at: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
@@ -145,8 +147,11 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
     def groups() -> Iterator[tuple[int, I64 | slice]]:
         for length, which in lengths:
             count = max(1, BLOCK // max(1, length))
-            for at in range(0, len(which) if length else 0, count):
-                yield length, slice(at, min(at + count, len(which))) if whole else which[at : at + count]
+            for index in range(0, len(which) if length else 0, count):
+                yield (
+                    length,
+                    slice(index, min(index + count, len(which))) if whole else which[index : index + count],
+                )
 
     return groups()
 

@@ -35,14 +35,14 @@ def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list
     frames, strings = profile.frames.take(rows), profile.strings
     kernel = frames.is_kernel()
     address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
-    first, of = group(frames.symbol, frames.dso, kernel.astype(np.uint8), address)
+    first, group_of = group(frames.symbol, frames.dso, kernel.astype(np.uint8), address)
     columns = (column[first].tolist() for column in (frames.symbol, frames.dso, frames.address, kernel))
     names = []
     for symbol, dso, at, in_kernel in zip(*columns, strict=True):
         label = frame_label(strings[symbol], strings[dso], at if options.addrs else None)
         suffix = KERNEL_SUFFIX if in_kernel and options.kernel else ""
         names.append(Name(label + suffix, basename(strings[dso]), NameKind(in_kernel)))
-    return names, of
+    return names, group_of
 
 
 def waker_name(label: str, dso: str = "") -> Name:
@@ -67,6 +67,6 @@ def wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]:
     interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)
     name = np.where(interrupt, len(distinct), of_track[waker + 1])
     name = np.append(0, np.where(profile.is_offcpu(), name, 0))
-    first, of = group(name)
+    first, group_of = group(name)
     names = [*map(waker_name, distinct), Name(INTERRUPT, "", NameKind.MARK)]
-    return [names[row] for row in name[first].tolist()], of[1:]
+    return [names[row] for row in name[first].tolist()], group_of[1:]

@@ -96,7 +96,7 @@ def build_paths(
     columns: list[NDArray[np.integer]] = [*roots, top, below, state]
     chains = options.chains or wakers_once(profile, options, known=options.waker_stack)
     columns.append(chains.of)
-    first, of = group(*columns, samples.stack)
+    first, group_of = group(*columns, samples.stack)
     builder = _Builder(profile, options, merged)
     base = builder.add_roots([column[first] for column in roots], len(first))
     base = builder.add_leaves(base, top[first], MARKS)
@@ -109,7 +109,7 @@ def build_paths(
         known = name[first]
         leaf = builder.add_leaves(leaf, np.minimum(known, 1), ("", WAKER_DELIMITER))
         leaf = builder.add_names(builder.add_inverted(leaf, stack[first]), known, chains.names)
-    return builder.tree(leaf[of])
+    return builder.tree(leaf[group_of])
 
 
 def paths_with_wakers(
@@ -194,11 +194,11 @@ class _Builder:
 
     def _add(self, parent: I64, name: I64) -> I64:
         """Add a node for each distinct (parent, name) pair; return the node of each pair."""
-        first, of = group(parent, name)
+        first, group_of = group(parent, name)
         self._parents.append(parent[first])
         self._names.append(name[first])
         self._total += len(first)
-        return of + (self._total - len(first))
+        return group_of + (self._total - len(first))
 
     def _new_names(self, names: list[Name], frames: I64 | None = None) -> int:
         self.names += names
@@ -213,11 +213,11 @@ class _Builder:
         """
         if not columns:
             return np.full(groups, -1)
-        first, of = group(*columns)
+        first, group_of = group(*columns)
         rows = zip(*(column[first].tolist() for column in columns), strict=True)
         labels = [thread_label(self._profile.strings[comm], *ids) for comm, *ids in rows]
         self._new_names([Name(label, "", NameKind.ROOT) for label in labels])
-        return self._add(np.full(len(of), -1), of)
+        return self._add(np.full(len(group_of), -1), group_of)
 
     def add_stacks(self, base: I64, stack: I64) -> I64:
         """Add the frames of each group below its base; return the node of its leaf, or its base."""
@@ -295,8 +295,8 @@ def _needed(parent: I32, base: I64, stack: I64) -> list[_Level]:
     levels: list[_Level] = []
     nothing = np.empty(0, np.int64)
     wanted = nothing  # keys of the parents of the level below
-    for at in range(len(bounds) - 2, 0, -1):
-        ending = order[bounds[at] : bounds[at + 1]]
+    for index in range(len(bounds) - 2, 0, -1):
+        ending = order[bounds[index] : bounds[index + 1]]
         own = (base[ending] + 1) * len(parent) + stack[ending]
         keys, place = np.unique(np.concatenate([own, wanted]), return_inverse=True)
         if levels:

@@ -157,7 +157,7 @@ class _Steps(WaitTable):
         # Sorting all at once is many times faster than looking each of them up.
         self.times, places = np.unique(np.concatenate(marks), return_inverse=True)
         self.size = len(self.times) + 1
-        bounds = np.cumsum([len(one) for one in marks])[:-1]
+        bounds = np.cumsum([len(mark) for mark in marks])[:-1]
         self.first, self.awake, self.until, self.last, self.birth = np.split(places, bounds)
         self.by_end = self.track * self.size + self.last
         self.by_begin = self.track * self.size + self.first
@@ -291,5 +291,5 @@ class _Steps(WaitTable):
 
 def _add(sums: I64, rows: I64, values: I64) -> None:
     """Add values to the sums of some rows, which may repeat."""
-    first, of = group(rows)
-    sums[rows[first]] += sum_by(of, values, len(first))
+    first, group_of = group(rows)
+    sums[rows[first]] += sum_by(group_of, values, len(first))

@@ -141,7 +141,7 @@ class _Spans:
 
     @classmethod
     def concat(cls, parts: list[_Spans]) -> _Spans:
-        return cls(*(np.concatenate([getattr(one, name) for one in parts]) for name in _SPAN_COLUMNS))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _SPAN_COLUMNS))
 
     def take(self, rows: Bool | I64) -> _Spans:
         return _Spans(*(getattr(self, name)[rows] for name in _SPAN_COLUMNS))

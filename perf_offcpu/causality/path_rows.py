@@ -48,12 +48,12 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
     """Return the rows of a path, the longest first; their times sum to the window."""
     names, comm = path.comms()
     labels, label = labels_of_waits(profile, path)
-    first, of = group(comm[path.track], path.doing, label)
-    ns, segments = sum_by(of, path.length_ns, len(first)), np.bincount(of, minlength=len(first))
+    first, group_of = group(comm[path.track], path.doing, label)
+    ns, segments = sum_by(group_of, path.length_ns, len(first)), np.bincount(group_of, minlength=len(first))
     rows, segment = running_samples(profile, timeline, path)
     functions, function = functions_of(profile, rows)
-    one, each = group(of[segment], function)
-    cell = of[segment][one]
+    one, each = group(group_of[segment], function)
+    cell = group_of[segment][one]
     parts = shared_out(ns, cell, np.bincount(each, minlength=len(one)))
     found = list[PathRow]()
     sampled = set(cell.tolist())
@@ -116,8 +116,8 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
     hit = segment >= 0
     if len(waiting):
         hit &= (at < path.end_ns[waiting][segment]) & (cpu[segment] == samples.cpu[moments])
-    first, of = group(samples.comm[moments[hit]])
-    number = np.bincount(of, minlength=len(first)).tolist()
+    first, group_of = group(samples.comm[moments[hit]])
+    number = np.bincount(group_of, minlength=len(first)).tolist()
     names = [printable(profile.strings[int(row)]) for row in samples.comm[moments[hit]][first]]
     return dict(sorted(zip(names, number, strict=True), key=lambda one: (-one[1], one[0])))
 
@@ -129,11 +129,11 @@ def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[st
     subject = profile.select(rows)
     waits = classify(subject)
     causes = causes_of(subject, waits)
-    first, of = group(waits.wait_class, causes.function)
+    first, group_of = group(waits.wait_class, causes.function)
     pairs = zip(waits.wait_class[first].tolist(), causes.function[first].tolist(), strict=True)
     labels = [("", ""), *((WaitClass(one).label, causes.names[two]) for one, two in pairs)]
     label = np.zeros(len(path.wait), np.int64)
-    label[waiting] = of[np.searchsorted(rows, path.wait[waiting])] + 1
+    label[waiting] = group_of[np.searchsorted(rows, path.wait[waiting])] + 1
     return labels, label
 
 

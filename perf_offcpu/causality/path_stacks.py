@@ -55,12 +55,12 @@ def chains_of(profile: Profile, path: CriticalPath) -> Chains:
     for depth in range(1, int(level.max(initial=0)) + 1):
         mine = np.flatnonzero(level == depth)
         parent = of_hop[hops.parent[mine]]
-        first, of = group(parent, stack[mine], comm[mine])
-        of_hop[mine] = of + total
+        first, group_of = group(parent, stack[mine], comm[mine])
+        of_hop[mine] = group_of + total
         parts.append((parent[first], stack[mine][first], comm[mine][first]))
         total += len(first)
     none = np.empty(0, np.int64)
-    columns = [np.concatenate([none, *(part[at] for part in parts)]) for at in range(3)]
+    columns = [np.concatenate([none, *(part[index] for part in parts)]) for index in range(3)]
     return Chains(columns[0], columns[1], columns[2], of_hop[:-1], names)
 
 
@@ -115,15 +115,15 @@ def _cells(
     chain = np.append(chains.of_hop, -1)[path.hop]
     stack = np.where(path.doing == Doing.WAITING, profile.samples.stack[path.wait], -1).astype(np.int64)
     doing, length = path.doing.astype(np.int64), path.length_ns
-    first, of = group(chain, doing, stack)
-    segments = np.bincount(of, minlength=len(first))
-    cells = chain[first], doing[first], stack[first], sum_by(of, length, len(first)), segments
+    first, group_of = group(chain, doing, stack)
+    segments = np.bincount(group_of, minlength=len(first))
+    cells = chain[first], doing[first], stack[first], sum_by(group_of, length, len(first)), segments
     rows, segment = running_samples(profile, timeline, path)
     if not len(rows):
         return cells
-    cell, stacks = of[segment], profile.samples.stack[rows].astype(np.int64)
-    first, of = group(cell, stacks)
-    cell, stacks, number = cell[first], stacks[first], np.bincount(of)
+    cell, stacks = group_of[segment], profile.samples.stack[rows].astype(np.int64)
+    first, group_of = group(cell, stacks)
+    cell, stacks, number = cell[first], stacks[first], np.bincount(group_of)
     parts = shared_out(cells[3], cell, number)
     rest = cells[3].copy()
     rest[cell] = 0

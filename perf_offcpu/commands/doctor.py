@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.collect.doctor.kernel import examine
 
     findings = [*examine(), *examine_reading(), *examine_perf()]
-    can_record = not any(one.group == "recording" and one.state == "missing" for one in findings)
+    can_record = not any(finding.group == "recording" and finding.state == "missing" for finding in findings)
     print(_as_json(findings, can_record) if args.json else _as_text(findings, can_record))
     return 0 if can_record else 1
 
@@ -64,7 +64,7 @@ def _as_json(findings: Iterable[Finding], can_record: bool) -> str:
         "kernel": platform.release(),
         "machine": platform.machine(),
         "can_record": can_record,
-        "findings": [dataclasses.asdict(one) for one in findings],
+        "findings": [dataclasses.asdict(finding) for finding in findings],
     }
     return json.dumps(document, indent=2)
 
@@ -72,14 +72,14 @@ def _as_json(findings: Iterable[Finding], can_record: bool) -> str:
 def _as_text(findings: list[Finding], can_record: bool) -> str:
     from perf_offcpu.text import printable
 
-    width = max(len(one.part) for one in findings)
+    width = max(len(finding.part) for finding in findings)
     lines: list[str] = []
     for group, title in _TITLES.items():
         lines += ["", title] if lines else [title]
-        for one in (one for one in findings if one.group == group):
-            lines.append(f"  {one.state:<8} {one.part:<{width}}  {printable(one.found)}")
-            if one.advice:
-                lines.append(f"  {'':<8} {'':<{width}}  -> {printable(one.advice)}")
+        for finding in (finding for finding in findings if finding.group == group):
+            lines.append(f"  {finding.state:<8} {finding.part:<{width}}  {printable(finding.found)}")
+            if finding.advice:
+                lines.append(f"  {'':<8} {'':<{width}}  -> {printable(finding.advice)}")
     verdict = (
         "Recording works here." if can_record else "Recording does not work here: see what is missing above."
     )

@@ -124,7 +124,7 @@ class _Writer:
         tracks, without_place = self.timeline.tracks, ~self.timeline.placed
         names = process_names(self.profile, self.wakeups.tracks)
         events = [_named("process_name", pid, pid, name) for pid, name in names.items()]
-        events += [_named("thread_name", one.pid, one.tid, one.comm) for one in self.wakeups.tracks]
+        events += [_named("thread_name", track.pid, track.tid, track.comm) for track in self.wakeups.tracks]
         if without_place.any():
             events.append(_named("process_name", SUMS_PID, SUMS_PID, SUMS_NAME))
             rows = distinct(self.track[without_place]).tolist()

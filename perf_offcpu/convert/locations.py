@@ -104,14 +104,14 @@ class Locations:
         """
         samples = self.profile.samples
         top, below = marks_of(samples)
-        first, of = group(samples.stack, top, below)
+        first, group_of = group(samples.stack, top, below)
         frames = self._frames_of(samples.stack[first].astype(np.int64))
         used = distinct(frames.values).astype(np.int64)
         inner, outer = below[first] * (len(_MARKS) - 1), top[first]
         frame_numbers, mark_numbers = self._fill(used, distinct(np.append(inner, outer)).tolist(), options)
         rows = Ragged(frames.offsets, frame_numbers[np.searchsorted(used, frames.values)])
         stacks, ids = unique_rows(_between(mark_numbers[inner], rows, mark_numbers[outer]))
-        return ids[of].astype(np.int64), stacks
+        return ids[group_of].astype(np.int64), stacks
 
     def _frames_of(self, stacks: I64) -> Ragged:
         """Return the frame of each location of some stacks, leaf first: the innermost frame at an address."""
@@ -147,8 +147,8 @@ class Locations:
             while at >= 0:
                 lines.append((function[at], int(frames.line[at])))
                 at = int(outer[at])
-            found = Location(mapping[int(frames.dso[row])], int(frames.address[row]), tuple(lines))
-            numbers.append(_add(self._locations, found))
+            location = Location(mapping[int(frames.dso[row])], int(frames.address[row]), tuple(lines))
+            numbers.append(_add(self._locations, location))
         number_of_mark = np.zeros(len(_MARKS), np.uint64)
         for mark in filter(None, marks):
             name = self.string(_MARKS[mark])

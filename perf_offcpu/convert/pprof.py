@@ -85,8 +85,8 @@ def _samples(tables: Locations, content: Content) -> Iterator[bytes]:
     """Write a sample for each stack with its labels."""
     stacks = [field(1, text) for text in ragged(varints(tables.stacks.values), tables.stacks.offsets)]
     labels = from_bytes([_labels(tables, one) for one in content.label_sets])
-    first, of = group(tables.of_sample, content.label_set)
-    sums = [sum_by(of, values, len(first)) for values in content.values]
+    first, group_of = group(tables.of_sample, content.label_set)
+    sums = [sum_by(group_of, values, len(first)) for values in content.values]
     stack, label = tables.of_sample[first], content.label_set[first]
     stack_lengths = np.array([len(one) for one in stacks], np.int64)
     for begin in range(0, len(first), _BLOCK):
@@ -112,19 +112,21 @@ def _label(tables: Locations, name: str, value: str | int) -> bytes:
     return field(3, key + field(2, tables.string(value)))
 
 
-def _mapping(number: int, one: Mapping, build_id: int) -> bytes:
-    body = field(1, number) + field(3, one.limit) + field(5, one.path) + field(6, build_id) + field(7, 1)
-    return body + (field(8, 1) + field(9, 1) if one.has_lines else b"") + field(10, 1)
+def _mapping(number: int, mapping: Mapping, build_id: int) -> bytes:
+    body = (
+        field(1, number) + field(3, mapping.limit) + field(5, mapping.path) + field(6, build_id) + field(7, 1)
+    )
+    return body + (field(8, 1) + field(9, 1) if mapping.has_lines else b"") + field(10, 1)
 
 
-def _location(number: int, one: Location) -> bytes:
-    code = field(2, one.mapping) + field(3, one.address) if one.mapping else b""
-    lines = (field(1, function) + (field(2, line) if line else b"") for function, line in one.lines)
+def _location(number: int, location: Location) -> bytes:
+    code = field(2, location.mapping) + field(3, location.address) if location.mapping else b""
+    lines = (field(1, function) + (field(2, line) if line else b"") for function, line in location.lines)
     return field(1, number) + code + b"".join(field(4, line) for line in lines)
 
 
-def _function(number: int, one: Function) -> bytes:
-    return field(1, number) + b"".join(field(place, text) for place, text in enumerate(one, 2))
+def _function(number: int, function: Function) -> bytes:
+    return field(1, number) + b"".join(field(place, text) for place, text in enumerate(function, 2))
 
 
 def _all_content(profile: Profile) -> Content:
@@ -132,14 +134,14 @@ def _all_content(profile: Profile) -> Content:
     types, values = _values(profile)
     timeline = timeline_of(profile)
     details = details_of(profile, wakeups_of(profile, timeline))
-    first, of = group(timeline.track, profile.samples.comm, details.of)
+    first, group_of = group(timeline.track, profile.samples.comm, details.of)
     sets: list[dict[str, str | int]] = []
     for row in first.tolist():
         track = timeline.tracks[int(timeline.track[row])]
         comm = printable(profile.strings[int(profile.samples.comm[row])])
         ids = {"pid": track.pid, "tid": track.tid}
         sets.append({"comm": comm, **details.sets[int(details.of[row])], **ids})
-    return Content(types, values, sets, of)
+    return Content(types, values, sets, group_of)
 
 
 def _values(profile: Profile) -> tuple[list[tuple[str, str]], list[I64]]:
@@ -148,7 +150,7 @@ def _values(profile: Profile) -> tuple[list[tuple[str, str]], list[I64]]:
     in_time = np.array([event.unit == "ns" for event in profile.evsels] + [False])[samples.evsel]
     types = [("off_cpu", "nanoseconds"), ("off_cpu_events", "count"), ("runqueue", "nanoseconds")]
     values = [samples.period, samples.count, np.maximum(samples.runq_ns, 0)]
-    columns = [np.where(offcpu, one, 0) for one in values]
+    columns = [np.where(offcpu, value, 0) for value in values]
     for row, event in enumerate(profile.evsels):
         chosen = ~offcpu & ~in_time & (samples.evsel == row)
         if chosen.any():

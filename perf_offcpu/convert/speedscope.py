@@ -79,8 +79,8 @@ class _Writer:
         return [*code, *threads, {"name": NO_PLACE}]
 
     def _all_threads(self) -> Iterator[str]:
-        first, of = group(self.timeline.track, self.node)
-        weights = sum_by(of, self.weight, len(first))
+        first, group_of = group(self.timeline.track, self.node)
+        weights = sum_by(group_of, self.weight, len(first))
         roots = (self.timeline.track[first] + len(self.tree.names)).tolist()
         stacks = list(map(_below, roots, map(self._stacks.__getitem__, self.node[first].tolist())))
         return self._profile(ALL_THREADS, stacks, weights)

@@ -120,11 +120,11 @@ def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
         "kernel": frames.is_kernel(),
     }
     parts = [column.codes if isinstance(column, Texts) else column for column in columns.values()]
-    first, of = group(*parts)
+    first, group_of = group(*parts)
     ids = np.array(_ids({name: _taken(column, first) for name, column in columns.items()}), np.int64)
     unique, place = np.unique(ids, return_index=True)
     id_of = np.zeros(len(profile.frames), np.int64)
-    id_of[rows] = ids[of]
+    id_of[rows] = ids[group_of]
     return id_of, {"frame_id": unique} | {
         name: _taken(column, first[place]) for name, column in columns.items()
     }

@@ -76,8 +76,8 @@ class Dataset:
             for name in self.live(folder)
         ]
         for path in paths:
-            if found := _PATTERN.search(path):
-                raise PerfOffcpuError(f"{path}: query engines expand the '{found[0]}' in its name: rename it")
+            if match := _PATTERN.search(path):
+                raise PerfOffcpuError(f"{path}: query engines expand the '{match[0]}' in its name: rename it")
         return paths
 
     def live(self, folder: str) -> list[str]:

@@ -50,8 +50,8 @@ def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
     if len(texts) != len(TEXTS) * len(rows) + 1:
         return {}
     found = {}
-    for at, row in enumerate(rows):
-        words = texts[len(TEXTS) * at :][: len(TEXTS)]
+    for index, row in enumerate(rows):
+        words = texts[len(TEXTS) * index :][: len(TEXTS)]
         found[row["id"]] = row | dict(zip(TEXTS, words, strict=True))
     return found
 
@@ -109,9 +109,9 @@ class CollectorAccount:
                     self.budgets.append(budgets)
                 continue
             if payload[:4] == OBJECTS_MAGIC.to_bytes(4, "little" if order == "<" else "big"):
-                found = read_objects(payload, order)
-                counters.add(losses.BAD_SAMPLE, int(not found))
-                self.objects.update(found)
+                objects = read_objects(payload, order)
+                counters.add(losses.BAD_SAMPLE, int(not objects))
+                self.objects.update(objects)
                 continue
             if payload[:4] == PYTHON_MAGIC.to_bytes(4, "little" if order == "<" else "big"):
                 rows = read_python(payload, order)

@@ -79,7 +79,7 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
     """
     options = options or JoinOptions()
     _check_alike(recordings)
-    spans = [_span(one) for one in recordings]
+    spans = [_span(recording) for recording in recordings]
     walls = [_wall_offset(one.meta, span) for one, span in zip(recordings, spans, strict=True)]
     hosts = _rows_by_host(recordings, walls, apart=options.apart or options.from_start)
     clockid, deltas = _clock(recordings, spans, walls, one_host=len(hosts) == 1, options=options)
@@ -100,7 +100,7 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
 
 
 def _check_alike(recordings: Sequence[Recording]) -> None:
-    known = [one.meta for one in recordings if one.meta.arch]
+    known = [recording.meta for recording in recordings if recording.meta.arch]
     for meta in known:
         if meta.arch != known[0].arch:
             archs = " and ".join(sorted((meta.arch, known[0].arch)))
@@ -131,9 +131,9 @@ def _rows_by_host(
     recordings: Sequence[Recording], walls: list[int | None], *, apart: bool
 ) -> list[list[int]]:
     found: list[list[int]] = []
-    for row, one in enumerate(recordings):
+    for row, recording in enumerate(recordings):
         for rows in found:
-            if not apart and _is_same_boot(recordings[rows[0]], one, (walls[rows[0]], walls[row])):
+            if not apart and _is_same_boot(recordings[rows[0]], recording, (walls[rows[0]], walls[row])):
                 rows.append(row)
                 break
         else:
@@ -141,17 +141,17 @@ def _rows_by_host(
     return found
 
 
-def _is_same_boot(one: Recording, other: Recording, walls: tuple[int | None, int | None]) -> bool:
+def _is_same_boot(recording: Recording, other: Recording, walls: tuple[int | None, int | None]) -> bool:
     for name in ("hostname", "os_release", "kernel_build_id"):  # missing in recordings of killed recorders
-        if len({getattr(one.meta, name), getattr(other.meta, name)} - {""}) > 1:
+        if len({getattr(recording.meta, name), getattr(other.meta, name)} - {""}) > 1:
             return False
-    texts = kernel_map(one).address, kernel_map(other).address
+    texts = kernel_map(recording).address, kernel_map(other).address
     if all(texts):
         if texts[0] != texts[1]:
             return False
-    elif not (one.meta.hostname and other.meta.hostname):
+    elif not (recording.meta.hostname and other.meta.hostname):
         return False  # no evidence for the same boot
-    if one.meta.clockid == other.meta.clockid and walls[0] is not None and walls[1] is not None:
+    if recording.meta.clockid == other.meta.clockid and walls[0] is not None and walls[1] is not None:
         return abs(walls[0] - walls[1]) < _SAME_BOOT_NS
     return True
 
@@ -165,7 +165,7 @@ def _clock(
     options: JoinOptions,
 ) -> tuple[int, list[int]]:
     """Return (clockid of all, the offset that moves the times of each recording)."""
-    clocks = [one.meta.clockid for one in recordings]
+    clocks = [recording.meta.clockid for recording in recordings]
     if options.from_start:
         return clocks[0], [spans[0].begin - span.begin for span in spans]
     if one_host and len(set(clocks)) == 1:

@@ -61,8 +61,8 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
     usable is bool[rows]: whether a sample has a callchain to cut and a known address space; keys are int64 of
     these only, the space in the upper half, the callchain in the lower.
     """
-    for at in range(0, len(samples), _BLOCK):
-        rows = slice(at, at + _BLOCK)
+    for index in range(0, len(samples), _BLOCK):
+        rows = slice(index, index + _BLOCK)
         space, chain = samples.space[rows], samples.callchain[rows]
         usable = known[space] & (chain >= 0) & (samples.snapshot[rows] < 0)
         yield rows, usable, space[usable].astype(np.int64) << 32 | chain[usable].astype(np.int64)
@@ -71,8 +71,8 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
 def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
     """Return (pairs, shorter): the keys of callchains that are cut, and their rest."""
     keys, parts = [np.empty(0, np.int64)], [Ragged()]
-    for at in range(0, len(pairs), _BLOCK):
-        block = pairs[at : at + _BLOCK]
+    for index in range(0, len(pairs), _BLOCK):
+        block = pairs[index : index + _BLOCK]
         taken = recording.callchains.take(block & 0xFFFFFFFF)
         good = _is_code(taken, (block >> 32).astype(np.int32), recording)
         last_good = np.append(np.maximum.accumulate(np.where(good, np.arange(len(good)), -1)), -1)

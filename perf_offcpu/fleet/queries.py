@@ -237,13 +237,13 @@ def profile_of_selected(selected: Selected) -> Profile:
 
 def _missing(selected: Selected) -> Losses:
     """Return the losses of the selected segments, and the seconds that their hosts did not record."""
-    found = Losses()
+    losses = Losses()
     for (text, is_loss), count in losses_of(selected).items():
-        found.add(LossCause(Stage.SAMPLES, "", text, is_loss=is_loss), count)
+        losses.add(LossCause(Stage.SAMPLES, "", text, is_loss=is_loss), count)
     for gap in gaps_of(selected):
         text = f"s that {gap.host} did not record ({gap.cause})"
-        found.add(LossCause(Stage.SAMPLES, "", text), -(-gap.ns // _GIGA))
-    return found
+        losses.add(LossCause(Stage.SAMPLES, "", text), -(-gap.ns // _GIGA))
+    return losses
 
 
 def title_of(selected: Selected) -> str:

@@ -149,7 +149,7 @@ def filtered(samples: Any, selection: Selection) -> Any:
     if selection.objects:
         conditions.append(ibis.or_(*(samples.object.re_search(_pattern(one)) for one in selection.objects)))
     if selection.containers:
-        starts = (samples.container.startswith(one) for one in selection.containers)
+        starts = (samples.container.startswith(container) for container in selection.containers)
         conditions.append(ibis.or_(*starts))
     return samples.filter(*conditions)
 

@@ -135,9 +135,9 @@ def _columns(table: Table, found: Head, style: Style) -> Iterator[Column]:
         yield Column("Recorded", [hours(row.recorded_ns) for row in rows], spare=3)
         rates = [f"{row.weight / row.recorded_ns:.3f}" if row.recorded_ns else say.NOT_KNOWN for row in rows]
         yield Column(f"{title} s/s", rates, spare=2)
-    for at, key in enumerate(table.keys):
+    for index, key in enumerate(table.keys):
         title = TITLES.get(key, printable(key).capitalize())
-        yield Column(title, [row.values[at] for row in rows], left=key not in _NUMBERS)
+        yield Column(title, [row.values[index] for row in rows], left=key not in _NUMBERS)
     if table.keys == ("class",):
         meanings = [BY_LABEL[row.values[0]].row.meaning if row.values[0] in BY_LABEL else "" for row in rows]
         yield Column("Waits for", meanings, left=True, spare=6)

@@ -78,12 +78,12 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
     """
     options, counters, waits = options or RewriteOptions(), Losses(), None
     with PerfDataReader.repeatable(path) as again:
-        found = Survey(again(), options.switches)
-        if options.switches and may_hold_switches(found.reader.events):
+        survey = Survey(again(), options.switches)
+        if options.switches and may_hold_switches(survey.reader.events):
             waits = wait_records(again(), counters)
         reader = again()
         reader.counters.update(counters)
-        return _Rewriter(reader, found, options, waits).run(out_fd, out_path)
+        return _Rewriter(reader, survey, options, waits).run(out_fd, out_path)
 
 
 class Survey:
@@ -189,12 +189,12 @@ class _Rewriter:
     """The second pass."""
 
     def __init__(
-        self, reader: PerfDataReader, found: Survey, options: RewriteOptions, waits: WaitRecords | None
+        self, reader: PerfDataReader, survey: Survey, options: RewriteOptions, waits: WaitRecords | None
     ) -> None:
-        self.reader, self.found, self.options, self.waits = reader, found, options, waits
-        self.counters, self.features = reader.counters, found.reader.features
+        self.reader, self.found, self.options, self.waits = reader, survey, options, waits
+        self.counters, self.features = reader.counters, survey.reader.features
         self.done = Rewritten(self.counters, waits=len(waits.times) if waits else 0)
-        self.recorded = readable_events(found.reader.events)
+        self.recorded = readable_events(survey.reader.events)
         self.written = written_events(self.recorded.specs, options, self.features)
         self.samples = SampleRewriter(self.recorded, self.written, self._stages(), options.merge, self.done)
         self.added = self._added()

@@ -181,13 +181,13 @@ class StackUnwinder:
             batch.extensions = with_walk_ends(batch.extensions, rows, found.is_cut(), batch.order)
         return batch
 
-    def _note_callers(self, batch: SampleBatch, snapshot: I32, found: Unwound) -> I32:
+    def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
         """Keep the stacks of new callers; return int32[n], rows of `_of_callers`, negative without one."""
         callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)
         row[new] = len(self._of_callers) + np.arange(len(new))
-        self._of_callers = Unwound.concat([self._of_callers, found.take(snapshot[new])])
+        self._of_callers = Unwound.concat([self._of_callers, unwound.take(snapshot[new])])
         rows = with_callers(row, callers, self._callers)
         self.done.losses.add(losses.CALLERS_NOT_COPIED, int((rows < -1).sum()))
         return rows

@@ -88,7 +88,7 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     tables = [part.objects for part in parts if isinstance(part, Recording)]
     for number, part in enumerate(parts):
         text = to_rows(strings.intern_all(part.strings))
-        event = [evsels.setdefault(_key(one), (len(evsels), one))[0] for one in part.evsels]
+        event = [evsels.setdefault(_key(evsel), (len(evsels), evsel))[0] for evsel in part.evsels]
         changes = {"strings": text, "comm": text, "evsels": to_rows(np.array(event, np.int32))}
         changes |= {name: shifted(first[name]) for name in tables_of(part)}
         if isinstance(part, Recording):
@@ -122,7 +122,7 @@ def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
 
     def change(ids: NDArray[Any]) -> NDArray[Any]:
         found = np.zeros(len(ids), np.uint64)
-        for other in [number, *(at for at in range(len(tables)) if at != number)]:
+        for other in [number, *(index for index in range(len(tables)) if index != number)]:
             known = tables[other].id
             place = np.searchsorted(known, ids)
             hit = (found == 0) & (ids != 0) & (np.append(known, np.uint64(0))[place] == ids)

@@ -30,7 +30,7 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     known = np.append(ids.astype(np.int64), 2**32)  # no id, after the last row and before the first
     first_rows = _first_rows(ids)
     found = np.empty(len(wanted), np.int32)
-    for block in (slice(at, at + _BLOCK) for at in range(0, len(wanted), _BLOCK)):
+    for block in (slice(index, index + _BLOCK) for index in range(0, len(wanted), _BLOCK)):
         one, time = wanted[block], times[block]
         rows = _first_row(first_rows, ids, one)
         # Most ids have one row, which is valid at all times.

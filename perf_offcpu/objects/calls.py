@@ -100,8 +100,8 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
     for symbols, strings in _exports(image) if names else ():
         places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]
         firsts = np.array(sorted({name[0] for name in names}), np.uint8)
-        for at in places[is_among(np.frombuffer(strings, np.uint8)[places], firsts)].tolist():
-            name = strings[at : at + longest + 1].partition(b"\0")[0]
+        for place in places[is_among(np.frombuffer(strings, np.uint8)[places], firsts)].tolist():
+            name = strings[place : place + longest + 1].partition(b"\0")[0]
             if name in names:
                 found.add(name)
     return found
@@ -111,7 +111,7 @@ def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
     """Return bool[n]: the code at a file offset ends a signal handler; what it returns to was not called."""
     code = _SIGNAL_RETURNS.get(image.machine, b"")
     return np.array(
-        [bool(code) and _bytes(image, at, len(code)) == code for at in offsets.tolist()], np.bool_
+        [bool(code) and _bytes(image, offset, len(code)) == code for offset in offsets.tolist()], np.bool_
     )
 
 

@@ -107,10 +107,10 @@ def _namespaced_pid(pid: int) -> int:
     """Return the pid of a running process in its own pid namespace; 0 if that is this one, or unknown."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            found = re.search(rb"^NStgid:((?:\t\d+)+)$", file.read(1 << 16), re.MULTILINE)
+            match = re.search(rb"^NStgid:((?:\t\d+)+)$", file.read(1 << 16), re.MULTILINE)
     except OSError:
         return 0
-    pids = found[1].split() if found else []
+    pids = match[1].split() if match else []
     return int(pids[-1]) if len(pids) > 1 else 0
 
 

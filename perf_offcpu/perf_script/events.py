@@ -93,8 +93,8 @@ def _batch(samples: list[Event], events: Events, counters: Losses) -> Batch:
     number = {spec.name: row for row, spec in enumerate(events.specs)}
     raw_offcpu = {spec.name for spec in events.specs if is_offcpu(spec)}
     account = {spec.name for spec in events.specs if is_counters(spec)}  # the recorder's own event
-    is_raw = np.array([one["name"] in raw_offcpu and bool(one["raw"]) for one in samples], np.bool_)
-    is_account = np.array([one["name"] in account for one in samples], np.bool_)
+    is_raw = np.array([sample["name"] in raw_offcpu and bool(sample["raw"]) for sample in samples], np.bool_)
+    is_account = np.array([sample["name"] in account for sample in samples], np.bool_)
     rows = [np.flatnonzero(is_raw), np.flatnonzero(~is_raw & ~is_account)]
     waits, sound = _retyped([samples[row] for row in rows[0]], number, counters)
     rows[0] = rows[0][sound]

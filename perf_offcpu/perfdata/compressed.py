@@ -64,10 +64,10 @@ class Decompressor:
     def _decompressed(self, data: bytes) -> Iterator[bytes]:
         zstandard = zstd_library()
         end = self._given + MAX_OUTPUT
-        for at in range(0, len(data), _SLICE):
+        for index in range(0, len(data), _SLICE):
             if self._stream is None:
                 self._stream = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
-            piece = data[at : at + _SLICE]
+            piece = data[index : index + _SLICE]
             try:
                 output = self._stream.decompress(piece)
             except zstandard.ZstdError:
@@ -155,8 +155,8 @@ class CompressedWriter:
             return
         data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces)).cast("B")
         records = []
-        for at in range(0, len(data), BLOCK):
-            records.append(self._record(data[at : at + BLOCK]))
+        for index in range(0, len(data), BLOCK):
+            records.append(self._record(data[index : index + BLOCK]))
         try:
             self.writer.append(*records)
         except FileFullError as problem:

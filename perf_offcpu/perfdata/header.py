@@ -150,8 +150,8 @@ class _HeadReader:
         stated = section["size"] // stride
         table = self._bytes(section["offset"], min(stated, MAX_EVENTS) * stride, "attr section")
         self.counters.add(losses.BAD_ATTRS, stated - len(table) // stride)
-        for at in range(0, len(table) - stride + 1, stride):
-            entry = table[at : at + stride]
+        for index in range(0, len(table) - stride + 1, stride):
+            entry = table[index : index + stride]
             attr = unpack_attr(entry[:-_SECTION_SIZE], self.order)
             self.counters.add(losses.ODD_ATTRS, int(attr.size + _SECTION_SIZE != stride))
             yield EventSpec(attr, ids=self._ids(entry[-_SECTION_SIZE:]))

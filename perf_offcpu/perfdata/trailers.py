@@ -63,15 +63,15 @@ def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) ->
         unknown: the evsel that stands for unknown events.
     """
     owners = owners_of(chunk, rows, events)
-    found = Trailers(
+    trailers = Trailers(
         np.where(owners == UNKNOWN, np.int32(unknown), owners),
         np.zeros(len(rows), np.int64),
         np.zeros(len(rows), np.uint64),
         *(np.full(len(rows), -1, np.int32) for _ in range(3)),
     )
-    for number in np.flatnonzero(np.bincount(found.evsel[found.evsel >= 0])).tolist():
-        _read(chunk, rows, events, number, found)
-    return found
+    for number in np.flatnonzero(np.bincount(trailers.evsel[trailers.evsel >= 0])).tolist():
+        _read(chunk, rows, events, number, trailers)
+    return trailers
 
 
 def id_place(kind: SampleType) -> int | None:

@@ -80,8 +80,8 @@ class _Dictionary:
     def _samples(self, content: Content) -> Iterator[bytes]:
         """Write a sample for each stack with its labels."""
         sets = from_bytes([self._label_set(one) for one in content.label_sets])
-        first, of = group(self.tables.of_sample, content.label_set)
-        values = varints(sum_by(of, content.values[0], len(first)))
+        first, group_of = group(self.tables.of_sample, content.label_set)
+        values = varints(sum_by(group_of, content.values[0], len(first)))
         stack = numbers(1, self.tables.of_sample[first] + 1)
         yield messages(
             2, joined(stack, sets.take(content.label_set[first]), lengths(4, values.lengths), values)
@@ -102,21 +102,21 @@ class _Dictionary:
         yield from (field(2, one) for one in (b"", *map(_location, tables.locations)))
         yield from (field(3, one) for one in (b"", *map(_function, tables.functions)))
         yield field(4, b"")
-        yield from (field(6, one) for one in self._attributes)
+        yield from (field(6, attribute) for attribute in self._attributes)
         stacks = ragged(varints(tables.stacks.values), tables.stacks.offsets)
         yield from (field(7, one) for one in (b"", *(field(1, stack) for stack in stacks)))
         yield from (field(5, text) for text in tables.strings)
 
-    def _mapping(self, one: Code) -> bytes:
-        attributes = field(5, varint(self._attribute(_BUILD_ID, one.build_id))) if one.build_id else b""
-        return field(2, one.limit) + field(4, one.path) + attributes
+    def _mapping(self, code: Code) -> bytes:
+        attributes = field(5, varint(self._attribute(_BUILD_ID, code.build_id))) if code.build_id else b""
+        return field(2, code.limit) + field(4, code.path) + attributes
 
 
-def _location(one: Location) -> bytes:
-    code = field(1, one.mapping) + field(2, one.address) if one.mapping else b""
-    lines = (field(1, function) + (field(2, line) if line else b"") for function, line in one.lines)
+def _location(location: Location) -> bytes:
+    code = field(1, location.mapping) + field(2, location.address) if location.mapping else b""
+    lines = (field(1, function) + (field(2, line) if line else b"") for function, line in location.lines)
     return code + b"".join(field(3, line) for line in lines)
 
 
-def _function(one: Function) -> bytes:
-    return b"".join(field(place, text) for place, text in enumerate(one, 1))
+def _function(function: Function) -> bytes:
+    return b"".join(field(place, text) for place, text in enumerate(function, 1))

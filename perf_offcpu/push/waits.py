@@ -52,32 +52,32 @@ class Waits:
     def take(self, rows: I64) -> Waits:
         """Return some of the samples, in the given order."""
         content, profile = self.content, self.profile
-        first, of = group(content.label_set[rows])
+        first, group_of = group(content.label_set[rows])
         used = content.label_set[rows][first].tolist()
         sets = [content.label_sets[one] for one in used]
         values = [column[rows] for column in content.values]
-        return Waits(profile.select(rows), Content(content.types, values, sets, of))
+        return Waits(profile.select(rows), Content(content.types, values, sets, group_of))
 
 
 def waits_of(profile: Profile) -> Waits:
     """Return the waits of a profile that have a weight, with the labels of each."""
     classes = classify(profile).wait_class  # of all: sums are classified like single waits of other rows
     names, name = _thread_names(profile)
-    first, of = group(name, classes)
+    first, group_of = group(name, classes)
     sets: list[dict[str, str | int]] = []
     for row in first.tolist():
-        found = WaitClass(classes[row])
-        label = found.label if found != WaitClass.OTHER else ""
+        wait_class = WaitClass(classes[row])
+        label = wait_class.label if wait_class != WaitClass.OTHER else ""
         sets.append({THREAD: names[int(name[row])], WAIT_CLASS: label})
     shown = _without_kernel_addresses(_with_time(fold_interpreters(profile)))
-    whole = Waits(shown, Content([(TYPE, UNIT)], [profile.samples.period], sets, of))
+    whole = Waits(shown, Content([(TYPE, UNIT)], [profile.samples.period], sets, group_of))
     return whole.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:
     """Return names of threads, OTHERS for threads with little off-CPU time, and int64[samples], the rows."""
-    first, of = group(profile.samples.comm)
-    weights = sum_by(of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
+    first, group_of = group(profile.samples.comm)
+    weights = sum_by(group_of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
     comms = [
         printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()
     ]
@@ -87,7 +87,7 @@ def _thread_names(profile: Profile) -> tuple[list[str], I64]:
     names = sorted(by_name, key=lambda comm: (-by_name[comm], comm))
     kept = names if len(names) <= MOST_COMMS else [*names[: MOST_COMMS - 1], OTHERS]
     numbers = {comm: min(number, len(kept) - 1) for number, comm in enumerate(names)}
-    return kept, np.array([numbers[comm] for comm in comms], np.int64)[of]
+    return kept, np.array([numbers[comm] for comm in comms], np.int64)[group_of]
 
 
 def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tuple[Waits, bytes]]:
@@ -102,15 +102,15 @@ def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tup
     pending = [waits] if len(waits.profile.samples) else []
     while pending:
         part = pending.pop()
-        _, of = group(part.profile.samples.stack, part.content.label_set)
-        groups = int(of.max()) + 1
+        _, group_of = group(part.profile.samples.stack, part.content.label_set)
+        groups = int(group_of.max()) + 1
         pieces = -(-groups // MOST_SAMPLES)
         encoded = encode(part) if pieces == 1 else b""
         pieces = min(max(pieces, -(-len(encoded) // MOST_BYTES)), groups)
         if pieces == 1:
             yield part, encoded
             continue
-        piece_of = of * pieces // groups
+        piece_of = group_of * pieces // groups
         pending += [part.take(np.flatnonzero(piece_of == piece)) for piece in reversed(range(pieces))]
 
 

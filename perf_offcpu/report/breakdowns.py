@@ -58,15 +58,15 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
     samples, by_blocked = profile.samples, BLOCKED in keys
     keys = [key for key in keys if key != BLOCKED] or ["class"]
     made = [column_of(key, profile, waits) for key in keys]
-    first, of = group(*(column for column, _ in made))
+    first, group_of = group(*(column for column, _ in made))
     runq = np.maximum(samples.runq_ns, 0)
     blocked_ns = np.where(waits.wait_class == WaitClass.RUNQUEUE, 0, samples.period - runq)
-    weight, blocked = (sum_by(of, values, len(first)) for values in (samples.period, blocked_ns))
+    weight, blocked = (sum_by(group_of, values, len(first)) for values in (samples.period, blocked_ns))
     kept, _ = heaviest(blocked if by_blocked else weight, limit)
     rank = np.full(len(first), -1, np.int64)
     rank[kept] = np.arange(len(kept))
-    totals = totals_of(samples, rank[of], len(kept))
-    queued, blocked = sum_by(rank[of], runq, len(kept)).tolist(), blocked[kept].tolist()
+    totals = totals_of(samples, rank[group_of], len(kept))
+    queued, blocked = sum_by(rank[group_of], runq, len(kept)).tolist(), blocked[kept].tolist()
     rows = [
         GroupRow(tuple(label(row) for _, label in made), totals[at], queued[at], blocked[at])
         for at, row in enumerate(first[kept].tolist())

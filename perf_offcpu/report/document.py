@@ -46,7 +46,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "groups": _groups(summary.groups),
         "objects": object_fields(summary.objects),
         "oversleep": summary.oversleep and fields(summary.oversleep, "sleeps median longest interrupted"),
-        "deadlocks": [list(map(dead_thread_fields, one)) for one in summary.deadlocks],
+        "deadlocks": [list(map(dead_thread_fields, deadlock)) for deadlock in summary.deadlocks],
         "functions": summary.functions and _functions(summary.functions),
         "histogram": summary.histogram and _histogram(summary.histogram),
         "notes": {str(cause): count for cause, count in summary.notes.items()},
@@ -132,7 +132,10 @@ def _functions(table: FunctionTable) -> dict[str, Any]:
 
 
 def _histogram(table: Histogram) -> dict[str, Any]:
-    buckets = [{"from": one.low, "below": one.high, **fields(one, "count weight")} for one in table.buckets]
+    buckets = [
+        {"from": bucket.low, "below": bucket.high, **fields(bucket, "count weight")}
+        for bucket in table.buckets
+    ]
     return {"buckets": buckets, "sums": {"samples": table.sums, **total_fields(table.summed)}}
 
 

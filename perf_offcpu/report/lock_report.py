@@ -58,7 +58,7 @@ def report_of(profile: Profile, limit: int | None, hand_limit: int | None) -> Lo
         for cause, count in losses.by_text(profile.losses).items()
         if cause.is_loss
     }
-    weight = sum(one.row.total.weight for one in table.rows) + table.more[1]
+    weight = sum(row.row.total.weight for row in table.rows) + table.more[1]
     total = int(subject.samples.period.sum())
     return LockReport(profile.meta.source, total, weight, table, deadlocks_of(subject, waits, holders), lost)
 
@@ -72,7 +72,7 @@ def document(report: LockReport) -> dict[str, Any]:
         **fields(report, "total weight"),
         "locks": list(map(lock_fields, table.rows)),
         "more": cut_fields(table.more),
-        "deadlocks": [list(map(dead_thread_fields, one)) for one in report.deadlocks],
+        "deadlocks": [list(map(dead_thread_fields, deadlock)) for deadlock in report.deadlocks],
         "refused_holders": table.refused,
         "losses": report.losses,
     }
@@ -112,19 +112,19 @@ def _sentence(report: LockReport, style: Style) -> str:
 
 def _columns(report: LockReport, style: Style) -> list[Column]:
     locks = report.table.rows
-    totals = [one.row.total for one in locks]
+    totals = [lock.row.total for lock in locks]
     whole, unit = report.total or 1, f" {style.unit}"
     return [
-        Column("Share", [f"{100 * one.weight / whole:.2f}%" for one in totals]),
-        Column(f"Off-cpu{unit}", [say.amount(one.weight, "ns", style) for one in totals]),
-        Column("Waits", [say.count_text(one) for one in totals]),
-        Column(f"Average{unit}", [say.amount(one.average, "ns", style) for one in totals], spare=4),
-        Column(f"Longest{unit}", [say.amount(one.longest, "ns", style) for one in totals], spare=3),
-        Column("Threads", [str(one.row.threads) for one in locks], spare=1),
-        Column("Queue", [str(one.queue) for one in locks], spare=2),
-        Column("Hand-overs", [str(one.hand_overs) for one in locks], spare=5),
-        Column("Lock", [one.row.name for one in locks], left=True),
-        Column("Waiting in", [_waiting_in(one) for one in locks], left=True, spare=6),
+        Column("Share", [f"{100 * total.weight / whole:.2f}%" for total in totals]),
+        Column(f"Off-cpu{unit}", [say.amount(total.weight, "ns", style) for total in totals]),
+        Column("Waits", [say.count_text(total) for total in totals]),
+        Column(f"Average{unit}", [say.amount(total.average, "ns", style) for total in totals], spare=4),
+        Column(f"Longest{unit}", [say.amount(total.longest, "ns", style) for total in totals], spare=3),
+        Column("Threads", [str(lock.row.threads) for lock in locks], spare=1),
+        Column("Queue", [str(lock.queue) for lock in locks], spare=2),
+        Column("Hand-overs", [str(lock.hand_overs) for lock in locks], spare=5),
+        Column("Lock", [lock.row.name for lock in locks], left=True),
+        Column("Waiting in", [_waiting_in(lock) for lock in locks], left=True, spare=6),
     ]
 
 

@@ -104,16 +104,16 @@ class _Objects:
         """Group the samples `rows`, and keep `limit` groups: the largest weights that are not `idle`."""
         self.profile, self.samples, self.waits, self.holders = profile, profile.samples, waits, holders
         names = profile.objects.name[self.samples.object[rows]]
-        first, of = group(names)
+        first, group_of = group(names)
         period = self.samples.period[rows]
-        weight = sum_by(of, period, len(first))
-        busy = sum_by(np.where(idle[rows], -1, of), period, len(first))
+        weight = sum_by(group_of, period, len(first))
+        busy = sum_by(np.where(idle[rows], -1, group_of), period, len(first))
         kept = np.lexsort((-weight, -busy))[:limit]
         self.more = len(first) - len(kept), int(weight.sum()) - int(weight[kept].sum())
         rank = np.full(len(first) + 1, -1, np.int64)
         rank[kept] = np.arange(len(kept))
         self.of = np.full(len(self.samples), -1, np.int64)
-        self.of[rows] = rank[of]
+        self.of[rows] = rank[group_of]
         self.first = rows[first[kept]]
         self.number = len(kept)
 
@@ -279,11 +279,11 @@ def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]
 def _heaviest_stack(of: I64, stack: I64, weight: I64, groups: int) -> I64:
     """Return int64[groups]: the stack with most weight of each group; -1 for none."""
     result = np.full(groups, -1, np.int64)
-    known = np.flatnonzero(stack >= 0)
-    first, pair = group(of[known], stack[known])
-    sums = sum_by(pair, weight[known], len(first))
+    rows = np.flatnonzero(stack >= 0)
+    first, pair = group(of[rows], stack[rows])
+    sums = sum_by(pair, weight[rows], len(first))
     for at in np.argsort(sums, kind="stable").tolist():  # the heaviest is written last
-        result[of[known[first[at]]]] = stack[known[first[at]]]
+        result[of[rows[first[at]]]] = stack[rows[first[at]]]
     return result
 
 

@@ -199,9 +199,9 @@ def shows_waits(subject: Profile, events: list[Evsel]) -> bool:
 
 def _event_table(profile: Profile) -> dict[int, EventRow]:
     """Return row in evsels → the event, for events that have samples."""
-    first, of = group(profile.samples.evsel)
-    samples = np.bincount(of, minlength=len(first)).tolist()
-    totals = totals_of(profile.samples, of, len(first))
+    first, group_of = group(profile.samples.evsel)
+    samples = np.bincount(group_of, minlength=len(first)).tolist()
+    totals = totals_of(profile.samples, group_of, len(first))
     return {
         row: EventRow(profile.evsels[row].name, profile.evsels[row].unit, samples[at], totals[at])
         for at, row in enumerate(profile.samples.evsel[first].tolist())
@@ -221,9 +221,11 @@ def _threads(
 ) -> tuple[list[ThreadRow], tuple[int, int]]:
     samples = profile.samples
     beside = samples.evsel == beside_row
-    first, of = group(samples.tid, samples.pid, samples.comm)
-    own = totals_of(samples, of, len(first), None if chosen.all() else chosen)
-    other = totals_of(samples, of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
+    first, group_of = group(samples.tid, samples.pid, samples.comm)
+    own = totals_of(samples, group_of, len(first), None if chosen.all() else chosen)
+    other = (
+        totals_of(samples, group_of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
+    )
     used = np.array([bool(a.count or b.count) for a, b in zip(own, other, strict=True)], np.bool_)
     rows = np.flatnonzero(used)
     weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, other))
@@ -252,11 +254,13 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
     still_blocked = np.bincount(of[unfinished] + 1, minlength=len(kept) + 1)[1:].tolist()
     paths = tree.paths(node[kept].astype(np.int64))
     rows = []
-    for at, total in enumerate(totals):
-        comm, *frames = (tree.names[name] for name in paths.row(at).tolist())
-        known = {letter: weight for letter, weight in states[at].items() if letter}
+    for index, total in enumerate(totals):
+        comm, *frames = (tree.names[name] for name in paths.row(index).tolist())
+        known = {letter: weight for letter, weight in states[index].items() if letter}
         rows.append(
-            StackRow(comm.label, tuple(frames), total, known, classes[at], syscalls[at], still_blocked[at])
+            StackRow(
+                comm.label, tuple(frames), total, known, classes[index], syscalls[index], still_blocked[index]
+            )
         )
     return rows, cut
 

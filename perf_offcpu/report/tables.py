@@ -57,10 +57,10 @@ def coloured_table(
 def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
     """Return the columns of totals: share, weight, number, and for waits the average and the longest."""
     shares, counts = (
-        [say.share(one.weight, summary.total.weight) for one in totals],
+        [say.share(total.weight, summary.total.weight) for total in totals],
         list(map(say.count_text, totals)),
     )
-    weights = [one.weight for one in totals]
+    weights = [total.weight for total in totals]
     if not summary.is_offcpu:
         weight = _weights("Weight", weights, summary, style)
         return [Column("Share", shares), weight, Column("Samples", counts, spare=1)]
@@ -68,8 +68,8 @@ def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> li
         Column("Share", shares),
         _weights("Off-cpu", weights, summary, style),
         Column("Waits", counts, spare=1),
-        _weights("Average", [one.average for one in totals], summary, style, spare=4),
-        _weights("Longest", [one.longest for one in totals], summary, style, spare=3),
+        _weights("Average", [total.average for total in totals], summary, style, spare=4),
+        _weights("Longest", [total.longest for total in totals], summary, style, spare=3),
     ]
 
 
@@ -181,8 +181,8 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
         columns.append(_weights("Run queue", [row.runq for row in table.rows], summary, style, spare=5))
     if table.by_blocked:
         columns.append(_weights("Blocked", [row.blocked for row in table.rows], summary, style))
-    for at, key in enumerate(table.keys):
-        title, values = TITLES.get(key, key.capitalize()), [row.values[at] for row in table.rows]
+    for index, key in enumerate(table.keys):
+        title, values = TITLES.get(key, key.capitalize()), [row.values[index] for row in table.rows]
         columns.append(Column(title, values, left=key not in ("pid", "tid", "cpu")))
     if table.keys == ("class",):
         meanings = [BY_LABEL[row.values[0]].row.meaning for row in table.rows]
@@ -222,7 +222,7 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
     table = summary.histogram
     if table is None or not (table.buckets or table.sums):
         return
-    whole = say.exact_amount(sum(one.weight for one in table.buckets), "ns", style)
+    whole = say.exact_amount(sum(bucket.weight for bucket in table.buckets), "ns", style)
     yield from say.section(f"Lengths of single waits; shares are of their {whole}", style)
     if table.buckets:
         yield from coloured_table(_histogram_columns(table, style), style)
@@ -235,16 +235,16 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
-    whole = sum(one.weight for one in table.buckets)
-    most = max(one.count for one in table.buckets)
+    whole = sum(bucket.weight for bucket in table.buckets)
+    most = max(bucket.count for bucket in table.buckets)
     room = _BAR if style.width is None else max(4, min(_BAR, style.width - _BESIDE_BAR))
-    bars = ["#" * -(-one.count * room // most) for one in table.buckets]
+    bars = ["#" * -(-bucket.count * room // most) for bucket in table.buckets]
     return [
-        Column("From", [_length(one.low) for one in table.buckets]),
-        Column("Below", ["" if one.high is None else _length(one.high) for one in table.buckets]),
-        Column("Waits", [str(one.count) for one in table.buckets]),
-        Column(f"Off-cpu {style.unit}", [say.amount(one.weight, "ns", style) for one in table.buckets]),
-        Column("Share", [f"{100 * one.weight / (whole or 1):.2f}%" for one in table.buckets], spare=1),
+        Column("From", [_length(bucket.low) for bucket in table.buckets]),
+        Column("Below", ["" if bucket.high is None else _length(bucket.high) for bucket in table.buckets]),
+        Column("Waits", [str(bucket.count) for bucket in table.buckets]),
+        Column(f"Off-cpu {style.unit}", [say.amount(bucket.weight, "ns", style) for bucket in table.buckets]),
+        Column("Share", [f"{100 * bucket.weight / (whole or 1):.2f}%" for bucket in table.buckets], spare=1),
         Column("Waits", bars, left=True, spare=2),
     ]
 

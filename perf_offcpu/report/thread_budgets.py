@@ -81,33 +81,35 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
     if lives is None:
         return None
     each: I64 = np.arange(len(lives.tid))
-    first, of = group(each if by == "thread" else getattr(lives, by))
+    first, group_of = group(each if by == "thread" else getattr(lives, by))
     waiting: I64 = sum(lives.blocked.values(), np.zeros(len(lives.tid), np.int64))
-    ranks = (sum_by(of, column, len(first)) for column in (waiting, lives.runnable))
+    ranks = (sum_by(group_of, column, len(first)) for column in (waiting, lives.runnable))
     kept, (more, _) = heaviest(next(ranks), limit, next(ranks))
     rank = np.full(len(first), -1, np.int64)
     rank[kept] = np.arange(len(kept))
-    row_of = rank[of]
+    row_of = rank[group_of]
     return BudgetTable(
         rows=_rows(profile, lives, row_of, len(kept)),
         derived=lives.running is None,
         by=by,
         more=more,
         rest=_rest(profile, lives, row_of < 0, min(limit or _REST_ROWS, _REST_ROWS)),
-        total=next(iter(_rows(profile, lives, np.zeros(len(of), np.int64), min(1, len(of)))), None),
+        total=next(
+            iter(_rows(profile, lives, np.zeros(len(group_of), np.int64), min(1, len(group_of)))), None
+        ),
     )
 
 
 def _rest(profile: Profile, lives: _Lives, cut: Bool, limit: int) -> list[BudgetRow]:
     """Return the sums of some threads by comm, the longest lives first."""
-    first, of = group(lives.comm)
-    weight = sum_by(np.where(cut, of, -1), lives.wall, len(first))
-    there = np.bincount(of[cut], minlength=len(first)) > 0
+    first, group_of = group(lives.comm)
+    weight = sum_by(np.where(cut, group_of, -1), lives.wall, len(first))
+    there = np.bincount(group_of[cut], minlength=len(first)) > 0
     order, _ = heaviest(np.where(there, weight, -1), int(there.sum()))
     rank = np.full(len(first), limit - 1, np.int64)
     shown = len(order) if len(order) <= limit else limit - 1
     rank[order[:shown]] = np.arange(shown)
-    return _rows(profile, lives, np.where(cut, rank[of], -1), min(len(order), limit))
+    return _rows(profile, lives, np.where(cut, rank[group_of], -1), min(len(order), limit))
 
 
 def _rows(profile: Profile, lives: _Lives, of: I64, number: int) -> list[BudgetRow]:
@@ -134,13 +136,13 @@ def _rows(profile: Profile, lives: _Lives, of: I64, number: int) -> list[BudgetR
     running = None if lives.running is None else sums(lives.running)
     blocked = {letter: sums(column) for letter, column in lives.blocked.items()}
     rows = []
-    for at, (pid, tid, comm, cgroup) in enumerate(zip(*ids, strict=True)):
-        states = {letter: column[at] for letter, column in blocked.items() if column[at]}
-        ran = None if running is None else running[at]
-        unknown = wall[at] - (ran or 0) - runnable[at] - sum(states.values())
-        times = wall[at], ran, runnable[at], states, unknown
+    for index, (pid, tid, comm, cgroup) in enumerate(zip(*ids, strict=True)):
+        states = {letter: column[index] for letter, column in blocked.items() if column[index]}
+        ran = None if running is None else running[index]
+        unknown = wall[index] - (ran or 0) - runnable[index] - sum(states.values())
+        times = wall[index], ran, runnable[index], states, unknown
         label = cgroup_label(profile, cgroup)
-        rows.append(BudgetRow(profile.strings[comm], pid, tid, *times, threads[at], label))
+        rows.append(BudgetRow(profile.strings[comm], pid, tid, *times, threads[index], label))
     return rows
 
 
@@ -159,13 +161,13 @@ def _counted(profile: Profile) -> _Lives:
     """Return the sums of the budgets that each thread has: one for each time between pauses."""
     budget, tasks, comms = profile.budget, profile.tasks, profile.comms
     life = rows_at(tasks.tid, tasks.begin_ns, budget.tid, budget.end_ns)
-    first, of = group(budget.tid, budget.pid, life)
+    first, group_of = group(budget.tid, budget.pid, life)
 
     def sums(column: I64) -> I64:
-        return sum_by(of, column, len(first))
+        return sum_by(group_of, column, len(first))
 
     tid = budget.tid[first]
-    comm = rows_at(comms.tid, comms.begin_ns, tid, max_by(of, budget.end_ns, len(first)))
+    comm = rows_at(comms.tid, comms.begin_ns, tid, max_by(group_of, budget.end_ns, len(first)))
     return _Lives(
         budget.pid[first],
         tid,

@@ -57,7 +57,7 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
     """
     options = options or TextOptions()
     # The row in `printers` of each event; the last element is for evsel -1.
-    kinds = [*(EVENT_TYPES.get(one.attr.type, "") for one in profile.evsels), ""]
+    kinds = [*(EVENT_TYPES.get(evsel.attr.type, "") for evsel in profile.evsels), ""]
     used = sorted({kind if kind in options.fields.of_type else "" for kind in kinds})
     printers = [
         _Printer(profile, replace(options, fields=options.fields.of_type.get(kind, options.fields)))
@@ -92,14 +92,14 @@ class _Printer:
         evsels = profile.evsels
         # The last element is for evsel -1: a deferred callchain, which has no field but its frames.
         stacks = options.call_graph and self._with_frames
-        self._has_stack = np.array([*(stacks and _has_callchain(one) for one in evsels), True])
+        self._has_stack = np.array([*(stacks and _has_callchain(evsel) for evsel in evsels), True])
         self._has_stack[distinct(profile.samples.evsel[profile.is_offcpu()])] |= stacks
         self._has_frames = np.array(
-            [*(self._with_frames and self._shows_frames(one) for one in evsels), True]
+            [*(self._with_frames and self._shows_frames(evsel) for evsel in evsels), True]
         )
-        self._has_period = np.array([*(self._shows_period(one) for one in evsels), False])
-        width = max((len(one.name) for one in evsels), default=0)
-        self._events = [*(f"{printable(one.name):>{width}}: " for one in evsels), ""]
+        self._has_period = np.array([*(self._shows_period(evsel) for evsel in evsels), False])
+        width = max((len(evsel.name) for evsel in evsels), default=0)
+        self._events = [*(f"{printable(evsel.name):>{width}}: " for evsel in evsels), ""]
         self._with_cpus = "cpu" in self._fields.asked or _all_have_cpus(profile)
 
     def text(self, rows: I64) -> Iterator[str]:

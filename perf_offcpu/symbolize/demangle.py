@@ -115,8 +115,8 @@ def _library_directory() -> str | None:
     """Return where the library is installed, without importing it; None if it is not."""
     from importlib.util import find_spec
 
-    found = find_spec("multi_demangle")
-    return None if found is None or found.origin is None else os.path.dirname(os.path.dirname(found.origin))
+    spec = find_spec("multi_demangle")
+    return None if spec is None or spec.origin is None else os.path.dirname(os.path.dirname(spec.origin))
 
 
 def _is_fit(name: str) -> bool:

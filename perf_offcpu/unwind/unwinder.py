@@ -108,20 +108,20 @@ class Unwinder:
         return found
 
 
-def _count(found: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
+def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
     """Count callchains that were cut.
 
     Args:
         words: length of each copy.
         stack_bytes: its usual size; a wait whose stack is longer has four times as much.
     """
-    is_exhausted, size = found.ends == End.EXHAUSTED, 8 * words
+    is_exhausted, size = unwound.ends == End.EXHAUSTED, 8 * words
     is_full = (size == stack_bytes) | (size == 4 * stack_bytes)
     more_would_help = is_full & (size < LARGEST_COPY)
     counters.add(losses.COPY_EXHAUSTED, int((is_exhausted & more_would_help).sum()))
     counters.add(losses.STACK_TOO_DEEP, int((is_exhausted & ~more_would_help).sum()))
-    counters.add(losses.NO_CFI, int((found.ends == End.NO_CFI).sum()))
-    counters.add(losses.OUTSIDE_MAPS, int((found.ends == End.OUTSIDE).sum()))
+    counters.add(losses.NO_CFI, int((unwound.ends == End.NO_CFI).sum()))
+    counters.add(losses.OUTSIDE_MAPS, int((unwound.ends == End.OUTSIDE).sum()))
 
 
 def unwind(recording: Recording, search: Search | None = None) -> Recording:

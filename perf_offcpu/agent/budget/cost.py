@@ -80,8 +80,8 @@ class Cost:
 
 def context_switches() -> int:
     """Return the number of context switches of all CPUs since the boot."""
-    found = _SWITCHES.search(read_kernel("/proc/stat"))
-    return int(found[1]) if found else 0
+    match = _SWITCHES.search(read_kernel("/proc/stat"))
+    return int(match[1]) if match else 0
 
 
 def bpf_time_per_switch(pid: int, seconds: float) -> float:
@@ -110,6 +110,6 @@ def _run_times(pid: int) -> int:
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fdinfo"):
             with contextlib.suppress(OSError):
-                found = _RUN_TIME.search(read_kernel(f"/proc/{pid}/fdinfo/{name}"))
-                total += int(found[1]) if found else 0
+                match = _RUN_TIME.search(read_kernel(f"/proc/{pid}/fdinfo/{name}"))
+                total += int(match[1]) if match else 0
     return total

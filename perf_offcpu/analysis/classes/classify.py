@@ -75,15 +75,15 @@ def classify(profile: Profile) -> Waits:
     comm = samples.comm if programs.by_comm else np.broadcast_to(np.uint32(0), len(samples))
     facts = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
     columns = (*facts, object_codes(profile))
-    first, of = group(*columns)
+    first, group_of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work, ruled = np.zeros(len(first), np.bool_), np.full(len(first), _NONE, np.int32)
     names: dict[str, int] = {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    for at, (row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing) in enumerate(rows):
+    for index, (row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing) in enumerate(rows):
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
-        syscalls[at] = names.setdefault(name, len(names))
+        syscalls[index] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
         found = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
         is_for_work = is_wait and judge.is_for_work(evidence, found, name, letter, thing)
@@ -93,11 +93,13 @@ def classify(profile: Profile) -> Waits:
         elif rule and rule.wait_class:
             found = BY_LABEL[rule.wait_class]
         if rule:
-            ruled[at] = programs.rules.index(rule)
-        classes[at] = found
-        for_work[at] = is_for_work if rule is None or rule.for_work is None else rule.for_work
-    found_class, purpose = like_single_waits(profile, classes[of], for_work[of], ruled[of] == _NONE)
-    return Waits(found_class, syscalls[of], list(names), purpose, ruled[of], programs.rules)
+            ruled[index] = programs.rules.index(rule)
+        classes[index] = found
+        for_work[index] = is_for_work if rule is None or rule.for_work is None else rule.for_work
+    found_class, purpose = like_single_waits(
+        profile, classes[group_of], for_work[group_of], ruled[group_of] == _NONE
+    )
+    return Waits(found_class, syscalls[group_of], list(names), purpose, ruled[group_of], programs.rules)
 
 
 class _Judge:
@@ -180,13 +182,13 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
         return wait_class, for_work
     rows = np.concatenate([sums, single])
     caller = _user_leaf(profile)[samples.stack[rows]]
-    first, of = group(samples.pid[rows], samples.syscall[rows], caller)
+    first, group_of = group(samples.pid[rows], samples.syscall[rows], caller)
     answer = wait_class[single].astype(np.int64) * 2 + for_work[single]
-    one, pair = group(of[len(sums) :], answer)
+    one, pair = group(group_of[len(sums) :], answer)
     most = np.full(len(first), -1, np.int64)
     for at in np.argsort(np.bincount(pair), kind="stable").tolist():  # the most frequent is written last
-        most[of[len(sums) + one[at]]] = answer[one[at]]
-    found = np.where(caller[: len(sums)] >= 0, most[of[: len(sums)]], -1)
+        most[group_of[len(sums) + one[at]]] = answer[one[at]]
+    found = np.where(caller[: len(sums)] >= 0, most[group_of[: len(sums)]], -1)
     wait_class, for_work = wait_class.copy(), for_work.copy()
     wait_class[sums[found >= 0]] = found[found >= 0] // 2
     for_work[sums[found >= 0]] = found[found >= 0] % 2 == 1
@@ -199,7 +201,7 @@ def _user_leaf(profile: Profile) -> I64:
     is_kernel = profile.frames.is_kernel()[profile.stacks.frame]
     leaf = np.where(is_kernel, parent, np.arange(len(parent)))
     while True:
-        at = np.flatnonzero((leaf >= 0) & np.append(is_kernel, False)[leaf])
-        if not len(at):
+        rows = np.flatnonzero((leaf >= 0) & np.append(is_kernel, False)[leaf])
+        if not len(rows):
             return leaf
-        leaf[at] = leaf[leaf[at]]
+        leaf[rows] = leaf[leaf[rows]]

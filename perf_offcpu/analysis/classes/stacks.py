@@ -75,11 +75,11 @@ def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence
     columns = [np.full(len(stacks), _NONE, np.int32) for _ in (*answers, met)]
     for column, answer in zip(columns, (*answers, met), strict=True):
         column[there] = answer
-    first, of = group(*columns)
+    first, group_of = group(*columns)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     found = [Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
     found = [one._replace(entry_name=strings[one.entry]) if one.entry > 0 else one for one in found]
-    return found, of[of_sample]
+    return found, group_of[of_sample]
 
 
 def _if(patterns: str) -> Callable[[str], int | None]:
@@ -153,12 +153,12 @@ class _Stacks:
         values = np.full(len(frames), _NONE, np.int32)
         rows = np.flatnonzero(wanted)
         symbol, dso = frames.symbol[rows], frames.dso[rows]
-        first, of = group(symbol, np.where(symbol > 0, 0, dso))
+        first, group_of = group(symbol, np.where(symbol > 0, 0, dso))
         names = zip(symbol[first].tolist(), dso[first].tolist(), strict=True)
         judged = (
             judge(suffix.sub("", strings[one] or frame_label("", strings[file]))) for one, file in names
         )
-        values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[of]
+        values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[group_of]
         return values
 
     def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:

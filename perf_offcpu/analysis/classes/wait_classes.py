@@ -244,12 +244,12 @@ _ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:co
 
 def class_of_function(name: str) -> WaitClass | None:
     """Return the class that a function of the kernel means; None without a class."""
-    return next((one for one in CLASSES if matches(one.row.functions, name)), None)
+    return next((class_ for class_ in CLASSES if matches(class_.row.functions, name)), None)
 
 
 def class_of_wrapper(name: str) -> WaitClass | None:
     """Return the class that a function of libc or Go's runtime means; None without a class."""
-    return next((one for one in CLASSES if matches(one.row.wrappers, name)), None)
+    return next((class_ for class_ in CLASSES if matches(class_.row.wrappers, name)), None)
 
 
 def syscall_of_function(name: str) -> str:

@@ -142,10 +142,10 @@ def _bottlenecks(args: argparse.Namespace) -> int:
 
     if args.diff is not None or args.event:
         raise UsageError("--bottlenecks is about the waits of one recording: no --diff, --event")
-    found = bottlenecks_of(*cascade_from_args(args))
+    bottlenecks = bottlenecks_of(*cascade_from_args(args))
     if args.json:
-        return print_json(document(found))
-    return print_lines(render(found, style_of(args)), args)
+        return print_json(document(bottlenecks))
+    return print_lines(render(bottlenecks, style_of(args)), args)
 
 
 def _locks(args: argparse.Namespace) -> int:
@@ -156,12 +156,12 @@ def _locks(args: argparse.Namespace) -> int:
     if args.diff is not None or args.event:
         raise UsageError("--locks is about the waits of one recording: no --diff, --event")
     profile, limit = profile_from_args(args), limits_of(args).stacks
-    found = report_of(
+    report = report_of(
         fold_interpreters(profile) if args.fold_interpreters else profile, limit, hand_limit(limit)
     )
     if args.json:
-        return print_json(document(found))
-    return print_lines(render(found, style_of(args)), args)
+        return print_json(document(report))
+    return print_lines(render(report, style_of(args)), args)
 
 
 def _serial(args: argparse.Namespace) -> int:

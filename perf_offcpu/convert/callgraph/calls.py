@@ -25,31 +25,31 @@ def graph_of(profile: Profile, options: Options) -> Any:
 
     unit = unit_of(profile) or "events"
     both, is_old = with_older(profile, options.diff)
-    found = calls_of(both, options, ~is_old)
+    calls = calls_of(both, options, ~is_old)
     old = calls_of(both, options, is_old) if options.diff is not None else None
-    ids = _ids([(name.label, name.dso) for name in found.names])
-    heavy = found.inclusive if old is None else np.maximum(found.inclusive, old.inclusive)
-    least = max(found.total * options.min_share / 100, 1)
+    ids = _ids([(name.label, name.dso) for name in calls.names])
+    heavy = calls.inclusive if old is None else np.maximum(calls.inclusive, old.inclusive)
+    least = max(calls.total * options.min_share / 100, 1)
     kept = [row for row, weight in enumerate(heavy.tolist()) if weight >= least]
     graph = networkx.DiGraph(
-        title=title_of(profile, options.title), unit=unit, total=found.total, kind="calls"
+        title=title_of(profile, options.title), unit=unit, total=calls.total, kind="calls"
     )
-    graph.graph |= {"left_out": len(found.names) - len(kept), "min_share": options.min_share}
+    graph.graph |= {"left_out": len(calls.names) - len(kept), "min_share": options.min_share}
     for row in sorted(kept, key=lambda row: (-int(heavy[row]), ids[row])):
-        graph.add_nodes_from([(ids[row], _function(found, old, row))])
-    pairs = zip(found.caller.tolist(), found.callee.tolist(), found.weight.tolist(), strict=True)
+        graph.add_nodes_from([(ids[row], _function(calls, old, row))])
+    pairs = zip(calls.caller.tolist(), calls.callee.tolist(), calls.weight.tolist(), strict=True)
     for caller, callee, weight in sorted(pairs, key=lambda pair: (-pair[2], ids[pair[0]], ids[pair[1]])):
         if weight >= least and ids[caller] in graph and ids[callee] in graph:
-            graph.add_edge(ids[caller], ids[callee], weight=weight, share=share(weight, found.total))
+            graph.add_edge(ids[caller], ids[callee], weight=weight, share=share(weight, calls.total))
     return graph
 
 
-def _function(found: Calls, old: Calls | None, row: int) -> dict[str, Any]:
-    name = found.names[row]
-    own, inclusive = int(found.own[row]), int(found.inclusive[row])
+def _function(calls: Calls, old: Calls | None, row: int) -> dict[str, Any]:
+    name = calls.names[row]
+    own, inclusive = int(calls.own[row]), int(calls.inclusive[row])
     facts: dict[str, Any] = {"label": name.label, "dso": name.dso, "kind": name.kind.name.lower()}
-    facts |= {"own": own, "inclusive": inclusive, "waits": int(found.waits[row])}
-    facts["share"] = share(inclusive, found.total)
+    facts |= {"own": own, "inclusive": inclusive, "waits": int(calls.waits[row])}
+    facts["share"] = share(inclusive, calls.total)
     if old is not None:
         facts |= {"own_change": own - int(old.own[row]), "change": inclusive - int(old.inclusive[row])}
     return facts

@@ -115,8 +115,8 @@ class _Labels:
 
     def threads(self, tids: I64) -> I64:
         """Return int64[n]: the label of each thread id; -1 for -1."""
-        first, of = group(tids)
-        return np.array([self.of_tid(tid) for tid in tids[first].tolist()], np.int64)[of]
+        first, group_of = group(tids)
+        return np.array([self.of_tid(tid) for tid in tids[first].tolist()], np.int64)[group_of]
 
     def of_tid(self, tid: int) -> int:
         """Return the label of a thread id, of interrupts; -1 for -1."""
@@ -156,9 +156,9 @@ def _sums(
     """Return (label, object, what) → (weight, waits)."""
     samples = profile.samples
     at = np.arange(len(samples)) if rows is None else np.flatnonzero(rows)
-    first, of = group(thread[at], name[at], what[at])
+    first, group_of = group(thread[at], name[at], what[at])
     keys = zip(*(column[at[first]].tolist() for column in (thread, name, what)), strict=True)
-    sums = (sum_by(of, column[at], len(first)).tolist() for column in (samples.period, samples.count))
+    sums = (sum_by(group_of, column[at], len(first)).tolist() for column in (samples.period, samples.count))
     return dict(zip(keys, zip(*sums, strict=True), strict=True))
 
 

@@ -147,7 +147,7 @@ def _mark_knots(graph: Any) -> None:
             bare.remove_edges_from(light)
     for _, at in graph.nodes(data=True):
         at["knot"] = 0
-    knots = [one for one in components(graph) if one.is_knot and one.held > 0]
+    knots = [component for component in components(graph) if component.is_knot and component.held > 0]
     for number, knot in enumerate(knots, 1):
         for name in knot.members:
             graph.nodes[name]["knot"] = number

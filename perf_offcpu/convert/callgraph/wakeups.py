@@ -21,20 +21,23 @@ def graph_of(profile: Profile, options: Options) -> Any:
     """Return the graph of wake-ups, a `networkx.DiGraph`, with knots and the critical chain marked."""
     import networkx
 
-    found = waker_graph_of(profile, options.per_thread)
-    total = int(found.blocked_ns.sum())
+    waker_graph = waker_graph_of(profile, options.per_thread)
+    total = int(waker_graph.blocked_ns.sum())
     least = max(total * options.min_share / 100, 1)
     graph = networkx.DiGraph(title=title_of(profile, options.title), unit="ns", total=total, kind="wakers")
-    edges = zip(*(column.tolist() for column in (found.waker, found.sleeper, found.blocked_ns)), strict=True)
+    edges = zip(
+        *(column.tolist() for column in (waker_graph.waker, waker_graph.sleeper, waker_graph.blocked_ns)),
+        strict=True,
+    )
     order = sorted(enumerate(edges), key=lambda edge: (-edge[1][2], edge[1]))
     kept = [(row, edge) for row, edge in order if edge[2] >= least]
     graph.graph |= {"left_out": len(order) - len(kept), "min_share": options.min_share}
     for row, (waker, sleeper, blocked) in kept:
-        ends = [found.labels[thread] for thread in (waker, sleeper)]
+        ends = [waker_graph.labels[thread] for thread in (waker, sleeper)]
         for label, thread in zip(ends, (waker, sleeper), strict=True):
-            graph.add_node(label, label=label, off_cpu=int(found.off_cpu_ns[thread]))
-        facts = {"weight": blocked, "share": share(blocked, total), "count": int(found.count[row])}
-        graph.add_edge(*ends, **facts, longest=int(found.longest_ns[row]))
+            graph.add_node(label, label=label, off_cpu=int(waker_graph.off_cpu_ns[thread]))
+        facts = {"weight": blocked, "share": share(blocked, total), "count": int(waker_graph.count[row])}
+        graph.add_edge(*ends, **facts, longest=int(waker_graph.longest_ns[row]))
     _mark_knots(graph)
     return graph
 

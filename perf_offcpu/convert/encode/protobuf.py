@@ -63,7 +63,9 @@ class Rows:
 
     def where(self, present: Bool) -> Rows:
         """Return the strings, empty where not present."""
-        masked = (_Part(one.data, one.used & present[:, None], one.lengths * present) for one in self.parts)
+        masked = (
+            _Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts
+        )
         return Rows(self.count, tuple(masked))
 
     def flat(self) -> bytes:
@@ -150,7 +152,7 @@ def from_bytes(texts: Sequence[bytes]) -> Rows:
 
 def joined(*rows: Rows) -> Rows:
     """Put strings of equal rows one after the other."""
-    return Rows(rows[0].count, tuple(part for one in rows for part in one.parts))
+    return Rows(rows[0].count, tuple(part for row in rows for part in row.parts))
 
 
 def numbers(number: int, values: NDArray[np.integer]) -> Rows:

@@ -126,23 +126,23 @@ class _Writer:
     def _threads(self) -> Iterator[_Thread]:
         timeline, begin = self.timeline, self.timeline.begin_ns
         sums = running_sums(timeline.track, np.where(timeline.placed, 0, self.samples.period))
-        for at, track in enumerate(self.wakeups.tracks):
+        for index, track in enumerate(self.wakeups.tracks):
             in_time = track.rows[np.argsort(begin[track.rows], kind="stable")]
             waits, moments = in_time[timeline.waits[in_time]], in_time[timeline.moments[in_time]]
             rest = track.rows[~timeline.placed[track.rows]]
-            yield _Thread(at, "", waits, begin[waits], timeline.end_ns[waits])
+            yield _Thread(index, "", waits, begin[waits], timeline.end_ns[waits])
             if len(moments):
-                yield _Thread(at, ON_CPU, moments, begin[moments], begin[moments])
+                yield _Thread(index, ON_CPU, moments, begin[moments], begin[moments])
             if len(rest):
-                yield _Thread(at, NO_PLACE, rest, sums[rest], sums[rest] + self.samples.period[rest])
+                yield _Thread(index, NO_PLACE, rest, sums[rest], sums[rest] + self.samples.period[rest])
 
     def parts(self) -> Iterator[str]:
         """Return the whole file, in parts."""
         yield '{"meta":' + json.dumps(self._meta(), separators=(",", ":"))
         yield ',\n"libs":' + self.tables.libs()
         yield ',\n"threads":['
-        for at, thread in enumerate(self.threads):
-            yield ",\n" if at else "\n"
+        for index, thread in enumerate(self.threads):
+            yield ",\n" if index else "\n"
             yield from self._thread(thread)
         if self.path is not None:
             yield ",\n"
@@ -230,7 +230,7 @@ class Markers:
         self.timeline, self.wakeups, self.tables = timeline, wakeups, tables
         self.details = details_of(profile, wakeups, tables.waits)
         row = tables.strings.row
-        self.names = np.array([row(one["name"]) for one in CATEGORIES], np.int64)
+        self.names = np.array([row(category["name"]) for category in CATEGORIES], np.int64)
         self.wakes = row("wakes")
         self.sets = [self._members(one, row) for one in self.details.sets]
         self.functions = tables.label_of(self.tables.node)
@@ -296,7 +296,7 @@ class Markers:
         return joined(
             '{"type":"Wake-up","sleeper":',
             picked(self.sleepers, self.timeline.track[rows]),
-            [f',"cause":{{"stack":{one}}}}}' if one >= 0 else "}" for one in stacks],
+            [f',"cause":{{"stack":{stack}}}}}' if stack >= 0 else "}" for stack in stacks],
         )
 
 

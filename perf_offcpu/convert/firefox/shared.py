@@ -86,11 +86,11 @@ class SharedTables:
         inner[parent[parent >= 0]] = True
         row_of = np.cumsum(inner) - 1
         known = np.flatnonzero(node >= 0)
-        first, of = group(node[known], category[known])
+        first, group_of = group(node[known], category[known])
         ends = node[known[first]]
         rows = int(inner.sum())
         stack_of = np.full(len(node), -1)
-        stack_of[known] = rows + of
+        stack_of[known] = rows + group_of
         nodes = np.concatenate([np.flatnonzero(inner), ends])
         above = parent[nodes]
         at = np.arange(len(nodes))
@@ -203,12 +203,12 @@ class SharedTables:
     def _native_symbols(self, has: Bool, lib: I64, begin: I64, symbol: U32) -> I64:
         """Return int64[frames], the symbol of each frame; -1 none."""
         rows = np.flatnonzero(has)
-        first, of = group(lib[rows], begin[rows], symbol[rows])
+        first, group_of = group(lib[rows], begin[rows], symbol[rows])
         self._symbol_libs, self._symbols = lib[rows[first]], begin[rows[first]]
         strings = self.profile.strings
         self._symbol_names = self.strings.rows([strings[one] for one in symbol[rows[first]].tolist()])
         native = np.full(len(lib), -1)
-        native[rows] = of
+        native[rows] = group_of
         return native
 
     def _function_table(self) -> Iterator[str]:
@@ -221,7 +221,7 @@ class SharedTables:
         rows = rows[frames.file[self._row[rows]] > 0]
         files, of = np.unique(frames.file[self._row[rows]], return_inverse=True)
         source[function[rows][::-1]] = of[::-1]
-        self._sources = self.strings.rows([self.profile.strings[one] for one in files.tolist()])
+        self._sources = self.strings.rows([self.profile.strings[file] for file in files.tolist()])
         yield from table(
             count,
             name=self._labels,

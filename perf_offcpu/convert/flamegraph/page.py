@@ -138,8 +138,8 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
 
 def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
     """Return the weight of some samples by node: ascending nodes, and weights as hi * 10^9 + lo."""
-    first, of = group(place[rows])
-    hi, lo = np.divmod(sum_by(of, profile.samples.period[rows], len(first)), _GIGA)
+    first, group_of = group(place[rows])
+    hi, lo = np.divmod(sum_by(group_of, profile.samples.period[rows], len(first)), _GIGA)
     return {"node": place[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}
 
 

@@ -125,7 +125,7 @@ def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
         if meta.hosts:
             pauses = [(None, meta.hosts[host][0][0]), *pauses, (meta.hosts[host][-1][1], None)]
         found.append(
-            [[None if at is None else float(at - timeline.origin_ns) for at in one] for one in pauses]
+            [[None if at is None else float(at - timeline.origin_ns) for at in pause] for pause in pauses]
         )
     return found
 

@@ -161,14 +161,14 @@ class SwitchDecoder:
         one = self._formats.get(config)
         return one if one is not None and one.system == "sched" and one.name in _TRACEPOINTS else None
 
-    def _of_tracepoint(self, one: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
-        kind = _TRACEPOINTS[one.name]
+    def _of_tracepoint(self, tracepoint_format: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
+        kind = _TRACEPOINTS[tracepoint_format.name]
         found = _rows(samples, kind)
         if kind == SwitchKind.SWITCH:
             found.tid, found.next_tid = (
                 raw.field(name).astype(np.int32) for name in ("prev_pid", "next_pid")
             )
-            found.state, found.preempted = _states(raw.field("prev_state"), one.print_fmt)
+            found.state, found.preempted = _states(raw.field("prev_state"), tracepoint_format.print_fmt)
         else:
             found.tid = raw.field("pid").astype(np.int32)
             # An interrupt as waker is 0: it has nothing to do with the interrupted thread.
@@ -206,9 +206,9 @@ class _Raw:
     """The raw data of n samples of one tracepoint, read by its format."""
 
     def __init__(
-        self, data: NDArray[np.uint8], raw: Rows, ok: Bool, one: TracepointFormat, order: Order
+        self, data: NDArray[np.uint8], raw: Rows, ok: Bool, tracepoint_format: TracepointFormat, order: Order
     ) -> None:
-        self.data, self.raw, self.one, self.order = data, raw, one, order
+        self.data, self.raw, self.one, self.order = data, raw, tracepoint_format, order
         self.was_ok, self.ok = ok, ok.copy()
 
     def field(self, name: str) -> I64:

@@ -82,7 +82,7 @@ def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses
 def task_record(record: SideRecord) -> TaskRecords:
     """Return a single record as columns."""
     fields = _OWN[record.type].fields
-    own = {one.name: np.array([record.values.get(one.name, 0)], native(one.type)) for one in fields}
+    own = {field.name: np.array([record.values.get(field.name, 0)], native(field.type)) for field in fields}
     first = np.zeros(1, np.int64)
     return TaskRecords(record.type, first, np.array([record.time_ns]), own, first, [record])
 

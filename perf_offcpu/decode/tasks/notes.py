@@ -140,10 +140,10 @@ def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> 
 
 def _map_events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> MapEvents:
     """Return the mappings among n records (`contents`: of the examples)."""
-    kept = np.flatnonzero(np.array([one is not None for one in contents], np.bool_)[records.example])
+    kept = np.flatnonzero(np.array([content is not None for content in contents], np.bool_)[records.example])
     example, own = records.example[kept], records.own
     kernel = np.array([_is_kernel(record.misc) for record in records.examples], np.bool_)
-    dso = np.array([-1 if one is None else one[0] for one in contents], np.int32)
+    dso = np.array([-1 if content is None else content[0] for content in contents], np.int32)
     return MapEvents.filled(
         len(kept),
         time_ns=records.time_ns[kept],

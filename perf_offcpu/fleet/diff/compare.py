@@ -153,7 +153,7 @@ def _by_stack(sides: _Sides) -> Table:
     tree = build_paths(profile_of(sides.cubes[1].selected.tables, groups, ""), PathOptions())
     nodes, of = np.unique(tree.of_sample, return_inverse=True)
     paths = tree.paths(nodes.astype(np.int64))
-    names = [[tree.names[name] for name in paths.row(at).tolist()] for at in range(len(nodes))]
+    names = [[tree.names[name] for name in paths.row(index).tolist()] for index in range(len(nodes))]
     merged = []
     for side in found:
         sums = np.zeros((len(side), len(nodes)), np.float64)

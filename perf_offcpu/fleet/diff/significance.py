@@ -111,8 +111,8 @@ def _verdicts(
     """
     size = np.abs(observed) * (1 - 1e-9)  # sums in another order differ by rounding
     reached = np.zeros(len(observed), np.int64)
-    for at in range(0, len(assignments), _AT_ONCE):
-        largest = np.abs(statistic(assignments[at : at + _AT_ONCE])).max(axis=1, initial=0)
+    for index in range(0, len(assignments), _AT_ONCE):
+        largest = np.abs(statistic(assignments[index : index + _AT_ONCE])).max(axis=1, initial=0)
         reached += len(largest) - np.searchsorted(np.sort(largest), size, side="left")
     exact = len(assignments) == possible
     if exact:  # the data's own assignment is one of them

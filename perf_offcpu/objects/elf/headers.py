@@ -152,7 +152,7 @@ def _table(source: Source, header: Any, kind: str, struct: Any, dtype: np.dtype[
         raise FormatError(source.path, what, f"{count} entries, more than {MAX_HEADERS}", offset)
     data = source.read_exactly(what, offset, count * size)
     with own_errors(source.path, what, offset):
-        entries = [struct.parse(data[at : at + size]) for at in range(0, len(data), size)]
+        entries = [struct.parse(data[index : index + size]) for index in range(0, len(data), size)]
         return np.array([tuple(_number(entry[name]) for name in fields) for entry in entries], dtype)
 
 
@@ -171,6 +171,6 @@ def _build_id(source: Source, order: Order, sections: Rows, segments: Rows) -> b
     for offset, size, align in ranges:
         if offset < source.size:
             data = source.read(offset, min(size, _MAX_NOTES))
-            if found := find_build_id(data, order, align):
-                return found
+            if build_id := find_build_id(data, order, align):
+                return build_id
     return b""

@@ -74,7 +74,7 @@ class ElfImage:
     def section_names(self) -> list[bytes]:
         """Name of each section; b"" where it lies outside the string table."""
         starts = self.sections["sh_name"].tolist()
-        return [self._names[at : at + _MAX_SECTION_NAME].split(b"\0", 1)[0] for at in starts]
+        return [self._names[start : start + _MAX_SECTION_NAME].split(b"\0", 1)[0] for start in starts]
 
     @cached_property
     def loads(self) -> Rows:
@@ -117,8 +117,8 @@ class ElfImage:
 
     def section_of_type(self, type_: SectionType) -> Section | None:
         """Return the first section of that type."""
-        found = np.flatnonzero(self.sections["sh_type"] == type_)
-        return self.section(int(found[0])) if len(found) else None
+        rows = np.flatnonzero(self.sections["sh_type"] == type_)
+        return self.section(int(rows[0])) if len(rows) else None
 
     def holds(self, name: bytes) -> bool:
         """Return True if the file has a section of that name, with its bytes."""

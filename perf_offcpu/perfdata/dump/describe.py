@@ -108,10 +108,10 @@ def inline(layout: Layout, values: Mapping[str, Any]) -> str:
 
 def hex_lines(data: bytes, indent: str = "    ") -> Iterator[str]:
     """Yield bytes in hex and ASCII, 16 a line, as perf prints raw events."""
-    for at in range(0, len(data), _BYTES_A_LINE):
-        line = data[at : at + _BYTES_A_LINE]
+    for index in range(0, len(data), _BYTES_A_LINE):
+        line = data[index : index + _BYTES_A_LINE]
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)
-        yield f"{indent}{at:04x}:  {line.hex(' '):<47}  {text}"
+        yield f"{indent}{index:04x}:  {line.hex(' '):<47}  {text}"
 
 
 def address(word: int) -> str:

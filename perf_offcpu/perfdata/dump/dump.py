@@ -135,7 +135,7 @@ class _Dump:
         evsels[samples] = self.reader.events.of_samples(chunk, samples)
         columns = (chunk.starts, chunk.types, chunk.miscs, evsels)
         for row, (start, kind, misc, evsel) in enumerate(
-            zip(*(one.tolist() for one in columns), strict=True)
+            zip(*(column.tolist() for column in columns), strict=True)
         ):
             record = bytes(chunk.record(row))
             name = record_name(kind)

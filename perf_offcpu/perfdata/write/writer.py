@@ -120,7 +120,7 @@ class FileWriter:
                 "attrs": attrs,
                 "data": {"offset": attrs["offset"] + attrs["size"], "size": data_size},
                 "event_types": {"offset": 0, "size": 0},
-                "features": [bitmap >> at & (1 << 64) - 1 for at in range(0, FEATURE_BITS, 64)],
+                "features": [bitmap >> index & (1 << 64) - 1 for index in range(0, FEATURE_BITS, 64)],
             },
             self.order,
         )

@@ -75,7 +75,7 @@ class Bottlenecks:
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade) -> Bottlenecks:
     """Return the components of the wait-for graph with the largest weight."""
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
-    found = [one for one in components(graph) if one.held > 0]
+    found = [component for component in components(graph) if component.held > 0]
     stacks = _Stacks(profile, timeline, cascade)
     shown = [_bottleneck(one, graph, stacks) for one in found[:_SHOWN]]
     held = sum(one.held_ns for one in shown)
@@ -99,14 +99,14 @@ def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck
             behind[one] = behind.get(one, 0) + facts["weight"]
         elif one in members:
             passed_on[other] = passed_on.get(other, 0) + facts["weight"]
-    held = {how: sum(graph.nodes[one][f"held_{how.name.lower()}"] for one in members) for how in Held}
+    held = {how: sum(graph.nodes[member][f"held_{how.name.lower()}"] for member in members) for how in Held}
     rows, others, bare = stacks.of(component.members)
     return Bottleneck(
         component.members,
         component.is_knot,
         held,
-        sorted(behind.items(), key=lambda one: (-one[1], one[0])),
-        sorted(passed_on.items(), key=lambda one: (-one[1], one[0])),
+        sorted(behind.items(), key=lambda item: (-item[1], item[0])),
+        sorted(passed_on.items(), key=lambda item: (-item[1], item[0])),
         rows,
         others,
         bare,
@@ -142,7 +142,7 @@ class _Stacks:
 
     def of(self, members: tuple[str, ...]) -> tuple[list[StackHeld], int, int]:
         """Return (the heaviest stacks, ns in others, ns of running without a sample)."""
-        numbers = [self._label[one] for one in members]
+        numbers = [self._label[member] for member in members]
         mine = np.flatnonzero(np.isin(self._of, numbers))
         found = list[StackHeld]()
         for how in (Held.WAITING, Held.RUNNING):
@@ -157,27 +157,27 @@ class _Stacks:
         return [StackHeld(comm, how, frames, ns) for comm, frames, ns in stacks]
 
 
-def document(found: Bottlenecks) -> dict[str, Any]:
+def document(bottlenecks: Bottlenecks) -> dict[str, Any]:
     """Return the bottlenecks as dicts, lists, integers and printable texts; times in ns."""
     return {
         "version": VERSION,
-        "recording": printable(found.source),
-        "total": found.total_ns,
-        "unplaced": found.unplaced_ns,
-        "bottlenecks": [_row(one) for one in found.shown],
-        "others": {"number": found.others, "held": found.other_ns},
-        "dropped_edges": found.dropped,
+        "recording": printable(bottlenecks.source),
+        "total": bottlenecks.total_ns,
+        "unplaced": bottlenecks.unplaced_ns,
+        "bottlenecks": [_row(one) for one in bottlenecks.shown],
+        "others": {"number": bottlenecks.others, "held": bottlenecks.other_ns},
+        "dropped_edges": bottlenecks.dropped,
     }
 
 
-def _row(one: Bottleneck) -> dict[str, Any]:
+def _row(bottleneck: Bottleneck) -> dict[str, Any]:
     return {
-        "members": list(one.members),
-        "knot": one.is_knot,
-        "held": one.held_ns,
-        "held_by_state": {how.name.lower(): ns for how, ns in one.held.items()},
-        "behind": dict(one.behind),
-        "passed_on": dict(one.passed_on),
+        "members": list(bottleneck.members),
+        "knot": bottleneck.is_knot,
+        "held": bottleneck.held_ns,
+        "held_by_state": {how.name.lower(): ns for how, ns in bottleneck.held.items()},
+        "behind": dict(bottleneck.behind),
+        "passed_on": dict(bottleneck.passed_on),
         "stacks": [
             {
                 "comm": stack.comm,
@@ -185,16 +185,16 @@ def _row(one: Bottleneck) -> dict[str, Any]:
                 "frames": [name.label for name in stack.frames],
                 "held": stack.ns,
             }
-            for stack in one.stacks
+            for stack in bottleneck.stacks
         ],
-        "other_stacks": one.other_stacks,
-        "running_without_sample": one.no_stack,
+        "other_stacks": bottleneck.other_stacks,
+        "running_without_sample": bottleneck.no_stack,
     }
 
 
-def is_device(one: Bottleneck) -> bool:
+def is_device(bottleneck: Bottleneck) -> bool:
     """Return True for a bottleneck that is a device."""
-    return one.members[0] in DEVICES
+    return bottleneck.members[0] in DEVICES
 
 
 _HOW = {
@@ -207,50 +207,57 @@ _HOW = {
 _NAMES = 4
 
 
-def render(found: Bottlenecks, style: Style) -> Iterator[str]:
+def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
-    yield say.comment(f"Recording: {found.source or '-'}")
-    yield say.comment(
-        f"Bottlenecks: where {say.exact_amount(found.total_ns, 'ns', style)} of waits end, with the waits of "
-        "the threads behind"
-    )
-    if found.unplaced_ns:
-        summed = say.exact_amount(found.unplaced_ns, "ns", style)
+    yield say.comment(f"Recording: {bottlenecks.source or '-'}")
+    total = say.exact_amount(bottlenecks.total_ns, "ns", style)
+    yield say.comment(f"Bottlenecks: where {total} of waits end, with the waits of the threads behind")
+    if bottlenecks.unplaced_ns:
+        summed = say.exact_amount(bottlenecks.unplaced_ns, "ns", style)
         yield say.comment(f"Not in it: {summed} of short waits, which were summed (--off-cpu-thresh 0)")
-    if not found.has_wakers:
+    if not bottlenecks.has_wakers:
         yield say.comment("The recording has no wakers: each thread waits for nobody known.")
-    for number, one in enumerate(found.shown, 1):
-        yield from _bottleneck_lines(number, one, found, style)
-    if found.others:
-        rest = say.exact_amount(found.other_ns, "ns", style)
-        yield say.comment(f"and {say.plural(found.others, 'other')}: {rest}")
+    for number, one in enumerate(bottlenecks.shown, 1):
+        yield from _bottleneck_lines(number, one, bottlenecks, style)
+    if bottlenecks.others:
+        rest = say.exact_amount(bottlenecks.other_ns, "ns", style)
+        yield say.comment(f"and {say.plural(bottlenecks.others, 'other')}: {rest}")
 
 
-def _bottleneck_lines(number: int, one: Bottleneck, found: Bottlenecks, style: Style) -> Iterator[str]:
-    percent = 100 * one.held_ns / (found.total_ns or 1)
-    held = say.exact_amount(one.held_ns, "ns", style)
-    yield from say.section(f"{number}. {_listed(one.members)}: {held}, {percent:.1f} % of all waits", style)
-    states = [f"{_HOW[how]} {say.amount(ns, 'ns', style)} {style.unit}" for how, ns in one.held.items() if ns]
-    if states and not is_device(one):
+def _bottleneck_lines(
+    number: int, bottleneck: Bottleneck, bottlenecks: Bottlenecks, style: Style
+) -> Iterator[str]:
+    percent = 100 * bottleneck.held_ns / (bottlenecks.total_ns or 1)
+    held = say.exact_amount(bottleneck.held_ns, "ns", style)
+    yield from say.section(
+        f"{number}. {_listed(bottleneck.members)}: {held}, {percent:.1f} % of all waits", style
+    )
+    states = [
+        f"{_HOW[how]} {say.amount(ns, 'ns', style)} {style.unit}" for how, ns in bottleneck.held.items() if ns
+    ]
+    if states and not is_device(bottleneck):
         yield say.comment(f"  {', '.join(states)}")
-    if one.behind:
-        yield say.comment(f"  waited for by {_times(one.behind, style)}")
-    if one.passed_on:
-        yield say.comment(f"  itself waited for {_times(one.passed_on, style)}")
-    elif one.is_knot and not is_device(one):
+    if bottleneck.behind:
+        yield say.comment(f"  waited for by {_times(bottleneck.behind, style)}")
+    if bottleneck.passed_on:
+        yield say.comment(f"  itself waited for {_times(bottleneck.passed_on, style)}")
+    elif bottleneck.is_knot and not is_device(bottleneck):
         yield say.comment("  a knot: waited for nobody else")
     yield ""
     if not style.stacks:
         return
-    for stack in one.stacks:
-        yield from _stack(stack, one, style)
-    for ns, what in ((one.other_stacks, "in other stacks"), (one.no_stack, "running without a CPU sample")):
+    for stack in bottleneck.stacks:
+        yield from _stack(stack, bottleneck, style)
+    for ns, what in (
+        (bottleneck.other_stacks, "in other stacks"),
+        (bottleneck.no_stack, "running without a CPU sample"),
+    ):
         if ns:
             yield say.comment(f"{say.amount(ns, 'ns', style)} {style.unit} {what}")
 
 
-def _stack(stack: StackHeld, one: Bottleneck, style: Style) -> Iterator[str]:
-    share = f"{100 * stack.ns / (one.held_ns or 1):.2f}%"
+def _stack(stack: StackHeld, bottleneck: Bottleneck, style: Style) -> Iterator[str]:
+    share = f"{100 * stack.ns / (bottleneck.held_ns or 1):.2f}%"
     yield f"{share:>9}  {stack.comm}  {say.amount(stack.ns, 'ns', style)} {style.unit}  {_HOW[stack.how]}"
     yield from frame_lines(stack.frames, style)
 

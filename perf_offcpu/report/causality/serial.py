@@ -102,18 +102,18 @@ def serial_of(
     origin = timeline.origin_ns
     table = WaitTable(profile, timeline)
     since_origin = None if window is None else (window[0] - origin, window[1] - origin)
-    found = parallelism_of(profile, timeline, table, chosen, since_origin)
-    rows, track, weight, alone = _sampled(profile, timeline, table, found, chosen)
+    parallelism = parallelism_of(profile, timeline, table, chosen, since_origin)
+    rows, track, weight, alone = _sampled(profile, timeline, table, parallelism, chosen)
     ids = {(track.pid, track.tid) for track, one in zip(timeline.tracks, chosen.tolist(), strict=True) if one}
     return SerialReport(
         profile.meta.source,
         int(chosen.sum()),
-        found.begin + origin,
-        found.end + origin,
-        found.levels().tolist(),
-        _rows(profile, timeline, found, rows, track, weight, alone),
+        parallelism.begin + origin,
+        parallelism.end + origin,
+        parallelism.levels().tolist(),
+        _rows(profile, timeline, parallelism, rows, track, weight, alone),
         _stacks(profile, rows, weight, stacks),
-        _lone_waits(profile, table, found, chosen),
+        _lone_waits(profile, table, parallelism, chosen),
         int(profile.samples.period[_sums(profile, timeline, chosen)].sum()),
         _preempted(profile, timeline, ids, chosen),
     )
@@ -128,13 +128,13 @@ def _preempted(profile: Profile, timeline: Timeline, ids: set[tuple[int, int]], 
     """Return the time of the budget in which the threads were preempted, less that of recorded waits."""
     budget, samples = profile.budget, profile.samples
     pairs = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)
-    mine = np.array([one in ids for one in pairs], np.bool_)
+    mine = np.array([pair in ids for pair in pairs], np.bool_)
     recorded = samples.has(SampleFlag.PREEMPTED) & profile.is_offcpu() & chosen[timeline.track]
     return max(0, int(budget.preempted_ns[mine].sum()) - int(samples.period[recorded].sum()))
 
 
 def _sampled(
-    profile: Profile, timeline: Timeline, table: WaitTable, found: Parallelism, chosen: Bool
+    profile: Profile, timeline: Timeline, table: WaitTable, parallelism: Parallelism, chosen: Bool
 ) -> tuple[I64, I64, I64, I64]:
     """Divide the time of each thread among its CPU samples.
 
@@ -147,22 +147,22 @@ def _sampled(
         rows = rows[profile.samples.evsel[rows] == profile.samples.evsel[rows].min()]
     at, track = timeline.begin_ns[rows], timeline.track[rows]
     of, wait = table.overlapping(track, at, at + 1)
-    number = found.numbers_at(at)
+    number = parallelism.numbers_at(at)
     number[of[table.begin[wait] < at[of]]] = 0  # the clocks of samples and switches differ a little
     rows, track, number = (column[number > 0] for column in (rows, track, number))
     order = np.argsort(track, kind="stable")
     rows, track, number = rows[order], track[order], number[order]
-    weight = shared_out(found.weight, track, _FIXED // number)
+    weight = shared_out(parallelism.weight, track, _FIXED // number)
     lone = np.flatnonzero(number == 1)
     alone = np.zeros(len(rows), np.int64)
-    alone[lone] = shared_out(found.alone_by, track[lone], np.ones(len(lone), np.int64))
+    alone[lone] = shared_out(parallelism.alone_by, track[lone], np.ones(len(lone), np.int64))
     return rows, track, weight, alone
 
 
 def _rows(
     profile: Profile,
     timeline: Timeline,
-    found: Parallelism,
+    parallelism: Parallelism,
     rows: I64,
     track: I64,
     weight: I64,
@@ -177,17 +177,17 @@ def _rows(
         known = sums.setdefault((comm, name), [0, 0, 0])
         known[:] = [one + more for one, more in zip(known, values, strict=True)]
 
-    first, of = group(track, function)
+    first, group_of = group(track, function)
     columns = (
-        sum_by(of, weight, len(first)),
-        sum_by(of, alone, len(first)),
-        np.bincount(of, minlength=len(first)),
+        sum_by(group_of, weight, len(first)),
+        sum_by(group_of, alone, len(first)),
+        np.bincount(group_of, minlength=len(first)),
     )
     cells = zip(first.tolist(), *(column.tolist() for column in columns), strict=True)
     for row, *values in cells:
         add(comms[track[row]], names[function[row]] or "[unknown]", tuple(values))
-    size = len(found.weight)
-    bare = found.weight - sum_by(track, weight, size), found.alone_by - sum_by(track, alone, size)
+    size = len(parallelism.weight)
+    bare = parallelism.weight - sum_by(track, weight, size), parallelism.alone_by - sum_by(track, alone, size)
     for at in np.flatnonzero(bare[0] | bare[1]).tolist():
         add(comms[at], NOT_SAMPLED, (int(bare[0][at]), int(bare[1][at]), 0))
     made = [SerialRow(*key, *values) for key, values in sums.items()]
@@ -199,27 +199,32 @@ def _stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[SerialS
     return [SerialStack(comm, frames, ns) for comm, frames, ns in stacks]
 
 
-def _lone_waits(profile: Profile, table: WaitTable, found: Parallelism, chosen: Bool) -> list[LoneWaits]:
+def _lone_waits(
+    profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool
+) -> list[LoneWaits]:
     """Return the waits of chosen threads at whose end one thread ran, by kind, the longest first."""
     mine = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
-    before = found.numbers_at(table.queued - 1)
-    ends = (table.queued > found.begin) & (table.queued <= found.end) & (table.queued > table.begin)
-    at = np.flatnonzero(mine & ends & (before == 1))
-    begin, end = table.begin[at], table.queued[at]
-    one, none = (
-        found.sum_until(sums, end) - found.sum_until(sums, begin) for sums in (found.alone, found.none)
+    before = parallelism.numbers_at(table.queued - 1)
+    ends = (
+        (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)
     )
-    subject = profile.select(table.row[at])
+    rows = np.flatnonzero(mine & ends & (before == 1))
+    begin, end = table.begin[rows], table.queued[rows]
+    one, none = (
+        parallelism.sum_until(sums, end) - parallelism.sum_until(sums, begin)
+        for sums in (parallelism.alone, parallelism.none)
+    )
+    subject = profile.select(table.row[rows])
     waits = classify(subject)
     causes = causes_of(subject, waits)
     comms = [printable(track.comm) for track in table.tracks]
     rows_of = {comm: row for row, comm in enumerate(dict.fromkeys(comms))}
     comm_of = np.array([*(rows_of[comm] for comm in comms), -1], np.int64)
-    comm, waker = comm_of[table.track[at]], comm_of[table.waker[at]]
-    first, of = group(comm, waits.wait_class, causes.function, waker)
+    comm, waker = comm_of[table.track[rows]], comm_of[table.waker[rows]]
+    first, group_of = group(comm, waits.wait_class, causes.function, waker)
     labels = list(rows_of)
-    counted = np.bincount(of, minlength=len(first)).tolist()
-    sums = [sum_by(of, column, len(first)).tolist() for column in (end - begin, one, none)]
+    counted = np.bincount(group_of, minlength=len(first)).tolist()
+    sums = [sum_by(group_of, column, len(first)).tolist() for column in (end - begin, one, none)]
     made = [
         LoneWaits(
             labels[comm[row]],
@@ -256,11 +261,11 @@ def document(report: SerialReport) -> dict[str, Any]:
         ],
         "stacks": [
             {
-                "comm": thread_label(one.comm),
-                "frames": [name.label for name in one.frames],
-                "weight": one.weight,
+                "comm": thread_label(stack.comm),
+                "frames": [name.label for name in stack.frames],
+                "weight": stack.weight,
             }
-            for one in report.stacks
+            for stack in report.stacks
         ],
         "waits": [
             {

@@ -124,9 +124,9 @@ def variance_between_slices(samples: ProfileSamples, of: I64, groups: int, recor
         (of * SLICES + last)[within], weight[within], groups * SLICES
     )
     begin, end, of, weight = begin[~within], end[~within], of[~within], weight[~within]
-    for at in range(SLICES):
-        part = np.clip(np.minimum(end, at + 1) - np.maximum(begin, at), 0, None) / (end - begin)
-        sums[at::SLICES] += np.bincount(of, part * weight, groups)
+    for index in range(SLICES):
+        part = np.clip(np.minimum(end, index + 1) - np.maximum(begin, index), 0, None) / (end - begin)
+        sums[index::SLICES] += np.bincount(of, part * weight, groups)
     fine = sums.reshape(groups, SLICES)
     return np.maximum(_of_neighbours(fine), _of_neighbours(fine[:, ::2] + fine[:, 1::2]))
 

@@ -148,8 +148,8 @@ def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
             else column_of(key, side.subject, side.waits)
             for key in keys
         ]
-        first, of = group(*(column for column, _ in made))
-        return of, [tuple(label(row) for _, label in made) for row in first.tolist()]
+        first, group_of = group(*(column for column, _ in made))
+        return group_of, [tuple(label(row) for _, label in made) for row in first.tolist()]
 
     return _united(values(old), values(new))
 
@@ -161,13 +161,13 @@ def by_function(old: Side, new: Side) -> Groups:
         waits, names = side.waits, side.causes.names
         queued = waits.wait_class == WaitClass.RUNQUEUE
         function = np.where(queued, 0, side.causes.function)  # a thread may be preempted anywhere
-        first, of = group(waits.wait_class, waits.rule, function)
+        first, group_of = group(waits.wait_class, waits.rule, function)
         found = []
         for row in first.tolist():
             rule = waits.rules[waits.rule[row]] if waits.rule[row] >= 0 else None
             words = (rule.program, rule.meaning) if rule else ("", "")
             found.append((WaitClass(waits.wait_class[row]).label, *words, names[function[row]]))
-        return of, found
+        return group_of, found
 
     return _united(values(old), values(new))
 
@@ -187,12 +187,12 @@ def by_stack(old: Side, new: Side) -> Groups:
     """Group by comm and stack, functions by name."""
     both, is_old = with_older(new.subject, old.subject)
     tree = build_paths(both, PathOptions())
-    first, of = group(tree.of_sample)
+    first, group_of = group(tree.of_sample)
     nodes = tree.of_sample[first].astype(np.int64)
 
     def values(numbers: Sequence[int]) -> list[Values]:
         paths = tree.paths(nodes[np.array(numbers, np.int64)])
-        names = ([tree.names[name] for name in paths.row(at).tolist()] for at in range(len(numbers)))
+        names = ([tree.names[name] for name in paths.row(index).tolist()] for index in range(len(numbers)))
         return [((comm.label,), tuple(frames)) for comm, *frames in names]
 
-    return Groups(of[is_old], of[~is_old], len(nodes), values)
+    return Groups(group_of[is_old], group_of[~is_old], len(nodes), values)

@@ -184,8 +184,8 @@ class _Text:
 
 def _names(table: Table) -> Iterator[Column]:
     """Return the columns of the values; one without any value is left out."""
-    for at, key in enumerate(table.keys):
-        cells = [printable(row.values[at]) for row in table.rows]
+    for index, key in enumerate(table.keys):
+        cells = [printable(row.values[index]) for row in table.rows]
         if any(cells):
             title = TITLES.get(key, key.capitalize())
             yield Column(title, cells, left=key not in ("pid", "tid", "cpu"))
@@ -203,11 +203,11 @@ def _lost(comparison: Comparison, style: Style) -> Iterator[str]:
     yield "#"
     sides = (comparison.old, comparison.new)
     counts = [losses.by_text(side.profile.losses) for side in sides]
-    causes = {cause: None for one in counts for cause in one if cause.is_loss}
+    causes = {cause: None for count in counts for cause in count if cause.is_loss}
     if not causes:
         yield say.comment("Nothing was lost.")
         return
     yield say.heading("Lost or damaged: before, now", style)
     for cause in causes:
-        before, now = (one.get(cause, 0) for one in counts)
+        before, now = (count.get(cause, 0) for count in counts)
         yield say.comment(f"{before:>10} {now:>10}  {cause}")

@@ -155,10 +155,10 @@ def cells_of(subject: Profile, waits: Waits, causes: Causes, idle: Bool) -> Cell
     samples = subject.samples
     who = (samples.pid, samples.tid, samples.comm)
     facts = (*who, waits.wait_class, waits.rule, causes.function, named_objects(subject), idle)
-    first, of = group(*facts[:-1])
+    first, group_of = group(*facts[:-1])
     columns = [fact[first].astype(np.int64) for fact in facts]
     delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
-    return Cells(*columns, *(sum_by(of, values, len(first)) for values in (samples.period, delay)))
+    return Cells(*columns, *(sum_by(group_of, values, len(first)) for values in (samples.period, delay)))
 
 
 def named_objects(profile: Profile) -> U32:
@@ -174,13 +174,13 @@ def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells)
 
     These are waits for the end of other threads and processes, and, by a rule, for the next piece of work.
     """
-    first, of = group(cells.wait_class, cells.rule)
-    total = sum_by(of, cells.weight, len(first))
+    first, group_of = group(cells.wait_class, cells.rule)
+    total = sum_by(group_of, cells.weight, len(first))
     found: list[Cause] = []
     for at in np.argsort(-total, kind="stable")[:_CAUSES].tolist():
         if total[at] <= 0 or (found and 100 * int(total[at]) < CAUSE_PERCENT * int(total.sum())):
             break
-        found.append(_cause(profile, waits, causes, cells.take(of == at)))
+        found.append(_cause(profile, waits, causes, cells.take(group_of == at)))
     return sorted(found, key=lambda cause: (cause.for_work, cause.wait_class == WaitClass.CHILD.label))
 
 
@@ -215,8 +215,8 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
     """Return the names of `Place.object` and `Place.mostly`; "" for none."""
-    first, of = group(cells.object)
-    sums = sum_by(of, cells.weight, len(first)).tolist()
+    first, group_of = group(cells.object)
+    sums = sum_by(group_of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda at: sums[at], default=-1)
     if most < 0 or 2 * sums[most] <= sum(sums):
         return "", ""
@@ -225,7 +225,7 @@ def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
 
 
 def _threads(profile: Profile, cells: Cells) -> Threads:
-    first, of = group(cells.comm)
-    order = np.argsort(-sum_by(of, cells.weight, len(first)), kind="stable")
+    first, group_of = group(cells.comm)
+    order = np.argsort(-sum_by(group_of, cells.weight, len(first)), kind="stable")
     comms = [thread_label(profile.strings[one]) for one in cells.comm[first[order]].tolist()]
     return Threads(cells.number_of_threads(), comms)

@@ -113,26 +113,26 @@ _MAX_RELEASE: Final = 128
 def given_kallsyms(path: str) -> Kallsyms:
     """Read the file of --kallsyms; raise UsageError if it cannot be read or holds no function."""
     try:
-        found = load_kallsyms(path)
+        kallsyms = load_kallsyms(path)
     except OSError as problem:
         raise UsageError(f"--kallsyms {path}: {problem.strerror}") from None
-    if not len(found.symbols) and not found.hidden:
+    if not len(kallsyms.symbols) and not kallsyms.hidden:
         raise UsageError(
             f"--kallsyms {path}: no line of it names a function of a kernel, as /proc/kallsyms does"
         )
-    return found
+    return kallsyms
 
 
 def given_vmlinux(path: str, build_id: bytes, search: Search) -> ElfFile:
     """Read the functions of the file of --vmlinux; raise UsageError if it is of another kernel."""
     try:
-        found = load_elf_symbols(path, search)
+        elf_symbols = load_elf_symbols(path, search)
     except (OSError, FormatError) as problem:
         raise UsageError(f"--vmlinux {path}: {getattr(problem, 'strerror', None) or problem}") from None
-    if build_id and found.build_id and found.build_id != build_id:
-        other = f"it has build-id {found.build_id.hex()}, the recorded kernel {build_id.hex()}"
+    if build_id and elf_symbols.build_id and elf_symbols.build_id != build_id:
+        other = f"it has build-id {elf_symbols.build_id.hex()}, the recorded kernel {build_id.hex()}"
         raise UsageError(f"--vmlinux {path}: {other}")
-    return found
+    return elf_symbols
 
 
 def find_kallsyms(

@@ -88,33 +88,33 @@ def futex_names(
         names = demangle(names)
     callers = _Callers(profile)
     found = {}
-    for at, one in enumerate(rows.tolist()):
-        noun, function = callers.of(int(stack[at]))
-        variable = variables[at]
+    for index, one in enumerate(rows.tolist()):
+        noun, function = callers.of(int(stack[index]))
+        variable = variables[index]
         if variable is not None:
-            variable = variable._replace(symbol=SYMBOL_SUFFIX.sub("", names[at]))
+            variable = variable._replace(symbol=SYMBOL_SUFFIX.sub("", names[index]))
         file = recording.strings[variable.dso] if variable else ""
         found[one] = _name(objects[one], variable, file, noun, function)
     return found
 
 
-def _name(one: ObjectRow, variable: Variable | None, file: str, noun: str, function: str) -> FutexName:
+def _name(object_row: ObjectRow, variable: Variable | None, file: str, noun: str, function: str) -> FutexName:
     via = f" (via {function})" if function else ""
     if variable and variable.symbol:
         whole = variable.size <= _NOUNS.get(noun, _OTHER_NOUN).size
         offset = "" if whole or not variable.offset else f"+{variable.offset:#x}"
         text = f"{variable.symbol}{offset} in {_leaf(file)}"
         return FutexName(text, text, is_shared=False)
-    if _SHARED.search(one.place):
-        text = f"shared {one.place.replace(_ANONYMOUS, 'memory')}"
+    if _SHARED.search(object_row.place):
+        text = f"shared {object_row.place.replace(_ANONYMOUS, 'memory')}"
         return FutexName(text, text, is_shared=True)
     if variable:
         text = f"{noun} in {_leaf(file)}+{variable.offset:#x}{via}"
         return FutexName(text, text, is_shared=False)
-    where = f"{noun} {one.place}".rstrip()
-    if one.place.startswith("/"):
-        where = f"{noun} in {_leaf(one.place)}"
-    return FutexName(f"{where} {one.address:#x}{via}", f"{where}{via}", is_shared=False)
+    where = f"{noun} {object_row.place}".rstrip()
+    if object_row.place.startswith("/"):
+        where = f"{noun} in {_leaf(object_row.place)}"
+    return FutexName(f"{where} {object_row.address:#x}{via}", f"{where}{via}", is_shared=False)
 
 
 def _is_elsewhere(place: str) -> bool:

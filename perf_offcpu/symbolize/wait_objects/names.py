@@ -174,10 +174,10 @@ class _Namer:
         return _Named(text if local else f"{text} inode {one.inode}", text)
 
 
-def _is_connected(one: ObjectRow) -> bool:
-    if one.kind == ObjectKind.SOCKET:
-        return bool(one.remote or one.peer_inode or one.peer_pid > 0)
-    return one.kind == ObjectKind.PIPE
+def _is_connected(object_row: ObjectRow) -> bool:
+    if object_row.kind == ObjectKind.SOCKET:
+        return bool(object_row.remote or object_row.peer_inode or object_row.peer_pid > 0)
+    return object_row.kind == ObjectKind.PIPE
 
 
 def _lasting(local: str, remote: str) -> str:
@@ -193,27 +193,33 @@ def _is_of_client(local: str, remote: str) -> bool:
     return bool(ends[0] and ends[1] and int(ends[0][2]) < _EPHEMERAL <= int(ends[1][2]))
 
 
-def _numbered(one: ObjectRow) -> _Named | None:
+def _numbered(object_row: ObjectRow) -> _Named | None:
     """Return the names of what a number tells; None for others."""
-    if one.kind == ObjectKind.PROCESS:
-        return _Named("any child", "any child") if one.number < 0 else _Named(f"child {one.number}", "child")
-    if one.kind == ObjectKind.DESCRIPTORS and one.number == 0:
+    if object_row.kind == ObjectKind.PROCESS:
+        return (
+            _Named("any child", "any child")
+            if object_row.number < 0
+            else _Named(f"child {object_row.number}", "child")
+        )
+    if object_row.kind == ObjectKind.DESCRIPTORS and object_row.number == 0:
         return _Named(SLEEP, SLEEP)  # a poll() that only its timeout ends
-    if one.kind == ObjectKind.DESCRIPTORS:
-        text = f"{one.number} descriptor{'' if one.number == 1 else 's'}"
+    if object_row.kind == ObjectKind.DESCRIPTORS:
+        text = f"{object_row.number} descriptor{'' if object_row.number == 1 else 's'}"
         return _Named(text, text)
     for kind, words in (
         (ObjectKind.SEMAPHORES, "System V semaphores"),
         (ObjectKind.MESSAGES, "System V queue"),
     ):
-        if one.kind == kind:
-            return _Named(f"{words} {one.number}", words)
+        if object_row.kind == kind:
+            return _Named(f"{words} {object_row.number}", words)
     return None
 
 
-def _file(one: ObjectRow) -> _Named:
-    if not one.name:
-        where = f"inode {one.inode} on {one.device >> 20}:{one.device & 0xFFFFF}"
-        return _Named(where if one.inode else "unknown", "file" if one.inode else "unknown")
-    whole = one.name.startswith(("/", "[")) or not one.inode
-    return _Named(one.name, _MORE.sub("", one.name), "" if whole else f"(inode {one.inode})")
+def _file(object_row: ObjectRow) -> _Named:
+    if not object_row.name:
+        where = f"inode {object_row.inode} on {object_row.device >> 20}:{object_row.device & 0xFFFFF}"
+        return _Named(where if object_row.inode else "unknown", "file" if object_row.inode else "unknown")
+    whole = object_row.name.startswith(("/", "[")) or not object_row.inode
+    return _Named(
+        object_row.name, _MORE.sub("", object_row.name), "" if whole else f"(inode {object_row.inode})"
+    )

@@ -92,8 +92,12 @@ class OtherEnds:
         waker = self._wakers.get((row, pid))
         return None if waker is None else self._process(waker)
 
-    def _recorded(self, one: ObjectRow) -> Process | None:
-        return Process(one.peer_pid, one.peer_comm or self._comm(one.peer_pid)) if one.peer_pid > 0 else None
+    def _recorded(self, object_row: ObjectRow) -> Process | None:
+        return (
+            Process(object_row.peer_pid, object_row.peer_comm or self._comm(object_row.peer_pid))
+            if object_row.peer_pid > 0
+            else None
+        )
 
     def _process(self, pid: int) -> Process:
         return Process(pid, self._comm(pid))
@@ -120,6 +124,6 @@ def plain(address: str) -> str:
     return host + port
 
 
-def _same_end(one: User, other: User) -> bool:
-    words = {direction(one), direction(other)}
+def _same_end(user: User, other: User) -> bool:
+    words = {direction(user), direction(other)}
     return len(words) == 1 and "with" not in words

@@ -50,9 +50,9 @@ def object_rows(recording: Recording, rows: list[int]) -> dict[int, ObjectRow]:
     """Return row in the recording's objects → the object, for some rows."""
     table, strings = recording.objects.take(rows), recording.strings
     columns = [getattr(table, name).tolist() for name in ObjectRow._fields]
-    for at, name in enumerate(ObjectRow._fields):
+    for index, name in enumerate(ObjectRow._fields):
         if name in TEXTS:
-            columns[at] = [strings[text] for text in columns[at]]
+            columns[index] = [strings[text] for text in columns[index]]
     return {row: ObjectRow(*values) for row, values in zip(rows, zip(*columns, strict=True), strict=True)}
 
 
@@ -72,11 +72,11 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
         row: int32[samples], the object of each sample; -1 for none.
     """
     samples = recording.samples
-    at = np.flatnonzero(row >= 0)
-    key = row[at].astype(np.int64) << 32 | (samples.pid[at].astype(np.int64) + 1)
+    rows = np.flatnonzero(row >= 0)
+    key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
     distinct, of = np.unique(key, return_inverse=True)
-    reads, writes = (is_in(recording, names)[at] for names in (_READS, _WRITES))
-    counts = [_counts(of, part, len(distinct)) for part in (np.ones(len(at), np.bool_), reads, writes)]
+    reads, writes = (is_in(recording, names)[rows] for names in (_READS, _WRITES))
+    counts = [_counts(of, part, len(distinct)) for part in (np.ones(len(rows), np.bool_), reads, writes)]
     found: dict[int, list[User]] = {}
     for one, *numbers in zip(distinct.tolist(), *counts, strict=True):
         found.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
@@ -124,11 +124,11 @@ def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
         entry of each sample, -1 for none.
     """
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
-    at = np.flatnonzero(row >= 0)
-    pid = np.where(kinds[row[at]] == ObjectKind.PIPE, recording.samples.pid[at].astype(np.int64), -1)
-    distinct, inverse = np.unique(row[at].astype(np.int64) << 32 | (pid + 1), return_inverse=True)
+    rows = np.flatnonzero(row >= 0)
+    pid = np.where(kinds[row[rows]] == ObjectKind.PIPE, recording.samples.pid[rows].astype(np.int64), -1)
+    distinct, inverse = np.unique(row[rows].astype(np.int64) << 32 | (pid + 1), return_inverse=True)
     of = np.full(len(row), -1, np.int64)
-    of[at] = inverse
+    of[rows] = inverse
     return distinct >> 32, (distinct & 0xFFFFFFFF) - 1, of
 
 
