@@ -93,8 +93,8 @@ def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
         text_at = name_end + -name_end % align
         end = text_at + note["n_descsz"]
         if note["n_type"] == NT_GNU_BUILD_ID and notes[name_at:name_end] == b"GNU\0":
-            found = notes[text_at:end]
-            if 0 < len(found) == note["n_descsz"] <= _MAX_BUILD_ID:
-                return found
+            build_id = notes[text_at:end]
+            if 0 < len(build_id) == note["n_descsz"] <= _MAX_BUILD_ID:
+                return build_id
         at = end + -end % align
     return b""

@@ -119,10 +119,10 @@ class DiskCache:
 
         Only names that this cache gives are looked at: other entries stay.
         """
-        found = [(status, name) for name in directory.names() if (status := directory.status(name))]
+        entries = [(status, name) for name in directory.names() if (status := directory.status(name))]
         files = [
             (status.st_mtime, status.st_size, name)
-            for status, name in found
+            for status, name in entries
             if stat.S_ISREG(status.st_mode) and _OWN_NAME.fullmatch(name)
         ]
         newest, total = max(files, default=(0.0, 0, ""))[0], 0

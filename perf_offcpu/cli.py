@@ -142,8 +142,8 @@ def _print_versions(verbose: int) -> None:
 
     print(f"{PROGRAM} version {version()}")
     if verbose >= 2:
-        for name, found in _environment().items():
-            print(f"{name:>20}: {found}")
+        for name, version_text in _environment().items():
+            print(f"{name:>20}: {version_text}")
 
 
 def _environment() -> dict[str, str]:
@@ -154,14 +154,14 @@ def _environment() -> dict[str, str]:
 
     try:
         bcc = import_bcc()
-        found = f"{getattr(bcc, '__version__', 'unknown version')}, {bcc.__file__}"
+        bcc_text = f"{getattr(bcc, '__version__', 'unknown version')}, {bcc.__file__}"
     except PerfOffcpuError as problem:
-        found = str(problem)
+        bcc_text = str(problem)
     return {
         "installed in": PACKAGE,
         "python": f"{platform.python_version()}, {sys.executable}",
         "kernel": f"{platform.release()} {platform.machine()}",
-        "bcc": found,
+        "bcc": bcc_text,
     } | {name: installed_version(name) or "not installed" for name in _PACKAGES}
 
 

@@ -149,10 +149,10 @@ def parse_label(text: str) -> tuple[str, str]:
 
 
 def _labels(values: Mapping[str, Any]) -> dict[str, str]:
-    found = values.get("label", [])
-    if isinstance(found, Mapping):  # a table of the file
-        found = [f"{name}={value}" for name, value in _flat(found)]
-    return dict(map(parse_label, _texts({"label": found}, "label")))
+    texts = values.get("label", [])
+    if isinstance(texts, Mapping):  # a table of the file
+        texts = [f"{name}={value}" for name, value in _flat(texts)]
+    return dict(map(parse_label, _texts({"label": texts}, "label")))
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -246,10 +246,10 @@ def _pairs(values: object) -> dict[str, tuple[int, int]]:
 
 def _origins(values: object) -> dict[str, Origin]:
     """Return run → origin; damaged ones are left out."""
-    found = values.items() if isinstance(values, dict) else ()
+    pairs = values.items() if isinstance(values, dict) else ()
     return {
         str(run): Origin(str(pair[0]), {str(name): str(value) for name, value in pair[1].items()})
-        for run, pair in found
+        for run, pair in pairs
         if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], dict)
     }
 

@@ -95,8 +95,8 @@ class Metrics:
     def counters(self) -> dict[str, float]:
         """Return all counters, for `Metrics()` of the next run: `NAME` or `NAME|LABEL` → value."""
         with self._lock:
-            found = {key: value for key, value in self._values.items() if METRICS[key[0]].kind == "counter"}
-        return {f"{name}|{label}" if label else name: value for (name, label), value in found.items()}
+            counts = {key: value for key, value in self._values.items() if METRICS[key[0]].kind == "counter"}
+        return {f"{name}|{label}" if label else name: value for (name, label), value in counts.items()}
 
     def text(self) -> str:
         """Return the exposition."""

@@ -107,8 +107,8 @@ class Spool:
 
     def messages(self, key: str = "") -> list[str]:
         """Return the names of all messages, or of the messages for the server with this key, oldest first."""
-        found = ((name, _MESSAGE.fullmatch(name)) for name in self._directory.names())
-        return [name for name, match in found if match and key in ("", match[2])]
+        matches = ((name, _MESSAGE.fullmatch(name)) for name in self._directory.names())
+        return [name for name, match in matches if match and key in ("", match[2])]
 
     def last_run(self) -> int:
         """Return the largest number of a run; 0 without recordings."""

@@ -75,10 +75,10 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
     is_plain, is_nameless = _kinds(profile)
     is_named = ~frames.is_kernel() & (frames.symbol > 0)
     of_rule = np.where(np.append(is_named[profile.stacks.frame], False)[of_rule], of_rule, -1)
-    found = np.where(is_loop[first] & (of_rule >= 0), of_rule, innermost_node(profile, start, is_plain))
-    found = np.where(found < 0, of_rule, found)
-    found = np.where(found < 0, innermost_node(profile, leaf, is_nameless), found)
-    frame = np.append(profile.stacks.frame, -1).astype(np.int64)[found]
+    cause = np.where(is_loop[first] & (of_rule >= 0), of_rule, innermost_node(profile, start, is_plain))
+    cause = np.where(cause < 0, of_rule, cause)
+    cause = np.where(cause < 0, innermost_node(profile, leaf, is_nameless), cause)
+    frame = np.append(profile.stacks.frame, -1).astype(np.int64)[cause]
     calls = [f"{printable(name)}()" if name else "" for name in waits.syscall_names]
     names: dict[str, int] = {"": 0}
     numbers = np.empty(len(first), np.int64)

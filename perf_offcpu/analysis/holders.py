@@ -75,14 +75,14 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
     for ids, most_ns in ((samples.tid, _THREAD_EXIT_NS), (samples.pid, _PROCESS_EXIT_NS)):
         end = ends[rows_at(tasks.tid, tasks.begin_ns, ids[rows], samples.time_ns[rows])]
         rows = rows[(end >= 0) & (np.abs(end - samples.time_ns[rows]) <= most_ns)]
-    found = np.zeros(len(samples), np.bool_)
+    is_ended = np.zeros(len(samples), np.bool_)
     if len(rows):
         mine = np.flatnonzero(np.isin(samples.tid, samples.tid[rows]) & profile.is_offcpu())
         first, group_of = group(samples.tid[mine])
         last = max_by(group_of, samples.time_ns[mine], len(first))
-        found[mine] = samples.time_ns[mine] == last[group_of]
-        found &= np.isin(np.arange(len(samples)), rows)
-    return found
+        is_ended[mine] = samples.time_ns[mine] == last[group_of]
+        is_ended &= np.isin(np.arange(len(samples)), rows)
+    return is_ended
 
 
 def is_shared(profile: Profile) -> Bool:

@@ -17,14 +17,14 @@ def used_nodes(profile: Profile, leaves: I64) -> Bool:
         leaves: rows in stacks; -1 for none.
     """
     parent = profile.stacks.parent
-    found = np.zeros(len(parent), np.bool_)
+    is_used = np.zeros(len(parent), np.bool_)
     at = _once(leaves[leaves >= 0], len(parent))
     while len(at):
-        found[at] = True
+        is_used[at] = True
         above = parent[at]
         above = above[above >= 0]
-        at = _once(above[~found[above]], len(parent))
-    return found
+        at = _once(above[~is_used[above]], len(parent))
+    return is_used
 
 
 def used_frames(profile: Profile, leaves: I64) -> Bool:
@@ -52,15 +52,15 @@ def outermost_node(profile: Profile, leaves: I64, wanted: Bool) -> I64:
 
 def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_frames: int) -> I64:
     parent, frame = profile.stacks.parent, profile.stacks.frame
-    found = np.full(len(leaves), -1, np.int64)
+    node = np.full(len(leaves), -1, np.int64)
     if not wanted.any():
-        return found
+        return node
     live = np.flatnonzero(leaves >= 0)
     at, is_user = leaves[live], ~profile.frames.is_kernel()
     seen = np.zeros(len(live), np.int32)
     while len(live):
         hit = wanted[frame[at]]
-        found[live[hit]] = at[hit]
+        node[live[hit]] = at[hit]
         above = parent[at].astype(np.int64)
         on = (above >= 0) & ~(hit & first)
         if user_frames:
@@ -68,7 +68,7 @@ def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_fram
             on &= seen < user_frames
             seen = seen[on]
         live, at = live[on], above[on]
-    return found
+    return node
 
 
 def _once(nodes: NDArray[np.integer], size: int) -> I64:

@@ -35,14 +35,14 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
     rows = np.flatnonzero(samples.waker_tid >= 0)
     pids, tids = samples.waker_pid[rows], samples.waker_tid[rows]
     first, group_of = group(pids, tids)
-    found = []
+    columns_found = []
     for pid, tid in zip(pids[first].tolist(), tids[first].tolist(), strict=True):
         row = of_ids.get((pid, tid), of_tid.get(tid, len(tracks)) if pid <= 0 < tid else len(tracks))
         if row == len(tracks):
             tracks.append(Track(pid, tid, comm_of(profile, tid), np.empty(0, np.int64)))
-        found.append(row)
+        columns_found.append(row)
     waker = np.full(len(samples), -1, np.int64)
-    waker[rows] = np.array(found, np.int64)[group_of]
+    waker[rows] = np.array(columns_found, np.int64)[group_of]
     return tracks, waker
 
 

@@ -167,8 +167,10 @@ def _at(time: I64, sums: NDArray[Any], at: I64) -> NDArray[Any]:
     if len(time) < 2:
         return np.zeros(len(at), sums.dtype)
     length, step = time[row + 1] - time[row], sums[row + 1] - sums[row]
-    found: NDArray[Any] = sums[row] + np.where(at == time[row + 1], step, (at - time[row]) * (step / length))
-    return found
+    sums_at: NDArray[Any] = sums[row] + np.where(
+        at == time[row + 1], step, (at - time[row]) * (step / length)
+    )
+    return sums_at
 
 
 def _rounded(weight: NDArray[np.longdouble], total: int) -> I64:

@@ -27,7 +27,7 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
         UsageError: the recording has no such thread.
     """
     tracks, first = timeline.tracks, _first_appearance(timeline)
-    found = [
+    tracks_found = [
         row
         for row, track in enumerate(tracks)
         if track.tid % PID_STEP > 0
@@ -37,9 +37,9 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
         and (not selection.pids or track.pid in selection.pids)
         and (not selection.tids or track.tid in selection.tids)
     ]
-    if not found:
+    if not tracks_found:
         raise UsageError("--critical-path: the recording has no such thread with samples that have a time")
-    return min(found, key=lambda row: (tracks[row].tid != tracks[row].pid, int(first[row])))
+    return min(tracks_found, key=lambda row: (tracks[row].tid != tracks[row].pid, int(first[row])))
 
 
 def window_of(

@@ -105,8 +105,8 @@ def examine_reading() -> Iterator[Finding]:
         ("zstandard", "compressed recordings"),
         ("multi-demangle", "C++ names"),
     ):
-        if found := installed_version(package):
-            yield Finding(READING, package, State.WORKS, found)
+        if version_found := installed_version(package):
+            yield Finding(READING, package, State.WORKS, version_found)
         else:
             advice = f"pip install {package}, for {purpose or 'everything'}"
             yield Finding(READING, package, State.MISSING, "not installed", advice)

@@ -71,10 +71,10 @@ def to_dataframe(profile: Profile, library: str = "") -> Any:
     """
     makers = {"pandas": _pandas, "polars": _polars}
     wanted = [library] if library else list(makers)
-    found = [name for name in wanted if name in makers and importlib.util.find_spec(name)]
-    if not found:
+    installed = [name for name in wanted if name in makers and importlib.util.find_spec(name)]
+    if not installed:
         raise UsageError(f"a data frame needs {' or '.join(wanted)}: install it for this Python")
-    return makers[found[0]](dict(_columns(profile)))
+    return makers[installed[0]](dict(_columns(profile)))
 
 
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:

@@ -46,11 +46,11 @@ def folder_of(hour: int) -> str:
 
 def hour_of_folder(date: str, hour: str) -> int | None:
     """Return the hour of a pair of folders, counted from 1970; None if they are no partitions."""
-    found = [pattern.fullmatch(name) for pattern, name in zip(_PARTS, (date, hour), strict=True)]
-    if found[0] is None or found[1] is None:
+    matches = [pattern.fullmatch(name) for pattern, name in zip(_PARTS, (date, hour), strict=True)]
+    if matches[0] is None or matches[1] is None:
         return None
     try:
-        time = datetime.datetime.fromisoformat(found[0][1]) + datetime.timedelta(hours=int(found[1][1]))
+        time = datetime.datetime.fromisoformat(matches[0][1]) + datetime.timedelta(hours=int(matches[1][1]))
     except ValueError:
         return None
     found_hour = (time - _EPOCH) // datetime.timedelta(hours=1)

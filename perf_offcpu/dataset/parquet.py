@@ -137,15 +137,15 @@ def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any
     Raises:
         PerfOffcpuError: it is no Parquet file, not of a dataset, or of a newer version.
     """
-    found = _opened(file, shown, dictionaries)
-    version = _version_of(found)
+    opened = _opened(file, shown, dictionaries)
+    version = _version_of(opened)
     if version != str(VERSION):
         raise PerfOffcpuError(wrong_version(shown, version))
-    for number in range(found.num_row_groups):
-        group = found.metadata.row_group(number)
+    for number in range(opened.num_row_groups):
+        group = opened.metadata.row_group(number)
         if max((group.column(one).num_values for one in range(group.num_columns)), default=0) > _MOST_VALUES:
             raise PerfOffcpuError(f"{shown}: a row group has more than {_MOST_VALUES} values in a column")
-    return found
+    return opened
 
 
 def _opened(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:

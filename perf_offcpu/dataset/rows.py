@@ -155,8 +155,8 @@ def _known(texts: Texts) -> Texts:
 
 def _containers(cgroups: Texts) -> Texts:
     """Return the ids of containers in the paths of control groups; of nested containers the innermost."""
-    found = [_CONTAINER.findall(path) for path in cgroups.texts]
-    ids = [names[-1] if names else "" for names in found]
+    ids_in_path = [_CONTAINER.findall(path) for path in cgroups.texts]
+    ids = [names[-1] if names else "" for names in ids_in_path]
     known = np.array([*map(bool, ids), False], np.bool_)
     return merged(ids, cgroups.codes, known[cgroups.codes])
 

@@ -200,10 +200,10 @@ class RemoteStore:
         with self._errors(folder):
             self.filesystem.invalidate_cache()
             try:
-                found = self.filesystem.ls(self._at(folder), detail=False)
+                listed = self.filesystem.ls(self._at(folder), detail=False)
             except FileNotFoundError:
                 return []
-        names = {name.rstrip("/").rpartition("/")[2] for name in found}
+        names = {name.rstrip("/").rpartition("/")[2] for name in listed}
         return sorted(names - {""})
 
     @contextlib.contextmanager

@@ -156,8 +156,8 @@ class CollectorAccount:
 
     def parts(self) -> Spans:
         """Return (begin, end) of each time between pauses, ns, ascending; () if there were no pauses."""
-        found = united(span for span in self.spans if span[0] > 0)  # others are damaged
-        return tuple(found) if len(found) > 1 else ()
+        spans = united(span for span in self.spans if span[0] > 0)  # others are damaged
+        return tuple(spans) if len(spans) > 1 else ()
 
 
 def _cause(name: str) -> LossCause:

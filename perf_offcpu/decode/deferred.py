@@ -203,14 +203,14 @@ class DeferredMatcher:
         if not len(rows):
             return MergedChains(rows, np.empty(0, np.int32), Ragged(), np.empty(0, np.int32))
         head = chain[rows]
-        found = self.find(tid[rows], time_ns[rows], pending.cookie[head])
-        user = np.append(self.deferred.callchain, np.int32(-1))[found]
+        deferred = self.find(tid[rows], time_ns[rows], pending.cookie[head])
+        user = np.append(self.deferred.callchain, np.int32(-1))[deferred]
         # Each different pair of a callchain and a user part once.
         pairs, row = np.unique(head.astype(np.int64) << 32 | (user + 1).astype(np.int64), return_inverse=True)
         head, tail = pairs >> 32, (pairs & 0xFFFFFFFF) - 1
         kept = chains.take(head).cut(pending.kept[head])
         completed = join_parts(kept, self.chains.take(tail))
-        return MergedChains(rows, found, completed, row.astype(np.int32))
+        return MergedChains(rows, deferred, completed, row.astype(np.int32))
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
         """Return int32[n]: the deferred record of each sample, -1 none.

@@ -130,15 +130,15 @@ def _wall_offset(meta: Meta, span: _Span) -> int | None:
 def _rows_by_host(
     recordings: Sequence[Recording], walls: list[int | None], *, apart: bool
 ) -> list[list[int]]:
-    found: list[list[int]] = []
+    hosts: list[list[int]] = []
     for row, recording in enumerate(recordings):
-        for rows in found:
+        for rows in hosts:
             if not apart and _is_same_boot(recordings[rows[0]], recording, (walls[rows[0]], walls[row])):
                 rows.append(row)
                 break
         else:
-            found.append([row])
-    return found
+            hosts.append([row])
+    return hosts
 
 
 def _is_same_boot(recording: Recording, other: Recording, walls: tuple[int | None, int | None]) -> bool:
@@ -242,8 +242,8 @@ def _lives(tasks: Tasks, since: I64) -> Tasks:
     """
     tasks = tasks.take(np.lexsort((tasks.begin_ns, tasks.tid)))
     begin, end = tasks.begin_ns, tasks.end_ns
-    found = np.isin(begin[1:], since) & ((end[:-1] < 0) | (end[:-1] > begin[1:]))
-    is_same = (found | (begin[1:] == begin[:-1])) & (tasks.tid[1:] == tasks.tid[:-1])
+    is_begin = np.isin(begin[1:], since) & ((end[:-1] < 0) | (end[:-1] > begin[1:]))
+    is_same = (is_begin | (begin[1:] == begin[:-1])) & (tasks.tid[1:] == tasks.tid[:-1])
     is_same &= tasks.pid[1:] == tasks.pid[:-1]
     first = np.flatnonzero(np.append(True, ~is_same)[: len(tasks)])
     last = np.maximum.reduceat(end, first) if len(first) else end

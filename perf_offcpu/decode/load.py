@@ -180,11 +180,11 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
 
 def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
     """Return the objects; where no map has a build-id, that of the header for their path is taken."""
-    found: dict[int, set[str]] = {}
+    build_ids: dict[int, set[str]] = {}
     for entry in features.build_ids():
         path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
-        found.setdefault(path, set()).add(entry.build_id)
-    known = {path: strings.intern(ids.pop()) for path, ids in found.items() if len(ids) == 1}
+        build_ids.setdefault(path, set()).add(entry.build_id)
+    known = {path: strings.intern(ids.pop()) for path, ids in build_ids.items() if len(ids) == 1}
     pairs = zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
     return dsos.with_columns(
         build_id=np.array([build_id or known.get(path, 0) for path, build_id in pairs], np.uint32)

@@ -153,10 +153,10 @@ class Payload:
         for each in distinct(known).tolist():
             rows = np.flatnonzero(known == each)
             begin = self.extension_at[rows]
-            found = read_columns(abi.fixed_part(each), self.data, begin, begin + each, self.order).scalars
+            scalars = read_columns(abi.fixed_part(each), self.data, begin, begin + each, self.order).scalars
             if len(rows) == len(size):
-                return fields | found
-            for name, values in found.items():
+                return fields | scalars
+            for name, values in scalars.items():
                 if not fields[name].flags.writeable:
                     fields[name] = fields[name].copy()
                 fields[name][rows] = values

@@ -45,15 +45,15 @@ def _table(table: Table) -> dict[str, Any]:
     return {"keys": list(table.keys), "weight": table.weight, "groups": table.groups, "rows": rows}
 
 
-def comparison(found: Comparison, old: Head, new: Head) -> dict[str, Any]:
+def comparison(compared: Comparison, old: Head, new: Head) -> dict[str, Any]:
     """Return the document of `fleet diff --baseline`; all rows, also rows without a significant change."""
     return head_fields(new) | {
         "baseline": old.selection,
-        "paired": found.paired,
-        "hosts_compared": list(found.hosts),
-        "hosts_left_out": found.left_out,
-        "total": _row(found.total, ()),
-        "tables": [_changes(table) for table in found.tables],
+        "paired": compared.paired,
+        "hosts_compared": list(compared.hosts),
+        "hosts_left_out": compared.left_out,
+        "total": _row(compared.total, ()),
+        "tables": [_changes(table) for table in compared.tables],
     }
 
 

@@ -166,15 +166,15 @@ class Engine:
 
 def _columns(table: Any) -> dict[str, list[Any]]:
     """Return the columns of an Arrow table; a name that is there already gets a number, as in DuckDB."""
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         numbered = (f"{name}_{number}" for number in itertools.count(1))
-        unique = next(one for one in itertools.chain([name], numbered) if one not in found)
+        unique = next(one for one in itertools.chain([name], numbered) if one not in columns)
         values = column.to_pylist()
         if str(column.type).startswith("map<"):
             values = [None if pairs is None else dict(pairs) for pairs in values]
-        found[unique] = values
-    return found
+        columns[unique] = values
+    return columns
 
 
 def _quoted(text: str) -> str:

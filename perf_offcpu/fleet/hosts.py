@@ -47,16 +47,16 @@ def spans_of(tables: Tables, selection: Selection) -> list[Span]:
     """Return the spans of all hosts that recorded in the selected time, also of hosts not selected."""
     segments = _segments(tables.table("hosts"), selection)
     rows = _rows(tables, _folded(segments))
-    found: dict[str, list[Span]] = {}
+    spans: dict[str, list[Span]] = {}
     for span in rows:
-        found.setdefault(span.host_id, []).append(span)
-    tangled = [host for host, mine in found.items() if _overlap(mine)]
+        spans.setdefault(span.host_id, []).append(span)
+    tangled = [host for host, mine in spans.items() if _overlap(mine)]
     if tangled:
-        found |= {host: [] for host in tangled}
+        spans |= {host: [] for host in tangled}
         each = segments.filter(segments.host_id.isin(tangled))
         for span in _rows(tables, each.mutate(recorded=_length(each))):
-            found[span.host_id].append(span)
-    return [span for host in sorted(found) for span in _bounded(_united(found[host]))]
+            spans[span.host_id].append(span)
+    return [span for host in sorted(spans) for span in _bounded(_united(spans[host]))]
 
 
 def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
@@ -181,11 +181,11 @@ def _overlap(spans: Sequence[Span]) -> bool:
 
 def _united(spans: Sequence[Span]) -> list[Span]:
     """Join spans of one host that follow each other and have the same labels."""
-    found: list[Span] = []
+    spans_united: list[Span] = []
     for span in spans:
-        if found and found[-1].labels == span.labels:
-            last = found[-1]
-            found[-1] = replace(
+        if spans_united and spans_united[-1].labels == span.labels:
+            last = spans_united[-1]
+            spans_united[-1] = replace(
                 span,
                 period_ns=max(last.period_ns, span.period_ns),
                 first_ns=min(last.first_ns, span.first_ns),
@@ -193,8 +193,8 @@ def _united(spans: Sequence[Span]) -> list[Span]:
                 recorded_ns=last.recorded_ns + span.recorded_ns,
             )
         else:
-            found.append(span)
-    return found
+            spans_united.append(span)
+    return spans_united
 
 
 def _bounded(spans: Sequence[Span]) -> list[Span]:

@@ -115,8 +115,8 @@ def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: String
     """Return the chain of each group as rows of frames, leaf first, and the table of frames."""
     ids = sorted({id_ for id_ in groups["stack"] if id_})
     hours = sorted({ns // _HOUR for ns, id_ in zip(groups["first_ns"], groups["stack"], strict=True) if id_})
-    found = _by_id(tables, "stacks", "stack_id", ["frame_ids"], ids, hours)
-    chain_of = dict(zip(found["stack_id"], found["frame_ids"], strict=True))
+    stacks = _by_id(tables, "stacks", "stack_id", ["frame_ids"], ids, hours)
+    chain_of = dict(zip(stacks["stack_id"], stacks["frame_ids"], strict=True))
     used = sorted({id_ for chain in chain_of.values() for id_ in chain if id_ is not None})
     columns = ["symbol", "dso", "file", "line", "inlined", "kernel", "address"]
     frames = _by_id(tables, "frames", "frame_id", columns, used, hours)

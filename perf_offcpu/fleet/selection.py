@@ -100,13 +100,13 @@ def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]
     Raises:
         UsageError: a text does not have this form.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    labels: dict[str, tuple[str, ...]] = {}
     for text in texts:
         match = _LABEL.fullmatch(text)
         if not match:
             raise UsageError(f"{option}: '{text}' is not of the form NAME=VALUE")
-        found[match[1]] = (*found.get(match[1], ()), match[2])
-    return found
+        labels[match[1]] = (*labels.get(match[1], ()), match[2])
+    return labels
 
 
 def baseline(selection: Selection, text: str, now_ns: int) -> Selection:

@@ -20,34 +20,34 @@ _MOST_GAPS = 10
 _HOUR = 3600 * 10**9
 
 
-def head(found: Head, style: Style) -> Iterator[str]:
+def head(facts: Head, style: Style) -> Iterator[str]:
     """Return the lines above a view: its dataset, selection, hosts and losses."""
-    yield say.comment(f"Dataset:  {found.source}")
-    yield say.comment(f"Selected: {found.selection}")
-    times = f"{utc(found.first_ns)} to {utc(found.last_ns)} UTC, {hours(found.recorded_ns)} in all"
+    yield say.comment(f"Dataset:  {facts.source}")
+    yield say.comment(f"Selected: {facts.selection}")
+    times = f"{utc(facts.first_ns)} to {utc(facts.last_ns)} UTC, {hours(facts.recorded_ns)} in all"
     known = (
-        f"{say.plural(found.hosts, 'host')}, {times}"
-        if found.hosts
+        f"{say.plural(facts.hosts, 'host')}, {times}"
+        if facts.hosts
         else "not known: the table hosts is empty"
     )
     yield say.comment(f"Recorded: {known}")
-    if found.periods and EVENT_NAME in found.events:
-        ends = dict.fromkeys((found.periods[0], found.periods[-1]))
+    if facts.periods and EVENT_NAME in facts.events:
+        ends = dict.fromkeys((facts.periods[0], facts.periods[-1]))
         periods = " to ".join(f"{ns / 1e6:g} ms" for ns in ends)
         text = f"One sample for each {periods} of waiting of a thread: waits and lengths are estimated."
         yield say.comment(text)
 
 
-def _gaps(found: Head) -> Iterator[str]:
+def _gaps(facts: Head) -> Iterator[str]:
     """Return the lines on time that hosts did not record."""
-    if not found.gaps:
+    if not facts.gaps:
         return
-    whole = sum(gap.ns for gap in found.gaps)
-    share = _share(whole, whole + found.recorded_ns)
+    whole = sum(gap.ns for gap in facts.gaps)
+    share = _share(whole, whole + facts.recorded_ns)
     yield say.comment(f"Not recorded: {hours(whole)}, {share} of the time of these hosts")
-    for gap in found.gaps[:_MOST_GAPS]:
+    for gap in facts.gaps[:_MOST_GAPS]:
         yield say.comment(f"{hours(gap.ns):>10}  {gap.cause}, {gap.host}")
-    if more := found.gaps[_MOST_GAPS:]:
+    if more := facts.gaps[_MOST_GAPS:]:
         yield say.comment(f"{hours(sum(gap.ns for gap in more)):>10}  in {len(more)} more rows (--json)")
 
 
@@ -56,72 +56,72 @@ def hours(ns: int) -> str:
     return f"{ns / 1e9:.1f} s" if ns < _HOUR else f"{ns / _HOUR:.1f} h"
 
 
-def report(found: Head, tables: Sequence[Table], idle: int, style: Style) -> Iterator[str]:
+def report(facts: Head, tables: Sequence[Table], idle: int, style: Style) -> Iterator[str]:
     """Return the lines of a report."""
-    yield from head(found, style)
-    yield say.comment(f"Total:    {say.exact_amount(tables[0].weight, found.unit, style)}")
+    yield from head(facts, style)
+    yield say.comment(f"Total:    {say.exact_amount(tables[0].weight, facts.unit, style)}")
     if idle and idle < tables[0].weight:
         share = _share(idle, tables[0].weight)
         text = f"{share} are of threads that merely wait for work (--idle hide leaves them out)"
         yield say.comment(f"Idle:     {text}")
     for table in tables:
-        yield from _table(table, found, style)
-    yield from _losses(found)
+        yield from _table(table, facts, style)
+    yield from _losses(facts)
 
 
-def stacks(found: Head, table: StackTable, style: Style) -> Iterator[str]:
+def stacks(facts: Head, table: StackTable, style: Style) -> Iterator[str]:
     """Return the lines of the heaviest stacks."""
-    yield from head(found, style)
-    yield say.comment(f"Total:    {say.exact_amount(table.weight, found.unit, style)}")
+    yield from head(facts, style)
+    yield say.comment(f"Total:    {say.exact_amount(table.weight, facts.unit, style)}")
     order = "leaf first" if style.leaf_first else "root first"
-    yield from say.section(f"Stacks by {_subject(found)}, {order}", style)
+    yield from say.section(f"Stacks by {_subject(facts)}, {order}", style)
     for row in table.rows:
-        yield _stack_line(row, table.weight, found, style)
+        yield _stack_line(row, table.weight, facts, style)
         yield from frame_lines(row.frames, style)
     left = table.weight - sum(row.weight for row in table.rows)
     if table.stacks > len(table.rows):
         yield say.comment(
-            f"and {table.stacks - len(table.rows)} more stacks: {say.exact_amount(left, found.unit, style)}"
+            f"and {table.stacks - len(table.rows)} more stacks: {say.exact_amount(left, facts.unit, style)}"
         )
-    yield from _losses(found)
+    yield from _losses(facts)
 
 
-def _stack_line(row: StackRow, whole: int, found: Head, style: Style) -> str:
+def _stack_line(row: StackRow, whole: int, facts: Head, style: Style) -> str:
     share = f"{_share(row.weight, whole):>9}"
-    unit = f" {style.unit}" if found.unit == "ns" else ""
-    thing = "wait" if _is_waits(found) else "sample"
+    unit = f" {style.unit}" if facts.unit == "ns" else ""
+    thing = "wait" if _is_waits(facts) else "sample"
     classes = row.classes
     shown = " ".join(f"{name} {100 * part / (row.weight or 1):.0f}%" for name, part in classes.items())
     parts = [
         row.comm,
-        say.amount(row.weight, found.unit, style) + unit,
+        say.amount(row.weight, facts.unit, style) + unit,
         say.plural(row.waits, thing),
         *([next(iter(classes))] if len(classes) == 1 else [shown]),
     ]
     return f"{style.paint(_colour(row.weight, whole), share)}  {'  '.join(filter(None, parts))}"
 
 
-def _table(table: Table, found: Head, style: Style) -> Iterator[str]:
+def _table(table: Table, facts: Head, style: Style) -> Iterator[str]:
     if not table.rows:
         return
     by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
     by += ", longest blocked first" if table.by_blocked else ""
-    yield from say.section(f"{_subject(found).capitalize()} by {printable(by)}", style)
-    yield from coloured_table(list(_columns(table, found, style)), style)
+    yield from say.section(f"{_subject(facts).capitalize()} by {printable(by)}", style)
+    yield from coloured_table(list(_columns(table, facts, style)), style)
     rows, weight = table.more
     if rows:
-        yield say.comment(f"and {rows} more rows: {say.exact_amount(weight, found.unit, style)}")
+        yield say.comment(f"and {rows} more rows: {say.exact_amount(weight, facts.unit, style)}")
 
 
-def _columns(table: Table, found: Head, style: Style) -> Iterator[Column]:
+def _columns(table: Table, facts: Head, style: Style) -> Iterator[Column]:
     rows = table.rows
-    unit = f" {style.unit}" if found.unit == "ns" else ""
+    unit = f" {style.unit}" if facts.unit == "ns" else ""
 
     def amounts(title: str, values: Sequence[int | None], spare: int = 0) -> Column:
-        return Column(title, [say.amount(value, found.unit, style) for value in values], spare=spare)
+        return Column(title, [say.amount(value, facts.unit, style) for value in values], spare=spare)
 
-    is_waits = _is_waits(found)
-    title = weight_title(found)
+    is_waits = _is_waits(facts)
+    title = weight_title(facts)
     yield Column("Share", [_share(row.weight, table.weight) for row in rows])
     yield amounts(f"{title}{unit}", [row.weight for row in rows])
     counts = [f"{row.waits}{'' if row.waits_are_exact else '+'}" for row in rows]
@@ -147,19 +147,19 @@ def _average(row: Row) -> int | None:
     return (row.weight + row.waits // 2) // row.waits if row.waits and row.waits_are_exact else None
 
 
-def _subject(found: Head) -> str:
-    return "off-cpu time" if _is_waits(found) else ", ".join(found.events)
+def _subject(facts: Head) -> str:
+    return "off-cpu time" if _is_waits(facts) else ", ".join(facts.events)
 
 
-def weight_title(found: Head) -> str:
+def weight_title(facts: Head) -> str:
     """Return the title of a column of weights."""
-    if _is_waits(found):
+    if _is_waits(facts):
         return "Off-cpu"
-    return found.events[0].capitalize() if len(found.events) == 1 else "Weight"
+    return facts.events[0].capitalize() if len(facts.events) == 1 else "Weight"
 
 
-def _is_waits(found: Head) -> bool:
-    return found.events == (EVENT_NAME,)
+def _is_waits(facts: Head) -> bool:
+    return facts.events == (EVENT_NAME,)
 
 
 def _share(weight: int, whole: int) -> str:
@@ -171,12 +171,12 @@ def _colour(weight: int, whole: int) -> str:
     return say.RED if percent >= 5 else say.GREEN if percent >= 0.5 else ""
 
 
-def _losses(found: Head) -> Iterator[str]:
+def _losses(facts: Head) -> Iterator[str]:
     yield "#"
-    yield from _gaps(found)
-    for title, counts in (("Samples to know about", found.notes), ("Lost or damaged", found.losses)):
+    yield from _gaps(facts)
+    for title, counts in (("Samples to know about", facts.notes), ("Lost or damaged", facts.losses)):
         if counts:
             yield say.comment(title)
             yield from (say.comment(f"{count:>10}  {cause}") for cause, count in counts.items())
-    if not found.losses:
+    if not facts.losses:
         yield say.comment("Nothing was lost.")

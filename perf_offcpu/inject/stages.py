@@ -69,13 +69,13 @@ class Retyper:
 
     def _retyped(self, batch: SampleBatch) -> SampleBatch:
         data, columns, order = batch.chunk.data, batch.columns, batch.order
-        found, valid = retype(data, columns, batch.samples, order, self.done.losses)
-        samples = repair_ids(found.samples, found.from_upstream, self.tasks)
-        chains = found.callchains.take(samples.callchain)
-        nr = np.where(found.from_upstream, -1, chains.lengths)
+        retyped, valid = retype(data, columns, batch.samples, order, self.done.losses)
+        samples = repair_ids(retyped.samples, retyped.from_upstream, self.tasks)
+        chains = retyped.callchains.take(samples.callchain)
+        nr = np.where(retyped.from_upstream, -1, chains.lengths)
         extensions = recorded_extensions(data, columns.arrays["raw"], nr, order)
         # Of upstream's samples only sums have something to say in an extension.
-        sums = np.flatnonzero(found.from_upstream & (samples.time_ns < 0))
+        sums = np.flatnonzero(retyped.from_upstream & (samples.time_ns < 0))
         if len(sums):
             no_wakers = Ragged(np.zeros(len(sums) + 1, np.int64))
             extensions = extensions.replaced(sums, made_extensions(samples.take(sums), no_wakers, order))

@@ -113,9 +113,9 @@ class HashIndex:
             if not len(open_):
                 break
             slot = (slot + step) & self._mask
-            found = self._rows[slot]
-            rows[open_] = found
-            left = np.flatnonzero((self._hashes[slot] != hashes) & (found >= 0))
+            row = self._rows[slot]
+            rows[open_] = row
+            left = np.flatnonzero((self._hashes[slot] != hashes) & (row >= 0))
             open_, slot, step, hashes = open_[left], slot[left], step[left], hashes[left]
         rows[open_] = -1
         return rows

@@ -185,15 +185,15 @@ def _taken(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]
 
 def tables_of(owner: Any) -> dict[str, Table]:
     """Return the tables of a Recording or Profile by name."""
-    found = {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
-    return {name: table for name, table in found.items() if isinstance(table, Table)}
+    tables = {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
+    return {name: table for name, table in tables.items() if isinstance(table, Table)}
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Return the different values, ascending: np.unique() without its import of numpy.ma, some 20 ms."""
     ordered = np.sort(values)
-    found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
-    return found
+    values_once: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return values_once
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
@@ -201,8 +201,8 @@ def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
     place = np.searchsorted(ascending, values)
-    found: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
-    return found
+    is_in: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
+    return is_in
 
 
 class Strings:

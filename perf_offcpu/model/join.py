@@ -142,11 +142,11 @@ def _key(evsel: Evsel) -> tuple[object, ...]:
 
 def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int, str]:
     """Return the build-id of each path; paths of several files have none."""
-    found: dict[int, set[str]] = {}
+    build_ids: dict[int, set[str]] = {}
     for profile in profiles:
         for row, build_id in profile.build_ids.items():
-            found.setdefault(strings.find(profile.strings[row]), set()).add(build_id)
-    return {row: ids.pop() for row, ids in found.items() if len(ids) == 1}
+            build_ids.setdefault(strings.find(profile.strings[row]), set()).add(build_id)
+    return {row: ids.pop() for row, ids in build_ids.items() if len(ids) == 1}
 
 
 def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:

@@ -49,18 +49,18 @@ def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32
     Returns:
         int32[n]: rows of `maps`, NO_MAP where none covers the address.
     """
-    found = _find(maps, spaces, addresses)
-    missing = np.flatnonzero((found == NO_MAP) & (spaces >= 0))
+    row = _find(maps, spaces, addresses)
+    missing = np.flatnonzero((row == NO_MAP) & (spaces >= 0))
     before = table.previous[spaces[missing]]
     missing, before = missing[before >= 0], before[before >= 0]
-    found[missing] = _find(maps, before, addresses[missing])
-    return found
+    row[missing] = _find(maps, before, addresses[missing])
+    return row
 
 
 def _find(maps: Maps, spaces: I32, addresses: U64) -> I32:
-    found = np.full(len(addresses), NO_MAP, np.int32)
+    row = np.full(len(addresses), NO_MAP, np.int32)
     if not len(addresses):
-        return found
+        return row
     order = np.argsort(spaces, kind="stable")
     present, first = np.unique(spaces[order], return_index=True)
     lows, highs = np.searchsorted(maps.space, present), np.searchsorted(maps.space, present, side="right")
@@ -70,5 +70,5 @@ def _find(maps: Maps, spaces: I32, addresses: U64) -> I32:
         address = addresses[rows]
         slot = np.searchsorted(maps.start[low:high], address, side="right") - 1 + low
         hit = (slot >= low) & (address < maps.end[slot])
-        found[rows[hit]] = slot[hit]
-    return found
+        row[rows[hit]] = slot[hit]
+    return row

@@ -104,8 +104,8 @@ class SampleColumns(Table):
 
     def has(self, flags: SampleFlag) -> Bool:
         """Return bool[n]: the samples with any of these flags."""
-        found: Bool = (self.flags & np.uint32(flags)) != 0
-        return found
+        is_set: Bool = (self.flags & np.uint32(flags)) != 0
+        return is_set
 
 
 class Samples(SampleColumns):

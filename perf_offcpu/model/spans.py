@@ -12,13 +12,13 @@ Time = TypeVar("Time", int, float)
 
 def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
     """Return (begin, end) of the union of spans, ascending; spans that touch are one, empty ones none."""
-    found: list[tuple[Time, Time]] = []
+    union: list[tuple[Time, Time]] = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
 def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:

@@ -96,15 +96,15 @@ def _exports(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 
 def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
     """Return those of some names under which a file exports a function; errors as `calls_at`."""
-    longest, found = max(map(len, names), default=0), set[bytes]()
+    longest, exports = max(map(len, names), default=0), set[bytes]()
     for symbols, strings in _exports(image) if names else ():
         places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]
         firsts = np.array(sorted({name[0] for name in names}), np.uint8)
         for place in places[is_among(np.frombuffer(strings, np.uint8)[places], firsts)].tolist():
             name = strings[place : place + longest + 1].partition(b"\0")[0]
             if name in names:
-                found.add(name)
-    return found
+                exports.add(name)
+    return exports
 
 
 def is_signal_return(image: ElfImage, offsets: U64) -> Bool:

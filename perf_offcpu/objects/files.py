@@ -111,8 +111,8 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
         return image
     except Refused as problem:
         pids = [] if problem.cause is losses.NO_FILE else pids_of_dso(recording, dso)
-        if build_id and (found := _by_build_id(name, build_id, search, pids, stack)):
-            return found
+        if build_id and (image_found := _by_build_id(name, build_id, search, pids, stack)):
+            return image_found
         raise
 
 

@@ -108,7 +108,7 @@ class Features:
 
     def build_ids(self) -> list[BuildId]:
         """Return the recorded build-ids, up to the first impossible entry."""
-        body, found, at = self.bodies.get(Feature.BUILD_ID, b""), list[BuildId](), 0
+        body, result, at = self.bodies.get(Feature.BUILD_ID, b""), list[BuildId](), 0
         while at + BUILD_ID_FIXED_SIZE <= len(body):
             size = int.from_bytes(body[at + 6 : at + 8], "little" if self.order == "<" else "big")
             if size < BUILD_ID_FIXED_SIZE or at + size > len(body):
@@ -117,9 +117,9 @@ class Features:
             length = entry["build_id_size"] if entry["misc"] & Misc.BUILD_ID_SIZE else BUILD_ID_BYTES
             build_id = entry["build_id"][:length]
             cpumode = entry["misc"] & Misc.CPUMODE_MASK
-            found.append(BuildId(entry["pid"], cpumode, build_id.hex(), entry["filename"]))
+            result.append(BuildId(entry["pid"], cpumode, build_id.hex(), entry["filename"]))
             at += size
-        return found
+        return result
 
 
 def _decoded(text: bytes) -> str:

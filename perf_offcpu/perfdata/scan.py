@@ -262,8 +262,8 @@ def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> NDArray[np.i
             parts.append(np.arange(at, at + count * step, step))
             at += count * step
             wait = pause = 1 if count >= _BATCH else 2 * pause
-    found = np.concatenate(parts)
-    return found[:-1] if at > end else found
+    offsets = np.concatenate(parts)
+    return offsets[:-1] if at > end else offsets
 
 
 def _walk_batch(sizes: memoryview, at: int, stop: int) -> tuple[list[int], int]:

@@ -155,9 +155,9 @@ class _Cursor:
         return self.body[begin:end].decode("latin-1")
 
     def expect(self, literal: bytes) -> None:
-        found = self.body[self.at : self.at + len(literal)]
-        if found != literal:
-            raise LayoutError(f"tracing data: {found!r} at {self.at}, expected {literal!r}")
+        read = self.body[self.at : self.at + len(literal)]
+        if read != literal:
+            raise LayoutError(f"tracing data: {read!r} at {self.at}, expected {literal!r}")
         self.at += len(literal)
 
 

@@ -42,11 +42,13 @@ def error_text(data: bytes, content_type: str) -> str:
         return shown(_last(data, 2))
     if content_type == "application/json":
         try:
-            found = json.loads(data)
+            document = json.loads(data)
         except (ValueError, RecursionError):
             return shown(data)
         return (
-            shown(str(found.get("message", "")).encode("utf-8", "replace")) if isinstance(found, dict) else ""
+            shown(str(document.get("message", "")).encode("utf-8", "replace"))
+            if isinstance(document, dict)
+            else ""
         )
     return shown(data) if content_type.startswith("text/plain") else ""
 
@@ -83,8 +85,8 @@ def _bounded(seconds: float) -> float:
 
 def _number(data: bytes, number: int) -> int:
     """Return the value of an int64 field; 0 if it is absent."""
-    found = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
-    return found[-1] - (found[-1] >> 63 << 64) if found else 0
+    numbers = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
+    return numbers[-1] - (numbers[-1] >> 63 << 64) if numbers else 0
 
 
 def _parts(data: bytes, number: int) -> list[bytes]:

@@ -30,7 +30,7 @@ def read_headers(path: str) -> tuple[tuple[str, str], ...]:
         UsageError: a line is no header, or one that the protocols set. The message never holds a value.
         OSError: the file cannot be read.
     """
-    found: dict[str, tuple[str, str]] = {}
+    headers: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_regular(path, _MOST_HEADER_BYTES).decode("latin-1").split("\n"), 1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -41,10 +41,10 @@ def read_headers(path: str) -> tuple[tuple[str, str], ...]:
             raise UsageError(f"{where}: not a header (Name: value, in ASCII)")
         if _OWN.fullmatch(name):
             raise UsageError(f"{where}: {name} is set by the protocol itself")
-        if name.lower() in found:
+        if name.lower() in headers:
             raise UsageError(f"{where}: {name} is there twice")
-        found[name.lower()] = (name, value)
-    return tuple(found.values())
+        headers[name.lower()] = (name, value)
+    return tuple(headers.values())
 
 
 _MOST_BYTES = 1 << 22
@@ -64,14 +64,16 @@ def open_targets(
         UsageError: a target, header or certificate is invalid, or grpcio is missing.
         OSError: a file cannot be read.
     """
-    found = [parse_target(text) for text in targets]
-    if twice := [target for target in found if [str(one) for one in found].count(str(target)) > 1]:
+    targets_parsed = [parse_target(text) for text in targets]
+    if twice := [
+        target for target in targets_parsed if [str(one) for one in targets_parsed].count(str(target)) > 1
+    ]:
         raise UsageError(f"{twice[0]}: given twice")
-    files = _by_kind(header_files, found)
+    files = _by_kind(header_files, targets_parsed)
     headers = {kind: read_headers(path) for kind, path in files.items()}
     ca = read_regular(ca_file, _MOST_BYTES).decode("latin-1") if ca_file else ""
     senders = []
-    for target in found:
+    for target in targets_parsed:
         own = headers.get(target.server.value) or headers.get("", ())
         senders.append((target, open_sender(target, SendOptions(own, ca))))
     return senders

@@ -35,10 +35,10 @@ def authorities(ca: str) -> bytes:
     Raises:
         UsageError: `ca` is no PEM, or the system has no authorities.
     """
-    found = tls_context(ca).get_ca_certs(binary_form=True)
-    if not found:
+    certificates = tls_context(ca).get_ca_certs(binary_form=True)
+    if not certificates:
         raise UsageError("grpcs: the system has no certificates of authorities: name some with --push-ca")
-    return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
+    return "".join(map(ssl.DER_cert_to_PEM_cert, certificates)).encode()
 
 
 class PushError(PerfOffcpuError):

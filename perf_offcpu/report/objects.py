@@ -247,9 +247,9 @@ def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]
     """Return the threads of each group, by the weight of the waits."""
     samples, comms, strings = profile.samples, profile.comms, profile.strings
     rows = np.flatnonzero((of >= 0) & (tid >= 0))
-    found: list[list[Hand]] = [[] for _ in range(groups)]
+    hands: list[list[Hand]] = [[] for _ in range(groups)]
     if not len(rows):
-        return found
+        return hands
     first, pair = group(of[rows], tid[rows])
     weight = sum_by(pair, samples.period[rows], len(first))
     waits = np.bincount(pair, minlength=len(first)).tolist()
@@ -262,7 +262,7 @@ def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]
     pid = np.append(comms.pid, -1)[at]
     for one in np.argsort(-weight, kind="stable").tolist():
         row = rows[first[one]]
-        found[int(of[row])].append(
+        hands[int(of[row])].append(
             Hand(
                 thread_label(strings[int(comm[one])]),
                 int(pid[one]),
@@ -273,7 +273,7 @@ def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]
                 _frames(profile, int(stack[one])),
             )
         )
-    return found
+    return hands
 
 
 def _heaviest_stack(of: I64, stack: I64, weight: I64, groups: int) -> I64:

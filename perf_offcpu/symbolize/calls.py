@@ -197,5 +197,7 @@ def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[in
     if not addresses:
         return {}
     table, wanted = symbols_of(image, search).symbols, np.array(sorted(addresses), np.uint64)
-    found = zip(wanted.tolist(), table.lookup(wanted).tolist(), strict=True)
-    return {address: table.name(row) for address, row in found if row >= 0 and table.start[row] == address}
+    symbol_rows = zip(wanted.tolist(), table.lookup(wanted).tolist(), strict=True)
+    return {
+        address: table.name(row) for address, row in symbol_rows if row >= 0 and table.start[row] == address
+    }

@@ -141,11 +141,11 @@ def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]
 
 def _build_ids(recording: Recording) -> dict[int, str]:
     """Return the build-id of each path; omit paths under which the recording has several files."""
-    found: dict[int, set[str]] = {}
+    build_ids: dict[int, set[str]] = {}
     for path, build_id in zip(recording.dsos.path.tolist(), recording.dsos.build_id.tolist(), strict=True):
         if build_id:
-            found.setdefault(path, set()).add(recording.strings[build_id])
-    return {path: ids.pop() for path, ids in found.items() if len(ids) == 1}
+            build_ids.setdefault(path, set()).add(recording.strings[build_id])
+    return {path: ids.pop() for path, ids in build_ids.items() if len(ids) == 1}
 
 
 def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
@@ -172,11 +172,11 @@ def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
         return np.where(chains < 0, -1, (space[begin : begin + _BLOCK].astype(np.int64) + 1) << 32 | chains)
 
     begins = range(0, len(callchain), _BLOCK)
-    found = distinct(np.concatenate([np.full(1, -1), *(distinct(keys(begin)) for begin in begins)]))
+    pairs = distinct(np.concatenate([np.full(1, -1), *(distinct(keys(begin)) for begin in begins)]))
     pair_of = np.empty(len(callchain), np.int32)
     for begin in begins:
-        pair_of[begin : begin + _BLOCK] = np.searchsorted(found, keys(begin)) - 1  # the first is -1
-    return found[1:] & 0xFFFFFFFF, ((found[1:] >> 32) - 1).astype(np.int32), pair_of
+        pair_of[begin : begin + _BLOCK] = np.searchsorted(pairs, keys(begin)) - 1  # the first is -1
+    return pairs[1:] & 0xFFFFFFFF, ((pairs[1:] >> 32) - 1).astype(np.int32), pair_of
 
 
 def _name(

@@ -67,11 +67,11 @@ class UserNames:
             self.unresolved.add(problem.cause.about(path), len(rows))
             return
         addresses = file_offset_to_vaddr(elf.loads, file_offsets)
-        found = elf.symbols.lookup(addresses)
+        row = elf.symbols.lookup(addresses)
         names.address[rows] = addresses
-        named = symbols_and_offsets(elf.symbols, found, addresses, self.strings)
+        named = symbols_and_offsets(elf.symbols, row, addresses, self.strings)
         names.symbol[rows], names.offset[rows] = named
-        self.unresolved.add(losses.NO_SYMBOL, int((found < 0).sum()))
+        self.unresolved.add(losses.NO_SYMBOL, int((row < 0).sum()))
         if self.lines is not None:
             self.lines.add(elf, addresses, rows, names, path)
 

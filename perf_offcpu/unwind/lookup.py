@@ -121,7 +121,7 @@ class CfiLookup:
         slot = keys * _MIX
         slot >>= _SLOT_SHIFT
         slot = slot.view(np.int64)
-        found = self._found.take(slot)
+        rules_row = self._found.take(slot)
         known = self._keys.take(slot) == keys
         # The key of wider numbers is ambiguous: they are looked up each time.
         if len(keys) and (
@@ -131,11 +131,11 @@ class CfiLookup:
             keys[~narrow] = _NO_KEY
             known &= narrow
         if known.all():
-            return found
+            return rules_row
         missing = np.flatnonzero(~known)
-        found[missing] = self._look_up(spaces[missing], addresses[missing])
-        self._keys[slot[missing]], self._found[slot[missing]] = keys[missing], found[missing]
-        return found
+        rules_row[missing] = self._look_up(spaces[missing], addresses[missing])
+        self._keys[slot[missing]], self._found[slot[missing]] = keys[missing], rules_row[missing]
+        return rules_row
 
     def _look_up(self, spaces: I32, addresses: U64) -> I32:
         """Look up addresses that are not remembered."""
@@ -143,25 +143,25 @@ class CfiLookup:
         space, address = spaces[order], addresses[order]
         new = np.append(True, (space[1:] != space[:-1]) | (address[1:] != address[:-1]))
         rule = self._look_up_distinct(space[new], address[new])
-        found = np.empty(len(addresses), np.int32)
-        found[order] = rule[np.cumsum(new) - 1]
-        return found
+        rules_row = np.empty(len(addresses), np.int32)
+        rules_row[order] = rule[np.cumsum(new) - 1]
+        return rules_row
 
     def _look_up_distinct(self, spaces: I32, addresses: U64) -> I32:
         maps = self.recording.maps
         rows = find_mappings(maps, self.recording.spaces, spaces, addresses)
-        found = np.full(len(addresses), OUTSIDE, np.int32)
+        rules_row = np.full(len(addresses), OUTSIDE, np.int32)
         mapped = np.flatnonzero(rows != NO_MAP)
         row = rows[mapped]
         offsets = addresses[mapped] - maps.start[row] + maps.pgoff[row]
         dsos = maps.dso[row]
         for dso in distinct(dsos).tolist():
             mine = np.flatnonzero(dsos == dso)
-            found[mapped[mine]] = self._in_file(dso, offsets[mine])
+            rules_row[mapped[mine]] = self._in_file(dso, offsets[mine])
             if self._tables[dso] is None and self.trampolines is not None:
                 at = mapped[mine]
-                found[at[self.trampolines.are_calls(spaces[at], addresses[at])]] = self._trampoline
-        return found
+                rules_row[at[self.trampolines.are_calls(spaces[at], addresses[at])]] = self._trampoline
+        return rules_row
 
     def _in_file(self, dso: int, offsets: U64) -> I32:
         if dso not in self._tables:

@@ -103,9 +103,9 @@ class Unwinder:
         for first in range(0, len(snapshots), BATCH):
             rows = np.arange(first, min(first + BATCH, len(snapshots)))
             parts.append(self.unwind(snapshots, rows, spaces[rows]))
-        found = Unwound.concat(parts)
-        _count(found, snapshots.stack.lengths, np.int64(stack_bytes), counters)
-        return found
+        unwound = Unwound.concat(parts)
+        _count(unwound, snapshots.stack.lengths, np.int64(stack_bytes), counters)
+        return unwound
 
 
 def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
@@ -156,13 +156,13 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
     for part in _batches(words):
         is_new = np.append(True, new[part][1:])
         unique = pairs[part][is_new]
-        found = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
+        unwound = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
         if not is_new.all():
-            found = found.take(np.cumsum(is_new) - 1)
+            unwound = unwound.take(np.cumsum(is_new) - 1)
         some = rows[part]
-        callchain[some] = chains.add(join_parts(kernel.take(samples.callchain[some]), found.chains))
-        flags[some] = _flags_after(flags[some], found.ends)
-        _count(found, words[part], stack_bytes[samples.evsel[some]], counters)
+        callchain[some] = chains.add(join_parts(kernel.take(samples.callchain[some]), unwound.chains))
+        flags[some] = _flags_after(flags[some], unwound.ends)
+        _count(unwound, words[part], stack_bytes[samples.evsel[some]], counters)
     samples = samples.with_columns(callchain=callchain, flags=flags)
     return _finished(recording, samples, chains.release(), counters)
 
@@ -214,11 +214,11 @@ def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> t
     for mask in sorted(set(masks.tolist())):
         mine = np.flatnonzero(masks == mask)
         lane: slice | I64 = slice(None) if len(mine) == len(rows) else mine
-        found = rows_of(snapshots.registers.values, begins[mine], mask.bit_count())
+        words = rows_of(snapshots.registers.values, begins[mine], mask.bit_count())
         bits = [bit for bit in range(64) if mask >> bit & 1]
         for place, bit in enumerate(bits):
             number = registers.of_sample[bit] if bit < len(registers.of_sample) else -1
             if number >= 0:
-                values[number, lane] = found[:, place]
+                values[number, lane] = words[:, place]
                 known[lane] |= np.uint64(1 << number)
     return values, known

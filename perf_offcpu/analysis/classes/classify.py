@@ -85,16 +85,16 @@ def classify(profile: Profile) -> Waits:
         name = judge.syscall(evidence, number)
         syscalls[index] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
-        found = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
-        is_for_work = is_wait and judge.is_for_work(evidence, found, name, letter, thing)
-        rule = programs.find(evidence.rules, found, name, profile.strings[of_comm]) if is_wait else None
+        wait_class = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
+        is_for_work = is_wait and judge.is_for_work(evidence, wait_class, name, letter, thing)
+        rule = programs.find(evidence.rules, wait_class, name, profile.strings[of_comm]) if is_wait else None
         if was_throttled and is_wait:
-            found = WaitClass.THROTTLED
+            wait_class = WaitClass.THROTTLED
         elif rule and rule.wait_class:
-            found = BY_LABEL[rule.wait_class]
+            wait_class = BY_LABEL[rule.wait_class]
         if rule:
             ruled[index] = programs.rules.index(rule)
-        classes[index] = found
+        classes[index] = wait_class
         for_work[index] = is_for_work if rule is None or rule.for_work is None else rule.for_work
     found_class, purpose = like_single_waits(
         profile, classes[group_of], for_work[group_of], ruled[group_of] == _NONE
@@ -149,8 +149,8 @@ class _Judge:
         self, evidence: Evidence, number: int, syscall: str, state: str, by_object: WaitClass | None
     ) -> WaitClass:
         if syscall in rules.CLASS_OF_SYSCALL:
-            found = rules.CLASS_OF_SYSCALL[syscall]
-            return by_object or found if found in BY_OBJECT else found
+            by_syscall = rules.CLASS_OF_SYSCALL[syscall]
+            return by_object or by_syscall if by_syscall in BY_OBJECT else by_syscall
         if by_object is not None and number >= 0:
             return by_object
         if number == SYSCALL_NONE:
@@ -188,10 +188,10 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
     most = np.full(len(first), -1, np.int64)
     for at in np.argsort(np.bincount(pair), kind="stable").tolist():  # the most frequent is written last
         most[group_of[len(sums) + one[at]]] = answer[one[at]]
-    found = np.where(caller[: len(sums)] >= 0, most[group_of[: len(sums)]], -1)
+    answer_of_sum = np.where(caller[: len(sums)] >= 0, most[group_of[: len(sums)]], -1)
     wait_class, for_work = wait_class.copy(), for_work.copy()
-    wait_class[sums[found >= 0]] = found[found >= 0] // 2
-    for_work[sums[found >= 0]] = found[found >= 0] % 2 == 1
+    wait_class[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] // 2
+    for_work[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] % 2 == 1
     return wait_class, for_work
 
 

@@ -47,13 +47,13 @@ def object_codes(profile: Profile) -> I16:
     asked = ("kind", "protocol", "name", "connected", "inward")
     columns = (getattr(objects, name).tolist() for name in asked)
     for row, (kind, protocol, name, connected, inward) in enumerate(zip(*columns, strict=True)):
-        found = _OF_KIND.get(kind)
+        wait_class = _OF_KIND.get(kind)
         if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
-            found = WaitClass.PIPE
+            wait_class = WaitClass.PIPE
         if kind in (ObjectKind.ANONYMOUS, ObjectKind.DESCRIPTORS):
-            found = _OF_NAME.get((kind, strings[name]), found)
-        if found is not None:
-            codes[row] = int(found) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
+            wait_class = _OF_NAME.get((kind, strings[name]), wait_class)
+        if wait_class is not None:
+            codes[row] = int(wait_class) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
     return codes[profile.samples.object]
 
 

@@ -77,9 +77,9 @@ def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence
         column[there] = answer
     first, group_of = group(*columns)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    found = [Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
-    found = [one._replace(entry_name=strings[one.entry]) if one.entry > 0 else one for one in found]
-    return found, group_of[of_sample]
+    evidence = [Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
+    evidence = [one._replace(entry_name=strings[one.entry]) if one.entry > 0 else one for one in evidence]
+    return evidence, group_of[of_sample]
 
 
 def _if(patterns: str) -> Callable[[str], int | None]:
@@ -128,10 +128,10 @@ class _Stacks:
             pairs = zip(met[nodes[first]].tolist(), caller[first].tolist(), strict=True)
             left = [number(sets[one] & (~programs.by_caller | allowed[other])) for one, other in pairs]
             met[nodes] = np.array(left, np.int32)[of]
-        found = self._every(met)
+        is_met = self._every(met)
         if not known:
-            return [0], np.zeros(len(found), np.int32)
-        different, of = np.unique(found, axis=0, return_inverse=True)
+            return [0], np.zeros(len(is_met), np.int32)
+        different, of = np.unique(is_met, axis=0, return_inverse=True)
         sets = [
             functools.reduce(operator.or_, itertools.compress(known, row), 0) for row in different.tolist()
         ]
@@ -164,21 +164,21 @@ class _Stacks:
     def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:
         """Return the first value of each stack, leaf first, within `user_frames` user frames (0: all)."""
         node = innermost_node(self.profile, self.stacks, value_of_frame >= 0, user_frames)
-        found: I32 = np.full(len(node), _NONE, np.int32)
+        value: I32 = np.full(len(node), _NONE, np.int32)
         known = node >= 0
-        found[known] = value_of_frame[self.profile.stacks.frame[node[known]]]
-        return found
+        value[known] = value_of_frame[self.profile.stacks.frame[node[known]]]
+        return value
 
     def _every(self, value_of_node: I32) -> Bool:
         """Return bool[n, values]: the values (0, 1, …) that some frame of each stack has."""
         parent = self.profile.stacks.parent
-        found = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
+        is_there = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
         live, at = np.arange(len(self.stacks)), self.stacks
-        while found.shape[1] and len(live):
+        while is_there.shape[1] and len(live):
             value = value_of_node[at]
             met = value >= 0
-            found[live[met], value[met]] = True
+            is_there[live[met], value[met]] = True
             above = parent[at]
             on = above >= 0
             live, at = live[on], above[on].astype(np.int64)
-        return found
+        return is_there

@@ -116,9 +116,9 @@ def _report(args: argparse.Namespace) -> int:
     from perf_offcpu.fleet import document, text
     from perf_offcpu.fleet.report import head_of, tables_of
 
-    limit, found = limit_of(args), selected(args)
-    keys = parse_keys(args.sort, found.label_names)
-    head, (tables, idle) = head_of(found), tables_of(found, keys, limit)
+    limit, selected_rows = limit_of(args), selected(args)
+    keys = parse_keys(args.sort, selected_rows.label_names)
+    head, (tables, idle) = head_of(selected_rows), tables_of(selected_rows, keys, limit)
     if args.json:
         return print_json(document.report(head, tables, idle), default=str)
     return print_lines(text.report(head, tables, idle, terminal_style(args)), args)
@@ -128,8 +128,8 @@ def _top(args: argparse.Namespace) -> int:
     from perf_offcpu.fleet import document, text
     from perf_offcpu.fleet.report import head_of, stacks_of
 
-    limit, found = limit_of(args), selected(args)
-    head, table = head_of(found), stacks_of(found, limit)
+    limit, selected_rows = limit_of(args), selected(args)
+    head, table = head_of(selected_rows), stacks_of(selected_rows, limit)
     if args.json:
         return print_json(document.stacks(head, table), default=str)
     return print_lines(text.stacks(head, table, terminal_style(args)), args)
@@ -148,18 +148,18 @@ def _diff(args: argparse.Namespace) -> int:
     selection = selection_of(args, now)
     old = None if args.baseline is None else baseline(selection, args.baseline, now)
     tables = opened(args)
-    found = select(tables, selection)
-    keys = parse_keys(args.sort, found.label_names) or ("class",)
+    new_side = select(tables, selection)
+    keys = parse_keys(args.sort, new_side.label_names) or ("class",)
     if wrong := {"host", "blocked"}.intersection(keys):
         raise UsageError(f"--sort {wrong.pop()} does not apply: hosts are the samples of a comparison")
-    head = head_of(found)
+    head = head_of(new_side)
     if old is None:
-        unlike = outliers_of(found, keys)
+        unlike = outliers_of(new_side, keys)
         if args.json:
             return print_json(document.outliers(unlike, head), default=str)
         return print_lines(text.outliers(unlike, head, terminal_style(args), limit), args)
     before = select(tables, old)
-    comparison, old_head = compare(before, found, keys), head_of(before)
+    comparison, old_head = compare(before, new_side, keys), head_of(before)
     if args.json:
         return print_json(document.comparison(comparison, old_head, head), default=str)
     return print_lines(text.comparison(comparison, old_head, head, terminal_style(args), limit), args)
@@ -169,8 +169,8 @@ def _flamegraph(args: argparse.Namespace) -> int:
     from perf_offcpu.convert.registry import FORMATS, Options
     from perf_offcpu.fleet.queries import profile_of_selected, title_of
 
-    found = selected(args)
-    profile, title = profile_of_selected(found), title_of(found)
+    selected_rows = selected(args)
+    profile, title = profile_of_selected(selected_rows), title_of(selected_rows)
     with open_output(args.output, binary=False) as out:
         FORMATS["flamegraph"].write(profile, out, Options(title=title))
     return 0

@@ -170,10 +170,10 @@ def _serial(args: argparse.Namespace) -> int:
     from perf_offcpu.report.causality.serial_text import render
 
     limits = limits_of(args)
-    found = serial_from_args(args, STACKS if limits.stacks is None else limits.stacks)
+    serial = serial_from_args(args, STACKS if limits.stacks is None else limits.stacks)
     if args.json:
-        return print_json(document(found))
-    return print_lines(render(found, style_of(args), limits.threads), args)
+        return print_json(document(serial))
+    return print_lines(render(serial, style_of(args), limits.threads), args)
 
 
 def compare_with_older(args: argparse.Namespace) -> int:

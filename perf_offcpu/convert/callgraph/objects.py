@@ -89,12 +89,12 @@ class _Edge(NamedTuple):
 
 def _merged(edges: Iterable[_Edge]) -> list[_Edge]:
     """Return one edge for each pair of ends; what it means is that of its heaviest part."""
-    found: dict[tuple[str, str], _Edge] = {}
+    edge_of_ends: dict[tuple[str, str], _Edge] = {}
     for edge in sorted(edges, key=lambda edge: (-edge.weight, edge)):
-        first = found.get(edge[:2], edge._replace(weight=0, waits=0))
+        first = edge_of_ends.get(edge[:2], edge._replace(weight=0, waits=0))
         weight, waits = first.weight + edge.weight, first.waits + edge.waits
-        found[edge[:2]] = first._replace(weight=weight, waits=waits)
-    return list(found.values())
+        edge_of_ends[edge[:2]] = first._replace(weight=weight, waits=waits)
+    return list(edge_of_ends.values())
 
 
 class _Labels:

@@ -123,17 +123,17 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
     """
     rows = np.flatnonzero(chosen & profile.is_offcpu())
     states = state_codes(profile.samples)[rows]
-    found = [
+    parts = [
         {"kind": "state", "name": STATES[code].words} | series(profile, place, rows[states == code])
         for code in distinct(states).tolist()
         if code not in {RUNNING, UNKNOWN_STATE}
     ]
     classes = classify(profile).wait_class[rows]
-    found += [
+    parts += [
         {"kind": "class", "name": WaitClass(one).label} | series(profile, place, rows[classes == one])
         for one in distinct(classes).tolist()
     ]
-    return found + _by_waker(profile, place, rows)
+    return parts + _by_waker(profile, place, rows)
 
 
 def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:

@@ -208,9 +208,9 @@ class CallerRows:
         waiting = np.flatnonzero(rows < -1)
         if not len(waiting):
             return rows
-        found = np.array([self._rows.get(caller, -1) for caller in self.awaited], np.int32)
+        row = np.array([self._rows.get(caller, -1) for caller in self.awaited], np.int32)
         result = rows.copy()
-        result[waiting] = found[-2 - rows[waiting]]
+        result[waiting] = row[-2 - rows[waiting]]
         counters.add(losses.CALLERS_NOT_COPIED, int((result[waiting] < 0).sum()))
         return result
 

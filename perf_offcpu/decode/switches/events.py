@@ -189,7 +189,7 @@ class SwitchDecoder:
         misc, lost = chunk.miscs[rows], chunk.types[rows] == RecordType.LOST
         out = misc & np.uint16(Misc.SWITCH_OUT) != 0
         timed = (trailers.time > 0) & (trailers.time < NO_TIME)
-        found = Switches.filled(
+        switches = Switches.filled(
             len(rows),
             kind=np.select([lost, out], [SwitchKind.LOST, SwitchKind.OUT], SwitchKind.IN),
             time_ns=np.where(timed, trailers.time, np.uint64(0)),
@@ -199,7 +199,7 @@ class SwitchDecoder:
             pid=trailers.pid,
             current=trailers.tid,
         )
-        return found.take(timed)
+        return switches.take(timed)
 
 
 class _Raw:

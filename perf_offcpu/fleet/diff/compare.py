@@ -115,8 +115,8 @@ class _Sides:
         """Return the rates of the hosts of both sides; of paired hosts in the same order."""
         if not keys:
             return [self._all(cube)[mine] for cube, mine in zip(self.cubes, self._rows, strict=True)]
-        found = (rates(cube, keys, rows) for cube in self.cubes)
-        return [one[mine] for one, mine in zip(found, self._rows, strict=True)]
+        sides_found = (rates(cube, keys, rows) for cube in self.cubes)
+        return [one[mine] for one, mine in zip(sides_found, self._rows, strict=True)]
 
     def _all(self, cube: Cube) -> F64:
         from perf_offcpu.fleet.queries import folded

@@ -88,5 +88,5 @@ def robust_z(values: F64) -> F64:
     away = values - np.median(values, axis=0)
     spread = 1.4826 * np.median(np.abs(away), axis=0)
     spread = np.where(spread > 0, spread, 1.2533 * np.abs(away).mean(axis=0))
-    found: F64 = np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)
-    return found
+    z: F64 = np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)
+    return z

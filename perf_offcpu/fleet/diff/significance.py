@@ -96,8 +96,8 @@ def _welch(second: F64, values: F64, scale: F64) -> F64:
 
 
 def _ratio(change: F64, error: F64) -> F64:
-    found: F64 = np.divide(change, error, out=np.zeros_like(change), where=error > 0)
-    return found
+    ratio: F64 = np.divide(change, error, out=np.zeros_like(change), where=error > 0)
+    return ratio
 
 
 def _verdicts(
@@ -128,9 +128,9 @@ def _subsets(hosts: int, second: int) -> F64:
     else:
         random = np.random.default_rng(_SEED).random((_ASSIGNMENTS, hosts))
         chosen = np.argsort(random, axis=1)[:, :second]
-    found = np.zeros((len(chosen), hosts), np.float64)
-    np.put_along_axis(found, chosen, 1.0, axis=1)
-    return found
+    members = np.zeros((len(chosen), hosts), np.float64)
+    np.put_along_axis(members, chosen, 1.0, axis=1)
+    return members
 
 
 def _signs(hosts: int) -> F64:

@@ -43,27 +43,27 @@ class _Rates:
         return f"{value:+.3f}" if sign else f"{value:.3f}"
 
 
-def comparison(found: Comparison, old: Head, new: Head, style: Style, limit: int | None) -> Iterator[str]:
+def comparison(compared: Comparison, old: Head, new: Head, style: Style, limit: int | None) -> Iterator[str]:
     """Return the lines of a comparison."""
     yield from head(new, style)
     yield say.comment(f"Baseline: {old.selection}")
-    yield from map(say.comment, wrapped(list(_method(found))))
+    yield from map(say.comment, wrapped(list(_method(compared))))
     rates = _Rates(style, new)
-    yield say.comment(f"Total:    {_total(found.total, rates)}")
-    for table in found.tables:
+    yield say.comment(f"Total:    {_total(compared.total, rates)}")
+    for table in compared.tables:
         yield from _stacks(table, rates, limit) if table.keys == STACK else _table(table, rates, limit)
 
 
-def _method(found: Comparison) -> Iterator[str]:
-    first, second = found.hosts
-    if found.paired:
+def _method(compared: Comparison) -> Iterator[str]:
+    first, second = compared.hosts
+    if compared.paired:
         yield f"{say.plural(first, 'host')} compared with themselves."
     else:
         yield f"{say.plural(first, 'host')} of the baseline compared with {second} others."
-    if found.left_out:
-        where = "one side" if found.paired else "both sides"
-        yield f"{say.plural(found.left_out, 'host')} left out: on {where}."
-    verdicts = found.tables[0].verdicts
+    if compared.left_out:
+        where = "one side" if compared.paired else "both sides"
+        yield f"{say.plural(compared.left_out, 'host')} left out: on {where}."
+    verdicts = compared.tables[0].verdicts
     every = f"all {verdicts.assignments}" if verdicts.exact else f"{verdicts.assignments}"
     yield (
         f"p: the part of {every} assignments of hosts in which any row of the table changes as much, in its "

@@ -96,8 +96,8 @@ class ElfImage:
         return loads
 
     def _has_code(self) -> Bool:
-        found: Bool = (self.sections["sh_flags"] & np.uint64(SectionFlag.EXECINSTR)) != 0
-        return found
+        is_code: Bool = (self.sections["sh_flags"] & np.uint64(SectionFlag.EXECINSTR)) != 0
+        return is_code
 
     def is_debug_only(self) -> bool:
         """Return True for a separate debug file: it has the headers of code sections, but not their bytes."""

@@ -46,9 +46,9 @@ def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
         fits[mine] = _fit(kind, chunk, rows[mine], ends[mine], events)
     counters.add(losses.UNKNOWN_OWNER, int(orphaned.sum()))
     counters.add(losses.BAD_RECORD, int((~fits).sum()))
-    found = np.ones(len(chunk), np.bool_)
-    found[rows] = fits & ~orphaned
-    return found
+    is_readable = np.ones(len(chunk), np.bool_)
+    is_readable[rows] = fits & ~orphaned
+    return is_readable
 
 
 def readable_events(events: Events) -> Events:

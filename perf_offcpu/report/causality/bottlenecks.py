@@ -75,16 +75,16 @@ class Bottlenecks:
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade) -> Bottlenecks:
     """Return the components of the wait-for graph with the largest weight."""
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
-    found = [component for component in components(graph) if component.held > 0]
+    held_components = [component for component in components(graph) if component.held > 0]
     stacks = _Stacks(profile, timeline, cascade)
-    shown = [_bottleneck(one, graph, stacks) for one in found[:_SHOWN]]
+    shown = [_bottleneck(one, graph, stacks) for one in held_components[:_SHOWN]]
     held = sum(one.held_ns for one in shown)
     return Bottlenecks(
         profile.meta.source,
         cascade.total_ns,
         cascade.unplaced_ns,
         shown,
-        len(found) - len(shown),
+        len(held_components) - len(shown),
         cascade.total_ns - held,
         graph.graph["dropped"],
         bool((profile.samples.waker_tid >= 0).any()),

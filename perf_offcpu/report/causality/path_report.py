@@ -99,8 +99,8 @@ def document(report: PathReport) -> dict[str, Any]:
 
 def _row(row: PathRow) -> dict[str, Any]:
     doing = row.doing.name.lower()
-    found = {"comm": row.comm, "doing": doing, "class": row.wait_class, "function": row.function}
-    return found | {"time": row.ns, "segments": row.segments}
+    fields_of_row = {"comm": row.comm, "doing": doing, "class": row.wait_class, "function": row.function}
+    return fields_of_row | {"time": row.ns, "segments": row.segments}
 
 
 def _hop(row: HopRow) -> dict[str, Any]:

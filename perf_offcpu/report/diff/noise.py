@@ -134,5 +134,5 @@ def variance_between_slices(samples: ProfileSamples, of: I64, groups: int, recor
 def _of_neighbours(sums: F64) -> F64:
     """Return float64[groups]: the variance of the sum of each row, by the differences of neighbours."""
     slices = sums.shape[1]
-    found: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
-    return found
+    variance: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
+    return variance

@@ -165,8 +165,8 @@ def named_objects(profile: Profile) -> U32:
     """Return uint32[samples]: the string with the object's name; 0 where it says no more than the class."""
     objects = profile.objects
     names = np.where(np.isin(objects.kind, _NAMED), objects.name, np.uint32(0))
-    found: U32 = np.append(names, np.uint32(0))[profile.samples.object]
-    return found
+    name: U32 = np.append(names, np.uint32(0))[profile.samples.object]
+    return name
 
 
 def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> list[Cause]:
@@ -176,12 +176,12 @@ def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells)
     """
     first, group_of = group(cells.wait_class, cells.rule)
     total = sum_by(group_of, cells.weight, len(first))
-    found: list[Cause] = []
+    causes_found: list[Cause] = []
     for at in np.argsort(-total, kind="stable")[:_CAUSES].tolist():
-        if total[at] <= 0 or (found and 100 * int(total[at]) < CAUSE_PERCENT * int(total.sum())):
+        if total[at] <= 0 or (causes_found and 100 * int(total[at]) < CAUSE_PERCENT * int(total.sum())):
             break
-        found.append(_cause(profile, waits, causes, cells.take(group_of == at)))
-    return sorted(found, key=lambda cause: (cause.for_work, cause.wait_class == WaitClass.CHILD.label))
+        causes_found.append(_cause(profile, waits, causes, cells.take(group_of == at)))
+    return sorted(causes_found, key=lambda cause: (cause.for_work, cause.wait_class == WaitClass.CHILD.label))
 
 
 def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Cause:

@@ -86,14 +86,14 @@ def verdict_of(
     preempted = _preempted(profile, waits, weight) if whole_lives else None
     if not len(subject.samples) and not preempted:
         return None
-    found = largest_causes(subject, waits, causes, busy)
+    largest = largest_causes(subject, waits, causes, busy)
     blocked, longest = _still_blocked(subject, waits, causes, ~idle)
     hidden, hidden_ms = (profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
     return Verdict(
         weight=weight,
         threads=busy.number_of_threads(),
-        causes=found,
-        others=weight - sum(cause.weight for cause in found),
+        causes=largest,
+        others=weight - sum(cause.weight for cause in largest),
         runq=int(busy.runq.sum()) if _knows_runq(subject.samples, waits) else None,
         preempted=preempted,
         idle_threads=cells.take(cells.idle == 1).number_of_threads() + hidden,
@@ -102,7 +102,7 @@ def verdict_of(
         longest_blocked=longest,
         goroutines="Go" in {waits.rules[row].program for row in np.unique(waits.rule).tolist() if row >= 0},
         loss=_loss(counts, profile, subject.samples),
-        command=_command(found, int(period.sum()), options),
+        command=_command(largest, int(period.sum()), options),
     )
 
 

@@ -164,8 +164,8 @@ def _split(raw: U8) -> tuple[_Lines, int]:
 
 def _has_space(raw: U8, start: I64, end: I64, column: int) -> Bool:
     """Return bool[n]: the line has a space in a column."""
-    found: Bool = (start + column < end) & (raw[np.minimum(start + column, len(raw) - 1)] == ord(" "))
-    return found
+    is_space: Bool = (start + column < end) & (raw[np.minimum(start + column, len(raw) - 1)] == ord(" "))
+    return is_space
 
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:

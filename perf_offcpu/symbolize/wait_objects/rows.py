@@ -61,8 +61,8 @@ def rows_of(ids: U64, objects: WaitObjects) -> I32:
     if not len(objects):
         return np.broadcast_to(np.int32(-1), len(ids))
     place = np.searchsorted(objects.id, ids)
-    found = np.append(objects.id, np.uint64(0))[place] == ids
-    return np.where(found & (ids != 0), place, -1).astype(np.int32)
+    is_there = np.append(objects.id, np.uint64(0))[place] == ids
+    return np.where(is_there & (ids != 0), place, -1).astype(np.int32)
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:

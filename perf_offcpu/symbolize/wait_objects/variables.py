@@ -87,12 +87,12 @@ def find_variables(
     Args:
         spaces: int32[n], rows in the recording's spaces; -1 unknown.
     """
-    maps, found = recording.maps, list[Variable | None]()
+    maps, variables = recording.maps, list[Variable | None]()
     rows = _maps_below(recording, spaces, addresses)
     files: dict[int, _File | None] = {}
     for row, address in zip(rows.tolist(), addresses.tolist(), strict=True):
         if row < 0:
-            found.append(None)
+            variables.append(None)
             continue
         dso = int(maps.dso[row])
         if dso not in files:
@@ -100,20 +100,20 @@ def find_variables(
         file = files[dso]
         place = None if file is None else _address_in(file.loads, recording, row, address)
         known = file is not None and place is not None
-        found.append(_variable(file, place, int(recording.dsos.path[dso])) if known else None)  # type: ignore[arg-type]
-    return found
+        variables.append(_variable(file, place, int(recording.dsos.path[dso])) if known else None)  # type: ignore[arg-type]
+    return variables
 
 
 def _maps_below(recording: Recording, spaces: I32, addresses: U64) -> I32:
     """Return int32[n]: the last mapping of each space that begins at or below the address; -1 for none."""
     maps = recording.maps
-    found = np.full(len(addresses), -1, np.int32)
+    row = np.full(len(addresses), -1, np.int32)
     for space in np.unique(spaces[spaces >= 0]).tolist():
         low, high = (int(np.searchsorted(maps.space, space, side)) for side in ("left", "right"))
         mine = np.flatnonzero(spaces == space)
         place = np.searchsorted(maps.start[low:high], addresses[mine], side="right") - 1 + low
-        found[mine] = np.where(place >= low, place, -1)
-    return found
+        row[mine] = np.where(place >= low, place, -1)
+    return row
 
 
 def _read(recording: Recording, dso: int, search: Search) -> _File | None:

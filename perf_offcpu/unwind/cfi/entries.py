@@ -114,8 +114,8 @@ class Fdes(Table):
 
 def read_entries(section: Section) -> tuple[Cies, Fdes]:
     """Return all usable entries; damage ends the list, entries of unknown form are left out."""
-    found, fdes = _walk(section)
-    cies, row_of = Cies.from_rows(list(found.values())), {at: row for row, at in enumerate(found)}
+    entries, fdes = _walk(section)
+    cies, row_of = Cies.from_rows(list(entries.values())), {at: row for row, at in enumerate(entries)}
     places = [(row_of[cie], begin, end) for cie, begin, end in fdes if cie in row_of]
     if not places:
         return cies, Fdes()

@@ -80,15 +80,15 @@ class CfiTable:
 
 def frame_sections(image: ElfImage) -> list[Section]:
     """Read the sound sections of call frame information of a little-endian 64-bit file, .eh_frame first."""
-    found = list[Section]()
+    sections = list[Section]()
     if image.bits != elf.ElfClass.BITS64 or image.order != "<":
-        return found
+        return sections
     for name, is_eh in ((b".eh_frame", True), (b".debug_frame", False)):
         section = image.section_named(name)
         with suppress(FormatError):
             if section is not None and (content := image.content(section, MAX_CONTENT)):
-                found.append(Section(content, section.addr, is_eh))
-    return found
+                sections.append(Section(content, section.addr, is_eh))
+    return sections
 
 
 def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
@@ -145,9 +145,9 @@ def joined(first: CfiTable, second: CfiTable) -> CfiTable:
 
 def _is_expression(rules: I64) -> model.Bool:
     kind = rules & 7
-    found: model.Bool = (kind == Kind.EXPRESSION) | (kind == Kind.VAL_EXPRESSION)
-    found[:, -1] = False
-    return found
+    is_expression: model.Bool = (kind == Kind.EXPRESSION) | (kind == Kind.VAL_EXPRESSION)
+    is_expression[:, -1] = False
+    return is_expression
 
 
 def renumbered(rules: I64, shift: int) -> I64:
