@@ -87,7 +87,7 @@ def load(
     from perf_offcpu.symbolize.options import SymbolizeOptions
 
     options = SymbolizeOptions(symfs=symfs, kallsyms=kallsyms, cache=DiskCache.usual())
-    profile = load_profile([os.fspath(one) for one in (path, *more)], options, **joining)
+    profile = load_profile([os.fspath(source) for source in (path, *more)], options, **joining)
     if events is not None:
         profile = select_events(profile, tuple(events))
     return Profile(*(getattr(profile, field.name) for field in dataclasses.fields(profile)))

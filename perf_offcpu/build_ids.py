@@ -85,10 +85,10 @@ def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
     Args:
         align: of the segment or section; some linkers align all notes of one to 8 bytes.
     """
-    at, align = 0, 8 if align == 8 else 4
-    while at + NOTE.size() <= len(notes):
-        note = NOTE.unpack(notes, order, start=at)
-        name_at = at + NOTE.size()
+    offset, align = 0, 8 if align == 8 else 4
+    while offset + NOTE.size() <= len(notes):
+        note = NOTE.unpack(notes, order, start=offset)
+        name_at = offset + NOTE.size()
         name_end = name_at + note["n_namesz"]
         text_at = name_end + -name_end % align
         end = text_at + note["n_descsz"]
@@ -96,5 +96,5 @@ def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
             build_id = notes[text_at:end]
             if 0 < len(build_id) == note["n_descsz"] <= _MAX_BUILD_ID:
                 return build_id
-        at = end + -end % align
+        offset = end + -end % align
     return b""

@@ -111,8 +111,8 @@ def sentence_of(deadlock: list[DeadThread]) -> str:
         return f"Deadlock: {_waiting(deadlock[0])}, which it holds itself."
     holders = [*deadlock[1:], deadlock[0]]
     parts = [
-        f"{_waiting(one)}, held by {holder.comm} {holder.tid}"
-        for one, holder in zip(deadlock, holders, strict=True)
+        f"{_waiting(thread)}, held by {holder.comm} {holder.tid}"
+        for thread, holder in zip(deadlock, holders, strict=True)
     ]
     return f"Deadlock of {len(deadlock)} threads: {'; '.join(parts)}."
 

@@ -265,7 +265,7 @@ class Agent:
         labels = dict(config.labels)
         dataset = DatasetSink(config.dataset, labels) if config.dataset else None
         opened = open_targets(config.push, config.push_header_file, config.push_ca) if config.push else []
-        push = [PushSink(*one, labels, self.spool, self.metrics, self._say) for one in opened]
+        push = [PushSink(*target, labels, self.spool, self.metrics, self._say) for target in opened]
         before, delivery = self._delivery.push, self._delivery
         delivery.dataset, delivery.push, delivery.period_ns = dataset, push, config.period_ns
         if config.max_bytes:

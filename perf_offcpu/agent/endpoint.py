@@ -71,9 +71,9 @@ class Endpoint:
         self._clients: dict[socket.socket, _Client] = {}  # oldest first
         self._stop, stopped = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        for one in (self._listener, stopped):
-            one.setblocking(False)
-            self._selector.register(one, selectors.EVENT_READ)
+        for waited in (self._listener, stopped):
+            waited.setblocking(False)
+            self._selector.register(waited, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, args=(stopped,), daemon=True)
         self._thread.start()
 

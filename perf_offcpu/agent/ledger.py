@@ -240,7 +240,7 @@ def _pairs(values: object) -> dict[str, tuple[int, int]]:
     return {
         str(key): (pair[0], pair[1])
         for key, pair in values.items()
-        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, int) for one in pair)
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(number, int) for number in pair)
     }
 
 

@@ -52,9 +52,9 @@ def holders_of(profile: Profile) -> Holders:
         unknown = np.broadcast_to(np.int32(-1), len(samples))
         return Holders(unknown, unknown, np.broadcast_to(np.False_, len(samples)), 0)
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
-    at = np.where(blocked, samples.time_ns, samples.switch_out_ns)
+    time_ns = np.where(blocked, samples.time_ns, samples.switch_out_ns)
     believed = (asked > 0) & (blocked | (asked != samples.tid))
-    believed[believed] = _lived(profile, np.flatnonzero(believed), asked, at)
+    believed[believed] = _lived(profile, np.flatnonzero(believed), asked, time_ns)
     kind = np.append(profile.objects.kind, np.uint16(ObjectKind.UNKNOWN))[samples.object]
     woken = ~blocked & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS) & (samples.waker_tid > 0)
     woken &= np.isin(kind, _LOCKS) & ((samples.waker_pid == samples.pid) | is_shared(profile))
@@ -95,10 +95,12 @@ def is_shared(profile: Profile) -> Bool:
     return shared | (np.append(profile.objects.shared, np.bool_(False))[samples.object])
 
 
-def _lived(profile: Profile, rows: I64, tid: I32, at: I64) -> Bool:
+def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64) -> Bool:
     """Return bool[rows]: True if the thread lived in the process of the sample at that time."""
-    tasks, tid, at = profile.tasks, tid[rows], at[rows]
-    row = rows_at(tasks.tid, tasks.begin_ns, tid, at)
+    tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
+    row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))
-    lived: Bool = (row >= 0) & (pid == profile.samples.pid[rows]) & (begin <= at) & ((end < 0) | (end >= at))
+    lived: Bool = (
+        (row >= 0) & (pid == profile.samples.pid[rows]) & (begin <= time_ns) & ((end < 0) | (end >= time_ns))
+    )
     return lived

@@ -211,7 +211,7 @@ def _of_objects(profile: Profile, selection: Selection) -> Bool:
     objects, strings = profile.objects, profile.strings
     chosen = np.zeros(len(objects) + 1, np.bool_)  # the last row: no object
     if selection.objects:
-        patterns = [re.compile(fnmatch.translate(f"*{one}*")) for one in selection.objects]
+        patterns = [re.compile(fnmatch.translate(f"*{glob}*")) for glob in selection.objects]
         names = (strings[row] for row in objects.name.tolist())
         chosen[:-1] = [any(pattern.match(name) for pattern in patterns) for name in names]
     if selection.locks:

@@ -18,12 +18,12 @@ def used_nodes(profile: Profile, leaves: I64) -> Bool:
     """
     parent = profile.stacks.parent
     is_used = np.zeros(len(parent), np.bool_)
-    at = _once(leaves[leaves >= 0], len(parent))
-    while len(at):
-        is_used[at] = True
-        above = parent[at]
+    node = _once(leaves[leaves >= 0], len(parent))
+    while len(node):
+        is_used[node] = True
+        above = parent[node]
         above = above[above >= 0]
-        at = _once(above[~is_used[above]], len(parent))
+        node = _once(above[~is_used[above]], len(parent))
     return is_used
 
 

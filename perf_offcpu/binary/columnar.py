@@ -37,7 +37,7 @@ class Columns:
 
     def take(self, rows: I64 | Bool) -> Columns:
         """Return the fields of some of the records."""
-        arrays = {name: one.take(rows) for name, one in self.arrays.items()}
+        arrays = {name: array.take(rows) for name, array in self.arrays.items()}
         scalars = {name: values[rows] for name, values in self.scalars.items()}
         return Columns(self.ok[rows], scalars, arrays, self.ends[rows])
 
@@ -57,8 +57,8 @@ def read_columns(
     """
     reader = _Columnar(data, starts, ends, order, shape)
     fields = layout.active(shape)
-    for one in fields[reader.read_prefix(fields) :]:
-        reader.read(one)
+    for row in fields[reader.read_prefix(fields) :]:
+        reader.read(row)
     reader.columns.ends = reader.at
     return reader.columns
 
@@ -78,7 +78,7 @@ class _Columnar:
             The number of fields that were read.
         """
         prefix = list(itertools.takewhile(is_scalar, fields))
-        size = sum(one.type.size for one in prefix if isinstance(one.type, Int))
+        size = sum(field.type.size for field in prefix if isinstance(field.type, Int))
         if not bool((self.limit - self.at >= size).all()):
             return 0
         if prefix:
@@ -86,12 +86,12 @@ class _Columnar:
         self.at = self.at + size
         return len(prefix)
 
-    def read(self, one: Field) -> None:
-        present = None if one.where is None else self.columns.scalars[one.where] != 0
-        if one.count is None and isinstance(one.type, Int):
-            self._scalar(one, one.type, present)
+    def read(self, field: Field) -> None:
+        present = None if field.where is None else self.columns.scalars[field.where] != 0
+        if field.count is None and isinstance(field.type, Int):
+            self._scalar(field, field.type, present)
         else:
-            self._array(one, present)
+            self._array(field, present)
 
     def _claim(self, sizes: I64 | int) -> I64:
         """Advance the cursors; records that are too short stop being `ok` and stay where they are."""
@@ -102,18 +102,18 @@ class _Columnar:
         self.at = start + np.where(fits, sizes, 0)
         return start
 
-    def _scalar(self, one: Field, type_: Int, present: Bool | None) -> None:
+    def _scalar(self, field: Field, type_: Int, present: Bool | None) -> None:
         sizes = type_.size if present is None else np.where(present, type_.size, 0).astype(np.int64)
         start = self._claim(sizes)
         readable = self.columns.ok if present is None else self.columns.ok & present
         values = gather(self.data, np.where(readable, start, 0), type_, self.order)
         if not readable.all():
             values[~readable] = 0
-        self.columns.scalars[one.name] = values
+        self.columns.scalars[field.name] = values
 
-    def _array(self, one: Field, present: Bool | None) -> None:
-        width = item_size(one, self.shape)
-        counts = self._counts(one)
+    def _array(self, field: Field, present: Bool | None) -> None:
+        width = item_size(field, self.shape)
+        counts = self._counts(field)
         if present is not None:
             counts = np.where(present, counts, 0)
         # A count from a hostile file may be 2^63: compare before multiplying.
@@ -121,27 +121,27 @@ class _Columnar:
         self.columns.ok &= sound
         counts = np.where(sound, counts, 0)
         start = self._claim(counts * width)
-        self.columns.arrays[one.name] = Rows(start, counts, width)
+        self.columns.arrays[field.name] = Rows(start, counts, width)
 
-    def _counts(self, one: Field) -> I64:
-        if isinstance(one.count, str):
-            counts = self.columns.scalars[one.count]
+    def _counts(self, field: Field) -> I64:
+        if isinstance(field.count, str):
+            counts = self.columns.scalars[field.count]
             return counts.astype(np.int64)  # 2^63 and more turn negative, and are refused
-        fixed = one.items(self.shape, {})
+        fixed = field.items(self.shape, {})
         return np.full(len(self.at), 1 if fixed is None else fixed, np.int64)
 
 
-def is_scalar(one: Field) -> bool:
+def is_scalar(field: Field) -> bool:
     """Return whether every record of its shape has the field, and once."""
-    return isinstance(one.type, Int) and one.count is None and one.where is None
+    return isinstance(field.type, Int) and field.count is None and field.where is None
 
 
-def item_size(one: Field, shape: Shape) -> int:
+def item_size(field: Field, shape: Shape) -> int:
     """Return the bytes of one item of an array."""
-    if isinstance(one.type, Layout):
-        return one.type.size(shape)
-    if isinstance(one.type, Int):
-        return one.type.size
-    if one.type is Special.BYTE:
+    if isinstance(field.type, Layout):
+        return field.type.size(shape)
+    if isinstance(field.type, Int):
+        return field.type.size
+    if field.type is Special.BYTE:
         return 1
-    raise TypeError(f"{one.name}: no columns of {one.type}")
+    raise TypeError(f"{field.name}: no columns of {field.type}")

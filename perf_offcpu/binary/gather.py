@@ -37,19 +37,19 @@ class Rows:
 
 
 def gather_fields(
-    data: NDArray[np.uint8], at: I64, fields: Sequence[Field], order: Order
+    data: NDArray[np.uint8], starts: I64, fields: Sequence[Field], order: Order
 ) -> dict[str, NDArray[Any]]:
     """Return neighbouring integers by name; each record is copied once."""
     kinds = np.dtype(
         [(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)]
     )
-    records = _windows(data, kinds.itemsize)[at].view(kinds)
+    records = _windows(data, kinds.itemsize)[starts].view(kinds)
     return {field.name: records[field.name].astype(native(field.type)) for field in fields}
 
 
-def gather(data: NDArray[np.uint8], at: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
+def gather(data: NDArray[np.uint8], starts: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
     """Return integers of one type at byte offsets `at` (int64[n], of any alignment), in native byte order."""
-    return _overlapping(data, type_.size, order)[at].astype(native(type_), copy=False)
+    return _overlapping(data, type_.size, order)[starts].astype(native(type_), copy=False)
 
 
 def native(type_: object) -> np.dtype[Any]:
@@ -58,9 +58,9 @@ def native(type_: object) -> np.dtype[Any]:
     return np.dtype(f"{'i' if type_.signed else 'u'}{type_.size}")
 
 
-def gather_u64(data: NDArray[np.uint8], at: I64, order: Order = "<") -> NDArray[np.uint64]:
+def gather_u64(data: NDArray[np.uint8], starts: I64, order: Order = "<") -> NDArray[np.uint64]:
     """Return the words at byte offsets `at` (raw data lies at 4 mod 8): uint64[n]."""
-    words: NDArray[np.uint64] = _overlapping(data, 8, order)[at].astype(np.uint64, copy=False)
+    words: NDArray[np.uint64] = _overlapping(data, 8, order)[starts].astype(np.uint64, copy=False)
     return words
 
 
@@ -171,17 +171,17 @@ def _gather_by_word(
     values = np.empty(offsets[-1], np.uint64)
     for first, stop in row_blocks(offsets):
         low, high = int(offsets[first]), int(offsets[stop])
-        at = np.repeat(shift[first:stop], counts[first:stop])
-        at += np.arange(8 * low, 8 * high, 8)
-        values[low:high] = words[at]
+        byte = np.repeat(shift[first:stop], counts[first:stop])
+        byte += np.arange(8 * low, 8 * high, 8)
+        values[low:high] = words[byte]
     return values
 
 
 def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.uint8]]:
     """Return all bytes of a BYTE array field, as `gather_rows` does words."""
     offsets = offsets_of(rows.counts)
-    at = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
-    return offsets, data[at]
+    byte = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
+    return offsets, data[byte]
 
 
 def move_rows(

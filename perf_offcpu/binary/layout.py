@@ -84,10 +84,10 @@ class Layout:
         self, data: Buffer, order: Order, shape: Shape, start: int, end: int
     ) -> tuple[dict[str, Any], int]:
         """Read one structure as `unpack` does, and return where it ended, too."""
-        values, at, problem = self.unpack_sound(data, order, shape, start, end)
+        values, stop, problem = self.unpack_sound(data, order, shape, start, end)
         if problem is not None:
             raise problem
-        return values, at
+        return values, stop
 
     def unpack_sound(
         self, data: Buffer, order: Order, shape: Shape, start: int, end: int

@@ -43,7 +43,7 @@ def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
         "event": merged([*map(printable, events)], samples.evsel.astype(np.int64)),
         "comm": named(samples.comm, profile.strings),
         "state": _states(profile),
-        "wait_class": Texts([one.label for one in WaitClass], _only(offcpu, waits.wait_class)),
+        "wait_class": Texts([wait_class.label for wait_class in WaitClass], _only(offcpu, waits.wait_class)),
         "syscall": Texts(list(map(printable, waits.syscall_names)), _only(waits.syscall > 0, waits.syscall)),
         "object": _objects(profile),
         "object_kind": _kinds(profile),

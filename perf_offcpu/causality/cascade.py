@@ -194,13 +194,13 @@ class _Steps(WaitTable):
     def _add_moments(self, timeline: Timeline) -> None:
         """Note the CPU samples of running threads by (track, index of the last change before them)."""
         rows = np.flatnonzero(timeline.moments)
-        track, at = timeline.track[rows], timeline.begin_ns[rows]
-        key = track * self.size + np.searchsorted(self.times, at, "right") - 1
+        track, moment = timeline.track[rows], timeline.begin_ns[rows]
+        key = track * self.size + np.searchsorted(self.times, moment, "right") - 1
         before = np.searchsorted(self.by_begin, key, "right") - 1
         running = np.ones(len(rows), np.bool_)
         if len(self.row):
-            running = (before < 0) | (self.track[before] != track) | (self.end[before] <= at)
-        rows, key = rows[running & (at >= self.born[track])], key[running & (at >= self.born[track])]
+            running = (before < 0) | (self.track[before] != track) | (self.end[before] <= moment)
+        rows, key = rows[running & (moment >= self.born[track])], key[running & (moment >= self.born[track])]
         order = np.argsort(key, kind="stable")
         self.moment, self.moment_key = rows[order], key[order]
 
@@ -217,7 +217,7 @@ class _Steps(WaitTable):
         _add(self.carried, passed.at[followed | devices], weight[followed | devices])
         self._keep(passed.at[target < 0], weight[target < 0])
         there = _Parts(
-            target[followed], *(one[followed] for one in (passed.begin, passed.end, passed.number))
+            target[followed], *(column[followed] for column in (passed.begin, passed.end, passed.number))
         )
         return self._explained(self._merged(there))
 

@@ -136,8 +136,8 @@ class _Spans:
 
     @classmethod
     def of_root(cls, track: int, begin: int, end: int) -> _Spans:
-        one = [np.array([number], np.int64) for number in (track, begin, end, -1)]
-        return cls(one[0], one[1], one[2], one[3], np.zeros(1, np.uint8), one[3])
+        span = [np.array([number], np.int64) for number in (track, begin, end, -1)]
+        return cls(span[0], span[1], span[2], span[3], np.zeros(1, np.uint8), span[3])
 
     @classmethod
     def concat(cls, parts: list[_Spans]) -> _Spans:

@@ -42,11 +42,11 @@ class Parallelism:
     weight: I64  # int64[tracks], ns: see above
     alone_by: I64  # int64[tracks], ns in which no other thread ran
 
-    def numbers_at(self, at: I64) -> I64:
+    def numbers_at(self, moment: I64) -> I64:
         """Return int64[n]: the number of running threads just after each time; 0 outside of the window."""
         if not len(self.number):
-            return np.zeros(len(at), np.int64)
-        row = np.searchsorted(self.time, at, "right") - 1
+            return np.zeros(len(moment), np.int64)
+        row = np.searchsorted(self.time, moment, "right") - 1
         inside = (row >= 0) & (row < len(self.number))
         return np.where(inside, self.number[np.clip(row, 0, len(self.number) - 1)], 0)
 
@@ -55,9 +55,9 @@ class Parallelism:
         most = int(self.number[self.length > 0].max(initial=0))
         return sum_by(np.minimum(self.number, most), self.length, most + 1)
 
-    def sum_until(self, sums: I64, at: I64) -> I64:
+    def sum_until(self, sums: I64, moment: I64) -> I64:
         """Return int64[n]: `alone` or `none` up to each time."""
-        return _at(self.time, sums, np.clip(at, self.begin, self.end)).astype(np.int64)
+        return _at(self.time, sums, np.clip(moment, self.begin, self.end)).astype(np.int64)
 
 
 def parallelism_of(
@@ -161,14 +161,14 @@ def _running_sum(values: I64) -> I64:
     return np.append(0, np.cumsum(values)).astype(np.int64)
 
 
-def _at(time: I64, sums: NDArray[Any], at: I64) -> NDArray[Any]:
+def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
     """Interpolate cumulative sums linearly at some times."""
-    row = np.clip(np.searchsorted(time, at, "right") - 1, 0, max(len(time) - 2, 0))
+    row = np.clip(np.searchsorted(time, moment, "right") - 1, 0, max(len(time) - 2, 0))
     if len(time) < 2:
-        return np.zeros(len(at), sums.dtype)
+        return np.zeros(len(moment), sums.dtype)
     length, step = time[row + 1] - time[row], sums[row + 1] - sums[row]
     sums_at: NDArray[Any] = sums[row] + np.where(
-        at == time[row + 1], step, (at - time[row]) * (step / length)
+        moment == time[row + 1], step, (moment - time[row]) * (step / length)
     )
     return sums_at
 

@@ -99,7 +99,9 @@ def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
         comm = path.tracks[path.root].comm if node == 0 else chains.comms[comms[node]]
         spent = {doing: int(own[node, doing]) for doing in Doing}
         rows.append(HopRow(depth, comm, wakeups[node] if node else 0, total[node], spent))
-        waiting += [(one, depth + 1) for one in sorted(below.get(node, ()), key=lambda one: total[one])]
+        waiting += [
+            (child, depth + 1) for child in sorted(below.get(node, ()), key=lambda child: total[child])
+        ]
     return rows
 
 
@@ -111,15 +113,15 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
     moments = np.flatnonzero(
         timeline.moments & (samples.cpu >= 0) & (samples.tid >= 0) & ~is_idle_task(samples.tid)
     )
-    at = timeline.begin_ns[moments] + timeline.origin_ns
-    segment = np.searchsorted(path.begin_ns[waiting], at, "right") - 1
+    time_ns = timeline.begin_ns[moments] + timeline.origin_ns
+    segment = np.searchsorted(path.begin_ns[waiting], time_ns, "right") - 1
     hit = segment >= 0
     if len(waiting):
-        hit &= (at < path.end_ns[waiting][segment]) & (cpu[segment] == samples.cpu[moments])
+        hit &= (time_ns < path.end_ns[waiting][segment]) & (cpu[segment] == samples.cpu[moments])
     first, group_of = group(samples.comm[moments[hit]])
     number = np.bincount(group_of, minlength=len(first)).tolist()
     names = [printable(profile.strings[int(row)]) for row in samples.comm[moments[hit]][first]]
-    return dict(sorted(zip(names, number, strict=True), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(zip(names, number, strict=True), key=lambda pair: (-pair[1], pair[0])))
 
 
 def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
@@ -131,7 +133,7 @@ def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[st
     causes = causes_of(subject, waits)
     first, group_of = group(waits.wait_class, causes.function)
     pairs = zip(waits.wait_class[first].tolist(), causes.function[first].tolist(), strict=True)
-    labels = [("", ""), *((WaitClass(one).label, causes.names[two]) for one, two in pairs)]
+    labels = [("", ""), *((WaitClass(code).label, causes.names[name]) for code, name in pairs)]
     label = np.zeros(len(path.wait), np.int64)
     label[waiting] = group_of[np.searchsorted(rows, path.wait[waiting])] + 1
     return labels, label

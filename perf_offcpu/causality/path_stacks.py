@@ -101,9 +101,9 @@ def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) ->
         moments = moments[profile.samples.evsel[moments] == profile.samples.evsel[moments].min()]
     if not len(path.begin_ns):
         return moments[:0], moments[:0]
-    at = timeline.begin_ns[moments] + timeline.origin_ns
-    segment = np.searchsorted(path.begin_ns, at, "right") - 1
-    hit = (segment >= 0) & (at < path.end_ns[-1])
+    time_ns = timeline.begin_ns[moments] + timeline.origin_ns
+    segment = np.searchsorted(path.begin_ns, time_ns, "right") - 1
+    hit = (segment >= 0) & (time_ns < path.end_ns[-1])
     hit &= (path.track[segment] == timeline.track[moments]) & (path.doing[segment] == Doing.RUNNING)
     return moments[hit], segment[hit]
 

@@ -74,9 +74,9 @@ class WaitTable:
         last = np.searchsorted(self._by_begin, track * self._size + place)
         return ranges(first, np.maximum(first, last))
 
-    def last_before(self, track: I64, at: I64) -> I64:
+    def last_before(self, track: I64, moment: I64) -> I64:
         """Return int64[n]: the last wait of each thread that had ended at a time; -1 none."""
-        key = track * self._size + np.searchsorted(self._ends, at, "right")
+        key = track * self._size + np.searchsorted(self._ends, moment, "right")
         wait = np.searchsorted(self._by_end, key) - 1
         same = wait >= 0
         same[same] = self.track[wait[same]] == track[same]

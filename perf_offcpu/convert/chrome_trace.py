@@ -92,8 +92,8 @@ class _Writer:
         self.waker_stacks = {-1: ""} | {node: f'"waker stack":{text},' for node, text in wakers.items()}
         self.ids = [f',"pid":{track.pid},"tid":{track.tid},"ts":' for track in self.wakeups.tracks]
         self.known = [
-            "".join(f"{json.dumps(name)}:{json.dumps(text)}," for name, text in one.items())
-            for one in self.details.sets
+            "".join(f"{json.dumps(name)}:{json.dumps(text)}," for name, text in details.items())
+            for details in self.details.sets
         ]
         self.arrow = np.full(len(self.samples), -1, np.int64)
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))

@@ -87,9 +87,9 @@ class _Writer:
 
     def _thread(self, track: Track) -> Iterator[str]:
         node, weight = in_time(self.timeline, track, self.node, self.weight)
-        stacks = [self._stacks[at] for at in node.tolist()]
+        stacks = [self._stacks[row] for row in node.tolist()]
         rest = track.rows[~self.timeline.placed[track.rows]]
-        stacks += [_below(self.no_place, self._stacks[at]) for at in self.node[rest].tolist()]
+        stacks += [_below(self.no_place, self._stacks[row]) for row in self.node[rest].tolist()]
         return self._profile(track.label, stacks, np.concatenate([weight, self.weight[rest]]))
 
     def _profile(self, name: str, stacks: list[str], weights: I64) -> Iterator[str]:

@@ -194,10 +194,10 @@ def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) ->
         yield whole.take(imported("pyarrow.compute").sort_indices(whole, keys))
 
 
-def _hosts(dataset: Dataset, table: str, folder: str, one: _Input) -> Iterator[tuple[str, Any]]:
+def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[tuple[str, Any]]:
     """Return (host, its rows) of a compacted file, in order; a host may come twice, with other rows."""
     pc = imported("pyarrow.compute")
-    for rows in _read(dataset, table, folder, one.name):
+    for rows in _read(dataset, table, folder, part.name):
         ends = pc.run_end_encode(rows["host_id"].combine_chunks().cast("string"))
         begin = 0
         for host, end in zip(ends.values.to_pylist(), ends.run_ends.to_pylist(), strict=True):
@@ -208,8 +208,8 @@ def _hosts(dataset: Dataset, table: str, folder: str, one: _Input) -> Iterator[t
 def _distinct(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:
     """Return one row of each id."""
     seen: set[int] = set()
-    for one in inputs:
-        for rows in _read(dataset, table, folder, one.name):
+    for part in inputs:
+        for rows in _read(dataset, table, folder, part.name):
             ids = rows[_IDS[table]].to_pylist()
             new = {id_: place for place, id_ in reversed([*enumerate(ids)]) if id_ not in seen}
             seen |= new.keys()

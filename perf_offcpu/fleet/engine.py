@@ -169,7 +169,9 @@ def _columns(table: Any) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         numbered = (f"{name}_{number}" for number in itertools.count(1))
-        unique = next(one for one in itertools.chain([name], numbered) if one not in columns)
+        unique = next(
+            candidate for candidate in itertools.chain([name], numbered) if candidate not in columns
+        )
         values = column.to_pylist()
         if str(column.type).startswith("map<"):
             values = [None if pairs is None else dict(pairs) for pairs in values]

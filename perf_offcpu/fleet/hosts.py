@@ -176,7 +176,9 @@ def _rows(tables: Tables, table: Any) -> list[Span]:
 def _overlap(spans: Sequence[Span]) -> bool:
     """Return True if a host had other labels within a span, so that its segments must be looked at."""
     different = _united(spans)
-    return any(one.last_ns > other.first_ns for one, other in zip(different, different[1:], strict=False))
+    return any(
+        earlier.last_ns > later.first_ns for earlier, later in zip(different, different[1:], strict=False)
+    )
 
 
 def _united(spans: Sequence[Span]) -> list[Span]:

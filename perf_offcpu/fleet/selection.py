@@ -147,7 +147,11 @@ def filtered(samples: Any, selection: Selection) -> Any:
     if selection.idle != "show":
         conditions.append(samples.idle == (selection.idle == "only"))
     if selection.objects:
-        conditions.append(ibis.or_(*(samples.object.re_search(_pattern(one)) for one in selection.objects)))
+        conditions.append(
+            ibis.or_(
+                *(samples.object.re_search(_pattern(pattern_text)) for pattern_text in selection.objects)
+            )
+        )
     if selection.containers:
         starts = (samples.container.startswith(container) for container in selection.containers)
         conditions.append(ibis.or_(*starts))
@@ -183,8 +187,8 @@ def cut_to_times(table: Any, selection: Selection) -> tuple[Any, Any]:
 
 
 def _hour(ns: int) -> tuple[datetime.date, int]:
-    at = time.gmtime(ns // _GIGA)
-    return datetime.date(at.tm_year, at.tm_mon, at.tm_mday), at.tm_hour
+    hour_start = time.gmtime(ns // _GIGA)
+    return datetime.date(hour_start.tm_year, hour_start.tm_mon, hour_start.tm_mday), hour_start.tm_hour
 
 
 def _pattern(text: str) -> str:

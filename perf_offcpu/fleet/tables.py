@@ -183,9 +183,9 @@ def document(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 def _plain_value(value: Any) -> Any:
     """Return a value of types that JSON has; others, such as times, as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain_value(one) for key, one in value.items()}
+        return {str(key): _plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain_value(one) for one in value]
+        return [_plain_value(item) for item in value]
     if isinstance(value, decimal.Decimal):
         is_whole = value.is_finite() and value == value.to_integral_value()
         return int(value) if is_whole else _plain_value(float(value))

@@ -64,7 +64,7 @@ def written_events(
     damage = Losses()
     tracepoints = tracepoint_formats(features.bodies.get(Feature.TRACING_DATA, b""), damage)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
-        ids = tuple(one for one in dict.fromkeys(spec.ids) if one not in known)
+        ids = tuple(number for number in dict.fromkeys(spec.ids) if number not in known)
         known.update(ids)
         attr = _cut(spec.attr, options.merge)
         if options.retype and is_raw_offcpu(spec):

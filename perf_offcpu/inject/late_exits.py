@@ -72,7 +72,7 @@ class LateCopies:
                 self._store.add(chunk, columns, spec.attr.sample_regs_user, wanted, events.order)
                 samples = model_samples(columns, spec, number, chunk.miscs[rows])
                 self._samples.append(samples.take(np.flatnonzero(wanted)))
-                self._callers += [caller for caller, _ in sorted(late, key=lambda one: one[1])]
+                self._callers += [caller for caller, _ in sorted(late, key=lambda pair: pair[1])]
 
     def release(self) -> tuple[Snapshots, Samples, U64]:
         """Return the copies, the samples that they are in, and their callers."""
@@ -170,6 +170,6 @@ def _with_times(chunk: Chunk, times: I64, events: Events) -> Chunk:
     for number in distinct(trailers.evsel).tolist():
         kind = events.specs[number].attr.sample_type
         in_trailer[trailers.evsel == number] += TRAILER.offset("time", kind)
-    for at in (chunk.starts + _BODY_TIME, in_trailer):
-        move_rows(chunk.data, at, words, 8 * np.arange(len(times)), np.full(len(times), 8))
+    for place in (chunk.starts + _BODY_TIME, in_trailer):
+        move_rows(chunk.data, place, words, 8 * np.arange(len(times)), np.full(len(times), 8))
     return chunk

@@ -80,11 +80,11 @@ class Ragged:
     def beside(cls, parts: Sequence[Ragged]) -> Ragged:
         """Return rows that are row i of each part, one after the other; all parts have n rows."""
         offsets = offsets_of(np.sum([part.lengths for part in parts], axis=0))
-        values, at = np.empty(int(offsets[-1]), np.uint64), 8 * offsets[:-1]
+        values, offset = np.empty(int(offsets[-1]), np.uint64), 8 * offsets[:-1]
         for part in parts:
             sizes = 8 * part.lengths
-            move_rows(values.view(np.uint8), at, part.values.view(np.uint8), 8 * part.offsets[:-1], sizes)
-            at += sizes
+            move_rows(values.view(np.uint8), offset, part.values.view(np.uint8), 8 * part.offsets[:-1], sizes)
+            offset += sizes
         return cls(offsets, values)
 
     def cut(self, lengths: I64) -> Ragged:

@@ -67,7 +67,7 @@ class Table:
     """Declarations by name, in order."""
 
     def __init_subclass__(cls) -> None:
-        own = {name: one for name, one in vars(cls).items() if isinstance(one, Column)}
+        own = {name: attribute for name, attribute in vars(cls).items() if isinstance(attribute, Column)}
         cls.columns = {**cls.columns, **own}
 
     def __init__(self, *arrays: NDArray[Any], **named: NDArray[Any]) -> None:
@@ -107,7 +107,9 @@ class Table:
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
         """Make a table of tuples in column order: for rare records, never for samples."""
         arrays = zip(*rows, strict=True) if rows else ((),) * len(cls.columns)
-        return cls(*(np.array(c, one.dtype) for c, one in zip(arrays, cls.columns.values(), strict=True)))
+        return cls(
+            *(np.array(c, declared.dtype) for c, declared in zip(arrays, cls.columns.values(), strict=True))
+        )
 
     @classmethod
     def concat(cls, tables: Iterable[Self]) -> Self:

@@ -152,9 +152,9 @@ def refusal(name: str, symfs: str = "") -> LossCause | None:
     return None
 
 
-def same_build(one: bytes, other: bytes) -> bool:
+def same_build(first: bytes, second: bytes) -> bool:
     """Return True if two build-ids are equal, as far as records hold them: 20 bytes, padded with zeros."""
-    return one[:RECORDED_BYTES].rstrip(b"\0") == other[:RECORDED_BYTES].rstrip(b"\0")
+    return first[:RECORDED_BYTES].rstrip(b"\0") == second[:RECORDED_BYTES].rstrip(b"\0")
 
 
 def _by_path(name: str, search: Search, stack: ExitStack) -> ElfImage:

@@ -217,7 +217,7 @@ def file_crc(image: ElfImage) -> int | None:
     source = image.source
     if source.fd >= 0 and is_mostly_holes(os.fstat(source.fd)):
         return None
-    crc, at = 0, 0
-    while block := image.source.read(at, _CRC_BLOCK):
-        crc, at = zlib.crc32(block, crc), at + len(block)
+    crc, offset = 0, 0
+    while block := image.source.read(offset, _CRC_BLOCK):
+        crc, offset = zlib.crc32(block, crc), offset + len(block)
     return crc

@@ -68,13 +68,13 @@ def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
 
     The string bytes of a single table are not copied; those of empty tables are dropped.
     """
-    tables, blobs, at = [Symbols()], list[bytes](), 0
+    tables, blobs, offset = [Symbols()], list[bytes](), 0
     for rows, strings in parts:
         if len(rows):
             tables.append(rows.take(slice(None)))
-            tables[-1].name = rows.name + np.uint32(at)
+            tables[-1].name = rows.name + np.uint32(offset)
             blobs.append(strings)
-            at += len(strings)
+            offset += len(strings)
     return Symbols.concat(tables), blobs[0] if len(blobs) == 1 else b"".join(blobs)
 
 
@@ -146,10 +146,10 @@ class SymbolTable:
 
     def name(self, row: int) -> str:
         """Return the name as the file spells it; bytes that are not UTF-8 by surrogateescape."""
-        at = int(self._name[row])
-        text = bytes(self._strings[at : at + _USUAL_NAME])
+        offset = int(self._name[row])
+        text = bytes(self._strings[offset : offset + _USUAL_NAME])
         if (stop := text.find(0)) < 0:
-            text = bytes(self._strings[at : at + MAX_NAME])
+            text = bytes(self._strings[offset : offset + MAX_NAME])
             stop = text.find(0)
         return text[: stop if stop >= 0 else None].decode("utf-8", "surrogateescape")
 
@@ -215,13 +215,13 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
     return np.where(mangled, 0, underscores), length
 
 
-def _ends_of_names(at: I64, text: U8) -> I64:
+def _ends_of_names(starts: I64, text: U8) -> I64:
     """Return the offset of the first NUL from each offset on; the length of the text where there is none.
 
     The text is scanned in steps, and only where names begin: a table may consist of NULs.
     """
-    order = np.argsort(at)
-    sought, ends = at[order], np.full(len(at), len(text), np.int64)
+    order = np.argsort(starts)
+    sought, ends = starts[order], np.full(len(starts), len(text), np.int64)
     done = 0
     for begin in range(0, len(text), _STEP):
         upto = int(np.searchsorted(sought, begin + _STEP))

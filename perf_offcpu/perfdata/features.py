@@ -84,11 +84,11 @@ class Features:
         if not body:
             return specs
         try:
-            head, at = EVENT_DESC_HEADER.unpack_from(body, self.order, None, 0, len(body))
+            head, offset = EVENT_DESC_HEADER.unpack_from(body, self.order, None, 0, len(body))
             for _ in range(min(head["nr"], MAX_EVENTS)):
-                attr = unpack_attr(body[at : at + head["attr_size"]], self.order)
-                entry, at = EVENT_DESC_ENTRY.unpack_from(
-                    body, self.order, None, at + head["attr_size"], len(body)
+                attr = unpack_attr(body[offset : offset + head["attr_size"]], self.order)
+                entry, offset = EVENT_DESC_ENTRY.unpack_from(
+                    body, self.order, None, offset + head["attr_size"], len(body)
                 )
                 specs.append(EventSpec(attr, _decoded(entry["name"]), tuple(entry["ids"])))
         except LayoutError:
@@ -108,17 +108,17 @@ class Features:
 
     def build_ids(self) -> list[BuildId]:
         """Return the recorded build-ids, up to the first impossible entry."""
-        body, result, at = self.bodies.get(Feature.BUILD_ID, b""), list[BuildId](), 0
-        while at + BUILD_ID_FIXED_SIZE <= len(body):
-            size = int.from_bytes(body[at + 6 : at + 8], "little" if self.order == "<" else "big")
-            if size < BUILD_ID_FIXED_SIZE or at + size > len(body):
+        body, result, offset = self.bodies.get(Feature.BUILD_ID, b""), list[BuildId](), 0
+        while offset + BUILD_ID_FIXED_SIZE <= len(body):
+            size = int.from_bytes(body[offset + 6 : offset + 8], "little" if self.order == "<" else "big")
+            if size < BUILD_ID_FIXED_SIZE or offset + size > len(body):
                 break
-            entry = BUILD_ID_ENTRY.unpack(body, self.order, None, at, at + size)
+            entry = BUILD_ID_ENTRY.unpack(body, self.order, None, offset, offset + size)
             length = entry["build_id_size"] if entry["misc"] & Misc.BUILD_ID_SIZE else BUILD_ID_BYTES
             build_id = entry["build_id"][:length]
             cpumode = entry["misc"] & Misc.CPUMODE_MASK
             result.append(BuildId(entry["pid"], cpumode, build_id.hex(), entry["filename"]))
-            at += size
+            offset += size
         return result
 
 

@@ -167,8 +167,8 @@ class _HeadReader:
     def _features(self, table_at: int) -> Iterator[tuple[int, bytes]]:
         bits = self._feature_bits()
         table = self._bytes(table_at, len(bits) * _SECTION_SIZE, "feature table")
-        for bit, at in zip(bits, range(0, len(table) - _SECTION_SIZE + 1, _SECTION_SIZE), strict=False):
-            section = SECTION.unpack(table, self.order, start=at)
+        for bit, offset in zip(bits, range(0, len(table) - _SECTION_SIZE + 1, _SECTION_SIZE), strict=False):
+            section = SECTION.unpack(table, self.order, start=offset)
             self.feature_sections[bit] = (section["offset"], section["size"])
             body = self._feature(bit, section["offset"], section["size"])
             self.counters.add(losses.BAD_FEATURE, int(body is None))

@@ -105,11 +105,11 @@ class Scanner:
             self.counters.add(losses.BAD_SIZE, len(piece))
             return
         walk = _Walk(self._rest + bytes(piece) if self._rest else piece, self.order)
-        parts, at = self._records(walk)
-        self._rest = b"" if self.stopped else bytes(walk.data[at:])
+        parts, offset = self._records(walk)
+        self._rest = b"" if self.stopped else bytes(walk.data[offset:])
         if parts:
             yield self._chunk(walk.data, parts)
-        self.at += at
+        self.at += offset
 
     def finish(self) -> None:
         """Count the bytes after the last complete record."""
@@ -125,10 +125,10 @@ class Scanner:
         """Return the complete records of a buffer, without blobs between them, and where they end."""
         raw = np.frombuffer(walk.data, np.uint8)
         parts: list[_Part] = []
-        at = self._skip_blob(walk.data, 0)
+        offset = self._skip_blob(walk.data, 0)
         window = len(raw)
-        while at < len(raw) and not self.stopped:
-            starts, end, is_sound = walk.records(at, window)
+        while offset < len(raw) and not self.stopped:
+            starts, end, is_sound = walk.records(offset, window)
             heads = gather_fields(raw, starts, RECORD_HEADER.fields, self.order)
             kinds = heads["type"]
             blobs = np.flatnonzero((kinds == _TRACING_DATA) | (kinds == _AUXTRACE))
@@ -143,8 +143,8 @@ class Scanner:
             types, miscs, sizes = (heads[name][: len(starts)] for name in ("type", "misc", "size"))
             parts.append((starts, types, miscs, sizes))
             window = _SHORT_WINDOW if len(blobs) else 2 * window
-            at = end
-        return parts, at
+            offset = end
+        return parts, offset
 
     def _take_blob(self, walk: _Walk, record: int, kind: int) -> int:
         """Skip the blob after a record, and return the place after the part of it that is here."""
@@ -158,11 +158,13 @@ class Scanner:
         )
         return end + self._skip_blob(walk.data, end)
 
-    def _skip_blob(self, data: Buffer, at: int) -> int:
+    def _skip_blob(self, data: Buffer, offset: int) -> int:
         """Return the number of bytes from `at` on that belong to a blob."""
-        skipped = min(self._skip, len(data) - at)
+        skipped = min(self._skip, len(data) - offset)
         if self._is_tracing_data:
-            self.tracing_data += data[at : at + min(skipped, MAX_TRACING_DATA - len(self.tracing_data))]
+            self.tracing_data += data[
+                offset : offset + min(skipped, MAX_TRACING_DATA - len(self.tracing_data))
+            ]
         self._skip -= skipped
         return skipped
 
@@ -181,30 +183,30 @@ class _Walk:
         self.data, self.order = data, order
         self._views: dict[int, memoryview] = {}
 
-    def records(self, at: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
+    def records(self, offset: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
         """Find whole records from `at` on, in about `window` bytes.
 
         Returns:
             (starts, end, is_sound): where they begin and end, and whether the rest can still become a record.
         """
-        stop, size = min(at + window, len(self.data)), 0
+        stop, size = min(offset + window, len(self.data)), 0
         parts: list[NDArray[np.int64]] = []
-        while at < stop:
+        while offset < stop:
             # Records of sizes that are multiples of 8, then one of an odd size.
-            phase = at & 1
+            phase = offset & 1
             halves = self._sizes(phase)
             limit = min((stop + 1) >> 1, len(halves) - 3)
-            places = _walk_chain(halves, at >> 1, limit, len(halves)) * 2 + phase
+            places = _walk_chain(halves, offset >> 1, limit, len(halves)) * 2 + phase
             parts.append(places)
             if len(places):
-                at = int(places[-1]) + self.header(int(places[-1]))[1]
-            size = self._odd_size(at) if at < stop else 0
+                offset = int(places[-1]) + self.header(int(places[-1]))[1]
+            size = self._odd_size(offset) if offset < stop else 0
             if size <= 0:
                 break
-            parts.append(np.array([at], np.int64))
-            at += size
+            parts.append(np.array([offset], np.int64))
+            offset += size
         starts = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        return starts, at, size >= 0
+        return starts, offset, size >= 0
 
     def _sizes(self, phase: int) -> memoryview:
         """Return the buffer as u16 in native order, from byte `phase` on."""
@@ -217,20 +219,22 @@ class _Walk:
             view = self._views[phase] = native.cast("B").cast("H")
         return view
 
-    def _odd_size(self, at: int) -> int:
+    def _odd_size(self, offset: int) -> int:
         """Return the size of a whole record that is no multiple of 8; 0 if it is cut, -1 if impossible."""
-        if len(self.data) - at < HEADER_SIZE:
+        if len(self.data) - offset < HEADER_SIZE:
             return 0
-        kind, size = self.header(at)
+        kind, size = self.header(offset)
         if size < HEADER_SIZE or (size & 7 and kind not in _ODD_SIZES):
             return -1
-        return size if at + size <= len(self.data) else 0
+        return size if offset + size <= len(self.data) else 0
 
-    def header(self, at: int) -> tuple[int, int]:
+    def header(self, offset: int) -> tuple[int, int]:
         """Return (type, size) of the record at `at`."""
         byteorder: Any = "little" if self.order == "<" else "big"
         data = self.data
-        return int.from_bytes(data[at : at + 4], byteorder), int.from_bytes(data[at + 6 : at + 8], byteorder)
+        return int.from_bytes(data[offset : offset + 4], byteorder), int.from_bytes(
+            data[offset + 6 : offset + 8], byteorder
+        )
 
 
 _STEPS = [0] * (1 << 16)
@@ -241,7 +245,7 @@ _BATCH = 256
 """Records that are walked between looks for a run."""
 
 
-def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> NDArray[np.int64]:
+def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[np.int64]:
     """Return the places (in u16) of whole, possible records from `at` to `stop`.
 
     An event without callchains, or with the same one always, writes records of one size: such a run is
@@ -250,35 +254,35 @@ def _walk_chain(sizes: memoryview, at: int, stop: int, end: int) -> NDArray[np.i
     halves = np.frombuffer(sizes, np.uint16)
     parts = [np.empty(0, np.int64)]
     wait = pause = 1
-    while at < stop:
-        places, at = _walk_batch(sizes, at, stop)
+    while place < stop:
+        places, place = _walk_batch(sizes, place, stop)
         parts.append(np.array(places, np.int64))
         if len(places) < _BATCH:
             break
         wait -= 1
         if not wait:
-            step = at - places[-1]
-            count = _run_length(halves[at + 3 : stop + 3 : step], sizes[places[-1] + 3])
-            parts.append(np.arange(at, at + count * step, step))
-            at += count * step
+            step = place - places[-1]
+            count = _run_length(halves[place + 3 : stop + 3 : step], sizes[places[-1] + 3])
+            parts.append(np.arange(place, place + count * step, step))
+            place += count * step
             wait = pause = 1 if count >= _BATCH else 2 * pause
     offsets = np.concatenate(parts)
-    return offsets[:-1] if at > end else offsets
+    return offsets[:-1] if place > end else offsets
 
 
-def _walk_batch(sizes: memoryview, at: int, stop: int) -> tuple[list[int], int]:
+def _walk_batch(sizes: memoryview, place: int, stop: int) -> tuple[list[int], int]:
     """Return the places of the next records, up to a batch of them, and where they end."""
     places: list[int] = []
     append, steps = places.append, _STEPS
     for _ in range(_BATCH):
-        if at >= stop:
+        if place >= stop:
             break
-        step = steps[sizes[at + 3]]
+        step = steps[sizes[place + 3]]
         if not step:
             break
-        append(at)
-        at += step
-    return places, at
+        append(place)
+        place += step
+    return places, place
 
 
 def _run_length(values: NDArray[np.uint16], value: int) -> int:

@@ -87,7 +87,7 @@ def _source(fd: int, name: str, seekable: bool) -> Source:
     stream = os.fdopen(fd, "rb", buffering=0 if regular else io.DEFAULT_BUFFER_SIZE)
     try:
         start = stream.read(PIPE_HEADER_SIZE) or b""
-        opener = next((one for magic, one in _OPENERS.items() if start.startswith(magic)), None)
+        opener = next((open_it for magic, open_it in _OPENERS.items() if start.startswith(magic)), None)
         if regular and opener is None:
             stream.seek(0)
             return Source(stream, name, info.st_size)

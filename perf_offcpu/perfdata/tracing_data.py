@@ -124,9 +124,9 @@ def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:
     for _ in cursor.repeated():
         system = cursor.text()
         for _ in cursor.repeated():
-            one = parse_format(system, cursor.file().decode("latin-1"))
-            if one is not None:
-                formats.setdefault(one.id, one)
+            format_read = parse_format(system, cursor.file().decode("latin-1"))
+            if format_read is not None:
+                formats.setdefault(format_read.id, format_read)
 
 
 class _Cursor:
@@ -177,7 +177,7 @@ def tracing_data_body(
     parts += [_count(0, order), _count(len(systems), order)]  # none of ftrace's own events
     for system, formats in systems.items():
         parts += [system + b"\0", _count(len(formats), order)]
-        parts += [_file(one, order) for one in formats]
+        parts += [_file(text, order) for text in formats]
     # No symbols, printk formats and comms: maps, build-ids and COMM records say more.
     return b"".join([*parts, _count(0, order), _count(0, order), _file(b"", order)])
 

@@ -106,29 +106,31 @@ def _message(data: bytes, number: int) -> bytes:
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
     """Yield (number, value) of each field up to the first malformed one; None for numbers of fixed size."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
+    offset = 0
+    while offset < len(data):
+        tag, offset = _varint(data, offset)
         kind = tag & 7
         if kind == 0:
-            value, at = _varint(data, at)
+            value, offset = _varint(data, offset)
             yield tag >> 3, value
             continue
-        length, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data) + 1), at)
-        if length > len(data) - at:
+        length, offset = (
+            _varint(data, offset) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data) + 1), offset)
+        )
+        if length > len(data) - offset:
             return
-        yield tag >> 3, data[at : at + length] if kind == 2 else None
-        at += length
+        yield tag >> 3, data[offset : offset + length] if kind == 2 else None
+        offset += length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     """Return a number and the place after it; a place after the end if the number is cut off."""
     value = 0
     for shift in range(0, 70, 7):
-        if at >= len(data):
+        if offset >= len(data):
             break
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value & (1 << 64) - 1, at
+        value |= (data[offset] & 0x7F) << shift
+        offset += 1
+        if data[offset - 1] < 0x80:
+            return value & (1 << 64) - 1, offset
     return 0, len(data)

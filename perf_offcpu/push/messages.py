@@ -58,7 +58,7 @@ def messages(target: Target, profile: Profile, labels: Mapping[str, str]) -> Ite
 def _pprof(waits: Waits, _labels: Mapping[str, str]) -> bytes:
     """Return a profile.proto, not compressed."""
     content = waits.content
-    sets = [{underscored(name): text for name, text in one.items()} for one in content.label_sets]
+    sets = [{underscored(name): text for name, text in label_set.items()} for label_set in content.label_sets]
     spelled = Content(content.types, content.values, sets, content.label_set)
     return b"".join(encode_content(waits.profile, Options(), spelled))
 

@@ -66,7 +66,7 @@ def open_targets(
     """
     targets_parsed = [parse_target(text) for text in targets]
     if twice := [
-        target for target in targets_parsed if [str(one) for one in targets_parsed].count(str(target)) > 1
+        target for target in targets_parsed if [str(named) for named in targets_parsed].count(str(target)) > 1
     ]:
         raise UsageError(f"{twice[0]}: given twice")
     files = _by_kind(header_files, targets_parsed)

@@ -79,7 +79,7 @@ class _Dictionary:
 
     def _samples(self, content: Content) -> Iterator[bytes]:
         """Write a sample for each stack with its labels."""
-        sets = from_bytes([self._label_set(one) for one in content.label_sets])
+        sets = from_bytes([self._label_set(label_set) for label_set in content.label_sets])
         first, group_of = group(self.tables.of_sample, content.label_set)
         values = varints(sum_by(group_of, content.values[0], len(first)))
         stack = numbers(1, self.tables.of_sample[first] + 1)

@@ -68,8 +68,8 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
     totals = totals_of(samples, rank[group_of], len(kept))
     queued, blocked = sum_by(rank[group_of], runq, len(kept)).tolist(), blocked[kept].tolist()
     rows = [
-        GroupRow(tuple(label(row) for _, label in made), totals[at], queued[at], blocked[at])
-        for at, row in enumerate(first[kept].tolist())
+        GroupRow(tuple(label(row) for _, label in made), totals[index], queued[index], blocked[index])
+        for index, row in enumerate(first[kept].tolist())
     ]
     more = len(first) - len(kept), int(weight.sum()) - sum(total.weight for total in totals)
     return GroupTable(tuple(keys), rows, more, bool((samples.runq_ns >= 0).any()), by_blocked)
@@ -101,8 +101,8 @@ def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
     calls = calls_of(subject, PathOptions(), np.ones(len(subject.samples), np.bool_))
     order = np.lexsort((np.arange(len(calls.names)), -calls.own, -calls.inclusive))
     rows = [
-        FunctionRow(calls.names[at], int(calls.inclusive[at]), int(calls.own[at]))
-        for at in order[:limit].tolist()
+        FunctionRow(calls.names[index], int(calls.inclusive[index]), int(calls.own[index]))
+        for index in order[:limit].tolist()
     ]
     return FunctionTable(rows, len(order) - len(rows))
 

@@ -80,7 +80,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "preempted": verdict.preempted
         and fields(verdict.preempted, "weight running") | _waiting(verdict.preempted),
         "causes": [_cause(cause) for cause in verdict.causes],
-        "longest_blocked": [fields(one, blocked) for one in verdict.longest_blocked],
+        "longest_blocked": [fields(thread, blocked) for thread in verdict.longest_blocked],
         "loss": verdict.loss and fields(verdict.loss, "cause count percent of causes"),
     }
 

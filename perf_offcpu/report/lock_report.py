@@ -106,7 +106,7 @@ def _sentence(report: LockReport, style: Style) -> str:
     number = len(report.table.rows) + report.table.more[0]
     if not number:
         return "No wait for a lock has an object: sums of short waits and older recordings have none."
-    weights = [f"{say.amount(one, 'ns', style)} {style.unit}" for one in (report.weight, report.total)]
+    weights = [f"{say.amount(weight, 'ns', style)} {style.unit}" for weight in (report.weight, report.total)]
     return f"{weights[0]} of {weights[1]} off the CPU were waits for {say.plural(number, 'lock')}."
 
 

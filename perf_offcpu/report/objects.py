@@ -131,14 +131,14 @@ class _Objects:
         return [
             ObjectRow(
                 printable(strings[name]),
-                _kind(kinds[at]),
-                next(iter(classes[at])),
-                totals[at],
-                threads[at],
-                HELD if held[at] else RELEASED if kinds[at] == ObjectKind.FUTEX else ENDED,
-                by[at],
+                _kind(kinds[index]),
+                next(iter(classes[index])),
+                totals[index],
+                threads[index],
+                HELD if held[index] else RELEASED if kinds[index] == ObjectKind.FUTEX else ENDED,
+                by[index],
             )
-            for at, name in enumerate(objects.name[thing].tolist())
+            for index, name in enumerate(objects.name[thing].tolist())
         ]
 
     def held(self) -> I64:
@@ -153,8 +153,8 @@ class _Objects:
         waker = np.where(samples.waker_tid > 0, samples.waker_tid, -1)
         is_futex = np.append(self.profile.objects.kind, 0)[samples.object] == ObjectKind.FUTEX
         tid = np.where(is_held, self.holders.held, np.where(is_futex, self.holders.released, waker))
-        at = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), samples.time_ns)
-        comm = np.append(comms.comm, 0).astype(np.int64)[at]
+        comm_row = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), samples.time_ns)
+        comm = np.append(comms.comm, 0).astype(np.int64)[comm_row]
         comm[tid < 0] = -1
         comm[~is_held & samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
         strings = self.profile.strings
@@ -215,15 +215,15 @@ def lock_table(
     rows = [
         LockRow(
             row,
-            queues[at],
-            hand_overs[at],
-            changed[at] if compared[at] else None,
-            functions[at],
-            hands[at][:hand_limit],
-            _cut(hands[at], hand_limit),
-            sum(hand.weight for hand in hands[at]),
+            queues[index],
+            hand_overs[index],
+            changed[index] if compared[index] else None,
+            functions[index],
+            hands[index][:hand_limit],
+            _cut(hands[index], hand_limit),
+            sum(hand.weight for hand in hands[index]),
         )
-        for at, row in enumerate(objects.rows())
+        for index, row in enumerate(objects.rows())
     ]
     return LockTable(rows, objects.more, holders.refused)
 
@@ -240,7 +240,7 @@ def _counts(of: I64, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], groups:
 
 def _functions(profile: Profile, causes: Causes, of: I64, groups: int) -> list[dict[str, int]]:
     sums = sums_by_label(of, causes.function, lambda row: causes.names[row], profile.samples.period, groups)
-    return [{name: ns for name, ns in one.items() if name} for one in sums]
+    return [{name: ns for name, ns in sums_of_thing.items() if name} for sums_of_thing in sums]
 
 
 def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]:

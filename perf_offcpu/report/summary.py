@@ -203,8 +203,8 @@ def _event_table(profile: Profile) -> dict[int, EventRow]:
     samples = np.bincount(group_of, minlength=len(first)).tolist()
     totals = totals_of(profile.samples, group_of, len(first))
     return {
-        row: EventRow(profile.evsels[row].name, profile.evsels[row].unit, samples[at], totals[at])
-        for at, row in enumerate(profile.samples.evsel[first].tolist())
+        row: EventRow(profile.evsels[row].name, profile.evsels[row].unit, samples[index], totals[index])
+        for index, row in enumerate(profile.samples.evsel[first].tolist())
         if row >= 0
     }
 

@@ -81,7 +81,7 @@ class FieldChoice:
 
     def anywhere(self) -> frozenset[str]:
         """Return the fields that are shown for events of any type."""
-        return self.shown.union(*(one.shown for one in self.of_type.values()))
+        return self.shown.union(*(fields.shown for fields in self.of_type.values()))
 
 
 def choose_fields(texts: Iterable[str]) -> FieldChoice:

@@ -65,11 +65,13 @@ def join_profiles(
     return profiles[0] if len(profiles) == 1 else _joined(profiles, first_cpu)
 
 
-def _is_same_kernel(one: Recording, other: Recording) -> bool:
-    builds = [recording.meta.kernel_build_id or kernel_map(recording).build_id for recording in (one, other)]
+def _is_same_kernel(first: Recording, second: Recording) -> bool:
+    builds = [
+        recording.meta.kernel_build_id or kernel_map(recording).build_id for recording in (first, second)
+    ]
     if all(builds):
         return builds[0] == builds[1]
-    return one.meta.os_release == other.meta.os_release
+    return first.meta.os_release == second.meta.os_release
 
 
 def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profile:

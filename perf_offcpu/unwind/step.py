@@ -145,14 +145,14 @@ class Walk(WalkState):
         root = rules.is_root.take(rule)
         self.end[lanes[root]] = End.ROOT
         other = np.flatnonzero(~bare & ~root)
-        for one in sorted(set(rule[other].tolist())):
-            mine = lanes[other[rule[other] == one]]
+        for rule_row in sorted(set(rule[other].tolist())):
+            mine = lanes[other[rule[other] == rule_row]]
             self.budget[0] -= 1
             if self.budget[0] < 0:
                 self.end[mine] = End.NO_CFI
             else:
-                _general_frames(self, mine, one)
-                self.has_exact |= bool(rules.is_signal[one])
+                _general_frames(self, mine, rule_row)
+                self.has_exact |= bool(rules.is_signal[rule_row])
 
     # Code without rules
 

@@ -81,7 +81,9 @@ def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
         return CfiTable()
     symbols, strings = listed_symbols(image, symtab)
     names = [strings.find(b"\0%s%s\0" % (name, abi)) for name in _GO_SWITCHES for abi in (b"", b".abi0")]
-    found = symbols.take(np.isin(symbols.name, [at + 1 for at in names if at >= 0]) & (symbols.size > 0))
+    found = symbols.take(
+        np.isin(symbols.name, [name_row + 1 for name_row in names if name_row >= 0]) & (symbols.size > 0)
+    )
     found = found.take(np.argsort(found.start))
     start = np.column_stack([found.start, found.start + found.size]).reshape(-1)
     rules = np.zeros((1, registers.count + 2), np.int64)

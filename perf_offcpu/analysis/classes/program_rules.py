@@ -260,26 +260,26 @@ class Rules:
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
         self.rules = (*rules, *PROGRAM_RULES)
         self.by_comm = any(rule.comm for rule in self.rules)
-        self.by_caller = sum(1 << at for at, rule in enumerate(self.rules) if rule.callers)
+        self.by_caller = sum(1 << bit for bit, rule in enumerate(self.rules) if rule.callers)
         self._frames = [pattern(rule.frames) for rule in self.rules]
         self._any_frame = pattern(" ".join(rule.frames for rule in self.rules if rule.frames))
-        self._without_frames = sum(1 << at for at, rule in enumerate(self.rules) if not rule.frames)
+        self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
         """Return the rules whose condition on frames a function meets: bit i for the rule i."""
         if not fits(self._any_frame, function):
             return 0
         return sum(
-            1 << at
-            for at, pattern in enumerate(self._frames)
-            if self.rules[at].frames and fits(pattern, function)
+            1 << bit
+            for bit, pattern in enumerate(self._frames)
+            if self.rules[bit].frames and fits(pattern, function)
         )
 
     def of_caller(self, function: str) -> int:
         """Return the rules of `by_caller` whose condition on callers a function meets."""
         return sum(
-            1 << at
-            for at, rule in enumerate(self.rules)
+            1 << bit
+            for bit, rule in enumerate(self.rules)
             if rule.callers and fits(pattern(rule.callers), function)
         )
 
@@ -294,9 +294,9 @@ class Rules:
         """
         met |= self._without_frames
         while met:
-            at = (met & -met).bit_length() - 1
-            if _fits(self.rules[at], wait_class, syscall, comm):
-                return self.rules[at]
+            bit = (met & -met).bit_length() - 1
+            if _fits(self.rules[bit], wait_class, syscall, comm):
+                return self.rules[bit]
             met &= met - 1
         return None
 
@@ -320,4 +320,4 @@ def fits(expressions: re.Pattern[str], function: str) -> bool:
 @functools.cache
 def pattern(expressions: str) -> re.Pattern[str]:
     """Return the pattern that matches a whole name if any of the expressions does; "" matches nothing."""
-    return re.compile("|".join(f"(?:{one})" for one in expressions.split()) or r"(?!)")
+    return re.compile("|".join(f"(?:{expression})" for expression in expressions.split()) or r"(?!)")

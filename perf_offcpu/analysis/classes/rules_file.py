@@ -60,11 +60,11 @@ def _rule(row: Any, where: str) -> ProgramRule:
         raise UsageError(f"{where}: unknown key {unknown[0]} (known: {' '.join(_KEYS)})")
     values = {key: _words(row.get(key, ""), f"{where}: {key}") for key in (*_EXPRESSIONS, "waits", "class")}
     for key in _EXPRESSIONS:
-        for one in values[key].split():
+        for word in values[key].split():
             try:
-                re.compile(one)
+                re.compile(word)
             except re.error as problem:
-                raise UsageError(f"{where}: {key}: {one} is not a regular expression: {problem}") from None
+                raise UsageError(f"{where}: {key}: {word} is not a regular expression: {problem}") from None
     for label in (*values["waits"].split(), *values["class"].split()):
         if label not in BY_LABEL:
             raise UsageError(f"{where}: {label} is not a class (classes: {' '.join(BY_LABEL)})")

@@ -78,7 +78,12 @@ def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence
     first, group_of = group(*columns)
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     evidence = [Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
-    evidence = [one._replace(entry_name=strings[one.entry]) if one.entry > 0 else one for one in evidence]
+    evidence = [
+        row_evidence._replace(entry_name=strings[row_evidence.entry])
+        if row_evidence.entry > 0
+        else row_evidence
+        for row_evidence in evidence
+    ]
     return evidence, group_of[of_sample]
 
 
@@ -173,12 +178,12 @@ class _Stacks:
         """Return bool[n, values]: the values (0, 1, …) that some frame of each stack has."""
         parent = self.profile.stacks.parent
         is_there = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
-        live, at = np.arange(len(self.stacks)), self.stacks
+        live, node = np.arange(len(self.stacks)), self.stacks
         while is_there.shape[1] and len(live):
-            value = value_of_node[at]
+            value = value_of_node[node]
             met = value >= 0
             is_there[live[met], value[met]] = True
-            above = parent[at]
+            above = parent[node]
             on = above >= 0
-            live, at = live[on], above[on].astype(np.int64)
+            live, node = live[on], above[on].astype(np.int64)
         return is_there

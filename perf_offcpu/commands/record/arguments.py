@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser.add_argument_group("waits"),
         _WAITS,
-        short_waits={"choices": [one.value for one in ShortWaits], "default": ShortWaits.STACKS.value},
+        short_waits={"choices": [choice.value for choice in ShortWaits], "default": ShortWaits.STACKS.value},
         min_block={"default": "0"},
         max_rate=_NUMBER,
         switch_states={"default": "S,D,I,Q"},

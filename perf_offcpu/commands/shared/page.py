@@ -29,8 +29,8 @@ def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
     for name in _KEPT:
         value = getattr(args, name)
         kept += [
-            (f"--{name.replace('_', '-')}", one)
-            for one in ([value] if isinstance(value, str) else value or ())
+            (f"--{name.replace('_', '-')}", text)
+            for text in ([value] if isinstance(value, str) else value or ())
         ]
     return kept if args.idle == "show" else [*kept, ("--idle", args.idle)]
 
@@ -54,5 +54,5 @@ def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> O
     head = head_of(profile, split_list(args.event), options=kept, whole_lives=path or whole_lives(args))
     switches = {"--no-prefix": args.no_prefix, "--apart": args.apart, "--from-start": args.from_start}
     words = [word for option in kept for word in option] + [name for name, given in switches.items() if given]
-    words += [word for one in args.wait_class or () for word in ("--class", one)]
+    words += [word for class_name in args.wait_class or () for word in ("--class", class_name)]
     return dataclasses.replace(options, sentences=head.sentences, selected=tuple(words), idle=head.idle)

@@ -56,13 +56,14 @@ def _dot_lines(graph: Any) -> Iterator[str]:
         outline = ', color="#c0392b", penwidth=2' if is_marked else ""
         look = f"fillcolor={_fill(node, weight, facts)}{outline}{shape}"
         yield f"  {_quoted(id_)} [label={_quoted(lines)}, {look}];"
-    for one, other, edge in graph.edges(data=True):
+    for source, target, edge in graph.edges(data=True):
         width = 0.6 + 5 * min(edge["share"], 100) / 100
         label = amount(edge["weight"], unit) + (f"\\n{edge['count']} x" if "count" in edge else "")
         label += f"\\n{edge['what']}" if edge.get("what", "waited") != "waited" else ""
         colour = ', color="#c0392b"' if edge.get("critical") else ""
         colour += ", style=dashed" if edge.get("dropped") else ""
-        yield f"  {_quoted(one)} -> {_quoted(other)} [label={_quoted(label)}, penwidth={width:.2f}{colour}];"
+        line = f"label={_quoted(label)}, penwidth={width:.2f}{colour}"
+        yield f"  {_quoted(source)} -> {_quoted(target)} [{line}];"
     yield "}"
 
 

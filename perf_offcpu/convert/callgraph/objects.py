@@ -167,8 +167,8 @@ def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Lab
     graph.graph["deadlocks"] = []
     for deadlock in deadlocks:
         circle = []
-        for one in deadlock:
-            circle += [labels.texts[labels.of_tid(one.tid)], one.lock]
+        for thread in deadlock:
+            circle += [labels.texts[labels.of_tid(thread.tid)], thread.lock]
         graph.graph["deadlocks"].append(" -> ".join(circle))
         for label in circle:
             if label in graph:

@@ -145,8 +145,8 @@ def _mark_knots(graph: Any) -> None:
             for one, other in light:
                 graph.edges[one, other]["dropped"] = True
             bare.remove_edges_from(light)
-    for _, at in graph.nodes(data=True):
-        at["knot"] = 0
+    for _, facts in graph.nodes(data=True):
+        facts["knot"] = 0
     knots = [component for component in components(graph) if component.is_knot and component.held > 0]
     for number, knot in enumerate(knots, 1):
         for name in knot.members:
@@ -157,7 +157,11 @@ def _mark_knots(graph: Any) -> None:
 
 
 def _dropped(graph: Any) -> list[tuple[str, str, int]]:
-    return [(one, other, at["weight"]) for one, other, at in graph.edges(data=True) if at["dropped"]]
+    return [
+        (source, target, facts["weight"])
+        for source, target, facts in graph.edges(data=True)
+        if facts["dropped"]
+    ]
 
 
 def _to_drop(part: Any) -> list[tuple[str, str]]:

@@ -284,7 +284,7 @@ class Markers:
             '{"type":"Wait","function":',
             map(str, self.functions[rows].tolist()),
             picked(self.sets, self.details.of[rows]),
-            [f',"runq":{_ms(one)}' if one else "" for one in runq.tolist()],
+            [f',"runq":{_ms(ns)}' if ns else "" for ns in runq.tolist()],
             picked(self.waker_text, self.tables.waker_node[rows]),
             ',"cause":{"stack":',
             map(str, self.tables.stack[rows].tolist()),

@@ -93,8 +93,8 @@ class SharedTables:
         stack_of[known] = rows + group_of
         nodes = np.concatenate([np.flatnonzero(inner), ends])
         above = parent[nodes]
-        at = np.arange(len(nodes))
-        self._prefix = np.where(above >= 0, at - row_of[above], 0)
+        row = np.arange(len(nodes))
+        self._prefix = np.where(above >= 0, row - row_of[above], 0)
         categories = np.concatenate([np.full(rows, _OWN), category[known[first]]])
         kept, self._frame_of_stack = group(self.tree.name[nodes], categories)
         self._name_of_frame = self.tree.name[nodes[kept]].astype(np.int64)
@@ -178,7 +178,7 @@ class SharedTables:
         frames = self.profile.frames if len(self.profile.frames) else Frames.filled(1)
         frames = frames.take(np.maximum(row, 0))
         dso, address, symbol = np.where(real, frames.dso, 0), frames.address, frames.symbol
-        lib = np.array([self._lib_of_dso.get(one, -1) for one in dso.tolist()], np.int64)
+        lib = np.array([self._lib_of_dso.get(number, -1) for number in dso.tolist()], np.int64)
         has_address = real & (lib >= 0) & (address > 0) & (address < _MOST_ADDRESS)
         begin = address.astype(np.int64) - frames.offset.astype(np.int64)
         native = self._native_symbols(

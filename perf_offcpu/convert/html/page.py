@@ -38,16 +38,16 @@ def packed(columns: Mapping[str, NDArray[np.integer]]) -> tuple[dict[str, dict[s
     A row of the directory has `at` (byte), `length` (values), `planes` (bytes a value) and `least` (the value
     to add). Values above 2^53 are rounded by JavaScript.
     """
-    squeeze, parts, at = zlib.compressobj(_LEVEL), [], 0
+    squeeze, parts, offset = zlib.compressobj(_LEVEL), [], 0
     directory = {}
     for name, column in columns.items():
         values = np.asarray(column)
         least = int(values.min()) if len(values) else 0
         planes = _planes(values, least)
-        directory[name] = {"at": at, "length": len(values), "planes": len(planes), "least": least}
+        directory[name] = {"at": offset, "length": len(values), "planes": len(planes), "least": least}
         for plane in planes:
             parts.append(squeeze.compress(plane.tobytes()))
-            at += len(plane)
+            offset += len(plane)
     parts.append(squeeze.flush())
     return directory, base64.b64encode(b"".join(parts)).decode()
 

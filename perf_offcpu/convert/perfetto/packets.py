@@ -57,11 +57,11 @@ def first_packet() -> bytes:
 def clock_packet(profile: Profile) -> bytes:
     """Return the trace's clock, with the wall clock where known."""
     meta = profile.meta
-    at = meta.wall_clock_at_ns if meta.wall_clock_ns else max(meta.first_ns, 0)
-    clocks = field(1, field(1, MONOTONIC) + field(2, at))
+    time_ns = meta.wall_clock_at_ns if meta.wall_clock_ns else max(meta.first_ns, 0)
+    clocks = field(1, field(1, MONOTONIC) + field(2, time_ns))
     if meta.wall_clock_ns:
         clocks += field(1, field(1, _REALTIME) + field(2, meta.wall_clock_ns))
-    return packet(field(8, at), field(6, clocks + field(2, MONOTONIC)))
+    return packet(field(8, time_ns), field(6, clocks + field(2, MONOTONIC)))
 
 
 def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
@@ -168,7 +168,7 @@ def callstacks(tree: PathTree, nodes: I64, names: int) -> Iterable[bytes]:
         paths = tree.paths(block)
         ids = protobuf.ragged(protobuf.numbers(2, paths.values + np.uint64(names + 1)), paths.offsets)
         heads = protobuf.numbers(1, block + 1)
-        lengths = heads.lengths + np.array([len(one) for one in ids])
+        lengths = heads.lengths + np.array([len(stack_ids) for stack_ids in ids])
         heads = protobuf.joined(protobuf.lengths(_CALLSTACKS, lengths), heads)
         texts = protobuf.ragged(heads, np.arange(len(block) + 1))
         yield b"".join(part for pair in zip(texts, ids, strict=True) for part in pair)

@@ -37,12 +37,12 @@ class OpenFile:
     def __del__(self) -> None:
         os.close(self.descriptor)
 
-    def read_into(self, room: Bytes, at: int) -> int:
+    def read_into(self, room: Bytes, offset: int) -> int:
         """Fill `room` from offset `at` on; return the number of bytes read."""
         done = 0
         while done < len(room):
             try:
-                size = os.preadv(self.descriptor, [room[done:].data], at + done)
+                size = os.preadv(self.descriptor, [room[done:].data], offset + done)
             except OSError:
                 break
             if not size:
@@ -74,7 +74,7 @@ class StackPositions:
 
     def settle(self, source: OpenFile | U64) -> None:
         """Set the source of stacks that were added without one."""
-        self._sources = [source if one is None else one for one in self._sources]
+        self._sources = [source if known_source is None else known_source for known_source in self._sources]
 
     @property
     def lengths(self) -> I64:

@@ -140,11 +140,13 @@ class SwitchDecoder:
         ) and self._has_switch_records:
             # taken of the thread that goes out, just before its SWITCH record
             return _rows(samples, SwitchKind.STACK).take(ok & (samples.time_ns > 0))
-        one = self._format(config) if kind == PerfType.TRACEPOINT else None
+        tracepoint = self._format(config) if kind == PerfType.TRACEPOINT else None
         is_repeated = self._first[kind, config] != number  # each switch counts once
-        if one is None or "raw" not in columns.arrays or is_repeated:
+        if tracepoint is None or "raw" not in columns.arrays or is_repeated:
             return Switches()
-        return self._of_tracepoint(one, _Raw(data, columns.arrays["raw"], ok, one, events.order), samples)
+        return self._of_tracepoint(
+            tracepoint, _Raw(data, columns.arrays["raw"], ok, tracepoint, events.order), samples
+        )
 
     def _read_kinds(self, specs: Sequence[EventSpec]) -> None:
         """Read the kinds of all events, once for each list of them: a recording can have thousands."""
@@ -158,8 +160,12 @@ class SwitchDecoder:
         body = self.features.bodies.get(Feature.TRACING_DATA, b"")
         if body is not self._body:
             self._body, self._formats = body, tracepoint_formats(body, self.counters)
-        one = self._formats.get(config)
-        return one if one is not None and one.system == "sched" and one.name in _TRACEPOINTS else None
+        tracepoint = self._formats.get(config)
+        return (
+            tracepoint
+            if tracepoint is not None and tracepoint.system == "sched" and tracepoint.name in _TRACEPOINTS
+            else None
+        )
 
     def _of_tracepoint(self, tracepoint_format: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
         kind = _TRACEPOINTS[tracepoint_format.name]

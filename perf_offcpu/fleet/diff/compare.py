@@ -88,7 +88,13 @@ def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Compariso
     if tuple(keys) != ("comm",):
         tables.append(_by_keys(sides, ("comm",)))
     tables.append(_by_stack(sides))
-    whole = _table((), [()], [()], sides, [one.sum(axis=1, keepdims=True) for one in sides.of((), [()])])
+    whole = _table(
+        (),
+        [()],
+        [()],
+        sides,
+        [rates_of_host.sum(axis=1, keepdims=True) for rates_of_host in sides.of((), [()])],
+    )
     return Comparison(sides.paired, sides.hosts, sides.left_out, whole.rows[0], tables)
 
 

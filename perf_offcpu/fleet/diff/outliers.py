@@ -74,7 +74,7 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
         for at, row in np.argwhere((np.abs(z) >= limit) & enough).tolist():
             facts = (float(part[at, row]), float(median[row]), float(z[at, row]))
             found.append(Outlier(names[hosts[mine[at]]], name, labels[row], *facts))
-    found.sort(key=lambda one: -abs(one.z))
+    found.sort(key=lambda outlier: -abs(outlier.z))
     return Outliers(tuple(keys), found, limit, len(compared), number, len(hosts) - number)
 
 

@@ -99,8 +99,10 @@ def _table(table: Table, rates: _Rates, limit: int | None) -> Iterator[str]:
             Column("p", [_p(row.p).removeprefix("p ") for row in rows], spare=2),
         ]
         columns += [
-            Column(TITLES.get(key, printable(key).capitalize()), [row.values[at] for row in rows], left=True)
-            for at, key in enumerate(table.keys)
+            Column(
+                TITLES.get(key, printable(key).capitalize()), [row.values[index] for row in rows], left=True
+            )
+            for index, key in enumerate(table.keys)
         ]
         yield from coloured_table(columns, rates.style)
     yield from _rest(table, more)
@@ -151,8 +153,8 @@ def outliers(found: Outliers, new: Head, style: Style, limit: int | None) -> Ite
         *([Column("Service", [printable(row.group) for row in rows], left=True)] if groups else []),
     ]
     columns += [
-        Column(TITLES.get(key, printable(key).capitalize()), [row.values[at] for row in rows], left=True)
-        for at, key in enumerate(found.keys)
+        Column(TITLES.get(key, printable(key).capitalize()), [row.values[index] for row in rows], left=True)
+        for index, key in enumerate(found.keys)
     ]
     yield from coloured_table(columns, style)
     if len(found.rows) > len(rows):

@@ -153,5 +153,5 @@ def _import_names(image: ElfImage, dynamic: Section, slots: U64, symbols: I64) -
     return {slot: name for slot, at in pairs if (name := _text(strings, at))}
 
 
-def _text(strings: bytes, at: int) -> bytes:
-    return strings[at : at + _MAX_NAME].split(b"\0", 1)[0]
+def _text(strings: bytes, offset: int) -> bytes:
+    return strings[offset : offset + _MAX_NAME].split(b"\0", 1)[0]

@@ -149,5 +149,5 @@ def _enum(meaning: type[enum.IntEnum | enum.IntFlag], value: int) -> str:
     if issubclass(meaning, enum.IntFlag):
         names = [str(bit.name) for bit in meaning if value & bit]
         return f"{int(value):#x} {'|'.join(names)}".rstrip()
-    names = [str(one.name) for one in meaning if value == one]
+    names = [str(member.name) for member in meaning if value == member]
     return f"{int(value)} {' '.join(names)}".rstrip()

@@ -167,22 +167,22 @@ class _Dump:
             yield from self._structure(layout, raw, 0, len(raw), indent="    ")
         elif spec.name == offcpu.EVENT_NAME:
             yield f"  {offcpu.PAYLOAD.name}"
-            values, at, problem = offcpu.PAYLOAD.unpack_sound(raw, self.order, None, 0, len(raw))
+            values, stop, problem = offcpu.PAYLOAD.unpack_sound(raw, self.order, None, 0, len(raw))
             yield from field_lines(offcpu.PAYLOAD, values, "    ")
             if problem is not None:
                 yield f"    ! {problem}"
             else:
-                yield from self._extension(raw, at)
+                yield from self._extension(raw, stop)
 
-    def _extension(self, raw: bytes, at: int) -> Lines:
+    def _extension(self, raw: bytes, offset: int) -> Lines:
         """Yield the fixed part of an off-cpu payload's extension as far as its size goes, then the rest."""
-        head, _, _ = offcpu.fixed_part(8).unpack_sound(raw, self.order, None, at, len(raw))
+        head, _, _ = offcpu.fixed_part(8).unpack_sound(raw, self.order, None, offset, len(raw))
         if head.get("magic") != offcpu.EXTENSION_MAGIC:
             return
         yield f"  {offcpu.EXTENSION.name}"
         known = head.get("version") == offcpu.EXTENSION_VERSION
         layout = offcpu.fixed_part(min(head["size"], offcpu.EXTENSION_SIZE) if known else 8)
-        yield from self._structure(layout, raw, at, len(raw), indent="    ")
+        yield from self._structure(layout, raw, offset, len(raw), indent="    ")
 
     def _other(self, kind: int, misc: int, record: bytes, evsel: int) -> Lines:
         shape = self.reader.events.specs[evsel].attr.sample_type if evsel >= 0 else None
@@ -211,8 +211,8 @@ class _Dump:
         else:
             if kind == RecordType.CALLCHAIN_DEFERRED:  # of the posted form and the final one only one can fit
                 v12 = CALLCHAIN_DEFERRED_V12
-                _, at, problem = v12.unpack_sound(record, self.order, None, HEADER_SIZE, end)
-                layout = v12 if problem is None and HEADER_SIZE < at == end - end % 8 else layout
+                _, stop, problem = v12.unpack_sound(record, self.order, None, HEADER_SIZE, end)
+                layout = v12 if problem is None and HEADER_SIZE < stop == end - end % 8 else layout
             yield from self._structure(layout, record, HEADER_SIZE, end, Misc(misc))
 
     def _header_attr(self, record: bytes) -> Lines:
@@ -240,13 +240,13 @@ class _Dump:
         self, layout: Layout, data: bytes, start: int, end: int, shape: Shape = None, indent: str = "  "
     ) -> Generator[str, None, dict[str, Any]]:
         """Yield the fields of one structure and the bytes after it; return the values."""
-        values, at, problem = layout.unpack_sound(data, self.order, shape, start, end)
+        values, stop, problem = layout.unpack_sound(data, self.order, shape, start, end)
         yield from field_lines(layout, values, indent)
         if problem is not None:
             yield f"{indent}! {problem}"
-        if at < end:
-            yield f"{indent}rest: {end - at} bytes"
-            yield from hex_lines(data[at:end], indent + "  ")
+        if stop < end:
+            yield f"{indent}rest: {end - stop} bytes"
+            yield from hex_lines(data[stop:end], indent + "  ")
         return values
 
 

@@ -128,14 +128,14 @@ class FileWriter:
     def _ids(self) -> bytes:
         return b"".join(HEADER_ATTR_IDS.pack({"ids": event.ids}, self.order) for event in self.events)
 
-    def _attr_entries(self, at: int) -> bytes:
+    def _attr_entries(self, offset: int) -> bytes:
         """Return the attr section; ids begin at offset `at` of the file."""
         entries = []
         for event in self.events:
-            section = {"offset": at, "size": 8 * len(event.ids)}
+            section = {"offset": offset, "size": 8 * len(event.ids)}
             attr = event.attr.pack(ATTR_SIZE_PERF_6_1, self.order)
             entries.append(attr + SECTION.pack(section, self.order))
-            at += section["size"]
+            offset += section["size"]
         return b"".join(entries)
 
     def _sections(self, offset: int, bodies: Iterable[bytes]) -> bytes:
@@ -182,13 +182,13 @@ def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[i
         (bytes, records)
     """
     data = b"".join(pieces)
-    at = records = 0
-    while at + _RECORD_HEADER_SIZE <= min(limit, len(data)):
-        size = RECORD_HEADER.unpack(data, order, start=at)["size"]
-        if size < _RECORD_HEADER_SIZE or at + size > limit:
+    offset = records = 0
+    while offset + _RECORD_HEADER_SIZE <= min(limit, len(data)):
+        size = RECORD_HEADER.unpack(data, order, start=offset)["size"]
+        if size < _RECORD_HEADER_SIZE or offset + size > limit:
             break
-        at, records = at + size, records + 1
-    return at, records
+        offset, records = offset + size, records + 1
+    return offset, records
 
 
 def pack_record(

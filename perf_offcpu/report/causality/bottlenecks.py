@@ -152,8 +152,8 @@ class _Stacks:
         others = int(self._weight[mine].sum()) - sum(one.ns for one in found)
         return found, others, int(self._bare[numbers].sum())
 
-    def _heaviest(self, at: I64, how: Held) -> list[StackHeld]:
-        stacks = heavy_stacks(self._profile, self._rows[at], self._weight[at], _STACKS)
+    def _heaviest(self, rows: I64, how: Held) -> list[StackHeld]:
+        stacks = heavy_stacks(self._profile, self._rows[rows], self._weight[rows], _STACKS)
         return [StackHeld(comm, how, frames, ns) for comm, frames, ns in stacks]
 
 
@@ -164,7 +164,7 @@ def document(bottlenecks: Bottlenecks) -> dict[str, Any]:
         "recording": printable(bottlenecks.source),
         "total": bottlenecks.total_ns,
         "unplaced": bottlenecks.unplaced_ns,
-        "bottlenecks": [_row(one) for one in bottlenecks.shown],
+        "bottlenecks": [_row(bottleneck) for bottleneck in bottlenecks.shown],
         "others": {"number": bottlenecks.others, "held": bottlenecks.other_ns},
         "dropped_edges": bottlenecks.dropped,
     }
@@ -217,8 +217,8 @@ def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
         yield say.comment(f"Not in it: {summed} of short waits, which were summed (--off-cpu-thresh 0)")
     if not bottlenecks.has_wakers:
         yield say.comment("The recording has no wakers: each thread waits for nobody known.")
-    for number, one in enumerate(bottlenecks.shown, 1):
-        yield from _bottleneck_lines(number, one, bottlenecks, style)
+    for number, bottleneck in enumerate(bottlenecks.shown, 1):
+        yield from _bottleneck_lines(number, bottleneck, bottlenecks, style)
     if bottlenecks.others:
         rest = say.exact_amount(bottlenecks.other_ns, "ns", style)
         yield say.comment(f"and {say.plural(bottlenecks.others, 'other')}: {rest}")

@@ -188,8 +188,8 @@ def _rows(
         add(comms[track[row]], names[function[row]] or "[unknown]", tuple(values))
     size = len(parallelism.weight)
     bare = parallelism.weight - sum_by(track, weight, size), parallelism.alone_by - sum_by(track, alone, size)
-    for at in np.flatnonzero(bare[0] | bare[1]).tolist():
-        add(comms[at], NOT_SAMPLED, (int(bare[0][at]), int(bare[1][at]), 0))
+    for index in np.flatnonzero(bare[0] | bare[1]).tolist():
+        add(comms[index], NOT_SAMPLED, (int(bare[0][index]), int(bare[1][index]), 0))
     made = [SerialRow(*key, *values) for key, values in sums.items()]
     return sorted(made, key=lambda row: (-row.weight, row.comm, row.function))
 

@@ -75,7 +75,7 @@ def _busy_share(row: Row) -> float:
 
 def _idle(side: Side) -> Idle:
     samples = side.subject.samples.take(side.idle)
-    hidden, hidden_ms = (side.profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
+    hidden, hidden_ms = (side.profile.losses.get(cause, 0) for cause in (losses.IDLE_THREADS, losses.IDLE_MS))
     weight = int(samples.period.sum()) + hidden_ms * 10**6
     return Idle(len(group(samples.pid, samples.tid)[0]) + hidden, weight * side.scale)
 

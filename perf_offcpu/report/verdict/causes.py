@@ -177,10 +177,10 @@ def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells)
     first, group_of = group(cells.wait_class, cells.rule)
     total = sum_by(group_of, cells.weight, len(first))
     causes_found: list[Cause] = []
-    for at in np.argsort(-total, kind="stable")[:_CAUSES].tolist():
-        if total[at] <= 0 or (causes_found and 100 * int(total[at]) < CAUSE_PERCENT * int(total.sum())):
+    for index in np.argsort(-total, kind="stable")[:_CAUSES].tolist():
+        if total[index] <= 0 or (causes_found and 100 * int(total[index]) < CAUSE_PERCENT * int(total.sum())):
             break
-        causes_found.append(_cause(profile, waits, causes, cells.take(group_of == at)))
+        causes_found.append(_cause(profile, waits, causes, cells.take(group_of == index)))
     return sorted(causes_found, key=lambda cause: (cause.for_work, cause.wait_class == WaitClass.CHILD.label))
 
 
@@ -217,7 +217,7 @@ def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
     """Return the names of `Place.object` and `Place.mostly`; "" for none."""
     first, group_of = group(cells.object)
     sums = sum_by(group_of, cells.weight, len(first)).tolist()
-    most = max(range(len(first)), key=lambda at: sums[at], default=-1)
+    most = max(range(len(first)), key=lambda index: sums[index], default=-1)
     if most < 0 or 2 * sums[most] <= sum(sums):
         return "", ""
     name = printable(profile.strings[int(cells.object[first[most]])])
@@ -227,5 +227,5 @@ def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
 def _threads(profile: Profile, cells: Cells) -> Threads:
     first, group_of = group(cells.comm)
     order = np.argsort(-sum_by(group_of, cells.weight, len(first)), kind="stable")
-    comms = [thread_label(profile.strings[one]) for one in cells.comm[first[order]].tolist()]
+    comms = [thread_label(profile.strings[text]) for text in cells.comm[first[order]].tolist()]
     return Threads(cells.number_of_threads(), comms)

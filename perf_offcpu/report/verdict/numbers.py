@@ -170,7 +170,14 @@ def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSampl
     if not counts:
         return None
     names = (Stage.NAMES, Stage.LINES)
-    cause = max(counts, key=lambda one: (one.in_last_line, one.stage not in names, counts[one]))
+    cause = max(
+        counts,
+        key=lambda cause_of_loss: (
+            cause_of_loss.in_last_line,
+            cause_of_loss.stage not in names,
+            counts[cause_of_loss],
+        ),
+    )
     count, part, whole, of = counts[cause], counts[cause], 0, ""
     if cause.stage in names:
         whole, of = max(len(profile.frames), count), "addresses"

@@ -95,11 +95,11 @@ def _runq(verdict: Verdict) -> str:
     if verdict.runq is not None and verdict.weight:
         share = _percent(verdict.runq, verdict.weight)
         parts.append(f"{share} of this time was waiting for a CPU (run queue)")
-    if one := verdict.preempted:
+    if preempted := verdict.preempted:
         more = "apart from it, " if parts else ""
-        waited, ran = time_text(one.weight), time_text(one.running)
+        waited, ran = time_text(preempted.weight), time_text(preempted.running)
         parts.append(
-            f"{more}preempted threads waited {waited} for a CPU and ran {ran} ({_threads(one.threads)})"
+            f"{more}preempted threads waited {waited} for a CPU and ran {ran} ({_threads(preempted.threads)})"
         )
     return _sentence(parts)
 

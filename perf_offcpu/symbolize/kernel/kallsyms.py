@@ -143,8 +143,8 @@ def parse_kallsyms(text: bytes) -> Kallsyms:
 def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
     """Find the reference symbols, of any type, in the text with lines ended by NUL."""
     for name in REFERENCES:
-        at = text.find(f" {name}\0".encode())
-        address = text[text.rfind(b"\0", 0, max(at, 0)) + 1 : max(at, 0)].partition(b" ")[0]
+        offset = text.find(f" {name}\0".encode())
+        address = text[text.rfind(b"\0", 0, max(offset, 0)) + 1 : max(offset, 0)].partition(b" ")[0]
         with suppress(ValueError):  # there is none, or its line is damaged
             yield name, int(address, 16)
 

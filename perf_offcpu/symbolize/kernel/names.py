@@ -221,14 +221,14 @@ def shown_name(path: str) -> str:
 
 def section_starts(image: ElfImage) -> U64:
     """Return uint64[number of sections]: the offset of each in the loaded code; NO_ADDRESS for others."""
-    sections, at = image.sections, 0
+    sections, offset = image.sections, 0
     align = np.maximum(sections["sh_addralign"], np.uint64(1))
     starts = np.full(len(sections), NO_ADDRESS)
     for index in np.flatnonzero((sections["sh_flags"] & np.uint64(_CODE)) == np.uint64(_CODE)).tolist():
         if not image.section_names[index].startswith(b".init"):
-            at += -at % min(int(align[index]), 1 << 21)
-            starts[index] = at
-            at += min(int(sections["sh_size"][index]), MAX_BYTES)
+            offset += -offset % min(int(align[index]), 1 << 21)
+            starts[index] = offset
+            offset += min(int(sections["sh_size"][index]), MAX_BYTES)
     return starts
 
 

@@ -169,13 +169,13 @@ class Symcache:
         parts = [self._text(int(row[name])) for name in ("comp_dir", "directory", "path_name")]
         return posixpath.join(*parts)[:_MAX_TEXT]
 
-    def _text(self, at: int) -> str:
+    def _text(self, offset: int) -> str:
         """Return a string of the table: its length as LEB128, then its bytes; "" if it is damaged."""
         length = 0
-        for byte_at, byte in enumerate(self._strings[at : at + _MAX_LENGTH_BYTES]):
+        for byte_at, byte in enumerate(self._strings[offset : offset + _MAX_LENGTH_BYTES]):
             length |= (byte & 0x7F) << 7 * byte_at
             if byte < 0x80:
-                start = at + byte_at + 1
+                start = offset + byte_at + 1
                 text = self._strings[start : start + min(length, _MAX_TEXT)]
                 return text.decode("utf-8", "surrogateescape")
         return ""

@@ -98,9 +98,12 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
 def _apart(named: Sequence[_Named]) -> list[str]:
     """Return the texts, with marks where different objects have the same."""
     marks: dict[str, set[str]] = {}
-    for one in named:
-        marks.setdefault(one.text, set()).add(one.mark)
-    return [f"{one.text} {one.mark}" if len(marks[one.text]) > 1 and one.mark else one.text for one in named]
+    for thing in named:
+        marks.setdefault(thing.text, set()).add(thing.mark)
+    return [
+        f"{thing.text} {thing.mark}" if len(marks[thing.text]) > 1 and thing.mark else thing.text
+        for thing in named
+    ]
 
 
 class _Namer:
@@ -132,17 +135,19 @@ class _Namer:
 
     def is_inward(self, row: int, pid: int) -> bool:
         """Return True if an event of an object is work that comes in, not an answer: see `model.profile`."""
-        one = self._rows[row]
-        if one.kind == ObjectKind.PIPE:
+        row_of_object = self._rows[row]
+        if row_of_object.kind == ObjectKind.PIPE:
             other = self._ends.of_pipe(row, pid)
             return other is None or other.pid == pid
-        if one.kind != ObjectKind.SOCKET:
+        if row_of_object.kind != ObjectKind.SOCKET:
             return False
-        if one.place == _ACCEPTED:
+        if row_of_object.place == _ACCEPTED:
             return True
-        if one.protocol == "unix":
-            return not (one.name or one.remote or one.local) and one.peer_pid in (one.pid, -1)
-        return _is_of_client(plain(one.local), plain(one.remote))
+        if row_of_object.protocol == "unix":
+            return not (
+                row_of_object.name or row_of_object.remote or row_of_object.local
+            ) and row_of_object.peer_pid in (row_of_object.pid, -1)
+        return _is_of_client(plain(row_of_object.local), plain(row_of_object.remote))
 
     def _pipe(self, row: int, pid: int) -> _Named:
         one, other = self._rows[row], self._ends.of_pipe(row, pid)

@@ -66,29 +66,29 @@ class OtherEnds:
 
     def of_socket(self, row: int) -> Process | None:
         """Return the process at the other end of a socket; None if unknown."""
-        one = self._rows[row]
-        if one.protocol == "unix":
-            others = [*self._by_inode.get(one.peer_inode, ()), *self._by_peer.get(one.inode, ())]
-        elif one.local and one.remote:
-            others = self._by_ends.get((one.protocol, plain(one.remote), plain(one.local)), [])
+        socket = self._rows[row]
+        if socket.protocol == "unix":
+            others = [*self._by_inode.get(socket.peer_inode, ()), *self._by_peer.get(socket.inode, ())]
+        elif socket.local and socket.remote:
+            others = self._by_ends.get((socket.protocol, plain(socket.remote), plain(socket.local)), [])
         else:
             others = []
         users = [user for other in others if other != row for user in self._users.get(other, ())]
         if users:
             return self._process(max(users, key=lambda user: (user.waits, -user.pid)).pid)
-        return self._recorded(one)
+        return self._recorded(socket)
 
     def of_pipe(self, row: int, pid: int) -> Process | None:
         """Return the process at the other end of a pipe, seen from one process; None if unknown."""
-        one, users = self._rows[row], self._users.get(row, ())
+        pipe, users = self._rows[row], self._users.get(row, ())
         mine = next((user for user in users if user.pid == pid), User(pid, 0, 0, 0))
         others = [user for user in users if user.pid != pid and not _same_end(mine, user)]
         if others:
             return self._process(others[0].pid)
-        if pid == one.peer_pid and one.pid > 0:
-            return self._process(one.pid)
-        if one.peer_pid > 0 and one.peer_pid != pid:
-            return self._recorded(one)
+        if pid == pipe.peer_pid and pipe.pid > 0:
+            return self._process(pipe.pid)
+        if pipe.peer_pid > 0 and pipe.peer_pid != pid:
+            return self._recorded(pipe)
         waker = self._wakers.get((row, pid))
         return None if waker is None else self._process(waker)
 

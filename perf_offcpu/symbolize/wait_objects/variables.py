@@ -60,7 +60,7 @@ def _read_variables(image: ElfImage, full: ElfImage) -> SymbolTable:
         (full, full.section_of_type(elf.SectionType.SYMTAB)),
         (image, image.section_of_type(elf.SectionType.DYNSYM)),
     )
-    rows, strings = join(listed_symbols(one, table) for one, table in tables if table is not None)
+    rows, strings = join(listed_symbols(elf_file, table) for elf_file, table in tables if table is not None)
     is_variable = (rows.code == 0) & (rows.rank < UNTYPED)
     return SymbolTable(rows.with_columns(code=is_variable.astype(rows.code.dtype)), strings)
 

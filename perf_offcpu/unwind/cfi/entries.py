@@ -25,25 +25,25 @@ from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column, distinc
 MAX_BYTES = 10
 
 
-def leb128(data: bytes, at: int, signed: bool = False) -> tuple[int, int]:
+def leb128(data: bytes, offset: int, signed: bool = False) -> tuple[int, int]:
     """Return (value, offset after it). The data must go on for MAX_BYTES."""
     value = shift = 0
     byte = 0x80
     while byte & 0x80 and shift < 7 * MAX_BYTES:
-        byte = data[at]
+        byte = data[offset]
         value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
     if signed and byte & 0x40:
         value -= 1 << shift
-    return value, at
+    return value, offset
 
 
-def read_leb128(data: U8, at: I64, signed: bool = False) -> tuple[I64, I64]:
+def read_leb128(data: U8, offsets: I64, signed: bool = False) -> tuple[I64, I64]:
     """Return (values, offsets after them) of n numbers; the data must go on for MAX_BYTES after each."""
-    byte = data[at]
+    byte = data[offsets]
     value = (byte & 0x7F).astype(np.int64)
-    after = at + 1
-    length = np.ones(len(at), np.int64)
+    after = offsets + 1
+    length = np.ones(len(offsets), np.int64)
     more = np.flatnonzero(byte >= 0x80)
     for byte_at in range(1, MAX_BYTES):
         if not len(more):
@@ -134,12 +134,12 @@ def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tup
     data, size = section.data.tobytes(), section.size
     word, long_word = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
     marker = 0 if section.is_eh else 0xFFFFFFFF
-    at = terminators = 0
-    while at + 4 <= size and len(fdes) < MAX_FDES:
-        start, (length,) = at, word(data, at)
-        body = at + 4
+    offset = terminators = 0
+    while offset + 4 <= size and len(fdes) < MAX_FDES:
+        start, (length,) = offset, word(data, offset)
+        body = offset + 4
         if not length:
-            at, terminators = body, terminators + 1
+            offset, terminators = body, terminators + 1
             if terminators > _MAX_TERMINATORS:
                 break
             continue
@@ -147,63 +147,63 @@ def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tup
         if is_long:
             (length,) = long_word(data, body)
             body += 8
-        at = body + length
+        offset = body + length
         wide = 8 if is_long and not section.is_eh else 4
-        if at > size or length < wide:
+        if offset > size or length < wide:
             break
         (pointer,) = (long_word if wide == 8 else word)(data, body)
         if pointer == (2**64 - 1 if wide == 8 else marker):
-            if len(cies) < _MAX_CIES and (row := _read_cie(data, body + wide, at)):
+            if len(cies) < _MAX_CIES and (row := _read_cie(data, body + wide, offset)):
                 cies[start] = row
         else:
-            fdes.append((body - pointer if section.is_eh else pointer, body + wide, at))
+            fdes.append((body - pointer if section.is_eh else pointer, body + wide, offset))
     return cies, fdes
 
 
-def _read_cie(data: bytes, at: int, end: int) -> tuple[int | bool, ...] | None:
+def _read_cie(data: bytes, offset: int, end: int) -> tuple[int | bool, ...] | None:
     """Return the row of one CIE (reads may run on into PADDING); None if it is damaged or of unknown form."""
-    version = data[at]
-    text_end = data.find(b"\0", at + 1, end)
+    version = data[offset]
+    text_end = data.find(b"\0", offset + 1, end)
     if text_end < 0 or version not in (1, 3, 4):
         return None
-    augmentation, at = data[at + 1 : text_end], text_end + 1
+    augmentation, offset = data[offset + 1 : text_end], text_end + 1
     if version == 4:
-        if data[at] != 8 or data[at + 1]:
+        if data[offset] != 8 or data[offset + 1]:
             return None  # addresses of other sizes, or with segments
-        at += 2
-    code_align, at = leb128(data, at)
-    data_align, at = leb128(data, at, signed=True)
-    ra, at = (data[at], at + 1) if version == 1 else leb128(data, at)
+        offset += 2
+    code_align, offset = leb128(data, offset)
+    data_align, offset = leb128(data, offset, signed=True)
+    ra, offset = (data[offset], offset + 1) if version == 1 else leb128(data, offset)
     encoding, is_signal, has_augmentation = int(Pe.ABSPTR), False, augmentation.startswith(b"z")
     if has_augmentation:
-        length, at = leb128(data, at)
-        known = _augmentation(augmentation[1:], data, at, end)
+        length, offset = leb128(data, offset)
+        known = _augmentation(augmentation[1:], data, offset, end)
         if known is None:
             return None
         encoding, is_signal = known
-        at += length
+        offset += length
     elif augmentation:
         return None
-    if at > end or not 0 < code_align < 256 or not -256 < data_align < 256:
+    if offset > end or not 0 < code_align < 256 or not -256 < data_align < 256:
         return None
-    return code_align, data_align, ra, encoding, has_augmentation, is_signal, at, end
+    return code_align, data_align, ra, encoding, has_augmentation, is_signal, offset, end
 
 
-def _augmentation(letters: bytes, data: bytes, at: int, end: int) -> tuple[int, bool] | None:
+def _augmentation(letters: bytes, data: bytes, offset: int, end: int) -> tuple[int, bool] | None:
     """Return (encoding of addresses, True for a signal frame); None if a letter is unknown."""
     encoding, is_signal = int(Pe.ABSPTR), False
     for letter in letters:
-        if at > end:
+        if offset > end:
             return None
         if letter == ord("R"):
-            encoding, at = data[at], at + 1
+            encoding, offset = data[offset], offset + 1
         elif letter == ord("L"):
-            at += 1
+            offset += 1
         elif letter == ord("P"):
-            form = data[at] & 0x0F
+            form = data[offset] & 0x0F
             if form not in _FORMS:
                 return None
-            at += 1 + _FORMS[form].size
+            offset += 1 + _FORMS[form].size
         elif letter == ord("S"):
             is_signal = True
         elif letter not in b"BG":  # arm64: signed with the other key; stack with memory tags
@@ -235,13 +235,13 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
     return Fdes.concat(parts)
 
 
-def _after_augmentation(section: Section, cies: Cies, cie: I64, at: I64, end: I64) -> I64:
+def _after_augmentation(section: Section, cies: Cies, cie: I64, offsets: I64, end: I64) -> I64:
     """Return int64[n]: the offset of each FDE's instructions."""
     rows = np.flatnonzero(cies.has_augmentation[cie])
-    length, text_at = read_leb128(section.data, np.minimum(at[rows], section.size))
-    first = at.copy()
+    length, text_at = read_leb128(section.data, np.minimum(offsets[rows], section.size))
+    first = offsets.copy()
     first[rows] = text_at + np.clip(length, 0, section.size + 1)
-    return np.maximum(first, at)
+    return np.maximum(first, offsets)
 
 
 def _without_overlaps(fdes: Fdes) -> Fdes:

@@ -110,14 +110,14 @@ class _Machine:
         self._rows = 0
         self._limit = np.int64(section.size)
 
-    def run(self, at: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
+    def run(self, offsets: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
         """Run instructions from `at` to `stop`; rows outside of [start, end) are not kept.
 
         Returns:
             The number of steps, at most `most`: lanes that are not at their end by then count as damaged.
         """
-        self.at, self.loc, self.end = at.copy(), start.copy(), end
-        live = np.flatnonzero(at < stop)
+        self.at, self.loc, self.end = offsets.copy(), start.copy(), end
+        live = np.flatnonzero(offsets < stop)
         steps = 0
         while len(live) and steps < most and self._rows < MAX_ROWS:
             steps += 1
@@ -131,7 +131,7 @@ class _Machine:
             self.bad[live] |= self.at[live] > stop[live]
             live = live[(self.at[live] < stop[live]) & ~self.bad[live]]
         self.bad[live] = True
-        self._emit(np.arange(len(at)))
+        self._emit(np.arange(len(offsets)))
         return steps
 
     def rows(self, base: int) -> Rows:
