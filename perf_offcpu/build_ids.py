@@ -80,7 +80,7 @@ def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[
 
 
 def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
-    """Return the first build-id in the bytes of a note segment or section; b"" if there is none.
+    """Return the first build-id in a note segment or section; b"" if there is none.
 
     Args:
         align: of the segment or section; some linkers align all notes of one to 8 bytes.

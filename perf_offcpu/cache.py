@@ -88,7 +88,7 @@ class DiskCache:
             return None
 
     def write(self, name: str, columns: Mapping[str, Array]) -> None:
-        """Keep columns under a name, if that is possible."""
+        """Write columns under a name; a cache that cannot be written stays as it is."""
         with contextlib.suppress(OSError), self._open(name, make=True) as directory:
             with directory.replacing(name) as file:
                 self._unchecked += file.write(pack(columns).data)

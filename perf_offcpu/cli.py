@@ -137,7 +137,7 @@ def _import_numpy() -> None:
 
 
 def _print_versions(verbose: int) -> None:
-    """Print the version; with -vv, as `perf version -vv`, also what a bug report needs."""
+    """Print the version; with -vv also the environment, for bug reports."""
     from perf_offcpu.resources import version
 
     print(f"{PROGRAM} version {version()}")

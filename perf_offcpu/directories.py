@@ -160,7 +160,7 @@ class Directory:
             return sorted(os.listdir(listed))
 
     def names_of_others(self) -> list[str]:
-        """Return the names of the entries that are neither regular files nor directories, such as links."""
+        """Return the names of entries such as links: neither regular files nor directories."""
         with self._listed() as listed, os.scandir(listed) as entries:
             others = [
                 entry.name
@@ -269,7 +269,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class _Private:
-    """Accept components of certain users only, which nobody else can exchange."""
+    """Accept only components that belong to some users and that other users cannot replace."""
 
     def __init__(self, users: Collection[int]) -> None:
         self.users = users

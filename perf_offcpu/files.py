@@ -121,7 +121,7 @@ def kernel_lines(text: bytes) -> list[bytes]:
 
 
 def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
-    """Return what a descriptor holds from its position on.
+    """Return the content of a descriptor from its position on.
 
     Raises:
         FileRefusedError: that is more than `max_bytes`; `shown` is its name.

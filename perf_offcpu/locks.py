@@ -78,7 +78,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 
 def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
-    """Return begin and end of the waits, int64[n] ns; a wait ends with the wake-up."""
+    """Return begin and end of the waits (int64[n], ns); a wait ends at its wake-up."""
     begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     woken = (samples.wakeup_ns >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED)
     return begin, np.where(woken, samples.wakeup_ns, samples.time_ns)
@@ -106,7 +106,7 @@ def circles_of(successor: dict[int, int]) -> list[list[int]]:
 
 
 def sentence_of(deadlock: list[DeadThread]) -> str:
-    """Return what is said of a deadlock: each thread, its lock, and who holds it."""
+    """Return the sentence about a deadlock: each thread, its lock, the lock's holder."""
     if len(deadlock) == 1:
         return f"Deadlock: {_waiting(deadlock[0])}, which it holds itself."
     holders = [*deadlock[1:], deadlock[0]]

@@ -65,7 +65,7 @@ class Losses(Counter[LossCause]):
             self[cause] += int(count)
 
     def take_back(self, cause: LossCause, count: int) -> None:
-        """Count fewer losses, at least 0, for what turned out not to be lost."""
+        """Subtract losses that turned out to be none; the count stays at least 0."""
         self[cause] -= count
         if self[cause] <= 0:
             del self[cause]

@@ -57,7 +57,7 @@ def _product(match: re.Match[str], factor: int) -> int:
 
 
 def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: str = LONGEST) -> int:
-    """Return the nanoseconds of an option's value.
+    """Parse an option's length of time; return ns.
 
     Args:
         value: a text, or a number of a file of options.

@@ -101,7 +101,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def make_config(values: Mapping[str, Any]) -> AgentConfig:
-    """Return the options with these values; raise UsageError for the first invalid one."""
+    """Return the options; raise UsageError for the first invalid value."""
     default = AgentConfig()
     config = AgentConfig(
         dataset=_text(values, "dataset", ""),

@@ -187,5 +187,5 @@ class Recorder:
 
 
 def is_finished(name: str, running: int, complete: Sequence[str] | set[str]) -> bool:
-    """Return whether a recording is complete: its run is over, or the recorder reported it."""
+    """Return True if a recording is complete: its run has ended, or the recorder reported it."""
     return int(name[:8]) != running or name in complete

@@ -81,7 +81,7 @@ class DatasetSink:
         self._labels = labels
 
     def write(self, profile: Profile, origin: Origin, missing: Missing | None = None) -> int:
-        """Write a segment, in place of one with the same time; return its bytes.
+        """Write a segment, which replaces a segment of the same time; return its size in bytes.
 
         Args:
             origin: the boot in which it was recorded, and the labels at that time.

@@ -144,7 +144,7 @@ class Spool:
         return self._read(name, _MAX_MESSAGE)
 
     def read_state(self) -> bytes:
-        """Return the account; b"" without one."""
+        """Return the saved account; b"" if there is no account yet."""
         try:
             return self._read(STATE, _MAX_STATE)
         except (FileNotFoundError, FileRefusedError):

@@ -20,7 +20,7 @@ _SHOWN = 8
 
 
 def absent_values(profile: Profile, selection: Selection) -> list[str]:
-    """Return why a selection finds nothing: sentences on options without any match, else one on all options.
+    """Return sentences on the options that match no sample; if all match, a sentence on their combination.
 
     Args:
         profile: the profile before the selection; of its waits, or of all samples if it has none.

@@ -41,7 +41,7 @@ class Holders:
     refused: int  # number of samples whose holder was not believed
 
     def known(self) -> I32:
-        """Return int32[n]: the holder, else the releaser, else -1."""
+        """Return int32[n]: the holder; if unknown, the releaser; -1 if both are unknown."""
         return np.where(self.held >= 0, self.held, self.released)
 
 

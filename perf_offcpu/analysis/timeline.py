@@ -40,7 +40,7 @@ class Track:
 
 @mutable
 class Timeline:
-    """The places of n samples in time."""
+    """Thread, begin and end of each of n samples."""
 
     tracks: list[Track]  # by (pid, tid)
     track: I64  # int64[n], the track of each sample
@@ -52,7 +52,7 @@ class Timeline:
 
     @property
     def placed(self) -> Bool:
-        """Return bool[n]: the samples that have a place."""
+        """Return bool[n]: True for samples that are on the timeline, as a wait or a moment."""
         return self.waits | self.moments
 
     @property

@@ -71,7 +71,7 @@ def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
 
 
 def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
-    """Return int64[n]: begin of each sleeper's wait for a CPU, ns since the origin; its end if unknown."""
+    """Return int64[n]: when each sleeper was woken, ns since the origin; if unknown, the end of its wait."""
     end = timeline.end_ns
     woken = np.where(samples.wakeup_ns >= 0, samples.wakeup_ns - timeline.origin_ns, end)
     delay = samples.delay_ns()

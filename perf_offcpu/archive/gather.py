@@ -166,7 +166,7 @@ class SymbolSaver:
         self.saved = Saved()
 
     def save(self) -> Saved:
-        """Save all files, and return what became of them."""
+        """Save all files; return what was saved and what was not."""
         _, locations, _, _ = locations_of(self.recording)
         rows = find_mappings(self.recording.maps, self.recording.spaces, locations.space, locations.lookup)
         for dso in distinct(self.recording.maps.dso[rows[rows != NO_MAP]]).tolist():

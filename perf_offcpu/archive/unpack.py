@@ -123,7 +123,7 @@ class BoundedStream:
         self._stream, self._limit = stream, limit
 
     def read(self, size: int = -1) -> bytes:
-        """Read; raise tarfile.TarError where a bound is exceeded."""
+        """Read bytes; raise tarfile.TarError beyond the bound."""
         if not 0 <= size <= _MAX_READ or self._stream.tell() > self._limit:
             raise tarfile.TarError("it is larger than an archive of symbols is")
         return self._stream.read(size)

@@ -48,7 +48,7 @@ def gather_fields(
 
 
 def gather(data: NDArray[np.uint8], starts: I64, type_: Int, order: Order = "<") -> NDArray[Any]:
-    """Return integers of one type at byte offsets `at` (int64[n], of any alignment), in native byte order."""
+    """Return integers of one type at byte offsets `starts` (int64[n], any alignment), native byte order."""
     return _overlapping(data, type_.size, order)[starts].astype(native(type_), copy=False)
 
 
@@ -59,7 +59,7 @@ def native(type_: object) -> np.dtype[Any]:
 
 
 def gather_u64(data: NDArray[np.uint8], starts: I64, order: Order = "<") -> NDArray[np.uint64]:
-    """Return the words at byte offsets `at` (raw data lies at 4 mod 8): uint64[n]."""
+    """Return the words at byte offsets `starts` (raw data lies at 4 mod 8): uint64[n]."""
     words: NDArray[np.uint64] = _overlapping(data, 8, order)[starts].astype(np.uint64, copy=False)
     return words
 

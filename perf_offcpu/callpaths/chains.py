@@ -22,7 +22,7 @@ MAX_HOPS = 32
 
 
 def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -> WakerChains:
-    """Return chains of one hop; of none if wakers are not to be `known`."""
+    """Return chains of one hop, or without hops unless wakers are to be `known`."""
     if not known:
         return WakerChains([], np.zeros(len(profile.samples), np.int64), [])
     names, name = wakers_of(profile, options)

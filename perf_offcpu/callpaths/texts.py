@@ -57,14 +57,14 @@ def _only(known: Bool, codes: NDArray[Any]) -> I64:
 
 
 def merged(texts: Sequence[str], codes: I64, known: Bool | None = None) -> Texts:
-    """Return a column in which equal texts are one, with no text where the code is -1 or it is not known."""
+    """Return a column with distinct texts; "" where the code is -1 or its text is unknown."""
     place: dict[str, int] = {}
     of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
     return Texts(list(place), of if known is None else _only(known, of))
 
 
 def named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:
-    """Return the texts of a column of rows in strings, with no text where it is not known."""
+    """Return the texts of a column of rows in strings; "" where a text is unknown."""
     rows, of = np.unique(column, return_inverse=True)
     return merged([printable(strings[row]) for row in rows.tolist()], of.astype(np.int64), known)
 

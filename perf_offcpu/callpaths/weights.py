@@ -49,7 +49,7 @@ def unit_of(profile: Profile) -> str:
 
 
 def unit_factor(profile: Profile, unit: str) -> int:
-    """Return the number of the profile's own units in one of the given unit ("" for its own).
+    """Return how many of the profile's units make one given unit (1 for "").
 
     Raises:
         UsageError: the unit is one of time and the profile's weights are not.

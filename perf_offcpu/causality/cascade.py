@@ -205,7 +205,7 @@ class _Steps(WaitTable):
         self.moment, self.moment_key = rows[order], key[order]
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
-        """Pass on parts of waits; return the parts of waits in which their wakers are at these times."""
+        """Pass parts of waits on to their wakers; return the parts of the wakers' waits at these times."""
         passed = self._awake(parts)
         target, weight = self.target[passed.at], self._weight(passed)
         devices = target >= len(self.tracks)

@@ -68,7 +68,7 @@ class CriticalPath:
     summed_ns: I64  # int64[tracks], time of summed waits, ns: may be part of RUNNING
 
     def comms(self) -> tuple[list[str], I64]:
-        """Return the distinct comms, printable, and int64[tracks], the one of each track."""
+        """Return the distinct comms (printable), and int64[tracks]: the index of each track's comm."""
         rows = {comm: row for row, comm in enumerate(dict.fromkeys(track.comm for track in self.tracks))}
         return list(rows), np.array([rows[track.comm] for track in self.tracks], np.int64)
 
@@ -201,7 +201,7 @@ class _Walk(WaitTable):
 
 
 def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
-    """Return a path, in the order of time, in which nothing is known of threads that ran in pauses."""
+    """Return the path in order of time; its running parts within pauses become not recorded."""
     edges = pauses.reshape(-1)
     at = np.searchsorted(path.begin, edges, "right") - 1
     cuts = (at >= 0) & (path.begin[at] < edges) & (edges < path.end[at]) & (path.doing[at] == Doing.RUNNING)

@@ -125,7 +125,7 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
 
 
 def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
-    """Return the distinct (class, function) of waits, first of no wait, and int64[segments], rows in them."""
+    """Return distinct (class, function) of waits, int64[segments]: rows in them. Row 0 is for no wait."""
     waiting = path.doing == Doing.WAITING
     rows = distinct(path.wait[waiting])
     subject = profile.select(rows)

@@ -72,7 +72,7 @@ def window_of(
 
 
 def _first_appearance(timeline: Timeline) -> I64:
-    """Return int64[tracks]: the begin of the first sample with a place, ns since the origin."""
+    """Return int64[tracks]: the begin of each track's first sample, ns since the origin."""
     first = np.full(len(timeline.tracks), _NEVER)
     placed = np.flatnonzero(timeline.placed)
     np.minimum.at(first, timeline.track[placed], timeline.begin_ns[placed])

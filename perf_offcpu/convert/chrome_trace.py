@@ -206,7 +206,7 @@ class _Writer:
         )
 
     def _sums(self, chosen: Bool) -> Iterator[list[str]]:
-        """Return samples without a place, one after the other on a track of each thread."""
+        """Return samples without time, one after the other on a track of each thread."""
         weight = self.samples.period
         begins = text_columns.running_sums(self.track, np.where(chosen, weight + _BETWEEN_SUMS_NS, 0))
         tids = range(SUMS_PID + 1, SUMS_PID + 1 + len(self.timeline.tracks))

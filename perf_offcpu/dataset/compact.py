@@ -58,7 +58,7 @@ class Compacted:
     bytes_after: int = 0
 
     def add(self, other: Compacted) -> None:
-        """Add the counts of another compaction."""
+        """Add the counts of another folder."""
         for name in ("hours", "files", "rows", "bytes_before", "bytes_after"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 

@@ -40,7 +40,7 @@ class Batch:
 
 
 def in_table(batch: Batch, table: ChainTable) -> Batch:
-    """Return the batch with its callchains in a table, and none of its own."""
+    """Return the batch with its callchains moved into a table."""
     if not len(batch.callchains):
         return batch
     rows = table.add(batch.callchains)
@@ -84,7 +84,7 @@ class BatchCollector:
         self.add_interleaved([batch], [np.arange(len(batch.samples))])
 
     def add_interleaved(self, batches: list[Batch], places: list[I64]) -> None:
-        """Add several batches, of which each sample has its place (int64[n], ascending, for each batch).
+        """Add several batches, interleaved by the place of each sample (per batch int64[n], ascending).
 
         All places together are 0 to the number of samples.
         """

@@ -37,7 +37,7 @@ _USER = np.uint64(CallchainContext.USER)
 
 
 def kernel_parts(chains: Ragged) -> Ragged:
-    """Return what comes before the user part of each callchain."""
+    """Return the part of each callchain before its user part."""
     return chains.cut(_kernel_lengths(chains))
 
 

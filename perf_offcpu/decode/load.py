@@ -194,7 +194,7 @@ def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
 def _read_meta(
     events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount
 ) -> Meta:
-    """Return what a recording says of its machine and run, once its last chunk has been read."""
+    """Return facts about machine and run; they are complete after the last chunk."""
     attrs = [spec.attr for spec in events.specs]
     with_clock = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
     clock = features.values(Feature.CLOCK_DATA) or {}

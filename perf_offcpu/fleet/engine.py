@@ -56,7 +56,7 @@ class Engine:
 
     @property
     def reads_files(self) -> bool:
-        """Return True if it reads Parquet files by path; else tables are looked up by name."""
+        """Return True if the engine reads Parquet files by path, False if it looks up tables by name."""
         return self.name in ("duckdb", "pyspark")
 
     def use_store(self, store: Any) -> None:

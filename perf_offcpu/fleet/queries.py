@@ -93,7 +93,7 @@ def _nothing_recorded(tables: Tables, selection: Selection) -> str:
 
 
 def host_names(selected: Selected) -> dict[str, str]:
-    """Return host_id → name; hosts of the same name have the first characters of their id after it."""
+    """Return host_id → name; equal names get the first characters of the id appended."""
     names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
     times = Counter(names.values())
     several = {name for name, number in times.items() if number > 1}

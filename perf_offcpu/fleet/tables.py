@@ -57,7 +57,7 @@ class Tables:
         return self.opened[name]
 
     def _check_columns(self, name: str, schema: Any) -> None:
-        """Raise UsageError for other columns; engines compare the other files with the first one."""
+        """Raise UsageError unless the first file has our columns; engines compare the other files with it."""
         import ibis
 
         for column in TABLES[name]:
@@ -120,7 +120,7 @@ def _ibis_type(column: Column) -> str:
 
 
 def _plain(type_: Any) -> str:
-    """Return a type of Ibis as text, without marks of what is never null: engines know that or not."""
+    """Return an Ibis type as text without nullability, which not all engines report."""
     return str(type_).replace("!", "")
 
 

@@ -131,7 +131,7 @@ class LateExits:
         self._waits.append((pids, tids, times[last]))
 
     def moved(self, tasks: Tasks, events: Events) -> list[tuple[I64, Chunk]]:
-        """Return (times, records) of the EXITs that are to be inserted, with their new times."""
+        """Return (new times, EXIT records) to insert."""
         if not self._waits or not self._exits:
             return []
         pid, tid, time_ns = map(np.concatenate, zip(*self._waits, strict=True))

@@ -166,7 +166,7 @@ class TimedRecords:
         self._done = self._highest = 0
 
     def inserted(self, chunk: Chunk) -> Chunk:
-        """Return the chunk with the records that have to stand before one of its FINISHED_ROUNDs."""
+        """Insert the records that must precede a FINISHED_ROUND of the chunk."""
         if self._records is None or self._done == len(self._times):
             return chunk
         rounds = np.flatnonzero(chunk.types == RecordType.FINISHED_ROUND)
@@ -229,14 +229,14 @@ class _Rewriter:
         return Unwinder(recording, search)
 
     def _added(self) -> list[tuple[I64, Chunk]]:
-        """Return (times, samples) of the samples that get another place."""
+        """Return (times, samples) of the samples that move within the file."""
         parts = [(self.waits.times, self.waits.records)] if self.waits else []
         for chunk in self.found.untimed if self.options.retype else ():
             parts += self.samples.rewrite_all(chunk)
         return parts
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:
-        """Return (times, records) of the EXITs that get another place."""
+        """Return (times, records) of the EXITs that move within the file."""
         exits = self.found.exits
         if self.waits:
             every = np.arange(len(self.waits.times))
@@ -245,7 +245,7 @@ class _Rewriter:
         return exits.moved(self.found.tasks.tasks(), self.recorded) if changes else []
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
-        """Copy the recording, and return what was done."""
+        """Copy the recording; return the counts of changes."""
         events = [*self.written, *([self.waits.spec] if self.waits else [])]
         span = self._span()
         features = written_features(self.features, events, span, self.recorded.order, self.counters)

@@ -74,7 +74,7 @@ class SampleBatch:
         )
 
     def fields(self) -> dict[str, Column]:
-        """Return the columns of `abi.sample.SAMPLE`, by name, with the callchains and payloads."""
+        """Return field of `abi.sample.SAMPLE` → column, callchains and payloads included."""
         fields: dict[str, Column] = dict(self.columns.scalars)
         for name, rows in self.columns.arrays.items():
             fields[name] = Pieces(self.chunk.data, rows.starts, rows.counts * rows.width)
@@ -177,7 +177,7 @@ class SampleRewriter:
         return pending_chains(Ragged(*gather_rows(batch.chunk.data, ends, batch.order))).is_pending
 
     def _written(self, batch: SampleBatch, number: int) -> tuple[SampleBatch, Chunk]:
-        """Take samples through all stages and write them; returns those that could be, and their records.
+        """Run samples through all stages; return the samples that could be written, and their records.
 
         A sample that would be larger than a record can be (user stacks of 64 KB) goes without the user part
         of its callchain; one that is still too large is left out. Both are counted.

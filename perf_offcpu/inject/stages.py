@@ -182,7 +182,7 @@ class StackUnwinder:
         return batch
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
-        """Keep the stacks of new callers; return int32[n], rows of `_of_callers`, negative without one."""
+        """Keep the stacks of new callers; return int32[n], rows of `_of_callers`; negative without caller."""
         callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)

@@ -78,7 +78,7 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
 
 
 def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
-    """Return the event as it is written after others; None if there is no room for it."""
+    """Return the spec of the added event; None if its samples could not be told apart by id."""
     ids = [number for spec in specs for number in spec.ids]
     others = specs[0].attr.sample_type
     kind = others & _PLACES_OF_ID | _OWN

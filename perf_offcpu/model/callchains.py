@@ -78,7 +78,7 @@ class Ragged:
 
     @classmethod
     def beside(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Return rows that are row i of each part, one after the other; all parts have n rows."""
+        """Concatenate row by row: row i is row i of each part in turn; all parts have n rows."""
         offsets = offsets_of(np.sum([part.lengths for part in parts], axis=0))
         values, offset = np.empty(int(offsets[-1]), np.uint64), 8 * offsets[:-1]
         for part in parts:
@@ -93,7 +93,7 @@ class Ragged:
         return Ragged(*gather_rows(self.values.view(np.uint8), rows))
 
     def replaced(self, rows: I64, others: Ragged) -> Ragged:
-        """Return all rows, with `others` in place of some (int64[m], none twice)."""
+        """Replace the rows `some` (int64[m], distinct) by `others`."""
         if not len(rows):
             return self
         row = np.arange(len(self))

@@ -130,7 +130,7 @@ class Table:
         return type(self)(*(getattr(self, name)[rows] for name in self.columns))
 
     def reorder(self, rows: NDArray[np.int64]) -> None:
-        """Put the rows into another order, in place, so that no table is there twice.
+        """Reorder the rows in place, column by column, so that memory holds no second table.
 
         No other table may share the columns: memory of one becomes room for the next.
         """

@@ -46,7 +46,7 @@ class GrowingArray:
             self.extend(len(values))[:] = values
 
     def extend(self, count: int) -> NDArray[Any]:
-        """Make it longer by `count` values, at least one, and return these, to be set and not to be kept."""
+        """Append `count` (at least 1) values and return a view of them, for the caller to fill at once."""
         begin, end = self._used, self._used + count * self.dtype.itemsize
         room = self._with_room_for(end)
         self._used = end
@@ -101,7 +101,7 @@ class GrowingColumn:
         self._value = np.zeros(1, dtype)
 
     def interleave(self, parts: Sequence[NDArray[Any]], runs: Sequence[I64 | slice], count: int) -> None:
-        """Add `count` values: those of each part at its places."""
+        """Append `count` values: each part's values at that part's places."""
         if not len(self._array):
             if not self._repeated:
                 self._value = next(part[:1].copy() for part in parts if len(part))
@@ -145,7 +145,7 @@ class GrowingTable(Generic[Kind]):
         self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Add the rows of several tables, each at its place; together the places are 0 to the number of rows.
+        """Append the rows of several tables; the places of all parts are a permutation of 0 to n - 1.
 
         Args:
             places: int64[n], ascending, for each table.

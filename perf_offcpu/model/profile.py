@@ -133,11 +133,11 @@ class Profile:
         return self.samples.has(SampleFlag.OFFCPU)
 
     def is_still_blocked(self) -> Bool:
-        """Return bool[samples]: waits that went on when the recording ended; not those at a pause."""
+        """Return bool[samples]: waits that were unfinished at the end of the recording, not at a pause."""
         return self.samples.has(SampleFlag.STILL_BLOCKED) & ~self.samples.has(SampleFlag.AT_PAUSE)
 
     def select(self, rows: Bool | I64) -> Self:
-        """Return the profile with these samples only; itself if a mask leaves none out."""
+        """Return the profile with these samples only; the same object if the mask keeps all."""
         if rows.dtype == np.bool_ and rows.all():
             return self
         return replace(self, samples=self.samples.take(rows))

@@ -50,7 +50,7 @@ def _flat(levels: list[I64]) -> I32:
 
 
 def depths(parent: I32) -> I64:
-    """Return int64[n]: the number of nodes from the root to each node, itself included.
+    """Return int64[n]: the number of nodes from the root to each node, both included.
 
     By pointer doubling, in log2(depth) passes.
     """

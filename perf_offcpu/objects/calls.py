@@ -70,7 +70,7 @@ def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
     targets, slots = (np.full(len(offsets), NO_ADDRESS) for _ in range(2))
 
     def put(column: U64, size: int, is_call: Bool, addresses: U64) -> None:
-        """Set the addresses of calls of that size, if these lie in one segment."""
+        """Set the addresses of calls of this size where call and return address lie in one segment."""
         rows = np.flatnonzero(is_call & (ends != 0) & (offsets >= np.uint64(size - 1)))
         if len(rows):
             begins = file_offset_to_vaddr(image.loads, offsets[rows] - np.uint64(size - 1))
@@ -95,7 +95,7 @@ def _exports(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 
 
 def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
-    """Return those of some names under which a file exports a function; errors as `calls_at`."""
+    """Return the names, out of the given ones, of functions that a file exports; errors as `calls_at`."""
     longest, exports = max(map(len, names), default=0), set[bytes]()
     for symbols, strings in _exports(image) if names else ():
         places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]
@@ -108,7 +108,7 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
 
 
 def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
-    """Return bool[n]: the code at a file offset ends a signal handler; what it returns to was not called."""
+    """Return bool[n]: the code at a file offset is a signal trampoline, whose return address is no call."""
     code = _SIGNAL_RETURNS.get(image.machine, b"")
     return np.array(
         [bool(code) and _bytes(image, offset, len(code)) == code for offset in offsets.tolist()], np.bool_

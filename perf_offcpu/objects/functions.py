@@ -80,7 +80,7 @@ def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
 
 
 def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
-    """Return file ranges [start, stop) by preference, and what to add for addresses (mod 2^64)."""
+    """Return file ranges [start, stop) by preference, and the offset from file to address (mod 2^64)."""
     executable = (loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0
     exact = loads[np.argsort(~executable, kind="stable")[:_MAX_SEGMENTS]]
     paged = loads[np.flatnonzero(executable)[:_MAX_SEGMENTS]]

@@ -62,7 +62,7 @@ class Search:
     def usual(
         cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None
     ) -> Search:
-        """Return the usual directories: those of the options, else of the environment, else defaults."""
+        """Return the directories of the options, else of the environment, else the defaults."""
         home = os.path.expanduser("~")
         environ = os.environ
         cached = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
@@ -163,7 +163,7 @@ _CRC_BLOCK: Final = 1 << 20
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
-    """Open the debug file of an object that holds a section, for the life of `stack`; None without one."""
+    """Open the debug file of an object if it has this section, for the life of `stack`; else return None."""
     link, crc = debug_link(image)
     for path, by_crc in _candidates(image, link, search):
         try:

@@ -155,7 +155,7 @@ class SymbolTable:
 
 
 def page_after(start: U64) -> U64:
-    """Return uint64[n]: the end, as perf guesses it, of a symbol of size 0 after which nothing is known."""
+    """Return uint64[n]: perf's guess of the end of the last symbol, if its size is 0."""
     pages = start // np.uint64(4096) + (start % np.uint64(4096) != 0) + np.uint64(1)
     ends: U64 = np.maximum(start, pages * np.uint64(4096))
     return ends
@@ -238,7 +238,7 @@ def _ends_of_names(starts: I64, text: U8) -> I64:
 
 
 def _furthest_before(end: U64) -> I64:
-    """Return int64[n]: for each row the one that ends last, of the rows up to it and itself."""
+    """Return int64[n]: for each row, the row up to it that ends last."""
     highest = np.maximum.accumulate(end)
     rises = np.append(True, end[1:] > highest[:-1])[: len(end)]
     return np.maximum.accumulate(np.where(rises, np.arange(len(end)), 0))

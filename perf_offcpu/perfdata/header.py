@@ -179,7 +179,7 @@ class _HeadReader:
             self._count_missing(max(table_at + len(bits) * _SECTION_SIZE, self._end_of_features()))
 
     def _end_of_features(self) -> int:
-        """Return where the features end, if the file ends within one and has none after it; else 0.
+        """Return the end of the features if the file ends within the last one; else 0.
 
         Places of features that are merely wrong are no cut.
         """

@@ -138,7 +138,7 @@ class PerfDataReader:
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield the next `left` bytes of a stream, None: all, each time after the rest of the scanner.
+        """Yield blocks of the next `left` bytes (None: all) of a stream, each after the scanner's rest.
 
         Bytes missing at the end are counted.
         """

@@ -159,7 +159,7 @@ class Scanner:
         return end + self._skip_blob(walk.data, end)
 
     def _skip_blob(self, data: Buffer, offset: int) -> int:
-        """Return the number of bytes from `at` on that belong to a blob."""
+        """Return the number of bytes from `offset` on that belong to a blob."""
         skipped = min(self._skip, len(data) - offset)
         if self._is_tracing_data:
             self.tracing_data += data[
@@ -184,7 +184,7 @@ class _Walk:
         self._views: dict[int, memoryview] = {}
 
     def records(self, offset: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
-        """Find whole records from `at` on, in about `window` bytes.
+        """Find whole records from `offset` on, in about `window` bytes.
 
         Returns:
             (starts, end, is_sound): where they begin and end, and whether the rest can still become a record.
@@ -229,7 +229,7 @@ class _Walk:
         return size if offset + size <= len(self.data) else 0
 
     def header(self, offset: int) -> tuple[int, int]:
-        """Return (type, size) of the record at `at`."""
+        """Return (type, size) of the record at `offset`."""
         byteorder: Any = "little" if self.order == "<" else "big"
         data = self.data
         return int.from_bytes(data[offset : offset + 4], byteorder), int.from_bytes(
@@ -246,7 +246,7 @@ _BATCH = 256
 
 
 def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[np.int64]:
-    """Return the places (in u16) of whole, possible records from `at` to `stop`.
+    """Return the places (in u16) of whole, possible records from `place` to `stop`.
 
     An event without callchains, or with the same one always, writes records of one size: such a run is
     compared at once. Where there is none, the walk looks for one less and less often.

@@ -118,7 +118,7 @@ def _read(chunk: Chunk, rows: I64, events: Events, number: int, into: Trailers) 
 
 
 def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
-    """Return the TIME field of some samples of a chunk, whose evsels are known: uint64[n]; 0 without one."""
+    """Return uint64[n]: the TIME field of samples with known evsels; 0 if they have none."""
     times = np.zeros(len(rows), np.uint64)
     for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
         shape = events.specs[number].shape

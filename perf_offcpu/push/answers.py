@@ -54,7 +54,7 @@ def error_text(data: bytes, content_type: str) -> str:
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:
-    """Return the seconds of an HTTP Retry-After header, a number or a date; None without one."""
+    """Return the seconds of an HTTP Retry-After header (number or date); None without header."""
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
         return _bounded(float(text[:9]))
@@ -65,7 +65,7 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 
 def retry_delay_s(status: bytes) -> float | None:
-    """Return the delay of the RetryInfo in a google.rpc.Status; None without one."""
+    """Return the delay of the RetryInfo in a google.rpc.Status; None without RetryInfo."""
     for detail in _parts(status, 3):
         if _last(detail, 1).endswith(_RETRY_INFO):
             delay = _message(_last(detail, 2), 1)
@@ -124,7 +124,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Return a number and the place after it; a place after the end if the number is cut off."""
+    """Return (number, offset after it); an offset beyond the end if the number is cut off."""
     value = 0
     for shift in range(0, 70, 7):
         if offset >= len(data):

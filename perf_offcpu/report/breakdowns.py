@@ -174,7 +174,7 @@ class Oversleep:
 
 
 def oversleep_of(profile: Profile, waits: Waits) -> Oversleep | None:
-    """Return by how much single sleeps exceeded the time asked for; None if no such time is known.
+    """Return how much longer single sleeps took than asked; None if no sleep has a known timeout.
 
     Args:
         waits: `classify(profile)`.

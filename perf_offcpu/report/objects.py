@@ -142,7 +142,7 @@ class _Objects:
         ]
 
     def held(self) -> I64:
-        """Return int64[objects]: 1 where the holder of some wait is known."""
+        """Return int64[objects]: 1 if the holder is known for any wait."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         return np.minimum(np.bincount(with_holder, minlength=self.number), 1)
 

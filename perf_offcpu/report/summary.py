@@ -191,7 +191,7 @@ def summarize(
 
 
 def shows_waits(subject: Profile, events: list[Evsel]) -> bool:
-    """Return True if all samples are waits; an event without samples is known by its name."""
+    """Return True if all samples are waits; of an event without samples, judge the name."""
     if len(subject.samples):
         return bool(subject.is_offcpu().all())
     return [event.name for event in events] == [EVENT_NAME]

@@ -221,7 +221,7 @@ def _derived(profile: Profile) -> _Lives | None:
 
 
 def _lives(profile: Profile, tids: I32) -> I64:
-    """Return int64[n]: the time that these threads lived while their host was recorded."""
+    """Return int64[n]: the time each thread lived while its host was recorded."""
     meta, tasks = profile.meta, profile.tasks
     row = rows_at(tasks.tid, tasks.begin_ns, tids, np.full(len(tids), -1, np.int64))
     born = np.append(tasks.begin_ns, 0)[row]

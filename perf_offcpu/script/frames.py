@@ -36,7 +36,7 @@ def format_distinct(values: NDArray[Any], make: Callable[[int], str]) -> list[st
 
 
 def where(condition: Bool, texts: list[str], others: list[str]) -> list[str]:
-    """Return row by row a text where the condition holds, else the other one: np.where() for lists."""
+    """Return row by row the first or the second text, as np.where() does for arrays."""
     if condition.all():
         return texts
     return [

@@ -195,7 +195,7 @@ def _has_callchain(evsel: Evsel) -> bool:
 
 
 def _all_have_cpus(profile: Profile) -> bool:
-    """Return True if each event that has samples has sampled the CPU; else perf shows it for none."""
+    """Return True if all events with samples have the CPU; otherwise perf shows no CPU at all."""
     samples = profile.samples
     sampled = samples.evsel[samples.evsel >= 0]
     with_cpu = samples.evsel[(samples.evsel >= 0) & (samples.cpu >= 0)]

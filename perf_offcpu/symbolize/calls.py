@@ -97,7 +97,7 @@ def name_by_calls(
 
 
 def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offsets: I64) -> I64:
-    """Return the places in chains of unnamed locations before a return address, which is their caller's."""
+    """Return the places of unnamed locations in chains that are followed by their caller's return address."""
     is_return = (locations.cpumode == CpuMode.USER) & (locations.ip != locations.lookup)
     is_last = np.zeros(len(values) + 1, np.bool_)
     is_last[offsets - 1] = True
@@ -149,7 +149,7 @@ class _Code:
         self.shift = locations.ip - locations.lookup
 
     def calls(self, callers: I64) -> dict[int, _Call]:
-        """Return the function that is called before each return address, where that is known."""
+        """Return row of a return address → the function called before it; unknown ones are left out."""
         calls = dict[int, _Call]()
         for dso in distinct(self.dso[callers]).tolist():
             rows = callers[self.dso[callers] == dso]

@@ -64,7 +64,7 @@ def demangle(names: Sequence[str]) -> list[str]:
 
 
 def _in_time(names: list[str]) -> list[str]:
-    """Demangle names; those that could not be, which only hostile input has, stay mangled."""
+    """Demangle names; names that fail, as in hostile input, stay mangled."""
     directory, done = _library_directory() if names else None, list[str]()
     deadline = time.monotonic() + PATIENCE_S + len(names) / _NAMES_PER_SECOND
     for _ in range(_MAX_DEATHS):

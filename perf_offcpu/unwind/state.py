@@ -35,7 +35,7 @@ class End(enum.IntEnum):
 
 
 class Value(NamedTuple):
-    """Words of n frames, and the frames in which they are known."""
+    """A word of each of n frames, and the frames in which it is known."""
 
     words: U64
     known: Bool
@@ -96,7 +96,7 @@ class WalkState:
         self._code_mask = np.uint64((1 << registers.code_bits) - 1)
 
     def read(self, lanes: I64, addresses: U64) -> Value:
-        """Return the words at addresses of these walks' stacks; 0 where the copy does not reach."""
+        """Return the words at stack addresses of these walks; 0 outside the copied stack."""
         away = addresses - self.bottom.take(lanes)
         return self.read_at(away, self.begins.take(lanes), self.lengths.take(lanes))
 

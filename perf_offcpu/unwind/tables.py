@@ -43,7 +43,7 @@ class FrameTables:
         self.recording, self.machine, self.search = recording, machine, search
 
     def of_dso(self, dso: int) -> FileTable | None:
-        """Return the table of one of the recording's dsos; None if there is none, for any reason."""
+        """Return the CFI table of a dso of the recording; None if it cannot be read."""
         with suppress(OSError, FormatError, Refused), ExitStack() as stack:
             image = open_dso(self.recording, dso, self.search, stack)
             if image.machine == self.machine:

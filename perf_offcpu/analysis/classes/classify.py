@@ -115,7 +115,7 @@ class _Judge:
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
     def wait_class(self, evidence: Evidence, number: int, syscall: str, state: str, thing: int) -> WaitClass:
-        """Return the class of waits with such a stack, in this system call and state, for such an object."""
+        """Return the class of waits by the evidence of their stack, system call, task state and object."""
         if state == "R":
             return WaitClass.RUNQUEUE
         by_object = class_of(thing)
@@ -131,7 +131,7 @@ class _Judge:
     def is_for_work(
         self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int
     ) -> bool:
-        """Return True if such waits are for the next piece of work."""
+        """Return True if waits with this evidence are for the next piece of work."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
             return not (answers(thing) if syscall in _EPOLLS else is_connected(thing))
         work = wait_class.row.work

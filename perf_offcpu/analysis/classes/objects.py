@@ -58,7 +58,7 @@ def object_codes(profile: Profile) -> I16:
 
 
 def class_of(code: int) -> WaitClass | None:
-    """Return the class of a code; None without one."""
+    """Return the class in a code; None for a code without class."""
     return WaitClass(code & ~(_CONNECTED | _INWARD)) if code >= 0 else None
 
 

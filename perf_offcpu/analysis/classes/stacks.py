@@ -103,11 +103,11 @@ class _Stacks:
         self.is_kernel, self.used = profile.frames.is_kernel(), used_frames(profile, stacks)
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n]: the value of the innermost kernel function that has one; -1 for none."""
+        """Return int32[n]: the value of the innermost kernel function with a value; -1 if there is none."""
         return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n]: the value of the first user function near the leaf that has one; -1 for none."""
+        """Return int32[n]: the value of the innermost user function with a value; -1 if there is none."""
         return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), _WRAPPER_DEPTH)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:

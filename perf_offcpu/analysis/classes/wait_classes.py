@@ -267,7 +267,7 @@ def is_for_work_in_kernel(name: str) -> bool | None:
 
 
 def matches(rules: str, name: str) -> bool:
-    """Return True if a name matches one of some rules."""
+    """Return True if a name matches any of the rules."""
     return _pattern(rules).fullmatch(name) is not None
 
 

@@ -131,7 +131,7 @@ def load_verb(verb: str) -> ModuleType:
 
 
 def make_parsers(verbs: Iterable[str]) -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the options before the verb, and verb → its parser."""
+    """Return the main parser, and verb → its parser."""
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [--version [-vv]] [--traceback] VERB [OPTIONS]",

@@ -88,7 +88,7 @@ class _Edge(NamedTuple):
 
 
 def _merged(edges: Iterable[_Edge]) -> list[_Edge]:
-    """Return one edge for each pair of ends; what it means is that of its heaviest part."""
+    """Merge the edges between two nodes; the merged edge has the label of the heaviest."""
     edge_of_ends: dict[tuple[str, str], _Edge] = {}
     for edge in sorted(edges, key=lambda edge: (-edge.weight, edge)):
         first = edge_of_ends.get(edge[:2], edge._replace(weight=0, waits=0))

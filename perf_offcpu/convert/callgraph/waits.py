@@ -128,7 +128,7 @@ def _knots(graph: Any) -> list[set[str]]:
 
 
 def _mark_knots(graph: Any) -> None:
-    """Drop light edges within components, number the knots by what they hold, and list them."""
+    """Drop light edges within components; number and list the knots by the time that they hold."""
     import networkx
 
     bare = _bare(graph)

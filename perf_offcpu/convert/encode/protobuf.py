@@ -62,7 +62,7 @@ class Rows:
         return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
     def where(self, present: Bool) -> Rows:
-        """Return the strings, empty where not present."""
+        """Return the strings with the absent ones emptied."""
         masked = (
             _Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts
         )
@@ -151,7 +151,7 @@ def from_bytes(texts: Sequence[bytes]) -> Rows:
 
 
 def joined(*rows: Rows) -> Rows:
-    """Put strings of equal rows one after the other."""
+    """Concatenate row by row: the strings of row i of all arguments."""
     return Rows(rows[0].count, tuple(part for row in rows for part in row.parts))
 
 

@@ -40,7 +40,7 @@ def thread_uuid(track: _Tracks) -> _Tracks:
 
 
 def sums_uuid(track: _Tracks) -> _Tracks:
-    """Return the number of the track for a thread's samples without a place."""
+    """Return the uuid of the track for a thread's samples without time."""
     return _FIRST_UUID + 2 * track + 1
 
 

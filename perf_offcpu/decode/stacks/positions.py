@@ -38,7 +38,7 @@ class OpenFile:
         os.close(self.descriptor)
 
     def read_into(self, room: Bytes, offset: int) -> int:
-        """Fill `room` from offset `at` on; return the number of bytes read."""
+        """Fill `room` from `offset` on; return the number of bytes read."""
         done = 0
         while done < len(room):
             try:
@@ -73,7 +73,7 @@ class StackPositions:
         self._words.append(words)
 
     def settle(self, source: OpenFile | U64) -> None:
-        """Set the source of stacks that were added without one."""
+        """Set the source of stacks that were added without source."""
         self._sources = [source if known_source is None else known_source for known_source in self._sources]
 
     @property

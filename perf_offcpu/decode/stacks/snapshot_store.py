@@ -204,7 +204,7 @@ class CallerRows:
         return np.array(rows, np.int64)[place]
 
     def settled(self, rows: I32, counters: Losses) -> I32:
-        """Return rows as of `with_callers` once all samples are known; missing copies are counted, and -1."""
+        """Replace references of `with_callers` by rows, after the last sample; -1 and counted if missing."""
         waiting = np.flatnonzero(rows < -1)
         if not len(waiting):
             return rows
@@ -227,7 +227,7 @@ def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
 
 
 def with_callers(snapshot: I32, callers: U64, known: CallerRows) -> I32:
-    """Return the snapshots of n samples; those without one get that of their caller.
+    """Return the snapshots of n samples; a sample without snapshot gets that of its caller.
 
     Args:
         snapshot: int32[n], the row in snapshots of each sample's own, -1 none.

@@ -183,7 +183,7 @@ def _stacks(history: History, edges: Edges, begins: I64) -> I64:
 
 
 def _wakeups(history: History, begin: I64, end: I64) -> I64:
-    """Return int64[k]: rows of the first wake-up of the same thread between two places each; -1 none."""
+    """Return int64[k]: the row of the thread's first wake-up between two rows; -1 if there is none."""
     places = history.next(EventKind.WAKEUP)[begin]
     inside = np.minimum(places, len(history.tid) - 1)
     found = (places < end) & (history.tid[inside] == history.tid[begin])
@@ -241,11 +241,11 @@ class History:
         return cls(tid[order], time_ns[order], kind[order], row[order])
 
     def last(self, kind: EventKind) -> I64:
-        """Return int64[n]: the last place of a kind up to each place, of any thread; -1 none."""
+        """Return int64[n]: the last row of this kind up to each row, of any thread; -1 if there is none."""
         return np.maximum.accumulate(np.where(self.kind == kind, np.arange(len(self.kind)), -1))
 
     def next(self, kind: EventKind) -> I64:
-        """Return int64[n]: the first place of a kind from each place on, of any thread; n none."""
+        """Return int64[n]: the first row of this kind from each row on, of any thread; n if there is none."""
         places = np.where(self.kind == kind, np.arange(len(self.kind)), len(self.kind))
         return np.minimum.accumulate(places[::-1])[::-1]
 
@@ -305,7 +305,7 @@ def edges_of(history: History) -> Edges:
 
 
 def _neighbours(history: History, place: I64) -> tuple[I8, I8, I8]:
-    """Return (kind, before, after) of the events at some places."""
+    """Return the kinds of some events, and of the same thread's events before and after each."""
     kind, tid = history.kind[place], history.tid[place]
     before, after = np.full((2, len(place)), NONE, np.int8)
     same = tid[1:] == tid[:-1]

@@ -109,7 +109,7 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
 
 
 def offcpu_evsel(attrs: list[Attr]) -> Evsel:
-    """Return the event of such samples, for a recording of events with these attrs, whose clock it shares."""
+    """Return the evsel of wait samples; it uses the clock of the recorded attrs."""
     clocked = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
     attr = Attr(
         type=PerfType.SOFTWARE,

@@ -68,7 +68,7 @@ class _Space:
         return slice(low, bisect.bisect_left(self.starts, new.end, low))
 
     def replace(self, where: slice, new: Mapping, *, keep: bool = True) -> None:
-        """Put `new` in, cutting away what it covers of the mappings `where`; without `keep`, only cut."""
+        """Insert `new` and cut the mappings `where` that it overlaps; without `keep`, only cut."""
         if keep and where.start == where.stop:
             self.mappings.insert(where.start, new)
             self.starts.insert(where.start, new.start)
@@ -133,7 +133,7 @@ class AddressSpaces:
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
-        """Apply a run of mappings, if it begins an address space; else do nothing.
+        """Apply a run of mappings that begins an address space; ignore other runs.
 
         Args:
             run: a sound one.

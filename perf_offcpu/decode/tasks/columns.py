@@ -73,14 +73,14 @@ class TaskRecords:
 
 
 def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses) -> list[TaskRecords]:
-    """Return the records of some types (`kinds`); those that do not fit their layouts are counted."""
+    """Return the records of some types (`kinds`); records that do not fit their layouts are counted."""
     # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
     return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]
 
 
 def task_record(record: SideRecord) -> TaskRecords:
-    """Return a single record as columns."""
+    """Return one task record as columns of length 1."""
     fields = _OWN[record.type].fields
     own = {field.name: np.array([record.values.get(field.name, 0)], native(field.type)) for field in fields}
     first = np.zeros(1, np.int64)

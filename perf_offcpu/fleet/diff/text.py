@@ -29,7 +29,7 @@ class _Rates:
 
     @property
     def unit(self) -> str:
-        """Return the unit of weights, "" for occurrences."""
+        """Return the unit of weights; "" for counts of occurrences."""
         return self.style.unit if self.of.unit == "ns" else ""
 
     @property

@@ -53,7 +53,7 @@ class Stubs:
 
 
 def plt_symbols(image: ElfImage, known: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Return symbols for the PLT stubs of a file, and their strings; `known` names the targets of IFUNCs."""
+    """Return symbols of PLT stubs, and their strings; `known` holds the names of IFUNC targets."""
     rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
 
     def add(start: int, size: int, name: bytes) -> None:

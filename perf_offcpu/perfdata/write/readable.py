@@ -52,7 +52,7 @@ def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
 
 
 def readable_events(events: Events) -> Events:
-    """Return the events that perf reads together: the first one, and those that agree with it.
+    """Return the first event and the events that agree with it: perf can read these in one file.
 
     perf finds the id of a record before it knows whose record it is, so all events have to have it at the
     same place; where one does not (its attr is damaged), perf refuses the file. Its records become those of

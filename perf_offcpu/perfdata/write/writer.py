@@ -129,7 +129,7 @@ class FileWriter:
         return b"".join(HEADER_ATTR_IDS.pack({"ids": event.ids}, self.order) for event in self.events)
 
     def _attr_entries(self, offset: int) -> bytes:
-        """Return the attr section; ids begin at offset `at` of the file."""
+        """Return the attr section; ids begin at `offset` of the file."""
         entries = []
         for event in self.events:
             section = {"offset": offset, "size": 8 * len(event.ids)}

@@ -41,7 +41,7 @@ _FALSE_TABLES = 0.05
 
 
 def errors_needed(rows: int) -> float:
-    """Return the smallest change, in standard errors, that is not noise in a table of some rows."""
+    """Return the smallest significant change in a table of `rows` rows, in standard errors."""
     return max(ERRORS, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(rows, 1)))
 
 

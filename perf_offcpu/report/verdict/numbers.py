@@ -166,7 +166,7 @@ def _still_blocked(
 
 
 def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSamples) -> Loss | None:
-    """Return the largest loss: of those that the recorder reports, else of others, else of names."""
+    """Return the largest loss that the recorder reports; else of other stages; else of symbolization."""
     if not counts:
         return None
     names = (Stage.NAMES, Stage.LINES)
@@ -193,7 +193,7 @@ def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSampl
 def _cut_stacks(
     flag: SampleFlag | None, count: int, profile: Profile, waits: ProfileSamples
 ) -> tuple[int, int, int, str]:
-    """Return the stacks that unwinding cut, of waits if it cut any of them, else of the event with the most.
+    """Return the stacks that unwinding cut: of waits, or else of the event with the most.
 
     Args:
         flag: of samples whose stack was cut by one cause; None if no flag is of this cause alone.

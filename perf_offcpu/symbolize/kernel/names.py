@@ -165,7 +165,7 @@ class KernelNames:
         return np.where((row >= 0) & (addresses < np.append(known.end, np.uint64(0))[row]), row, -1)
 
     def _add_lines(self, addresses: U64, names: SymbolNames) -> None:
-        """Add source lines of the kernel itself, if there is a vmlinux of its build-id."""
+        """Add the kernel's source lines from a vmlinux of its build-id, if there is one."""
         rows: I64 = np.flatnonzero(names.dso == self.strings.intern(KERNEL_DSO))
         if self.lines is None or not len(rows):
             return
@@ -177,7 +177,7 @@ class KernelNames:
 
 
 def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:
-    """Return the rows, with the function in place of the padding before it.
+    """Replace rows of padding by the rows of the functions after it.
 
     An address of a callchain is looked up a byte too low, because it usually is a return address. But where
     an interrupt or a fault hit the first instruction of a function, the byte before is its `__pfx_` padding

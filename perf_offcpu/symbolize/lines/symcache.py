@@ -135,7 +135,7 @@ class Symcache:
         return calls.take(np.argsort(calls.row, kind="stable"))
 
     def _location(self, addresses: U64) -> I64:
-        """Return int64[n]: the innermost source location of each address with a line; else -1."""
+        """Return int64[n]: the innermost source location of each address; -1 for addresses without line."""
         if not len(self._starts):
             return np.full(len(addresses), -1, np.int64)
         slot = np.searchsorted(self._starts, np.minimum(addresses, np.uint64(_NONE)), side="right") - 1

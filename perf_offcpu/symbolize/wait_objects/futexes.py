@@ -127,7 +127,7 @@ def _leaf(path: str) -> str:
 
 
 def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I32) -> I32:
-    """Return int32[rows]: the most frequent known value of the samples of each object; -1 for none."""
+    """Return int32[rows]: the most frequent value >= 0 of each object's samples; -1 if there is none."""
     at = np.flatnonzero((row >= 0) & (values >= 0))
     keys, counts = np.unique(row[at].astype(np.int64) << 32 | values[at], return_counts=True)
     order = np.lexsort((counts, keys >> 32))

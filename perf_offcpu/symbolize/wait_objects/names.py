@@ -193,31 +193,23 @@ def _lasting(local: str, remote: str) -> str:
 
 
 def _is_of_client(local: str, remote: str) -> bool:
-    """Return True if only the remote port is one of those that Linux gives to clients by itself."""
+    """Return True if the remote port is an ephemeral port and the local port is not."""
     ends = _PORT.fullmatch(local), _PORT.fullmatch(remote)
     return bool(ends[0] and ends[1] and int(ends[0][2]) < _EPHEMERAL <= int(ends[1][2]))
 
 
 def _numbered(object_row: ObjectRow) -> _Named | None:
-    """Return the names of what a number tells; None for others."""
-    if object_row.kind == ObjectKind.PROCESS:
-        return (
-            _Named("any child", "any child")
-            if object_row.number < 0
-            else _Named(f"child {object_row.number}", "child")
-        )
-    if object_row.kind == ObjectKind.DESCRIPTORS and object_row.number == 0:
+    """Return the name of an object that has a number only: a child, descriptors, System V IPC; else None."""
+    kind, number = object_row.kind, object_row.number
+    if kind == ObjectKind.PROCESS:
+        return _Named("any child", "any child") if number < 0 else _Named(f"child {number}", "child")
+    if kind == ObjectKind.DESCRIPTORS and number == 0:
         return _Named(SLEEP, SLEEP)  # a poll() that only its timeout ends
-    if object_row.kind == ObjectKind.DESCRIPTORS:
-        text = f"{object_row.number} descriptor{'' if object_row.number == 1 else 's'}"
+    if kind == ObjectKind.DESCRIPTORS:
+        text = f"{number} descriptor{'' if number == 1 else 's'}"
         return _Named(text, text)
-    for kind, words in (
-        (ObjectKind.SEMAPHORES, "System V semaphores"),
-        (ObjectKind.MESSAGES, "System V queue"),
-    ):
-        if object_row.kind == kind:
-            return _Named(f"{words} {object_row.number}", words)
-    return None
+    words = {ObjectKind.SEMAPHORES: "System V semaphores", ObjectKind.MESSAGES: "System V queue"}.get(kind)
+    return _Named(f"{words} {number}", words) if words else None
 
 
 def _file(object_row: ObjectRow) -> _Named:

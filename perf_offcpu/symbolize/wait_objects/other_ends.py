@@ -110,7 +110,7 @@ class OtherEnds:
 
 
 def direction(user: User | None) -> str:
-    """Return the word for the other end of a pipe: from where only read was waited in, to, or with."""
+    """Return "from" for a pipe where only reads waited, "to" where only writes did, else "with"."""
     if user is None or bool(user.reads) == bool(user.writes):
         return "with"
     return "from" if user.reads else "to"

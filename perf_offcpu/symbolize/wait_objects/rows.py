@@ -107,7 +107,7 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
 
 
 def is_in(recording: Recording, names: str) -> Bool:
-    """Return bool[samples]: the wait is in one of these system calls."""
+    """Return bool[samples]: True for waits in any of these system calls."""
     known = syscall_names(recording.meta.arch)
     numbers = [number for number, name in known.items() if name in names.split()]
     return np.isin(recording.samples.syscall, np.array(numbers, np.int32))

@@ -111,7 +111,7 @@ class _Machine:
         self._limit = np.int64(section.size)
 
     def run(self, offsets: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
-        """Run instructions from `at` to `stop`; rows outside of [start, end) are not kept.
+        """Run instructions from `offsets` to `stop`; rows outside of [start, end) are not kept.
 
         Returns:
             The number of steps, at most `most`: lanes that are not at their end by then count as damaged.

@@ -151,7 +151,7 @@ def _is_expression(rules: I64) -> model.Bool:
 
 
 def renumbered(rules: I64, shift: int) -> I64:
-    """Return rules with a number added to those of their expressions."""
+    """Return rules with the numbers of their expressions shifted."""
     return np.where(_is_expression(rules), rules + (shift << 3), rules)
 
 
