@@ -208,7 +208,8 @@ def _numbered(object_row: ObjectRow) -> _Named | None:
     if kind == ObjectKind.DESCRIPTORS:
         text = f"{number} descriptor{'' if number == 1 else 's'}"
         return _Named(text, text)
-    words = {ObjectKind.SEMAPHORES: "System V semaphores", ObjectKind.MESSAGES: "System V queue"}.get(kind)
+    system_v = {int(ObjectKind.SEMAPHORES): "System V semaphores", int(ObjectKind.MESSAGES): "System V queue"}
+    words = system_v.get(kind)
     return _Named(f"{words} {number}", words) if words else None
 
 
