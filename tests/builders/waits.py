@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from builders.profile import ProfileBuilder, Stack
+from hypothesis import strategies as st
 
 COMMS = {1: "client", 2: "server", 3: "disk"}
 
@@ -27,3 +29,20 @@ def wait(
         time_ns=end, switch_out_ns=begin, wakeup_ns=end - queued, runq_ns=queued, waker_tid=waker,
         waker_pid=waker, **other,
     )  # fmt: skip
+
+
+Waits = list[tuple[int, int, int, int, int]]
+"""Waits as (tid, begin, length, waker, time on a run queue)."""
+
+
+def random_waits(begin: int = 90, longest: int = 40, *, shortest: int = 1) -> st.SearchStrategy[Waits]:
+    """Draw waits of five threads that begin up to a time; they may overlap, and wakers may sleep."""
+    columns = ((1, 5), (0, begin), (shortest, longest), (-1, 7), (0, longest))
+    return st.lists(st.tuples(*(st.integers(*bounds) for bounds in columns)), min_size=1, max_size=25)
+
+
+def with_waits(waits: Iterable[tuple[int, int, int, int, int]]) -> ProfileBuilder:
+    builder = ProfileBuilder()
+    for tid, begin, length, waker, queued in waits:
+        wait(builder, tid, begin, begin + length, waker=waker, queued=min(queued, length))
+    return builder

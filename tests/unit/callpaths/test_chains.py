@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from builders.converted import converted
 from builders.profile import ProfileBuilder
-from builders.waits import wait
+from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given
-from hypothesis import strategies as st
 
 from perf_offcpu.callpaths import chains
 from perf_offcpu.callpaths.chains import waker_chains
@@ -76,20 +75,9 @@ def test_chains_are_cut_where_lines_become_too_long(monkeypatch: pytest.MonkeyPa
     assert max(line.count(";--;") for line in shown(profile)) == 3
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 5), st.integers(0, 90), st.integers(1, 40), st.integers(-1, 6), st.integers(0, 20)
-        ),
-        min_size=1,
-        max_size=25,
-    )
-)
-def test_weights_are_those_of_the_waits(waits: list[tuple[int, int, int, int, int]]) -> None:
-    builder = ProfileBuilder()
-    for tid, begin, length, waker, queued in waits:
-        wait(builder, tid, begin, begin + length, waker=waker, queued=min(queued, length))
-    profile = builder.build()
+@given(random_waits())
+def test_weights_are_those_of_the_waits(waits: Waits) -> None:
+    profile = with_waits(waits).build()
     totals = shown(profile)
     assert sum(totals.values()) == int(profile.samples.period.sum())
     bare: dict[str, int] = {}

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
-from builders.waits import wait
+from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given
-from hypothesis import strategies as st
 
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality import cascade
@@ -134,14 +133,6 @@ def test_sums_and_still_blocked_threads() -> None:
     assert held(found) == {("1", "WAITING"): 500, ("[interrupt]", "WAITING"): 500}
 
 
-WAITS = st.lists(
-    st.tuples(
-        st.integers(1, 5), st.integers(0, 90), st.integers(0, 40), st.integers(-1, 7), st.integers(0, 40)
-    ),
-    max_size=25,
-)
-
-
 def test_a_waker_that_sleeps_soon_after_it_woke_another_one() -> None:
     """The sleeper becomes runnable on another CPU only when the waker waits again."""
     builder = ProfileBuilder()
@@ -153,13 +144,10 @@ def test_a_waker_that_sleeps_soon_after_it_woke_another_one() -> None:
     assert held(found) == {("2", "RUNNING"): 95, ("1", "WAITING"): 5}
 
 
-@given(WAITS)
-def test_edges_are_those_of_wperf_and_weight_is_conserved(waits: list[tuple[int, ...]]) -> None:
+@given(random_waits(shortest=0))
+def test_edges_are_those_of_wperf_and_weight_is_conserved(waits: Waits) -> None:
     """Against a recursion over single waits; waits that overlap and wakers that sleep are damage."""
-    builder = ProfileBuilder()
-    for sleeper, begin, length, waker, queued in waits:
-        wait(builder, sleeper, begin, begin + length, waker=waker, queued=min(queued, length))
-    profile = builder.build()
+    profile = with_waits(waits).build()
     timeline = timeline_of(profile)
     found = cascade_of(profile, timeline)
     found.check()

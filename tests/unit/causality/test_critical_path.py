@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
-from builders.waits import wait
+from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -138,24 +138,10 @@ def test_stacks_name_each_hop_and_running_time_is_shared_out_by_samples(chain: P
     ]
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 5), st.integers(0, 300), st.integers(0, 60), st.integers(-1, 7), st.integers(0, 60)
-        ),
-        min_size=1,
-        max_size=40,
-    ),
-    st.integers(1, 5),
-)
-def test_a_path_covers_its_window_whatever_was_recorded(
-    waits: list[tuple[int, int, int, int, int]], tid: int
-) -> None:
+@given(random_waits(300, 60, shortest=0), st.integers(1, 5))
+def test_a_path_covers_its_window_whatever_was_recorded(waits: Waits, tid: int) -> None:
     """Waits that overlap and wakers that sleep are what damaged files hold."""
-    builder = ProfileBuilder()
-    for sleeper, begin, length, waker, queued in waits:
-        wait(builder, sleeper, begin, begin + length, waker=waker, queued=min(queued, length))
-    profile = builder.build()
+    profile = with_waits(waits).build()
     if tid not in {one[0] for one in waits}:
         return
     path = follow(profile, tid, (0, 400))

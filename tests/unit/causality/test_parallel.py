@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 from builders.profile import ProfileBuilder
-from builders.waits import wait
+from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,17 +50,14 @@ def test_nobody() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=25),
+    random_waits(),
     st.one_of(st.none(), st.tuples(st.integers(0, 60), st.integers(61, 140))),
     st.sets(st.integers(0, 140), max_size=6),
 )
 def test_weights_and_idle_time_sum_to_the_window_without_pauses(
-    waits: list[tuple[int, int, int]], window: tuple[int, int] | None, edges: set[int]
+    waits: Waits, window: tuple[int, int] | None, edges: set[int]
 ) -> None:
-    builder = ProfileBuilder()
-    for tid, begin, length in waits:
-        wait(builder, tid, begin, begin + length)
-    profile = builder.build()
+    profile = with_waits((*one[:3], -1, 0) for one in waits).build()
     starts = [-1, *sorted(edges), 200]
     profile.meta.parts = tuple(zip(starts[::2], starts[1::2], strict=False))
     found = count(profile, window)

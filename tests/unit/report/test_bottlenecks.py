@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from builders.profile import ProfileBuilder
-from builders.waits import wait
+from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,20 +56,9 @@ def test_running_without_samples_is_said() -> None:
     assert any("running without a CPU sample" in line for line in render(found_in(profile), Style()))
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 5), st.integers(0, 60), st.integers(1, 30), st.integers(0, 7)),
-        min_size=1,
-        max_size=20,
-    ),
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 90)), max_size=10),
-)
-def test_stacks_sum_to_what_is_held(
-    waits: list[tuple[int, int, int, int]], moments: list[tuple[int, int]]
-) -> None:
-    builder = ProfileBuilder()
-    for tid, begin, length, waker in waits:
-        wait(builder, tid, begin, begin + length, waker=waker)
+@given(random_waits(60), st.lists(st.tuples(st.integers(1, 5), st.integers(0, 90)), max_size=10))
+def test_stacks_sum_to_what_is_held(waits: Waits, moments: list[tuple[int, int]]) -> None:
+    builder = with_waits(waits)
     for tid, at in moments:
         builder.sample("x", ["main", f"f{at % 3}"], 1, event="cpu-clock", tid=tid, pid=tid, time_ns=at)
     found = found_in(builder.build())
