@@ -28,6 +28,19 @@ exec cat
 """
 
 
+def of_views() -> list[str]:
+    """Return the command of each row of which-view.md; one row has none."""
+    page = (TOP / "Documentation" / "which-view.md").read_text()
+    commands = re.findall(r"^\|[^|]+\| `(perf-offcpu [^`]+)`", page, re.MULTILINE)
+    assert len(re.findall(r"^\| (?!question).*", page, re.MULTILINE)) == len(commands) + 1
+    return commands
+
+
+def is_alone(command: str) -> bool:
+    """Return True if a command is this program's alone, without shell syntax."""
+    return command.startswith("perf-offcpu ") and not set(command) & set("|&;<>*$")
+
+
 def shown() -> dict[str, str]:
     """Where ("README.md: 2") → command, without sudo."""
     pages = {
@@ -57,7 +70,7 @@ def run(command: str, directory: Path, environment: Mapping[str, str] = os.envir
 
     A command of this program alone runs without the cost of a start.
     """
-    if command.startswith("perf-offcpu ") and not set(command) & set("|&;<>*$") and environment is os.environ:
+    if is_alone(command) and environment is os.environ:
         alone = program.run(*shlex.split(command)[1:], cwd=directory, timeout_s=120)
         text = alone.stdout + alone.stderr
         assert alone.returncode == 0, f"{command}\nexit status {alone.returncode}\n{text}"

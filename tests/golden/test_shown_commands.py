@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of README and man pages that read a recording work as printed."""
+"""The commands of README, man pages and guides that read a recording work as printed."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from builders.commands import TOP, delivers, records, run, shown
+from builders.commands import TOP, delivers, is_alone, of_views, records, run, shown
 from builders.dataset import DatasetBuilder
 
+from perf_offcpu.cli import main
 from perf_offcpu.commands.agent import config_of
 from perf_offcpu.commands.shared.parsers import make_parsers
 
 RECORDING = TOP / "tests" / "data" / "demo.data"
 COPIES = ("perf.data", "old.data", "run1.data", "run2.data", "web1.data", "web2.data")
-COMMANDS = {
-    where: command for where, command in shown().items() if not (records(command) or delivers(command))
-}
+READING = [command for command in shown().values() if not (records(command) or delivers(command))]
+VIEWS = of_views()
+COMMANDS = list(dict.fromkeys([*READING, *VIEWS]))
 DELIVERING = {where: command for where, command in shown().items() if delivers(command)}
 
 
@@ -48,15 +50,27 @@ def test_there_are_some_of_each_page() -> None:
     }
 
 
-@pytest.mark.parametrize("where", COMMANDS)
-def test_a_command_that_reads(where: str, directory: Path) -> None:
-    if COMMANDS[where].startswith("perf-offcpu fleet"):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_reads(
+    command: str, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(directory)
+    if " DIR" in command and "fleet" in command:
         make_dataset(directory / "DIR")
+    elif "fleet" in command:
+        assert main(["convert", "--parquet", "waits", "-i", "perf.data"]) == 0
     before = set(directory.iterdir())
-    text = run(COMMANDS[where], directory)
-    made = [path for path in set(directory.iterdir()) - before if path.is_file()]
-    assert text or made or "--class" in COMMANDS[where]  # such waits may be missing
+    if is_alone(command):
+        assert main(shlex.split(command)[1:]) == 0
+        text = "".join(capfd.readouterr())
+    else:
+        text = run(command, directory)
+    made = [path for path in set(directory.iterdir()) - before if path.name != "elsewhere"]
+    assert text or made or "--class" in command  # such waits may be missing
     assert all(path.stat().st_size for path in made)
+    if command in VIEWS:
+        assert bool(made) == bool(re.search(r"-o [^-]", command))
+        assert max([len(text), *(path.stat().st_size for path in made)]) > 200
 
 
 @pytest.mark.parametrize("where", DELIVERING)
