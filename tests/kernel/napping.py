@@ -190,6 +190,13 @@ class Balance:
         if total_ns is not None and waits == tally.waits:
             assert about(total_ns, tally), tally
 
+    def check_all(self, tallies: list[Tally], sums: Any, waits: list[Wait]) -> None:
+        """Check the number of waits in sums and samples of all threads that wait in known ways."""
+        for tally in tallies:
+            if tally.kind in ("nap", "blink", "futex", "pipe"):
+                summed = int(sums["count"][sums["tid"] == tally.tid].sum())
+                self.check(tally, summed + sum(wait.tid == tally.tid for wait in waits), around=2)
+
 
 def python(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen(

@@ -15,6 +15,7 @@ import pytest
 from conftest import PATIENCE
 from kernel.bpf_output import Wait
 from kernel.napping import (
+    ENDS_IN_SLEEPER,
     MS,
     NEVER,
     ROUNDS,
@@ -299,31 +300,24 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
 
 
 @pytest.mark.beside
-@both_forms
-def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, sum_entries=4, in_switch=in_switch)
+def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, sum_entries=4)
     tallies, waits, sums, counters = record_napper(napper, config)
     assert 0 < len(sums) <= 4
     assert len(waits) == counters["sum_map_full"] == counters["samples"] > 0
     assert counters["sum_map_full_ns"] == sum(w.ns for w in waits)
     assert counters["waits_lost"] == 0
-    balance = Balance(counters, in_switch)
-    for tally in (t for t in tallies if t.kind in ("nap", "blink", "futex", "pipe")):
-        counted = int(sums["count"][sums["tid"] == tally.tid].sum()) + sum(w.tid == tally.tid for w in waits)
-        balance.check(tally, counted, around=2)
+    Balance(counters, not ENDS_IN_SLEEPER).check_all(tallies, sums, waits)
 
 
 @pytest.mark.beside
-@both_forms
-def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, stack_entries=2, in_switch=in_switch)
+def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, stack_entries=2)
     tallies, _, sums, counters = record_napper(napper, config)
     without = sums[sums["stack"] == 0]
     assert counters["stack_map_full"] == without["count"].sum() > 0
     assert np.all(without["lost"] == 1)
-    balance = Balance(counters, in_switch)
-    for tally in (t for t in tallies if t.kind in ("nap", "blink", "futex", "pipe")):
-        balance.check(tally, int(sums["count"][sums["tid"] == tally.tid].sum()), around=2)
+    Balance(counters, not ENDS_IN_SLEEPER).check_all(tallies, sums, [])
 
 
 @both_forms
@@ -334,10 +328,7 @@ def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> N
     assert counters["ring_full_ns"] == sums["total_ns"].sum()
     assert counters["samples"] == len(waits) > 0
     assert set(sums["stack"]) == {0} and set(sums["lost"]) == {1}
-    balance = Balance(counters, in_switch)
-    for tally in (t for t in tallies if t.kind in ("nap", "blink", "futex", "pipe")):
-        counted = int(sums["count"][sums["tid"] == tally.tid].sum()) + sum(w.tid == tally.tid for w in waits)
-        balance.check(tally, counted, around=2)
+    Balance(counters, in_switch).check_all(tallies, sums, waits)
 
 
 @pytest.mark.beside

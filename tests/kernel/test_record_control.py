@@ -114,9 +114,6 @@ def known_ns(budget: Budget) -> int:
     return sum(int(getattr(budget, name).sum()) for name in names)
 
 
-OPTIONS = pytest.mark.parametrize("options", [(), ("--off-cpu-period", "20")], ids=["threshold", "sampled"])
-
-
 def is_within(samples: Samples, begin_ns: int, end_ns: int) -> Bool:
     return (samples.time_ns >= begin_ns) & (samples.time_ns <= end_ns)
 
@@ -145,7 +142,7 @@ def check_part(recording: Recording, begin_ns: int, end_ns: int, told: tuple[int
     assert len(waits) == 1 and 0.9 * length_ns <= int(samples.period[waits[0]]) <= length_ns
 
 
-@OPTIONS
+@pytest.mark.parametrize("options", [(), ("--off-cpu-period", "20")], ids=["threshold", "sampled"])
 def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str, ...]) -> None:
     with program() as told, controlled("-p", str(told[0]), *options, cwd=tmp_path) as recorder:
         programs = bpf_programs_of(recorder.process.pid)
@@ -178,9 +175,8 @@ def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str
         assert 0.5 < meta.sampling.estimated_ns / meta.sampling.waits_ns < 2
 
 
-@OPTIONS
-def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path, options: tuple[str, ...]) -> None:
-    with program() as told, controlled("-p", str(told[0]), *options, cwd=tmp_path) as recorder:
+def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path) -> None:
+    with program() as told, controlled("-p", str(told[0]), cwd=tmp_path) as recorder:
         for pause_s in (0.3, 0.6):
             time.sleep(0.4)
             recorder.tell("disable")

@@ -26,7 +26,6 @@ LIBC = f"/usr/lib/{platform.machine()}-linux-gnu/libc.so.6"
 
 RECORDINGS = {
     "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
-    "leaves": ["-e", "cpu-clock", "-F", "2000"],
     "faults": ["-g", "-e", "page-faults", "-c", "1"],
     "switches": ["-g", "-e", "sched:sched_switch"],
 }
