@@ -247,8 +247,7 @@ KALLSYMS_HIDDEN = _names("kallsyms-hidden", "kernel addresses: hidden by kernel.
 NO_FILE = _names("no-file", "it is memory without a file")
 FILE_DELETED = _names("file-deleted", "the file was deleted")
 UNSAFE_PATH = _names(
-    "unsafe-path",
-    "its path is not followed (relative, .., control characters, or in /dev, /proc, /sys)",
+    "unsafe-path", "its path is not followed (relative, .., control characters, or in /dev, /proc, /sys)"
 )
 FILE_MISSING = _names("file-missing", "there is no such file here")
 FILE_DENIED = _names("file-denied", "the file may not be read")
@@ -256,8 +255,7 @@ NOT_REGULAR = _names("not-regular", "it is not a regular file")
 FILE_DAMAGED = _names("file-damaged", "it is not an ELF executable or shared object, or is damaged")
 OTHER_BUILD = _names("other-build", "the file here has another build-id than the recorded one")
 FILE_CHANGED = _names(
-    "file-changed",
-    "the file was changed after the recording, which holds no build-id of it",
+    "file-changed", "the file was changed after the recording, which holds no build-id of it"
 )
 NO_SYMBOLS = _names("no-symbols", "it holds no symbols")
 NO_PERF_MAP = _names("no-perf-map", "code generated at run time, without a map of it (/tmp/perf-PID.map)")
@@ -267,10 +265,7 @@ PERF_MAP_LACKS = _names("perf-map-lacks", "addresses that it does not list")
 _lines = partial(LossCause, Stage.LINES)
 NO_LINE_READER = _lines("no-line-reader", "the Python package symbolic is not installed")
 DWARF_SPLIT = _lines("dwarf-split", "its DWARF is split off into .dwo files, which are not read")
-DWARF_SHARED = _lines(
-    "dwarf-shared",
-    "its DWARF is shared with other files by dwz, which is not followed",
-)
+DWARF_SHARED = _lines("dwarf-shared", "its DWARF is shared with other files by dwz, which is not followed")
 DWARF_TOO_LARGE = _lines("dwarf-too-large", "its DWARF is too large")
 DWARF_STOPPED = _lines("dwarf-stopped", "reading its DWARF took too long or too much memory")
 DWARF_DAMAGED = _lines("dwarf-damaged", "its DWARF cannot be read")
@@ -283,8 +278,7 @@ NO_ID_IN_SAMPLES = _inject(
     "waits between switches not written: samples carry no id that would tell a second event apart",
 )
 CALLCHAIN_TOO_LONG = _inject(
-    "callchain-too-long",
-    "waits between switches not written: their callchain is longer than a record can be",
+    "callchain-too-long", "waits between switches not written: their callchain is longer than a record can be"
 )
 
 _select = partial(LossCause, Stage.SELECT, is_loss=False)

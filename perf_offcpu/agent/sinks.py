@@ -151,13 +151,7 @@ class PushSink:
     """
 
     def __init__(
-        self,
-        target: Target,
-        sender: Sender,
-        labels: dict[str, str],
-        spool: Spool,
-        metrics: Metrics,
-        say: Say,
+        self, target: Target, sender: Sender, labels: dict[str, str], spool: Spool, metrics: Metrics, say: Say
     ) -> None:
         from perf_offcpu.push.labels import check_labels
 

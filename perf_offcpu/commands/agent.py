@@ -76,11 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     }
     add_options(parser.add_argument_group("where to"), _OUTPUT, **output)
     add_options(
-        parser.add_argument_group("recording"),
-        _RECORDING,
-        off_cpu_period={},
-        segment={},
-        duration={},
+        parser.add_argument_group("recording"), _RECORDING, off_cpu_period={}, segment={}, duration={}
     )
     add_options(
         parser.add_argument_group("budgets"),

@@ -238,10 +238,7 @@ def convert(
             before = profile_from_args(old)
         options = replace(options, diff=_chosen(old, before))
     shown = inputs(args) + ([args.diff] if args.diff else [])
-    with (
-        open_output(output, binary=format_.binary, inputs=shown) as out,
-        busy(f"writing {format_.name}"),
-    ):
+    with open_output(output, binary=format_.binary, inputs=shown) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)
     if args.output is None:
         print(f"perf-offcpu convert: wrote {output}", file=sys.stderr)

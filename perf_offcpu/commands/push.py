@@ -9,11 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.parsers import add_options
-from perf_offcpu.commands.shared.profile import (
-    add_profile_arguments,
-    profile_from_args,
-    split_list,
-)
+from perf_offcpu.commands.shared.profile import add_profile_arguments, profile_from_args, split_list
 from perf_offcpu.commands.shared.push import TARGETS, add_push_options, labels_from_args, senders_from_args
 from perf_offcpu.commands.shared.streams import busy
 from perf_offcpu.units import parse_time

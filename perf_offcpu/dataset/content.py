@@ -61,9 +61,7 @@ class Content:
             np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         ]
         lists = pa.ListArray.from_arrays(
-            offsets.astype(np.int32),
-            values,
-            pa.list_(pa.field("element", pa.int64(), nullable=False)),
+            offsets.astype(np.int32), values, pa.list_(pa.field("element", pa.int64(), nullable=False))
         )
         kept = np.searchsorted(self.frames["frame_id"], distinct(values))
         frames = {name: _taken(column, kept) for name, column in self.frames.items()}

@@ -66,10 +66,7 @@ SAMPLES = (
     Column("host_id", "string", "the host"),
     Column("boot_id", "string", "the boot of the host, /proc/sys/kernel/random/boot_id"),
 )
-_OF_HOST = (
-    Column("host_id", "string", "the host"),
-    Column("boot_id", "string", "the boot of the host"),
-)
+_OF_HOST = (Column("host_id", "string", "the host"), Column("boot_id", "string", "the boot of the host"))
 STACKS = (
     Column("stack_id", "int64", "hash of the frames"),
     Column(

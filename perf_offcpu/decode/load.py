@@ -64,11 +64,7 @@ class Head(Protocol):
 
 
 def load_recording(
-    path: str | os.PathLike[str],
-    *,
-    merge: bool = True,
-    switches: bool = True,
-    snapshots: bool = False,
+    path: str | os.PathLike[str], *, merge: bool = True, switches: bool = True, snapshots: bool = False
 ) -> Recording:
     """Read a recording.
 

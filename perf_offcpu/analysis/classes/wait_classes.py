@@ -188,11 +188,7 @@ class WaitClass(enum.IntEnum):
             _*poll _*ppoll(_time64)? _*p?select(64)? _*epoll_p?wait2? runtime\.epollwait.* io_uring_wait\w*
         """,
     )
-    FAULT = ClassRow(
-        "a page: page faults, swap",
-        "magenta",
-        Work.NEVER,
-    )
+    FAULT = ClassRow("a page: page faults, swap", "magenta", Work.NEVER)
     CHILD = ClassRow(
         "the end of a child process or of a thread (wait4, waitid, vfork, pthread_join)",
         "brown",

@@ -101,10 +101,7 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
     window = None
     if selection.windows:
         first, last = selection.windows[0].bounds(profile.meta.first_ns, profile.meta.last_ns)
-        window = (
-            math.ceil(max(first, profile.meta.first_ns)),
-            math.floor(min(last, profile.meta.last_ns)),
-        )
+        window = (math.ceil(max(first, profile.meta.first_ns)), math.floor(min(last, profile.meta.last_ns)))
         if window[0] >= window[1]:
             raise UsageError("--serial: the recording has no samples in that time")
     return serial_of(profile, timeline, chosen, window, stacks)

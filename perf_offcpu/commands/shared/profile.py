@@ -132,11 +132,7 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
         check_ownership(path, args.force)
     joining = {"apart": args.apart, "from_start": args.from_start, "prefix": not args.no_prefix}
     profile = load_profile(
-        paths,
-        options,
-        lambda path, recording: note_cut(args, path, recording.losses),
-        **loading,
-        **joining,
+        paths, options, lambda path, recording: note_cut(args, path, recording.losses), **loading, **joining
     )
     return dataclasses.replace(profile, rules=rules)
 

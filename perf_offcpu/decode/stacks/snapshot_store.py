@@ -67,10 +67,7 @@ class SnapshotStore:
     """
 
     def __init__(
-        self,
-        counters: Losses,
-        memory: int = MEMORY,
-        reopen: Callable[[str], int | None] | None = None,
+        self, counters: Losses, memory: int = MEMORY, reopen: Callable[[str], int | None] | None = None
     ) -> None:
         self.counters, self._reopen = counters, reopen
         self._files: dict[str, OpenFile | None] = {}

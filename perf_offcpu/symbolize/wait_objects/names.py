@@ -65,12 +65,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     known, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
     futexes = {number: one for number, one in known.items() if one.kind == ObjectKind.FUTEX}
     ends = OtherEnds(recording, known, users, wakers_of(recording, row))
-    namer = _Namer(
-        known,
-        users,
-        ends,
-        futex_names(profile, recording, futexes, row, options),
-    )
+    namer = _Namer(known, users, ends, futex_names(profile, recording, futexes, row, options))
     entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
     named = [namer.name(*entry) for entry in entries]
     named.append(_Named(SLEEP, SLEEP))
