@@ -229,11 +229,7 @@ class Directory:
         os.utime(_entry(name), dir_fd=self.fd, follow_symlinks=False)
 
     def link(self, name: str, target: str) -> None:
-        """Create a symbolic link.
-
-        Raises:
-            OSError: an entry of that name exists, or it cannot be made.
-        """
+        """Create a symbolic link; raise OSError if an entry of that name exists, or it cannot be made."""
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
     def subdirectory(self, path: str, *, make: bool = False) -> Directory:

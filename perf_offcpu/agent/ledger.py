@@ -173,11 +173,7 @@ class Ledger:
         self._end_ns, self._end_utc_ns, self._same_boot = end_ns, end_ns + utc_ns, True
 
     def save(self) -> None:
-        """Write the account.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the account; raise OSError if it cannot be written."""
         with self._lock:
             state = {
                 "version": VERSION,

@@ -62,11 +62,7 @@ class Causes:
 
 
 def causes_of(profile: Profile, waits: Waits) -> Causes:
-    """Name the function in which each sample waits.
-
-    Args:
-        waits: `classify(profile)`.
-    """
+    """Name the function in which each sample waits. `waits`: `classify(profile)`."""
     samples, frames, strings = profile.samples, profile.frames, profile.strings
     is_loop = waits.for_work & np.isin(waits.wait_class, (WaitClass.POLL, WaitClass.NETWORK))
     first, group_of = group(samples.stack, waits.rule, waits.syscall, is_loop.view(np.uint8))

@@ -38,11 +38,7 @@ class Details:
 
 
 def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -> Details:
-    """Return the details of all samples of a profile.
-
-    Args:
-        waits: `classify(profile)`, if it is known.
-    """
+    """Return the details of all samples of a profile. `waits`: `classify(profile)`, if it is known."""
     samples, waits = profile.samples, waits or classify(profile)
     state = state_codes(samples)
     no_syscall = samples.syscall == SYSCALL_NONE

@@ -65,11 +65,7 @@ class DirectoryStore:
             return False
 
     def add(self, name: str, source: Source) -> None:
-        """Add a file.
-
-        Raises:
-            OSError: it cannot be written, or its source not be read.
-        """
+        """Add a file; raise OSError if it cannot be written, or its source not be read."""
         with (
             self._directory_of(name, make=True) as directory,
             directory.replacing(os.path.basename(name), 0o644) as file,
@@ -102,11 +98,7 @@ class TarStore:
         return name in self._names
 
     def add(self, name: str, source: Source) -> None:
-        """Add a file.
-
-        Raises:
-            OSError: it cannot be written, or its source not be read.
-        """
+        """Add a file; raise OSError if it cannot be written, or its source not be read."""
         self._names.add(name)
         info = tarfile.TarInfo(f"{self._prefix}/{name}")
         info.size = source.size

@@ -89,11 +89,7 @@ def note_of(files: Iterable[str]) -> bytes:
 
 
 def files_of_note(note: bytes) -> list[str]:
-    """Return the files that a note lists.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Return the files that a note lists; raise ValueError if it is damaged."""
     try:
         text = zlib.decompressobj().decompress(note, _LONGEST_NOTE)
         return [str(name) for name in json.loads(text)["files"]]

@@ -46,11 +46,7 @@ ColumnData = Texts | NDArray[Any] | tuple[NDArray[Any], Bool] | Any
 
 
 def arrow_schema(table: str, *, dictionaries: bool = False) -> Any:
-    """Return the pyarrow schema of a table.
-
-    Args:
-        dictionaries: texts are dictionaries.
-    """
+    """Return the pyarrow schema of a table. `dictionaries`: texts are dictionaries."""
     pa = imported("pyarrow")
     types = {
         "string": pa.dictionary(pa.int32(), pa.string()) if dictionaries else pa.string(),

@@ -74,11 +74,7 @@ class Span:
 
 
 def span_of(profile: Profile) -> Span:
-    """Return the recorded time of a profile.
-
-    Raises:
-        UsageError: the recording has no wall-clock time.
-    """
+    """Return the recorded time of a profile; raise UsageError if the recording has no wall-clock time."""
     meta = profile.meta
     begin, end = meta.begin_ns or max(meta.first_ns, 0), meta.end_ns or max(meta.last_ns, 0)
     # A recorder in a time namespace notes a clock that the kernel's times do not follow (decode.join).

@@ -260,11 +260,7 @@ class RemoteStore:
 
 
 def imported(name: str) -> Any:
-    """Import a package of the extra `fleet`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """Import a package of the extra `fleet`; raise UsageError if it is not installed."""
     import importlib
 
     try:

@@ -83,11 +83,7 @@ class _Damage(Exception):
 
 
 def zstd_library() -> Any:
-    """Import and return the module zstandard.
-
-    Raises:
-        CapabilityError: it is not installed.
-    """
+    """Import and return the module zstandard; raise CapabilityError if it is not installed."""
     try:
         import zstandard
     except ImportError:

@@ -178,11 +178,7 @@ class _Damage(Exception):
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of a stream.
-
-    Raises:
-        _Damage: the rest cannot be read.
-    """
+    """Yield the content of a stream; raise _Damage if the rest cannot be read."""
     while True:
         try:
             # One block at a time, so that the part before damage is kept.

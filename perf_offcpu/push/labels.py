@@ -29,11 +29,7 @@ _MOST, _LONGEST = 20, 1024
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Return the labels of `name=value` texts.
-
-    Raises:
-        UsageError: a server would refuse a label.
-    """
+    """Return the labels of `name=value` texts; raise UsageError if a server would refuse a label."""
     labels: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -92,11 +92,7 @@ def share_colour(weight: int, whole: int) -> str:
 
 
 def more_rows(cut: tuple[int, int], things: str, unit: str, style: Style) -> Iterator[str]:
-    """Return the line about rows over the limit, if any.
-
-    Args:
-        cut: number and weight of these rows.
-    """
+    """Return the line about rows over the limit, if any. `cut`: number and weight of these rows."""
     rows, weight = cut
     if rows:
         yield comment(f"and {rows} more {things}: {exact_amount(weight, unit, style)}")

@@ -71,11 +71,7 @@ def add_output(parser: argparse.ArgumentParser, limit: int) -> None:
 
 
 def selection_of(args: argparse.Namespace, now_ns: int) -> Selection:
-    """Return the selection of a command line.
-
-    Raises:
-        UsageError: a value is wrong.
-    """
+    """Return the selection of a command line; raise UsageError if a value is wrong."""
     from perf_offcpu.fleet.selection import Selection, parse_labels, parse_time
 
     classes = split_words(args.wait_class)

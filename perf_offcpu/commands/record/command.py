@@ -244,11 +244,7 @@ def run_with_fewer_rights(work: Callable[[], None]) -> bool:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this process except some, permanently.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Drop all capabilities of this process except some, permanently; raise OSError if the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words

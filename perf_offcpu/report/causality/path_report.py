@@ -109,11 +109,7 @@ def _hop(row: HopRow) -> dict[str, Any]:
 
 
 def render(report: PathReport, style: Style, limit: int | None) -> Iterator[str]:
-    """Return the lines of the report, without line ends.
-
-    Args:
-        limit: most rows of each table; None for all.
-    """
+    """Return the lines of the report, without line ends. `limit`: most rows of each table; None for all."""
     name = thread_label(report.comm, report.pid, report.tid)
     seconds = f"{report.begin_ns / 1e9:.6f} to {report.end_ns / 1e9:.6f} s"
     yield say.comment(f"Recording: {report.source or '-'}")

@@ -14,11 +14,7 @@ _LEVELS = 8
 
 
 def render(report: SerialReport, style: Style, limit: int | None) -> Iterator[str]:
-    """Return the lines of the report, without line ends.
-
-    Args:
-        limit: most rows of each table; None for all.
-    """
+    """Return the lines of the report, without line ends. `limit`: most rows of each table; None for all."""
     seconds = f"{report.begin_ns / 1e9:.6f} to {report.end_ns / 1e9:.6f} s"
     total = say.exact_amount(report.total_ns, "ns", style)
     yield say.comment(f"Recording: {report.source or '-'}")
