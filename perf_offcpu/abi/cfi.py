@@ -131,7 +131,7 @@ class Registers:
 
     @property
     def sample_mask(self) -> int:
-        """The sample_regs_user that asks for all of them."""
+        """The sample_regs_user with the bits of all these registers."""
         return sum(1 << bit for bit, number in enumerate(self.of_sample) if number >= 0)
 
 
@@ -163,7 +163,7 @@ MACHINE_OF_ARCH: Final = {"x86_64": Machine.X86_64, "aarch64": Machine.AARCH64}
 
 
 def arch_of_registers(mask: int) -> str:
-    """Return the `uname -m` of machines whose registers a sample_regs_user asks for; "" if none is known.
+    """Return the architecture (`uname -m`) that a sample_regs_user belongs to; "" if it fits none.
 
     The numbers of x86's registers are a part of arm64's, so the machine with most registers is tried first.
     """

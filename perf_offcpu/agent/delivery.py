@@ -87,7 +87,7 @@ class Delivery:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it has not ended."""
+        """Return True until the thread of deliveries has ended."""
         return self._thread.ident is None or self._thread.is_alive()
 
     @property

@@ -198,7 +198,7 @@ class Notifier:
             out.sendto("\n".join(lines).encode(), address)
 
     def reloading(self) -> None:
-        """Announce that the configuration is read again; READY=1 ends it (Type=notify-reload)."""
+        """Announce a reload of the configuration; READY=1 announces its end (Type=notify-reload)."""
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def alive(self) -> None:

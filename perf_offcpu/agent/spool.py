@@ -84,7 +84,7 @@ class Spool:
                 time.sleep(0.1)
 
     def close(self) -> None:
-        """Unlock and close it."""
+        """Unlock and close the directory."""
         self._resources.close()
 
     def is_there(self) -> bool:

@@ -25,7 +25,7 @@ _NS_PER_S = 10**9
 
 
 def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
-    """Return the off-cpu samples of a profile and those of one on-CPU event, all in ns.
+    """Return the samples of waits and of one on-CPU event, with weights in ns.
 
     Args:
         names: the events to use instead, any number of them.

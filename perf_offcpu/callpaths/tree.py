@@ -139,7 +139,7 @@ def paths_with_wakers(
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Return the code of each sample's mark above its frames, and True where it has a mark below them."""
+    """Return the code of each sample's mark above its frames, and bool: it has a mark below them."""
     bare = samples.stack < 0
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)

@@ -58,7 +58,7 @@ class Dataset:
                     yield hour, f"{table}/{date}/{name}"
 
     def files(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> list[str]:
-        """Return the paths or URLs of the Parquet files of a table; each row is in one of them.
+        """Return the paths or URLs of the Parquet files of a table, none of which repeats rows of another.
 
         Compaction may remove a listed file before it is opened: then list again.
 

@@ -155,7 +155,7 @@ class CollectorAccount:
         self.notes[cause.name] = known + events, known_ns + ns if is_sum else max(known_ns, ns)
 
     def parts(self) -> Spans:
-        """Return (begin, end) of each time between pauses, ns, ascending; () if there were no pauses."""
+        """Return (begin, end) of each span between pauses, ns, ascending; () without pauses."""
         spans = united(span for span in self.spans if span[0] > 0)  # others are damaged
         return tuple(spans) if len(spans) > 1 else ()
 

@@ -99,7 +99,7 @@ class BatchCollector:
             self._switches.append(batch.switches)
 
     def release(self) -> Batch:
-        """Return all batches as one, in order, with callchains unique over all of them; none is kept here."""
+        """Return all batches joined, in order, with distinct callchains; the collector is then empty."""
         return Batch(
             self._samples.release(),
             self.chains.release(),

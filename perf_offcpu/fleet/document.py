@@ -35,7 +35,7 @@ def stacks(head: Head, table: StackTable) -> dict[str, Any]:
 
 
 def head_fields(head: Head) -> dict[str, Any]:
-    """Return the facts on a selection."""
+    """Return the fields that all documents share: selection, hosts, recorded time, gaps, losses."""
     gaps = [fields(gap, _GAP) for gap in head.gaps]
     return {"version": VERSION} | fields(head, _HEAD) | {"gaps": gaps}
 

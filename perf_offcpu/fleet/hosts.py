@@ -112,7 +112,7 @@ def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], tim
 
 
 def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any:
-    """Return a table with `host_id` (and `time_ns`, unless all spans are whole), with a label as a column.
+    """Add a label of the hosts as a column to a table with `host_id` (and `time_ns` where spans are cut).
 
     The value is "" for hosts without the label.
     """

@@ -68,7 +68,7 @@ class Selected:
 
 
 def select(tables: Tables, selection: Selection) -> Selected:
-    """Return the chosen samples, not yet read.
+    """Select samples; they are read later, as far as a query needs them.
 
     Raises:
         UsageError: no such host or label.
@@ -122,12 +122,12 @@ def grouped(selected: Selected, keys: Sequence[str]) -> Any:
 
 
 def column_of(key: str) -> str:
-    """Return the column of a key in the result of `grouped`; a label may have the name of another column."""
+    """Return the name of a key's column in the result of `grouped`; labels get a name of their own."""
     return key if is_column(key) else f"label_{key}"
 
 
 def is_column(key: str) -> bool:
-    """Return whether a key is of the samples, not a label."""
+    """Return True if the key is a column of the samples, False if it is a label."""
     return key in KEYS or key == "marks"
 
 

@@ -47,7 +47,7 @@ def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order)
 
 
 def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) -> Ragged:
-    """Return extensions in which is noted how unwinding ended, where there is an extension.
+    """Return the extensions with a note of how unwinding of each stack ended.
 
     Args:
         rows: int64[n], the samples whose user stacks were unwound.

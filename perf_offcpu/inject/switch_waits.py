@@ -51,7 +51,7 @@ class WaitRecords:
 
 
 def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None:
-    """Return the waits between the switches of a recording; None if it has none, or has an off-cpu event.
+    """Return the waits between switches; None for a recording without switches or with an off-cpu event.
 
     Args:
         reader: at the beginning. The whole recording is read into memory.

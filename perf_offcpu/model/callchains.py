@@ -187,7 +187,7 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 
 
 def first_of_each(keys: U64) -> tuple[I64, I32]:
-    """Find the different keys, in order of first appearance.
+    """Number the distinct keys in order of first appearance.
 
     Returns:
         (first, ids): int64[k], where each appears first; int32[n], which of them each key is.

@@ -103,7 +103,7 @@ class HashIndex:
         self._rows = np.full(1 << bits, -1, np.int32)
 
     def find(self, hashes: U64) -> I32:
-        """Return the row of each hash, -1 if it is not here: int32[n]."""
+        """Return int32[n]: the row of each hash; -1 if the index does not have it."""
         slot = self._first_slot(hashes)
         rows = self._rows[slot]
         open_ = np.flatnonzero((self._hashes[slot] != hashes) & (rows >= 0))

@@ -243,7 +243,7 @@ class Strings:
         return self._ids.get(text, -1)
 
     def copy(self) -> Strings:
-        """Return an independent copy with the same rows."""
+        """Return a copy with the same rows; texts added to one are not in the other."""
         other = Strings()
         other._texts, other._ids = list(self._texts), dict(self._ids)
         return other

@@ -282,7 +282,7 @@ class Meta:
 
     @property
     def recorded(self) -> Spans:
-        """Return (begin, end) of each time that was recorded, of any host."""
+        """Return (begin, end) of each span in which any host was recorded."""
         return self.parts or ((self.begin_ns or self.first_ns, self.end_ns or self.last_ns),)
 
     @property

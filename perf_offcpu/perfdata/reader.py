@@ -110,7 +110,7 @@ class PerfDataReader:
         self.stream.close()
 
     def reopen(self, origin: str) -> int | None:
-        """Return a descriptor, to be closed by the caller, of the file that the offsets of an origin are in.
+        """Open the file that an origin's offsets refer to; the caller closes the descriptor.
 
         None if it cannot be read again: it is a pipe, or was packed.
         """

@@ -146,12 +146,12 @@ def object_fields(table: ObjectTable) -> dict[str, Any]:
 
 
 def row_fields(row: ObjectRow) -> dict[str, Any]:
-    """Return an object."""
+    """Return the fields of an object."""
     return fields(row, "name kind wait_class") | total_fields(row.total) | fields(row, "threads role by")
 
 
 def lock_fields(lock: LockRow) -> dict[str, Any]:
-    """Return a lock; holders or releasers by `role`."""
+    """Return the fields of a lock; `role` says whether its hands are holders or releasers."""
     counts = fields(lock, "queue hand_overs changed weight_known waiting_in")
     hands = {"hands": list(map(_hand, lock.hands)), "more_hands": cut_fields(lock.more_hands)}
     return row_fields(lock.row) | counts | hands
@@ -162,5 +162,5 @@ def _hand(hand: Hand) -> dict[str, Any]:
 
 
 def dead_thread_fields(thread: DeadThread) -> dict[str, Any]:
-    """Return a thread of a deadlock."""
+    """Return the fields of a thread of a deadlock."""
     return fields(thread, "comm pid tid lock function weight began_before")

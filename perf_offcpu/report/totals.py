@@ -107,5 +107,5 @@ def frame(name: Name) -> dict[str, str]:
 
 
 def cut_fields(more: tuple[int, int]) -> dict[str, int]:
-    """Return the number and weight of rows over a limit."""
+    """Return the fields of the rows over a limit: their number and weight."""
     return {"rows": more[0], "weight": more[1]}

@@ -45,7 +45,7 @@ class SegmentLength:
 
     @property
     def is_longest(self) -> bool:
-        """Return whether the length is at its limit."""
+        """Return True if segments have their greatest length."""
         return self.seconds >= LONGEST_SEGMENT_S
 
     def adapt(self, budget: CpuBudget, now_s: float) -> bool:

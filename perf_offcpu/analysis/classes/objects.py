@@ -39,7 +39,7 @@ System calls with another class (flock(), fsync(), futex()) say more than their 
 
 
 def object_codes(profile: Profile) -> I16:
-    """Return int16[samples]: class and connection of the object of each sample, -1 without either."""
+    """Return int16[samples]: a code of class and connection of each sample's object; -1 if unknown."""
     objects, strings = profile.objects, profile.strings
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))

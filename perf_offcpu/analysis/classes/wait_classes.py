@@ -244,7 +244,7 @@ def class_of_function(name: str) -> WaitClass | None:
 
 
 def class_of_wrapper(name: str) -> WaitClass | None:
-    """Return the class that a function of libc or Go's runtime means; None without a class."""
+    """Return the class of waits in a function of libc or Go's runtime; None for other functions."""
     return next((class_ for class_ in CLASSES if matches(class_.row.wrappers, name)), None)
 
 

@@ -119,7 +119,7 @@ class _Labels:
         return np.array([self.of_tid(tid) for tid in tids[first].tolist()], np.int64)[group_of]
 
     def of_tid(self, tid: int) -> int:
-        """Return the label of a thread id, of interrupts; -1 for -1."""
+        """Return the label number of a thread id (also of interrupts); -1 for thread -1."""
         if tid < 0:
             return self._row(INTERRUPT) if tid == _INTERRUPT else -1
         return self._row(self._text(self._of_tid.get(tid), tid))
@@ -176,7 +176,7 @@ def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Lab
 
 
 def text_of(graph: Any) -> Iterator[str]:
-    """Write the edges as tables: threads and their objects, objects and the threads that had them."""
+    """Write the edges as tables: thread → object that it waited for, object → thread that held it."""
     unit = graph.graph["unit"]
     for title, is_wait in (("Thread -> object", True), ("Object -> thread that had it", False)):
         yield f"#\n#  Share  {'Waited':>14}  {'Waits':>8}  {title}"

@@ -69,7 +69,7 @@ class Rows:
         return Rows(self.count, tuple(masked))
 
     def flat(self) -> bytes:
-        """Return all strings, one after the other."""
+        """Return the strings of all rows, concatenated."""
         if not self.parts:
             return b""
         used = np.concatenate([part.used for part in self.parts], axis=1)

@@ -89,7 +89,7 @@ _FLAGS_SINCE_4_14 = [(str(1 << bit), letter) for bit, letter in enumerate("SDTtX
 
 
 def may_hold_switches(events: Events) -> bool:
-    """Return whether a recording of these events may hold switches: a cheap test before an expensive one."""
+    """Return True if a recording of these events may hold switches; a cheap test before decoding."""
     return any(
         spec.attr.type == PerfType.TRACEPOINT or spec.attr.flags & AttrFlag.CONTEXT_SWITCH
         for spec in events.specs

@@ -74,7 +74,7 @@ class TaskNotes:
         return contents
 
     def release(self) -> tuple[list[Note], MapEvents]:
-        """Return the notes since the last call: the mappings in any order, all others in that of time."""
+        """Return the notes since the last call: mappings in any order, other notes in order of time."""
         events, self._events = sorted(self._events), []
         return events, self._maps.release()
 

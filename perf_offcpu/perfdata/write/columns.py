@@ -199,7 +199,7 @@ class _Writer:
 
 
 def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
-    """Return the records of all parts in one chunk of its own.
+    """Return the records of all parts, interleaved, in one new chunk.
 
     Args:
         parts: (places int64[n], chunk) each: records are sorted by their places, and records of one place are

@@ -31,7 +31,7 @@ _CPU_MAP_RANGE = 2
 
 
 def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
-    """Return bool[len(chunk)]: which records fit their type; others are counted.
+    """Return bool[len(chunk)]: True for records that fit their type; count the others.
 
     Samples are not looked into, and pass; so do types without a layout.
     """

@@ -92,7 +92,7 @@ class SerialReport:
 def serial_of(
     profile: Profile, timeline: Timeline, chosen: Bool, window: tuple[int, int] | None, stacks: int
 ) -> SerialReport:
-    """Return the report.
+    """Return the report on when few threads of a program ran, and which waits one thread ends.
 
     Args:
         chosen: bool[tracks of the timeline], the program's threads.

@@ -94,7 +94,7 @@ def side_of(
 
 
 def common_unit(old: Side, new: Side) -> str:
-    """Return the unit of the weights of both; raise UsageError if they have no samples of one kind."""
+    """Return the common unit of weights; raise UsageError if they have no samples of one kind."""
     for one, other in ((old, new), (new, old)):
         if other.is_offcpu and not one.is_offcpu:
             events = ", ".join(printable(event.name) for event in one.profile.evsels) or "none"
