@@ -120,7 +120,7 @@ def waiter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def perf_offcpu() -> Command:
-    """Run `perf-offcpu`; a non-zero exit is the test's to judge."""
+    """Run `perf-offcpu`, which must succeed unless another exit status is given."""
     return run
 
 

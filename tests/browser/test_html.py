@@ -195,7 +195,7 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
     options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
     options += ["--symfs", str(DATA / "demo.symfs")]
     page = tmp_path / "demo.html"
-    assert run("report", "--html", str(page), *options).returncode == 0
+    run("report", "--html", str(page), *options)
     opened(browser, page)
     assert text(browser, "verdict").startswith("2.010 s off the CPU in 14 threads: 40 % lock waits")
     script = """
@@ -212,7 +212,6 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
         assert (program, verb) == ("perf-offcpu", "report")
         for key in ("class", "object", "waker", "syscall", "state"):
             done = run("report", "--json", "--sort", key, *words)
-            assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout)
             assert found["subject"]["weight"] == int(sums["total"][0]) > 0
             expected = {row["values"][0]: (row["weight"], row["count"]) for row in found["groups"]["rows"]}
@@ -508,8 +507,7 @@ def test_idle_threads_can_be_left_out(browser: Browser, show: Show) -> None:
 def test_critical_path_has_a_lane(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "path.html"
     options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
-    done = run("convert", "--html", "--critical-path", "--comm", "waiter", "-o", str(page), *options)
-    assert done.returncode == 0, done.stderr
+    run("convert", "--html", "--critical-path", "--comm", "waiter", "-o", str(page), *options)
     opened(browser, page)
     title, command = browser.run(
         "return [page.lanes.view.lanes[0].name, document.getElementById('command').value]"

@@ -72,9 +72,7 @@ def run(command: str, directory: Path, environment: Mapping[str, str] = os.envir
     """
     if is_alone(command) and environment is os.environ:
         alone = program.run(*shlex.split(command)[1:], cwd=directory, timeout_s=120)
-        text = alone.stdout + alone.stderr
-        assert alone.returncode == 0, f"{command}\nexit status {alone.returncode}\n{text}"
-        return text
+        return alone.stdout + alone.stderr
     stands_in = directory / "elsewhere"
     stands_in.mkdir(exist_ok=True)
     for name in ELSEWHERE:

@@ -30,9 +30,12 @@ PROGRAM = [sys.executable, "-m", "perf_offcpu"]
 
 
 def run(
-    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60
+    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60, status: int | None = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run the program to its end and return what subprocess.run() would, its output captured.
+
+    Args:
+        status: the exit status that is right; None: any.
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time.
@@ -49,6 +52,7 @@ def run(
         if process.exitcode is None:
             raise subprocess.TimeoutExpired(command, timeout_s)
         stdout, stderr = (os.pread(fd, os.fstat(fd).st_size, 0).decode() for fd in outputs)
+        assert status in (None, process.exitcode), f"exit status {process.exitcode}: {stderr}"
         return subprocess.CompletedProcess(command, process.exitcode, stdout, stderr)
     finally:
         process.kill()

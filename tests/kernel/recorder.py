@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -32,18 +33,8 @@ for _ in range(3):
 """
 
 
-@dataclass(frozen=True)
-class Run:
-    """A recorder that has ended."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-
-def run(*arguments: str | Path, cwd: Path) -> Run:
-    done = program.run("record", *arguments, cwd=cwd)
-    return Run(done.returncode, done.stdout, done.stderr)
+Run = subprocess.CompletedProcess[str]
+run = functools.partial(program.run, "record")
 
 
 @contextmanager

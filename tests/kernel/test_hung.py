@@ -58,9 +58,8 @@ def place_in_page(address: int) -> int:
 
 def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp_path: Path) -> None:
     with hanging(abba, threads=3) as pid:
-        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         expected = gdb_stacks(pid)
-    assert done.status == 0, done.stderr
     path = tmp_path / "perf.data"
     assert user_stacks(path) == expected and expected.total() == 3
     takes = sorted(sum("take" in line for line in frames) for frames in script(path))
@@ -71,9 +70,8 @@ def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp
 
 def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) -> None:
     with hanging(abba, threads=3) as pid:
-        done = run("--switch-output=1s", "-p", str(pid), "--duration", "2.5", cwd=tmp_path)
+        run("--switch-output=1s", "-p", str(pid), "--duration", "2.5", cwd=tmp_path)
         expected = gdb_stacks(pid)
-    assert done.status == 0, done.stderr
     files = sorted(tmp_path.glob("perf.data.*"))
     assert len(files) >= 2
     for path in files:
@@ -82,16 +80,15 @@ def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) 
 
 def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_path: Path) -> None:
     with hanging(abba, threads=3) as pid:
-        done = run("-a", "--duration", "1", cwd=tmp_path)
+        run("-a", "--duration", "1", cwd=tmp_path)
         expected = gdb_stacks(pid)
-    assert done.status == 0, done.stderr
     found = Counter[Stack]()
     for _, *frames in script(tmp_path / "perf.data", "--pid", str(pid)):
         addresses = (int(line.split()[0], 16) for line in frames)
         found[tuple(address for address in addresses if address < KERNEL_HALF)] += 1
     assert found == expected
     started = tmp_path / "started.data"
-    done = run("-o", started, "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path)
+    run("-o", started, "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path, status=None)
     stacks = [frames for frames in script(started, "--comm", "abba") if "take" in "".join(frames)]
     roots = {place_in_page(int(frames[-1].split()[0], 16)) for frames in stacks}
     assert stacks and roots <= {place_in_page(stack[-1]) for stack in expected}, "clone3, as gdb found it"
@@ -99,16 +96,14 @@ def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_p
 
 def test_a_stack_that_frame_pointers_cannot_walk_stays_cut(abba: Path, tmp_path: Path) -> None:
     with hanging(abba, threads=3) as pid:
-        done = run("-p", str(pid), "--call-graph", "fp", "--duration", "1", cwd=tmp_path)
-    assert done.status == 0, done.stderr
+        run("-p", str(pid), "--call-graph", "fp", "--duration", "1", cwd=tmp_path)
     assert not any("take" in line for frames in script(tmp_path / "perf.data") for line in frames[:-3])
 
 
 def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
     with hanging("/usr/bin/python3", HUNG / "abba.py", threads=3) as pid:
-        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         expected = gdb_stacks(pid)
-    assert done.status == 0, done.stderr
     assert user_stacks(tmp_path / "perf.data") == expected and expected.total() == 3
     waiting = script(tmp_path / "perf.data", "--idle", "hide")
     assert len(waiting) == 3, "a lock that another thread holds is not idle"
@@ -127,11 +122,10 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path) -> None:
     with hanging("java", *compiled, *flags, "-cp", tmp_path, "Abba", threads=12) as pid:
         until(lambda: "Found 1 deadlock" in jdk("jstack", pid))
         jdk("jcmd", pid, "Compiler.perfmap")
-        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         expected = {name: java_frames(jdk("jstack", pid), name) for name in ("one", "two")}
         samples = script(tmp_path / "perf.data", "--idle", "hide")
         Path(f"/tmp/perf-{pid}.map").unlink()
-    assert done.status == 0, done.stderr
     assert {head.split()[0] for head, *_ in samples} == {"one", "two"}, "without idle threads"
     assert expected["one"][:2] == ["Abba.take", "Abba.lambda$main$0"] and len(expected["two"]) >= 4
     # A thread may wake once while the recording begins, of a wait from before: the last one is still blocked.

@@ -75,7 +75,6 @@ def test_holders_in_the_report_are_those_of_the_log(
     recorded: Recorded, directory: Path, perf_offcpu: Command
 ) -> None:
     done = perf_offcpu("report", "--locks", "--json", cwd=directory)
-    assert done.returncode == 0, done.stderr
     locks = {lock["name"]: lock for lock in json.loads(done.stdout)["locks"]}
     samples = recorded.recording.samples
     for kind in set(LOCKS) - {"heap"}:
@@ -98,7 +97,6 @@ def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_sentence(directory: Path, perf_offcpu: Command) -> str:
     done = perf_offcpu("report", cwd=directory)
-    assert done.returncode == 0, done.stderr
     return done.stdout.partition("#\n")[2].replace("\n#  ", "").splitlines()[0]
 
 
@@ -120,15 +118,14 @@ def check(sentence: str) -> set[int]:
 
 def test_a_deadlock_is_said_first(abba: Path, tmp_path: Path, perf_offcpu: Command) -> None:
     with hanging(abba, threads=3) as pid:
-        done = run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         threads = {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - {pid}
-    assert done.status == 0, done.stderr
     assert check(first_sentence(tmp_path, perf_offcpu)) == threads
 
 
 def test_so_is_one_that_ended_with_its_process(abba: Path, tmp_path: Path, perf_offcpu: Command) -> None:
-    done = run("--lock-owners", "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path)
-    assert "wrote" in done.stderr or done.status in (0, 137), done.stderr
+    done = run("--lock-owners", "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path, status=None)
+    assert "wrote" in done.stderr or done.returncode in (0, 137), done.stderr
     check(first_sentence(tmp_path, perf_offcpu))
 
 
@@ -148,8 +145,7 @@ while os.read(there, 1):
 
 
 def test_sums_of_short_reads_have_the_class_of_long_ones(tmp_path: Path) -> None:
-    done = run("--off-cpu-thresh", "2", "--", sys.executable, "-c", PAUSES, cwd=tmp_path)
-    assert done.status == 0, done.stderr
+    run("--off-cpu-thresh", "2", "--", sys.executable, "-c", PAUSES, cwd=tmp_path)
     profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
     samples, classes = profile.samples, classify(profile).wait_class
     sums = samples.has(SampleFlag.AGGREGATED) & (samples.syscall == 0) & (samples.state == 1)

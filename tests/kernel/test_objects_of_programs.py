@@ -29,8 +29,7 @@ FUTEX = 202
 def record(perf_offcpu: Command, directory: Path, *command: str | Path) -> Profile:
     """Record a command with owners of locks; return the profile."""
     options = ("-q", "-e", "none", "--lock-owners")
-    done = perf_offcpu("record", *options, "--", *map(str, command), cwd=directory)
-    assert done.returncode == 0, done.stderr
+    perf_offcpu("record", *options, "--", *map(str, command), cwd=directory)
     return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
 
 
@@ -83,10 +82,8 @@ for _ in range(20):
 
 def test_the_address_of_a_slow_upstream_comes_first(perf_offcpu: Command, tmp_path: Path) -> None:
     done = perf_offcpu("record", "-q", "-e", "none", "--", sys.executable, "-c", UPSTREAM, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     address = done.stdout.strip()
     done = perf_offcpu("report", "--comm", "front", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["objects"]["rows"][0]
     assert first["name"].startswith(f"tcp {address}"), first
     assert "upstream" in first["name"], "the process at the other end"

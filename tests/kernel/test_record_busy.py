@@ -41,7 +41,6 @@ def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seco
     # Longer than the recorder needs to start, record and end, but for the kernel's removal of its programs.
     with many_switches(seconds + 3 * PATIENCE):
         done = run("-v", "-a", *options, "--duration", str(seconds), cwd=tmp_path)
-    assert done.status == 0
     longest = re.search(r"longest time between two drains of the rings: (\d+) ms", done.stderr)
     recorded = re.search(r"recorded for ([\d.]+) s", done.stderr)
     assert longest and recorded and "lost in full rings" not in done.stderr

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.beside
 
 @pytest.mark.parametrize(("script", "status"), [("exit 9", 9), ("kill -ABRT $$", 134)])
 def test_exit_status_is_the_commands(tmp_path: Path, script: str, status: int) -> None:
-    assert run("--", "sh", "-c", script, cwd=tmp_path).status == status
+    run("--", "sh", "-c", script, cwd=tmp_path, status=status)
     assert lost(load_recording(tmp_path / "perf.data")) == set()
 
 
@@ -99,7 +99,7 @@ def test_interrupt_before_the_recording_leaves_nothing(tmp_path: Path) -> None:
 
 def test_duration_ends_recording_and_command(tmp_path: Path) -> None:
     begin = time.monotonic()
-    assert run("--duration", "0.3", "--", "sleep", "30", cwd=tmp_path).status == 128 + signal.SIGTERM
+    run("--duration", "0.3", "--", "sleep", "30", cwd=tmp_path, status=128 + signal.SIGTERM)
     assert time.monotonic() - begin < 10
 
 
@@ -118,7 +118,7 @@ def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:
     # Without the features of the file's end, too, copies of stacks are unwound and system calls have names.
     assert recording.meta.arch == platform.machine()
     # perf reads no file without the size of its data, its own either: inject gives it one.
-    assert program.run("inject", "-i", "perf.data", "-o", "whole.data", cwd=tmp_path).returncode == 0
+    program.run("inject", "-i", "perf.data", "-o", "whole.data", cwd=tmp_path)
     assert "offcpu-time" in perf("report", "--stdio", "-i", tmp_path / "whole.data")
 
 
@@ -137,7 +137,7 @@ def test_two_recorders_at_once(tmp_path: Path) -> None:
 
     def one(directory: Path, pid: int) -> None:
         directory.mkdir()
-        statuses.append(run("-p", str(pid), "--duration", "0.8", cwd=directory).status)
+        statuses.append(run("-p", str(pid), "--duration", "0.8", cwd=directory).returncode)
 
     with two_threads() as (first, first_tids), two_threads() as (second, second_tids):
         runs = [
@@ -241,8 +241,7 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, pack
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", disk], check=True)
     try:
-        done = run("-o", disk / "perf.data", *EVERY_NAP, *packed, "--", *NAPPING, cwd=tmp_path)
-        assert done.status == 1
+        done = run("-o", disk / "perf.data", *EVERY_NAP, *packed, "--", *NAPPING, cwd=tmp_path, status=1)
         assert done.stderr.startswith(
             f"perf-offcpu record: {disk}/perf.data: cannot write the recording: No space"
         )
@@ -270,8 +269,8 @@ def test_full_disk_keeps_each_of_several_files(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={4 * DISK_BYTES}", "none", disk], check=True)
     try:
         options = [*EVERY_NAP, "--switch-output=300K"]
-        done = run("-o", disk / "perf.data", *options, "--", *NAPPING, cwd=tmp_path)
-        assert done.status == 1 and "cannot write the recording: No space" in done.stderr
+        done = run("-o", disk / "perf.data", *options, "--", *NAPPING, cwd=tmp_path, status=1)
+        assert "cannot write the recording: No space" in done.stderr
         paths = sorted(disk.iterdir())
         recordings = [load_recording(path) for path in paths]
         assert len(paths) > 2
@@ -306,5 +305,5 @@ def test_ready_is_said_when_everything_is_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fd", ["99", "-1", "99999999999999999999"])
 def test_a_descriptor_that_cannot_be_written(tmp_path: Path, fd: str) -> None:
-    done = run(f"--ready-fd={fd}", "--", "true", cwd=tmp_path)
-    assert done.status == 129 and "not a descriptor that is open for writing" in done.stderr
+    done = run(f"--ready-fd={fd}", "--", "true", cwd=tmp_path, status=129)
+    assert "not a descriptor that is open for writing" in done.stderr

@@ -200,7 +200,7 @@ def test_inject_says_where_there_is_no_room(waiter: Path, perf_offcpu: Command, 
     recorded, out = tmp_path / "perf.data", tmp_path / "out.data"
     record(recorded, waiter, *RECORDS)
     done = perf_offcpu("inject", "-f", "--switches", "-i", recorded, "-o", out)
-    assert done.returncode == 0 and str(losses.NO_ID_IN_SAMPLES) in done.stderr
+    assert str(losses.NO_ID_IN_SAMPLES) in done.stderr
     assert len(load_recording(out).samples) == len(load_recording(recorded).samples)
 
 

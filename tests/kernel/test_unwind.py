@@ -68,7 +68,6 @@ def test_frames_of_an_interpreter_are_one_but_for_script(perf_offcpu: Command, t
     totals = []
     for option in ("--fold-interpreters", "--no-fold-interpreters"):
         done = perf_offcpu("convert", "--folded", option, "-o", "-", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
         is_folded = option == "--fold-interpreters"
         assert bool(own.search(done.stdout)) != is_folded
         assert ("[CPython]" in done.stdout) == is_folded and "[CPython];[CPython]" not in done.stdout
@@ -107,8 +106,7 @@ def test_stacks_of_gos_scheduler_end_where_it_left_the_goroutine(
         ["go", "build", "-o", "sleepers", "main.go"], cwd=tmp_path, env=environment, check=True, timeout=200
     )
     options = ["-e", "none", "--call-graph", "cfi", "--off-cpu-thresh", "1"]
-    done = perf_offcpu("record", *options, "--", "./sleepers", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    perf_offcpu("record", *options, "--", "./sleepers", cwd=tmp_path)
     lines = perf_offcpu("convert", "--folded", "-o", "-", cwd=tmp_path).stdout.splitlines()
     stacks = [line.rpartition(" ")[0].split(";") for line in lines]
     parked = [names for names in stacks if names[0] == "sleepers" and "runtime.park_m" in names]
@@ -167,7 +165,7 @@ def injections(recorded: Path, perf_offcpu: Command) -> tuple[Path, Path]:
     injected, kept = recorded.with_name("i.data"), recorded.with_name("k.data")
     for output, keep in ((injected, []), (kept, ["--keep-stack-bytes"])):
         done = perf_offcpu("inject", "-i", recorded, "-o", output, *keep)
-        assert (done.returncode, [line for line in done.stderr.splitlines() if "content" in line]) == (0, [])
+        assert [line for line in done.stderr.splitlines() if "content" in line] == []
     return injected, kept
 
 

@@ -57,7 +57,6 @@ class Run:
 def run(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("wakers")
     done = perf_offcpu("record", "-e", "none", "--waker-stacks", "--", waiter, cwd=folder)
-    assert done.returncode == 0, done.stderr
     profile = symbolize(load_recording(folder / "perf.data"))
     profile.check()
     return Run(folder / "perf.data", profile, parse(done.stdout))
@@ -114,7 +113,6 @@ def test_wakers_stacks_lead_to_the_call_that_woke(run: Run) -> None:
 
 def test_folded_stacks_lead_from_the_sleeper_to_the_waker(run: Run, perf_offcpu: Command) -> None:
     done = perf_offcpu("convert", "--folded", "--waker-stack", "-i", run.path, "-o", "-", cwd=run.path.parent)
-    assert done.returncode == 0, done.stderr
     lines = [line.rpartition(" ") for line in done.stdout.splitlines()]
     assert sum(int(weight) for _, _, weight in lines) == run.samples.period[run.profile.is_offcpu()].sum()
     found: dict[tuple[str, str], int] = {}
@@ -162,8 +160,7 @@ def test_who_waits_for_a_disk_is_woken_by_the_disk(
     blocks = 50
     read = ["dd", f"if={loop_device}", "of=/dev/null", "bs=4k", f"count={blocks}", "iflag=direct"]
     options = ["-e", "none", "--waker-stacks", "--off-cpu-thresh", "0", "--call-graph", "fp"]
-    done = perf_offcpu("record", *options, "--", *read, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    perf_offcpu("record", *options, "--", *read, cwd=tmp_path)
     profile = symbolize(load_recording(tmp_path / "perf.data"))
     one = Run(tmp_path / "perf.data", profile, {})
     samples = one.samples
@@ -209,7 +206,6 @@ def test_who_receives_on_the_loopback_is_woken_by_the_sender(
 ) -> None:
     options = ["-e", "none", *["--waker-stacks"] * stacks, "--off-cpu-thresh", "1"]
     done = perf_offcpu("record", *options, "--", sys.executable, "-c", PEERS, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     profile = symbolize(load_recording(tmp_path / "perf.data"))
     one = Run(tmp_path / "perf.data", profile, {})
     samples = one.samples

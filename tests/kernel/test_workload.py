@@ -85,7 +85,6 @@ def run(
     path = tmp_path_factory.mktemp("workload") / "perf.data"
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="workload.") as disk:  # /tmp may be memory
         done = perf_offcpu("record", "-o", path, "--off-cpu-thresh", request.param, "--", waiter, cwd=disk)
-    assert done.returncode == 0, done.stderr
     recording = load_recording(path)
     recording.check()
     profile = symbolize(recording)
