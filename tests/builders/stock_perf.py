@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 from perf_offcpu.model.recording import Recording
 
@@ -34,6 +35,19 @@ def version() -> tuple[int, int]:
 def complaints(stderr: str) -> str:
     """What perf says, but for what is no news."""
     return re.sub(f"{OTHER_KERNEL}|{NOT_TURNED}|{MISCOUNTED}", "", stderr, flags=re.MULTILINE)
+
+
+def perf(*arguments: str | Path, quiet: bool = False, cwd: Path | None = None) -> str:
+    """Return the output of stock perf, which must succeed and, if `quiet`, complain of nothing.
+
+    perf prints raw bytes as they are: its output need not be UTF-8.
+    """
+    done = subprocess.run(
+        ["perf", *arguments], cwd=cwd, capture_output=True, text=True, errors="surrogateescape", timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and not (quiet and complaints(done.stderr)), done
+    return done.stdout
 
 
 Totals = Counter[tuple[str, ...]]

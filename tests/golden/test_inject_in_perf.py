@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import re
 import shutil
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import stock_perf
 from builders.foreign import big_endian
 from builders.injected import inject
-from builders.stock_perf import complaints, version, with_names
+from builders.stock_perf import version, with_names
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
@@ -31,14 +33,7 @@ UNKNOWN = "[unknown]"
 Totals = Counter[tuple[str, ...]]
 
 
-def perf(*arguments: str | Path) -> str:
-    """Return perf's output; complaints fail."""
-    done = subprocess.run(
-        ["perf", *arguments], capture_output=True, text=True, errors="surrogateescape", timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert (done.returncode, complaints(done.stderr)) == (0, ""), done.args
-    return done.stdout
+perf = functools.partial(stock_perf.perf, quiet=True)
 
 
 @pytest.fixture(scope="module")

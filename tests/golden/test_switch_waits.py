@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import lzma
 import re
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.perf_text import Printed, parse
-from builders.stock_perf import with_names
+from builders.stock_perf import perf, with_names
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
@@ -252,12 +251,8 @@ def test_perf_shows_what_inject_adds(recording: Recording, tmp_path: Path) -> No
     injected = tmp_path / "out.data"
     with injected.open("w+b") as out:
         rewrite(str(DATA / "sched.data"), out.fileno(), str(injected), RewriteOptions(switches=True))
-    done = subprocess.run(
-        ["perf", "script", "-G", "-F", "comm,tid,event,period", "-i", injected],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
     shown: Counter[tuple[str, ...]] = Counter()
-    for line in done.stdout.splitlines():
+    for line in perf("script", "-G", "-F", "comm,tid,event,period", "-i", injected).splitlines():
         match = re.match(r"^ *(.+?) +\d+ +(\d+) +offcpu-time:", line)
         if match:
             shown[match[1],] += int(match[2])

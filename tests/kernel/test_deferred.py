@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.perf_text import parse
-from builders.stock_perf import complaints, version
+from builders.stock_perf import perf, version
 from conftest import Command
 
 from perf_offcpu.collect.events.evsels import probe_support, with_deferral
@@ -122,11 +122,8 @@ def without_strangers(names: list[str]) -> tuple[str, ...]:
 def folded_by_perf(path: Path, event: str) -> Folded:
     """perf script's samples as stacks. Names of threads are left out: perf forgets them at EXIT, and gives a
     sample before an exec the name behind it."""
-    command: list[str | Path] = ["perf", "script", "--no-inline", "-F", FIELDS, "-i", path]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=120)
-    assert complaints(done.stderr) == ""
     folded: Folded = Counter()
-    for sample in parse(done.stdout):
+    for sample in parse(perf("script", "--no-inline", "-F", FIELDS, "-i", path, quiet=True)):
         if sample.event == event:
             names = [
                 re.sub(r"\+0x[0-9a-f]+$", "", frame.sym) + (KERNEL if frame.ip >> 63 else "")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from builders.dump_text import Dumped, parse
+from builders.stock_perf import perf
 from conftest import Command
 
 from perf_offcpu.abi.records import Misc, RecordType
@@ -37,14 +38,6 @@ COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 """The second since perf 6.16."""
 
 WORKLOAD = ["sh", "-c", "ls -R /etc > /dev/null; (sleep 0.02; true) | cat"]
-
-
-def perf(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        ["perf", *arguments], capture_output=True, text=True, errors="replace", timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def dumped(perf_offcpu: Command, path: Path) -> list[Dumped]:
@@ -77,13 +70,13 @@ def recording(
 ) -> Both:
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
     perf("record", "-o", path, *RECORDINGS[request.param], "--", *WORKLOAD)
-    return Both(path, perf("script", "-D", "-i", path).stdout, dumped(perf_offcpu, path))
+    return Both(path, perf("script", "-D", "-i", path), dumped(perf_offcpu, path))
 
 
 def test_the_same_records_at_the_same_places(recording: Both) -> None:
     records = recording.records
     assert own_events(records) == events_of(recording.text)
-    assert own_events(records) == events_of(perf("report", "-D", "-i", recording.path).stdout)
+    assert own_events(records) == events_of(perf("report", "-D", "-i", recording.path))
     assert not [one for one in records if one.problems]
     assert {one.name for one in records} > {
         "PERF_RECORD_SAMPLE",
@@ -174,7 +167,7 @@ def test_a_pipe(perf_offcpu: Command, tmp_path: Path) -> None:
         command = ["perf", "record", "-o", "-", "-g", "-e", "cpu-clock", "--", *WORKLOAD]
         subprocess.run(command, stdout=out, stderr=subprocess.DEVNULL, timeout=60, check=True)
     records = dumped(perf_offcpu, path)
-    assert own_events(records, PIPE_HEADER) == events_of(perf("script", "-D", "-i", path).stdout)
+    assert own_events(records, PIPE_HEADER) == events_of(perf("script", "-D", "-i", path))
     assert {"PERF_RECORD_HEADER_ATTR", "PERF_RECORD_HEADER_FEATURE"} < {one.name for one in records}
 
 
@@ -183,9 +176,7 @@ def test_a_compressed_recording(perf_offcpu: Command, tmp_path: Path) -> None:
     path = tmp_path / "perf.data"
     perf("record", "-z", "-o", path, "-g", "-e", "cpu-clock", "-F", "10000", "--", *WORKLOAD)
     records = dumped(perf_offcpu, path)
-    theirs = Counter(
-        (size, kind) for _, size, kind in events_of(perf("script", "-D", "-i", path).stdout).elements()
-    )
+    theirs = Counter((size, kind) for _, size, kind in events_of(perf("script", "-D", "-i", path)).elements())
     ours = Counter((size, kind) for _, size, kind in own_events(records).elements())
     compressed = {key: count for key, count in ours.items() if key[1] in COMPRESSED}
     assert compressed
@@ -197,7 +188,7 @@ def test_our_own_recording(waiter: Path, perf_offcpu: Command, tmp_path: Path) -
     path = tmp_path / "perf.data"
     perf_offcpu("record", "-o", path, "--", waiter, "--rounds", "3", cwd=tmp_path)
     records = dumped(perf_offcpu, path)
-    assert own_events(records) == events_of(perf("script", "-D", "-i", path).stdout)
+    assert own_events(records) == events_of(perf("script", "-D", "-i", path))
     text = perf_offcpu("dump", "-i", path).stdout
     assert text.count("  offcpu-time extension\n") > 3
     assert "  offcpu-counters wait objects\n" in text

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.stock_perf import perf
 from conftest import Command
 from kernel.recorder import run
 
@@ -159,10 +159,7 @@ def test_stock_perf_shows_the_weights(
     recording: Recording, naps: Path, perf_offcpu: Command, tmp_path: Path
 ) -> None:
     perf_offcpu("inject", "-i", naps / "perf.data", "-o", "plain.data", cwd=tmp_path)
-    text = subprocess.run(
-        ["perf", "script", "-i", "plain.data", "-F", "event,period"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    text = perf("script", "-i", "plain.data", "-F", "event,period", cwd=tmp_path)
     weights = [int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line]
     assert sum(weights) == int(recording.samples.period.sum())
     again = load_recording(tmp_path / "plain.data").samples

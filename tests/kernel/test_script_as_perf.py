@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from builders import stock_perf
 from builders.perf_text import Frame, Printed, parse
 from builders.stock_perf import version
 from conftest import Command
@@ -44,8 +45,7 @@ def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: py
 
 
 def perfs(path: Path) -> list[Printed]:
-    command: list[str | Path] = ["perf", "script", "--no-inline", "-i", path]
-    return parse(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    return parse(stock_perf.perf("script", "--no-inline", "-i", path))
 
 
 def test_the_same_text(recording: Path, perf_offcpu: Command) -> None:

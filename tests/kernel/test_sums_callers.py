@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from builders.program import run
+from builders.stock_perf import perf
 from conftest import Command
 from kernel.whole_stacks import ROOTS, STACKS, blocks_of_perf, compiled, record, sum_wholeness, sums_by_stack
 
@@ -122,9 +122,7 @@ def test_few_stacks_are_copied(python_waits: Path) -> None:
 
 def perf_period(path: Path) -> int:
     """Return the sum that stock perf has of the off-cpu event."""
-    text = subprocess.run(
-        ["perf", "script", "-i", path, "-F", "event,period"], capture_output=True, text=True, check=True
-    ).stdout
+    text = perf("script", "-i", path, "-F", "event,period")
     return sum(int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line)
 
 

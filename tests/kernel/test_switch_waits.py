@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.stock_perf import version
+from builders.stock_perf import perf, version
 from conftest import Command
 from workload.measured import Thread, parse
 
@@ -215,10 +215,7 @@ def test_perf_sched_timehist_says_the_same(waiter: Path, tmp_path: Path) -> None
     """At each switch-out of a thread it prints how long its wait before had lasted, cut to microseconds."""
     path = tmp_path / "perf.data"
     threads = record(path, waiter, *TRACEPOINTS, "-a")
-    printed = subprocess.run(
-        ["perf", "sched", "timehist", "-i", path], check=True, timeout=60, capture_output=True, text=True
-    )
-    matches = filter(None, map(TIMEHIST.match, printed.stdout.splitlines()))
+    matches = filter(None, map(TIMEHIST.match, perf("sched", "timehist", "-i", path).splitlines()))
     told = {(int(match["tid"]), match["time"]): (match["wait"], match["delay"]) for match in matches}
     run = Run(load_recording(path), Profile(), threads)
     compared = delays = untold = 0

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from builders.compiled import build
 from builders.program import PATIENCE
+from builders.stock_perf import perf
 from conftest import Command
 from kernel.gdb_stacks import random_stops
 from kernel.whole_stacks import (
@@ -189,12 +190,7 @@ def is_root(words: list[str]) -> bool:
 
 def test_stock_perf_shows_whole_stacks_of_what_was_injected(injections: tuple[Path, Path]) -> None:
     for injected in injections:
-        text = subprocess.run(
-            ["perf", "script", "-i", injected, "--no-inline", "-F", "event,ip,sym,dso"],
-            capture_output=True,
-            timeout=120,
-            check=True,
-        ).stdout.decode("utf-8", "replace")
+        text = perf("script", "-i", injected, "--no-inline", "-F", "event,ip,sym,dso")
         waits = [block.split() for block in text.split("\n\n") if "offcpu-time" in block]
         assert len(waits) > 40
         # A wait at the very start of a thread may have no stack to copy yet.
@@ -207,10 +203,7 @@ Chain = tuple[int, ...]
 
 def chains_of_perf(path: Path) -> dict[tuple[int, int], Chain]:
     """(tid, µs) → user addresses within their pages, as perf script unwinds them."""
-    text = subprocess.run(
-        ["perf", "script", "-i", path, "--no-inline", "-F", "tid,time,ip"], capture_output=True, text=True,
-        timeout=120, check=True,
-    ).stdout  # fmt: skip
+    text = perf("script", "-i", path, "--no-inline", "-F", "tid,time,ip")
     chains: dict[tuple[int, int], Chain] = {}
     for block in text.split("\n\n"):
         head, *lines = block.strip().split("\n")

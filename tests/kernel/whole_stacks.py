@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from builders.compiled import build
 from builders.program import run
+from builders.stock_perf import perf
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
@@ -50,12 +50,7 @@ def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), 
 
 def blocks_of_perf(path: Path, word: str) -> list[list[str]]:
     """Return the words of each sample that stock perf prints with event and symbols, if `word` is in it."""
-    text = subprocess.run(
-        ["perf", "script", "-i", path, "--no-inline", "-F", "event,ip,sym"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    text = perf("script", "-i", path, "--no-inline", "-F", "event,ip,sym")
     return [block.split() for block in text.split("\n\n") if word in block]
 
 

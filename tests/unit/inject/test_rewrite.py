@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import injected
+from builders import injected, stock_perf
 from builders.compare import assert_same_but_retyped
 from builders.recording import (
     BASE,
@@ -50,10 +49,8 @@ def inject(source: Path, **options: bool) -> tuple[Path, Rewritten]:
 
 def perf(path: Path, fields: str) -> list[list[str]]:
     """Words of the lines that `perf script` prints, if it has nothing to complain of."""
-    command: list[str | Path] = ["perf", "script", "--ns", "-F", fields, "-i", path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return [line.split() for line in done.stdout.splitlines() if line]
+    text = stock_perf.perf("script", "--ns", "-F", fields, "-i", path, quiet=True)
+    return [line.split() for line in text.splitlines() if line]
 
 
 def types(path: Path) -> list[int]:
@@ -398,7 +395,7 @@ def test_re_typed_waits_keep_what_perf_has_no_fields_for(path: Path) -> None:
     out, done = inject(write(path, [CLOCK, OFFCPU], records))
     assert done.retyped == 1
     assert perf(out, "comm,tid,time,period")[0] == ["worker", "8", "0.000000500:", "1000"]
-    text = subprocess.run(["perf", "script", "-i", out], capture_output=True, text=True, check=True).stdout
+    text = stock_perf.perf("script", "-i", out)
     assert "offcpu-time" in text and "BPF output" not in text
     before, after = load_recording(path), load_recording(out)
     assert_same_but_retyped(before, after)
