@@ -257,10 +257,10 @@ def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
         assert sum(bool(leaf[tally.kind] & set(stack)) for stack in stacks) >= 15 or tally.kind == "vfork"
 
 
-@both_forms
-def test_wakers_can_be_left_out(napper: Path, in_switch: bool) -> None:
+@pytest.mark.beside
+def test_wakers_can_be_left_out(napper: Path) -> None:
     one = Napper(napper)
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch, wakers=False)
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, wakers=False)
     with recording(config) as (program, rings):
         program.maps.add_target(one.pid)
         program.enable()
