@@ -10,8 +10,8 @@ A number depends on the architecture, and on three of them on the program, too:
 No field of a sample marks 32-bit programs; the kernel's entry functions in its stack do (see
 `is_compat_entry`). Sources: see `abi.syscall_tables`.
 
-Values are enumerators of bpf/off_cpu.h: `enum offcpu_call_kind` and `enum offcpu_timeout`, in lower case and
-without their prefixes. Sources: man pages of section 2.
+What arguments mean (`call_numbers`) is named as in bpf/off_cpu.h: `enum offcpu_call_kind` and `enum
+offcpu_timeout`, in lower case and without their prefixes. Sources: man pages of section 2.
 """
 
 from __future__ import annotations

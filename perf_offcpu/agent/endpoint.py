@@ -5,7 +5,8 @@ Any user of the machine can connect, so answers hold numbers alone, and no clien
 single thread reads requests as they arrive, a connection lives a few seconds, and of too many the oldest is
 closed. A client that asks at once is answered before newer connections can displace it.
 
-Source: sd_notify(3): a datagram of NAME=VALUE lines to the socket that $NOTIFY_SOCKET names.
+`Notifier` reports to systemd as sd_notify(3) does: a datagram of NAME=VALUE lines to the socket that
+$NOTIFY_SOCKET names.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identify this machine and its boot.
+"""Identify this machine and its boot; return freed memory to it.
 
 Columns of a segment take tens of megabytes for a moment. glibc maps large blocks separately, but raises the
 threshold for that (M_MMAP_THRESHOLD) with each one that it frees, up to 32 MB; larger ones then lie in heaps

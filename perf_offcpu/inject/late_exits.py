@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move the EXIT of a thread after its last wait.
+"""Move the EXIT of a thread after its last wait; find copies of stacks that come after their samples.
 
 A thread that is killed waits some more while it exits, after the kernel has written its EXIT. perf 6.12
 forgets the thread at that record, and shows its last samples as those of ":TID". So the EXIT gets the time

@@ -8,7 +8,7 @@ changed after the recording does not count, except for the files that `perf inje
 after recording it. Wrong names are worse than none: a file that does not match is refused, its frames stay
 [unknown], and the cause is counted and reported.
 
-The image is taken from the memory of this process; it is that of the running kernel. The recorded build-id
+The image of the vDSO is that of the running kernel, from the memory of this process. The recorded build-id
 tells if a recording was made with the same.
 """
 

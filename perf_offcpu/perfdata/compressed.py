@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decompress records: one zstd stream cut into PERF_RECORD_COMPRESSED and COMPRESSED2 records.
+"""Decompress and compress records: one zstd stream cut into PERF_RECORD_COMPRESSED and COMPRESSED2 records.
 
 The stream is flushed after each record and never ended, so one decompressor serves all records of a file; the
 output of a record may end inside an inner record. After an error perf begins a new frame, and so do we.

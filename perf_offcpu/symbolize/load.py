@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load recordings as a Profile: read, unwind, join, symbolize.
 
-Numbers of the first host stay. Those of host k = 1, 2, … become
+Of several hosts, numbers of the first one stay. Those of host k = 1, 2, … become
 
     pid, tid          10 000 000 k + pid: pid 1234 of the second host reads 10001234
     CPU               + the CPUs of all hosts before

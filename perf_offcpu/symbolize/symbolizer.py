@@ -7,10 +7,10 @@
 Each step works on distinct values: a recording of a million waits has some thousand callchains and some
 thousand addresses.
 
-CPython's C function that interprets, once for each entry into the interpreter, runs all functions that this
-entry has called. They stand above it, towards the leaf, named as functions of a perf map. Where a stack has
-another number of its calls than the functions say, part of it is unknown: all stand above the call next to
-the leaf.
+Python functions of threads that hang: CPython's C function that interprets, once for each entry into the
+interpreter, runs all functions that this entry has called. They stand above it, towards the leaf, named as
+functions of a perf map. Where a stack has another number of its calls than the functions say, part of it is
+unknown: all stand above the call next to the leaf.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ On a busy machine recording may cost several times the budget: the BPF programs 
 pause until the budget has recovered would leave out half an hour, perhaps the one that matters later. So a
 part of each minute is recorded, and the rest of it is a gap with the cause `budget`.
 
-If it does, its file stays open. Otherwise a file ends with the pause and a new one begins after it, which has
+A file may stay open over a pause. Otherwise it ends with the pause and a new one begins after it, which has
 to be described, read and symbolized, too: about half a second of CPU time. Where programs start all the time,
 following them costs more than that.
 """

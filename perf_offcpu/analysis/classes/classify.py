@@ -16,7 +16,7 @@ stack's evidence with system call, state and flags; samples look up the result. 
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
-A sum with the class other gets the class of similar single waits (`analysis.classes.classify`).
+A sum with the class other gets the class of similar single waits (`like_single_waits`).
 A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and

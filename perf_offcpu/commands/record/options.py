@@ -3,8 +3,9 @@
 
 This module checks the texts only; `collect` examines the machine.
 
-`auto` examines the files that the target runs. If all of them keep frame pointers, the kernel's walk finds
-every caller at the lowest cost (fp). If a file lacks them, or the files are unknown, stacks are copied (cfi).
+`--call-graph auto` examines the files that the target runs. If all of them keep frame pointers, the kernel's
+walk finds every caller at the lowest cost (fp). If a file lacks them, or the files are unknown, stacks are
+copied (cfi).
 """
 
 from __future__ import annotations

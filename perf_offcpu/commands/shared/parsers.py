@@ -3,6 +3,8 @@
 
 Only the module of the running verb is imported; the overall help and `completion` import all of them.
 
+Options are declared in a text, a line each (`add_options`):
+
     -p, --pid PIDS: processes (17 or 17,18)
     -a, --all-cpus: the whole system
 

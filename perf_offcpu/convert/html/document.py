@@ -5,10 +5,10 @@ Stacks of sleepers and wakers are nodes of one tree, in preorder. Each key of a 
 its labels here and a column of indices; labels are those of `report --sort`, so that a group has the same
 name and sum in both. A key that most recordings lack is left out where it has one value only.
 
-Each kind is sorted by thread and begin, so that a page finds the waits of a thread in a span by bisection.
-Begins are stored as differences to the end before, which are small. A weight is `hi * 10^9 + lo`, and each
-part is summed for itself: JavaScript's numbers are exact up to 2^53, in ns 104 days, and sums over threads
-may be longer.
+Waits, moments and other samples are each sorted by thread and begin, so that a page finds the waits of a
+thread in a span by bisection. Begins are stored as differences to the end before, which are small. A weight
+is `hi * 10^9 + lo`, and each part is summed for itself: JavaScript's numbers are exact up to 2^53, in ns 104
+days, and sums over threads may be longer.
 """
 
 from __future__ import annotations
