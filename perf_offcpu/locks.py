@@ -122,17 +122,17 @@ def _waiting(dead_thread: DeadThread) -> str:
     return f"{dead_thread.comm} {dead_thread.tid} waits{where} for {dead_thread.lock}"
 
 
-def longest_queues(samples: ProfileSamples, of: I64, groups: int) -> I64:
+def longest_queues(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
     """Return int64[groups]: the most waits of each group that went on at one time; 0 without timed waits.
 
     A wait that begins when another one ends does not meet it. Sums have no time and are left out.
 
     Args:
-        of: int64[n], the group of each sample; -1 for none.
+        group_of: int64[n], the group of each sample; -1 for none.
     """
     begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
-    rows = np.flatnonzero((of >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
-    owner = np.concatenate([of[rows], of[rows]])
+    rows = np.flatnonzero((group_of >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
+    owner = np.concatenate([group_of[rows], group_of[rows]])
     times = np.concatenate([begin[rows], samples.time_ns[rows]])
     change = np.repeat(np.array([1, -1]), len(rows))
     order = np.lexsort((change, times, owner))
@@ -140,8 +140,8 @@ def longest_queues(samples: ProfileSamples, of: I64, groups: int) -> I64:
     return np.maximum(max_by(owner[order], np.cumsum(change[order]), groups), 0)
 
 
-def waiters(samples: ProfileSamples, of: I64, groups: int) -> I64:
+def waiters(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
     """Return int64[groups]: the number of threads with samples in each group."""
-    rows = np.flatnonzero(of >= 0)
-    first, _ = group(of[rows], samples.pid[rows], samples.tid[rows])
-    return np.bincount(of[rows][first], minlength=groups).astype(np.int64)
+    rows = np.flatnonzero(group_of >= 0)
+    first, _ = group(group_of[rows], samples.pid[rows], samples.tid[rows])
+    return np.bincount(group_of[rows][first], minlength=groups).astype(np.int64)

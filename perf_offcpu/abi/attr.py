@@ -149,10 +149,10 @@ def unpack_attr(data: Buffer, order: Order = "<") -> Attr:
     if len(data) < ATTR_SIZE_VER0:
         raise LayoutError(f"perf_event_attr: {len(data)} bytes, at least {ATTR_SIZE_VER0} expected")
     stated = int.from_bytes(data[4:8], "little" if order == "<" else "big") or ATTR_SIZE_VER0
-    known = bytes(data[: min(max(stated, ATTR_SIZE_VER0), len(data), ATTR_SIZE_MAX)])
-    values: dict[str, Any] = ATTR.unpack(known.ljust(ATTR_SIZE_MAX, b"\0"), order)
+    stated_bytes = bytes(data[: min(max(stated, ATTR_SIZE_VER0), len(data), ATTR_SIZE_MAX)])
+    values: dict[str, Any] = ATTR.unpack(stated_bytes.ljust(ATTR_SIZE_MAX, b"\0"), order)
     if order == ">":
-        values["flags"] = int.from_bytes(known[_FLAGS_AT].translate(_BIT_REVERSED), "little")
+        values["flags"] = int.from_bytes(stated_bytes[_FLAGS_AT].translate(_BIT_REVERSED), "little")
     values["size"] = stated
     values["sample_type"] = SampleType(values["sample_type"])
     values["read_format"] = ReadFormat(values["read_format"])

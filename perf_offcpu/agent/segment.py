@@ -67,7 +67,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
     weights = samples.period[samples.has(SampleFlag.SAMPLED)]
     begin_ns = meta.begin_ns or after_ns or max(meta.first_ns, 0)
     end_ns = max(meta.end_ns, meta.last_ns, after_ns, 0)
-    known = replace(
+    joined_meta = replace(
         meta,
         hostname=meta.hostname or machine.nodename,
         os_release=meta.os_release or machine.release,
@@ -82,7 +82,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
         # The weight of a sample is a multiple of the period, mostly the period itself.
         sampling=meta.sampling or Sampling(period_ns=int(weights.min()) if len(weights) else period_ns),
     )
-    return replace(recording, samples=at_pauses(samples, known.parts), meta=known)
+    return replace(recording, samples=at_pauses(samples, joined_meta.parts), meta=joined_meta)
 
 
 def _parts(recording: Recording, end_ns: int) -> Spans:
@@ -94,5 +94,5 @@ def _parts(recording: Recording, end_ns: int) -> Spans:
     if not meta.end_ns or end_ns <= meta.end_ns:
         return meta.parts
     after = times[times > meta.end_ns]
-    known = meta.parts or ((meta.begin_ns, meta.end_ns),)
-    return (*known, (int(after[0]) if len(after) else end_ns, end_ns))
+    spans = meta.parts or ((meta.begin_ns, meta.end_ns),)
+    return (*spans, (int(after[0]) if len(after) else end_ns, end_ns))

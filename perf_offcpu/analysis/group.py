@@ -50,7 +50,7 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
     return first, of
 
 
-def sum_by(of: I64, values: NDArray[Any], groups: int) -> I64:
+def sum_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
     """Return int64[groups]: the exact sum of the values of each group.
 
     `np.bincount` is the fastest way on all versions of numpy (`np.add.at` is 20 times slower before 1.25),
@@ -58,25 +58,25 @@ def sum_by(of: I64, values: NDArray[Any], groups: int) -> I64:
     below 2^53, the high one because all values together stay below 2^62, and doubles are exact there.
 
     Args:
-        of: int64[n], the group of each value; -1 for none.
+        group_of: int64[n], the group of each value; -1 for none.
         values: integers.
 
     Raises:
         PerfOffcpuError: a sum could exceed 63 bits, which means damaged weights.
     """
     if len(values) > _ROW_LIMIT:
-        return sum_by(of[:_ROW_LIMIT], values[:_ROW_LIMIT], groups) + sum_by(
-            of[_ROW_LIMIT:], values[_ROW_LIMIT:], groups
+        return sum_by(group_of[:_ROW_LIMIT], values[:_ROW_LIMIT], groups) + sum_by(
+            group_of[_ROW_LIMIT:], values[_ROW_LIMIT:], groups
         )
     whole = _magnitude(values)
     if whole >= _SUM_LIMIT:
         raise PerfOffcpuError("the weights add up to more than 2^62: some samples of this event are damaged")
     if whole < _EXACT_LIMIT:  # no partial sum of doubles is rounded
-        exact: I64 = np.bincount(of + 1, values, groups + 1)[1:].astype(np.int64)
+        exact: I64 = np.bincount(group_of + 1, values, groups + 1)[1:].astype(np.int64)
         return exact
     values = values.astype(np.int64)
     high, low = (
-        np.bincount(of + 1, part, groups + 1)[1:].astype(np.int64)
+        np.bincount(group_of + 1, part, groups + 1)[1:].astype(np.int64)
         for part in (values >> _LOW_BITS, values & ((1 << _LOW_BITS) - 1))
     )
     return (high << _LOW_BITS) + low
@@ -89,17 +89,17 @@ def _magnitude(values: NDArray[Any]) -> float:
     return float(np.abs(values.astype(np.float64)).sum())
 
 
-def stable_order(of: I64) -> I64:
+def stable_order(group_of: I64) -> I64:
     """Return int64[n]: the stable order by group number; linear for up to 2^16 groups."""
-    few = len(of) > 0 and int(of.min()) >= 0 and int(of.max()) < 1 << 16
-    order: I64 = np.argsort(of.astype(np.uint16) if few else of, kind="stable")
+    few = len(group_of) > 0 and int(group_of.min()) >= 0 and int(group_of.max()) < 1 << 16
+    order: I64 = np.argsort(group_of.astype(np.uint16) if few else group_of, kind="stable")
     return order
 
 
-def max_by(of: I64, values: NDArray[Any], groups: int) -> I64:
+def max_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
     """Return int64[groups]: the largest value of each group; -1 for an empty group."""
     largest = np.full(groups + 1, -1, np.int64)
-    np.maximum.at(largest, of, values)
+    np.maximum.at(largest, group_of, values)
     return largest[:-1]
 
 

@@ -45,7 +45,7 @@ def fold_interpreters(profile: Profile) -> Profile:
     kind = _kinds(profile)
     if not kind.any():
         return profile
-    pairs, of = np.unique(np.stack([kind, frames.dso.astype(np.int64)]), axis=1, return_inverse=True)
+    pairs, inverse = np.unique(np.stack([kind, frames.dso.astype(np.int64)]), axis=1, return_inverse=True)
     strings = strings.copy()
     names = strings.intern_all(["", *INTERPRETERS])
     added = Frames.filled(
@@ -54,7 +54,7 @@ def fold_interpreters(profile: Profile) -> Profile:
         dso=pairs[1].astype(np.uint32),
         cpumode=np.full(pairs.shape[1], CpuMode.USER),
     )
-    shown = np.where(kind > 0, len(frames) + of.reshape(-1), np.arange(len(frames)))
+    shown = np.where(kind > 0, len(frames) + inverse.reshape(-1), np.arange(len(frames)))
     frame, parent = stacks.frame.astype(np.int64), stacks.parent.astype(np.int64)
     kind = np.append(kind[frame], 0)
     repeated = (kind[:-1] > 0) & (kind[:-1] == kind[parent])
@@ -68,7 +68,7 @@ def fold_interpreters(profile: Profile) -> Profile:
 
 def _kinds(profile: Profile) -> I64:
     """Return int64[frames]: 0, or the number of the row of INTERPRETERS, from 1."""
-    symbols, of = np.unique(profile.frames.symbol, return_inverse=True)
+    symbols, inverse = np.unique(profile.frames.symbol, return_inverse=True)
     patterns = [pattern(functions) for functions in INTERPRETERS.values()]
     kinds = np.zeros(len(symbols), np.int64)
     for index, symbol in enumerate(symbols.tolist()):
@@ -76,7 +76,7 @@ def _kinds(profile: Profile) -> I64:
         name = DECORATION.sub("", function)
         met = (row for row, one in enumerate(patterns, 1) if one.fullmatch(name) or one.fullmatch(function))
         kinds[index] = next(met, 0)
-    return np.where(profile.frames.is_kernel(), 0, kinds[of.reshape(-1)])
+    return np.where(profile.frames.is_kernel(), 0, kinds[inverse.reshape(-1)])
 
 
 def _without(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:

@@ -162,8 +162,8 @@ def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
         if name.isascii() and name.isdigit() and int(name) in used:
             found.append(int(name))
         if not found:
-            known = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
-            raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {known})")
+            names_shown = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
+            raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {names_shown})")
         ids += found
     return ids
 
@@ -200,8 +200,8 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
     if selection.objects or selection.locks:
         rows &= _of_objects(profile, selection)
     if selection.min_ns:
-        known = samples.has(SUM_FLAGS) & (samples.longest_ns >= 0)
-        longest = np.where(known, samples.longest_ns, samples.length_ns())
+        has_longest = samples.has(SUM_FLAGS) & (samples.longest_ns >= 0)
+        longest = np.where(has_longest, samples.longest_ns, samples.length_ns())
         rows &= longest >= selection.min_ns
     return rows | ~profile.is_offcpu()
 
@@ -243,11 +243,11 @@ def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
 
 
 def _named(profile: Profile, names: Sequence[str]) -> list[int]:
-    known, rows = [event.name for event in profile.evsels], []
+    event_names, rows = [event.name for event in profile.evsels], []
     for name in names:
-        found = [row for row, event in enumerate(known) if name in (event, _MODIFIERS.sub("", event))]
+        found = [row for row, event in enumerate(event_names) if name in (event, _MODIFIERS.sub("", event))]
         if not found:
-            events = ", ".join(known) or "none"
+            events = ", ".join(event_names) or "none"
             raise UsageError(f"no event '{name}' in {_source(profile)} (its events: {events})")
         rows += found
     return rows

@@ -49,8 +49,8 @@ def waker_chains(profile: Profile, options: PathOptions) -> WakerChains:
     since, at = table.begin[row_of[live]], row_of[live]
     while len(live) and len(chains.hops) < MAX_HOPS:
         at = before[at]
-        known = (at >= 0) & (np.append(table.queued, -1)[at] > since)
-        live, since, at = live[known], since[known], at[known]
+        within = (at >= 0) & (np.append(table.queued, -1)[at] > since)
+        live, since, at = live[within], since[within], at[within]
         name, place = np.zeros_like(first), np.full_like(stack, -1)
         name[live] = first[table.row[at]]
         place[live] = stack[table.row[at]]

@@ -73,9 +73,9 @@ def symbol_label(name: Name) -> str:
 def _leaf(profile: Profile) -> tuple[I64, Label]:
     frame = _leaf_frames(profile)
     rows = np.unique(frame[frame >= 0])
-    names, of = name_frames(profile, rows, PathOptions())
+    names, name_of = name_frames(profile, rows, PathOptions())
     name = np.full(len(profile.frames) + 1, len(names), np.int64)
-    name[rows] = of
+    name[rows] = name_of
     column = name[frame]
     labels = [*map(symbol_label, names), f"    {MISSED_STACK}"]
     return column, lambda row: labels[column[row]]

@@ -59,27 +59,27 @@ def _only(known: Bool, codes: NDArray[Any]) -> I64:
 def merged(texts: Sequence[str], codes: I64, known: Bool | None = None) -> Texts:
     """Return a column with distinct texts; "" where the code is -1 or its text is unknown."""
     place: dict[str, int] = {}
-    of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
-    return Texts(list(place), of if known is None else _only(known, of))
+    place_of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
+    return Texts(list(place), place_of if known is None else _only(known, place_of))
 
 
 def named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:
     """Return the texts of a column of rows in strings; "" where a text is unknown."""
-    rows, of = np.unique(column, return_inverse=True)
-    return merged([printable(strings[row]) for row in rows.tolist()], of.astype(np.int64), known)
+    rows, inverse = np.unique(column, return_inverse=True)
+    return merged([printable(strings[row]) for row in rows.tolist()], inverse.astype(np.int64), known)
 
 
 def _states(profile: Profile) -> Texts:
-    codes, of = np.unique(state_codes(profile.samples), return_inverse=True)
+    codes, inverse = np.unique(state_codes(profile.samples), return_inverse=True)
     letters = [STATES[code].letter for code in codes.tolist()]
-    return merged(letters, of, np.array(letters, np.str_)[of] != "")
+    return merged(letters, inverse, np.array(letters, np.str_)[inverse] != "")
 
 
 def _waker_comms(profile: Profile) -> Texts:
     samples, comms = profile.samples, profile.comms
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
-    known = (row >= 0) & (samples.waker_tid >= 0)
-    return named(np.append(comms.comm, 0)[np.where(known, row, -1)], profile.strings, known)
+    is_known = (row >= 0) & (samples.waker_tid >= 0)
+    return named(np.append(comms.comm, 0)[np.where(is_known, row, -1)], profile.strings, is_known)
 
 
 def _objects(profile: Profile) -> Texts:
@@ -89,13 +89,15 @@ def _objects(profile: Profile) -> Texts:
 
 def _kinds(profile: Profile) -> Texts:
     names = {int(kind): kind.name.lower() for kind in ObjectKind}
-    kinds, of = np.unique(np.append(profile.objects.kind, 0)[profile.samples.object], return_inverse=True)
+    kinds, inverse = np.unique(
+        np.append(profile.objects.kind, 0)[profile.samples.object], return_inverse=True
+    )
     texts = [names.get(kind, names[0]) for kind in kinds.tolist()]
-    return merged(texts, of.astype(np.int64), profile.samples.object >= 0)
+    return merged(texts, inverse.astype(np.int64), profile.samples.object >= 0)
 
 
 def _cgroups(profile: Profile) -> Texts:
-    ids, of = np.unique(profile.samples.cgroup, return_inverse=True)
+    ids, inverse = np.unique(profile.samples.cgroup, return_inverse=True)
     names = [printable(profile.cgroups.get(number, str(number))) for number in ids.tolist()]
-    known = (profile.samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
-    return merged(names, of.astype(np.int64), known)
+    is_known = (profile.samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
+    return merged(names, inverse.astype(np.int64), is_known)

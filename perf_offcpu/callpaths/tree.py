@@ -106,9 +106,9 @@ def build_paths(
         codes = (state[first] + 1).astype(np.uint8)
         leaf = builder.add_leaves(leaf, codes, ("", *(f"[{one.words}]" for one in STATES)))
     for name, stack in chains.hops:
-        known = name[first]
-        leaf = builder.add_leaves(leaf, np.minimum(known, 1), ("", WAKER_DELIMITER))
-        leaf = builder.add_names(builder.add_inverted(leaf, stack[first]), known, chains.names)
+        first_name = name[first]
+        leaf = builder.add_leaves(leaf, np.minimum(first_name, 1), ("", WAKER_DELIMITER))
+        leaf = builder.add_names(builder.add_inverted(leaf, stack[first]), first_name, chains.names)
     return builder.tree(leaf[group_of])
 
 
@@ -126,14 +126,14 @@ def paths_with_wakers(
     """
     samples = profile.samples
     rows = np.flatnonzero(samples.waker_stack >= 0)
-    stacks, of = np.unique(samples.waker_stack[rows], return_inverse=True)
+    stacks, inverse = np.unique(samples.waker_stack[rows], return_inverse=True)
     if not len(stacks):
         return build_paths(profile, options, rooted=rooted, merged=merged), np.full(len(samples), -1)
     wakers = ProfileSamples.filled(len(stacks), stack=stacks, flags=np.full(len(stacks), SampleFlag.OFFCPU))
     both = replace(profile, samples=ProfileSamples.concat([samples, wakers]))
     tree = build_paths(both, replace(options, state=False), rooted=rooted, merged=merged)
     node = np.full(len(samples), -1)
-    node[rows] = tree.of_sample[len(samples) :][of]
+    node[rows] = tree.of_sample[len(samples) :][inverse]
     tree.of_sample = tree.of_sample[: len(samples)]
     return tree, node
 
@@ -253,15 +253,15 @@ class _Builder:
             used[self._profile.stacks.frame[level]] = True
         rows = np.flatnonzero(used)
         options = replace(self._options, kernel=False) if of_waker else self._options
-        names, of = name_frames(self._profile, rows, options)
+        names, name_of = name_frames(self._profile, rows, options)
         if of_waker:
             names = [waker_name(name.label, name.dso) for name in names]
         if not self._merged:
-            names, of = [names[name] for name in of.tolist()], np.arange(len(rows))
+            names, name_of = [names[name] for name in name_of.tolist()], np.arange(len(rows))
         first = np.empty(len(names), np.int64)
-        first[of[::-1]] = rows[::-1]  # the last assignment stays
+        first[name_of[::-1]] = rows[::-1]  # the last assignment stays
         name_of_frame = np.full(len(used), -1, np.int64)
-        name_of_frame[rows] = self._new_names(names, first) + of
+        name_of_frame[rows] = self._new_names(names, first) + name_of
         return name_of_frame
 
     def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:

@@ -174,9 +174,11 @@ class _Steps(WaitTable):
         """
         until = self.queued.copy()
         some = np.flatnonzero(self.waker >= 0)
-        of, wait = self.overlapping(self.waker[some], self.queued[some] - 1, self.queued[some])
-        asleep = (self.begin[wait] < self.queued[some[of]]) & (self.queued[wait] >= self.queued[some[of]])
-        rows = some[of[asleep]]
+        span_of, wait = self.overlapping(self.waker[some], self.queued[some] - 1, self.queued[some])
+        asleep = (self.begin[wait] < self.queued[some[span_of]]) & (
+            self.queued[wait] >= self.queued[some[span_of]]
+        )
+        rows = some[span_of[asleep]]
         until[rows] = np.maximum(self.begin[wait[asleep]], self.begin[rows])
         return until
 
@@ -267,14 +269,17 @@ class _Steps(WaitTable):
         key = parts.at * self.size
         first = np.searchsorted(self.by_end, key + parts.begin, "right")
         last = np.searchsorted(self.by_begin, key + parts.end, "left")
-        of, wait = ranges(first, np.maximum(first, last))
-        begin, end = np.maximum(self.first[wait], parts.begin[of]), np.minimum(self.last[wait], parts.end[of])
-        until, number = np.clip(self.until[wait], begin, end), parts.number[of]
+        span_of, wait = ranges(first, np.maximum(first, last))
+        begin, end = (
+            np.maximum(self.first[wait], parts.begin[span_of]),
+            np.minimum(self.last[wait], parts.end[span_of]),
+        )
+        until, number = np.clip(self.until[wait], begin, end), parts.number[span_of]
         asleep, queued = _Parts(wait, begin, until, number), _Parts(wait, until, end, number)
         whole, runnable = self._weight(parts), self._weight(queued)
-        running = whole - sum_by(of, runnable + self._weight(asleep), len(whole))
+        running = whole - sum_by(span_of, runnable + self._weight(asleep), len(whole))
         self._hold(parts.at, Held.RUNNING, running)
-        self._hold(parts.at[of], Held.RUNNABLE, runnable)
+        self._hold(parts.at[span_of], Held.RUNNABLE, runnable)
         self._sample(parts)
         some = until > begin
         return _Parts(wait[some], begin[some], until[some], number[some])

@@ -163,30 +163,30 @@ class _Walk(WaitTable):
             (segments, spans, woke, hops): the latter three for the next depth.
         """
         unknown, spans, woke = self._not_recorded(spans, woke)
-        of, wait = self.overlapping(spans.track, spans.begin, spans.end)
-        begin = np.maximum(self.begin[wait], spans.begin[of])
-        end = np.minimum(self.end[wait], spans.end[of])
+        span_of, wait = self.overlapping(spans.track, spans.begin, spans.end)
+        begin = np.maximum(self.begin[wait], spans.begin[span_of])
+        end = np.minimum(self.end[wait], spans.end[span_of])
         queued = np.clip(self.queued[wait], begin, end)
         # A thread that woke another one was not asleep then; such a wait is not followed.
         to_waker = (self.waker[wait] >= 0) & (queued > begin) & follow
-        to_waker &= self.queued[wait] < woke[of]
+        to_waker &= self.queued[wait] < woke[span_of]
         own = _Spans(
-            spans.track[of],
+            spans.track[span_of],
             begin,
             queued,
-            spans.hop[of],
-            np.full(len(of), Doing.WAITING, np.uint8),
+            spans.hop[span_of],
+            np.full(len(span_of), Doing.WAITING, np.uint8),
             self.row[wait],
         )
-        hop = np.full(len(of), -1)
+        hop = np.full(len(span_of), -1)
         hop[to_waker] = first_hop + np.arange(int(to_waker.sum()))
-        hops = Hops(spans.hop[of[to_waker]], self.row[wait[to_waker]], self.waker[wait[to_waker]])
+        hops = Hops(spans.hop[span_of[to_waker]], self.row[wait[to_waker]], self.waker[wait[to_waker]])
         deeper = own.take(to_waker)
         deeper = _Spans(hops.waker, deeper.begin, deeper.end, hop[to_waker], deeper.doing, deeper.wait)
         runnable = _Spans(
-            own.track, queued, end, own.hop, np.full(len(of), Doing.RUNNABLE, np.uint8), self.row[wait]
+            own.track, queued, end, own.hop, np.full(len(span_of), Doing.RUNNABLE, np.uint8), self.row[wait]
         )
-        found = _Spans.concat([unknown, own.take(~to_waker), runnable, _gaps(spans, of, begin, end)])
+        found = _Spans.concat([unknown, own.take(~to_waker), runnable, _gaps(spans, span_of, begin, end)])
         return found.take(found.end > found.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
@@ -196,8 +196,8 @@ class _Walk(WaitTable):
         doing = np.full(len(begin), Doing.NOT_RECORDED, np.uint8)
         unknown = _Spans(spans.track, spans.begin, begin, spans.hop, doing, np.full(len(begin), -1))
         rest = _Spans(spans.track, begin, spans.end, spans.hop, spans.doing, spans.wait)
-        known = rest.end > rest.begin
-        return unknown.take(unknown.end > unknown.begin), rest.take(known), woke[known]
+        is_recorded = rest.end > rest.begin
+        return unknown.take(unknown.end > unknown.begin), rest.take(is_recorded), woke[is_recorded]
 
 
 def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
@@ -214,9 +214,9 @@ def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
     return parts
 
 
-def _gaps(spans: _Spans, of: I64, begin: I64, end: I64) -> _Spans:
+def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
     """Return the parts of spans outside of the waits in them."""
-    owner = np.concatenate([of, np.arange(len(spans.begin))])
+    owner = np.concatenate([span_of, np.arange(len(spans.begin))])
     order = np.argsort(owner, kind="stable")  # the waits of each span, then its end
     owner = owner[order]
     ends = np.concatenate([begin, spans.end])[order]

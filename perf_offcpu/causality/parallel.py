@@ -109,8 +109,12 @@ def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64
     row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
     ids = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)
     track = np.array([row_of.get(one, -1) for one in ids], np.int64)
-    known = (track >= 0) & np.append(chosen, False)[track]
-    track, begin, end = track[known], budget.begin_ns[known] - origin, budget.end_ns[known] - origin
+    is_chosen = (track >= 0) & np.append(chosen, False)[track]
+    track, begin, end = (
+        track[is_chosen],
+        budget.begin_ns[is_chosen] - origin,
+        budget.end_ns[is_chosen] - origin,
+    )
     placed = np.flatnonzero(timeline.placed & chosen[timeline.track])
     size = len(timeline.tracks)
     first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1, np.int64)
@@ -146,13 +150,13 @@ def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I
 
 def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64, I64]:
     """Return (track, begin, end) of the parts of spans outside of waits."""
-    of, wait = waits.overlapping(track, begin, end)
-    since = np.append(begin, np.minimum(waits.end[wait], end[of]))
-    until = np.append(np.maximum(waits.begin[wait], begin[of]), end)
+    span_of, wait = waits.overlapping(track, begin, end)
+    since = np.append(begin, np.minimum(waits.end[wait], end[span_of]))
+    until = np.append(np.maximum(waits.begin[wait], begin[span_of]), end)
     # A run begins with its span or after a wait, and ends with the next wait or the span.
-    starts = np.argsort(np.append(np.arange(len(track)), of), kind="stable")
-    ends = np.argsort(np.append(of, np.arange(len(track))), kind="stable")
-    since, until, owner = since[starts], until[ends], np.append(np.arange(len(track)), of)[starts]
+    starts = np.argsort(np.append(np.arange(len(track)), span_of), kind="stable")
+    ends = np.argsort(np.append(span_of, np.arange(len(track))), kind="stable")
+    since, until, owner = since[starts], until[ends], np.append(np.arange(len(track)), span_of)[starts]
     some = until > since
     return track[owner[some]], since[some], until[some]
 

@@ -133,19 +133,19 @@ def _cells(
     return whole[0], whole[1], whole[2], whole[3], whole[4]
 
 
-def shared_out(weight: I64, of: I64, number: I64) -> I64:
+def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
     """Return int64[n]: parts of the weights of cells in proportion to numbers, exact in sum.
 
     Args:
-        of: int64[n], the cell of each part, ascending.
+        cell_of: int64[n], the cell of each part, ascending.
         number: int64[n], CPU samples.
     """
-    whole = np.bincount(of, number, len(weight)).astype(np.int64)
+    whole = np.bincount(cell_of, number, len(weight)).astype(np.int64)
     # The share of all samples up to and with each part, rounded down, minus the share up to the one before.
     before = np.cumsum(number) - number
-    start = np.searchsorted(of, of)
+    start = np.searchsorted(cell_of, cell_of)
     before -= before[start]
-    ends = [_product(weight[of], upto, whole[of]) for upto in (before + number, before)]
+    ends = [_product(weight[cell_of], upto, whole[cell_of]) for upto in (before + number, before)]
     return ends[0] - ends[1]
 
 
@@ -158,9 +158,9 @@ def _product(weight: I64, part: I64, whole: I64) -> I64:
 
 def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack: I64) -> Iterator[list[int]]:
     """Yield the frames of each stack, leaf first."""
-    known = len(profile.frames)
-    state_frame = {state: known + row for row, state in enumerate(_STATES)}
-    first_comm = known + len(_STATES)
+    recorded_frames = len(profile.frames)
+    state_frame = {state: recorded_frames + row for row, state in enumerate(_STATES)}
+    first_comm = recorded_frames + len(_STATES)
     parent, frame = profile.stacks.parent, profile.stacks.frame
     prefixes = list[list[int]]()
     for above, at, comm in zip(

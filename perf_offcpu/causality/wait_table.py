@@ -84,10 +84,10 @@ class WaitTable:
 
 
 def ranges(first: I64, last: I64) -> tuple[I64, I64]:
-    """Return (of, at): `at` has the numbers first[i] … last[i] - 1 of i = 0, 1, …, and `of` the i of each."""
+    """Return (range_of, at): the numbers first[i] … last[i] - 1 of i = 0, 1, … (`at`), and the i of each."""
     count = last - first
-    of = np.repeat(np.arange(len(first)), count)
-    return of, np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+    range_of = np.repeat(np.arange(len(first)), count)
+    return range_of, np.arange(len(range_of)) - np.repeat(np.cumsum(count) - count, count) + first[range_of]
 
 
 def _births(profile: Profile, tracks: list[Track]) -> I64:

@@ -133,9 +133,9 @@ class _Writer:
 
     def _args(self, rows: I64) -> list[str]:
         """Return the members of `args`, and the end of the event."""
-        known = picked(self.known, self.details.of[rows])
+        details = picked(self.known, self.details.of[rows])
         wakers = picked(self.waker_stacks, self.waker_node[rows])
-        return joined(known, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
+        return joined(details, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
     def _weighed(self, category: str | list[str], rows: I64, when: tuple[Iterable[str], ...]) -> list[str]:
         head = ('{"ph":"X","cat":"', category, '","name":', self._names(rows))

@@ -95,10 +95,10 @@ def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any]
 
 def _stacks(profile: Profile) -> Texts:
     tree = build_paths(profile, Options())
-    nodes, of = np.unique(tree.of_sample, return_inverse=True)
+    nodes, inverse = np.unique(tree.of_sample, return_inverse=True)
     # The root of each path is the comm, which has a column of its own.
     texts = [text.partition(";")[2] for text in path_texts(tree, nodes.astype(np.int64))]
-    return merged(texts, of.astype(np.int64))
+    return merged(texts, inverse.astype(np.int64))
 
 
 def _pandas(columns: dict[str, Any]) -> Any:

@@ -159,15 +159,15 @@ class Locations:
     def _add_functions(self, rows: I64, options: PathOptions) -> dict[int, int]:
         """Add the functions of some frames; return frame → number."""
         frames, strings = self.profile.frames, self.profile.strings
-        names, of = name_frames(self.profile, rows, options)
-        first = dict(zip(of[::-1].tolist(), rows[::-1].tolist(), strict=True))
+        names, name_of = name_frames(self.profile, rows, options)
+        first = dict(zip(name_of[::-1].tolist(), rows[::-1].tolist(), strict=True))
         numbers = []
         for place, name in enumerate(names):
             row = first[place]
             symbol, file = (printable(strings[int(column[row])]) for column in (frames.symbol, frames.file))
             texts = (name.label, symbol or name.label, file)
             numbers.append(_add(self._functions, Function(*map(self.string, texts))))
-        return {row: numbers[place] for row, place in zip(rows.tolist(), of.tolist(), strict=True)}
+        return {row: numbers[place] for row, place in zip(rows.tolist(), name_of.tolist(), strict=True)}
 
     def _outer(self) -> I64:
         """Return int64[frames]: for an inlined frame, the frame that it was inlined into; else -1."""

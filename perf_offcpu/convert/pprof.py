@@ -77,8 +77,8 @@ def encode_content(profile: Profile, options: Options, content: Content) -> Iter
 def utc_ns(profile: Profile) -> int:
     """Return the time of the first sample or record in ns since 1970; 0 if it is not known."""
     meta = profile.meta
-    known = meta.wall_clock_ns and meta.first_ns >= 0
-    return meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns if known else 0
+    has_wall_clock = meta.wall_clock_ns and meta.first_ns >= 0
+    return meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns if has_wall_clock else 0
 
 
 def _samples(tables: Locations, content: Content) -> Iterator[bytes]:

@@ -45,11 +45,11 @@ class Dataset:
         first = None if begin_ns is None else begin_ns // HOUR_NS
         last = None if end_ns is None else (end_ns - 1) // HOUR_NS
         for date in self.store.names(table):
-            known = hour_of_folder(date, "hour=00")
+            first_hour = hour_of_folder(date, "hour=00")
             if (
-                known is None
-                or (last is not None and known > last)
-                or (first is not None and known + 23 < first)
+                first_hour is None
+                or (last is not None and first_hour > last)
+                or (first is not None and first_hour + 23 < first)
             ):
                 continue
             for name in self.store.names(f"{table}/{date}"):

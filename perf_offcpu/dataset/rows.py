@@ -153,8 +153,8 @@ def _containers(cgroups: Texts) -> Texts:
     """Return the ids of containers in the paths of control groups; of nested containers the innermost."""
     ids_in_path = [_CONTAINER.findall(path) for path in cgroups.texts]
     ids = [names[-1] if names else "" for names in ids_in_path]
-    known = np.array([*map(bool, ids), False], np.bool_)
-    return merged(ids, cgroups.codes, known[cgroups.codes])
+    has_id = np.array([*map(bool, ids), False], np.bool_)
+    return merged(ids, cgroups.codes, has_id[cgroups.codes])
 
 
 def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:

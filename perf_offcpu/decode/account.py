@@ -150,9 +150,9 @@ class CollectorAccount:
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
         """Add to a counter. Of times that are no sums (a period, a threshold) the longest counts."""
-        known, known_ns = self.notes.get(cause.name, (0, 0))
+        count, known_ns = self.notes.get(cause.name, (0, 0))
         is_sum = cause not in (losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
-        self.notes[cause.name] = known + events, known_ns + ns if is_sum else max(known_ns, ns)
+        self.notes[cause.name] = count + events, known_ns + ns if is_sum else max(known_ns, ns)
 
     def parts(self) -> Spans:
         """Return (begin, end) of each span between pauses, ns, ascending; () without pauses."""

@@ -56,13 +56,13 @@ def in_table(batch: Batch, table: ChainTable) -> Batch:
 
 def _renumbered(rows: I32, column: I32) -> I32:
     """Return `rows` at the row ids of a column; -1 stays."""
-    known = column >= 0
-    if known.all():
+    is_row = column >= 0
+    if is_row.all():
         return rows[column]
-    if not known.any():
+    if not is_row.any():
         return column  # of a sparse table: it takes no memory
     renumbered = column.copy()
-    renumbered[known] = rows[column[known]]
+    renumbered[is_row] = rows[column[is_row]]
     return renumbered
 
 

@@ -100,20 +100,20 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
 
 
 def _check_alike(recordings: Sequence[Recording]) -> None:
-    known = [recording.meta for recording in recordings if recording.meta.arch]
-    for meta in known:
-        if meta.arch != known[0].arch:
-            archs = " and ".join(sorted((meta.arch, known[0].arch)))
-            raise UsageError(f"{known[0].source} and {meta.source} are of {archs} machines")
+    metas = [recording.meta for recording in recordings if recording.meta.arch]
+    for meta in metas:
+        if meta.arch != metas[0].arch:
+            archs = " and ".join(sorted((meta.arch, metas[0].arch)))
+            raise UsageError(f"{metas[0].source} and {meta.source} are of {archs} machines")
 
 
 def _span(recording: Recording) -> _Span:
     meta, tasks = recording.meta, recording.tasks
     times = [np.array([meta.begin_ns, meta.end_ns, meta.first_ns, meta.last_ns], np.int64)]
     times += [tasks.begin_ns, tasks.end_ns, recording.comms.begin_ns, recording.spaces.begin_ns]
-    known = np.concatenate(times)
-    known = known[known > 0]
-    return _Span(int(known.min()), int(known.max())) if len(known) else _Span(0, 0)
+    positive = np.concatenate(times)
+    positive = positive[positive > 0]
+    return _Span(int(positive.min()), int(positive.max())) if len(positive) else _Span(0, 0)
 
 
 def _wall_offset(meta: Meta, span: _Span) -> int | None:

@@ -180,10 +180,10 @@ def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
     for entry in features.build_ids():
         path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
         build_ids.setdefault(path, set()).add(entry.build_id)
-    known = {path: strings.intern(ids.pop()) for path, ids in build_ids.items() if len(ids) == 1}
+    build_id_of = {path: strings.intern(ids.pop()) for path, ids in build_ids.items() if len(ids) == 1}
     pairs = zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
     return dsos.with_columns(
-        build_id=np.array([build_id or known.get(path, 0) for path, build_id in pairs], np.uint32)
+        build_id=np.array([build_id or build_id_of.get(path, 0) for path, build_id in pairs], np.uint32)
     )
 
 

@@ -145,13 +145,13 @@ class Payload:
         A fixed part that does not fit into its sample is damaged: nothing of it is believed.
         """
         readable = self.ours & ~self.is_other_version & (self.extension_at + size <= self.end)
-        known = np.where(readable, np.minimum(size, np.uint16(abi.EXTENSION_SIZE)), np.uint16(0))
+        size_read = np.where(readable, np.minimum(size, np.uint16(abi.EXTENSION_SIZE)), np.uint16(0))
         fields: dict[str, NDArray[Any]] = {
             field.name: np.broadcast_to(np.array(field.unknown, native(field.type)), len(size))
             for field in abi.EXTENSION.fields
         }
-        for each in distinct(known).tolist():
-            rows = np.flatnonzero(known == each)
+        for each in distinct(size_read).tolist():
+            rows = np.flatnonzero(size_read == each)
             begin = self.extension_at[rows]
             scalars = read_columns(abi.fixed_part(each), self.data, begin, begin + each, self.order).scalars
             if len(rows) == len(size):
@@ -298,5 +298,5 @@ def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
 def _tgid(tasks: Tasks, tids: I32) -> I32:
     """Return int32[n]: the process of each thread, -1 unknown."""
     slot, none = np.searchsorted(tasks.tid, tids), np.int32(-1)
-    known = np.append(tasks.tid, none)[slot] == tids
-    return np.where(known, np.append(tasks.pid, none)[slot], none)
+    is_task = np.append(tasks.tid, none)[slot] == tids
+    return np.where(is_task, np.append(tasks.pid, none)[slot], none)

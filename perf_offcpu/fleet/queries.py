@@ -88,8 +88,8 @@ def _nothing_recorded(tables: Tables, selection: Selection) -> str:
     times = hosts.aggregate(first=hosts.begin_ns.min(), last=hosts.end_ns.max())
     ends = tables.engine.run(times, of_rows=False)
     (first,), (last,) = ends["first"], ends["last"]
-    known = "has no hosts" if first is None else f"reaches from {utc(first)} to {utc(last)} UTC"
-    return f"no host recorded {selection.describe_hosts()}: {tables.path} {known}"
+    reach = "has no hosts" if first is None else f"reaches from {utc(first)} to {utc(last)} UTC"
+    return f"no host recorded {selection.describe_hosts()}: {tables.path} {reach}"
 
 
 def host_names(selected: Selected) -> dict[str, str]:

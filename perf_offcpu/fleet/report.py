@@ -141,11 +141,10 @@ def _check_events(selected: Selected) -> None:
     if selection.events == (EVENT_NAME,):
         return
     events = samples.filter(True, *in_hours(samples, selection)).select("event").distinct()
-    known = selected.tables.engine.run(events.order_by("event"))["event"]
-    if unknown := [name for name in selection.events if name not in known]:
-        raise UsageError(
-            f"--event: no event '{unknown[0]}' in the selected time (known: {', '.join(known) or 'none'})"
-        )
+    event_names = selected.tables.engine.run(events.order_by("event"))["event"]
+    if unknown := [name for name in selection.events if name not in event_names]:
+        shown = ", ".join(event_names) or "none"
+        raise UsageError(f"--event: no event '{unknown[0]}' in the selected time (known: {shown})")
 
 
 def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:

@@ -25,12 +25,12 @@ def head(facts: Head, style: Style) -> Iterator[str]:
     yield say.comment(f"Dataset:  {facts.source}")
     yield say.comment(f"Selected: {facts.selection}")
     times = f"{utc(facts.first_ns)} to {utc(facts.last_ns)} UTC, {hours(facts.recorded_ns)} in all"
-    known = (
+    facts_known = (
         f"{say.plural(facts.hosts, 'host')}, {times}"
         if facts.hosts
         else "not known: the table hosts is empty"
     )
-    yield say.comment(f"Recorded: {known}")
+    yield say.comment(f"Recorded: {facts_known}")
     if facts.periods and EVENT_NAME in facts.events:
         ends = dict.fromkeys((facts.periods[0], facts.periods[-1]))
         periods = " to ".join(f"{ns / 1e6:g} ms" for ns in ends)

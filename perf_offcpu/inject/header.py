@@ -59,13 +59,13 @@ def written_events(
     Where no event has ids, samples cannot be told apart; then all are the first event's, and perf reads them
     so only if it is the only one.
     """
-    known: set[int] = {0}
+    taken: set[int] = {0}
     events = []
     damage = Losses()
     tracepoints = tracepoint_formats(features.bodies.get(Feature.TRACING_DATA, b""), damage)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
-        ids = tuple(number for number in dict.fromkeys(spec.ids) if number not in known)
-        known.update(ids)
+        ids = tuple(number for number in dict.fromkeys(spec.ids) if number not in taken)
+        taken.update(ids)
         attr = _cut(spec.attr, options.merge)
         if options.retype and is_raw_offcpu(spec):
             kind = attr.sample_type | SampleType.CALLCHAIN | SampleType.CGROUP

@@ -269,8 +269,8 @@ class _Rewriter:
         times = [self.found.first_ns, self.found.last_ns]
         for added, _ in self.added:
             times += [int(added.min()), int(added.max())] if len(added) else []
-        known = [time for time in times if time >= 0]
-        return min(known, default=-1), max(known, default=-1)
+        valid_times = [time for time in times if time >= 0]
+        return min(valid_times, default=-1), max(valid_times, default=-1)
 
     def _writer(
         self, fd: int, path: str, events: Sequence[EventSpec], features: Mapping[int, bytes]
@@ -286,11 +286,11 @@ class _Rewriter:
         kinds = chunk.types
         deferred = kinds == RecordType.CALLCHAIN_DEFERRED
         traces = np.isin(kinds, _TRACE_TYPES)
-        known = (kinds >= RecordType.MMAP) & (kinds <= RecordType.AUX_OUTPUT_HW_ID)
-        known |= (kinds >= RecordType.HEADER_ATTR) & (kinds <= RecordType.FINISHED_INIT)
+        is_known = (kinds >= RecordType.MMAP) & (kinds <= RecordType.AUX_OUTPUT_HW_ID)
+        is_known |= (kinds >= RecordType.HEADER_ATTR) & (kinds <= RecordType.FINISHED_INIT)
         self.counters.add(losses.NO_TRACES, int(traces.sum()))
-        self.counters.add(losses.UNREADABLE_BY_PERF, int((~known & ~deferred).sum()))
-        copied = known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
+        self.counters.add(losses.UNREADABLE_BY_PERF, int((~is_known & ~deferred).sum()))
+        copied = is_known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
         if not self.options.merge:
             copied |= deferred
         if self.reader.directory:  # FINISHED_ROUND of one stream does not order the others

@@ -123,9 +123,9 @@ def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
     def change(ids: NDArray[Any]) -> NDArray[Any]:
         found = np.zeros(len(ids), np.uint64)
         for other in [number, *(index for index in range(len(tables)) if index != number)]:
-            known = tables[other].id
-            place = np.searchsorted(known, ids)
-            hit = (found == 0) & (ids != 0) & (np.append(known, np.uint64(0))[place] == ids)
+            ids_before = tables[other].id
+            place = np.searchsorted(ids_before, ids)
+            hit = (found == 0) & (ids != 0) & (np.append(ids_before, np.uint64(0))[place] == ids)
             found[hit] = place[hit] + int(first[other]) + 1
         return found
 

@@ -125,8 +125,8 @@ class Profile:
 
     def build_id(self, dso: int) -> str:
         """Return the build-id in hex of a dso, a row in strings; "" if unknown."""
-        known = self.build_ids.get(dso, "")
-        return known or (self.meta.kernel_build_id if self.strings[dso] in _KERNEL_DSOS else "")
+        build_id = self.build_ids.get(dso, "")
+        return build_id or (self.meta.kernel_build_id if self.strings[dso] in _KERNEL_DSOS else "")
 
     def is_offcpu(self) -> Bool:
         """Return bool[samples]: the samples of off-cpu time."""

@@ -60,7 +60,7 @@ class PipeHead:
     def take(self, chunk: Chunk) -> None:
         """Read the header records of a chunk."""
         rows = np.flatnonzero(np.isin(chunk.types, _TYPES)).tolist()
-        before, known = list(self._specs), len(self._build_ids)
+        before, build_ids_before = list(self._specs), len(self._build_ids)
         for row in rows:
             try:
                 self._take(int(chunk.types[row]), bytes(chunk.record(row)))
@@ -68,7 +68,7 @@ class PipeHead:
                 self.counters.add(losses.BAD_RECORD)
         if self._specs != before:
             self.events = Events(list(self._specs), self.order)
-        if len(self._build_ids) > known:
+        if len(self._build_ids) > build_ids_before:
             self.features.bodies[Feature.BUILD_ID] = bytes(self._build_ids)
 
     def _take(self, kind: int, record: bytes) -> None:

@@ -166,11 +166,11 @@ class PerfDataReader:
         scanner = Scanner(self.order, self.counters, offset, origin)
         inner = Scanner(self.order, self.counters, origin=f"{origin} zstd".strip())
         decompressor = Decompressor(self.counters)
-        known = 0
+        bytes_before = 0
         for piece in self._pieces(stream, left, scanner):
             for chunk in scanner.feed(piece):
-                if self.head.is_pipe and len(scanner.tracing_data) > known:  # it precedes its samples
-                    known = len(scanner.tracing_data)
+                if self.head.is_pipe and len(scanner.tracing_data) > bytes_before:  # it precedes its samples
+                    bytes_before = len(scanner.tracing_data)
                     self.features.bodies[Feature.TRACING_DATA] = bytes(scanner.tracing_data)
                 for part in self._expanded(chunk, inner, decompressor, with_compressed):
                     yield without_leaked_flags(part, self.events)

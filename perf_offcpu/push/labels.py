@@ -64,14 +64,14 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 def labels_of(profile: Profile, labels: Mapping[str, str]) -> dict[str, str]:
     """Return the given labels in OpenTelemetry's spelling, with the host and a service."""
-    known = {_ALIASES.get(name, name): value.strip() for name, value in labels.items()}
-    spelled = {underscored(name) for name in known}
+    named = {_ALIASES.get(name, name): value.strip() for name, value in labels.items()}
+    spelled = {underscored(name) for name in named}
     host = printable(profile.meta.hostname).strip()[:_LONGEST]
     if host and underscored(HOST) not in spelled:
-        known[HOST] = host
+        named[HOST] = host
     if underscored(SERVICE) not in spelled:
-        known[SERVICE] = _NO_SERVICE
-    return known
+        named[SERVICE] = _NO_SERVICE
+    return named
 
 
 def underscored(name: str) -> str:

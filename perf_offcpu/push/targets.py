@@ -73,10 +73,10 @@ def parse_target(text: str) -> Target:
         UsageError: it is not KIND=URL, or the URL has parts without a meaning here.
     """
     kind, equals, url = text.partition("=")
-    known = [server.value for server in Server]
-    if not equals or kind not in known:
+    servers = [server.value for server in Server]
+    if not equals or kind not in servers:
         raise UsageError(
-            f"'{printable(text)}' is not a push target: {', '.join(f'{one}=URL' for one in known)}"
+            f"'{printable(text)}' is not a push target: {', '.join(f'{one}=URL' for one in servers)}"
         )
     server = Server(kind)
     parts, port = _split(server, url)

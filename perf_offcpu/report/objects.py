@@ -201,17 +201,17 @@ def lock_table(
     is_lock |= (waits.wait_class == WaitClass.LOCK) & (samples.object >= 0)
     idle = np.zeros(len(samples), np.bool_) if idle is None else idle
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(is_lock), idle)
-    of, number = objects.of, objects.number
-    queues = longest_queues(samples, of, number).tolist()
+    object_of, number = objects.of, objects.number
+    queues = longest_queues(samples, object_of, number).tolist()
     handed = (holders.released >= 0) & (holders.released != samples.tid)
-    hand_overs = _counts(of, handed, number)
+    hand_overs = _counts(object_of, handed, number)
     both = (holders.held >= 0) & (holders.released >= 0)
-    changed = _counts(of, both & (holders.held != holders.released), number)
-    compared = _counts(of, both, number)
-    functions = _functions(profile, causes_of(profile, waits), of, number)
+    changed = _counts(object_of, both & (holders.held != holders.released), number)
+    compared = _counts(object_of, both, number)
+    functions = _functions(profile, causes_of(profile, waits), object_of, number)
     is_held = objects.held()
-    tid = np.where(np.append(is_held, 0)[of] == 1, holders.held, holders.released).astype(np.int64)
-    hands = _hands(profile, of, tid, number)
+    tid = np.where(np.append(is_held, 0)[object_of] == 1, holders.held, holders.released).astype(np.int64)
+    hands = _hands(profile, object_of, tid, number)
     rows = [
         LockRow(
             row,
@@ -233,24 +233,26 @@ def _cut(hands: Sequence[Hand], limit: int | None) -> tuple[int, int]:
     return len(rest), sum(hand.weight for hand in rest)
 
 
-def _counts(of: I64, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], groups: int) -> list[int]:
-    counts: list[int] = np.bincount(of[chosen & (of >= 0)], minlength=groups).tolist()
+def _counts(object_of: I64, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], groups: int) -> list[int]:
+    counts: list[int] = np.bincount(object_of[chosen & (object_of >= 0)], minlength=groups).tolist()
     return counts
 
 
-def _functions(profile: Profile, causes: Causes, of: I64, groups: int) -> list[dict[str, int]]:
-    sums = sums_by_label(of, causes.function, lambda row: causes.names[row], profile.samples.period, groups)
+def _functions(profile: Profile, causes: Causes, object_of: I64, groups: int) -> list[dict[str, int]]:
+    sums = sums_by_label(
+        object_of, causes.function, lambda row: causes.names[row], profile.samples.period, groups
+    )
     return [{name: ns for name, ns in sums_of_thing.items() if name} for sums_of_thing in sums]
 
 
-def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]:
+def _hands(profile: Profile, object_of: I64, tid: I64, groups: int) -> list[list[Hand]]:
     """Return the threads of each group, by the weight of the waits."""
     samples, comms, strings = profile.samples, profile.comms, profile.strings
-    rows = np.flatnonzero((of >= 0) & (tid >= 0))
+    rows = np.flatnonzero((object_of >= 0) & (tid >= 0))
     hands: list[list[Hand]] = [[] for _ in range(groups)]
     if not len(rows):
         return hands
-    first, pair = group(of[rows], tid[rows])
+    first, pair = group(object_of[rows], tid[rows])
     weight = sum_by(pair, samples.period[rows], len(first))
     waits = np.bincount(pair, minlength=len(first)).tolist()
     stack = _heaviest_stack(
@@ -262,7 +264,7 @@ def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]
     pid = np.append(comms.pid, -1)[at]
     for one in np.argsort(-weight, kind="stable").tolist():
         row = rows[first[one]]
-        hands[int(of[row])].append(
+        hands[int(object_of[row])].append(
             Hand(
                 thread_label(strings[int(comm[one])]),
                 int(pid[one]),
@@ -276,21 +278,21 @@ def _hands(profile: Profile, of: I64, tid: I64, groups: int) -> list[list[Hand]]
     return hands
 
 
-def _heaviest_stack(of: I64, stack: I64, weight: I64, groups: int) -> I64:
+def _heaviest_stack(group_of: I64, stack: I64, weight: I64, groups: int) -> I64:
     """Return int64[groups]: the stack with most weight of each group; -1 for none."""
     result = np.full(groups, -1, np.int64)
     rows = np.flatnonzero(stack >= 0)
-    first, pair = group(of[rows], stack[rows])
+    first, pair = group(group_of[rows], stack[rows])
     sums = sum_by(pair, weight[rows], len(first))
     for at in np.argsort(sums, kind="stable").tolist():  # the heaviest is written last
-        result[of[rows[first[at]]]] = stack[rows[first[at]]]
+        result[group_of[rows[first[at]]]] = stack[rows[first[at]]]
     return result
 
 
 def _frames(profile: Profile, stack: int) -> tuple[Name, ...]:
     frames = np.array(frames_of(profile.stacks.parent, profile.stacks.frame, stack), np.int64)
-    names, of = name_frames(profile, frames, PathOptions()) if len(frames) else ([], frames)
-    return tuple(names[row] for row in of.tolist())
+    names, name_of = name_frames(profile, frames, PathOptions()) if len(frames) else ([], frames)
+    return tuple(names[row] for row in name_of.tolist())
 
 
 def _kind(number: int) -> str:

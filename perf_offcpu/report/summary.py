@@ -256,10 +256,16 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
     rows = []
     for index, total in enumerate(totals):
         comm, *frames = (tree.names[name] for name in paths.row(index).tolist())
-        known = {letter: weight for letter, weight in states[index].items() if letter}
+        by_letter = {letter: weight for letter, weight in states[index].items() if letter}
         rows.append(
             StackRow(
-                comm.label, tuple(frames), total, known, classes[index], syscalls[index], still_blocked[index]
+                comm.label,
+                tuple(frames),
+                total,
+                by_letter,
+                classes[index],
+                syscalls[index],
+                still_blocked[index],
             )
         )
     return rows, cut

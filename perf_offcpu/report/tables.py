@@ -228,10 +228,10 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
         yield from coloured_table(_histogram_columns(table, style), style)
     if table.sums:
         longest = f", none longer than {say.amount(table.summed.longest, 'ns', style)} {style.unit}"
-        known = longest if table.summed.longest is not None else ""
+        longest_text = longest if table.summed.longest is not None else ""
         waits = say.plural(table.summed.count, "wait", say.count_text(table.summed))
         weight = say.exact_amount(table.summed.weight, "ns", style)
-        yield say.comment(f"Besides {say.plural(table.sums, 'sum')} of {waits}: {weight}{known}")
+        yield say.comment(f"Besides {say.plural(table.sums, 'sum')} of {waits}: {weight}{longest_text}")
 
 
 def _histogram_columns(table: Histogram, style: Style) -> list[Column]:

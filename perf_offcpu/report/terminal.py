@@ -49,8 +49,8 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
         if count := summary.losses.get(cause):
             yield say.comment(f"Cut:       {count} {cause}")
     machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
-    known = [part for part in machine if part and part != "0 CPUs"]
-    yield say.comment(f"Recording: {meta.source or '-'}{' of ' if known else ''}{', '.join(known)}")
+    facts = [part for part in machine if part and part != "0 CPUs"]
+    yield say.comment(f"Recording: {meta.source or '-'}{' of ' if facts else ''}{', '.join(facts)}")
     if meta.cmdline:
         yield say.comment(f"Command:   {' '.join(meta.cmdline)}")
     if meta.duration_ns:
@@ -137,8 +137,8 @@ def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
     waits = say.plural(row.total.count, "wait" if summary.is_offcpu else "sample", say.count_text(row.total))
     parts = [row.comm, say.amount(row.total.weight, summary.unit, style) + unit, waits]
     if summary.is_offcpu and row.total.count > 1:
-        known = (("average", row.total.average), ("longest", row.total.longest))
-        parts += [f"{fact} {say.amount(ns, summary.unit, style)}" for fact, ns in known if ns is not None]
+        lengths = (("average", row.total.average), ("longest", row.total.longest))
+        parts += [f"{fact} {say.amount(ns, summary.unit, style)}" for fact, ns in lengths if ns is not None]
     if summary.is_offcpu:
         calls = {f"{printable(name)}()": part for name, part in row.syscalls.items() if name}
         parts += [_shares(row.states), _shares(row.classes), _shares(calls)]

@@ -112,25 +112,25 @@ def _rest(profile: Profile, lives: _Lives, cut: Bool, limit: int) -> list[Budget
     return _rows(profile, lives, np.where(cut, rank[group_of], -1), min(len(order), limit))
 
 
-def _rows(profile: Profile, lives: _Lives, of: I64, number: int) -> list[BudgetRow]:
+def _rows(profile: Profile, lives: _Lives, row_of: I64, number: int) -> list[BudgetRow]:
     """Return the sums of threads.
 
     Args:
-        of: int64[threads], the row of each; -1 for none.
+        row_of: int64[threads], the row of each; -1 for none.
         number: of rows, none of them empty.
     """
 
     def sums(column: I64) -> list[int]:
-        return list(sum_by(of, column, number).tolist())
+        return list(sum_by(row_of, column, number).tolist())
 
     def same(column: I32 | I64, other: int) -> list[int]:
         """Return the value that all threads of a row have, or another."""
         low, high = np.full(number, np.iinfo(np.int64).max), np.full(number, np.iinfo(np.int64).min)
-        np.minimum.at(low, of[of >= 0], column[of >= 0])
-        np.maximum.at(high, of[of >= 0], column[of >= 0])
+        np.minimum.at(low, row_of[row_of >= 0], column[row_of >= 0])
+        np.maximum.at(high, row_of[row_of >= 0], column[row_of >= 0])
         return list(np.where(low == high, low, other).tolist())
 
-    threads = np.bincount(of[of >= 0], minlength=number).tolist()
+    threads = np.bincount(row_of[row_of >= 0], minlength=number).tolist()
     ids = same(lives.pid, -1), same(lives.tid, -1), same(lives.comm, 0), same(lives.cgroup, 0)
     wall, runnable = sums(lives.wall), sums(lives.runnable)
     running = None if lives.running is None else sums(lives.running)

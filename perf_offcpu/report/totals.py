@@ -34,18 +34,18 @@ class Total:
         return (self.weight + self.count // 2) // self.count if self.count and self.count_is_exact else None
 
 
-def totals_of(samples: ProfileSamples, of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
+def totals_of(samples: ProfileSamples, group_of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
     """Return the total of each group, over the samples in `rows` (default: all)."""
-    of = of if rows is None else np.where(rows, of, -1)
+    group_of = group_of if rows is None else np.where(rows, group_of, -1)
     is_sum = samples.has(SUM_FLAGS)
-    known = ~is_sum | (samples.longest_ns >= 0)
+    has_longest = ~is_sum | (samples.longest_ns >= 0)
     lengths = np.where(is_sum, samples.longest_ns, samples.length_ns())
-    longest = max_by(np.where(known, of, -1), lengths, groups)
-    unknown = max_by(of[~known], samples.period[~known], groups)  # bounds the waits within
-    uncounted = of[samples.has(SampleFlag.UNTIMED)]
+    longest = max_by(np.where(has_longest, group_of, -1), lengths, groups)
+    unknown = max_by(group_of[~has_longest], samples.period[~has_longest], groups)  # bounds the waits within
+    uncounted = group_of[samples.has(SampleFlag.UNTIMED)]
     columns = (
-        sum_by(of, samples.period, groups),
-        sum_by(of, samples.count, groups),
+        sum_by(group_of, samples.period, groups),
+        sum_by(group_of, samples.count, groups),
         np.bincount(uncounted + 1, minlength=groups + 1)[1:] == 0,
         np.where(longest >= unknown, longest, -1),
     )
@@ -66,28 +66,28 @@ def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple
 
 
 def sums_by_label(
-    of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
+    group_of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
 ) -> list[dict[str, int]]:
     """Return for each group the sums of values by label, the largest first.
 
     Args:
-        of: int64[n], the group of each sample; -1 belongs to none.
+        group_of: int64[n], the group of each sample; -1 belongs to none.
         codes: int[n], numbers that `label` names.
         values: int64[n].
     """
-    first, pair = group(of, codes)
+    first, pair = group(group_of, codes)
     sums = sum_by(pair, values, len(first)).tolist()
     result: list[dict[str, int]] = [{} for _ in range(groups)]
     for row, weight in zip(first.tolist(), sums, strict=True):
-        if of[row] >= 0:
-            mine, name = result[int(of[row])], label(int(codes[row]))
+        if group_of[row] >= 0:
+            mine, name = result[int(group_of[row])], label(int(codes[row]))
             mine[name] = mine.get(name, 0) + weight
     return [dict(sorted(mine.items(), key=lambda item: -item[1])) for mine in result]
 
 
-def sums_by_state(samples: ProfileSamples, of: I64, values: I64, groups: int) -> list[dict[str, int]]:
+def sums_by_state(samples: ProfileSamples, group_of: I64, values: I64, groups: int) -> list[dict[str, int]]:
     """Return for each group the sums of values by state letter ("" unknown), the largest first."""
-    return sums_by_label(of, state_codes(samples), lambda code: STATES[code].letter, values, groups)
+    return sums_by_label(group_of, state_codes(samples), lambda code: STATES[code].letter, values, groups)
 
 
 def fields(row: object, names: str) -> dict[str, Any]:

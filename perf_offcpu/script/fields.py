@@ -97,8 +97,8 @@ def choose_fields(texts: Iterable[str]) -> FieldChoice:
     for text in texts:
         kind, colon, rest = text.rpartition(":")
         if colon and kind.strip() not in EVENT_TYPES.values():
-            known = ", ".join(EVENT_TYPES.values())
-            raise UsageError(f"--fields: no type of events '{kind}' (known: {known})")
+            types = ", ".join(EVENT_TYPES.values())
+            raise UsageError(f"--fields: no type of events '{kind}' (known: {types})")
         lists.setdefault(kind.strip(), []).append(rest)
     default = _parse_list(lists.pop("", []), FieldChoice())
     of_type = {kind: _parse_list(values, default, may_be_empty=True) for kind, values in lists.items()}

@@ -98,8 +98,8 @@ class WaitTexts:
     def _syscalls(self, samples: ProfileSamples, rows: I64) -> list[str]:
         assert self._waits is not None
         names = self._waits.syscall_names
-        known = format_distinct(self._waits.syscall[rows], lambda row: printable(names[row]) or UNKNOWN_VALUE)
-        return where(samples.syscall != SYSCALL_NONE, known, [_NO_SYSCALL] * len(known))
+        named = format_distinct(self._waits.syscall[rows], lambda row: printable(names[row]) or UNKNOWN_VALUE)
+        return where(samples.syscall != SYSCALL_NONE, named, [_NO_SYSCALL] * len(named))
 
 
 def _states(samples: ProfileSamples) -> list[str]:

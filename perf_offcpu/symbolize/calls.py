@@ -160,8 +160,8 @@ class _Code:
                 except _PROBLEMS:
                     continue
             functions = [_Call(dso, *function) for function in zip(names, targets.tolist(), strict=True)]
-            known = zip(rows.tolist(), functions, strict=True)
-            calls |= {row: call for row, call in known if call.name or call.target != NO_ADDRESS}
+            pairs = zip(rows.tolist(), functions, strict=True)
+            calls |= {row: call for row, call in pairs if call.name or call.target != NO_ADDRESS}
         return calls
 
     def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:

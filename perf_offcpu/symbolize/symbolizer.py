@@ -126,8 +126,8 @@ def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]
 def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]:
     """Add a callchain that consists of the sampled address to each sample without one."""
     bare = np.append(callchains.lengths == 0, True)[samples.callchain]
-    known = np.isin(samples.cpumode, (CpuMode.KERNEL, CpuMode.USER)) & (samples.ip != 0)
-    rows = np.flatnonzero(bare & known)
+    has_leaf = np.isin(samples.cpumode, (CpuMode.KERNEL, CpuMode.USER)) & (samples.ip != 0)
+    rows = np.flatnonzero(bare & has_leaf)
     if not len(rows):
         return samples, callchains
     kernel = samples.cpumode[rows] == CpuMode.KERNEL

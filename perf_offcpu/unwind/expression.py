@@ -63,10 +63,10 @@ class _Evaluation:
         self.stack: list[Value] = []
         self.at = 0
 
-    def push(self, words: U64, known: Bool | None = None) -> None:
+    def push(self, words: U64, is_known: Bool | None = None) -> None:
         if len(self.stack) >= MAX_STACK:
             raise CannotEvaluateError
-        self.stack.append(Value(words, np.ones(len(self.lanes), np.bool_) if known is None else known))
+        self.stack.append(Value(words, np.ones(len(self.lanes), np.bool_) if is_known is None else is_known))
 
     def run(self) -> None:
         while self.at < self.size:
@@ -102,8 +102,8 @@ class _Evaluation:
             self.push(top.words + np.uint64(self._number() % 2**64), top.known)
         elif op == Op.DEREF:
             top = self.stack.pop()
-            words, known = self.state.read(self.lanes, top.words)
-            self.push(words, known & top.known)
+            words, is_known = self.state.read(self.lanes, top.words)
+            self.push(words, is_known & top.known)
         elif op in _BINARY:
             right, left = self.stack.pop(), self.stack.pop()
             self.push(_BINARY[op](left.words, right.words), left.known & right.known)
@@ -115,8 +115,8 @@ class _Evaluation:
 
     def _based(self, number: int) -> None:
         offset = self._number(signed=True)
-        words, known = self.state.register(self.lanes, number)
-        self.push(words + np.uint64(offset % 2**64), known)
+        words, is_known = self.state.register(self.lanes, number)
+        self.push(words + np.uint64(offset % 2**64), is_known)
 
     def _shuffle(self, op: int) -> None:
         stack = self.stack

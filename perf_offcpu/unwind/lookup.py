@@ -122,17 +122,17 @@ class CfiLookup:
         slot >>= _SLOT_SHIFT
         slot = slot.view(np.int64)
         rules_row = self._found.take(slot)
-        known = self._keys.take(slot) == keys
+        is_kept = self._keys.take(slot) == keys
         # The key of wider numbers is ambiguous: they are looked up each time.
         if len(keys) and (
             addresses.max() >= _WIDE_ADDRESS or spaces.max() >= _WIDE_SPACE or spaces.min() < 0
         ):
             narrow = (addresses < _WIDE_ADDRESS) & (spaces >= 0) & (spaces < _WIDE_SPACE)
             keys[~narrow] = _NO_KEY
-            known &= narrow
-        if known.all():
+            is_kept &= narrow
+        if is_kept.all():
             return rules_row
-        missing = np.flatnonzero(~known)
+        missing = np.flatnonzero(~is_kept)
         rules_row[missing] = self._look_up(spaces[missing], addresses[missing])
         self._keys[slot[missing]], self._found[slot[missing]] = keys[missing], rules_row[missing]
         return rules_row

@@ -103,17 +103,17 @@ class WalkState:
     def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
         """Return the words at distances, in bytes, above the bottoms of stacks."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
-        known: Bool = index < lengths
-        known &= (away & _IN_WORD) == 0
-        if known.all():
-            return Value(self.words.take(index + begins), known)
-        place = np.where(known, begins + index, 0)
-        return Value(np.where(known, self.words.take(place), np.uint64(0)), known)
+        is_known: Bool = index < lengths
+        is_known &= (away & _IN_WORD) == 0
+        if is_known.all():
+            return Value(self.words.take(index + begins), is_known)
+        place = np.where(is_known, begins + index, 0)
+        return Value(np.where(is_known, self.words.take(place), np.uint64(0)), is_known)
 
     def knows(self, lanes: I64, number: int) -> Bool:
         """Return bool[n]: the value of a register is known."""
-        known: Bool = (self.known[lanes] >> np.uint64(number) & _ONE) != 0
-        return known
+        is_known: Bool = (self.known[lanes] >> np.uint64(number) & _ONE) != 0
+        return is_known
 
     def register(self, lanes: I64, number: int) -> Value:
         """Return the values of a register.

@@ -114,11 +114,11 @@ class Walk(WalkState):
         away = cfa - self.bottom.take(lanes)
         begins, lengths = self.begins.take(lanes), self.lengths.take(lanes)
         offset = rules.common_ra_offset
-        ra, known = self.read_at(
+        ra, is_known = self.read_at(
             away + (rules.ra_offset.take(rule) if offset is None else offset), begins, lengths
         )
         ahead = self.advances(lanes, sp, cfa)
-        good = known & ahead
+        good = is_known & ahead
         if self.lacks_fp:
             fp_lost = from_fp[~self.knows(lanes[from_fp], self.registers.fp)]
             ahead[fp_lost] = True
@@ -232,8 +232,8 @@ def _apply(state: WalkState, lanes: I64, cfa: Value, after: dict[int, Value], is
 
 def _cfa(state: WalkState, lanes: I64, rule: int) -> Value:
     if rule & 7 == Kind.REGISTER:
-        words, known = state.register(lanes, rule >> 3 & 0xFF)
-        return Value(words + np.uint64((rule >> 11) % 2**64), known)
+        words, is_known = state.register(lanes, rule >> 3 & 0xFF)
+        return Value(words + np.uint64((rule >> 11) % 2**64), is_known)
     if rule & 7 == Kind.VAL_EXPRESSION:
         return evaluate(state.rules.expressions[rule >> 3], state, lanes, None)
     raise CannotEvaluateError
@@ -254,8 +254,8 @@ def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> 
         return Value(np.zeros(len(lanes), np.uint64), np.zeros(len(lanes), np.bool_))
     if kind in (Kind.VAL_OFFSET, Kind.VAL_EXPRESSION):
         return place
-    words, known = state.read(lanes, place.words)
-    return Value(words, known & place.known)
+    words, is_known = state.read(lanes, place.words)
+    return Value(words, is_known & place.known)
 
 
 def _chains(steps: list[tuple[I64, U64]], walks: int) -> Ragged:

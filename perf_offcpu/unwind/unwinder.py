@@ -209,7 +209,7 @@ def _flags_after(flags: U32, ends: U8) -> U32:
 def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:
     """Return (values uint64[registers, n], known uint64[n]) of snapshots, by DWARF number."""
     values = np.zeros((registers.count, len(rows)), np.uint64)
-    known = np.zeros(len(rows), np.uint64)
+    known_bits = np.zeros(len(rows), np.uint64)
     masks, begins = snapshots.mask[rows], snapshots.registers.offsets[rows]
     for mask in sorted(set(masks.tolist())):
         mine = np.flatnonzero(masks == mask)
@@ -220,5 +220,5 @@ def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> t
             number = registers.of_sample[bit] if bit < len(registers.of_sample) else -1
             if number >= 0:
                 values[number, lane] = words[:, place]
-                known[lane] |= np.uint64(1 << number)
-    return values, known
+                known_bits[lane] |= np.uint64(1 << number)
+    return values, known_bits

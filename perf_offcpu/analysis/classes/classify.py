@@ -175,9 +175,9 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
     """
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
-    known = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
-    sums = np.flatnonzero(known & is_sum & undecided & (wait_class == WaitClass.OTHER))
-    single = np.flatnonzero(known & ~is_sum & ~np.isin(wait_class, _FOR_CPU))
+    is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
+    sums = np.flatnonzero(is_comparable & is_sum & undecided & (wait_class == WaitClass.OTHER))
+    single = np.flatnonzero(is_comparable & ~is_sum & ~np.isin(wait_class, _FOR_CPU))
     if not len(sums) or not len(single):
         return wait_class, for_work
     rows = np.concatenate([sums, single])

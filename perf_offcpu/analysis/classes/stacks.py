@@ -170,8 +170,8 @@ class _Stacks:
         """Return the first value of each stack, leaf first, within `user_frames` user frames (0: all)."""
         node = innermost_node(self.profile, self.stacks, value_of_frame >= 0, user_frames)
         value: I32 = np.full(len(node), _NONE, np.int32)
-        known = node >= 0
-        value[known] = value_of_frame[self.profile.stacks.frame[node[known]]]
+        is_node = node >= 0
+        value[is_node] = value_of_frame[self.profile.stacks.frame[node[is_node]]]
         return value
 
     def _every(self, value_of_node: I32) -> Bool:

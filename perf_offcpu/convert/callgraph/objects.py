@@ -54,8 +54,8 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
     labels = _Labels(subject, set(texts.values()), per_thread=per_thread)
     waited = _sums(labels.sleepers(), name, np.zeros(len(samples), np.int64), subject)
     other, what = _other_ends(subject, holders)
-    known = other != -1
-    held = _sums(labels.threads(other), name, what, subject, known)
+    is_known = other != -1
+    held = _sums(labels.threads(other), name, what, subject, is_known)
     edges = [
         _Edge(labels.texts[one], texts[thing], "waited", *sums) for (one, thing, _), sums in waited.items()
     ]

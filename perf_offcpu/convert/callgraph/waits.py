@@ -56,11 +56,11 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
     """
     import networkx
 
-    labels, of = labels_of(cascade, per_thread)
+    labels, label_of = labels_of(cascade, per_thread)
     total, least = cascade.total_ns, max(cascade.total_ns * min_share / 100, 1)
     graph = networkx.DiGraph(title=title, unit="ns", total=total, kind="cascade", min_share=min_share)
     rows = np.flatnonzero(cascade.target >= 0)
-    sleeper, target = of[cascade.waiter[rows]], of[cascade.target[rows]]
+    sleeper, target = label_of[cascade.waiter[rows]], label_of[cascade.target[rows]]
     first, edge = group(sleeper, target)
     columns = (
         sleeper[first],
@@ -74,8 +74,8 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
     )
     kept = [one for one in edges if one[2] >= least]
     held = np.zeros((len(labels), len(Held)), np.int64)
-    np.add.at(held, of, cascade.held_ns)
-    waited = sum_by(of[cascade.waiter], cascade.own_ns, len(labels))
+    np.add.at(held, label_of, cascade.held_ns)
+    waited = sum_by(label_of[cascade.waiter], cascade.own_ns, len(labels))
     ends = {node for one in kept for node in one[:2]}
     shown = [node for node in range(len(labels)) if node in ends or held[node].sum() >= least]
     for node in sorted(shown, key=lambda node: (-int(held[node].sum()), labels[node])):
@@ -122,8 +122,8 @@ def _knots(graph: Any) -> list[set[str]]:
     import networkx
 
     parts = list(networkx.strongly_connected_components(graph))
-    of = {node: row for row, part in enumerate(parts) for node in part}
-    leaving = {of[one] for one, other in graph.edges if of[one] != of[other]}
+    part_of = {node: row for row, part in enumerate(parts) for node in part}
+    leaving = {part_of[one] for one, other in graph.edges if part_of[one] != part_of[other]}
     return [part for row, part in enumerate(parts) if row not in leaving]
 
 

@@ -48,15 +48,15 @@ def _mark_knots(graph: Any) -> None:
 
     knots = [sorted(knot) for knot in networkx.strongly_connected_components(graph)]
     condensed = networkx.DiGraph()  # a node for each knot
-    of = {label: place for place, knot in enumerate(knots) for label in knot}
+    knot_of = {label: place for place, knot in enumerate(knots) for label in knot}
     inside = [0] * len(knots)
     condensed.add_nodes_from(sorted(range(len(knots)), key=lambda place: knots[place]))
     for waker, sleeper, facts in graph.edges(data=True):
-        if of[waker] == of[sleeper]:
-            inside[of[waker]] += facts["weight"]
+        if knot_of[waker] == knot_of[sleeper]:
+            inside[knot_of[waker]] += facts["weight"]
         else:
-            known = condensed.get_edge_data(of[waker], of[sleeper], {"weight": 0})["weight"]
-            condensed.add_edge(of[waker], of[sleeper], weight=known + facts["weight"])
+            weight_before = condensed.get_edge_data(knot_of[waker], knot_of[sleeper], {"weight": 0})["weight"]
+            condensed.add_edge(knot_of[waker], knot_of[sleeper], weight=weight_before + facts["weight"])
     for _, place, facts in condensed.edges(data=True):
         facts["weight"] += inside[place]
     chain = networkx.dag_longest_path(condensed) if len(condensed) else []
@@ -64,12 +64,12 @@ def _mark_knots(graph: Any) -> None:
         (place for place, knot in enumerate(knots) if len(knot) > 1), key=lambda at: (-inside[at], knots[at])
     )
     number = {place: row for row, place in enumerate(tied, 1)}
-    for label, place in of.items():
+    for label, place in knot_of.items():
         graph.nodes[label]["knot"] = number.get(place, 0)
         graph.nodes[label]["critical"] = place in chain
     steps = set(zip(chain, chain[1:], strict=False))
     for waker, sleeper, facts in graph.edges(data=True):
-        facts["critical"] = (of[waker], of[sleeper]) in steps
+        facts["critical"] = (knot_of[waker], knot_of[sleeper]) in steps
     graph.graph["knots"] = [" ".join(knots[place]) for place in tied]
     graph.graph["chain"] = [" ".join(knots[place]) for place in chain]
 

@@ -55,12 +55,12 @@ def blocks(chosen: Bool, rows_in_block: int = 1 << 14) -> Iterator[I64]:
         yield rows[begin : begin + rows_in_block]
 
 
-def running_sums(of: I64, values: I64) -> I64:
+def running_sums(group_of: I64, values: I64) -> I64:
     """Return int64[n]: the sum of the earlier values of the same group, row by row."""
-    order = stable_order(of)
+    order = stable_order(group_of)
     sums = np.cumsum(values[order]) - values[order]
-    opens = np.flatnonzero(np.diff(of[order], prepend=-1))
+    opens = np.flatnonzero(np.diff(group_of[order], prepend=-1))
     base = np.repeat(sums[opens], np.diff(opens, append=len(order)))
-    result = np.empty(len(of), np.int64)
+    result = np.empty(len(group_of), np.int64)
     result[order] = sums - base
     return result

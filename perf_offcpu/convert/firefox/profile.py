@@ -246,8 +246,8 @@ class Markers:
 
     @staticmethod
     def _members(details: dict[str, str], row: Callable[[str], int]) -> str:
-        known = {_KEYS.get(name, name): row(text) for name, text in details.items() if name != "class"}
-        return "".join(f',"{name}":{text}' for name, text in known.items())
+        member = {_KEYS.get(name, name): row(text) for name, text in details.items() if name != "class"}
+        return "".join(f',"{name}":{text}' for name, text in member.items())
 
     def table(self, track: int, waits: I64) -> Iterator[str]:
         """Write the markers of a thread as JSON: of its waits in time order, then of the wake-ups it caused.

@@ -85,17 +85,17 @@ class SharedTables:
         inner = np.zeros(len(parent), np.bool_)
         inner[parent[parent >= 0]] = True
         row_of = np.cumsum(inner) - 1
-        known = np.flatnonzero(node >= 0)
-        first, group_of = group(node[known], category[known])
-        ends = node[known[first]]
+        with_node = np.flatnonzero(node >= 0)
+        first, group_of = group(node[with_node], category[with_node])
+        ends = node[with_node[first]]
         rows = int(inner.sum())
         stack_of = np.full(len(node), -1)
-        stack_of[known] = rows + group_of
+        stack_of[with_node] = rows + group_of
         nodes = np.concatenate([np.flatnonzero(inner), ends])
         above = parent[nodes]
         row = np.arange(len(nodes))
         self._prefix = np.where(above >= 0, row - row_of[above], 0)
-        categories = np.concatenate([np.full(rows, _OWN), category[known[first]]])
+        categories = np.concatenate([np.full(rows, _OWN), category[with_node[first]]])
         kept, self._frame_of_stack = group(self.tree.name[nodes], categories)
         self._name_of_frame = self.tree.name[nodes[kept]].astype(np.int64)
         self._category_of_frame = categories[kept]
@@ -219,8 +219,8 @@ class SharedTables:
         resource[function[::-1]] = self._lib_of_frame[::-1]
         rows = np.flatnonzero(self._row >= 0)
         rows = rows[frames.file[self._row[rows]] > 0]
-        files, of = np.unique(frames.file[self._row[rows]], return_inverse=True)
-        source[function[rows][::-1]] = of[::-1]
+        files, inverse = np.unique(frames.file[self._row[rows]], return_inverse=True)
+        source[function[rows][::-1]] = inverse[::-1]
         self._sources = self.strings.rows([self.profile.strings[file] for file in files.tolist()])
         yield from table(
             count,

@@ -108,11 +108,11 @@ def _lost(profile: Profile) -> list[tuple[Any, int]]:
 
 def _span(profile: Profile, timeline: Timeline, path: PathTrack | None) -> list[float]:
     """Return begin and end of the recording, ns since the origin; at least the span of its waits."""
-    known = [bounds for bounds in profile.meta.recorded if bounds[0] > 0]
+    spans = [bounds for bounds in profile.meta.recorded if bounds[0] > 0]
     if path is not None and len(path.begin_ns):
-        known.append((int(path.begin_ns[0]), int(path.end_ns[-1])))
-    begin = min([0, *(first - timeline.origin_ns for first, _ in known)])
-    end = max([timeline.duration_ns, *(last - timeline.origin_ns for _, last in known)])
+        spans.append((int(path.begin_ns[0]), int(path.end_ns[-1])))
+    begin = min([0, *(first - timeline.origin_ns for first, _ in spans)])
+    end = max([timeline.duration_ns, *(last - timeline.origin_ns for _, last in spans)])
     return [float(begin), float(end)] if timeline.placed.any() else [0.0, float(max(end - begin, 1))]
 
 

@@ -128,11 +128,11 @@ class Interned:
 
     def iid(self, kind: int, text: str) -> int:
         """Return the number of a text of a kind: CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES."""
-        known = self._iids.setdefault(kind, {})
-        if text not in known:
-            known[text] = len(known) + 1
-            self.parts.append(field(kind, field(1, known[text]) + field(2, text)))
-        return known[text]
+        iid_of_content = self._iids.setdefault(kind, {})
+        if text not in iid_of_content:
+            iid_of_content[text] = len(iid_of_content) + 1
+            self.parts.append(field(kind, field(1, iid_of_content[text]) + field(2, text)))
+        return iid_of_content[text]
 
     @property
     def event_names(self) -> int:

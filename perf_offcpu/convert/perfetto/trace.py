@@ -91,10 +91,10 @@ class _Writer:
     def _intern_wakers(self, interned: packets.Interned) -> None:
         """Make wakers' stacks details of the waits: wake-ups by interrupts have no mark to show them."""
         nodes, self.waker_text = np.unique(self.waker_node, return_inverse=True)
-        known = nodes[nodes >= 0]
-        stacks = path_texts(self.tree, known)
+        waker_nodes = nodes[nodes >= 0]
+        stacks = path_texts(self.tree, waker_nodes)
         texts = [interned.annotation("waker stack", stack) for stack in stacks]
-        self.waker_details = from_bytes([b""] * (len(nodes) - len(known)) + texts)
+        self.waker_details = from_bytes([b""] * (len(nodes) - len(waker_nodes)) + texts)
 
     def _intern_path(self, interned: packets.Interned, path: PathTrack) -> None:
         self.category["critical path"] = interned.iid(packets.CATEGORIES, "critical path")

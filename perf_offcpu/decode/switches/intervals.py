@@ -213,10 +213,10 @@ def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
     others = others[np.lexsort((switches.time_ns[others], switches.cpu[others]))]
     cpu, time_ns = switches.cpu[others], switches.time_ns[others]
     before = rows_at(cpu, time_ns, switches.cpu[lost], switches.time_ns[lost]) - 1
-    known = (before >= 0) & (switches.cpu[lost] >= 0)
+    is_neighbour = (before >= 0) & (switches.cpu[lost] >= 0)
     before = np.maximum(before, 0)
-    known &= cpu[before] == switches.cpu[lost]
-    since = np.sort(np.where(known, time_ns[before], -1))
+    is_neighbour &= cpu[before] == switches.cpu[lost]
+    since = np.sort(np.where(is_neighbour, time_ns[before], -1))
     # Gaps that begin before the wait ends, less those that end before it begins, are those within it.
     within: Bool = np.searchsorted(since, end) > np.searchsorted(until, begin)
     return within

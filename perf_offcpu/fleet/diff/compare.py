@@ -157,13 +157,13 @@ def _by_stack(sides: _Sides) -> Table:
         **dict.fromkeys(("state", "class", "syscall"), [""] * len(rows)),
     }
     tree = build_paths(profile_of(sides.cubes[1].selected.tables, groups, ""), PathOptions())
-    nodes, of = np.unique(tree.of_sample, return_inverse=True)
+    nodes, inverse = np.unique(tree.of_sample, return_inverse=True)
     paths = tree.paths(nodes.astype(np.int64))
     names = [[tree.names[name] for name in paths.row(index).tolist()] for index in range(len(nodes))]
     merged = []
     for side in found:
         sums = np.zeros((len(side), len(nodes)), np.float64)
-        for column, row in enumerate(of.tolist()):
+        for column, row in enumerate(inverse.tolist()):
             sums[:, row] += side[:, column]
         merged.append(sums)
     return _table(STACK, [(one[0].label,) for one in names], [tuple(one[1:]) for one in names], sides, merged)

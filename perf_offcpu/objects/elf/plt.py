@@ -52,8 +52,8 @@ class Stubs:
     header: int  # bytes before the first stub of .plt
 
 
-def plt_symbols(image: ElfImage, known: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Return symbols of PLT stubs, and their strings; `known` holds the names of IFUNC targets."""
+def plt_symbols(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
+    """Return symbols of PLT stubs, and their strings; `known_symbols` holds the names of IFUNC targets."""
     rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
 
     def add(start: int, size: int, name: bytes) -> None:
@@ -62,7 +62,7 @@ def plt_symbols(image: ElfImage, known: Sequence[tuple[Symbols, bytes]]) -> tupl
 
     tables = find_stubs(image)
     slots = np.concatenate([np.empty(0, np.uint64), *(table.slots for table in tables)])
-    names = slot_names(image, known, distinct(slots))
+    names = slot_names(image, known_symbols, distinct(slots))
     for table in tables:
         section = table.section
         if section.name == b".plt":
@@ -110,11 +110,11 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
     return Stubs(section, at - np.uint64(4) * guarded, slots, 24 if guarded.any() else 16, 32)
 
 
-def slot_names(image: ElfImage, known: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
+def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
     """Map each slot (`slots` ascend) to the function whose address its relocation puts there.
 
     Args:
-        known: symbols that name the targets of IFUNCs.
+        known_symbols: symbols that name the targets of IFUNCs.
     """
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
@@ -125,7 +125,7 @@ def slot_names(image: ElfImage, known: Sequence[tuple[Symbols, bytes]], slots: U
         info, slot = rows["r_info"].astype(np.uint64), rows["r_offset"].astype(np.uint64)
         kind, symbol = info & np.uint64(0xFFFFFFFF), (info >> np.uint64(32)).astype(np.int64)
         indirect = kind == _IRELATIVE.get(image.machine, 0)
-        for symbols, strings in known:
+        for symbols, strings in known_symbols:
             addends = rows["r_addend"][indirect].astype(np.uint64)
             names |= _resolver_names(slot[indirect], addends, symbols, strings)
         imported = is_among(kind, np.array(_IMPORTS.get(image.machine, ()), np.uint64)) & (symbol > 0)
@@ -148,8 +148,8 @@ def _import_names(image: ElfImage, dynamic: Section, slots: U64, symbols: I64) -
     linked = image.section(dynamic.link)
     strings = b"" if linked is None else image.content(linked)
     table = image.array(dynamic, elf.SYM[image.bits])
-    known = symbols < len(table)
-    pairs = zip(slots[known].tolist(), table["st_name"][symbols[known]].tolist(), strict=True)
+    is_symbol = symbols < len(table)
+    pairs = zip(slots[is_symbol].tolist(), table["st_name"][symbols[is_symbol]].tolist(), strict=True)
     return {slot: name for slot, at in pairs if (name := _text(strings, at))}
 
 

@@ -63,8 +63,8 @@ _BYTES_A_LINE = 16
 
 def record_name(kind: int) -> str:
     """Return `PERF_RECORD_COMM`, as perf prints it; unknown types by number."""
-    known = kind in RecordType.__members__.values()
-    return f"PERF_RECORD_{RecordType(kind).name}" if known else f"record of unknown type {kind}"
+    has_name = kind in RecordType.__members__.values()
+    return f"PERF_RECORD_{RecordType(kind).name}" if has_name else f"record of unknown type {kind}"
 
 
 def describe_misc(kind: int, misc: int) -> str:

@@ -180,8 +180,8 @@ class _Dump:
         if head.get("magic") != offcpu.EXTENSION_MAGIC:
             return
         yield f"  {offcpu.EXTENSION.name}"
-        known = head.get("version") == offcpu.EXTENSION_VERSION
-        layout = offcpu.fixed_part(min(head["size"], offcpu.EXTENSION_SIZE) if known else 8)
+        is_ours = head.get("version") == offcpu.EXTENSION_VERSION
+        layout = offcpu.fixed_part(min(head["size"], offcpu.EXTENSION_SIZE) if is_ours else 8)
         yield from self._structure(layout, raw, offset, len(raw), indent="    ")
 
     def _other(self, kind: int, misc: int, record: bytes, evsel: int) -> Lines:

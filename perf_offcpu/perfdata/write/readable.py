@@ -89,12 +89,12 @@ def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
     columns = read_columns(layout, chunk.data, starts, ends, events.order, Misc(0))
     fits: Bool = columns.ok & (columns.ends + has_name <= ends)
     if kind in _NAMING_EVENTS:
-        known = {one for spec in events.specs for one in spec.ids}
+        ids = {one for spec in events.specs for one in spec.ids}
         for index in np.flatnonzero(fits).tolist():
             values = RECORD_LAYOUTS[kind].unpack(
                 chunk.data.data, events.order, Misc(0), int(starts[index]), int(ends[index])
             )
-            fits[index] = _is_sensible(kind, values, known)
+            fits[index] = _is_sensible(kind, values, ids)
     return fits
 
 
@@ -112,10 +112,10 @@ def _counted_part(kind: int) -> tuple[Layout, bool]:
 _NAMING_EVENTS = (RecordType.ID_INDEX, RecordType.EVENT_UPDATE, RecordType.CPU_MAP)
 
 
-def _is_sensible(kind: int, values: dict[str, Any], known: set[int]) -> bool:
+def _is_sensible(kind: int, values: dict[str, Any], ids: set[int]) -> bool:
     """Return whether a record that describes the file names known events, in a known form."""
     if kind == RecordType.ID_INDEX:
-        return known.issuperset(entry["id"] for entry in values["entries"])
+        return ids.issuperset(entry["id"] for entry in values["entries"])
     if kind == RecordType.EVENT_UPDATE:
-        return values["id"] in known and values["kind"] <= _EVENT_UPDATE_CPUS
+        return values["id"] in ids and values["kind"] <= _EVENT_UPDATE_CPUS
     return bool(values["type"] <= _CPU_MAP_RANGE)

@@ -118,7 +118,7 @@ class _Stacks:
 
     def __init__(self, profile: Profile, timeline: Timeline, cascade: Cascade) -> None:
         self._profile = profile
-        labels, of = labels_of(cascade, per_thread=False)
+        labels, label_of = labels_of(cascade, per_thread=False)
         self._label = {label: row for row, label in enumerate(labels)}
         first_device = len(cascade.tracks)
         ends, kept = np.flatnonzero(cascade.target >= first_device), np.flatnonzero(cascade.kept_ns)
@@ -135,10 +135,10 @@ class _Stacks:
         parts = shared_out(running, track, cascade.held_up[samples])
         self._rows = np.append(waits, samples)
         self._weight = np.append(weight, parts)
-        self._of = of[np.append(node, track)]
+        self._of = label_of[np.append(node, track)]
         self._how = np.repeat([Held.WAITING, Held.RUNNING], [len(waits), len(samples)])
-        self._bare = sum_by(of[: len(running)], running, len(labels))
-        self._bare -= sum_by(of[track], parts, len(labels))
+        self._bare = sum_by(label_of[: len(running)], running, len(labels))
+        self._bare -= sum_by(label_of[track], parts, len(labels))
 
     def of(self, members: tuple[str, ...]) -> tuple[list[StackHeld], int, int]:
         """Return (the heaviest stacks, ns in others, ns of running without a sample)."""

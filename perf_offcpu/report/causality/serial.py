@@ -146,9 +146,11 @@ def _sampled(
     if len(rows):  # of several events, one
         rows = rows[profile.samples.evsel[rows] == profile.samples.evsel[rows].min()]
     at, track = timeline.begin_ns[rows], timeline.track[rows]
-    of, wait = table.overlapping(track, at, at + 1)
+    moment_of, wait = table.overlapping(track, at, at + 1)
     number = parallelism.numbers_at(at)
-    number[of[table.begin[wait] < at[of]]] = 0  # the clocks of samples and switches differ a little
+    number[moment_of[table.begin[wait] < at[moment_of]]] = (
+        0  # the clocks of samples and switches differ a little
+    )
     rows, track, number = (column[number > 0] for column in (rows, track, number))
     order = np.argsort(track, kind="stable")
     rows, track, number = rows[order], track[order], number[order]
@@ -174,8 +176,8 @@ def _rows(
     sums: dict[tuple[str, str], list[int]] = {}
 
     def add(comm: str, name: str, values: tuple[int, int, int]) -> None:
-        known = sums.setdefault((comm, name), [0, 0, 0])
-        known[:] = [one + more for one, more in zip(known, values, strict=True)]
+        total = sums.setdefault((comm, name), [0, 0, 0])
+        total[:] = [one + more for one, more in zip(total, values, strict=True)]
 
     first, group_of = group(track, function)
     columns = (

@@ -160,15 +160,15 @@ class _Comparer:
 
     def table(self, keys: tuple[str, ...], groups: Groups, limit: int | None) -> Table:
         """Compare the groups. Without a limit, rows that are noise stay."""
-        of = groups.old, groups.new
+        group_of_side = groups.old, groups.new
         before, after = (
             sum_by(part, side.subject.samples.period, groups.number).astype(np.float64) * side.scale
-            for part, side in zip(of, self.sides, strict=True)
+            for part, side in zip(group_of_side, self.sides, strict=True)
         )
         change, whole = after - before, before + after
-        error = self._error(of, groups.number, before, after)
+        error = self._error(group_of_side, groups.number, before, after)
         errors = errors_needed(int((whole >= ERRORS * error).sum()))
-        error = np.maximum(error, self._error_of_slices(of, np.abs(change) > errors * error))
+        error = np.maximum(error, self._error_of_slices(group_of_side, np.abs(change) > errors * error))
         noise = errors * error
         is_noise = np.abs(change) <= noise
         order = np.lexsort((-whole, -np.abs(change), is_noise))
@@ -183,10 +183,10 @@ class _Comparer:
             groups,
         )
 
-    def _error(self, of: tuple[I64, I64], groups: int, before: F64, after: F64) -> F64:
+    def _error(self, group_of_side: tuple[I64, I64], groups: int, before: F64, after: F64) -> F64:
         """Return the standard error of each change, by the lengths of waits."""
         variance, doubtful = (before**2 + after**2) * _CLOCK_ERROR**2, np.zeros(groups)
-        for part, side, sign in zip(of, self.sides, (-1, 1), strict=True):
+        for part, side, sign in zip(group_of_side, self.sides, (-1, 1), strict=True):
             steady = self.per.is_steady and side.is_offcpu
             known, unproven = variance_by_length(
                 side.subject.samples,
@@ -199,13 +199,13 @@ class _Comparer:
             doubtful += side.scale**2 * unproven * sign
         return np.sqrt(variance + np.abs(doubtful))
 
-    def _error_of_slices(self, of: tuple[I64, I64], wanted: Bool) -> F64:
+    def _error_of_slices(self, group_of_side: tuple[I64, I64], wanted: Bool) -> F64:
         """Return the standard error of each change, by slices of time; 0 where it is not wanted."""
         error = np.zeros(len(wanted))
         if not self.per.is_steady or not wanted.any():
             return error
         rank = np.where(wanted, np.cumsum(wanted) - 1, -1)
-        for part, side in zip(of, self.sides, strict=True):
+        for part, side in zip(group_of_side, self.sides, strict=True):
             if side.recorded.total_ns:
                 error[wanted] += side.scale**2 * variance_between_slices(
                     side.subject.samples, rank[part], int(wanted.sum()), side.recorded

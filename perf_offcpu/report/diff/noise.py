@@ -73,12 +73,12 @@ class RecordedTime:
 
 
 def variance_by_length(
-    samples: ProfileSamples, of: I64, groups: int, *, threshold_ns: int = -1, whole_ns: float = math.inf
+    samples: ProfileSamples, group_of: I64, groups: int, *, threshold_ns: int = -1, whole_ns: float = math.inf
 ) -> tuple[F64, F64]:
     """Return the variance of the weight of each group, by number and lengths of waits.
 
     Args:
-        of: int64[n], the group of each sample.
+        group_of: int64[n], the group of each sample.
         threshold_ns: no wait in a sum is longer; -1 not known.
         whole_ns: recorded time that a thread can at most wait; infinite for a load that is not steady.
 
@@ -86,12 +86,14 @@ def variance_by_length(
         (variance, doubtful): float64[groups] each; the second is to be added where only one of two recordings
         has it.
     """
-    first, cell = group(of, samples.pid, samples.tid)
+    first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
     left = squares * (1 - np.clip(weight / whole_ns, 0, 1)) ** 2
     doubtful = (squares - left) / (waits + 1)
-    by_group = [np.zeros(groups) + np.bincount(of[first], values, groups) for values in (left, doubtful)]
+    by_group = [
+        np.zeros(groups) + np.bincount(group_of[first], values, groups) for values in (left, doubtful)
+    ]
     return by_group[0], by_group[1]
 
 
@@ -102,17 +104,19 @@ def _squares(samples: ProfileSamples, threshold_ns: int) -> F64:
     return period * np.where(shorter, np.minimum(bound, period), period)
 
 
-def variance_between_slices(samples: ProfileSamples, of: I64, groups: int, recorded: RecordedTime) -> F64:
+def variance_between_slices(
+    samples: ProfileSamples, group_of: I64, groups: int, recorded: RecordedTime
+) -> F64:
     """Return float64[groups]: the variance of the weight of each group, by slices of the recorded time.
 
     The weight of a wait is spread over its time, that of a sum over the time from its first to its last wait.
     Half the mean square of the difference of neighbours is the variance of one slice, whatever the trend.
 
     Args:
-        of: int64[n], the group of each sample; -1 for none.
+        group_of: int64[n], the group of each sample; -1 for none.
     """
-    rows = np.flatnonzero((of >= 0) & (samples.time_ns >= 0))
-    samples, of = samples.take(rows), of[rows]
+    rows = np.flatnonzero((group_of >= 0) & (samples.time_ns >= 0))
+    samples, group_of = samples.take(rows), group_of[rows]
     is_sum = samples.has(SUM_FLAGS) & (samples.switch_out_ns >= 0)
     begins = np.where(is_sum, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     begins = np.where(samples.has(SampleFlag.OFFCPU), begins, samples.time_ns)
@@ -121,12 +125,12 @@ def variance_between_slices(samples: ProfileSamples, of: I64, groups: int, recor
     within = np.minimum(begin.astype(np.int64), SLICES - 1) == last
     weight = samples.period.astype(np.float64)
     sums = np.zeros(groups * SLICES) + np.bincount(
-        (of * SLICES + last)[within], weight[within], groups * SLICES
+        (group_of * SLICES + last)[within], weight[within], groups * SLICES
     )
-    begin, end, of, weight = begin[~within], end[~within], of[~within], weight[~within]
+    begin, end, group_of, weight = begin[~within], end[~within], group_of[~within], weight[~within]
     for index in range(SLICES):
         part = np.clip(np.minimum(end, index + 1) - np.maximum(begin, index), 0, None) / (end - begin)
-        sums[index::SLICES] += np.bincount(of, part * weight, groups)
+        sums[index::SLICES] += np.bincount(group_of, part * weight, groups)
     fine = sums.reshape(groups, SLICES)
     return np.maximum(_of_neighbours(fine), _of_neighbours(fine[:, ::2] + fine[:, 1::2]))
 

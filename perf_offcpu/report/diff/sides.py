@@ -175,8 +175,8 @@ def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[s
         np.array([number.setdefault(values, len(number)) for values in labels], np.int64)[groups]
         for groups, labels in (old, new)
     ]
-    known = list(number)
-    return Groups(of[0], of[1], len(known), lambda numbers: [(known[one], ()) for one in numbers])
+    group_keys = list(number)
+    return Groups(of[0], of[1], len(group_keys), lambda numbers: [(group_keys[one], ()) for one in numbers])
 
 
 def by_stack(old: Side, new: Side) -> Groups:

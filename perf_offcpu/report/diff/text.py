@@ -57,11 +57,11 @@ def _recordings(comparison: Comparison, style: Style) -> Iterator[str]:
 def _recording(side: Side, unit: str, style: Style) -> str:
     meta, samples = side.profile.meta, side.subject.samples
     machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
-    known = [part for part in machine if part and part != "0 CPUs"]
+    facts = [part for part in machine if part and part != "0 CPUs"]
     weight = say.exact_amount(int(samples.period.sum()), unit, style)
     kind = "off the CPU" if side.is_offcpu else "sampled"
     waits = say.plural(int(samples.count.sum()), "wait" if side.is_offcpu else "sample")
-    parts = [f"{side.source}{' of ' if known else ''}{', '.join(known)}"]
+    parts = [f"{side.source}{' of ' if facts else ''}{', '.join(facts)}"]
     parts.append(f"{side.recorded.total_ns / 1e9:.3f} s recorded, {waits}, {weight} {kind}")
     return "; ".join(parts)
 

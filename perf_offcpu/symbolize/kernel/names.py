@@ -153,16 +153,16 @@ class KernelNames:
                 names.symbol[rows], names.offset[rows] = named
 
     def _by_recording(self, addresses: U64, names: SymbolNames) -> None:
-        known, rows = self.recording.kernel_symbols, self._recorded_rows(addresses)
+        symbols, rows = self.recording.kernel_symbols, self._recorded_rows(addresses)
         hit, row = rows >= 0, rows[rows >= 0]
-        names.symbol[hit] = names.dso[hit] = known.name[row]
-        names.offset[hit] = addresses[hit] - known.start[row]
+        names.symbol[hit] = names.dso[hit] = symbols.name[row]
+        names.offset[hit] = addresses[hit] - symbols.start[row]
 
     def _recorded_rows(self, addresses: U64) -> I64:
         """Return int64[n]: the recorded kernel symbol at each address, -1 for none."""
-        known = self.recording.kernel_symbols
-        row = np.searchsorted(known.start, addresses, side="right") - 1
-        return np.where((row >= 0) & (addresses < np.append(known.end, np.uint64(0))[row]), row, -1)
+        symbols = self.recording.kernel_symbols
+        row = np.searchsorted(symbols.start, addresses, side="right") - 1
+        return np.where((row >= 0) & (addresses < np.append(symbols.end, np.uint64(0))[row]), row, -1)
 
     def _add_lines(self, addresses: U64, names: SymbolNames) -> None:
         """Add the kernel's source lines from a vmlinux of its build-id, if there is one."""

@@ -115,8 +115,8 @@ class Symcache:
 
     def has_lines(self) -> bool:
         """Return True if any address has a source line."""
-        known = self._locations["file"] < len(self._files)
-        return bool(np.any(known & (self._locations["line"] > 0)))
+        has_file = self._locations["file"] < len(self._files)
+        return bool(np.any(has_file & (self._locations["line"] > 0)))
 
     def lookup(self, addresses: U64) -> Calls:
         """Return the functions at n addresses, relative to the first segment of the object.
@@ -141,10 +141,10 @@ class Symcache:
         slot = np.searchsorted(self._starts, np.minimum(addresses, np.uint64(_NONE)), side="right") - 1
         # Locations that others are inlined into come first; the last ones belong to the ranges.
         at = slot + len(self._locations["line"]) - len(self._starts)
-        known = (slot >= 0) & (addresses < np.uint64(_NONE))
-        known &= self._locations["function"][at] < len(self._functions)
-        known &= (self._locations["file"][at] < len(self._files)) & (self._locations["line"][at] != _NONE)
-        return np.where(known, at, -1)
+        has_line = (slot >= 0) & (addresses < np.uint64(_NONE))
+        has_line &= self._locations["function"][at] < len(self._functions)
+        has_line &= (self._locations["file"][at] < len(self._files)) & (self._locations["line"][at] != _NONE)
+        return np.where(has_line, at, -1)
 
     def _level(self, rows: I64, at: I64) -> Calls:
         line = self._locations["line"][at]

@@ -133,8 +133,8 @@ def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I
     order = np.lexsort((counts, keys >> 32))
     owner, value = (keys >> 32)[order], (keys & 0xFFFFFFFF)[order]
     last = np.searchsorted(owner, rows, side="right") - 1
-    known = (last >= 0) & (np.append(owner, -1)[last] == rows)
-    return np.where(known, np.append(value, -1)[last], -1).astype(np.int32)
+    is_owner = (last >= 0) & (np.append(owner, -1)[last] == rows)
+    return np.where(is_owner, np.append(value, -1)[last], -1).astype(np.int32)
 
 
 class _Callers:

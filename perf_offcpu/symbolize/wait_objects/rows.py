@@ -74,9 +74,9 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
     samples = recording.samples
     rows = np.flatnonzero(row >= 0)
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
-    distinct, of = np.unique(key, return_inverse=True)
+    distinct, inverse = np.unique(key, return_inverse=True)
     reads, writes = (is_in(recording, names)[rows] for names in (_READS, _WRITES))
-    counts = [_counts(of, part, len(distinct)) for part in (np.ones(len(rows), np.bool_), reads, writes)]
+    counts = [_counts(inverse, part, len(distinct)) for part in (np.ones(len(rows), np.bool_), reads, writes)]
     found: dict[int, list[User]] = {}
     for one, *numbers in zip(distinct.tolist(), *counts, strict=True):
         found.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
@@ -108,8 +108,8 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
 
 def is_in(recording: Recording, names: str) -> Bool:
     """Return bool[samples]: True for waits in any of these system calls."""
-    known = syscall_names(recording.meta.arch)
-    numbers = [number for number, name in known.items() if name in names.split()]
+    names_of_number = syscall_names(recording.meta.arch)
+    numbers = [number for number, name in names_of_number.items() if name in names.split()]
     return np.isin(recording.samples.syscall, np.array(numbers, np.int32))
 
 
@@ -132,6 +132,6 @@ def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
     return distinct >> 32, (distinct & 0xFFFFFFFF) - 1, of
 
 
-def _counts(of: I64, chosen: Bool, groups: int) -> list[int]:
-    counts: list[int] = np.bincount(of[chosen], minlength=groups).tolist()
+def _counts(group_of: I64, chosen: Bool, groups: int) -> list[int]:
+    counts: list[int] = np.bincount(group_of[chosen], minlength=groups).tolist()
     return counts

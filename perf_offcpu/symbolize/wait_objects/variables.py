@@ -99,8 +99,8 @@ def find_variables(
             files[dso] = _read(recording, dso, search)
         file = files[dso]
         place = None if file is None else _address_in(file.loads, recording, row, address)
-        known = file is not None and place is not None
-        variables.append(_variable(file, place, int(recording.dsos.path[dso])) if known else None)  # type: ignore[arg-type]
+        is_mapped = file is not None and place is not None
+        variables.append(_variable(file, place, int(recording.dsos.path[dso])) if is_mapped else None)  # type: ignore[arg-type]
     return variables
 
 

@@ -177,10 +177,10 @@ def _read_cie(data: bytes, offset: int, end: int) -> tuple[int | bool, ...] | No
     encoding, is_signal, has_augmentation = int(Pe.ABSPTR), False, augmentation.startswith(b"z")
     if has_augmentation:
         length, offset = leb128(data, offset)
-        known = _augmentation(augmentation[1:], data, offset, end)
-        if known is None:
+        encodings = _augmentation(augmentation[1:], data, offset, end)
+        if encodings is None:
             return None
-        encoding, is_signal = known
+        encoding, is_signal = encodings
         offset += length
     elif augmentation:
         return None

@@ -168,8 +168,8 @@ class _Machine:
 
     def _column(self, register: I64) -> I64:
         """Return the column of a register in `state`; registers that are not followed share the last."""
-        known = (register >= 0) & (register < self.registers)
-        return np.where(known, register, self.registers + 1)
+        is_register = (register >= 0) & (register < self.registers)
+        return np.where(is_register, register, self.registers + 1)
 
     def _set(self, lanes: I64, register: I64, kind: Kind, value: I64) -> None:
         rule = np.where(np.abs(value) < _MAX_VALUE, value << 3 | kind, Kind.INVALID)
@@ -243,8 +243,8 @@ class _Machine:
 
     def _in_register(self, lanes: I64) -> None:
         register, other = self._operand(lanes), self._operand(lanes)
-        known = (other >= 0) & (other < self.registers)
-        self._set(lanes, register, Kind.REGISTER, np.where(known, other, _MAX_VALUE))
+        is_register = (other >= 0) & (other < self.registers)
+        self._set(lanes, register, Kind.REGISTER, np.where(is_register, other, _MAX_VALUE))
 
     def _expression(self, lanes: I64, kind: Kind) -> None:
         column = self._column(self._operand(lanes))
