@@ -93,12 +93,12 @@ def circles_of(successor: dict[int, int]) -> list[list[int]]:
     circles, done = list[list[int]](), set[int]()
     for start in sorted(successor):
         path: dict[int, int] = {}
-        at = start
-        while at in successor and at not in done and at not in path:
-            path[at] = len(path)
-            at = successor[at]
-        if at in path:
-            circle = list(path)[path[at] :]
+        node = start
+        while node in successor and node not in done and node not in path:
+            path[node] = len(path)
+            node = successor[node]
+        if node in path:
+            circle = list(path)[path[node] :]
             first = circle.index(min(circle))
             circles.append(circle[first:] + circle[:first])
         done |= path.keys()

@@ -90,7 +90,7 @@ class Metrics:
     def sum(self, name: str) -> float:
         """Return the sum over all labels."""
         with self._lock:
-            return sum(value for (one, _), value in self._values.items() if one == name)
+            return sum(value for (metric, _), value in self._values.items() if metric == name)
 
     def counters(self) -> dict[str, float]:
         """Return all counters, for `Metrics()` of the next run: `NAME` or `NAME|LABEL` → value."""

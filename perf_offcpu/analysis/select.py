@@ -158,13 +158,13 @@ def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:
     for name in names:
         below = f"{name.rstrip('/')}/"
         paths = profile.cgroups.items()
-        found = [cgroup for cgroup, path in paths if path == name or f"{path}/".startswith(below)]
+        cgroups = [cgroup for cgroup, path in paths if path == name or f"{path}/".startswith(below)]
         if name.isascii() and name.isdigit() and int(name) in used:
-            found.append(int(name))
-        if not found:
+            cgroups.append(int(name))
+        if not cgroups:
             names_shown = ", ".join(sorted(profile.cgroups.values())[:_SHOWN_CGROUPS]) or "none has a name"
             raise UsageError(f"no cgroup '{name}' in {_source(profile)} (its cgroups: {names_shown})")
-        ids += found
+        ids += cgroups
     return ids
 
 
@@ -245,11 +245,11 @@ def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
 def _named(profile: Profile, names: Sequence[str]) -> list[int]:
     event_names, rows = [event.name for event in profile.evsels], []
     for name in names:
-        found = [row for row, event in enumerate(event_names) if name in (event, _MODIFIERS.sub("", event))]
-        if not found:
+        evsels = [row for row, event in enumerate(event_names) if name in (event, _MODIFIERS.sub("", event))]
+        if not evsels:
             events = ", ".join(event_names) or "none"
             raise UsageError(f"no event '{name}' in {_source(profile)} (its events: {events})")
-        rows += found
+        rows += evsels
     return rows
 
 

@@ -56,18 +56,18 @@ def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_fram
     if not wanted.any():
         return node
     live = np.flatnonzero(leaves >= 0)
-    at, is_user = leaves[live], ~profile.frames.is_kernel()
+    leaf, is_user = leaves[live], ~profile.frames.is_kernel()
     seen = np.zeros(len(live), np.int32)
     while len(live):
-        hit = wanted[frame[at]]
-        node[live[hit]] = at[hit]
-        above = parent[at].astype(np.int64)
+        hit = wanted[frame[leaf]]
+        node[live[hit]] = leaf[hit]
+        above = parent[leaf].astype(np.int64)
         on = (above >= 0) & ~(hit & first)
         if user_frames:
-            seen += is_user[frame[at]]
+            seen += is_user[frame[leaf]]
             on &= seen < user_frames
             seen = seen[on]
-        live, at = live[on], above[on]
+        live, leaf = live[on], above[on]
     return node
 
 

@@ -116,4 +116,4 @@ def _tracks(profile: Profile) -> tuple[list[Track], I64]:
     rows = np.split(order, np.searchsorted(group_of[order], np.arange(1, len(first))))
     names = [printable(profile.strings[int(samples.comm[mine[-1]])]) or UNKNOWN for mine in rows if len(mine)]
     ids = zip(samples.pid[first].tolist(), samples.tid[first].tolist(), names, rows, strict=False)
-    return [Track(*one) for one in ids], group_of
+    return [Track(*track_id) for track_id in ids], group_of

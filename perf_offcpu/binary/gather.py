@@ -213,6 +213,7 @@ def _move_by_item(
     for first, stop in row_blocks(offsets):
         items = np.arange(width * int(offsets[first]), width * int(offsets[stop]), width)
         shifts = [
-            np.repeat((at - width * offsets[:-1])[first:stop], counts[first:stop]) for at in (places, starts)
+            np.repeat((begins - width * offsets[:-1])[first:stop], counts[first:stop])
+            for begins in (places, starts)
         ]
         into[shifts[0] + items] = out_of[shifts[1] + items]

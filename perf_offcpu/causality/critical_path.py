@@ -203,9 +203,14 @@ class _Walk(WaitTable):
 def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
     """Return the path in order of time; its running parts within pauses become not recorded."""
     edges = pauses.reshape(-1)
-    at = np.searchsorted(path.begin, edges, "right") - 1
-    cuts = (at >= 0) & (path.begin[at] < edges) & (edges < path.end[at]) & (path.doing[at] == Doing.RUNNING)
-    begin, row = np.append(path.begin, edges[cuts]), np.append(np.arange(len(path.begin)), at[cuts])
+    span = np.searchsorted(path.begin, edges, "right") - 1
+    cuts = (
+        (span >= 0)
+        & (path.begin[span] < edges)
+        & (edges < path.end[span])
+        & (path.doing[span] == Doing.RUNNING)
+    )
+    begin, row = np.append(path.begin, edges[cuts]), np.append(np.arange(len(path.begin)), span[cuts])
     order = np.argsort(begin, kind="stable")
     begin, parts = begin[order], path.take(row[order])
     parts.begin, parts.end = begin, np.append(begin[1:], path.end[-1:])

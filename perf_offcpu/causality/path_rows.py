@@ -177,8 +177,8 @@ def path_track(profile: Profile, path: CriticalPath) -> PathTrack:
     root = path.tracks[path.root]
     numbers = {root.comm: 0}
     through = list[str]()
-    for above, one in zip(chains.parent.tolist(), chains.comm.tolist(), strict=True):
-        through.append(f"{through[above] if above >= 0 else root.comm}, {chains.comms[one]}")
+    for above, comm_row in zip(chains.parent.tolist(), chains.comm.tolist(), strict=True):
+        through.append(f"{through[above] if above >= 0 else root.comm}, {chains.comms[comm_row]}")
         numbers.setdefault(through[-1], len(numbers))
     of_chain = np.array([*(numbers[text] for text in through), 0], np.int64)
     chain = of_chain[np.append(chains.of_hop, len(chains.parent))[path.hop]]

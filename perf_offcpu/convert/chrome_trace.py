@@ -165,10 +165,10 @@ class _Writer:
 
     def _arrows(self, rows: I64) -> Iterator[list[str]]:
         """Return short slices on the wakers' tracks, and the two ends of each arrow."""
-        arrow, at, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
+        arrow, queued_ns, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
         labels = [json.dumps(f"wakes {track.comm}-{track.tid}") for track in self.timeline.tracks]
-        at_end = (at == self.timeline.end_ns[rows]) & (at > self.timeline.begin_ns[rows])
-        times = joined(microseconds(at - at_end), picked(["", "9"], at_end.astype(np.int64)))
+        at_end = (queued_ns == self.timeline.end_ns[rows]) & (queued_ns > self.timeline.begin_ns[rows])
+        times = joined(microseconds(queued_ns - at_end), picked(["", "9"], at_end.astype(np.int64)))
         when = (picked(self.ids, waker), times, ',"dur":', microseconds(self.wakeups.mark_ns[arrow]))
         head = '{"ph":"X","cat":"wakeup","name":'
         yield joined(head, picked(labels, self.track[rows]), *when, "}")

@@ -160,11 +160,11 @@ def _containers(cgroups: Texts) -> Texts:
 def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
     """Return the columns of BUDGETS: the times that the recorder counted; none if it did not."""
     budget, comms = profile.budget, profile.comms
-    at = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
+    comm_row = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
     columns: dict[str, Any] = {
         "begin_ns": budget.begin_ns + span.offset_ns,
         "end_ns": budget.end_ns + span.offset_ns,
-        "comm": named(np.append(comms.comm, 0)[at], profile.strings),
+        "comm": named(np.append(comms.comm, 0)[comm_row], profile.strings),
         **_host_columns(host, len(budget)),
     }
     return columns | {

@@ -84,14 +84,14 @@ def parse_time(option: str, text: str, now_ns: int) -> int:
     is_today = re.fullmatch(r"\d{2}:\d{2}(:\d{2})?", text, re.ASCII)
     day = time.strftime("%Y-%m-%dT", time.gmtime(now_ns // _GIGA)) if is_today else ""
     try:
-        found = datetime.datetime.fromisoformat(day + text)
+        moment = datetime.datetime.fromisoformat(day + text)
     except ValueError:
         raise UsageError(
             f"{option}: '{text}' is not a time: 2026-11-22T14:00 (UTC), 14:00 (today, UTC), -2h, -3d"
         ) from None
-    offset = found.utcoffset() or datetime.timedelta()
-    seconds = calendar.timegm(found.timetuple()) - int(offset.total_seconds())
-    return min(max(0, seconds * _GIGA + found.microsecond * 1000), _LAST_NS)
+    offset = moment.utcoffset() or datetime.timedelta()
+    seconds = calendar.timegm(moment.timetuple()) - int(offset.total_seconds())
+    return min(max(0, seconds * _GIGA + moment.microsecond * 1000), _LAST_NS)
 
 
 def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -54,10 +54,10 @@ def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) ->
         is_cut: bool[n], whether each ends before its root.
     """
     noted = extensions.lengths[rows] > _LOST_WORD
-    at = extensions.offsets[rows[noted]] + _LOST_WORD
+    words_at = extensions.offsets[rows[noted]] + _LOST_WORD
     words = extensions.values.copy()
-    words[at] &= ~(np.uint64(abi.Lost.USER_STACK | abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order])
-    words[at[is_cut[noted]]] |= np.uint64(abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order]
+    words[words_at] &= ~(np.uint64(abi.Lost.USER_STACK | abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order])
+    words[words_at[is_cut[noted]]] |= np.uint64(abi.Lost.USER_STACK_CUT) << _LOST_SHIFT[order]
     return Ragged(extensions.offsets, words)
 
 

@@ -29,7 +29,7 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     table = (ids.astype(np.int64) << 32) + np.searchsorted(ranks, begins)
     sorted_ids = np.append(ids.astype(np.int64), 2**32)  # no id, after the last row and before the first
     first_rows = _first_rows(ids)
-    found = np.empty(len(wanted), np.int32)
+    result = np.empty(len(wanted), np.int32)
     for block in (slice(index, index + _BLOCK) for index in range(0, len(wanted), _BLOCK)):
         one, time = wanted[block], times[block]
         rows = _first_row(first_rows, ids, one)
@@ -39,8 +39,8 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
         rank = np.where(time < 0, len(ranks), np.searchsorted(ranks, time, side="right") - 1)
         row = np.searchsorted(table, (one.astype(np.int64) << 32) + rank, side="right") - 1
         rows[several] = np.where(sorted_ids[row] == one, row, row + 1)
-        found[block] = rows
-    return found
+        result[block] = rows
+    return result
 
 
 _MAX_ID = 1 << 22

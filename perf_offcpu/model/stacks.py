@@ -69,11 +69,11 @@ def path_lengths(parent: I32, nodes: I64) -> I64:
     """Return int64[k]: the depths of some nodes, 0 for -1; by climbing, which is cheaper for few nodes."""
     length = np.zeros(len(nodes), np.int64)
     live = np.flatnonzero(nodes >= 0)
-    at = nodes[live]
+    node = nodes[live]
     while len(live):
         length[live] += 1
-        above = parent[at]
-        live, at = live[above >= 0], above[above >= 0].astype(np.int64)
+        above = parent[node]
+        live, node = live[above >= 0], above[above >= 0].astype(np.int64)
     return length
 
 

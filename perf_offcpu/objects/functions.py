@@ -220,10 +220,10 @@ def _mapping_symbols(machine: int, names: U32, strings: bytes) -> Bool:
     if machine not in (elf.Machine.ARM, elf.Machine.AARCH64, elf.Machine.RISCV):
         return np.zeros(len(names), bool)
     text = np.frombuffer(strings + bytes(2), np.uint8)
-    at = names.astype(np.int64)
+    starts = names.astype(np.int64)
 
     def any_of(letters: bytes, offset: int) -> Bool:
-        return np.isin(text[at + offset], np.frombuffer(letters, np.uint8))
+        return np.isin(text[starts + offset], np.frombuffer(letters, np.uint8))
 
     mark: Bool = any_of(b"$", 0) & any_of(b"adtx", 1)
     if machine == elf.Machine.RISCV:

@@ -152,9 +152,9 @@ def _mapped(path: str, pid: int) -> Iterator[str]:
             maps = file.read(_MAX_MAPS)
     except OSError:
         return
-    at = maps.find(wanted)
-    if at >= 0:
-        start, end = maps[maps.rfind(b"\n", 0, at) + 1 :].split(b" ", 1)[0].split(b"-")
+    line_begin = maps.find(wanted)
+    if line_begin >= 0:
+        start, end = maps[maps.rfind(b"\n", 0, line_begin) + 1 :].split(b" ", 1)[0].split(b"-")
         yield f"/proc/{pid}/map_files/{start.decode().lstrip('0') or '0'}-{end.decode().lstrip('0')}"
 
 

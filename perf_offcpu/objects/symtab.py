@@ -201,13 +201,13 @@ def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
 def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
     """Return the number of leading underscores (at most 8, without `_` of `_Z`, `_R`) and length of names."""
     text = np.frombuffer(strings, np.uint8)
-    at = names.astype(np.int64)
-    length = _ends_of_names(at, text) - at
+    starts = names.astype(np.int64)
+    length = _ends_of_names(starts, text) - starts
 
     def byte(offset: int) -> U8:
-        return np.where(offset < length, text[np.minimum(at + offset, len(text) - 1)], np.uint8(0))
+        return np.where(offset < length, text[np.minimum(starts + offset, len(text) - 1)], np.uint8(0))
 
-    leading, underscores = np.ones(len(at), bool), np.zeros(len(at), np.int64)
+    leading, underscores = np.ones(len(starts), bool), np.zeros(len(starts), np.int64)
     for offset in range(_UNDERSCORES_COUNTED):
         leading &= byte(offset) == ord("_")
         underscores += leading

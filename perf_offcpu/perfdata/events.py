@@ -78,9 +78,9 @@ class Events:
         place = sample_id_place(self.first.sample_type) if self.needs_ids else None
         if place is None:
             return np.full(len(rows), 0 if self.specs else -1, np.int32)
-        at = chunk.starts[rows] + HEADER_SIZE + 8 * place
+        starts = chunk.starts[rows] + HEADER_SIZE + 8 * place
         inside = chunk.sizes[rows] >= HEADER_SIZE + 8 * (place + 1)
-        found = self.lookup(gather_u64(chunk.data, np.where(inside, at, 0), self.order))
+        found = self.lookup(gather_u64(chunk.data, np.where(inside, starts, 0), self.order))
         return np.where(inside, found, np.int32(-1)).astype(np.int32)
 
     def lookup(self, ids: NDArray[np.uint64]) -> NDArray[np.int32]:

@@ -93,9 +93,9 @@ def owners_of(chunk: Chunk, rows: I64, events: Events) -> I32:
     place = id_place(events.first.sample_type) if events.needs_ids else None
     if place is None:
         return np.where(has, 0, -1).astype(np.int32)
-    at = chunk.starts[rows] + sizes - _U64 * place
+    starts = chunk.starts[rows] + sizes - _U64 * place
     is_whole = has & (sizes >= HEADER_SIZE + _U64 * place)
-    owner = events.lookup(gather_u64(chunk.data, np.where(is_whole, at, 0), events.order))
+    owner = events.lookup(gather_u64(chunk.data, np.where(is_whole, starts, 0), events.order))
     return np.where(has, np.where(is_whole & (owner >= 0), owner, UNKNOWN), np.int32(-1)).astype(np.int32)
 
 
@@ -167,8 +167,8 @@ def without_leaked_flags(chunk: Chunk, events: Events) -> Chunk:
 def with_written_miscs(chunk: Chunk, order: str) -> Chunk:
     """Return the chunk with the `miscs` of its MMAP2 records in the bytes, too."""
     rows = np.flatnonzero(chunk.types == RecordType.MMAP2)
-    at = chunk.starts[rows] + RECORD_HEADER.offset("misc")
-    places = at[:, None] + np.arange(2)
+    starts = chunk.starts[rows] + RECORD_HEADER.offset("misc")
+    places = starts[:, None] + np.arange(2)
     wanted = chunk.miscs[rows].astype(f"{order}u2").view(np.uint8).reshape(-1, 2)
     if np.array_equal(chunk.data[places], wanted):
         return chunk

@@ -259,9 +259,11 @@ def _hands(profile: Profile, object_of: I64, tid: I64, groups: int) -> list[list
         pair, samples.waker_stack[rows].astype(np.int64), samples.period[rows], len(first)
     )
     names, function = program_functions(profile, stack)
-    at = rows_at(comms.tid, comms.begin_ns, tid[rows[first]].astype(np.int32), samples.time_ns[rows[first]])
-    comm = np.append(comms.comm, 0)[at]
-    pid = np.append(comms.pid, -1)[at]
+    comm_row = rows_at(
+        comms.tid, comms.begin_ns, tid[rows[first]].astype(np.int32), samples.time_ns[rows[first]]
+    )
+    comm = np.append(comms.comm, 0)[comm_row]
+    pid = np.append(comms.pid, -1)[comm_row]
     for one in np.argsort(-weight, kind="stable").tolist():
         row = rows[first[one]]
         hands[int(object_of[row])].append(

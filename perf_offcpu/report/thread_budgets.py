@@ -184,11 +184,11 @@ def _cgroups(profile: Profile, tids: I32) -> I64:
     """Return int64[n], the cgroup of a sample of each thread; 0 for threads without any."""
     samples = profile.samples
     first, _ = group(samples.tid)
-    at = np.searchsorted(samples.tid[first], tids)
-    at = np.minimum(at, max(len(first) - 1, 0))
+    slot = np.searchsorted(samples.tid[first], tids)
+    slot = np.minimum(slot, max(len(first) - 1, 0))
     if not len(first):
         return np.zeros(len(tids), np.int64)
-    found: I64 = np.where(samples.tid[first][at] == tids, samples.cgroup[first][at].view(np.int64), 0)
+    found: I64 = np.where(samples.tid[first][slot] == tids, samples.cgroup[first][slot].view(np.int64), 0)
     return found
 
 

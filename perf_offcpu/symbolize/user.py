@@ -88,12 +88,12 @@ class UserNames:
     def _by_perf_map(self, path: str, table: SymbolTable, rows: I64, names: SymbolNames) -> None:
         """Fill in rows from one map; as in perf, `path` is shown as the dso wherever the map was found."""
         addresses = names.address[rows]
-        found = table.lookup(addresses)
+        table_row = table.lookup(addresses)
         names.dso[rows] = self.strings.intern(path)
-        for row in distinct(found[found >= 0]).tolist():
-            function, at = read_jit_name(table.name(row)), rows[found == row]
+        for row in distinct(table_row[table_row >= 0]).tolist():
+            function, at = read_jit_name(table.name(row)), rows[table_row == row]
             names.symbol[at] = self.strings.intern(function.symbol)
             names.file[at], names.line[at] = self.strings.intern(function.file), function.line
-        hit = found >= 0
-        names.offset[rows[hit]] = addresses[hit] - table.start[found[hit]]
+        hit = table_row >= 0
+        names.offset[rows[hit]] = addresses[hit] - table.start[table_row[hit]]
         self.unresolved.add(losses.PERF_MAP_LACKS.about(path), int((~hit).sum()))

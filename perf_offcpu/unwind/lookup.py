@@ -159,14 +159,16 @@ class CfiLookup:
             mine = np.flatnonzero(dsos == dso)
             rules_row[mapped[mine]] = self._in_file(dso, offsets[mine])
             if self._tables[dso] is None and self.trampolines is not None:
-                at = mapped[mine]
-                rules_row[at[self.trampolines.are_calls(spaces[at], addresses[at])]] = self._trampoline
+                map_row = mapped[mine]
+                rules_row[map_row[self.trampolines.are_calls(spaces[map_row], addresses[map_row])]] = (
+                    self._trampoline
+                )
         return rules_row
 
     def _in_file(self, dso: int, offsets: U64) -> I32:
         if dso not in self._tables:
-            found = self.table_of(dso)
-            self._tables[dso] = None if found is None else (found, self.rules.add(found.table))
+            file_table = self.table_of(dso)
+            self._tables[dso] = None if file_table is None else (file_table, self.rules.add(file_table.table))
         entry = self._tables[dso]
         if entry is None:
             return np.full(len(offsets), NO_CFI, np.int32)
@@ -194,12 +196,15 @@ class Trampolines:
             table, mine = self.maps.of(pid), np.flatnonzero(pids == pid)
             if isinstance(table, LossCause):
                 continue
-            found = table.lookup(addresses[mine])
-            mine, found = mine[found >= 0], found[found >= 0]
-            sizes, offsets = table.end[found] - table.start[found], addresses[mine] - table.start[found]
+            rule_row = table.lookup(addresses[mine])
+            mine, rule_row = mine[rule_row >= 0], rule_row[rule_row >= 0]
+            sizes, offsets = (
+                table.end[rule_row] - table.start[rule_row],
+                addresses[mine] - table.start[rule_row],
+            )
             for size, call in _CALL_IN.items():
                 hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
-                is_python = [table.name(row).startswith("py::") for row in found[hits].tolist()]
+                is_python = [table.name(row).startswith("py::") for row in rule_row[hits].tolist()]
                 result[mine[hits]] = is_python
         return result
 

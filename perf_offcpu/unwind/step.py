@@ -133,8 +133,8 @@ class Walk(WalkState):
                 continue
             saved = np.flatnonzero(rules.is_saved[place].take(rule))
             if len(saved):
-                at = away[saved] + rules.saved_offset[place].take(rule[saved])
-                self.restore(lanes[saved], number, *self.read_at(at, begins[saved], lengths[saved]))
+                saved_at = away[saved] + rules.saved_offset[place].take(rule[saved])
+                self.restore(lanes[saved], number, *self.read_at(saved_at, begins[saved], lengths[saved]))
         self.go_on(lanes, cfa, ra, exact=False)
 
     def _not_simple(self, lanes: I64, rule: I64) -> None:
@@ -264,9 +264,9 @@ def _chains(steps: list[tuple[I64, U64]], walks: int) -> Ragged:
     for lanes, _ in steps:
         lengths[lanes] += 1
     offsets = offsets_of(lengths)
-    values, at = np.empty(offsets[-1], np.uint64), offsets[:-1].copy()
+    values, offset = np.empty(offsets[-1], np.uint64), offsets[:-1].copy()
     for lanes, pcs in steps:
-        place = at.take(lanes)
+        place = offset.take(lanes)
         values[place] = pcs
-        at[lanes] = place + 1
+        offset[lanes] = place + 1
     return Ragged(offsets, values)

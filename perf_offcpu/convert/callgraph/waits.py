@@ -99,7 +99,7 @@ def components(graph: Any) -> list[Component]:
     bare.remove_edges_from([(one, other) for one, other, drop in graph.edges(data="dropped") if drop])
     knots = {frozenset(knot) for knot in _knots(bare)}
     held = dict(graph.nodes(data="held"))
-    found = [
+    result = [
         Component(
             tuple(sorted(part, key=lambda name: (-held[name], name))),
             sum(held[name] for name in part),
@@ -107,7 +107,7 @@ def components(graph: Any) -> list[Component]:
         )
         for part in networkx.strongly_connected_components(bare)
     ]
-    return sorted(found, key=lambda one: (-one.held, one.members))
+    return sorted(result, key=lambda one: (-one.held, one.members))
 
 
 def _bare(graph: Any) -> Any:

@@ -263,13 +263,13 @@ class Markers:
             for begin in range(0, len(rows), _BLOCK):
                 yield separator + ",".join(texts(rows[begin : begin + _BLOCK]))
                 separator = ","
-        at = self.wakeups.queued_ns[woken]
+        queued_ns = self.wakeups.queued_ns[woken]
         category = np.append(self.tables.category[waits], np.zeros(len(woken), np.int64))
         names = np.append(self.names[self.tables.category[waits]], np.full(len(woken), self.wakes))
         columns = {
             "name": array_items(names),
-            "startTime": array_items(np.append(self.timeline.begin_ns[waits], at), _MS_DIGITS),
-            "endTime": array_items(np.append(self.timeline.end_ns[waits], at), _MS_DIGITS),
+            "startTime": array_items(np.append(self.timeline.begin_ns[waits], queued_ns), _MS_DIGITS),
+            "endTime": array_items(np.append(self.timeline.end_ns[waits], queued_ns), _MS_DIGITS),
             "phase": array_items(np.repeat([_INTERVAL, _INSTANT], [len(waits), len(woken)])),
             "category": array_items(category),
         }

@@ -140,22 +140,22 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
     keys, ranks = [], {}
     for key, title in _KEYS.items():
         column, label = column_of(key, profile, waits)
-        first, of = group(column)
+        first, group_of = group(column)
         labels = list(map(label, first.tolist()))
         distinct = {text: row for row, text in enumerate(dict.fromkeys(labels))}
         if key in _OPTIONAL and len(distinct) < 2 and (key != "object" or NO_OBJECT in distinct):
             continue
         keys.append({"key": key, "title": title, "labels": list(distinct)})
-        ranks[f"key.{key}"] = np.array([distinct[text] for text in labels], np.int64)[of]
+        ranks[f"key.{key}"] = np.array([distinct[text] for text in labels], np.int64)[group_of]
     causes = causes_of(profile, waits)
     keys.insert(1, {"key": "function", "title": "Function", "labels": causes.names})
     ranks["key.function"] = causes.function
     held = holders_of(profile).held
     if (held >= 0).any():
-        tids, of = np.unique(held, return_inverse=True)
+        tids, group_of = np.unique(held, return_inverse=True)
         names = [f"{comm_of(profile, tid)} {tid}" if tid >= 0 else "[unknown]" for tid in tids.tolist()]
         keys.insert(3, {"key": "holder", "title": "Held by", "labels": names, "tids": tids.tolist()})
-        ranks["key.holder"] = of
+        ranks["key.holder"] = group_of
     return keys, ranks
 
 

@@ -193,13 +193,15 @@ class _Writer:
         yield events(end, SLICE_END, uuid)
 
     def _marks(self, rows: I64) -> Iterator[bytes]:
-        arrow, at = self.arrow[rows], self._time(self.wakeups.queued_ns[rows])
+        arrow, queued_ns = self.arrow[rows], self._time(self.wakeups.queued_ns[rows])
         uuid = packets.thread_uuid(self.wakeups.waker[rows])
         names = numbers(10, self.wakes[self.timeline.track[rows]])
         flows = fixed64(47, (arrow + 1).astype(np.uint64))
         stack = numbers(56, self.waker_node[rows] + 1).where(self.waker_node[rows] >= 0)
-        yield events(at, SLICE_BEGIN, uuid, self._in_category("wakeup", len(rows)), names, flows, stack)
-        yield events(at + self.wakeups.mark_ns[arrow], SLICE_END, uuid)
+        yield events(
+            queued_ns, SLICE_BEGIN, uuid, self._in_category("wakeup", len(rows)), names, flows, stack
+        )
+        yield events(queued_ns + self.wakeups.mark_ns[arrow], SLICE_END, uuid)
 
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:

@@ -224,8 +224,8 @@ class _Raw:
             self.ok[:] = False
             return np.zeros(len(self.ok), np.int64)
         self.ok &= self.raw.counts >= place.offset + place.size
-        at = np.where(self.ok, self.raw.starts + place.offset, 0)
-        values: I64 = gather(self.data, at, place.type, self.order).astype(np.int64)
+        starts = np.where(self.ok, self.raw.starts + place.offset, 0)
+        values: I64 = gather(self.data, starts, place.type, self.order).astype(np.int64)
         return values
 
 

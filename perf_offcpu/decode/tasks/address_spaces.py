@@ -222,9 +222,9 @@ class AddressSpaces:
             number, run = np.array(pairs, np.int64).T
             sizes = runs.cuts[run + 1] - runs.cuts[run]
             places = spread(offsets[number + 1], sizes, offsets_of(sizes))
-            found = runs.maps.take(spread(runs.cuts[run], sizes, offsets_of(sizes)))
-            maps.start[places], maps.end[places] = found.start, found.start + found.size
-            maps.pgoff[places], maps.dso[places] = found.pgoff, found.dso
+            run_maps = runs.maps.take(spread(runs.cuts[run], sizes, offsets_of(sizes)))
+            maps.start[places], maps.end[places] = run_maps.start, run_maps.start + run_maps.size
+            maps.pgoff[places], maps.dso[places] = run_maps.pgoff, run_maps.dso
 
     def timeline(self) -> tuple[I32, I64, I32]:
         """Return (pid, begin_ns, space), sorted by (pid, begin), for `model.lookup.rows_at`."""

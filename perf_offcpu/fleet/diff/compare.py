@@ -145,7 +145,7 @@ def _by_keys(sides: _Sides, keys: tuple[str, ...]) -> Table:
 def _by_stack(sides: _Sides) -> Table:
     """Compare stacks; stacks with the same names of functions are one row."""
     rows = heaviest(sides.cubes, STACK)
-    found, hours = sides.of(STACK, rows), _first_times(sides, rows)
+    sides_found, hours = sides.of(STACK, rows), _first_times(sides, rows)
     groups = {
         "event": ["offcpu-time"] * len(rows),
         "comm": [comm for comm, _ in rows],
@@ -161,7 +161,7 @@ def _by_stack(sides: _Sides) -> Table:
     paths = tree.paths(nodes.astype(np.int64))
     names = [[tree.names[name] for name in paths.row(index).tolist()] for index in range(len(nodes))]
     merged = []
-    for side in found:
+    for side in sides_found:
         sums = np.zeros((len(side), len(nodes)), np.float64)
         for column, row in enumerate(inverse.tolist()):
             sums[:, row] += side[:, column]
@@ -185,10 +185,10 @@ def _table(
     labels: Sequence[tuple[str, ...]],
     frames: Sequence[tuple[Name, ...]],
     sides: _Sides,
-    found: Sequence[F64],
+    rates_of_sides: Sequence[F64],
 ) -> Table:
-    verdicts = sides.test(*found)
-    means = [one.mean(axis=0).tolist() for one in found]
+    verdicts = sides.test(*rates_of_sides)
+    means = [one.mean(axis=0).tolist() for one in rates_of_sides]
     rows = [Row(*row) for row in zip(labels, frames, *means, verdicts.p.tolist(), strict=True)]
     return Table(keys, sorted(rows, key=_order), verdicts)
 

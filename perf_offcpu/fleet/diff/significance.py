@@ -170,11 +170,11 @@ def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
     of a sum depends on the order.
     """
     columns = [column_of(key) for key in keys]
-    found: dict[Key, None] = {}
+    distinct_keys: dict[Key, None] = {}
     for cube in cubes:
         rows = cube.selected.tables.engine.run(ranked(folded(cube.groups, columns), MOST))
-        found |= dict.fromkeys(zip(*(rows[column] for column in columns), strict=True))
-    return sorted(found, key=repr)
+        distinct_keys |= dict.fromkeys(zip(*(rows[column] for column in columns), strict=True))
+    return sorted(distinct_keys, key=repr)
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:

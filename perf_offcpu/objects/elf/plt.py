@@ -89,9 +89,9 @@ def _stubs_of_x86_64(image: ElfImage, section: Section) -> Stubs:
     for prefix in _PREFIXES:
         pattern = np.frombuffer(prefix + _JUMP, np.uint8)
         hit = (padded[entries[:, None] + np.arange(len(pattern))] == pattern).all(axis=1)
-        at = entries[hit] + len(pattern)
-        displacement = gather(padded, at, S32).astype(np.int64)
-        jumps[hit], slots[hit] = True, at + 4 + displacement
+        addresses = entries[hit] + len(pattern)
+        displacement = gather(padded, addresses, S32).astype(np.int64)
+        jumps[hit], slots[hit] = True, addresses + 4 + displacement
     start, slot = (part[jumps].astype(np.uint64) + np.uint64(section.addr) for part in (entries, slots))
     return Stubs(section, start, slot, size, size)
 
@@ -103,11 +103,11 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
     hit = np.flatnonzero(((page & 0x9F00001F) == 0x90000010) & ((load & 0xFFC003FF) == 0xF9400211))
     pages = (page[hit] >> 5 & 0x7FFFF) << 2 | page[hit] >> 29 & 3
     pages -= (pages & 1 << 20) << 1  # 21 bits, signed
-    at = np.uint64(section.addr) + (4 * hit - 4).astype(np.uint64)
-    slots = at // np.uint64(_PAGE) * np.uint64(_PAGE)
+    addresses = np.uint64(section.addr) + (4 * hit - 4).astype(np.uint64)
+    slots = addresses // np.uint64(_PAGE) * np.uint64(_PAGE)
     slots += (pages * _PAGE + (load[hit] >> 10 & 0xFFF) * 8).astype(np.uint64)
     guarded = words[hit - 1] == _BTI
-    return Stubs(section, at - np.uint64(4) * guarded, slots, 24 if guarded.any() else 16, 32)
+    return Stubs(section, addresses - np.uint64(4) * guarded, slots, 24 if guarded.any() else 16, 32)
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:

@@ -160,17 +160,17 @@ class _Writer:
 
     def written(self) -> U8:
         """Return the bytes of all structures."""
-        data, at = np.zeros(int(self.offsets[-1]), np.uint8), self.offsets[:-1].copy()
+        data, offsets = np.zeros(int(self.offsets[-1]), np.uint8), self.offsets[:-1].copy()
         for is_fixed, fields in itertools.groupby(self.fields, is_scalar):
             if is_fixed:
-                at += self._write_fixed(data, at, tuple(fields))
+                offsets += self._write_fixed(data, offsets, tuple(fields))
                 continue
             for field in fields:
-                self._write_some(data, at, field)
-                at += self._sizes(field)
+                self._write_some(data, offsets, field)
+                offsets += self._sizes(field)
         return data
 
-    def _write_fixed(self, data: U8, at: I64, fields: tuple[Field, ...]) -> int:
+    def _write_fixed(self, data: U8, offsets: I64, fields: tuple[Field, ...]) -> int:
         """Write neighbouring integers that all structures have; returns their size."""
         rows = np.empty(self.count, [(field.name, self._wire(field)) for field in fields])
         for field in fields:
@@ -179,10 +179,10 @@ class _Writer:
             except ValueError as problem:
                 raise LayoutError(f"{self.name}: field {field.name}: {problem}") from None
         size = rows.dtype.itemsize
-        move_rows(data, at, rows.view(np.uint8), size * np.arange(self.count), np.full(self.count, size))
+        move_rows(data, offsets, rows.view(np.uint8), size * np.arange(self.count), np.full(self.count, size))
         return size
 
-    def _write_some(self, data: U8, at: I64, field: Field) -> None:
+    def _write_some(self, data: U8, offsets: I64, field: Field) -> None:
         """Write an array, or an integer that some structures have."""
         column = self.columns[field.name]
         if field.count is None:
@@ -191,7 +191,7 @@ class _Writer:
             column = Pieces(values.view(np.uint8), np.arange(self.count) * values.itemsize, sizes)
         if len(column.sizes) != self.count or bool((column.sizes > self._sizes(field)).any()):
             raise LayoutError(f"{self.name}: field {field.name}: more than its count says")
-        move_rows(data, at, *column)
+        move_rows(data, offsets, *column)
 
     def _wire(self, field: Field) -> np.dtype[Any]:
         assert isinstance(field.type, Int)

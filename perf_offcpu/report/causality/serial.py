@@ -145,10 +145,10 @@ def _sampled(
     rows = np.flatnonzero(timeline.moments & chosen[timeline.track])
     if len(rows):  # of several events, one
         rows = rows[profile.samples.evsel[rows] == profile.samples.evsel[rows].min()]
-    at, track = timeline.begin_ns[rows], timeline.track[rows]
-    moment_of, wait = table.overlapping(track, at, at + 1)
-    number = parallelism.numbers_at(at)
-    number[moment_of[table.begin[wait] < at[moment_of]]] = (
+    moment, track = timeline.begin_ns[rows], timeline.track[rows]
+    moment_of, wait = table.overlapping(track, moment, moment + 1)
+    number = parallelism.numbers_at(moment)
+    number[moment_of[table.begin[wait] < moment[moment_of]]] = (
         0  # the clocks of samples and switches differ a little
     )
     rows, track, number = (column[number > 0] for column in (rows, track, number))

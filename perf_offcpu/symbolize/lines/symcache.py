@@ -140,20 +140,22 @@ class Symcache:
             return np.full(len(addresses), -1, np.int64)
         slot = np.searchsorted(self._starts, np.minimum(addresses, np.uint64(_NONE)), side="right") - 1
         # Locations that others are inlined into come first; the last ones belong to the ranges.
-        at = slot + len(self._locations["line"]) - len(self._starts)
+        slot_of = slot + len(self._locations["line"]) - len(self._starts)
         has_line = (slot >= 0) & (addresses < np.uint64(_NONE))
-        has_line &= self._locations["function"][at] < len(self._functions)
-        has_line &= (self._locations["file"][at] < len(self._files)) & (self._locations["line"][at] != _NONE)
-        return np.where(has_line, at, -1)
+        has_line &= self._locations["function"][slot_of] < len(self._functions)
+        has_line &= (self._locations["file"][slot_of] < len(self._files)) & (
+            self._locations["line"][slot_of] != _NONE
+        )
+        return np.where(has_line, slot_of, -1)
 
-    def _level(self, rows: I64, at: I64) -> Calls:
-        line = self._locations["line"][at]
+    def _level(self, rows: I64, location: I64) -> Calls:
+        line = self._locations["line"][location]
         shown = np.where(line < 2**31, line, np.uint32(0))
         return Calls.filled(
             len(rows),
             row=rows,
-            function=self._locations["function"][at],
-            file=self._locations["file"][at],
+            function=self._locations["function"][location],
+            file=self._locations["file"][location],
             line=shown,
         )
 

@@ -87,15 +87,15 @@ def futex_names(
     if options.demangle:
         names = demangle(names)
     callers = _Callers(profile)
-    found = {}
+    result = {}
     for index, one in enumerate(rows.tolist()):
         noun, function = callers.of(int(stack[index]))
         variable = variables[index]
         if variable is not None:
             variable = variable._replace(symbol=SYMBOL_SUFFIX.sub("", names[index]))
         file = recording.strings[variable.dso] if variable else ""
-        found[one] = _name(objects[one], variable, file, noun, function)
-    return found
+        result[one] = _name(objects[one], variable, file, noun, function)
+    return result
 
 
 def _name(object_row: ObjectRow, variable: Variable | None, file: str, noun: str, function: str) -> FutexName:

@@ -77,10 +77,12 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
     distinct, inverse = np.unique(key, return_inverse=True)
     reads, writes = (is_in(recording, names)[rows] for names in (_READS, _WRITES))
     counts = [_counts(inverse, part, len(distinct)) for part in (np.ones(len(rows), np.bool_), reads, writes)]
-    found: dict[int, list[User]] = {}
+    users_by_row: dict[int, list[User]] = {}
     for one, *numbers in zip(distinct.tolist(), *counts, strict=True):
-        found.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
-    return {row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in found.items()}
+        users_by_row.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
+    return {
+        row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in users_by_row.items()
+    }
 
 
 def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
@@ -92,8 +94,8 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     samples = recording.samples
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)
-    at = np.flatnonzero(ended)
-    ends = np.stack([row[at], samples.pid[at], samples.waker_pid[at]], axis=1)
+    ended_rows = np.flatnonzero(ended)
+    ends = np.stack([row[ended_rows], samples.pid[ended_rows], samples.waker_pid[ended_rows]], axis=1)
     distinct, counts = np.unique(ends, axis=0, return_counts=True)
     whole: Counter[tuple[int, int]] = Counter()
     rows = [(one, sleeper, waker) for one, sleeper, waker in distinct.tolist()]

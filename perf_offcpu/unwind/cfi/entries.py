@@ -221,12 +221,12 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
         if form is None or relative not in (0, Pe.PCREL):
             continue
         rows = np.flatnonzero((encodings == encoding) & (begin + 2 * form.size <= end))
-        at = begin[rows]
-        start = gather(section.data, at, form).astype(np.int64).astype(np.uint64)
+        offsets = begin[rows]
+        start = gather(section.data, offsets, form).astype(np.int64).astype(np.uint64)
         if relative:
-            start += at.astype(np.uint64) + np.uint64(section.address)
-        span = gather(section.data, at + form.size, Int(form.size)).astype(np.uint64)
-        first = _after_augmentation(section, cies, cie[rows], at + 2 * form.size, end[rows])
+            start += offsets.astype(np.uint64) + np.uint64(section.address)
+        span = gather(section.data, offsets + form.size, Int(form.size)).astype(np.uint64)
+        first = _after_augmentation(section, cies, cie[rows], offsets + 2 * form.size, end[rows])
         sound = (first <= end[rows]) & (span > 0) & (start + span > start)
         part = Fdes.filled(
             len(rows), cie=cie[rows], start=start, end=start + span, begin=first, stop=end[rows]

@@ -162,8 +162,8 @@ class _Machine:
     # Operands
 
     def _operand(self, lanes: I64, signed: bool = False) -> I64:
-        at = np.minimum(self.at[lanes], self._limit)
-        value, self.at[lanes] = read_leb128(self.data, at, signed)
+        offset = np.minimum(self.at[lanes], self._limit)
+        value, self.at[lanes] = read_leb128(self.data, offset, signed)
         return value
 
     def _column(self, register: I64) -> I64:
