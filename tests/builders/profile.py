@@ -17,7 +17,7 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
-from perf_offcpu.model.stacks import build_stack_tree
+from perf_offcpu.model.stacks import build_stack_tree, frames_of
 
 OFFCPU = "offcpu-time"
 
@@ -170,3 +170,9 @@ class ProfileBuilder:
 
 def _cause(cause: LossCause | str) -> LossCause:
     return cause if isinstance(cause, LossCause) else LossCause(Stage.FILE, cause, cause)
+
+
+def functions_of(profile: Profile, stack: int) -> list[str]:
+    """Return the names of the frames of a stack, root first."""
+    frames = frames_of(profile.stacks.parent, profile.stacks.frame, stack)
+    return [profile.strings[row] for row in profile.frames.symbol[frames].tolist()]

@@ -12,7 +12,6 @@ import hashlib
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from builders.disk import small_disk
 from kernel.agents import START_S, Place, recorder_of
 from kernel.recorder import until
 
@@ -115,10 +115,7 @@ def test_kills_at_random_moments_with_a_moody_server(tmp_path: Path) -> None:
 
 def test_full_disk(tmp_path: Path) -> None:
     """The disk of the spool is full for a while, then that of the dataset, too."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48M", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "48M") as disk:
         place = Place(tmp_path, disk=disk)
         with place.agent("--spool-size", "32M") as agent:
             place.wait_for_segments(2)
@@ -132,15 +129,10 @@ def test_full_disk(tmp_path: Path) -> None:
         assert place.causes("gap_seconds_total").keys() == {"recorder"}
         assert "No space left on device" in "".join(place.said)
         place.check()
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_full_dataset_fills_the_spool_which_drops_the_oldest(tmp_path: Path) -> None:
-    disk = tmp_path / "dataset"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path / "dataset", "8M") as disk:
         place = Place(tmp_path)
         with place.agent("--spool-size", "16M") as agent:
             place.wait_for_segments(2)
@@ -155,8 +147,6 @@ def test_full_dataset_fills_the_spool_which_drops_the_oldest(tmp_path: Path) -> 
         assert place.counter("dataset_failures_total") > 0
         size = sum(path.stat().st_size for path in place.spool.iterdir())
         assert size < 20 << 20
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def fill(path: Path) -> None:

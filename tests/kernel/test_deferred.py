@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.perf_text import parse
+from builders.profile import functions_of
 from builders.stock_perf import perf, version
 from conftest import Command
 
@@ -22,7 +23,6 @@ from perf_offcpu.collect.events.evsels import probe_support, with_deferral
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 USER_DEFERRED = 2**64 - 640
@@ -87,8 +87,7 @@ def test_stacks_of_waits_are_whole(ours: Path) -> None:
     profile = symbolize(load_recording(ours))
     depths: Counter[int] = Counter()
     for row in np.flatnonzero(profile.samples.flags & SampleFlag.OFFCPU).tolist():
-        frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[row]))
-        names = [profile.strings[name] for name in profile.frames.symbol[frames].tolist()]
+        names = functions_of(profile, int(profile.samples.stack[row]))
         if "nap_thread" in names:
             assert names.index("nap_thread") < names.index("dig") < names.index("doze")
             assert any("nanosleep" in name for name in names[names.index("doze") + 1 :])
@@ -98,11 +97,8 @@ def test_stacks_of_waits_are_whole(ours: Path) -> None:
 
 def test_stacks_on_the_cpu_are_whole(ours: Path) -> None:
     profile = symbolize(load_recording(ours))
-    found = 0
-    for row in np.flatnonzero(~profile.samples.flags & SampleFlag.OFFCPU).tolist():
-        frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[row]))
-        found += "spin_thread" in [profile.strings[name] for name in profile.frames.symbol[frames].tolist()]
-    assert found > 20
+    stacks = profile.samples.stack[~profile.samples.has(SampleFlag.OFFCPU)].tolist()
+    assert sum("spin_thread" in functions_of(profile, stack) for stack in stacks) > 20
 
 
 KERNEL = "_[k]"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.disk import small_disk
 from builders.program import PATIENCE
 from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run
 
@@ -223,10 +224,7 @@ def test_commands_that_come_with_disable_are_carried_out_in_the_pause(tmp_path: 
 
 @pytest.mark.alone
 def test_disk_that_is_full_in_a_pause_has_each_blocked_thread_once(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "16M") as disk:
         with (
             program() as told,
             controlled("-p", str(told[0]), "-o", disk / "perf.data", cwd=tmp_path, several=False) as recorder,
@@ -247,8 +245,6 @@ def test_disk_that_is_full_in_a_pause_has_each_blocked_thread_once(tmp_path: Pat
         blocked = samples.tid[samples.has(SampleFlag.STILL_BLOCKED)].tolist()
         assert told[1] in blocked and len(blocked) == len(set(blocked))
         assert recording.losses[losses.RECORDS_UNWRITTEN] > 0 and recording.meta.parts == ()
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_process_that_starts_in_a_pause_is_known_after_it(tmp_path: Path) -> None:

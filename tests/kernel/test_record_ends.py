@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from builders import program
+from builders.disk import small_disk
 from builders.loaded_programs import program_ids
 from kernel.recorder import (
     INTERRUPTIBLE,
@@ -237,10 +238,7 @@ def sent(recording: Recording) -> int:
 @pytest.mark.alone
 @pytest.mark.parametrize("packed", [(), ("-z",)], ids=["plain", "compressed"])
 def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, packed: tuple[str, ...]) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", str(DISK_BYTES)) as disk:
         done = run("-o", disk / "perf.data", *EVERY_NAP, *packed, "--", *NAPPING, cwd=tmp_path, status=1)
         assert done.stderr.startswith(
             f"perf-offcpu record: {disk}/perf.data: cannot write the recording: No space"
@@ -257,17 +255,12 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, pack
         # Compressed, the file may end within a record: that is among the unwritten, and no damage besides.
         assert not DAMAGE & recording.losses.keys()
         assert "offcpu-time" in perf("report", "--header-only", "-i", disk / "perf.data")
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.alone
 def test_full_disk_keeps_each_of_several_files(tmp_path: Path) -> None:
     """It may be full while a file is begun and the one before still lacks its sums, or at another time."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={4 * DISK_BYTES}", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", f"{4 * DISK_BYTES}") as disk:
         options = [*EVERY_NAP, "--switch-output=300K"]
         done = run("-o", disk / "perf.data", *options, "--", *NAPPING, cwd=tmp_path, status=1)
         assert "cannot write the recording: No space" in done.stderr
@@ -280,8 +273,6 @@ def test_full_disk_keeps_each_of_several_files(tmp_path: Path) -> None:
         # A wait is counted in one file and may be in the next.
         missing = sum(counter(path, b"samples") for path in paths) - sum(map(sent, recordings))
         assert 0 <= missing <= last
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_ready_is_said_when_everything_is_recorded(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.profile import functions_of
 from builders.stock_perf import perf, version
 from conftest import Command
 from workload.measured import Thread, parse
@@ -23,7 +24,6 @@ from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 RECORDS = ("--switch-events", "-e", "context-switches", "-c", "1", "-g")
@@ -64,11 +64,7 @@ class Run:
         """Function names, root first, of the thread's voluntary waits."""
         profile, samples = self.profile, self.profile.samples
         rows = profile.is_offcpu() & (samples.tid == thread.tid) & (samples.flags & PREEMPTED == 0)
-        return [
-            [profile.strings[row] for row in profile.frames.symbol[frames].tolist()]
-            for stack in samples.stack[rows].tolist()
-            if (frames := frames_of(profile.stacks.parent, profile.stacks.frame, stack))
-        ]
+        return [names for stack in samples.stack[rows].tolist() if (names := functions_of(profile, stack))]
 
 
 def record(path: Path, waiter: Path, *options: str) -> dict[str, Thread]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.profile import functions_of
 from conftest import Command
 from kernel.bpf_output import NO_ID, NOT_KNOWN
 from kernel.napping import MS, Napper, both_forms, kernel_name, kernel_symbols, recording, waits_of
@@ -21,7 +22,6 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 UNINTERRUPTIBLE = 2
@@ -45,9 +45,7 @@ class Run:
         return np.array([row for row in rows.tolist() if function in self.names(self.samples.stack[row])])
 
     def names(self, stack: int) -> list[str]:
-        profile = self.profile
-        frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(stack))
-        return [profile.strings[row] for row in profile.frames.symbol[frames].tolist()]
+        return functions_of(self.profile, int(stack))
 
     def wakers(self, rows: I64) -> set[int]:
         return set(self.samples.waker_tid[rows].tolist())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.profile import functions_of
 from builders.program import PATIENCE
 from conftest import Command
 from workload.measured import Thread, parse
@@ -18,7 +19,6 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.thread_budgets import budget_table
 from perf_offcpu.report.verdict.text import sentences_of
@@ -68,11 +68,8 @@ class Run:
     def stacks(self, thread: Thread) -> list[list[str]]:
         """Function names, root first, of each sample of a thread."""
         profile = self.profile
-        return [
-            [profile.strings[row] for row in profile.frames.symbol[frames].tolist()]
-            for stack in profile.samples.stack[self.rows(thread)].tolist()
-            if (frames := frames_of(profile.stacks.parent, profile.stacks.frame, stack))
-        ]
+        stacks = profile.samples.stack[self.rows(thread)].tolist()
+        return [names for stack in stacks if (names := functions_of(profile, stack))]
 
 
 @pytest.fixture(scope="module", params=["1", "0"], ids=["default threshold", "every wait"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
+from builders.disk import small_disk
 
 from perf_offcpu.errors import RecordingError
 from perf_offcpu.perfdata.write.output import AtomicFile
@@ -102,10 +102,7 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.kernel
 @pytest.mark.beside
 def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256K", "none", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "256K") as disk:
         with AtomicFile(disk / "perf.data", reserve=64 << 10) as output:
             with pytest.raises(OSError, match="No space left on device"):
                 while True:
@@ -118,8 +115,6 @@ def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
         with AtomicFile(disk / "perf.data", reserve=1 << 20) as output:
             assert not output.release()  # no such room: a file without
             os.write(output.fd, b"one")
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_the_oldest_is_unlinked_and_freed_at_the_end(tmp_path: Path) -> None:
