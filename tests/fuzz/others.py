@@ -34,31 +34,9 @@ from perf_offcpu.commands.archive import unpack  # noqa: E402
 from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
 
 NAMES = (
-    *(
-        "symbols/a/elf",
-        "symbols/.build-id/ab/cd",
-        "perf.data",
-        "a",
-        "b",
-        "a/b",
-        "a/../b",
-        "../canary",
-        "/canary",
-    ),
-    *(
-        "",
-        ".",
-        "..",
-        "a/",
-        "./a",
-        "a//b",
-        "a\0b",
-        "\udcff",
-        "é" * 120,
-        "x" * 255,
-        "x" * 300,
-        "d/" * 200 + "e",
-    ),
+    *("symbols/a/elf", "symbols/.build-id/ab/cd", "perf.data", "a", "b", "a/b", "a/../b", "../canary"),
+    *("/canary", "", ".", "..", "a/", "./a", "a//b", "a\0b", "\udcff", "é" * 120, "x" * 255, "x" * 300),
+    "d/" * 200 + "e",
 )
 KINDS_OF_MEMBER = (tarfile.REGTYPE,) * 6 + (
     *(tarfile.SYMTYPE, tarfile.SYMTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE),
@@ -66,43 +44,10 @@ KINDS_OF_MEMBER = (tarfile.REGTYPE,) * 6 + (
 )
 TARGETS = ("a", "b", "../a", "../../canary", "/etc/passwd", ".", "..", "a/..", "../" * 40, "/", "", "x" * 300)
 WORDS = (
-    *(
-        b"0",
-        b"1",
-        b"1000",
-        b"1008",
-        b"ffffffffffffffff",
-        b"-1",
-        b"0x10",
-        b"7fffffffffffffff",
-        b"g",
-        b"",
-        b"9" * 400,
-    ),
-    *(
-        b"py::f:/a.py",
-        b"a:" * 200,
-        b" /" * 200,
-        b":1" * 200,
-        b"_ZN" + b"3abc" * 90,
-        b"_RNv" * 50,
-        b"\xff\xfe",
-        b"\0",
-    ),
-    *(
-        b"JS:*g /b.js:1:2",
-        b"Lcom/a;::b",
-        b"T",
-        b"t",
-        b"a",
-        b"[mod]",
-        b"[",
-        b"]",
-        b"_text",
-        b"_stext",
-        b"\r",
-        b"\x0b",
-    ),
+    *(b"0", b"1", b"1000", b"1008", b"ffffffffffffffff", b"-1", b"0x10", b"7fffffffffffffff", b"g", b""),
+    *(b"9" * 400, b"py::f:/a.py", b"a:" * 200, b" /" * 200, b":1" * 200, b"_ZN" + b"3abc" * 90),
+    *(b"_RNv" * 50, b"\xff\xfe", b"\0", b"JS:*g /b.js:1:2", b"Lcom/a;::b", b"T", b"t", b"a", b"[mod]"),
+    *(b"[", b"]", b"_text", b"_stext", b"\r", b"\x0b"),
 )
 COMPRESSORS: tuple[Callable[[bytes], bytes], ...] = (bytes, bytes, gzip.compress, bz2.compress, lzma.compress)
 

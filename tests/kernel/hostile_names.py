@@ -34,39 +34,15 @@ from collections.abc import Callable, Iterator
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_NAME, MNT_DETACH = 15, 2
 LINES = (
-    *(
-        b"a\n1 2 0:3 / /b rw - cgroup2 x y",
-        b"a (deleted)",
-        b"a\nVmRSS: 1 kB",
-        b"x) R 1 1 1 1",
-        b"\xe2\x80\xa8",
-        b"\xc2\x85",
-    ),
-    *(
-        b"[vdso]",
-        b"[heap]",
-        b"[kernel.kallsyms]",
-        b"//anon",
-        b"%s%n%n",
-        b"\x1b[2J",
-        b"<script>",
-        b"a;b",
-        b"a 1",
-        b"\\012",
-    ),
+    *(b"a\n1 2 0:3 / /b rw - cgroup2 x y", b"a (deleted)", b"a\nVmRSS: 1 kB", b"x) R 1 1 1 1"),
+    *(b"\xe2\x80\xa8", b"\xc2\x85", b"[vdso]", b"[heap]", b"[kernel.kallsyms]", b"//anon", b"%s%n%n"),
+    *(b"\x1b[2J", b"<script>", b"a;b", b"a 1", b"\\012"),
 )
 NAMES = (
     *(b"n" + bytes([byte]) + b"m" for byte in range(1, 256) if byte != ord("/")),
     *(bytes([byte]) for byte in range(1, 256) if byte not in b"/."),
-    *(
-        b"\xff" * 255,
-        b"\n" * 255,
-        b"\xe2\x82" * 127,
-        b"l" * 255,
-        b"\xed\xa0\x80",
-        b"\xf8\x88\x80\x80\x80",
-        *LINES,
-    ),
+    *(b"\xff" * 255, b"\n" * 255, b"\xe2\x82" * 127, b"l" * 255, b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"),
+    *LINES,
 )
 
 

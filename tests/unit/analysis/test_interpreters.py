@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.profile import Code, ProfileBuilder, Stack, kernel
+from builders.profile import Code, ProfileBuilder, Stack, functions_of, kernel
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.interpreters import INTERPRETERS, fold_interpreters
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.stacks import frames_of
 
 PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "user-stacks.md"
 EVAL, CALL, NODE = "_PyEval_EvalFrameDefault", "PyObject_Vectorcall", "Builtins_InterpreterEntryTrampoline"
@@ -46,11 +45,7 @@ def profile_of(*paths: Stack) -> Profile:
 
 
 def shown(profile: Profile) -> list[list[str]]:
-    tree = profile.stacks
-    return [
-        [profile.strings[profile.frames.symbol[frame]] for frame in frames_of(tree.parent, tree.frame, stack)]
-        for stack in profile.samples.stack.tolist()
-    ]
+    return [functions_of(profile, stack) for stack in profile.samples.stack.tolist()]
 
 
 @pytest.mark.parametrize(("path", "folded"), [

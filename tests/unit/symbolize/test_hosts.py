@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.hosts import CLOCK, DAY_NS, OFFCPU, TEXT, existing, host, kernel_map, mapped, tick, wait
+from builders.profile import functions_of
 from builders.recording import DUMMY_TIME, KERNEL, USER, sample, side, write
 
 from perf_offcpu.abi.features import Feature
@@ -18,7 +19,6 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.join import PID_STEP
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.perfdata.features import BuildId, build_id_body, text_body
 from perf_offcpu.symbolize.load import CGROUP_STEP, load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -37,8 +37,7 @@ def comms(profile: Profile) -> list[str]:
 def symbols_of(profile: Profile, tid: int) -> list[str]:
     """The symbols of the first sample of a thread, leaf first."""
     row = int(np.flatnonzero(profile.samples.tid == tid)[0])
-    frames = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[row]))
-    return [profile.strings[profile.frames.symbol[frame]] for frame in reversed(frames)]
+    return functions_of(profile, int(profile.samples.stack[row]))[::-1]
 
 
 def test_hosts_keep_apart(tmp_path: Path) -> None:
