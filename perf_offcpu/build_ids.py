@@ -25,7 +25,8 @@ RECORDED_BYTES: Final = 20
 KERNEL_NOTES: Final = "/sys/kernel/notes"
 _NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 _MAX_PROGRAM_HEADERS: Final = 256
-_MAX_NOTE_BYTES: Final = 64 << 10
+_MAX_NOTE_BYTES: Final = 64 << 10  # of all segments of a file together
+_MAX_STRIDE: Final = 256
 _MAX_BUILD_ID: Final = 64
 
 
@@ -47,9 +48,11 @@ def build_id_of(fd: int) -> bytes:
     """Return the build-id of an open file, as records hold it; b"" if it has none or is no ELF file."""
     try:
         header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
+        room = _MAX_NOTE_BYTES
         for segment in _program_headers(fd, header, order):
             if segment["p_type"] == SegmentType.NOTE:
-                notes = os.pread(fd, min(segment["p_filesz"], _MAX_NOTE_BYTES), segment["p_offset"])
+                notes = os.pread(fd, min(segment["p_filesz"], room), segment["p_offset"])
+                room -= len(notes)
                 if build_id := find_build_id(notes, order, segment["p_align"]):
                     return build_id[:RECORDED_BYTES]
     except (LayoutError, OSError, OverflowError):
@@ -72,7 +75,7 @@ def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
 def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[dict[str, Any]]:
     layout = PHDR[header["ei_class"]]
     size = layout.size()
-    stride = max(header["e_phentsize"], size)
+    stride = min(max(header["e_phentsize"], size), _MAX_STRIDE)
     count = min(header["e_phnum"], _MAX_PROGRAM_HEADERS)
     table = os.pread(fd, stride * count, header["e_phoff"])
     for index in range(0, len(table) - size + 1, stride):

@@ -107,9 +107,21 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
         FileRefusedError: it is longer than `max_bytes`.
         OSError: it cannot be read.
     """
+    text = read_kernel_begin(path, max_bytes + 1)
+    if len(text) > max_bytes:
+        raise FileRefusedError(path, f"it is larger than {max_bytes} bytes")
+    return text
+
+
+def read_kernel_begin(path: str, most_bytes: int) -> bytes:
+    """Return the first bytes of a file as of `read_kernel`, all if there are fewer.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
     try:
-        return read_bounded(fd, max_bytes, path)
+        return _read_begin(fd, most_bytes)
     finally:
         os.close(fd)
 
@@ -127,13 +139,18 @@ def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
         FileRefusedError: that is more than `max_bytes`; `shown` is its name.
         OSError: it cannot be read.
     """
+    content = _read_begin(fd, max_bytes + 1)
+    if len(content) > max_bytes:
+        raise FileRefusedError(shown, f"it is larger than {max_bytes} bytes")
+    return content
+
+
+def _read_begin(fd: int, most_bytes: int) -> bytes:
     parts: list[bytes] = []
-    room = max_bytes + 1
+    room = most_bytes
     while room and (part := os.read(fd, min(_BLOCK, room))):
         parts.append(part)
         room -= len(part)
-    if not room:
-        raise FileRefusedError(shown, f"it is larger than {max_bytes} bytes")
     return b"".join(parts)
 
 

@@ -137,11 +137,42 @@ THRESHOLD_RAISED = _recorder(
     "threshold-raised", "times that the threshold rose to limit the rate of samples (--max-rate)"
 )
 ODD_KERNEL_TEXT = _recorder("kernel-text", "lines of /proc skipped because they have another form")
+PROCESSES_DENIED = _recorder(
+    "processes-denied",
+    "processes that may not be read: their mappings or names are missing",
+    "record as root, or with CAP_SYS_PTRACE",
+)
+THREADS_HIDDEN = _recorder(
+    "threads-hidden",
+    "threads that /proc does not show (mount option hidepid): their names and mappings are missing",
+    "record as root, or with CAP_SYS_PTRACE",
+)
+PROCESSES_STUCK = _recorder(
+    "processes-stuck", "processes whose mappings are missing because the kernel did not answer in time"
+)
 PROCESSES_ODD = _recorder("processes-odd", "processes left out because /proc has another form than expected")
-MAPS_LEFT_OUT = _recorder("maps-left-out", "mappings left out: those of a process have a bound")
+MAPS_LEFT_OUT = _recorder(
+    "maps-left-out", "mappings left out, or more: those of a process, or of all, have a bound"
+)
+THREADS_LEFT_OUT = _recorder(
+    "threads-left-out", "threads without a name or a parent: those of a process have a bound"
+)
 LONG_NAMES = _recorder("long-names", "names of mapped files longer than 4087 bytes, written as //toolong")
+FILES_UNREAD = _recorder(
+    "files-unread", "mapped files without a build-id because reading them took too long, or never ended"
+)
 GROUPS_LEFT_OUT = _recorder(
-    "groups-left-out", "control groups left out, with those in them: they are too deep"
+    "groups-left-out", "control groups left out, with those in them: there are too many, or they are too deep"
+)
+OBJECTS_UNNAMED = _recorder(
+    "objects-unnamed", "objects of waits without a name because the kernel did not answer in time"
+)
+WAITERS_UNREAD = _recorder(
+    "waiters-unread",
+    "threads still blocked whose memory was not read, because there was no time or they are too many",
+)
+PYTHON_UNREAD = _recorder(
+    "python-unread", "processes whose Python functions were not read because there was no time"
 )
 _FULL = "not written because the file took no more (disk full)"
 RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")

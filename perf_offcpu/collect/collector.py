@@ -37,6 +37,7 @@ from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
+from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
@@ -67,6 +68,7 @@ class Collector:
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
+        unread: what could not be read of other processes.
         known_tasks, known_kernel: records of tasks and kernel with which the last file begins.
         counters_event: the event of the recorder's own samples, which no ring has.
 
@@ -89,7 +91,9 @@ class Collector:
             self.pressure = Pressure(runnable=run_delay)
             self.build_ids = MappedBuildIds()
             self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
-            self._side_band = SideBand(self.build_ids, self.known_kernel)
+            self.unread = Unread()
+            self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost)
+            stack.callback(self._side_band.close)
             self._sampling = SamplingEvents(options, support, self.rings.owner, self.program.filter_fd, say)
             stack.callback(self._sampling.close)
             self._copies = CopyEvents(self.rings.owner, self.program.maps.set_output)
@@ -235,6 +239,7 @@ class Collector:
         """Move the content of all rings to `sink`; errors as of the sink, with nothing lost."""
         with self.pressure.draining(lambda: max(self.rings.last_fill, self._side_rings.last_fill)):
             self._side_band.sink = sink
+            self._side_band.meanwhile = lambda: self.rings.drain(sink)
             self._side_rings.drain(self._side_band)
             self.rings.drain(sink)
 
@@ -289,6 +294,7 @@ class Collector:
             for name, count in counts.items()
             if not name.endswith("_ns")
         }
+        found |= {cause: Counter(count) for cause, count in self.unread.lost.copy().items()}
         rate = self.program.maps.rate()
         return found | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
 

@@ -81,6 +81,7 @@ class FileSeries:
 
     def close(self) -> None:
         """Close all files; remove those that have no name yet."""
+        self._objects.close()
         if self._past:
             self._past.file.close()
         if not self.is_between:
@@ -166,9 +167,9 @@ class FileSeries:
 
     def _with_python(self, last: LastTasks) -> LastTasks:
         """Add the Python functions of threads that are blocked, if they are asked for."""
-        again = self._collector.program.last_tasks
+        again, unread = self._collector.program.last_tasks, self._collector.unread
         pystack = self._options.pystack
-        return with_python_functions(last, again, pystack, self._say) if pystack else last
+        return with_python_functions(last, again, pystack, self._say, unread) if pystack else last
 
     def _finish_past(self, past: _PastFile) -> None:
         """Write the end of a file that another has followed, and remove the oldest."""

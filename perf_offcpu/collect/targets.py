@@ -25,9 +25,6 @@ from perf_offcpu.files import kernel_lines, read_kernel
 
 _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _MAX_DIGITS = 18
-_STAT_FLAGS = 6
-"""Place of the flags after the name in /proc/PID/stat."""
-_PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +188,26 @@ def check_target(target: Target) -> None:
 
 def process_of(tid: int) -> int | None:
     """Return the process of a thread, None if there is no such thread."""
-    try:
-        status = read_kernel(f"/proc/{tid}/status")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = dict(line.partition(b":")[::2] for line in kernel_lines(status))
-    return int(fields[b"Tgid"])
+    fields = _status(tid)
+    return int(fields[b"Tgid"]) if fields else None
 
 
 def is_kernel_thread(tid: int) -> bool:
     """Return True for a kernel thread; False for other threads, and for ids of none."""
+    fields = _status(tid)
+    return bool(fields) and b"VmSize" not in fields and fields[b"State"].split()[0] not in (b"Z", b"X")
+
+
+def _status(tid: int) -> dict[bytes, bytes]:
+    """Return the fields of /proc/TID/status, none if there is no such thread.
+
+    /proc/TID/stat waits for a process that is within execve(2), this file does not.
+    """
     try:
-        text = read_kernel(f"/proc/{tid}/stat")
-    except OSError:
-        return False
-    return bool(int(text.rpartition(b")")[2].split()[_STAT_FLAGS]) & _PF_KTHREAD)
+        status = read_kernel(f"/proc/{tid}/status")
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return dict(line.partition(b":")[::2] for line in kernel_lines(status))
 
 
 class TargetWatch:

@@ -27,6 +27,9 @@ SIGNAL_EXIT_BASE = 128
 LAST_SWITCH_S = 0.01
 """Time for each task that a CPU has to run: several slices of the scheduler."""
 
+MOST_LAST_SWITCH_S = 1.0
+"""Time in all: any user can have very many tasks that run."""
+
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -142,4 +145,4 @@ def let_last_thread_leave() -> None:
     of that thread. The recorder may take its CPU at that moment, and no list of tasks shows it any more.
     """
     runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
-    time.sleep(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)))
+    time.sleep(min(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)), MOST_LAST_SWITCH_S))

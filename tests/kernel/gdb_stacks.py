@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS
-from perf_offcpu.collect.existing.proc import parse_maps
+from perf_offcpu.collect.existing.maps import parse_maps
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces

@@ -101,6 +101,7 @@ def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
             and take events for which they wait.
     """
     left_out = {losses.WRONG_CALLERS, losses.ENDS_MISSED, losses.BEGINS_MISSED, losses.WAKEUPS_MISSED}
+    left_out.add(losses.PROCESSES_DENIED)  # some machines do not even let root read their first process
     if of_others:
         left_out |= {losses.OBJECTS_CLOSED, losses.OBJECTS_UNREADABLE, losses.OBJECTS_COMPAT}
         left_out |= {losses.EVENTS_TAKEN}

@@ -19,14 +19,10 @@ from pathlib import Path
 
 import pytest
 from builders.compiled import build
-from builders.program import run
 from conftest import TESTS
 from kernel.others import reachable
 
-from perf_offcpu import losses
-from perf_offcpu.collect.existing.cgroups import cgroup2_mount
-from perf_offcpu.commands.record.command import READING, run_with_fewer_rights
-from perf_offcpu.decode.load import load_recording
+from perf_offcpu.commands.record.fewer_rights import READING, run_with_fewer_rights
 from perf_offcpu.environment import ALLOWED
 from perf_offcpu.errors import RecordingError
 
@@ -356,59 +352,3 @@ def test_a_dataset_of_another_user_is_named(place: Path) -> None:
     assert done.returncode == 1
     said = f"perf-offcpu fleet: {place}/waits: Permission denied: a dataset is its owner's"
     assert done.stderr.startswith(said)
-
-
-DEEP_PATH = """
-import mmap, os, sys, time
-os.chdir(sys.argv[1])
-for _ in range(300):
-    os.mkdir("d" * 250)
-    os.chdir("d" * 250)
-fd = os.open("mapped", os.O_RDWR | os.O_CREAT)
-os.ftruncate(fd, 4096)
-memory = mmap.mmap(fd, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)
-print("ready", flush=True)
-time.sleep(60)
-"""
-"""A file whose path has 75 KB is mapped as code."""
-DEEP_GROUPS = """
-import os, sys
-os.chdir(sys.argv[1])
-for _ in range(1150):
-    os.mkdir("g" * 8)
-    os.chdir("g" * 8)
-print("ready", flush=True)
-sys.stdin.read()
-for _ in range(1150):
-    os.chdir("..")
-    os.rmdir("g" * 8)
-"""
-
-
-def test_long_paths_and_deep_groups_of_others_end_no_recording(place: Path) -> None:
-    """Each ended `record -a` once; what cannot be described is counted, and an ordinary process is whole."""
-    unified = cgroup2_mount(Path("/proc/self/mountinfo").read_bytes())
-    assert unified is not None
-    group = Path(tempfile.mkdtemp(prefix="perf-offcpu-test-", dir=os.fsdecode(unified)))
-    path = place / "deep"
-    path.mkdir()
-    os.chown(path, NOBODY, NOBODY)
-    python = "/usr/bin/python3"
-    words = [[*AS_NOBODY, python, "-c", DEEP_PATH, path], [python, "-c", DEEP_GROUPS, group]]
-    with ExitStack() as stack:
-        others = [
-            stack.enter_context(subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            for one in words
-        ]
-        try:
-            for other in others:
-                assert other.stdout is not None and other.stdout.readline() == b"ready\n"
-            run("record", "-a", "-q", "-o", place / "x.data", "--", "sleep", "0.1")
-        finally:
-            others[0].kill()
-            others[1].communicate()
-            group.rmdir()
-    recording = load_recording(place / "x.data")
-    assert recording.losses[losses.LONG_NAMES] == 1
-    assert recording.losses[losses.GROUPS_LEFT_OUT] >= 1
-    assert "sleep" in {recording.strings[row] for row in recording.samples.comm.tolist()}

@@ -12,7 +12,9 @@ empties the maps, so that the caller can go on emptying the rings.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,9 @@ MAP_NAMES = (
     "events_fourfold", "events_quarter", "groups", "new_objects", "polled", "rate", "stacks", "sums",
     "targets",
 )  # fmt: skip
+
+_MOST_OBJECTS = 1 << 14
+"""Objects that are taken at once: several times what the queue holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,8 @@ class ProgramMaps:
         for name in keys.dtype.names or ():
             keys[name] = waits[name]
         for key, descriptor in zip(keys, descriptors, strict=True):
-            self._set("polled", key.tobytes(), descriptor)
+            with contextlib.suppress(RecordingError):  # the kernel has no memory for it
+                self._set("polled", key.tobytes(), descriptor)
 
     def take_objects(self) -> NDArray[np.void]:
         """Remove and return the descriptions of objects that are new: rows of `struct offcpu_object`.
@@ -204,7 +210,8 @@ class ProgramMaps:
         """
         dtype = self.header.structs["object"]
         rows = iter(lambda: bpf_syscall.pop(self._fds["new_objects"], dtype.itemsize), None)
-        return np.frombuffer(b"".join(rows), dtype)
+        # Programs that find new objects all the time must not keep the recorder here.
+        return np.frombuffer(b"".join(itertools.islice(rows, _MOST_OBJECTS)), dtype)
 
     def _set(self, name: str, key: bytes, value: int) -> None:
         try:

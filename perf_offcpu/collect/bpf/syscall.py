@@ -142,7 +142,8 @@ def run_iterator(program_fd: int) -> bytes:
     try:
         # direct: a descriptor of the kernel's
         with open(call(Command.ITER_CREATE, uapi.IterCreate(link_fd=link)), "rb", buffering=0) as output:
-            return b"".join(iter(lambda: output.read(_ITERATOR_BYTES), b""))
+            # None: nothing for a million objects (EAGAIN)
+            return b"".join(filter(None, iter(lambda: output.read(_ITERATOR_BYTES), b"")))
     finally:
         os.close(link)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.collect.existing.records import synthesized
-from perf_offcpu.errors import PerfOffcpuError, TargetError, UsageError
+from perf_offcpu.collect.existing.records import MOST_NAME, synthesized
+from perf_offcpu.errors import TargetError, UsageError
 from perf_offcpu.files import kernel_lines, read_kernel
 from perf_offcpu.losses import Losses
 
@@ -28,6 +28,8 @@ _CGROUP_MOUNT = re.compile(
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 """Spaces, tabs, newlines and backslashes in names (mangle() in fs/seq_file.c)."""
 _V1_NAMES = {"blkio": "io"}  # mount option → name in the kernel, where they differ
+_MOST_GROUPS = 1 << 16
+_MOST_LEVELS = 64
 _NO_CONTROLLER = frozenset(("rw", "ro", "xattr", "noprefix", "clone_children", "all", "none"))
 
 
@@ -98,31 +100,43 @@ def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
     return tuple(found)
 
 
-def cgroup_records(skipped: Losses | None = None) -> Iterator[bytes]:
+def cgroup_records(lost: Losses) -> Iterator[bytes]:
     """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted.
 
+    Users to whom a group is delegated make groups in it, as many and as deep as they like: groups near the
+    root come first.
+
     Args:
-        skipped: where groups are counted that are too deep: a path has a longest length, and any user with a
-            group of their own can nest further ones.
+        lost: where groups are counted that are left out.
     """
     mount = cgroup2_mount(read_kernel(_MOUNTS))
-    waiting = [] if mount is None else [mount]
-    while mount is not None and waiting:
-        directory = waiting.pop()
-        try:
-            # direct: a hierarchy of the kernel, without links
-            values = {"id": os.stat(directory).st_ino, "path": directory[len(mount) :] or b"/"}
-            # direct: a hierarchy of the kernel, without links
-            names = [entry.name for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
-            record = synthesized(RecordType.CGROUP, 0, values)
-        except FileNotFoundError:
-            continue
-        except (OSError, PerfOffcpuError):
-            if skipped is not None:
-                skipped.add(losses.GROUPS_LEFT_OUT)
-            continue
-        waiting.extend(os.path.join(directory, name) for name in sorted(names, reverse=True))
-        yield record
+    if mount is None:
+        return
+    level, depth, number = [b""], 0, 0
+    while level:
+        below: list[bytes] = []
+        for path in level:
+            number += 1
+            if number > _MOST_GROUPS or depth > _MOST_LEVELS or len(path) > MOST_NAME:
+                lost.add(losses.GROUPS_LEFT_OUT)
+                continue
+            try:
+                inode, names = _look_into(mount + path)
+            except FileNotFoundError:
+                continue
+            except OSError:  # the path is too long, or it is closed to this user
+                lost.add(losses.GROUPS_LEFT_OUT)
+                continue
+            yield synthesized(RecordType.CGROUP, 0, {"id": inode, "path": path or b"/"})
+            below += [path + b"/" + name for name in names]
+        level, depth = below, depth + 1
+
+
+def _look_into(directory: bytes) -> tuple[int, list[bytes]]:
+    """Return the inode of a group and the names of those in it, ascending."""
+    with os.scandir(directory) as entries:  # direct: a directory of the kernel, without links
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    return os.stat(directory).st_ino, names  # direct: a directory of the kernel
 
 
 def cgroup2_mount(mountinfo: bytes) -> bytes | None:

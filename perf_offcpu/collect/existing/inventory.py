@@ -54,23 +54,23 @@ class Inventory:
 
     def records(self) -> Iterator[bytes]:
         """Yield all records, some at a time. Side-band records must flow by now: see `proc`."""
-        for records in (self._kernel.records(), cgroup_records(self._tasks.skipped), self._tasks.records()):
+        for records in (self._kernel.records(), cgroup_records(self._tasks.lost), self._tasks.records()):
             yield from joined(records, PIECE)
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
     def later_records(self) -> Iterator[bytes]:
         """Yield records of control groups and tasks, with the maps of all, that hold from now on."""
         self._tasks.map_all()  # children of the target, too
-        for records in (cgroup_records(self._tasks.skipped), self._tasks.records()):
+        for records in (cgroup_records(self._tasks.lost), self._tasks.records()):
             since_ns = now_ns()  # a later time for tasks: some are born while groups are listed
             for piece in joined(records, PIECE):
                 yield holding_from(piece, since_ns)
 
     def take_losses(self) -> dict[LossCause, Counter]:
         """Return what the scan left out since the last call, after `records`."""
-        skipped = {cause: Counter(count) for cause, count in self._tasks.skipped.items()}
-        self._tasks.skipped.clear()
-        return skipped
+        lost = {cause: Counter(count) for cause, count in self._tasks.lost.items()}
+        self._tasks.lost.clear()
+        return lost
 
     def build_ids(self) -> list[BuildId]:
         """Return build-ids of the kernel, its modules (after `records`) and all files mapped so far."""

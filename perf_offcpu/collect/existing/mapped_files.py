@@ -10,13 +10,19 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Hashable
+from hashlib import blake2b
 from typing import Any
 
 from perf_offcpu.build_ids import build_id_of
+from perf_offcpu.collect.existing.records import MOST_NAME
+from perf_offcpu.collect.system.helper import Avoided
 from perf_offcpu.files import open_regular
 
 MOST_KNOWN = 1 << 16
 """Files that are remembered at once: a recording of weeks meets any number of them."""
+
+_MOST_NAME_BYTES = 16 << 20
+"""Bytes of the names of files that are remembered."""
 
 
 class MappedBuildIds:
@@ -24,11 +30,34 @@ class MappedBuildIds:
 
     Attributes:
         files: path → build-id of each file that has one.
+        avoided: devices whose files are not read, because one did not answer.
     """
 
     def __init__(self) -> None:
         self.files: dict[bytes, bytes] = {}
-        self._known: dict[Hashable, bytes] = {}
+        self.avoided = Avoided()
+        self._known: dict[bytes, bytes] = {}
+        self._name_bytes = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the build-id of a file that has been read; b"" if it has none, None if it was not read.
+
+        Args:
+            key: as of `key_of`.
+        """
+        return self._known.get(key)
+
+    def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:
+        """Remember a file that has been read."""
+        remember(self._known, key, build_id)
+        if not build_id or len(path) > MOST_NAME:
+            return
+        self._name_bytes += 0 if path in self.files else len(path)
+        while self.files and (self._name_bytes > _MOST_NAME_BYTES or len(self.files) >= MOST_KNOWN):
+            oldest = next(iter(self.files))
+            del self.files[oldest]
+            self._name_bytes -= len(oldest)
+        self.files[path] = build_id
 
     def of_mapping(
         self, pid: int, start: int, end: int, device: Hashable, inode: int, path: bytes, *, maps: bool = False
@@ -36,20 +65,35 @@ class MappedBuildIds:
         """Return the build-id of a mapped file; b"" if it has none, None if it is not found.
 
         Args:
-            maps: the mapping has just been read from /proc/PID/maps, so the link leads to the same file; its
-                inode may differ (overlayfs).
+            maps: as of `read_build_id`.
         """
-        key = (device, inode, path)
+        key = key_of(device, inode, path)
         if key not in self._known:
-            found = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
-            if found is None:
-                found = build_id_at(path, inode)
+            found = read_build_id(pid, start, end, inode, path, maps=maps)
             if found is None:
                 return None
-            remember(self._known, key, found)
-            if found:
-                remember(self.files, path, found)
+            self.learn(key, path, found)
         return self._known[key]
+
+
+def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
+    """Return what identifies a mapped file: a hash, because paths may be long."""
+    return blake2b(f"{device} {inode} ".encode() + path, digest_size=16).digest()
+
+
+def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, maps: bool) -> bytes | None:
+    """Read the build-id of a mapped file; b"" if it has none, None if it is not found.
+
+    It may wait for ever for a file system that does not answer.
+
+    Args:
+        maps: the mapping has just been read from /proc/PID/maps, so the link leads to the same file; its
+            inode may differ (overlayfs).
+    """
+    found = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
+    if found is None and len(path) <= MOST_NAME:
+        found = build_id_at(path, inode)
+    return found
 
 
 def remember(known: dict[Any, bytes], key: Hashable, found: bytes) -> None:
@@ -67,7 +111,7 @@ def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
     """
     try:
         fd = open_regular(os.fsdecode(path))
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
     try:
         return build_id_of(fd) if inode in (None, os.fstat(fd).st_ino) else None

@@ -15,21 +15,25 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from perf_offcpu import losses
 from perf_offcpu.abi.counters import PYTHON, PYTHON_MAGIC, VERSION
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.files import read_kernel
+from perf_offcpu.collect.existing.maps import read_maps
+from perf_offcpu.collect.kernel_totals.memory import Unread, of_each
 
 _CHILD: Final = os.path.join(os.path.dirname(__file__), "python_child.py")
-_MOST_PROCESSES: Final = 8
-PATIENCE_S = 3.0
-"""Time after which the process that reads the stacks is killed."""
+_MOST_S: Final = 24.0
+"""Time for all processes, each of which takes some 0.2 s."""
+_END_S: Final = 0.5
 _MOST_OUTPUT: Final = 1 << 20
 _MOST_TEXT: Final = 48 << 10
 """Size of a thread's functions that leaves room for the rest of a record, bytes."""
@@ -51,7 +55,7 @@ def pystack_directory() -> str | None:
 
 
 def with_python_functions(
-    last: LastTasks, again: Callable[[], LastTasks], directory: str, say: Say
+    last: LastTasks, again: Callable[[], LastTasks], directory: str, say: Say, unread: Unread
 ) -> LastTasks:
     """Add the payloads that name the Python functions of waiting tasks.
 
@@ -60,17 +64,22 @@ def with_python_functions(
             wait.
         directory: where pystack is.
         say: is called with a sentence for each process that cannot be read.
+        unread: counts the processes for which there is no time.
     """
     tasks = last.tasks[last.waiting()]
     functions: dict[tuple[int, int], Functions] = {}
-    pids = [pid for pid in np.unique(tasks["pid"]).tolist() if _is_python(pid)]
-    for pid in pids[:_MOST_PROCESSES]:
+    pids = np.unique(tasks["pid"]).tolist()
+    are_python = of_each(pids, pids, _is_python, unread)
+    pids, until_s = by_turns([pid for pid in pids if are_python.get(pid)]), time.monotonic() + _MOST_S
+    while pids and time.monotonic() < until_s:
+        pid = pids.pop(0)
         found = functions_of(pid, directory)
         if not found:
             say(f"perf-offcpu record: Python functions of process {pid} could not be read")
         functions |= {(pid, tid): frames for tid, frames in found.items()}
-    if len(pids) > _MOST_PROCESSES:
-        say(f"perf-offcpu record: Python functions of {_MOST_PROCESSES} of {len(pids)} processes were read")
+    if pids:
+        unread.lost.add(losses.PYTHON_UNREAD, len(pids))
+        say(f"perf-offcpu record: no time was left for the Python functions of {len(pids)} processes")
     sound = last.stand_still(again())[last.waiting()] if functions else ()
     python = tuple(
         python_payload(task, functions[int(task["pid"]), int(task["tid"])])
@@ -82,12 +91,24 @@ def with_python_functions(
 
 def _is_python(pid: int) -> bool:
     try:
-        return bool(_CPYTHON.search(read_kernel(f"/proc/{pid}/maps")))
+        return bool(_CPYTHON.search(read_maps(pid)))
     except OSError:
         return False
 
 
-def functions_of(pid: int, directory: str) -> dict[int, Functions]:
+def by_turns(pids: Sequence[int]) -> list[int]:
+    """Return processes in an order in which users take turns: none of them delays the others for long."""
+    users: Counter[int] = Counter()
+    turns = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            user = os.stat(f"/proc/{pid}").st_uid
+            turns.append((users[user], pid))
+            users[user] += 1
+    return [pid for _, pid in sorted(turns)]
+
+
+def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, Functions]:
     """Return tid → functions of a process, root first; none if they cannot be read.
 
     Args:
@@ -95,17 +116,20 @@ def functions_of(pid: int, directory: str) -> dict[int, Functions]:
     """
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     fd = os.memfd_create("python-stacks")  # a file, whose size the process has a limit for
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # threads that were printed before count
-        subprocess.run(
+    with contextlib.suppress(OSError):  # threads that were printed before it was killed count
+        child = subprocess.Popen(
             [python, "-I", "-S", _CHILD, directory, str(pid)],
             stdin=subprocess.DEVNULL,
             stdout=fd,
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={},
-            timeout=PATIENCE_S,
-            check=False,
         )
+        for time_s in (patience_s, _END_S):  # then it is left behind: it waits for a file that never comes
+            try:
+                child.wait(time_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
     output = os.pread(fd, _MOST_OUTPUT, 0)
     os.close(fd)
     return _parsed(output)

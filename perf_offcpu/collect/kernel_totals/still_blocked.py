@@ -21,6 +21,7 @@ from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.kernel_totals.sums import Stacks, wait_samples
 from perf_offcpu.collect.kernel_totals.user_stacks import UserStack, registers_of, take_user_stacks
 from perf_offcpu.perfdata.events import EventSpec
@@ -35,7 +36,9 @@ BATCH = 512
 """Tasks whose records are packed at once: some MB of copies."""
 
 
-def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int) -> LastTasks:
+def with_user_stacks(
+    last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread
+) -> LastTasks:
     """Add the user stacks of waiting tasks: copies, and frames where the BPF program took none.
 
     The stack of a task that has run meanwhile belongs to something else, and is not taken.
@@ -43,11 +46,12 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
     Args:
         again: runs the iterator once more.
         copy_bytes: usual size of the copies, 0 for none.
+        unread: as of `take_user_stacks`.
     """
     tasks, user, copies = last.tasks.copy(), list(last.user), [b""] * len(last.tasks)
     empty = np.array([not len(stack) for stack in user], np.bool_)
     wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)
-    stacks = take_user_stacks(tasks[wanted], copy_bytes)
+    stacks = take_user_stacks(tasks[wanted], copy_bytes, unread)
     sound = last.stand_still(again())
     for row, stack in zip(np.flatnonzero(wanted).tolist(), stacks, strict=True):
         taken = stack if sound[row] else UserStack()

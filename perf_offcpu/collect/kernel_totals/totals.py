@@ -110,9 +110,10 @@ class KernelTotals:
             copied: with copies of user stacks, if samples have them.
         """
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
-        last = with_user_stacks(self._program.last_tasks(), self._program.last_tasks, copy_bytes)
-        last = with_polled(last, self._program.maps.set_polled, self._program.last_tasks)
-        return with_holders(last)
+        unread, again = self._collector.unread, self._program.last_tasks
+        last = with_user_stacks(again(), again, copy_bytes, unread)
+        last = with_polled(last, self._program.maps.set_polled, again, unread)
+        return with_holders(last, unread)
 
     def present_tasks(self, drained_ns: int) -> LastTasks:
         """Return the states of tasks while recording goes on, without those that change at this moment.

@@ -2,9 +2,7 @@
 """Take user stacks of threads that do not run: a copy of the top, and a walk by frame pointers.
 
 This is for threads that wait when the recording or a file of it ends: BPF sends no sample of them, and their
-registers are those of the iterator. Their memory is read from /proc/PID/mem. Such a read takes the lock of
-their address space, which a thread that hangs may hold, so a thread of its own reads, and after some time it
-is abandoned.
+registers are those of the iterator. Their memory is read from /proc/TID/mem, by a helper.
 
 Rules of the walk as in arch/x86/events/core.c, perf_callchain_user(): a frame is two words, the caller's
 frame pointer and the return address; an address that cannot be read ends the walk.
@@ -15,22 +13,21 @@ from __future__ import annotations
 import os
 import platform
 import struct
-import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.kernel.facts import MAX_FRAMES
+from perf_offcpu.collect.kernel_totals.memory import TIME_S, Unread, of_each
 
 U64 = NDArray[np.uint64]
 
-TIME_S = 2.0
-"""Time for all threads together."""
-
+_MOST_COPIES = 64 << 20
+"""Bytes of the copies of all threads; the first threads of each process come first."""
 _SLACK = 64  # as in bpf/copies.h
 _TOP = 16 << 10  # bytes of stack read at once: most stacks are shorter
 _USER_HALF = 1 << 63
@@ -87,6 +84,11 @@ def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
     }
 
 
+def arguments_of(task: NDArray[Any]) -> tuple[int, ...]:
+    """Return the first four arguments of the system call of a task, a row of `struct offcpu_last`."""
+    return tuple(int(task["regs"][word]) for word in REGISTER_WORDS[platform.machine()].arguments)
+
+
 def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
     """Return int64[n]: the size of each task's copy, which is as far as its stack reaches if that is known.
 
@@ -100,41 +102,52 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
     return np.where(end > sp, reach, copy_bytes)
 
 
-def take_user_stacks(tasks: NDArray[Any], copy_bytes: int) -> list[UserStack]:
+def take_user_stacks(
+    tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_s: float = TIME_S
+) -> list[UserStack]:
     """Return the user stack of each task.
 
     Args:
         tasks: rows of `struct offcpu_last`.
         copy_bytes: as of `sizes_of_copies`.
+        unread: counts the stacks that are not read, or have no copy because there are too many.
+        time_s: time after which the stacks that are still missing stay empty.
     """
-    stacks = [UserStack() for _ in range(len(tasks))]
-    registers = registers_of(tasks)
-    sizes = sizes_of_copies(tasks, copy_bytes).tolist()
-    pids, ips, sps, fps = (
-        column.tolist() for column in (tasks["pid"], registers["ip"], registers["sp"], registers["fp"])
+    registers, pids = registers_of(tasks), tasks["pid"]
+    sizes = _bounded(sizes_of_copies(tasks, copy_bytes), pids, unread).tolist()
+    tids, ips, sps, fps = (
+        column.tolist() for column in (tasks["tid"], registers["ip"], registers["sp"], registers["fp"])
     )
-    end = time.monotonic() + TIME_S
+    rows = np.flatnonzero(registers["ip"])
 
-    def take_all() -> None:
-        for at in range(len(stacks)):
-            if time.monotonic() > end:
-                return
-            if ips[at]:
-                stacks[at] = _take(pids[at], ips[at], sps[at], fps[at], sizes[at])
+    def take(row: int) -> tuple[list[int], bytes]:
+        return _take(tids[row], ips[row], sps[row], fps[row], sizes[row])
 
-    worker = threading.Thread(target=take_all, daemon=True)
-    worker.start()
-    worker.join(TIME_S)
-    return list(stacks)
+    found = of_each(rows.tolist(), pids[rows].tolist(), take, unread, time_s)
+    return [UserStack(*found.get(row, ([], b""))) for row in range(len(tasks))]
 
 
-def _take(pid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> UserStack:
+def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> NDArray[np.int64]:
+    """Return the sizes of copies, 0 for those for which there is no room: of processes with many threads."""
+    order = np.argsort(pids, kind="stable")
+    begins = np.flatnonzero(np.diff(pids[order], prepend=-1))
+    rank = np.empty(len(pids), np.int64)  # among the threads of its process
+    rank[order] = np.arange(len(pids)) - np.repeat(begins, np.diff(begins, append=len(pids)))
+    by_rank = np.argsort(rank, kind="stable")
+    fits = np.empty(len(pids), np.bool_)
+    fits[by_rank] = np.cumsum(sizes[by_rank]) <= _MOST_COPIES
+    unread.lost.add(losses.WAITERS_UNREAD, int((~fits).sum()))
+    return np.where(fits, sizes, 0)
+
+
+def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[int], bytes]:
+    """Return frames and copy of the stack of a thread."""
     frames = [ip]
     try:
         # direct: a file of /proc
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # the process has ended
-        return UserStack(frames)
+        return frames, b""
     try:
         top = _read(memory, sp, max(_TOP, copy_bytes))
         while len(frames) < MAX_FRAMES and 0 < fp < _USER_HALF:
@@ -148,7 +161,7 @@ def _take(pid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> UserStack:
             frames.append(ip)
     finally:
         os.close(memory)
-    return UserStack(frames, top[:copy_bytes])
+    return frames, top[:copy_bytes]
 
 
 def _read(memory: int, address: int, size: int) -> bytes:

@@ -23,17 +23,24 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 
+from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, remember
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, key_of, read_build_id, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
+from perf_offcpu.collect.system.helper import Helper, ask_each
 from perf_offcpu.errors import FileFullError
+from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BUILD_ID_BYTES
+
+PATIENCE_S = 0.5
+"""Time for a file; rings of samples are emptied meanwhile."""
 
 _HEAD = RECORD_HEADER.size()
 _LAYOUT = RECORD_LAYOUTS[RecordType.MMAP2]
@@ -89,16 +96,24 @@ class SideBand:
     Args:
         build_ids: gathers the build-ids of what is mapped.
         kernel: counts changes of the kernel's symbols.
+        lost: counts files whose build-id could not be read in time.
 
     Attributes:
         sink: receives the records.
+        meanwhile: is called again and again while files are read.
     """
 
-    def __init__(self, build_ids: MappedBuildIds, kernel: KnownKernel) -> None:
-        self._build_ids, self._kernel = build_ids, kernel
-        self._known: dict[bytes, bytes] = {}  # inode and name, as they stand in records
+    def __init__(self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses) -> None:
+        self._build_ids, self._kernel, self._lost = build_ids, kernel, lost
+        self._known: dict[bytes, bytes] = {}  # hash of inode and name, as they stand in records
+        self._helper = Helper(_read_build_id, PATIENCE_S)
         self.sink: Sink | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
         self._next: Sink | None = None
+
+    def close(self) -> None:
+        """End the helper that reads files."""
+        self._helper.close()
 
     @contextlib.contextmanager
     def also_to(self, sink: Sink) -> Iterator[None]:
@@ -125,6 +140,7 @@ class SideBand:
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
         """Return the records as they should be, without maps of own data and old bytes after records."""
         pieces: list[Buffer] = []
+        mapped: list[memoryview] = []
         view = memoryview(data)
         types, shorts = view.cast("I"), view.cast("H")
         at = kept = 0
@@ -134,7 +150,7 @@ class SideBand:
                 pieces.append(view[kept:at])
                 kept = at + size
             elif kind == _MMAP2:
-                self._complete(view[at : at + size])
+                mapped.append(view[at : at + size])
             elif kind in _GROWING:
                 self._kernel.changes += 1
             if kind in _GROWING and (true_size := _true_size(kind, view[at : at + size])) < size:
@@ -142,29 +158,62 @@ class SideBand:
                 pieces.append(view[kept : at + true_size])
                 kept = at + size
             at += size
+        if mapped:
+            self._complete(mapped)
         return [*pieces, view[kept:]]
 
-    def _complete(self, record: memoryview) -> None:
-        misc = int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & ~_FLAG
-        build_id = self._build_id(record)
-        if build_id:
-            misc |= _FLAG
-            padded = bytes((len(build_id), 0, 0, 0)) + build_id.ljust(BUILD_ID_BYTES, b"\0")
-            record[_UNION:_UNION_END] = padded
-        record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
+    def _complete(self, records: list[memoryview]) -> None:
+        """Write the build-ids of the files into MMAP2 records, and remove the claims of the others."""
+        keys = [_key(record) for record in records]
+        new = {
+            key: record for key, record in zip(keys, records, strict=True) if key and key not in self._known
+        }
+        found = self._read(new) if new else {}
+        for record, key in zip(records, keys, strict=True):
+            misc = int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & ~_FLAG
+            if build_id := self._known.get(key) or found.get(key):
+                misc |= _FLAG
+                padded = bytes((len(build_id), 0, 0, 0)) + build_id.ljust(BUILD_ID_BYTES, b"\0")
+                record[_UNION:_UNION_END] = padded
+            record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
 
-    def _build_id(self, record: memoryview) -> bytes:
-        """Return the build-id of the file in an MMAP2 record; b"" if it has none or is not there any more."""
-        name = bytes(record[_NAME : len(record) - len(ZERO_TRAILER)])
-        if name[:1] != b"/" or name.startswith(b"//"):
-            return b""
-        key = bytes(record[_UNION:_UNION_END]) + name
-        if key not in self._known:
+    def _read(self, records: dict[bytes, memoryview]) -> dict[bytes, bytes]:
+        """Look up the build-ids of files; return those that are found by the keys of the records."""
+        found: dict[bytes, bytes] = {}
+        items: list[tuple[tuple[int, int], bytes, tuple[int, int, int, int, bytes]]] = []
+        for key, record in records.items():
             values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
-            start, end = values["addr"], values["addr"] + values["len"]
-            device, path = (values["maj"], values["min"]), name.rstrip(b"\0")
-            found = self._build_ids.of_mapping(values["pid"], start, end, device, values["ino"], path)
-            if found is None:
-                return b""
-            remember(self._known, key, found)
-        return self._known[key]
+            place = values["pid"], values["addr"], values["addr"] + values["len"]
+            device, name = (values["maj"], values["min"]), _name_of(record)
+            file = key_of(device, values["ino"], name)
+            if (known := self._build_ids.get(file)) is None:
+                items.append((device, key, (*place, values["ino"], name)))
+            else:
+                found[key] = known
+        for (device, key, (*_, inode, name)), answer in ask_each(
+            self._helper, items, self._build_ids.avoided, self.meanwhile
+        ):
+            if answer.is_stuck:
+                self._lost.add(losses.FILES_UNREAD)
+            elif answer.value is not None:  # else the process has ended
+                found[key] = answer.value
+                self._build_ids.learn(key_of(device, inode, name), name, answer.value)
+        for key, build_id in found.items():
+            remember(self._known, key, build_id)
+        return found
+
+
+def _key(record: memoryview) -> bytes:
+    """Return what identifies the file of an MMAP2 record; b"" if it has none."""
+    name = _name_of(record)
+    if name[:1] != b"/" or name.startswith(b"//"):
+        return b""
+    return blake2b(bytes(record[_UNION:_UNION_END]) + name, digest_size=16).digest()
+
+
+def _name_of(record: memoryview) -> bytes:
+    return bytes(record[_NAME : len(record) - len(ZERO_TRAILER)]).rstrip(b"\0")
+
+
+def _read_build_id(item: tuple[object, object, tuple[int, int, int, int, bytes]]) -> bytes | None:
+    return read_build_id(*item[2], maps=False)

@@ -25,7 +25,10 @@ def in_background(work: Callable[[], T]) -> Future[T]:
             future.set_exception(problem)
 
     # Thread.start() would wait until the new thread has got a CPU: 184 ms were seen under a flood of forks.
-    _thread.start_new_thread(run, ())
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # other programs have taken all ids of threads
+        run()
     return future
 
 

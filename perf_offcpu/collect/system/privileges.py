@@ -10,6 +10,7 @@ from typing import Final
 from perf_offcpu.files import read_kernel
 
 CAP_IPC_LOCK: Final = 14  # include/uapi/linux/capability.h
+CAP_SYS_PTRACE: Final = 19
 CAP_SYS_ADMIN: Final = 21
 CAP_PERFMON: Final = 38
 CAP_BPF: Final = 39

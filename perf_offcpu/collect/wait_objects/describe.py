@@ -3,29 +3,25 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable
+import sys
+import time
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import MAGIC, OBJECTS, TEXTS, VERSION, ObjectKind
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.wait_objects.epoll import EPOLL, watched_by
+from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.collect.wait_objects.epoll import EPOLL
 from perf_offcpu.collect.wait_objects.mounts import Mounts
-from perf_offcpu.collect.wait_objects.names import (
-    Texts,
-    access_mode,
-    comm_of,
-    descriptor_path,
-    mappings_of,
-    place_of,
-    socket_texts,
-)
-from perf_offcpu.collect.wait_objects.peers import Ends
+from perf_offcpu.collect.wait_objects.names import Texts, comm_of, socket_texts
+from perf_offcpu.collect.wait_objects.naming import FILES, SIDES, Naming
+from perf_offcpu.collect.wait_objects.peers import FIRST, Ends, holders_in
 from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
+from perf_offcpu.losses import Losses
 
 Described = dict[str, Any]
 """Fields of `abi.wait_objects.OBJECT`, and the texts by name as bytes."""
@@ -35,40 +31,104 @@ _MOST_TEXT: Final = 24 << 10
 _MOST_OBJECTS: Final = 128
 PORTS_S: Final = 2.0
 """Time after which listening ports are read again."""
-_FILES = (ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK)
-_SIDES = {os.O_RDONLY: b"read end", os.O_WRONLY: b"write end"}
+_MODES: Final = {text: mode for mode, text in SIDES.items()}
+_SCAN_S: Final = 1.0
+_PATIENCE_S: Final = 0.5
+_BY_PORT: Final = (b"tcp", b"mptcp")
 
 
-def describe(rows: NDArray[Any], *, names: bool, ports: ListeningPorts | None = None) -> list[Described]:
-    """Describe objects.
+class Describer:
+    """Describes objects; names come from a helper.
 
     Args:
-        rows: of `struct offcpu_object`.
-        names: look up names; else only numbers and addresses are described.
-        ports: finds listening ports; None: nothing is known of them yet.
+        lost: counts objects whose names could not be read in time.
+        ports_s: time for which listening ports are known.
     """
-    mounts = Mounts()
-    maps_of, ports_of = functools.cache(mappings_of), (ports or ListeningPorts(PORTS_S)).of
-    found = []
-    for row in rows:
-        kind, pid = int(row["kind"]), int(row["pid"])
-        texts: Texts = {}
-        if kind == ObjectKind.SOCKET:
-            texts = socket_texts(row)
-            if names and _is_accepted(row, texts, ports_of):
-                texts["place"] = b"accepted"
-        elif kind == ObjectKind.FUTEX and names:
-            texts["place"] = place_of(maps_of(pid), int(row["address"]), int(row["sp"]))
-        elif kind in (ObjectKind.PATH, ObjectKind.ANONYMOUS):
-            texts["name"] = bytes(row["name"]).split(b"\0")[0]
-            if is_epoll(row) and names:
-                texts["name"] = watched_by(pid, int(row["fd"])) or EPOLL
-        elif kind == ObjectKind.PIPE or kind in _FILES:
-            texts = _file_texts(row, pid, mounts) if names else {}
-        found.append(_numbers(row) | dict.fromkeys(TEXTS, b"") | texts)
-    if names:
-        _add_peers(found)
-    return found
+
+    def __init__(self, lost: Losses, ports_s: float = PORTS_S) -> None:
+        self._lost, self._avoided, self._ports = lost, Avoided(), ListeningPorts(ports_s)
+        self._naming: Naming | None = None
+        self._helper = Helper(self._work, _PATIENCE_S)
+
+    def _work(self, item: tuple[Any, ...]) -> Any:
+        """Look into one process: this is the helper."""
+        assert self._naming is not None
+        return self._naming.names(*item) if len(item) == 2 else holders_in(*item)
+
+    def finish_until(self, time_s: float) -> None:
+        """Leave out names that are not known at a time (`time.monotonic`)."""
+        self._helper.until = time_s
+
+    def close(self) -> None:
+        """End the helper."""
+        self._helper.close()
+
+    def describe(self, rows: NDArray[Any], *, names: bool = True) -> list[Described]:
+        """Describe objects.
+
+        Args:
+            rows: of `struct offcpu_object`.
+            names: look up names; else only numbers and addresses are described.
+        """
+        texts = [_own_texts(row) for row in rows]
+        if names:
+            self._add_names(rows, texts)
+        objects = [
+            _numbers(row) | dict.fromkeys(TEXTS, b"") | one for row, one in zip(rows, texts, strict=True)
+        ]
+        if names:
+            self._add_peers(objects)
+        return objects
+
+    def described_again(self, rows: NDArray[Any]) -> list[Described]:
+        """Describe epoll instances that processes still have: they may watch others than before."""
+        return [one for one in self.describe(rows) if one["name"] != EPOLL]
+
+    def _add_names(self, rows: NDArray[Any], texts: list[Texts]) -> None:
+        """Add the texts that /proc has."""
+        self._naming = self._naming or Naming(rows.dtype, self._ports)
+        rows_of: dict[int, list[int]] = {}
+        for at, (row, known) in enumerate(zip(rows, texts, strict=True)):
+            if _is_in_proc(row, known):
+                rows_of.setdefault(int(row["pid"]), []).append(at)
+        mounts = Mounts()
+        items = [(pid, rows[places].tobytes()) for pid, places in rows_of.items()]
+        for (pid, _), answer in ask_each(self._helper, items, self._avoided):
+            places = rows_of[pid]
+            if answer.value is None:
+                self._lost.add(losses.OBJECTS_UNNAMED, len(places))
+            for at, found in zip(places, answer.value or [{}] * len(places), strict=True):
+                texts[at] |= found
+                if not found and rows[at]["kind"] in FILES:
+                    texts[at]["name"] = mounts.path(bytes(rows[at]["name"]), int(rows[at]["device"]))
+
+    def _add_peers(self, objects: list[Described]) -> None:
+        """Add the processes at the other ends of pipes and Unix sockets."""
+        pipes = [one for one in objects if one["kind"] == ObjectKind.PIPE]
+        sockets = [one for one in objects if one["peer_inode"]]
+        if not pipes and not sockets:
+            return
+        inodes = {*(one["inode"] for one in pipes), *(one["peer_inode"] for one in sockets)}
+        ends = self._find_ends(frozenset(map(str, inodes)))
+        peers = [(one, ends.of_pipe(one["inode"], one["pid"], _MODES.get(one["place"]))) for one in pipes]
+        peers += [(one, ends.of_socket(one["peer_inode"])) for one in sockets]
+        for one, pids in peers:
+            if pids:
+                one["peer_pid"], one["peer_comm"] = pids[0], comm_of(pids[0])
+
+    def _find_ends(self, inodes: frozenset[str]) -> Ends:
+        """Look for pipes and sockets in all processes."""
+        ends, until_s = Ends(), time.monotonic() + _SCAN_S
+        rest = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        for places in ((0, FIRST), (FIRST, sys.maxsize)):
+            items, rest = [(pid, inodes, *places) for pid in rest], []
+            for (pid, *_), answer in ask_each(self._helper, items, self._avoided):
+                holders, has_more = answer.value or ((), False)
+                ends.add(holders)
+                rest += [pid] if has_more else []
+                if time.monotonic() > until_s:
+                    return ends
+        return ends
 
 
 def needs_scan(rows: NDArray[Any]) -> NDArray[np.bool_]:
@@ -82,9 +142,24 @@ def is_epoll(row: Any) -> bool:
     return int(row["kind"]) == ObjectKind.ANONYMOUS and bytes(row["name"]).split(b"\0")[0] == EPOLL
 
 
-def described_again(rows: NDArray[Any]) -> list[Described]:
-    """Describe epoll instances that processes still have: they may watch others than before."""
-    return [one for one in describe(rows, names=True) if one["name"] != EPOLL]
+def _own_texts(row: Any) -> Texts:
+    """Return the texts that the BPF program has read."""
+    kind = int(row["kind"])
+    if kind == ObjectKind.SOCKET:
+        texts = socket_texts(row)
+        is_unix_server = texts["protocol"] == b"unix" and row["own_name"] and row["peer_inode"]
+        return texts | ({"place": b"accepted"} if is_unix_server else {})
+    if kind in (ObjectKind.PATH, ObjectKind.ANONYMOUS):
+        return {"name": bytes(row["name"]).split(b"\0")[0]}
+    return {}
+
+
+def _is_in_proc(row: Any, texts: Texts) -> bool:
+    """Return True for an object of which /proc knows more."""
+    kind = int(row["kind"])
+    if kind == ObjectKind.SOCKET:
+        return texts["protocol"] in _BY_PORT and bool(texts["remote"])
+    return is_epoll(row) or kind in (ObjectKind.FUTEX, ObjectKind.PIPE, *FILES)
 
 
 def _numbers(row: Any) -> Described:
@@ -101,44 +176,6 @@ def _numbers(row: Any) -> Described:
         "peer_pid": 0,
         "reserved2": 0,
     }
-
-
-def _is_accepted(row: Any, texts: Texts, ports_of: Callable[[int], frozenset[int]]) -> bool:
-    """Return True for a connection that came to a port or path at which the process's side listens."""
-    if texts["protocol"] == b"unix":
-        return bool(row["own_name"] and row["peer_inode"])
-    if texts["protocol"] not in (b"tcp", b"mptcp") or not texts["remote"]:
-        return False
-    return int(row["local_port"]) in ports_of(int(row["pid"]))
-
-
-def _file_texts(row: Any, pid: int, mounts: Mounts) -> Texts:
-    """Return the path of a file and the end of a pipe that is waited for."""
-    fd = int(row["fd"])
-    path = descriptor_path(pid, fd, int(row["inode"]))
-    if row["kind"] != ObjectKind.PIPE:
-        return {"name": path or mounts.path(bytes(row["name"]), int(row["device"]))}
-    is_named = path and not path.startswith(b"pipe:[")
-    mode = access_mode(pid, fd) if path else None
-    return {"name": path if is_named else b"", "place": _SIDES.get(mode if mode is not None else -1, b"")}
-
-
-def _add_peers(found: list[Described]) -> None:
-    """Add the processes at the other ends of pipes and Unix sockets."""
-    pipes = [one["inode"] for one in found if one["kind"] == ObjectKind.PIPE]
-    inodes = {*pipes, *(one["peer_inode"] for one in found if one["peer_inode"])}
-    if not inodes:
-        return
-    ends = Ends(inodes)
-    modes = {text: mode for mode, text in _SIDES.items()}
-    for one in found:
-        pids: list[int] = []
-        if one["kind"] == ObjectKind.PIPE:
-            pids = ends.of_pipe(one["inode"], one["pid"], modes.get(one["place"]))
-        elif one["peer_inode"]:
-            pids = ends.of_socket(one["peer_inode"])
-        if pids:
-            one["peer_pid"], one["peer_comm"] = pids[0], comm_of(pids[0])
 
 
 def object_payloads(objects: list[Described]) -> list[bytes]:

@@ -12,7 +12,7 @@ import re
 import socket
 from typing import Any, Final
 
-from perf_offcpu.collect.existing.proc import Mapping, parse_maps
+from perf_offcpu.collect.existing.maps import Mapping, mappings_at
 from perf_offcpu.files import read_kernel
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
@@ -72,19 +72,15 @@ def unix_path(name: bytes) -> bytes:
     return text.replace(b"\0", b"@") if text[:1] == b"\0" else text.split(b"\0")[0]
 
 
-def place_of(mappings: list[Mapping], address: int, sp: int) -> bytes:
+def place_of(maps: bytes, address: int, sp: int) -> bytes:
     """Return the memory that an address is in: heap, stack, or a file and the offset in it; b"" unknown.
 
     Args:
-        mappings: of the process, ascending.
+        maps: text of /proc/PID/maps.
         sp: stack pointer of a thread that waits for the address.
     """
-    before: Mapping | None = None
-    for mapping in mappings:
-        if mapping.start <= address < mapping.end:
-            return _place(mapping, before, address, sp)
-        before = mapping
-    return b""
+    mapping, before = mappings_at(maps, address)
+    return b"" if mapping is None else _place(mapping, before, address, sp)
 
 
 def _place(mapping: Mapping, before: Mapping | None, address: int, sp: int) -> bytes:
@@ -97,14 +93,6 @@ def _place(mapping: Mapping, before: Mapping | None, address: int, sp: int) -> b
     if not mapping.name and before and before.end == mapping.start and before.inode:
         return before.name[:_MOST_NAME]  # .bss goes on after .data
     return b"heap"
-
-
-def mappings_of(pid: int) -> list[Mapping]:
-    """Return the mappings of a process; none if it is gone."""
-    try:
-        return list(parse_maps(read_kernel(f"/proc/{pid}/maps")))
-    except (*_GONE, OSError):
-        return []
 
 
 def comm_of(pid: int) -> bytes:

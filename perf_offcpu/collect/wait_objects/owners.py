@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.syscalls import call_numbers
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
-from perf_offcpu.collect.wait_objects.memory import TIME_S, arguments_of, of_each, read_memory
+from perf_offcpu.collect.kernel_totals.memory import Unread, of_each, read_memory
+from perf_offcpu.collect.kernel_totals.user_stacks import arguments_of
 from perf_offcpu.files import read_kernel
 
 _WORDS = struct.Struct("=5I")
@@ -59,16 +60,17 @@ def _writer_in(words: tuple[int, ...]) -> int:
     return words[4]
 
 
-def with_holders(last: LastTasks, time_s: float = TIME_S) -> LastTasks:
+def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     """Set `holder_tid` of tasks that wait for a lock whose owner is known.
 
     Args:
-        time_s: time after which no further lock is read.
+        unread: counts the locks for which there is no time.
     """
     futexes = [nr for nr, (what, _) in call_numbers(platform.machine()).items() if what == "futex"]
     rows = last.waiting()
     rows = rows[np.isin(last.tasks["syscall"][rows], futexes) & (last.tasks["object_id"][rows] != 0)]
-    holders = of_each(rows.tolist(), lambda row: _holder(last.tasks[row]), time_s)
+    pids = last.tasks["pid"][rows].tolist()
+    holders = of_each(rows.tolist(), pids, lambda row: _holder(last.tasks[row]), unread)
     tasks = last.tasks.copy()
     for row, tid in holders.items():
         if tid:
@@ -80,7 +82,7 @@ def _holder(task: NDArray[Any]) -> int:
     """Return the thread that holds the lock of a task, in the pid namespace of the recorder; 0 unknown."""
     pid = int(task["pid"])
     address, operation, value, *_ = arguments_of(task)
-    words = read_memory(pid, address, _WORDS.size)
+    words = read_memory(int(task["tid"]), address, _WORDS.size)
     if not words:
         return 0
     owner = owner_in(_WORDS.unpack(words), operation, value & 0xFFFFFFFF)

@@ -6,43 +6,65 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from perf_offcpu.collect.wait_objects.names import access_mode
 
-_LINK: Final = re.compile(r"(?:pipe|socket):\[(\d+)\]")
+Plain = tuple[int, int, int | None]
+FIRST: Final = 4096
+"""Descriptors of each process that are looked at first; the others follow if there is time."""
+_LINK: Final = re.compile(r"(pipe|socket):\[(\d+)\]")
 
 
 class Holder(NamedTuple):
-    """A descriptor of a pipe or socket."""
+    """A descriptor of a pipe or socket.
+
+    Args:
+        mode: access mode of a pipe; None for a socket, or if it is gone.
+    """
 
     pid: int
-    fd: int
+    inode: int
+    mode: int | None
+
+
+def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple[list[Plain], bool]:
+    """Look at some descriptors of a process, which may be within execve and let its readers wait.
+
+    Args:
+        inodes: of the pipes and sockets that are looked for.
+        first, end: the descriptors, by their place in the list.
+
+    Returns:
+        Those of the pipes and sockets, as plain `Holder`; and whether there are more descriptors.
+    """
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")  # direct: of the kernel
+    except OSError:  # gone, or of another user
+        return [], False
+    found: list[Plain] = []
+    for fd in descriptors[first:end]:
+        try:
+            link = _LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))  # direct: not followed
+        except OSError:
+            continue
+        if link and link[2] in inodes:
+            mode = access_mode(pid, int(fd)) if link[1] == "pipe" else None
+            found.append((pid, int(link[2]), mode))
+    return found, len(descriptors) > end
 
 
 class Ends:
-    """The descriptors of some pipes and sockets, found by one scan of all processes.
+    """The descriptors of some pipes and sockets."""
 
-    Args:
-        inodes: of the pipes and sockets.
-    """
-
-    def __init__(self, inodes: Collection[int]) -> None:
+    def __init__(self) -> None:
         self._holders: dict[int, list[Holder]] = defaultdict(list)
-        wanted = {str(inode) for inode in inodes}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                descriptors = os.listdir(f"/proc/{pid}/fd")  # direct: of the kernel
-            except OSError:  # gone, or of another user
-                continue
-            for fd in descriptors:
-                try:
-                    link = _LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))  # direct: not followed
-                except OSError:
-                    continue
-                if link and link[1] in wanted:
-                    self._holders[int(link[1])].append(Holder(int(pid), int(fd)))
+
+    def add(self, holders: Iterable[Plain]) -> None:
+        """Add what `holders_in` has found."""
+        for holder in map(Holder._make, holders):
+            self._holders[holder.inode].append(holder)
 
     def of_pipe(self, inode: int, pid: int, mode: int | None) -> list[int]:
         """Return the pids of other processes that hold the other end of a pipe.
@@ -55,7 +77,7 @@ class Ends:
         found = {
             holder.pid
             for holder in self._holders[inode]
-            if holder.pid != pid and other is not None and access_mode(*holder) in (other, os.O_RDWR)
+            if holder.pid != pid and other is not None and holder.mode in (other, os.O_RDWR)
         }
         return sorted(found)
 

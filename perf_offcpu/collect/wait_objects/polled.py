@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
-from perf_offcpu.collect.kernel_totals.user_stacks import registers_of
-from perf_offcpu.collect.wait_objects.memory import TIME_S, arguments_of, of_each, read_memory
+from perf_offcpu.collect.kernel_totals.memory import Unread, of_each, read_memory
+from perf_offcpu.collect.kernel_totals.user_stacks import arguments_of, registers_of
 
 _POLLFD: Final = struct.Struct("=ihh")
 _WORD: Final = 8
@@ -32,14 +32,14 @@ def with_polled(
     last: LastTasks,
     tell: Callable[[NDArray[Any], Sequence[int]], None],
     again: Callable[[], LastTasks],
-    time_s: float = TIME_S,
+    unread: Unread,
 ) -> LastTasks:
     """Set the objects of tasks that wait for one descriptor in poll() or select().
 
     Args:
         tell: gets rows of `struct offcpu_last` and the descriptor of each.
         again: runs the iterator once more.
-        time_s: time after which no further memory is read.
+        unread: counts the tasks for which there is no time.
     """
     names = syscall_names(platform.machine())
     calls = [number for number, name in names.items() if name in (*_POLLS, *_SELECTS)]
@@ -51,7 +51,8 @@ def with_polled(
         task = last.tasks[row]
         return only_descriptor(task, names[int(task["syscall"])] in _SELECTS)
 
-    found = {row: fd for row, fd in of_each(rows.tolist(), read, time_s).items() if fd >= 0}
+    polled = of_each(rows.tolist(), last.tasks["pid"][rows].tolist(), read, unread)
+    found = {row: fd for row, fd in polled.items() if fd >= 0}
     if not found:
         return last
     tell(last.tasks[list(found)], list(found.values()))
@@ -69,16 +70,16 @@ def with_polled(
 
 def only_descriptor(task: NDArray[Any], is_select: bool) -> int:
     """Return the descriptor of poll(), or with `is_select` of select(); -1 for several, or none."""
-    arguments, pid = arguments_of(task), int(task["pid"])
+    arguments, tid = arguments_of(task), int(task["tid"])
     if not is_select:
-        entry = read_memory(pid, arguments[0], _POLLFD.size) if arguments[1] == 1 else b""
+        entry = read_memory(tid, arguments[0], _POLLFD.size) if arguments[1] == 1 else b""
         return int(_POLLFD.unpack(entry)[0]) if entry else -1
     number = arguments[0] & 0xFFFFFFFF
     if not 0 < number <= _MOST_DESCRIPTORS:
         return -1
     bits = 0
     for address in filter(None, arguments[1:4]):
-        words = read_memory(pid, address, -(-number // (8 * _WORD)) * _WORD)
+        words = read_memory(tid, address, -(-number // (8 * _WORD)) * _WORD)
         if not words:
             return -1
         bits |= int.from_bytes(words, "little") & (1 << number) - 1

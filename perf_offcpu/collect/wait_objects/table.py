@@ -7,6 +7,7 @@ process may end; and the rings are emptied meanwhile.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
@@ -24,18 +25,14 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.describe import (
     PORTS_S,
     Described,
-    describe,
-    described_again,
+    Describer,
     is_epoll,
     needs_scan,
     object_payloads,
 )
-from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
 
 NAMING_S = 2.0
-"""Longest time for names at the end of a file; /proc may wait for a lock of the process."""
-NAMES_AGAIN_S = 600.0
-"""Time without names after /proc did not answer: each attempt may leave a thread that waits for ever."""
+"""Longest time for names at the end of a file: some processes may not answer."""
 _MOST_SETS = 256
 _MOST_KNOWN = 1 << 14
 _IDENTITY = ["id", "kind", "pid", "fd", "device", "inode", "number", "address", "peer_inode"]
@@ -81,22 +78,16 @@ class ObjectTable:
     """The objects of one recording, on their way from the BPF program to files."""
 
     def __init__(self, collector: Collector) -> None:
-        self._collector, self._unnamed_until = collector, 0.0
+        self._collector = collector
         self._naming: Future[list[Described]] | None = None
-        self._named: NDArray[np.void] = np.empty(0, np.void)
         is_steady = collector.options.is_steady
         self._known = KnownObjects(STEADY_KNOWN_S if is_steady else 0.0)
-        self._ports = ListeningPorts(STEADY_PORTS_S if is_steady else PORTS_S)
+        self._describer = Describer(collector.unread.lost, STEADY_PORTS_S if is_steady else PORTS_S)
         self._scan_share = STEADY_SCAN_SHARE if is_steady else SCAN_SHARE
         self._held: NDArray[np.void] = np.empty(0, np.void)  # rows that wait for a scan
         self._scan_due = 0.0
         self._sets: dict[int, NDArray[np.void]] = {}  # epoll instances of this file by id, a row each
         self._unwritten: Iterator[Piece] = iter(())
-
-    @property
-    def _names(self) -> bool:
-        """Return whether names are looked up now."""
-        return self._collector.options.object_names and time.monotonic() >= self._unnamed_until
 
     def follow(self, files: Iterable[OutputFile], *, scan_now: bool = False) -> None:
         """Write the objects that have names by now, and begin to name new objects.
@@ -128,22 +119,26 @@ class ObjectTable:
         Args:
             drain: empties the rings, and is called again and again.
         """
-        files, until = list(files), time.monotonic() + NAMING_S
+        files = list(files)
+        self._describer.finish_until(time.monotonic() + NAMING_S)
         self.follow(files, scan_now=True)
-        self._await(files, until, drain)
-        if self._sets and self._names:
+        self._await(files, drain)
+        if self._sets and self._collector.options.object_names:
             sets, self._sets = np.concatenate(list(self._sets.values())), {}
-            self._named, self._naming = sets[:0], in_background(lambda: described_again(sets))
-            self._await(files, until, drain)
+            self._naming = in_background(lambda: self._describer.described_again(sets))
+            self._await(files, drain)
+        self._describer.finish_until(math.inf)
 
-    def _await(self, files: Iterable[OutputFile], until: float, drain: Callable[[], object]) -> None:
+    def close(self) -> None:
+        """End the helper that looks up names."""
+        self._describer.finish_until(0.0)
+        if self._naming is None or wait([self._naming], NAMING_S).done:
+            self._describer.close()
+
+    def _await(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
         while self._naming is not None:
-            if time.monotonic() > until:  # /proc does not answer
-                self._naming, self._unnamed_until = None, time.monotonic() + NAMES_AGAIN_S
-                self._write(describe(self._named, names=False), files)
-            else:
-                wait([self._naming], NAP_S)
-                drain()
+            wait([self._naming], NAP_S)
+            drain()
             self.follow(files, scan_now=True)
 
     def unwritten(self) -> Iterator[Piece]:
@@ -151,20 +146,20 @@ class ObjectTable:
         return self._unwritten
 
     def _begin(self, rows: NDArray[np.void]) -> None:
-        names = self._names
+        names = self._collector.options.object_names
         for at in range(len(rows)):
             if is_epoll(rows[at]) and len(self._sets) < _MOST_SETS:
                 self._sets[int(rows[at]["id"])] = rows[at : at + 1]
         scans = names and bool(needs_scan(rows).any())
 
         def work() -> list[Described]:
-            begin_s = time.thread_time()
-            found = self._known.described(rows, lambda new: describe(new, names=names, ports=self._ports))
+            begin_s = time.monotonic()
+            found = self._known.described(rows, lambda new: self._describer.describe(new, names=names))
             if scans:
-                self._scan_due = time.monotonic() + (time.thread_time() - begin_s) / self._scan_share
+                self._scan_due = time.monotonic() + (time.monotonic() - begin_s) / self._scan_share
             return found
 
-        self._named, self._naming = rows, in_background(work)
+        self._naming = in_background(work)
 
     def _write(self, objects: list[Described], files: Iterable[OutputFile]) -> None:
         event = self._collector.counters_event

@@ -3,31 +3,22 @@
 
 `arguments` declares the options, and `options` makes a `RecordOptions` of them. This module runs the
 recording and prints its summary in perf's form.
-
-`record --buildid-cache` parses files of other users. The parsing process cannot load BPF programs or modules,
-mount, change owners or users, nor regain such rights by execve. It is no sandbox: files below /proc/PID/root
-require CAP_SYS_PTRACE, and the process still owns the files of root.
-
-Source: capabilities(7), capset(2), prctl(2).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import os
 import select
 import sys
-import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from perf_offcpu import losses
 from perf_offcpu.commands.record.arguments import add_arguments
+from perf_offcpu.commands.record.fewer_rights import run_with_fewer_rights
 from perf_offcpu.commands.record.options import options_of
 from perf_offcpu.commands.shared.parsers import accept_without_effect
-from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
@@ -211,47 +202,3 @@ class LiveLine:
 
     def __exit__(self, *_: object) -> None:
         self._clear()
-
-
-_DAC_READ_SEARCH: Final = 2
-_SYS_PTRACE: Final = 19
-_SYSLOG: Final = 34
-READING: Final = 1 << _DAC_READ_SEARCH | 1 << _SYS_PTRACE | 1 << _SYSLOG
-"""Capabilities to read programs of others, files below /proc/PID/root, and addresses in /proc/kallsyms."""
-_VERSION_3: Final = 0x20080522
-_PR_SET_NO_NEW_PRIVS: Final = 38
-
-
-def run_with_fewer_rights(work: Callable[[], None]) -> bool:
-    """Run a function in a forked process with the capabilities of READING; return whether it succeeded."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings(action="ignore"):  # Python 3.12, where other threads exist
-        pid = os.fork()
-    if pid:
-        return os.waitpid(pid, 0)[1] == 0
-    status = 1
-    try:
-        keep_capabilities(READING)
-        work()
-        status = 0
-    except (PerfOffcpuError, OSError) as problem:
-        print(f"perf-offcpu record: {problem}", file=sys.stderr)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this process except some, permanently; raise OSError if the kernel refuses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
-    words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
-    if libc.capget(header, words):
-        raise OSError(ctypes.get_errno(), "capabilities cannot be read")
-    for row, shift in ((0, 0), (3, 32)):
-        permitted = words[row + 1] & kept >> shift & 0xFFFFFFFF
-        words[row], words[row + 1], words[row + 2] = permitted, permitted, 0
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, words):
-        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")

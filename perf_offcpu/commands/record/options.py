@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -253,35 +253,42 @@ def _stack_bytes(text: str) -> int:
 
 def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
     """Return True if a file that the target runs lacks frame pointers, or if that is unknown."""
+    return _file_lacks(_files_of_command(command[0])) if target.command else _process_lacks(target)
+
+
+def _file_lacks(files: list[str]) -> bool:
     from perf_offcpu.unwind.frame_pointers import keeps_frame_pointers
 
-    files = list(_files_of_command(command[0]) if target.command else _files_of_processes(target))
     return not files or len(files) > _MAX_FILES or not all(map(keeps_frame_pointers, files))
 
 
-def _files_of_command(name: str) -> Iterator[str]:
-    """Yield the program's file and this system's C library; a script is no ELF file, so it is unknown."""
-    yield shutil.which(name) or name
-    yield from sorted(path for path in _mapped("self") if re.search(r"/(libc\.so|libc\.musl|ld-musl)", path))
+def _files_of_command(name: str) -> list[str]:
+    """Return the program's file and this system's C library; a script is no ELF file, so it is unknown."""
+    own = sorted(path for path in _mapped(os.getpid()) if re.search(r"/(libc\.so|libc\.musl|ld-musl)", path))
+    return [shutil.which(name) or name, *own]
 
 
-def _files_of_processes(target: Target) -> Iterator[str]:
-    """Yield the files that the processes have mapped; none system-wide, where processes come and go."""
-    if len(target.processes) <= _MAX_PIDS and not target.threads:
-        for pid in target.processes:
-            for path in _mapped(str(pid)):
-                yield f"/proc/{pid}/root{path}"
+def _process_lacks(target: Target) -> bool:
+    """Return True if a file of a process lacks frame pointers; system-wide, processes come and go.
+
+    The processes may be hostile, and their files on a file system that does not answer.
+    """
+    from perf_offcpu.collect.system.helper import Helper
+
+    if target.threads or not 0 < len(target.processes) <= _MAX_PIDS:
+        return True
+    helper = Helper(lambda pid: _file_lacks([f"/proc/{pid}/root{path}" for path in _mapped(pid)]))
+    answers = list(helper.each(target.processes))
+    helper.close()
+    return any(answer.value is not False for answer in answers)
 
 
-def _mapped(pid: str) -> set[str]:
+def _mapped(pid: int) -> set[str]:
     """Return the files with code that a process has mapped."""
-    paths = set()
+    from perf_offcpu.collect.existing.maps import parse_maps, read_maps
+
     try:
-        with open(f"/proc/{pid}/maps", "rb") as lines:
-            for line in lines:
-                fields = line.rstrip(b"\n").split(None, 5)
-                if len(fields) == 6 and b"x" in fields[1] and fields[5].startswith(b"/"):
-                    paths.add(os.fsdecode(fields[5]))
+        mappings = [mapping for mapping in parse_maps(read_maps(pid)) if b"x" in mapping.permissions]
     except OSError:
         return set()
-    return paths
+    return {os.fsdecode(mapping.name) for mapping in mappings if mapping.name.startswith(b"/")}

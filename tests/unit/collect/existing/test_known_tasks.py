@@ -10,15 +10,17 @@ import tempfile
 import threading
 
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
-from perf_offcpu.collect.existing.proc import KnownTasks, ProcScan
+from perf_offcpu.collect.existing.proc import KnownTasks
+from perf_offcpu.collect.existing.process import Description, Part, ProcessReader
 
 
 def scan(known: KnownTasks | None) -> bytes:
     """Return the records of this process."""
-    found = ProcScan({os.getpid()}, MappedBuildIds(), data_maps=True, known=known)
-    if known is not None:
-        known.begin()
-    return b"".join(found._process(os.getpid()))
+    known = known or KnownTasks()
+    known.begin()
+    reader = ProcessReader(MappedBuildIds(), True, known.has, lambda device: None)
+    described = Description(*reader.read(os.getpid(), mapped=True))
+    return b"".join(known.whole(Part(*one)).records or b"" for one in described.parts)
 
 
 def rename(name: bytes) -> None:
@@ -36,7 +38,8 @@ def test_what_changed_is_read_again() -> None:
     thread.start()
     assert scan(known) == scan(None)
     go.set()
-    thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # join() returns a little earlier
+        thread.join()
     assert scan(known) == scan(None)
     with tempfile.NamedTemporaryFile(prefix="mapped-") as file:
         file.write(bytes(mmap.PAGESIZE))
@@ -49,15 +52,17 @@ def test_what_changed_is_read_again() -> None:
 def test_what_is_kept_is_bounded() -> None:
     known, made = KnownTasks(most_bytes=10), list[int]()
 
-    def make(number: int) -> bytes:
-        made.append(number)
-        return bytes(4)
+    def records(number: int) -> bytes | None:
+        key = "threads", number
+        if is_new := not known.has(key, b"same"):
+            made.append(number)
+        return known.whole(Part(key, b"same", bytes(4) if is_new else None, {})).records
 
     for _ in range(2):
         known.begin()
-        assert [known.records(one, "same", lambda one=one: make(one)) for one in range(4)] == [bytes(4)] * 4  # type: ignore[misc]
+        assert [records(one) for one in range(4)] == [bytes(4)] * 4
     assert made == [0, 1, 2, 3, 2, 3], "the first two fit"
     known.begin()
     known.begin()
-    known.records(0, "same", lambda: make(9))
-    assert made[-1] == 9, "what a scan does not meet is forgotten"
+    records(0)
+    assert made[-1] == 0, "what a scan does not meet is forgotten"

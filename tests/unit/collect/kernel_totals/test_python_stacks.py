@@ -38,9 +38,7 @@ def read(directory: Path, body: str, patience_s: float = 20) -> dict[int, list[t
     function = f"def get_process_threads(pid, stop_process):\n    import os, time\n    {body}\n"
     (directory / "pystack" / "engine.py").write_text(THREAD + function)
     (directory / "pystack" / "__init__.py").write_text("")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perf_offcpu.collect.kernel_totals.python_stacks.PATIENCE_S", patience_s)
-        return functions_of(os.getpid(), str(directory))
+    return functions_of(os.getpid(), str(directory), patience_s)
 
 
 def test_functions_have_a_bounded_form(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.records import mmap2, synthesized
 from perf_offcpu.collect.rings.side_band import SideBand
+from perf_offcpu.losses import Losses
 
 READ, WRITE, EXECUTE = 1, 2, 4
 COMM = synthesized(RecordType.COMM, 0, {"pid": 7, "tid": 7, "comm": b"main"})
@@ -45,11 +46,12 @@ def mapped(name: bytes, prot: int) -> bytes:
     (b"[stack]", READ | WRITE, False), (b"[vvar]", READ, False), (b"[vdso]", READ | EXECUTE, True),
 ])  # fmt: skip
 def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> None:
-    side_band, kept = SideBand(MappedBuildIds(), KnownKernel()), Kept()
+    side_band, kept = SideBand(MappedBuildIds(), KnownKernel(), Losses()), Kept()
     side_band.sink = kept
     record = mapped(name, prot)
     side_band.append(COMM + record, record + COMM)
     assert kept.records == COMM + 2 * stays * record + COMM
+    side_band.close()
 
 
 def test_no_more_than_some_files_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

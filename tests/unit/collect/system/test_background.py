@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -42,3 +43,11 @@ def test_side_by_side_both_end_before_the_error_of_one(failing: int) -> None:
     with pytest.raises(OSError, match=str(failing)):
         side_by_side(lambda: work(0), lambda: work(1))
     assert ended == [1 - failing]
+
+
+def test_without_a_thread_to_be_had_the_work_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    assert in_background(lambda: 7).result(0) == 7

@@ -57,8 +57,8 @@ def test_sets_without_sockets_and_sets_that_are_gone() -> None:
 
 
 def task(*arguments: int) -> Any:
-    row = np.zeros((), [("pid", "u4"), ("regs", "u8", 34)])
-    row["pid"] = PID
+    row = np.zeros((), [("tid", "u4"), ("regs", "u8", 34)])
+    row["tid"] = PID
     for word, value in zip(REGISTER_WORDS[platform.machine()].arguments, arguments, strict=False):
         row["regs"][word] = value
     return row

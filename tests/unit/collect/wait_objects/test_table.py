@@ -13,6 +13,7 @@ import pytest
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.wait_objects import table
 from perf_offcpu.collect.wait_objects.table import KnownObjects, ObjectTable
 from perf_offcpu.resources import bpf_dir
@@ -26,41 +27,13 @@ def pipe(number: int) -> Any:
     return row
 
 
-def test_names_are_looked_up_again_some_time_after_proc_did_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    new, with_names, begun, go_on = [pipe(1)], list[bool](), threading.Event(), threading.Event()
-    maps = SimpleNamespace(take_objects=lambda: new.pop() if new else np.zeros(0, ROW))
-    options = SimpleNamespace(object_names=True, is_steady=False)
-    collector: Any = SimpleNamespace(options=options, program=SimpleNamespace(maps=maps), counters_event=None)
-
-    def describe(rows: Any, *, names: bool, **_: object) -> list[Any]:
-        with_names.append(names)
-        if names:
-            begun.set()
-            assert go_on.wait(10)
-        return [{} for _ in rows]
-
-    monkeypatch.setattr(table, "describe", describe)
-    monkeypatch.setattr(table, "NAMING_S", 0.0)
-    objects = ObjectTable(collector)
-    monkeypatch.setattr(objects, "_write", lambda objects, files: None)
-    objects.finish([], lambda: None)
-    assert begun.wait(10) and sorted(with_names) == [False, True]
-    go_on.set()
-    monkeypatch.setattr(table, "NAMING_S", 10.0)
-    for later_s, names in ((table.NAMES_AGAIN_S / 2, False), (table.NAMES_AGAIN_S * 2, True)):
-        monkeypatch.setattr(objects, "_unnamed_until", objects._unnamed_until - later_s)
-        new.append(pipe(2))
-        objects.finish([], lambda: None)
-        assert with_names.pop() == names
-
-
 def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     new, named, go_on = [pipe(1)], list[int](), threading.Event()
     maps = SimpleNamespace(take_objects=lambda: new.pop() if new else np.zeros(0, ROW))
     options = SimpleNamespace(object_names=True, is_steady=True)
-    collector: Any = SimpleNamespace(options=options, program=SimpleNamespace(maps=maps), counters_event=None)
+    collector: Any = SimpleNamespace(
+        options=options, program=SimpleNamespace(maps=maps), counters_event=None, unread=Unread()
+    )
 
     def describe(rows: Any, **_: object) -> list[Any]:
         assert go_on.wait(10)
@@ -69,10 +42,10 @@ def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.
     def write(objects: list[Any], _: object) -> None:
         named.extend(one["id"] for one in objects)
 
-    monkeypatch.setattr(table, "describe", describe)
     # So long that nothing is scanned again before the test ends.
     monkeypatch.setattr(table, "STEADY_SCAN_SHARE", 1e-12)
     objects = ObjectTable(collector)
+    monkeypatch.setattr(objects._describer, "describe", describe)
     monkeypatch.setattr(objects, "_write", write)
     objects.follow([])
     new.append(pipe(2))

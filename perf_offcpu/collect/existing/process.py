@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the records of one process from its files in /proc: threads, names, namespaces and mappings.
+
+This is the work of a helper (`collect.system.helper`): a process can lock its files in /proc, and what it has
+mapped may be on a file system that does not answer.
+
+Each process has a share of the room in the file. What is beyond is left out and counted: the begin of a list
+is kept, of mappings code before data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from perf_offcpu import losses
+from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
+from perf_offcpu.collect.existing import maps
+from perf_offcpu.collect.existing.mapped_files import (
+    MappedBuildIds,
+    build_id_of_memory,
+    key_of,
+    read_build_id,
+)
+from perf_offcpu.collect.existing.maps import Mapping, parse_maps, read_maps
+from perf_offcpu.collect.existing.records import MOST_NAME, TOO_LONG, mmap2, synthesized
+from perf_offcpu.collect.system.helper import is_too_much_left
+from perf_offcpu.files import read_kernel
+from perf_offcpu.losses import Losses
+
+MOST_THREADS: Final = 1 << 17
+MOST_BYTES: Final = 8 << 20
+"""Bytes of the mappings of a process: some 60 000."""
+LEAST_BYTES: Final = 256 << 10
+SHARED_BYTES: Final = 64 << 20
+"""A process gets an eighth of what is left of this, at most MOST_BYTES and at least LEAST_BYTES."""
+ALL_BYTES: Final = 256 << 20
+"""Bytes of the mappings of all processes."""
+_FILES_S: Final = 2.0
+"""Time for the files of a process of which no build-id is known yet."""
+_MOST_TRIED: Final = 16
+
+_GONE: Final = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
+
+# Order of the indices in PERF_RECORD_NAMESPACES, include/uapi/linux/perf_event.h
+_NAMESPACES: Final = ("net", "uts", "ipc", "pid", "user", "mnt", "cgroup")
+
+_PROT: Final = ((b"r", 1), (b"w", 2), (b"x", PROT_EXEC))
+_MAP_SHARED, _MAP_PRIVATE = 1, 2
+_PARENT_AND_THREADS: Final = re.compile(rb"^(?:PPid|Threads):\t(\d+)$", re.MULTILINE)
+_THREADS, _MAPS = "threads", "maps"
+
+
+class Part(NamedTuple):
+    """The records of one kind of a process.
+
+    Args:
+        content: hash of what they were made of.
+        records: None for the records of the last scan.
+        lost: name of a loss cause → number.
+    """
+
+    key: tuple[str, int]
+    content: bytes
+    records: bytes | None
+    lost: dict[str, int]
+
+
+class Description(NamedTuple):
+    """The records of a process.
+
+    Args:
+        parts: `Part` as plain tuples.
+        files: key, path and build-id of each file that was read.
+        is_denied: not all of it may be read.
+        mapped_bytes: size of the mappings of all processes up to this one.
+        threads: number of threads.
+    """
+
+    parts: list[tuple[Any, ...]]
+    files: list[tuple[bytes, bytes, bytes]]
+    is_denied: bool = False
+    mapped_bytes: int = 0
+    threads: int = 0
+
+
+class ProcessReader:
+    """Reads the processes of one scan.
+
+    Args:
+        build_ids: of files that are known already.
+        data_maps: also record files mapped for reading.
+        is_known: returns whether the last scan had records of a key and a hash.
+        note: is called with the device of a file before it is read, and with 0 after it.
+
+    Attributes:
+        mapped_bytes: size of the mappings of all processes up to now.
+    """
+
+    def __init__(
+        self,
+        build_ids: MappedBuildIds,
+        data_maps: bool,
+        is_known: Callable[[Any, bytes], bool],
+        note: Callable[[int], None],
+    ) -> None:
+        self._build_ids, self._data_maps, self._is_known, self._note = build_ids, data_maps, is_known, note
+        self.mapped_bytes = 0
+        self._vdso = _vdso_build_id()
+        self._described = Description([], [])
+        self._lost = Losses()
+        self._files_until_s = 0.0
+
+    def read(self, pid: int, *, mapped: bool) -> tuple[Any, ...]:
+        """Return the description of a process as a plain tuple; without records if it is gone.
+
+        Args:
+            mapped: with mappings and namespaces.
+
+        Raises:
+            Exception: something in /proc has another form than expected.
+        """
+        self._described, self._files_until_s = Description([], []), 0.0
+        tids, is_denied = list[int](), False
+        with suppress(*_GONE):
+            try:
+                tids = self._add_threads(pid)
+                if mapped:
+                    self._add_maps(pid, tids)
+            except PermissionError:
+                is_denied = True
+        parts, files = self._described.parts, self._described.files
+        return tuple(Description(parts, files, is_denied, self.mapped_bytes, len(tids)))
+
+    def _add(self, key: tuple[str, int], text: bytes, make: Callable[[], bytes]) -> None:
+        self._lost = Losses()
+        content = blake2b(text, digest_size=16).digest()
+        records = None if self._is_known(key, content) else make()
+        if losses.FILES_UNREAD in self._lost:
+            content = b""  # they are tried again at the next scan
+        lost = {cause.name: count for cause, count in self._lost.items()}
+        self._described.parts.append((key, content, records, lost))
+
+    def _add_threads(self, pid: int) -> list[int]:
+        # Not from /proc/PID/stat, which waits while the process is within execve.
+        parent, number = map(int, _PARENT_AND_THREADS.findall(read_kernel(f"/proc/{pid}/status")))
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            tids = sorted(int(entry.name) for entry in itertools.islice(entries, MOST_THREADS))
+        comms = []
+        for tid in tids:
+            with suppress(*_GONE):
+                comms.append((tid, read_kernel(f"/proc/{pid}/task/{tid}/comm")[:-1]))
+        more = number - len(tids) if len(tids) == MOST_THREADS else 0
+
+        def make() -> bytes:
+            self._lost.add(losses.THREADS_LEFT_OUT, max(more, 0))
+            return _threads(pid, parent, comms)
+
+        self._add((_THREADS, pid), repr((parent, comms, more)).encode(), make)
+        return tids
+
+    def _add_maps(self, pid: int, tids: list[int]) -> None:
+        # A process whose first thread has ended has its mappings under the other threads alone.
+        others = [tid for tid in tids if tid != pid][:_MOST_TRIED]
+        tid, text = next(((tid, text) for tid in (pid, *others) if (text := read_maps(tid))), (pid, b""))
+        if text:  # kernel threads have none
+            namespaces = _namespaces(pid, tid)
+            self._add((_MAPS, pid), namespaces + text, lambda: namespaces + self._maps(pid, tid, text))
+
+    def _maps(self, pid: int, tid: int, text: bytes) -> bytes:
+        left = max(SHARED_BYTES - self.mapped_bytes, 0) // 8
+        room = min(max(LEAST_BYTES, min(MOST_BYTES, left)), ALL_BYTES - self.mapped_bytes)
+        records, size = [], 0
+        for mapping in parse_maps(text, self._lost):
+            is_code = b"x" in mapping.permissions
+            if not is_code and not self._is_data(mapping):
+                continue
+            if size >= (room if is_code else room // 2):
+                self._lost.add(losses.MAPS_LEFT_OUT)
+                continue
+            records.append(self._mmap(pid, tid, mapping))
+            size += len(records[-1])
+        if len(text) > maps.MOST_BYTES - MOST_NAME:
+            self._lost.add(losses.MAPS_LEFT_OUT)
+        self.mapped_bytes += size
+        return b"".join(records)
+
+    def _is_data(self, mapping: Mapping) -> bool:
+        return self._data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
+
+    def _mmap(self, pid: int, tid: int, mapping: Mapping) -> bytes:
+        build_id, name = self._build_id(tid, mapping), mapping.name
+        if not name or name.startswith(b"/anon_hugepage"):
+            name = b"//anon"  # as in the kernel's own MMAP2 records
+        elif len(name) > MOST_NAME:
+            name = TOO_LONG
+            self._lost.add(losses.LONG_NAMES)
+        values = {
+            "pid": pid,
+            "tid": pid,
+            "addr": mapping.start,
+            "len": mapping.end - mapping.start,
+            "pgoff": mapping.offset,
+            "maj": mapping.device[0],
+            "min": mapping.device[1],
+            "ino": mapping.inode,
+            "ino_generation": 0,
+            "prot": sum(bit for letter, bit in _PROT if letter in mapping.permissions),
+            "flags": _MAP_SHARED if b"s" in mapping.permissions else _MAP_PRIVATE,
+            "filename": name,
+        }
+        misc = 0 if b"x" in mapping.permissions else Misc.MMAP_DATA
+        return mmap2(CpuMode.USER, values, build_id, misc)
+
+    def _build_id(self, tid: int, mapping: Mapping) -> bytes:
+        if mapping.name == b"[vdso]":
+            return self._vdso
+        if not mapping.inode:
+            return b""
+        key = key_of(mapping.device, mapping.inode, mapping.name)
+        known = self._build_ids.get(key)
+        if known is not None:
+            return known
+        self._files_until_s = self._files_until_s or time.monotonic() + _FILES_S
+        is_late = time.monotonic() > self._files_until_s
+        if is_late or is_too_much_left() or mapping.device in self._build_ids.avoided:
+            self._lost.add(losses.FILES_UNREAD)
+            return b""
+        return self._read_build_id(tid, mapping, key)
+
+    def _read_build_id(self, tid: int, mapping: Mapping, key: bytes) -> bytes:
+        self._note(device_number(mapping.device))
+        try:
+            found = read_build_id(tid, mapping.start, mapping.end, mapping.inode, mapping.name, maps=True)
+        finally:
+            self._note(0)
+        if found is None:
+            return b""
+        name = mapping.name if len(mapping.name) <= MOST_NAME else b""
+        self._build_ids.learn(key, name, found)
+        self._described.files.append((key, name, found))
+        return found
+
+
+def device_number(device: tuple[int, int]) -> int:
+    """Return one number for a device, which is never 0 for a file."""
+    return device[0] << 32 | device[1]
+
+
+def device_of(number: int) -> tuple[int, int]:
+    """Return the device of a `device_number`."""
+    return number >> 32, number & 0xFFFFFFFF
+
+
+def _threads(pid: int, parent: int, comms: list[tuple[int, bytes]]) -> bytes:
+    """Return FORK and COMM of each thread."""
+    records = []
+    for tid, comm in comms:
+        creator = parent if tid == pid else pid
+        fork = {"pid": pid, "ppid": creator, "tid": tid, "ptid": creator, "time": 0}
+        records.append(synthesized(RecordType.FORK, Misc.FORK_EXEC, fork))
+        records.append(synthesized(RecordType.COMM, 0, {"pid": pid, "tid": tid, "comm": comm}))
+    return b"".join(records)
+
+
+def _namespaces(pid: int, tid: int) -> bytes:
+    links = [os.stat(f"/proc/{tid}/ns/{name}") for name in _NAMESPACES]
+    link_info = [{"dev": link.st_dev, "ino": link.st_ino} for link in links]
+    return synthesized(RecordType.NAMESPACES, 0, {"pid": pid, "tid": pid, "link_info": link_info})
+
+
+def _vdso_build_id() -> bytes:
+    for mapping in parse_maps(read_kernel("/proc/self/maps")):
+        if mapping.name == b"[vdso]":
+            return build_id_of_memory(mapping.start, mapping.end - mapping.start)
+    return b""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a recording go on, whatever other processes do (`hostile_processes.py`)?
+
+Each of them is described as far as possible, and counted; a process that sleeps beside them is recorded as if
+it were alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from builders import program
+
+from perf_offcpu import losses
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.columns import distinct
+from perf_offcpu.model.recording import Recording
+
+HERE = Path(__file__).parent
+RECORDINGS = {
+    "all": "-a --duration 1",
+    "targets": "-p {pids} --duration 1",
+    "agent": "-a --off-cpu-period 5 --max-rate 1000 --switch-output=1s --duration 2",
+}
+"""Of everybody, of these processes alone, and as the agent records."""
+COUNTED = {
+    *(losses.LONG_NAMES, losses.MAPS_LEFT_OUT, losses.FILES_UNREAD, losses.GROUPS_LEFT_OUT),
+    *(losses.OBJECTS_UNNAMED, losses.WAITERS_UNREAD),
+}
+DESCRIBED = (
+    *("path_of_4_kb", "path_of_70_kb", "maps_with_long_paths", "very_many_maps", "very_many_threads"),
+    *("first_thread_has_ended", "in_frozen_group", "in_other_namespaces", "file_that_hangs_is_mapped"),
+)
+"""Processes of which the recording has mappings."""
+MOST_KB = 200 << 10
+"""Memory of the recorder, or of one of its helpers."""
+
+
+class Made(NamedTuple):
+    """The account of hostile_processes.py, and the recordings."""
+
+    directory: Path
+    account: dict[str, Any]
+
+    def paths(self, name: str) -> list[Path]:
+        """Return the files of a recording."""
+        return sorted(self.directory.glob(f"{name}.data*"))
+
+
+def made_beside(directory: Path, scale: int, *names: str) -> Made:
+    """Make recordings beside hostile processes; each once before, because compiling takes memory."""
+    commands: list[str | Path] = []
+    for name in names:
+        options = RECORDINGS[name]
+        words = [*options.replace("{pids}", str(os.getpid())).split(), "--duration", "0.1"]
+        assert program.run("record", *words, "-o", directory / "before.data").returncode == 0
+        output = directory / f"{name}.data"
+        commands += ["--", *program.PROGRAM, "record", *options.split(), "-o", str(output)]
+    words = [sys.executable, str(HERE / "hostile_processes.py"), str(scale), "all", *map(str, commands)]
+    done = subprocess.run(
+        ["unshare", "-m", *words], capture_output=True, timeout=300 * scale * program.PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    account = json.loads(done.stdout)
+    for run in account["runs"]:
+        print(run["said"], run["kb"], "kB")
+        assert run["status"] == 0 and "Traceback" not in run["said"], run["said"]
+        assert run["kb"] < MOST_KB
+    return Made(directory, account)
+
+
+def check(made: Made) -> None:
+    """Check what holds however many threads and mappings there are."""
+    for path in (*made.paths("agent"), *made.paths("all")):
+        recording = load_recording(path)
+        recording.check()
+        assert path.stat().st_size < 40 << 20
+        assert_innocent(recording, made.account)
+    assert recording.losses.keys() >= COUNTED
+    described = set(recording.spaces.pid[distinct(recording.maps.space)].tolist())
+    assert described >= {made.account["pids"][kind] for kind in DESCRIBED}
+    targets = load_recording(made.paths("targets")[0])
+    assert COUNTED - {losses.GROUPS_LEFT_OUT} <= targets.losses.keys()
+
+
+def assert_innocent(recording: Recording, account: dict[str, Any]) -> None:
+    """Check that each sleep of the ordinary process in the recording is a sample, under its name and map."""
+    samples, strings = recording.samples, recording.strings
+    own = samples.tid == account["innocent"]
+    ends = samples.time_ns[own]
+    inside = [(begin, end) for begin, end in account["naps"] if ends.min() < begin and end < ends.max()]
+    missing = [nap for nap in inside if np.searchsorted(ends, nap[1]) == np.searchsorted(ends, nap[0])]
+    assert len(inside) > 10 and missing == []
+    assert {strings[row] for row in np.unique(samples.comm[own])} == {"innocent"}
+    spaces = np.flatnonzero(recording.spaces.pid == account["innocent"])
+    dsos = recording.maps.dso[np.isin(recording.maps.space, spaces)]
+    assert any("libc" in strings[int(recording.dsos.path[dso])] for dso in dsos)
+
+
+def test_recordings_go_on_and_count_what_is_missing(tmp_path: Path) -> None:
+    check(made_beside(tmp_path, 1, "all", "targets"))
+
+
+@pytest.mark.long
+def test_they_go_on_beside_the_greatest_numbers_that_the_kernel_allows(tmp_path: Path) -> None:
+    limits = {"vm.max_map_count": 1_100_000, "kernel.pid_max": 300_000}
+    before = {name: subprocess.check_output(["sysctl", "-n", name], text=True).strip() for name in limits}
+    try:
+        for name, number in limits.items():
+            subprocess.run(["sysctl", "-q", f"{name}={number}"], check=True)
+        check(made_beside(tmp_path, 2, *RECORDINGS))
+    finally:
+        for name, text in before.items():
+            subprocess.run(["sysctl", "-q", f"{name}={text}"], check=True)
+
+
+@pytest.mark.parametrize("hidepid", ["invisible", pytest.param("noaccess", marks=pytest.mark.long)])
+def test_processes_that_proc_hides_are_counted(hidepid: str, tmp_path: Path) -> None:
+    record = shlex.join([*program.PROGRAM, "record", "-a", "--duration", "0.2", "-o", f"{tmp_path}/x.data"])
+    words = (
+        f"mount -t proc -o hidepid={hidepid} proc /proc && "
+        f"exec setpriv --bounding-set=-sys_ptrace --regid=65534 --clear-groups {record}"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", words], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    cause = losses.THREADS_HIDDEN if hidepid == "invisible" else losses.PROCESSES_DENIED
+    recording = load_recording(tmp_path / "x.data")
+    assert recording.losses[cause] > 2 and len(recording.samples)

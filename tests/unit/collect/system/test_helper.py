@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A helper answers, fails, hangs or dies, item by item; the others are answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from perf_offcpu.collect.system import helper
+from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+
+HANG, DIE, RAISE, OTHER = "hang", "die", "raise", "other"
+OWN = os.getpid()
+
+
+def work(item: tuple[Any, ...]) -> Any:
+    """Do what an item says."""
+    if item[1] == HANG:
+        time.sleep(1000)
+    if item[1] == DIE:
+        os.kill(os.getpid() if os.getpid() != OWN else 0, signal.SIGKILL)
+    if item[1] == RAISE:
+        raise RecursionError("too deep")
+    return object() if item[1] == OTHER else item[1:]
+
+
+@pytest.fixture
+def asked() -> Any:
+    made = Helper(work, patience_s=0.2)
+    yield made
+    made.close()
+
+
+def test_each_item_is_answered_or_not_on_its_own(asked: Helper) -> None:
+    items = [
+        (1, b"a"),
+        (2, HANG),
+        (2, b"b"),
+        (3, RAISE),
+        (4, DIE),
+        (5, OTHER),
+        (6, bytes(1 << 20)),
+        (4, b"c"),
+    ]
+    steps: list[int] = []
+    answers = {item: answer for item, answer in ask_each(asked, items, Avoided(), lambda: steps.append(1))}
+    assert len(answers) == len(items) and steps
+    assert {item[0] for item, answer in answers.items() if answer.is_stuck} == {2, 4}, (
+        "with their other items"
+    )
+    assert answers[1, b"a"].value == (b"a",) and answers[6, bytes(1 << 20)].value == (bytes(1 << 20),)
+    assert answers[3, RAISE].problem == "RecursionError: too deep" and answers[5, OTHER].problem
+
+
+def test_who_did_not_answer_is_not_asked_again_and_less_time_is_given(asked: Helper) -> None:
+    avoided = Avoided()
+    begin = time.monotonic()
+    answers = list(ask_each(asked, [(number, HANG) for number in range(9)], avoided))
+    assert all(answer.is_stuck for _, answer in answers) and time.monotonic() - begin < 9 * 0.2
+    (_, answer), (_, other) = ask_each(asked, [(3, b"x"), (9, b"x")], avoided)
+    assert answer.is_stuck and other.value == (b"x",)
+
+
+def test_time_ends_for_all(asked: Helper) -> None:
+    asked.until = time.monotonic() + 0.1
+    items = [(number, HANG if number == 2 else number) for number in range(1000)]
+    answers = [answer for _, answer in ask_each(asked, items, Avoided())]
+    assert [answer.is_stuck for answer in answers[:3]] == [False, False, True]
+    assert all(answer.is_stuck for answer in answers[2:]) and len(answers) == 1000
+
+
+def test_it_has_no_descriptor_of_the_recorder_and_no_signal_ends_it() -> None:
+    def links(_: object) -> list[str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sorted(os.readlink(path).split(":")[0] for path in paths if os.path.lexists(path))
+
+    mine = Helper(links)
+    (answer,) = mine.each([0])
+    mine.close()
+    assert answer.value == ["/dev/null"] * 3 + ["socket"], answer
+
+
+def test_without_a_process_to_be_had_the_work_is_done_here(
+    asked: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", refuse)
+    first, second = asked.each([(1, b"a"), (2, RAISE)])
+    assert first.value == (b"a",) and second.problem
+
+
+def test_no_more_than_some_are_left_behind(asked: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "_left", [0] * helper.MOST_LEFT)
+    assert [answer.is_stuck for _, answer in ask_each(asked, [(1, b"a")], Avoided())] == [True]
