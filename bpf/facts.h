@@ -94,17 +94,14 @@ static __always_inline u32 flags_of(u32 mode, bool preempted)
 	return preempted ? OFFCPU_PREEMPTED_WAIT : OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED;
 }
 
-/* Return the id of the task's cgroup in the v2 hierarchy; 0 if not recorded or without a cgroup. */
-static __always_inline u64 cgroup_of(const struct offcpu_control *ctl, struct task_struct *task)
+/* Return the id of the task's cgroup in the v2 hierarchy; 0 without one. */
+static __always_inline u64 cgroup_of(struct task_struct *task)
 {
 #ifdef TASK_CGROUPS
-	void *set, *cgroup, *node;
+	void *set = FIELD(void *, task, TASK_CGROUPS);
+	void *cgroup = FIELD(void *, set, CSS_SET_DFL_CGRP);
+	void *node = FIELD(void *, cgroup, CGROUP_KN);
 
-	if (!ctl->cgroups)
-		return 0;
-	set = FIELD(void *, task, TASK_CGROUPS);
-	cgroup = FIELD(void *, set, CSS_SET_DFL_CGRP);
-	node = FIELD(void *, cgroup, CGROUP_KN);
 	return FIELD(u64, node, KERNFS_NODE_ID);
 #else
 	return 0;

@@ -315,7 +315,7 @@ static __always_inline void finish_wait(void *ctx, struct offcpu_control *ctl,
 	wait.tid = tid_of(task);
 	wait.syscall = syscall_of(task, wait.flags);
 	wait.generation = ctl->generation;
-	wait.cgroup = cgroup_of(ctl, task);
+	wait.cgroup = cgroup_of(task);
 #if WALK_AT_SWITCH_OUT
 	wait.user = &storage->user;
 	if (wait.flags & OFFCPU_BEGAN_BEFORE)	/* the switch-out was not traced */
@@ -436,7 +436,7 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->waker_pid = storage->waker_pid;
 	last->waker_tid = storage->waker_tid;
 	last->switch_out_ns = storage->since_ns;
-	last->cgroup = cgroup_of(ctl, task);
+	last->cgroup = cgroup_of(task);
 #ifdef TASK_RUN_DELAY
 	last->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);
 #else

@@ -142,7 +142,6 @@ struct offcpu_control {
 	u8 kernel_threads;		/* kernel threads are recorded */
 	u8 kernel_stacks;		/* samples have kernel stacks */
 	u8 defer_user;			/* the perf core defers the user callchains of samples */
-	u8 cgroups;			/* samples and sums have the id of the cgroup */
 	u8 wakers;			/* wake-ups are traced */
 	u8 drop_short;			/* waits under the threshold are left out */
 	u8 copy_all;			/* samples do not rely on what was sent before */

@@ -88,6 +88,5 @@ def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
         copy_bytes=options.stack_bytes,
         deferred_stacks=deferred_stacks,
         in_sleeper=options.stack_bytes > 0,
-        cgroups=True,
         target_entries=max(1024, entries),
     )

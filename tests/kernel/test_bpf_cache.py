@@ -51,7 +51,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """The recipe of a program that follows a command and records all it can."""
     return recipe_of(
-        OffCpuConfig(targets=Targets.COMMAND, waker_stacks=True, cgroups=True, by_comm=True), monkeypatch
+        OffCpuConfig(targets=Targets.COMMAND, waker_stacks=True, by_comm=True), monkeypatch
     )
 
 

@@ -214,7 +214,7 @@ def test_cgroup_of_the_sleeper(tmp_path: Path, in_switch: bool) -> None:
     try:
         sleeper = subprocess.Popen(["sh", "-c", "read line; sleep 0.01; sleep 0.01"], stdin=subprocess.PIPE)
         (group / "cgroup.procs").write_text(str(sleeper.pid))
-        config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, cgroups=True, in_switch=in_switch)
+        config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
         with recording(config) as (program, rings):
             program.maps.add_target(sleeper.pid)
             program.enable()

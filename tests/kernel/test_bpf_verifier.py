@@ -31,9 +31,8 @@ STATISTICS = 4  # BPF_LOG_STATS, include/linux/bpf_verifier.h
 MAY_GOTO = 0xE5  # BPF_JMP | BPF_JCOND
 
 EVERYTHING = {
-    "targets": Targets.ALL, "cgroups": True, "waker_stacks": True, "by_cpu": True, "by_user": True,
-    "by_comm": True, "by_group": "", "max_rate": 1000, "kernel_threads": True, "copy_bytes": 8192,
-    "lock_owners": True,
+    "targets": Targets.ALL, "waker_stacks": True, "by_cpu": True, "by_user": True, "by_comm": True,
+    "by_group": "", "max_rate": 1000, "kernel_threads": True, "copy_bytes": 8192, "lock_owners": True,
 }  # fmt: skip
 SAMPLED = EVERYTHING | {"off_cpu_period_ns": 1_000_000}
 

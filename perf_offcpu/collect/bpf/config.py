@@ -107,8 +107,6 @@ class OffCpuConfig(WaitOptions):
     (`defines.option_defines`)."""
     deferred_stacks: bool = False
     """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
-    cgroups: bool = False
-    """Note the cgroup v2 of the sleeper."""
     in_switch: bool = False
     """End waits in sched_switch even where the kernel has sched_exit_tp."""
     in_sleeper: bool = False

@@ -115,7 +115,6 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
         "kernel_threads": config.kernel_threads,
         "kernel_stacks": config.kernel_stacks,
         "defer_user": at_exit and config.deferred_stacks,
-        "cgroups": config.cgroups,
         "wakers": config.wakers,
         "drop_short": config.short_waits is ShortWaits.DROP,
         "objects": config.objects,
