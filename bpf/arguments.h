@@ -43,19 +43,11 @@ struct offcpu_arguments {
 /* Whether a task is in a system call of a 32-bit program, which has other numbers and registers. */
 static __always_inline bool is_compat(struct task_struct *task, void *regs)
 {
-#ifdef TASK_STATUS
-	if (FIELD(u32, task, TASK_STATUS) & TS_COMPAT)
+	if (TASK_STATUS && FIELD(u32, task, TASK_STATUS) & TS_COMPAT)
 		return true;
-#endif
-#ifdef REGS_CS
-	if (FIELD(u64, regs, REGS_CS) != USER_CS)
+	if (REGS_CS && FIELD(u64, regs, REGS_CS) != USER_CS)
 		return true;
-#endif
-#ifdef REGS_PSTATE
-	if (FIELD(u64, regs, REGS_PSTATE) & PSR_MODE32_BIT)
-		return true;
-#endif
-	return false;
+	return REGS_PSTATE && FIELD(u64, regs, REGS_PSTATE) & PSR_MODE32_BIT;
 }
 
 /* The first four arguments of a system call. */

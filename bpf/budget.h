@@ -71,10 +71,11 @@ static __always_inline bool is_newborn(struct task_struct *task)
 static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
 						struct task_struct *task)
 {
-#ifdef TASK_SUM_EXEC_RUNTIME
 	u64 ran = FIELD(u64, task, TASK_SUM_EXEC_RUNTIME);
 	u64 queued = FIELD(u64, task, TASK_RUN_DELAY);
 
+	if (!TASK_RUN_DELAY)
+		return;
 	budget->ran_ns = ran;
 	budget->queued_ns = queued;
 	if (budget->switches || FIELD(u64, task, TASK_START_TIME) == budget->begin_ns)
@@ -82,7 +83,6 @@ static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
 	budget->ran_before_ns = ran - budget->ns[OFFCPU_RUNNING];
 	budget->queued_before_ns = queued - budget->ns[OFFCPU_RUNNABLE] -
 				   budget->ns[OFFCPU_THROTTLED] - budget->ns[OFFCPU_PREEMPTED];
-#endif
 }
 
 /* Hand the budget of a thread to user space at its last switch-out. */

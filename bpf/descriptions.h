@@ -66,45 +66,40 @@ static __always_inline void read_rest(struct offcpu_object *to)
 		to->device = kernel_word(to, to->super + SUPER_DEV, sizeof(u32));
 }
 
+/* Read the name of a Unix socket, or of its other end. */
+static __always_inline void read_socket_name(struct offcpu_object *to)
+{
+	u64 peer = kernel_word(to, to->where + UNIX_PEER, sizeof(u64)), other;
+	u64 name = kernel_word(to, to->where + UNIX_ADDR, sizeof(u64));
+	u32 size;
+
+	to->own_name = name != 0;
+	if (peer) {
+		other = kernel_word(to, peer + SOCK_SOCKET, sizeof(u64));
+		if (other)
+			to->peer_inode = kernel_word(to, other + SOCKET_INODE + INODE_INO,
+						     sizeof(u64));
+		if (!name)
+			name = kernel_word(to, peer + UNIX_ADDR, sizeof(u64));
+	}
+	if (!name)
+		return;
+	/* struct sockaddr_un: its path follows the family, and may contain NULs. */
+	size = kernel_word(to, name + UNIX_ADDR_LEN, sizeof(u32)) - sizeof(u16);
+	if (size > OFFCPU_NAME_BYTES - 1)
+		size = OFFCPU_NAME_BYTES - 1;
+	barrier_var(size);
+	size &= OFFCPU_NAME_BYTES - 1;
+	bpf_probe_read_kernel(to->name, size, (void *)(name + UNIX_ADDR_NAME + sizeof(u16)));
+}
+
 /* Read the name of a new object: the path of a file or a Unix socket. */
 static __always_inline void read_name(const struct offcpu_control *ctl, struct offcpu_object *to)
 {
-	u64 from = 0;
-	u32 size;
-
-	if (to->kind == OFFCPU_OBJECT_SOCKET) {
-#ifdef UNIX_PEER
-		u64 peer, other;
-		u32 own;
-
-		if (to->family != AF_UNIX)
-			return;
-		from = kernel_word(to, to->where + UNIX_ADDR, sizeof(u64));
-		own = from != 0;
-		peer = kernel_word(to, to->where + UNIX_PEER, sizeof(u64));
-		if (peer) {
-			other = kernel_word(to, peer + SOCK_SOCKET, sizeof(u64));
-			if (other)
-				to->peer_inode = kernel_word(
-					to, other + SOCKET_INODE + INODE_INO, sizeof(u64));
-			if (!from)
-				from = kernel_word(to, peer + UNIX_ADDR, sizeof(u64));
-		}
-		to->own_name = own;
-		if (!from)
-			return;
-		/* struct sockaddr_un: its path follows the family, and may contain NULs. */
-		size = kernel_word(to, from + UNIX_ADDR_LEN, sizeof(u32)) - sizeof(u16);
-		if (size > OFFCPU_NAME_BYTES - 1)
-			size = OFFCPU_NAME_BYTES - 1;
-		barrier_var(size);
-		size &= OFFCPU_NAME_BYTES - 1;
-		bpf_probe_read_kernel(to->name, size,
-				      (void *)(from + UNIX_ADDR_NAME + sizeof(u16)));
-#endif
-		return;
-	}
-	read_names(ctl, to, kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
+	if (to->kind != OFFCPU_OBJECT_SOCKET)
+		read_names(ctl, to, kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
+	else if (UNIX_PEER && to->family == AF_UNIX)
+		read_socket_name(to);
 }
 
 /* Describe an object to user space, unless that was done since the output file began. */

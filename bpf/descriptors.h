@@ -83,18 +83,14 @@ static __always_inline void describe_socket(struct offcpu_object *to, u64 file)
 		*(u32 *)to->local = FIELD(u32, sock, SOCK_RCV_SADDR);
 		*(u32 *)to->remote = FIELD(u32, sock, SOCK_DADDR);
 	}
-#ifdef SOCK_V6_DADDR
-	if (to->family == AF_INET6) {
+	if (SOCK_V6_DADDR && to->family == AF_INET6) {
 		__builtin_memcpy(to->local, sock + SOCK_V6_RCV_SADDR, sizeof(to->local));
 		__builtin_memcpy(to->remote, sock + SOCK_V6_DADDR, sizeof(to->remote));
 		identify(to, *(u64 *)(to->remote + 8));
 	}
-#endif
 	identify(to, *(u64 *)to->remote);
-#ifdef UNIX_PEER
-	if (to->family == AF_UNIX)
+	if (UNIX_PEER && to->family == AF_UNIX)
 		identify(to, kernel_word(to, sk + UNIX_PEER, sizeof(u64)));
-#endif
 }
 
 static __always_inline void describe_file(struct offcpu_object *to, u64 file, u64 super, u32 mode)
@@ -134,22 +130,20 @@ static __always_inline u64 file_of(struct offcpu_object *to, struct task_struct 
  */
 static __always_inline u64 ready_file(struct offcpu_object *to, u64 epoll)
 {
-	u64 file = 0;
-#ifdef EVENTPOLL_READY
 	u64 instance, item;
 	const u8 *head;
 
+	if (!EVENTPOLL_READY)
+		return 0;
 	instance = kernel_word(to, epoll + FILE_PRIVATE_DATA, sizeof(u64));
 	item = kernel_word(to, instance + EVENTPOLL_READY, sizeof(u64));
 	if (!item || item == instance + EVENTPOLL_READY)
 		return 0;
 	head = head_of(to, item - EPITEM_READY);
-	if (FIELD(u64, head, EPITEM_EVENTPOLL) == instance) {
-		file = FIELD(u64, head, EPITEM_FILE);
-		to->fd = FIELD(s32, head, EPITEM_FD);
-	}
-#endif
-	return file;
+	if (FIELD(u64, head, EPITEM_EVENTPOLL) != instance)
+		return 0;
+	to->fd = FIELD(s32, head, EPITEM_FD);
+	return FIELD(u64, head, EPITEM_FILE);
 }
 
 /* Describe an open file. */

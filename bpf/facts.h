@@ -73,15 +73,11 @@ static __always_inline u32 mode_of(u32 state, bool preempted)
  */
 static __always_inline bool is_throttled(struct task_struct *task)
 {
-#if defined(TASK_THROTTLED)
-	return FIELD(u8, task, TASK_THROTTLED);
-#elif defined(CFS_RQ_THROTTLE_COUNT)
 	void *cfs = FIELD(void *, task, TASK_CFS_RQ);
 
-	return FIELD(s32, cfs, CFS_RQ_THROTTLE_COUNT) > 0;
-#else
-	return false;
-#endif
+	if (TASK_THROTTLED)
+		return FIELD(u8, task, TASK_THROTTLED);
+	return CFS_RQ_THROTTLE_COUNT && FIELD(s32, cfs, CFS_RQ_THROTTLE_COUNT) > 0;
 }
 
 /* Flags of a wait that begins. */
@@ -97,15 +93,11 @@ static __always_inline u32 flags_of(u32 mode, bool preempted)
 /* Return the id of the task's cgroup in the v2 hierarchy; 0 without one. */
 static __always_inline u64 cgroup_of(struct task_struct *task)
 {
-#ifdef TASK_CGROUPS
 	void *set = FIELD(void *, task, TASK_CGROUPS);
 	void *cgroup = FIELD(void *, set, CSS_SET_DFL_CGRP);
 	void *node = FIELD(void *, cgroup, CGROUP_KN);
 
-	return FIELD(u64, node, KERNFS_NODE_ID);
-#else
-	return 0;
-#endif
+	return TASK_CGROUPS ? FIELD(u64, node, KERNFS_NODE_ID) : 0;
 }
 
 /*
@@ -115,16 +107,14 @@ static __always_inline u64 cgroup_of(struct task_struct *task)
  */
 static __always_inline s32 syscall_of(struct task_struct *task, u32 flags)
 {
-#if OFFCPU_SYSCALLS
 	void *regs;
 
+	if (!OFFCPU_USER_REGISTERS)
+		return OFFCPU_SYSCALL_UNKNOWN;
 	if (flags & OFFCPU_PREEMPTED_WAIT || is_kernel_thread(task))
 		return OFFCPU_SYSCALL_NONE;
 	regs = (void *)bpf_task_pt_regs(task);
 	return FIELD(REGS_SYSCALL_TYPE, regs, REGS_SYSCALL);
-#else
-	return OFFCPU_SYSCALL_UNKNOWN;
-#endif
 }
 
 #ifdef OFFCPU_READ_ONLY_CAST

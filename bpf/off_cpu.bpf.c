@@ -65,7 +65,7 @@
  *	OFFCPU_FRAME_LIMIT			kernel.perf_event_max_stack, at most 127
  *	OFFCPU_MAY_GOTO				whether loops have the instruction (loops.h)
  *	OFFCPU_FRAME_POINTERS			see user_walk.h
- *	OFFCPU_SYSCALLS, OFFCPU_USER_REGISTERS	whether bpf_task_pt_regs() exists
+ *	OFFCPU_USER_REGISTERS			whether and where bpf_task_pt_regs() has registers
  *	OFFCPU_IRQ_STACK, IRQ_STACK_*		whether and where the stack of interrupts is
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
  *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
@@ -73,7 +73,7 @@
  *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
  *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
  *	EVENTPOLL_*, EPITEM_*, TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*,
- *	REGS_*					offsets of members
+ *	REGS_*					offsets of members; 0: this kernel lacks it
  *
  * What differs from boot to boot is no constant of the compiler: enum offcpu_late.
  */
@@ -437,11 +437,7 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->waker_tid = storage->waker_tid;
 	last->switch_out_ns = storage->since_ns;
 	last->cgroup = cgroup_of(task);
-#ifdef TASK_RUN_DELAY
-	last->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);
-#else
-	last->queued_ns = 0;
-#endif
+	last->queued_ns = TASK_RUN_DELAY ? FIELD(u64, task, TASK_RUN_DELAY) : 0;
 	last->stack_end = 0;
 	last->object_id = 0;
 	last->object_lost = 0;
@@ -449,10 +445,8 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->holder_tid = OFFCPU_NO_ID;
 	last->nr_switches = FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
 	__builtin_memset(last->regs, 0, sizeof(last->regs));
-#if OFFCPU_USER_REGISTERS
-	if (!is_kernel_thread(task))
+	if (OFFCPU_USER_REGISTERS && !is_kernel_thread(task))
 		bpf_probe_read_kernel(last->regs, REGS_SIZE, (void *)bpf_task_pt_regs(task));
-#endif
 #if OFFCPU_COPIES
 	mm = FIELD(void *, task, TASK_MM);
 	if (mm && !is_kernel_thread(task))

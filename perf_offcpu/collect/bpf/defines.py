@@ -49,14 +49,14 @@ def option_defines(
     Raises:
         CapabilityError: the kernel does not tell what sampling by length needs.
     """
-    if config.off_cpu_period_ns and "RQ_CLOCK" not in facts.defines:
+    if config.off_cpu_period_ns and not (facts.defines["TASK_LAST_QUEUED"] and facts.defines["RQ_CLOCK"]):
         raise CapabilityError(
             "this kernel does not note since when a thread waits for a CPU (CONFIG_SCHED_INFO), as sampling "
             "waits by their length needs",
             "record without --off-cpu-period",
         )
-    follows_callers = {"TASK_MM", "OFFCPU_FRAME_POINTERS"} <= facts.defines.keys()
-    copies = at_exit and config.copy_bytes > 0 and follows_callers
+    follows_callers = facts.defines["TASK_MM"] and facts.defines["OFFCPU_FRAME_POINTERS"]
+    copies = at_exit and config.copy_bytes > 0 and bool(follows_callers)
     known_early = config.off_cpu_period_ns > 0 or config.threshold_ns < EARLY_BELOW_NS
     sum_stacks = config.short_waits is ShortWaits.STACKS and not config.off_cpu_period_ns
     return {
@@ -81,12 +81,11 @@ def option_defines(
 
 def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int | str]:
     """Return the constants for objects.h and lock_owner.h."""
-    can = "TASK_FILES" in facts.defines and bool(facts.defines.get("OFFCPU_USER_REGISTERS"))
-    objects = config.objects and can
+    objects = config.objects and facts.defines["TASK_FILES"] and facts.defines["OFFCPU_USER_REGISTERS"]
     return {
         "OFFCPU_OBJECTS": config.object_entries if objects else 0,
         "OFFCPU_NEW_OBJECTS": config.new_object_entries,
-        "OFFCPU_LOCK_OWNERS": int(objects and config.lock_owners and "PID_LEVEL" in facts.defines),
+        "OFFCPU_LOCK_OWNERS": int(bool(objects) and config.lock_owners),
         "OFFCPU_SYSCALL_NUMBERS": SYSCALL_NUMBERS,
     }
 

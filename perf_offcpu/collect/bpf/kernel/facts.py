@@ -25,8 +25,12 @@ from perf_offcpu.errors import CapabilityError
 
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
-_SYSCALL_REGISTER = {"x86_64": "orig_ax", "aarch64": "syscallno"}  # in struct pt_regs; -1 if in none
-_USER_REGISTERS = {"x86_64": ("ip", "sp", "bp"), "aarch64": ("pc", "sp", "regs")}  # and the frame pointer
+_ANY_REGISTERS = ("REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_CS")
+_REGISTERS = {
+    "x86_64": dict(zip(_ANY_REGISTERS, ("orig_ax", "ip", "sp", "bp", "cs"), strict=True)),
+    "aarch64": dict(zip(_ANY_REGISTERS[:4], ("syscallno", "pc", "sp", "regs"), strict=True)),
+}
+"""Members of `struct pt_regs`: the number of the system call, -1 in none; cs shows 64-bit mode."""
 _FP_OF_ARM64 = 29 * 8  # x29, in pt_regs.regs
 _REGISTER_BYTES = {"x86_64": 21 * 8, "aarch64": 34 * 8}  # the user ABI's part of struct pt_regs
 
@@ -90,23 +94,19 @@ def setting_defines() -> Defines:
 def _registers(btf: Btf) -> Defines:
     """Return the offsets of saved user registers: the number of the system call, and for stack walks."""
     machine = platform.machine()
-    register = btf.member("pt_regs", _SYSCALL_REGISTER.get(machine, "no such"))
-    if register is None or not btf.has_string("BPF_FUNC_task_pt_regs"):  # dd6e10fbd9fb, Linux 5.15
-        return {"OFFCPU_SYSCALLS": 0, "OFFCPU_USER_REGISTERS": 0}
-    ip, sp, fp = (btf.member("pt_regs", name) for name in _USER_REGISTERS[machine])
-    walkable = {"OFFCPU_USER_REGISTERS": 0}
-    if ip and sp and fp:
-        shift = _FP_OF_ARM64 if machine == "aarch64" else 0
-        walkable = {"OFFCPU_USER_REGISTERS": 1, "REGS_IP": ip.offset, "REGS_SP": sp.offset}
-        walkable |= {"REGS_FP": fp.offset + shift, "REGS_SIZE": _REGISTER_BYTES[machine]}
-        code_segment = btf.member("pt_regs", "cs")  # x86: shows 64-bit mode
-        if code_segment and machine == "x86_64":
-            walkable |= {"OFFCPU_FRAME_POINTERS": 1, "REGS_CS": code_segment.offset}
+    names = _REGISTERS.get(machine, {})
+    register = btf.member("pt_regs", names.get("REGS_SYSCALL", "no such"))
+    found = {name: btf.member("pt_regs", names.get(name, "no such")) for name in _ANY_REGISTERS}
+    offsets = {name: member.offset if member else 0 for name, member in found.items()}
+    if machine == "aarch64":
+        offsets["REGS_FP"] += _FP_OF_ARM64
+    can = btf.has_string("BPF_FUNC_task_pt_regs")  # dd6e10fbd9fb, Linux 5.15
     return {
-        "OFFCPU_SYSCALLS": 1,
-        "REGS_SYSCALL": register.offset,
-        "REGS_SYSCALL_TYPE": f"s{8 * register.size}",
-        **walkable,
+        "OFFCPU_USER_REGISTERS": int(can and bool(names) and all(found[name] for name in names)),
+        "OFFCPU_FRAME_POINTERS": int(can and machine == "x86_64"),
+        "REGS_SYSCALL_TYPE": f"s{8 * register.size}" if register else "s32",
+        "REGS_SIZE": _REGISTER_BYTES.get(machine, 0),
+        **offsets,
     }
 
 
@@ -132,7 +132,7 @@ def _preempt_count(btf: Btf) -> Defines:
         return {**common, "OFFCPU_PREEMPT_COUNT": 1, "PREEMPT_COUNT": of_task.offset}
     run_queue = all_offsets(btf, {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_RQ": "cfs_rq.rq"})
     count = _distance(btf, "preempt_count", "__preempt_count")
-    if not run_queue or count is None:
+    if not run_queue["TASK_CFS_RQ"] or count is None:
         return {**common, "OFFCPU_PREEMPT_COUNT": 0}
     found: Defines = {**common, **run_queue, "OFFCPU_PREEMPT_COUNT": 2, "PREEMPT_COUNT": count}
     cast, word = btf.type_id(Kind.FUNC, "bpf_rdonly_cast"), btf.type_id(Kind.STRUCT, "refcount_struct")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets of members of the task, and of what leads from it to control groups, users and pid namespaces."""
+"""Offsets of members of the task, and of what leads from it to control groups, users and pid namespaces.
+
+The constant of a member that this kernel lacks is 0: no optional member is the first of its structure.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +40,13 @@ _CGROUP_ID = {
 _KERNEL_FIGURES = {
     "TASK_SUM_EXEC_RUNTIME": "task_struct.se.sum_exec_runtime",
     "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
-}
-"""The kernel's own time on CPUs and run-queue delay of a task; the latter with CONFIG_SCHED_INFO only."""
-_QUEUE = {
-    "TASK_RUN_DELAY": "task_struct.sched_info.run_delay",
     "TASK_LAST_QUEUED": "task_struct.sched_info.last_queued",
-    "TASK_CFS_RQ": "task_struct.se.cfs_rq",
-    "CFS_RQ_RQ": "cfs_rq.rq",
-    "RQ_CLOCK": "rq.clock",
 }
-"""When a task came to a run queue, and the clock of that (CONFIG_SCHED_INFO, CONFIG_FAIR_GROUP_SCHED)."""
-_THROTTLING = {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_THROTTLE_COUNT": "cfs_rq.throttle_count"}
-"""Members that show a throttled control group on kernels without task_struct.throttled (Linux 6.18)."""
+"""The kernel's own time on CPUs and run-queue delay of a task (CONFIG_SCHED_INFO)."""
+_RUN_QUEUE = {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_RQ": "cfs_rq.rq", "RQ_CLOCK": "rq.clock"}
+"""The run queue of a task, and its clock (CONFIG_FAIR_GROUP_SCHED)."""
+_THROTTLING = {"TASK_THROTTLED": "task_struct.throttled", "CFS_RQ_THROTTLE_COUNT": "cfs_rq.throttle_count"}
+"""Members that show a throttled control group: since Linux 6.18, and before."""
 _PROPERTIES = {
     "TASK_THREAD_PID": "task_struct.thread_pid",
     "TASK_GROUP_LEADER": "task_struct.group_leader",
@@ -85,36 +83,37 @@ def task_members(btf: Btf) -> Defines:
         **_needed(btf),
         **all_offsets(btf, _CGROUP_ID),
         **all_offsets(btf, _KERNEL_FIGURES),
-        **all_offsets(btf, _QUEUE),
-        **all_offsets(btf, _THROTTLING),
-        **offsets(btf, {"TASK_THROTTLED": "task_struct.throttled"}),
+        **all_offsets(btf, _RUN_QUEUE),
+        **offsets(btf, _THROTTLING),
         **offsets(btf, _PROPERTIES),
-        **(all_offsets(btf, _CALLERS) if platform.machine() == "x86_64" else {}),
+        **all_offsets(btf, _CALLERS),
     }
 
 
 def offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return the offsets of the members that this kernel has."""
+    """Return the offsets of members; 0 for those that this kernel lacks."""
     found = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
-    return {name: member.offset for name, member in found.items() if member}
+    return {name: member.offset if member else 0 for name, member in found.items()}
 
 
 def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return the offsets of members that are of use together only; nothing if one is missing."""
-    found = offsets(btf, members)
-    return found if len(found) == len(members) else {}
+    """Return the offsets of members that are of use together only; 0 for all if one is missing."""
+    known = all(btf.member(*path.split(".", 1)) for path in members.values())
+    return offsets(btf, members) if known else dict.fromkeys(members, 0)
 
 
 def _needed(btf: Btf) -> Defines:
     # `state` became `__state` in 2f064a59a11f ("sched: Change task_struct::state"), Linux 5.14.
-    found = offsets(btf, {"TASK_STATE": "task_struct.state"}) | offsets(btf, _TASK)
-    missing = [path for name, path in _TASK.items() if name not in found]
+    task = offsets(btf, _TASK)
+    if not task["TASK_STATE"]:
+        task |= offsets(btf, {"TASK_STATE": "task_struct.state"})
+    missing = [path for name, path in _TASK.items() if not task[name]]
     if missing:
         raise CapabilityError(f"kernel {platform.release()} has no {missing[0]} in its BTF", KERNEL_NEEDED)
     # A whole int up to 6.18, a byte on 7.3: the verifier refuses to read more than the member.
     on_cpu = btf.member("task_struct", "on_cpu")
     width = f"u{8 * on_cpu.size}" if on_cpu and on_cpu.size in (1, 2, 4) else "u32"
-    return found | {"TASK_ON_CPU_TYPE": width}
+    return task | {"TASK_ON_CPU_TYPE": width}
 
 
 def controller_offset(btf: Btf, controller: str) -> int | None:

@@ -69,21 +69,22 @@ _ARGUMENTS = {
     "aarch64": {"REGS_ARG_0": "pt_regs.orig_x0", "REGS_PSTATE": "pt_regs.pstate"},
 }
 """Arguments of a system call in the saved registers, and what shows a 32-bit program."""
+_ANY_ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", *(f"REGS_ARG_{number}" for number in range(4)))
 
 
 def object_members(btf: Btf) -> Defines:
-    """Return the offsets with which objects of waits are found; nothing if one is missing."""
+    """Return the offsets with which objects of waits are found; 0 for all if one is missing."""
     machine = platform.machine()
     files, protocol = all_offsets(btf, _OBJECTS), btf.member("sock", "sk_protocol")
-    arguments = all_offsets(btf, _ARGUMENTS.get(machine, {}))
+    arguments = dict.fromkeys(_ANY_ARGUMENTS, 0) | all_offsets(btf, _ARGUMENTS.get(machine, {}))
     registers = btf.member("pt_regs", "regs")
-    if machine == "aarch64" and arguments and registers:
+    if machine == "aarch64" and registers:
         arguments |= {f"REGS_ARG_{number}": registers.offset + 8 * number for number in (1, 2, 3)}
     epoll = all_offsets(btf, _EPOLL)
     if any(int(epoll[name]) > _HEAD_BYTES - _POINTER for name in epoll if name != "EVENTPOLL_READY"):
-        epoll = {}
+        epoll = dict.fromkeys(epoll, 0)
     optional = {**all_offsets(btf, _IPV6), **all_offsets(btf, _UNIX)}  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
-    if not in_head or not protocol or "REGS_ARG_3" not in arguments or max(in_head) > _HEAD_BYTES - 16:
-        return {}
-    return {**files, **arguments, **optional, **epoll, "SOCK_PROTOCOL_SIZE": protocol.size}
+    found = {**files, **arguments, **optional, **epoll, "SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
+    can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
+    return found if can else dict.fromkeys(found, 0)
