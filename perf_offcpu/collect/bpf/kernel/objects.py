@@ -85,6 +85,7 @@ def object_members(btf: Btf) -> Defines:
         epoll = dict.fromkeys(epoll, 0)
     optional = {**all_offsets(btf, _IPV6), **all_offsets(btf, _UNIX)}  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
-    found = {**files, **arguments, **optional, **epoll, "SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
+    width = {"SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
+    found = {**files, **width, **arguments, **optional, **epoll}
     can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
     return found if can else dict.fromkeys(found, 0)
