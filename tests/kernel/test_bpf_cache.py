@@ -50,9 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """The recipe of a program that follows a command and records all it can."""
-    return recipe_of(
-        OffCpuConfig(targets=Targets.COMMAND, waker_stacks=True, by_comm=True), monkeypatch
-    )
+    return recipe_of(OffCpuConfig(targets=Targets.COMMAND, waker_stacks=True, by_comm=True), monkeypatch)
 
 
 def recipe_of(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> Recipe:
