@@ -26,8 +26,8 @@
 #if OFFCPU_SUM_CALLERS
 static __always_inline bool is_same(const struct offcpu_layout *a, const struct offcpu_layout *b)
 {
-	return !(a->code ^ b->code | a->code_size ^ b->code_size | a->top ^ b->top |
-		 a->sp ^ b->sp | a->thread ^ b->thread);
+	return !((a->code ^ b->code) | (a->code_size ^ b->code_size) | (a->top ^ b->top) |
+		 (a->sp ^ b->sp) | (a->thread ^ b->thread));
 }
 
 /* Hash the words of a block that may be return addresses; 0 if there are none. */

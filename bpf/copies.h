@@ -150,7 +150,7 @@ static __always_inline u64 hash_words(const struct offcpu_layout *at, const u64 
 		mapped = word - (at->top - MAPPED);
 		is_code = ~text & (text - at->code_size);
 		is_code |= ~mapped & (mapped - 2 * MAPPED) & -(word & WORD_MASK);
-		hash = (hash + (word & (u64)((s64)is_code >> 63))) * 0xff51afd7ed558ccdULL;
+		hash = (hash + (word & (u64)((s64)is_code >> 63))) * HASH_MULTIPLIER;
 	}
 	return hash;
 }

@@ -18,6 +18,7 @@
 #define WALK_AT_SWITCH_OUT (OFFCPU_SUM_STACKS || !OFFCPU_AT_EXIT)
 
 struct task_struct;
+struct offcpu_top;
 
 #if OFFCPU_COPIES
 #define BLOCK_WORDS 8
@@ -112,9 +113,12 @@ static __always_inline u64 via_memory(struct offcpu_task *storage, u64 value)
 	return *(volatile u64 *)&storage->scratch;
 }
 
+/* Odd, with bits in no pattern: the first multiplier of MurmurHash3's fmix64(). */
+#define HASH_MULTIPLIER 0xff51afd7ed558ccdULL
+
 static __always_inline u64 mix(u64 hash, u64 word)
 {
-	hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
+	hash = (hash ^ word) * HASH_MULTIPLIER;
 	return hash ^ hash >> 32;
 }
 
@@ -133,12 +137,9 @@ struct offcpu_times {
 /* The last switch of a CPU. */
 struct offcpu_switch {
 	u64 next;			/* address of the task that came to the CPU */
-#if !OFFCPU_SAMPLING
 	u64 now;			/* 0 once used */
-#else
-	u64 drawn;			/* whether the wait that ended is a sample */
+	u64 drawn;			/* with OFFCPU_SAMPLING: whether the wait is a sample */
 	struct offcpu_times times;	/* of this wait */
-#endif
 };
 
 /* A wait that has ended. */

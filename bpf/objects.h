@@ -24,11 +24,11 @@ static __always_inline bool ended_early(const struct offcpu_object *to, u64 ns)
 }
 
 /* Fill in what the arguments of a system call name. */
-static __always_inline void describe_call(struct offcpu_object *to, struct task_struct *task,
-					  u32 what, u32 state, const struct offcpu_arguments *args,
-					  u64 ns)
+static __always_inline void describe_call(struct offcpu_object *to, const struct offcpu_wait *wait,
+					  u32 what, const struct offcpu_arguments *args)
 {
 	u64 first = args->words[0], second = args->words[1], file, ready;
+	u32 state = wait->prev_state;
 	s32 fd = -1, number;
 
 	if (what == OFFCPU_CALL_FUTEX) {
@@ -62,7 +62,7 @@ static __always_inline void describe_call(struct offcpu_object *to, struct task_
 	} else {
 		fd = what == OFFCPU_CALL_SEND_FILE && state & TASK_UNINTERRUPTIBLE ? second : first;
 	}
-	file = file_of(to, task, fd);
+	file = file_of(to, wait->task, fd);
 	if (!file) {
 		to->kind = OFFCPU_OBJECT_NONE;
 		to->lost |= OFFCPU_OBJECT_CLOSED;
@@ -72,7 +72,7 @@ static __always_inline void describe_call(struct offcpu_object *to, struct task_
 		ready = ready_file(to, file);
 		if (ready)
 			file = ready;
-		else if (ended_early(to, ns))
+		else if (ended_early(to, wait->length))
 			to->lost |= OFFCPU_OBJECT_TAKEN;
 	}
 	describe_open(to, file);
@@ -95,13 +95,14 @@ static __always_inline void count_unknown(u32 lost, u64 ns)
 
 /*
  * Find out what a task waits for. The result is in `to`, which is per-CPU memory: id (0 none), time
- * asked for, and what was lost. `ns` is the length of the wait, 0 if it is not over; `polled`
- * the only descriptor of poll() or select(), -1 unknown.
+ * asked for, and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the
+ * only descriptor of poll() or select(), -1 unknown.
  */
-static __always_inline void find_object(const struct offcpu_control *ctl, struct task_struct *task,
-					struct offcpu_object *to, s32 syscall, u32 state, u64 begin,
-					u64 ns, u32 pid, bool in_sleeper, s32 polled)
+static __always_inline void find_object(const struct offcpu_control *ctl,
+					const struct offcpu_wait *wait, struct offcpu_object *to,
+					bool in_sleeper, s32 only_fd)
 {
+	struct task_struct *task = wait->task;
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
 	u32 what;
@@ -109,34 +110,34 @@ static __always_inline void find_object(const struct offcpu_control *ctl, struct
 
 	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
 	to->asked_ns = OFFCPU_NOT_KNOWN;
-	if (!ctl->objects || syscall < 0 || is_exiting(task))
+	if (!ctl->objects || wait->syscall < 0 || is_exiting(task))
 		return;
 	regs = (void *)bpf_task_pt_regs(task);
 	if (is_compat(task, regs)) {
 		to->lost = OFFCPU_OBJECT_COMPAT;
 		return;
 	}
-	call = call_of(syscall);
-	if (!call && polled < 0)
+	call = call_of(wait->syscall);
+	if (!call && only_fd < 0)
 		return;
 	read_arguments(regs, &args);
 	what = call ? call->what : OFFCPU_CALL_NONE;
 	if (what == OFFCPU_CALL_FUTEX && !waits_for_futex(args.words[1]))
 		return;
 	to->in_sleeper = in_sleeper;
-	to->pid = pid;
+	to->pid = wait->pid;
 	to->number = -1;
 	to->sp = args.sp;
 	if (call && call->timeout)
-		to->asked_ns = asked_of(to, call->timeout, &args, begin);
-	if (polled >= 0) {
+		to->asked_ns = asked_of(to, call->timeout, &args, wait->switch_out_ns);
+	if (only_fd >= 0) {
 		what = OFFCPU_CALL_DESCRIPTOR;
-		args.words[0] = polled;
+		args.words[0] = only_fd;
 	}
 	if (!what)
 		return;
 	to->id = ctl->hash_key;
-	describe_call(to, task, what, state, &args, ns);
+	describe_call(to, wait, what, &args);
 	if (to->kind == OFFCPU_OBJECT_PATH)
 		read_path(ctl, to);
 	if (to->kind == OFFCPU_OBJECT_NONE) {

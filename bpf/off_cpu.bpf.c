@@ -68,14 +68,17 @@
  *	OFFCPU_USER_REGISTERS			whether and where bpf_task_pt_regs() has registers
  *	OFFCPU_IRQ_STACK, IRQ_STACK_*		whether and where the stack of interrupts is
  *	OFFCPU_SWITCH_HAS_STATE			whether sched_switch passes prev_state (since 5.18)
- *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is
+ *	OFFCPU_PREEMPT_COUNT, PREEMPT_COUNT	where the preemption count is: 0 if not known, or
+ *						OFFCPU_PREEMPT_COUNT_OF_TASK, or ..._OF_CPU
+ *	INTERRUPT_MASK				which of its bits say that an interrupt is served
  *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it
  *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
  *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
  *	EVENTPOLL_*, EPITEM_*, TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*,
- *	REGS_*					offsets of members; 0: this kernel lacks it
+ *	REGS_*, CFS_RQ_*, RQ_*			offsets of members; 0: this kernel lacks it
  *
- * What differs from boot to boot is no constant of the compiler: enum offcpu_late.
+ * What differs from boot to boot is no constant of the compiler: enum offcpu_late. OFFCPU_LATE
+ * begins the numbers that stand for it (late.h).
  */
 #include "output.h"
 #include "budget.h"
@@ -180,7 +183,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct offcpu_task *storage,
 				     struct task_struct *task, u64 now)
 {
-	u64 begin = storage->since_ns, wakeup = storage->wakeup_ns;
+	u64 begin = storage->since_ns;
 	u64 pause = now > begin ? now - begin : 0;
 	u32 mode = storage->mode;
 
@@ -207,6 +210,8 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 	spend(storage, OFFCPU_RUNNABLE, now);
 	return queued;
 #else
+	u64 wakeup = storage->wakeup_ns;
+
 	if (!wakeup) {
 		spend(storage, mode, now);
 		return OFFCPU_NOT_KNOWN;
@@ -455,6 +460,32 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->nr_kernel = last->nr_user = 0;
 }
 
+#if OFFCPU_OBJECTS
+/* Add what a task that still waits is waiting for. */
+static __always_inline void describe_object(struct offcpu_last *last,
+					    const struct offcpu_control *ctl,
+					    struct task_struct *task, struct offcpu_object *object)
+{
+	struct offcpu_polled key = {
+		.switch_out_ns = last->switch_out_ns,
+		.tid = last->tid,
+	};
+	struct offcpu_wait wait = {
+		.task = task,
+		.switch_out_ns = last->switch_out_ns,
+		.prev_state = last->state,
+		.pid = last->pid,
+		.syscall = last->syscall,
+	};
+	u32 *fd = polled.lookup(&key);
+
+	find_object(ctl, &wait, object, false, fd ? *fd : -1);
+	last->object_id = object->id;
+	last->asked_ns = object->asked_ns;
+	last->object_lost = object->lost;
+}
+#endif
+
 /* Write a task to the iterator's output. It may be read twice: the task is not changed. */
 static __always_inline void show_task(void *seq, struct task_struct *task)
 {
@@ -465,10 +496,6 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
 	u64 nr_user = 0, size;	/* not u32: clang would compare a copy, unknown to be the same */
 	long bytes = 0;
 	u32 zero = 0;
-#if OFFCPU_OBJECTS
-	struct offcpu_polled key;
-	u32 *fd;
-#endif
 
 	to = scratch.lookup(&zero);
 	if (!to || !ctl || !storage || !storage->mode || storage->mode == OFFCPU_DEAD)
@@ -476,19 +503,12 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
 	last = (void *)&to->sample;
 	describe_task(last, ctl, task, storage);
 #if OFFCPU_OBJECTS
-	if (last->waits) {
-		key.switch_out_ns = last->switch_out_ns;
-		key.tid = last->tid;
-		fd = polled.lookup(&key);
-		find_object(ctl, task, &to->object, last->syscall, last->state,
-			    last->switch_out_ns, 0, last->pid, false, fd ? *fd : -1);
-		last->object_id = to->object.id;
-		last->asked_ns = to->object.asked_ns;
-		last->object_lost = to->object.lost;
-#if OFFCPU_LOCK_OWNERS
-		last->holder_tid = storage->holder_tid;
+	if (last->waits)
+		describe_object(last, ctl, task, &to->object);
 #endif
-	}
+#if OFFCPU_LOCK_OWNERS
+	if (last->waits)
+		last->holder_tid = storage->holder_tid;
 #endif
 	if (last->waits && ctl->kernel_stacks) {
 		bytes = bpf_get_task_stack(task, to->kernel, sizeof(to->kernel), 0);
@@ -526,10 +546,10 @@ static __always_inline void show_task(void *seq, struct task_struct *task)
  * Programs. perf_offcpu/collect/bpf/defines.py and program.py know their names.
  */
 
-/* Do for the task that comes to the CPU what is done before the switch. */
-static __always_inline void before_switch(void *ctx, struct task_struct *next, u64 now)
+/* Note before the switch which task comes to the CPU: its wait ends in offcpu_switched(). */
+static __always_inline void note_switch(struct task_struct *next, u64 now)
 {
-#if OFFCPU_AT_EXIT
+	struct offcpu_control *ctl;
 	struct offcpu_switch *last;
 	u32 zero = 0;
 
@@ -537,24 +557,26 @@ static __always_inline void before_switch(void *ctx, struct task_struct *next, u
 	if (!last)
 		return;
 	last->next = (u64)next;
-#if OFFCPU_SAMPLING
+	if (!OFFCPU_SAMPLING) {
+		last->now = now;
+		if (OFFCPU_KERNEL_EARLY)
+			walk_if_long(next, now);
+		return;
+	}
 	/* Few waits are samples: the others end here, where the clock was read already. */
-	struct offcpu_control *ctl = enabled();
-
+	ctl = enabled();
 	last->drawn = ctl && end_time(ctl, next, now, &last->times);
-#if OFFCPU_KERNEL_EARLY
-	if (last->drawn)
+	if (OFFCPU_KERNEL_EARLY && last->drawn)
 		walk_early(next, last->times.begin);
-#endif
-#else
-	last->now = now;
-#if OFFCPU_KERNEL_EARLY
-	walk_if_long(next, now);
-#endif
-#endif
-#else
-	end_wait(ctx, next, now);
-#endif
+}
+
+/* Do for the task that comes to the CPU what is done before the switch. */
+static __always_inline void before_switch(void *ctx, struct task_struct *next, u64 now)
+{
+	if (OFFCPU_AT_EXIT)
+		note_switch(next, now);
+	else
+		end_wait(ctx, next, now);
 }
 
 /* tp_btf/sched_switch(bool preempt, struct task_struct *prev, *next, unsigned int prev_state) */
@@ -574,7 +596,6 @@ int offcpu_switch(u64 *ctx)
 }
 
 #if OFFCPU_AT_EXIT
-#if OFFCPU_SAMPLING
 /* Send the wait of `current` that ended, if it is a sample. */
 static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last)
 {
@@ -599,30 +620,30 @@ static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last)
 	if (storage)
 		finish_wait(ctx, ctl, task, storage, &last->times);
 }
-#endif
 
 /* tp_btf/sched_exit_tp(bool is_switch), or with OFFCPU_BY_PROBE kprobe/finish_task_switch */
 int offcpu_switched(u64 *ctx)
 {
+	struct task_struct *task;
 	struct offcpu_switch *last;
 	u32 zero = 0;
+	u64 now;
 
 	last = switched.lookup(&zero);
 	if (!last || !(OFFCPU_BY_PROBE || ctx[0]))
 		return 0;
-#if OFFCPU_SAMPLING
-	finish_drawn(ctx, last);
-#else
+	if (OFFCPU_SAMPLING) {
+		finish_drawn(ctx, last);
+		return 0;
+	}
 	/*
 	 * The task has been on its CPU since the switch: interrupts may have come since then. But
 	 * if that was not traced, as of some tasks it is not, the time is that of another switch.
 	 */
-	struct task_struct *task = bpf_get_current_task_btf();
-	u64 now = last->next == (u64)task ? last->now : 0;
-
+	task = bpf_get_current_task_btf();
+	now = last->next == (u64)task ? last->now : 0;
 	last->now = 0;
 	end_wait(ctx, task, now ? now : bpf_ktime_get_ns());
-#endif
 	return 0;
 }
 #endif

@@ -17,15 +17,18 @@
 #define RATE_FIRST_NS 1000		/* the first step of a threshold of 0 */
 #define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT)
 
+#define SUM_FLAGS_SHIFT 27		/* to the top of 32 bits, where states have none */
+#define CGROUP_MULTIPLIER 0x9e3779b97f4a7c15ULL	/* 2^64 / golden ratio: not the one of mix() */
+
 static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 {
-	u32 state = wait->prev_state ^ (wait->flags & SUM_FLAGS) << 27;
+	u32 state = wait->prev_state ^ (wait->flags & SUM_FLAGS) << SUM_FLAGS_SHIFT;
 	u64 what = (u64)(u32)wait->syscall << 32 | state;
 	u64 who = wait->caller ? wait->caller : wait->stack;
 	struct offcpu_sum_key key = {
 		.tid = wait->tid,
 		.generation = wait->generation,
-		.kind = (who ^ what * 0xff51afd7ed558ccdULL) + wait->cgroup * 0x9e3779b97f4a7c15ULL,
+		.kind = (who ^ what * HASH_MULTIPLIER) + wait->cgroup * CGROUP_MULTIPLIER,
 	};
 
 	return key;
@@ -436,8 +439,7 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 #endif
 #if OFFCPU_OBJECTS
 	if (!wait->first)
-		find_object(ctl, wait->task, &to->object, wait->syscall, wait->prev_state,
-			    wait->switch_out_ns, wait->length, wait->pid, OFFCPU_AT_EXIT, -1);
+		find_object(ctl, wait, &to->object, OFFCPU_AT_EXIT, -1);
 	if (!wait->first && to->object.lost)
 		count_unknown(to->object.lost, wait->ns);
 #endif

@@ -75,12 +75,12 @@ static __always_inline void take_user_stack(void *ctx, const struct offcpu_contr
 static __always_inline void late_user_stack(void *ctx, const struct offcpu_control *ctl,
 					    struct task_struct *task, struct offcpu_stack *stack)
 {
-#if OFFCPU_AT_EXIT
-	take_user_stack(ctx, ctl, task, stack, NULL, false);
-#else
+	if (OFFCPU_AT_EXIT) {
+		take_user_stack(ctx, ctl, task, stack, NULL, false);
+		return;
+	}
 	stack->nr = 0;
 	stack->lost = is_kernel_thread(task) ? 0 : OFFCPU_LOST_USER_STACK;
-#endif
 }
 
 /*
@@ -108,8 +108,7 @@ static __always_inline u64 hash_stack(const struct offcpu_control *ctl,
 		barrier_var(i);
 		if (i >= OFFCPU_FRAMES || i >= stack->nr)
 			break;
-		hash = (hash ^ stack->ips[i]) * 0xff51afd7ed558ccdULL;
-		hash ^= hash >> 32;
+		hash = mix(hash, stack->ips[i]);
 		check = (check << 7 | check >> 57) + stack->ips[i];
 	}
 	stack->check = check ^ check >> 32;
@@ -159,7 +158,6 @@ static __always_inline u64 intern_stack(const struct offcpu_control *ctl, struct
 }
 #endif
 
-#if OFFCPU_AT_EXIT
 /*
  * The kernel stack of the running task begins with this program and its callers. __schedule() and
  * other functions of the scheduler's text section follow. The first frame after them says what the
@@ -184,9 +182,7 @@ static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, cons
 	}
 	return 0;
 }
-#endif
 
-#if OFFCPU_KERNEL_EARLY
 /*
  * Take the kernel stack of the incoming task before the switch. It is as the task slept, without
  * this program, tracing and the scheduler on top, which is some 600 ns less than at the end of the
@@ -220,7 +216,6 @@ static __always_inline void walk_if_long(struct task_struct *next, u64 now)
 	    now - storage->since_ns >= ctl->threshold_ns)
 		walk_early(next, storage->since_ns);
 }
-#endif
 
 /*
  * Walk the sleeper's kernel stack into scratch. The frames [to->first, return value) are those to
@@ -232,24 +227,21 @@ static __always_inline u32 walk_kernel_stack(void *ctx, const struct offcpu_cont
 	long bytes;
 
 	to->first = 0;
-#if OFFCPU_KERNEL_EARLY
 	/* If a switch was not traced, the stack belongs to another wait. */
-	if (to->nr_early && to->early_task == FIELD(u32, wait->task, TASK_PID) &&
+	if (OFFCPU_KERNEL_EARLY && to->nr_early &&
+	    to->early_task == FIELD(u32, wait->task, TASK_PID) &&
 	    to->early_since_ns == wait->switch_out_ns)
 		return to->nr_early;
-#endif
-#if OFFCPU_AT_EXIT
-	bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
-#else
-	bytes = bpf_get_task_stack(wait->task, to->kernel, sizeof(to->kernel), 0);
-#endif
+	if (OFFCPU_AT_EXIT)
+		bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
+	else
+		bytes = bpf_get_task_stack(wait->task, to->kernel, sizeof(to->kernel), 0);
 	if (bytes < 0) {
 		count(OFFCPU_KERNEL_STACK_FAILED, 0);
 		return 0;
 	}
-#if OFFCPU_AT_EXIT
-	to->first = skip_scheduler(ctl, to->kernel, bytes / sizeof(u64));
-#endif
+	if (OFFCPU_AT_EXIT)
+		to->first = skip_scheduler(ctl, to->kernel, bytes / sizeof(u64));
 	return bytes / sizeof(u64);
 }
 

@@ -56,7 +56,6 @@ _PROPERTIES = {
     "TASK_COMM": "task_struct.comm",
     "TASK_REAL_CRED": "task_struct.real_cred",
     "CRED_EUID": "cred.euid",
-    "CSS_SET_SUBSYS": "css_set.subsys",
     "CGROUP_SELF": "cgroup.self",
     "CSS_CGROUP": "cgroup_subsys_state.cgroup",
     "CSS_PARENT": "cgroup_subsys_state.parent",
