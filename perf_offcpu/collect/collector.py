@@ -29,19 +29,19 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf.program import OffCpuProgram
+from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events import evsels, perf_event
 from perf_offcpu.collect.events.copies import CopyEvents
 from perf_offcpu.collect.events.evsels import CpuEvent, Support
-from perf_offcpu.collect.events.sampling import SamplingEvents
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
-from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
 from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
+from perf_offcpu.collect.sampling import SamplingEvents
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.losses import LossCause

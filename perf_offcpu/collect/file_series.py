@@ -17,9 +17,9 @@ from typing import TypeVar
 from perf_offcpu import losses
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.kernel_totals.losses import Counter
+from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
-from perf_offcpu.collect.kernel_totals.totals import KernelTotals
+from perf_offcpu.collect.object_table import ObjectTable
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output_file import Counts, OutputFile
 from perf_offcpu.collect.requests import Requests
@@ -28,7 +28,7 @@ from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
-from perf_offcpu.collect.wait_objects.table import ObjectTable
+from perf_offcpu.collect.totals import KernelTotals
 
 T = TypeVar("T")
 

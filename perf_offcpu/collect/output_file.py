@@ -21,14 +21,14 @@ from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.counters import Counter, Span, counters_sample, lost_records
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.events.tracepoints import tracing_data
 from perf_offcpu.collect.existing.inventory import Inventory
-from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_sample, lost_records
+from perf_offcpu.collect.machine import machine_features
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns, wall_clock_pair
-from perf_offcpu.collect.system.machine import machine_features
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.errors import RecordingError
 from perf_offcpu.losses import LossCause

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.kernel_totals.losses import Counter
+from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.pressure import TimeSpent, remedy
 from perf_offcpu.collect.system.clock import now_ns

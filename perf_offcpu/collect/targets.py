@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perf_offcpu.collect.bpf.config import Targets
-from perf_offcpu.collect.existing.cgroups import Group, find_groups
+from perf_offcpu.collect.system.cgroups import Group, find_groups
 from perf_offcpu.collect.system.cpus import online_cpus, parse_cpu_list
 from perf_offcpu.errors import TargetError, UsageError
 from perf_offcpu.files import kernel_lines, read_kernel

@@ -152,15 +152,9 @@ def arrows_inside(directory: Path) -> dict[str, set[str]]:
     return arrows
 
 
-TIED = {"perf_offcpu/collect"}
-"""Rooms whose files and rooms still form a circle."""
-
-
 def test_files_and_rooms_inside_a_room_form_no_circle() -> None:
     rooms = {path.parent for path in modules() if path.name == "__init__.py"} - {PACKAGE}
     for room in sorted(rooms):
-        if room.relative_to(ROOT).as_posix() in TIED:
-            continue
         try:
             graphlib.TopologicalSorter(arrows_inside(room)).prepare()
         except graphlib.CycleError as circle:

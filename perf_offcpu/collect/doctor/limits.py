@@ -13,8 +13,8 @@ import resource
 
 from perf_offcpu.collect.bpf.defines import FIRST_PID_NAMESPACE
 from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
-from perf_offcpu.collect.existing.cgroups import cgroup2_mount
 from perf_offcpu.collect.system import privileges
+from perf_offcpu.collect.system.cgroups import cgroup2_mount
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.system.privileges import CAP_SYS_ADMIN, capabilities, read_text
 from perf_offcpu.files import read_kernel

@@ -1,103 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups: CGROUP records of those that exist when a recording begins, and the groups of `-G`.
+"""CGROUP records of the control groups that exist when a recording begins.
 
-BPF and perf report the id in the unified hierarchy (cgroup2): the inode number of the directory. The tracker
-has records of groups that are made later. `-G` can name groups of a v1 hierarchy, too, which is known by one
-of its controllers.
+The tracker has records of groups that are made later.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.collect.existing.records import MOST_NAME, synthesized
-from perf_offcpu.errors import TargetError, UsageError
-from perf_offcpu.files import kernel_lines, read_kernel
+from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount
+from perf_offcpu.files import read_kernel
 from perf_offcpu.losses import Losses
 
-_MOUNTS = "/proc/self/mountinfo"
-_CGROUP_MOUNT = re.compile(
-    rb"\d+ \d+ \d+:\d+ [^ ]+ (?P<mount>[^ ]+) [^ ]+(?: [^ ]+)* - (?P<kind>cgroup2?) [^ ]* (?P<options>[^ ]*)"
-)
-_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
-"""Spaces, tabs, newlines and backslashes in names (mangle() in fs/seq_file.c)."""
-_V1_NAMES = {"blkio": "io"}  # mount option → name in the kernel, where they differ
 _MOST_GROUPS = 1 << 16
 _MOST_LEVELS = 64
-_NO_CONTROLLER = frozenset(("rw", "ro", "xattr", "noprefix", "clone_children", "all", "none"))
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """A mounted hierarchy: its directory and a controller; "" for cgroup v2, None if it has no controller."""
-
-    mount: str
-    controller: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A control group: its id in the hierarchy, and the controller of that, "" for cgroup v2."""
-
-    path: str
-    id: int
-    controller: str = ""
-
-
-def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
-    """Look up groups by paths below a mount, or relative to cgroup v2, else to a v1 hierarchy.
-
-    Raises:
-        TargetError: there is no such group.
-        UsageError: they are of different hierarchies.
-    """
-    mounted = hierarchies(read_kernel(_MOUNTS))
-    groups = tuple(_find_group(name, mounted) for name in names)
-    if len({group.controller for group in groups}) > 1:
-        raise UsageError(
-            f"-G: {' and '.join(group.path for group in groups)} are of different hierarchies: choose one"
-        )
-    return groups
-
-
-def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
-    for hierarchy in sorted(mounted, key=lambda one: (one.controller != "", -len(one.mount))):
-        if name.startswith("/") and Path(name).is_relative_to(hierarchy.mount):
-            path = Path(name)
-        else:
-            path = Path(hierarchy.mount, name.lstrip("/"))
-        # direct: below the mount point of a hierarchy of the kernel
-        if ".." in path.parts or not (path / "cgroup.procs").exists():
-            continue
-        if hierarchy.controller is None:
-            raise UsageError(f"-G {name}: the hierarchy {hierarchy.mount} has no controller to go by")
-        # direct: a directory of the kernel
-        return Group(str(path), path.stat().st_ino, hierarchy.controller)
-    places = ", ".join(one.mount for one in mounted) or "no hierarchy, because none is mounted"
-    raise TargetError(f"-G {name}: there is no such control group in {places}")
-
-
-def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
-    """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order.
-
-    Mount points of other file systems have names that any user may have chosen: these lines are ignored.
-    """
-    found = []
-    for line in kernel_lines(mountinfo):
-        if not (match := _CGROUP_MOUNT.fullmatch(line)):
-            continue
-        options = os.fsdecode(match["options"]).split(",")
-        names = [one for one in options if one not in _NO_CONTROLLER and "=" not in one]
-        v1 = _V1_NAMES.get(names[0], names[0]) if names else None
-        mount = _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), match["mount"])
-        found.append(Hierarchy(os.fsdecode(mount), "" if match["kind"] == b"cgroup2" else v1))
-    return tuple(found)
 
 
 def cgroup_records(lost: Losses) -> Iterator[bytes]:
@@ -109,7 +29,7 @@ def cgroup_records(lost: Losses) -> Iterator[bytes]:
     Args:
         lost: where groups are counted that are left out.
     """
-    mount = cgroup2_mount(read_kernel(_MOUNTS))
+    mount = cgroup2_mount(read_kernel(MOUNTS))
     if mount is None:
         return
     level, depth, number = [b""], 0, 0
@@ -137,9 +57,3 @@ def _look_into(directory: bytes) -> tuple[int, list[bytes]]:
     with os.scandir(directory) as entries:  # direct: a directory of the kernel, without links
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     return os.stat(directory).st_ino, names  # direct: a directory of the kernel
-
-
-def cgroup2_mount(mountinfo: bytes) -> bytes | None:
-    """Return the mount point of the unified hierarchy from the text of /proc/PID/mountinfo (proc(5))."""
-    found = (one for one in hierarchies(mountinfo) if one.controller == "")
-    return next((os.fsencode(one.mount) for one in found), None)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perf_offcpu.abi.records import CpuMode, RecordType
+from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.cgroups import cgroup_records
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps, KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks, ProcScan
 from perf_offcpu.collect.existing.records import holding_from
-from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target, process_of
 from perf_offcpu.losses import LossCause

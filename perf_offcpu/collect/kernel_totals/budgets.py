@@ -7,7 +7,6 @@ files (`--switch-output`), each gets the share that was added since the file bef
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
-from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.kernel_totals.reconcile import by_kernel_figures
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.write.columns import Column, pack_samples
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -58,23 +56,6 @@ def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
         if f"{mode}_ns" in (rows.dtype.names or ()):
             rows[f"{mode}_ns"] = budgets["ns"][:, index]
     return rows
-
-
-def account_sample(event: EventSpec, payload: bytes, time_ns: int) -> bytes:
-    """Return one sample of the event that describes the recording itself; perf shows it for the recorder."""
-    raw = payload + bytes(4)  # as the kernel pads: size field and data end on 8 bytes
-    columns: dict[str, Column] = {
-        "identifier": event.ids[0],
-        "ip": 0,
-        "pid": os.getpid(),
-        "tid": os.getpid(),
-        "time": time_ns,
-        "cpu": 0,
-        "cpu_res": 0,
-        "period": 0,
-        "raw": (np.array([0, len(raw)]), np.frombuffer(raw, np.uint8)),
-    }
-    return pack_samples(event.shape, int(CpuMode.USER), columns, 1, NATIVE)
 
 
 class BudgetShares:

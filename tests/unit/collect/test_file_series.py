@@ -21,12 +21,12 @@ from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import _NO_STACKS, Drained, _side_by_side
+from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.file_series import FileSeries
-from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
 from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output_file import OutputFile

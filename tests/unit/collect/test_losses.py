@@ -9,8 +9,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, MAGIC
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE
+from perf_offcpu.collect.counters import Counter, Span, counters_event, counters_sample
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event, counters_sample
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.commands.record.command import summary_lines
 

@@ -11,11 +11,11 @@ from typing import Any
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import EVENT_ID
 from perf_offcpu.abi.features import Feature
+from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
-from perf_offcpu.collect.kernel_totals.losses import Counter, Span, counters_event
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output_file import Counts, OutputFile
 from perf_offcpu.collect.targets import Target

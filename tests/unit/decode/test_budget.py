@@ -14,8 +14,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS, budgets_layout
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Order
+from perf_offcpu.collect.counters import counters_event
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.collect.kernel_totals.losses import counters_event
 from perf_offcpu.decode.account import is_budget, read_budgets
 from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.decode.load import load_recording

@@ -15,8 +15,8 @@ from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
+from perf_offcpu.collect.counters import counters_event
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.collect.kernel_totals.losses import counters_event
 from perf_offcpu.decode.deferred import merge_deferred
 from perf_offcpu.decode.join import Host, JoinOptions, join_by_host
 from perf_offcpu.decode.load import load_recording

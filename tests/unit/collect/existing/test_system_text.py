@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from perf_offcpu import losses
-from perf_offcpu.collect.existing.cgroups import Hierarchy, cgroup2_mount, hierarchies
 from perf_offcpu.collect.existing.maps import Mapping, parse_maps
+from perf_offcpu.collect.system.cgroups import Hierarchy, cgroup2_mount, hierarchies
 from perf_offcpu.losses import Losses
 
 

@@ -12,8 +12,8 @@ import pytest
 from builders.recording import sample, write
 
 from perf_offcpu import losses
+from perf_offcpu.collect.counters import counters_event
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.collect.kernel_totals.losses import counters_event
 from perf_offcpu.collect.kernel_totals.python_stacks import functions_of, python_payload
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording

@@ -19,8 +19,9 @@ from perf_offcpu import losses
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.bpf.maps import Drained
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
-from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, account_sample, budget_samples
+from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
 from perf_offcpu.collect.kernel_totals.still_blocked import still_blocked_samples, with_user_stacks
 from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.sums import sum_samples

@@ -14,8 +14,7 @@ import pytest
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.kernel_totals.memory import Unread
-from perf_offcpu.collect.wait_objects import table
-from perf_offcpu.collect.wait_objects.table import KnownObjects, ObjectTable
+from perf_offcpu.collect.object_table import KnownObjects, ObjectTable
 from perf_offcpu.resources import bpf_dir
 
 ROW = read_header(bpf_dir() / "off_cpu.h").structs["object"]
@@ -43,7 +42,7 @@ def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.
         named.extend(one["id"] for one in objects)
 
     # So long that nothing is scanned again before the test ends.
-    monkeypatch.setattr(table, "STEADY_SCAN_SHARE", 1e-12)
+    monkeypatch.setattr(object_table, "STEADY_SCAN_SHARE", 1e-12)
     objects = ObjectTable(collector)
     monkeypatch.setattr(objects._describer, "describe", describe)
     monkeypatch.setattr(objects, "_write", write)

@@ -15,12 +15,12 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.maps import Drained, UserStacks, _side_by_side
+from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
-from perf_offcpu.collect.kernel_totals.losses import Counter
 from perf_offcpu.collect.kernel_totals.sums import BATCH
-from perf_offcpu.collect.kernel_totals.totals import LONGEST_PACE_S, KernelTotals
 from perf_offcpu.collect.output_file import Piece
 from perf_offcpu.collect.system.background import in_background, stepping_until
+from perf_offcpu.collect.totals import LONGEST_PACE_S, KernelTotals
 from perf_offcpu.errors import FileFullError
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.resources import bpf_dir

@@ -8,18 +8,21 @@ perf writes them. The counters of the BPF program, with begin and end of the rec
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from perf_offcpu.abi.attr import PerfType, SampleType, SoftwareConfig
 from perf_offcpu.abi.counters import COUNTERS, EVENT_ID, EVENT_NAME, MAGIC, VERSION
-from perf_offcpu.abi.records import RecordType
+from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import TRAILER
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support, basic_attr
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.kernel_totals.budgets import account_sample
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.write.columns import Column, pack_samples
 from perf_offcpu.perfdata.write.writer import pack_record
 
 
@@ -72,3 +75,20 @@ def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, C
         "counters": rows,
     }
     return account_sample(event, COUNTERS.pack(values, NATIVE), span.end_ns)
+
+
+def account_sample(event: EventSpec, payload: bytes, time_ns: int) -> bytes:
+    """Return one sample of the event that describes the recording itself; perf shows it for the recorder."""
+    raw = payload + bytes(4)  # as the kernel pads: size field and data end on 8 bytes
+    columns: dict[str, Column] = {
+        "identifier": event.ids[0],
+        "ip": 0,
+        "pid": os.getpid(),
+        "tid": os.getpid(),
+        "time": time_ns,
+        "cpu": 0,
+        "cpu_res": 0,
+        "period": 0,
+        "raw": (np.array([0, len(raw)]), np.frombuffer(raw, np.uint8)),
+    }
+    return pack_samples(event.shape, int(CpuMode.USER), columns, 1, NATIVE)
