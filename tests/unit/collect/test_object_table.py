@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.collect import object_table
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.object_table import KnownObjects, ObjectTable
