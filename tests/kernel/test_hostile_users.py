@@ -22,7 +22,9 @@ from builders.compiled import build
 from conftest import TESTS
 from kernel.others import reachable
 
-from perf_offcpu.commands.record.fewer_rights import READING, run_with_fewer_rights
+from perf_offcpu.collect.system.helper import Helper
+from perf_offcpu.collect.system.privileges import READING
+from perf_offcpu.commands.record.fewer_rights import run_with_fewer_rights
 from perf_offcpu.environment import ALLOWED
 from perf_offcpu.errors import RecordingError
 
@@ -330,7 +332,18 @@ def test_symbols_are_kept_without_rights_of_root_but_reading(capfd: pytest.Captu
             os.setuid(NOBODY)
 
     assert run_with_fewer_rights(show)
-    fields = dict(line.split(":\t", 1) for line in capfd.readouterr().out.splitlines() if ":\t" in line)
+    assert_can_only_read(capfd.readouterr().out)
+
+
+def test_what_others_own_is_examined_with_rights_to_read_alone() -> None:
+    helper = Helper(lambda path: Path(path).read_text())
+    (answer,) = helper.each(["/proc/self/status"])
+    helper.close()
+    assert_can_only_read(answer.value)
+
+
+def assert_can_only_read(status: str) -> None:
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == READING
     assert int(fields["CapInh"], 16) == 0 and fields["NoNewPrivs"] == "1"
 

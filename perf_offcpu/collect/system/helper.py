@@ -4,8 +4,9 @@
 Such a read may take for ever. A mapped file or memory can lie on a file system that does not answer (FUSE,
 NFS); a process that waits for one in execve(2) or epoll_ctl(2) holds locks that readers of /proc/PID/maps and
 /proc/PID/fdinfo take. Not even SIGKILL ends some of these waits, and a process with a thread in one never
-ends. So the recorder asks a fork of itself, a *helper*, which holds no descriptor of the recorder. A helper
-that does not answer in time is killed and left behind, and another one is asked for the rest.
+ends. So the recorder asks a fork of itself, a *helper*, which holds no descriptor of the recorder, and of
+root's rights those to read. A helper that does not answer in time is killed and left behind, and another one
+is asked for the rest.
 
 Whatever an answer raises is an answer, too: nothing that a process does ends the recorder.
 """
@@ -26,6 +27,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from perf_offcpu.collect.system.privileges import READING, keep_capabilities
 from perf_offcpu.files import read_kernel
 
 PATIENCE_S: Final = 1.0
@@ -305,6 +307,7 @@ def _serve(work: Callable[[Any], Any], connection: socket.socket) -> None:
         for _ in range(3):  # the standard streams
             os.open(os.devnull, os.O_RDWR)
         os.chdir("/")  # direct: keeps no file system from being unmounted
+        keep_capabilities(READING)
         gc.disable()  # it would touch all memory that is shared with the recorder
         with connection.makefile("rb") as requests:
             while size := requests.read(_SIZE.size):

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privileges of this process, and what it lacks for recording."""
+"""Privileges of this process, what it lacks for recording, and how it gives up the others.
+
+Source: capabilities(7), capset(2), prctl(2).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from typing import Final
 
 from perf_offcpu.files import read_kernel
 
-CAP_IPC_LOCK: Final = 14  # include/uapi/linux/capability.h
+CAP_DAC_READ_SEARCH: Final = 2  # include/uapi/linux/capability.h
+CAP_IPC_LOCK: Final = 14
 CAP_SYS_PTRACE: Final = 19
 CAP_SYS_ADMIN: Final = 21
+CAP_SYSLOG: Final = 34
 CAP_PERFMON: Final = 38
 CAP_BPF: Final = 39
+READING: Final = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_SYSLOG
+"""Capabilities to read programs of others, files below /proc/PID/root, and addresses in /proc/kallsyms."""
+_VERSION_3: Final = 0x20080522
+_PR_SET_NO_NEW_PRIVS: Final = 38
 _NEEDED = {"CAP_PERFMON": CAP_PERFMON, "CAP_BPF": CAP_BPF}  # since 5.8; CAP_SYS_ADMIN before
 _FIRST_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO, include/linux/proc_ns.h
 _SECCOMP_FILTER = "2"
@@ -80,3 +90,21 @@ def privilege_remedy() -> str:
         return "a security policy of this machine forbids it (SELinux, BPF LSM, …): ask whoever set it"
     options = " ".join(f"--cap-add {name.removeprefix('CAP_')}" for name in missing)
     return f"run as root, or with {' and '.join(missing)} (in a container: {options})"
+
+
+def keep_capabilities(kept: int) -> None:
+    """Drop all capabilities of this process except some, permanently.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+    words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
+    if libc.capget(header, words):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be read")
+    for row, shift in ((0, 0), (3, 32)):
+        permitted = words[row + 1] & kept >> shift & 0xFFFFFFFF
+        words[row], words[row + 1], words[row + 2] = permitted, permitted, 0
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, words):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")

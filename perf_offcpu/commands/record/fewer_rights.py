@@ -4,13 +4,10 @@
 `record --buildid-cache` parses files of other users. The parsing process cannot load BPF programs or modules,
 mount, change owners or users, nor regain such rights by execve. It is no sandbox: files below /proc/PID/root
 require CAP_SYS_PTRACE, and the process still owns the files of root.
-
-Source: capabilities(7), capset(2), prctl(2).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,18 +16,12 @@ import warnings
 from collections.abc import Callable
 from typing import Final
 
+from perf_offcpu.collect.system.privileges import READING, keep_capabilities
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.files import read_kernel
 
-_DAC_READ_SEARCH: Final = 2
-_SYS_PTRACE: Final = 19
-_SYSLOG: Final = 34
-READING: Final = 1 << _DAC_READ_SEARCH | 1 << _SYS_PTRACE | 1 << _SYSLOG
-"""Capabilities to read programs of others, files below /proc/PID/root, and addresses in /proc/kallsyms."""
 _MOST_IDLE_S: Final = 10.0
 _NAP_S: Final = 0.02
-_VERSION_3: Final = 0x20080522
-_PR_SET_NO_NEW_PRIVS: Final = 38
 
 
 def run_with_fewer_rights(work: Callable[[], None]) -> bool:
@@ -74,21 +65,3 @@ def _has_succeeded(pid: int) -> bool:
             )
             return False
         time.sleep(_NAP_S)
-
-
-def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this process except some, permanently.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
-    words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
-    if libc.capget(header, words):
-        raise OSError(ctypes.get_errno(), "capabilities cannot be read")
-    for row, shift in ((0, 0), (3, 32)):
-        permitted = words[row + 1] & kept >> shift & 0xFFFFFFFF
-        words[row], words[row + 1], words[row + 2] = permitted, permitted, 0
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, words):
-        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
