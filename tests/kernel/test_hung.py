@@ -126,6 +126,8 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path) -> None:
         expected = {name: java_frames(jdk("jstack", pid), name) for name in ("one", "two")}
         samples = script(tmp_path / "perf.data", "--idle", "hide")
         Path(f"/tmp/perf-{pid}.map").unlink()
+    # Some threads of the VM sleep for a second at a time: their waits may end in the recording.
+    samples = [one for one in samples if one[0].split()[0] not in ("VM", "G1", "Monitor")]
     assert {head.split()[0] for head, *_ in samples} == {"one", "two"}, "without idle threads"
     assert expected["one"][:2] == ["Abba.take", "Abba.lambda$main$0"] and len(expected["two"]) >= 4
     # A thread may wake once while the recording begins, of a wait from before: the last one is still blocked.
