@@ -136,8 +136,8 @@ class Attr(NamedTuple):
 
     def cut(self, size: int = ATTR_SIZE_PERF_6_1) -> Attr:
         """Return the attr without fields and flags that a reader of `size` bytes does not know."""
-        known = AttrFlag((1 << 38) - 1)
-        return self._replace(size=size, flags=self.flags & known, config3=0, config4=0)
+        flags_of_reader = AttrFlag((1 << 38) - 1)
+        return self._replace(size=size, flags=self.flags & flags_of_reader, config3=0, config4=0)
 
 
 def unpack_attr(data: Buffer, order: Order = "<") -> Attr:

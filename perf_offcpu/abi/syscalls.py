@@ -64,7 +64,7 @@ def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
     Returns:
         An empty mapping for an unknown architecture.
     """
-    name = next((known for pattern, known in _ALIASES if pattern.fullmatch(arch)), arch)
+    name = next((table for pattern, table in _ALIASES if pattern.fullmatch(arch)), arch)
     return _names(_COMPAT.get(name, name) if compat else name)
 
 

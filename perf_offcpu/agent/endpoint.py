@@ -90,14 +90,14 @@ class Endpoint:
             ready = [key.fileobj for key, _ in self._selector.select(patience_s)]
             if stopped in ready:
                 break
-            for client in [self._clients[one] for one in ready if one in self._clients]:
+            for client in [self._clients[key] for key in ready if key in self._clients]:
                 self._go_on(client)
             if self._listener in ready:
                 self._accept()
             while self._clients and next(iter(self._clients.values())).deadline <= time.monotonic():
                 self._drop_oldest()
-        for one in (*self._clients, self._listener, stopped):
-            one.close()
+        for connection in (*self._clients, self._listener, stopped):
+            connection.close()
         self._selector.close()
 
     def _accept(self) -> None:

@@ -123,16 +123,16 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
     frames, strings = profile.frames, profile.strings
     for number in np.unique(rule[rule >= 0]).tolist():
         expressions = pattern(waits.rules[number].frames)
-        mine = np.flatnonzero(rule == number)
-        used = np.flatnonzero(used_frames(profile, leaf[mine]))
+        rows = np.flatnonzero(rule == number)
+        used = np.flatnonzero(used_frames(profile, leaf[rows]))
         names = (
             strings[symbol] or frame_label("", strings[dso])
             for symbol, dso in zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
         )
         met = np.zeros(len(frames), np.bool_)
         met[used] = [fits(expressions, name) for name in names]
-        node[mine] = outermost_node(profile, leaf[mine], met)
-        start[mine] = np.where(node[mine] >= 0, np.append(profile.stacks.parent, -1)[node[mine]], leaf[mine])
+        node[rows] = outermost_node(profile, leaf[rows], met)
+        start[rows] = np.where(node[rows] >= 0, np.append(profile.stacks.parent, -1)[node[rows]], leaf[rows])
     return node, start
 
 

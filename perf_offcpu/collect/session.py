@@ -11,7 +11,7 @@
 A failure before the file has its name leaves an older file as it was. A later one leaves a file that can be
 read: complete, or, if the recorder is killed, as far as it got.
 
-With `--switch-output` a file ends and a new one begins while all of this goes on (`file_series`). With
+With `--switch-output` a file ends and a new one begins while all of this goes on (`output.series`). With
 `--control` recording pauses and goes on, with the same programs and rings. A pause is in the file, which
 takes the side-band records of that time and has an account for each part; if a new file is asked for in a
 pause, the file ends at once, and the new one begins when recording goes on.
@@ -30,9 +30,9 @@ import time
 from collections.abc import Callable
 
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.file_series import FileSeries
 from perf_offcpu.collect.hotplug import Hotplug
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
+from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary

@@ -34,7 +34,7 @@ from kernel.recorder import (
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, MAGIC
 from perf_offcpu.cli import main
-from perf_offcpu.collect.output_file import RESERVE
+from perf_offcpu.collect.output.file import RESERVE
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
 

@@ -124,8 +124,8 @@ class _Judge:
         if evidence.fault >= 0 and evidence.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
             return WaitClass.FAULT
         if evidence.in_kernel >= 0:
-            found = WaitClass(evidence.in_kernel)
-            return by_object or found if found is WaitClass.POLL else found
+            by_function = WaitClass(evidence.in_kernel)
+            return by_object or by_function if by_function is WaitClass.POLL else by_function
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
     def is_for_work(
@@ -184,10 +184,11 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
     caller = _user_leaf(profile)[samples.stack[rows]]
     first, group_of = group(samples.pid[rows], samples.syscall[rows], caller)
     answer = wait_class[single].astype(np.int64) * 2 + for_work[single]
-    one, pair = group(group_of[len(sums) :], answer)
+    first_of_pair, pair = group(group_of[len(sums) :], answer)
     most = np.full(len(first), -1, np.int64)
-    for at in np.argsort(np.bincount(pair), kind="stable").tolist():  # the most frequent is written last
-        most[group_of[len(sums) + one[at]]] = answer[one[at]]
+    for number in np.argsort(np.bincount(pair), kind="stable").tolist():  # the most frequent is written last
+        single_row = first_of_pair[number]
+        most[group_of[len(sums) + single_row]] = answer[single_row]
     answer_of_sum = np.where(caller[: len(sums)] >= 0, most[group_of[: len(sums)]], -1)
     wait_class, for_work = wait_class.copy(), for_work.copy()
     wait_class[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] // 2

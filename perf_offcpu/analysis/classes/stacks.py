@@ -103,44 +103,45 @@ class _Stacks:
         self.is_kernel, self.used = profile.frames.is_kernel(), used_frames(profile, stacks)
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n]: the value of the innermost kernel function with a value; -1 if there is none."""
+        """Return int32[n], by stack: the value of the innermost kernel function that `judge` knows, or -1."""
         return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n]: the value of the innermost user function with a value; -1 if there is none."""
+        """Return int32[n], by stack: the value of the innermost user function that `judge` knows, or -1."""
         return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), _WRAPPER_DEPTH)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
         """Return the rules of programs whose functions each stack has.
 
         Returns:
-            (sets, of): distinct sets of rules (bits), the last of them empty; int32[n], the set of each.
+            (sets, set_of_stack): distinct sets of rules (bits), the last of them empty; int32[n].
         """
-        known: dict[int, int] = {}
+        number_of_set: dict[int, int] = {}
 
-        def number(met: int) -> int:
-            return known.setdefault(met, len(known)) if met else _NONE
+        def number(rules: int) -> int:
+            return number_of_set.setdefault(rules, len(number_of_set)) if rules else _NONE
 
         def of_function(function: str) -> int:
             return number(programs.of_function(function))
 
         met = self._judged(of_function, self.used, _NO_SUFFIX)[self.profile.stacks.frame]
-        asks = np.array([*(bool(one & programs.by_caller) for one in known), False])
+        asks = np.array([*(bool(rules & programs.by_caller) for rules in number_of_set), False])
         if asks.any():
             nodes = np.flatnonzero(asks[met])
-            sets, (allowed, caller) = list(known), self._callers(programs, nodes)
-            first, of = group(met[nodes], caller)
+            sets, (allowed, caller) = list(number_of_set), self._callers(programs, nodes)
+            first, pair_of_node = group(met[nodes], caller)
             pairs = zip(met[nodes[first]].tolist(), caller[first].tolist(), strict=True)
-            left = [number(sets[one] & (~programs.by_caller | allowed[other])) for one, other in pairs]
-            met[nodes] = np.array(left, np.int32)[of]
+            left = [number(sets[row] & (~programs.by_caller | allowed[column])) for row, column in pairs]
+            met[nodes] = np.array(left, np.int32)[pair_of_node]
         is_met = self._every(met)
-        if not known:
+        if not number_of_set:
             return [0], np.zeros(len(is_met), np.int32)
-        different, of = np.unique(is_met, axis=0, return_inverse=True)
+        different, set_of_stack = np.unique(is_met, axis=0, return_inverse=True)
         sets = [
-            functools.reduce(operator.or_, itertools.compress(known, row), 0) for row in different.tolist()
+            functools.reduce(operator.or_, itertools.compress(number_of_set, row), 0)
+            for row in different.tolist()
         ]
-        return [*sets, 0], of.reshape(-1).astype(np.int32)
+        return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
         """Return distinct sets of rules (bits) that callers allow, and int32[nodes]: the set of each node."""

@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class Unread:
-    """What is not read of threads that are still blocked.
+    """Count the stacks and locks of threads, still blocked at the end, that could not be read.
 
     Attributes:
         avoided: processes that did not answer.
-        lost: counts what is missing since the recording began.
+        lost: the causes and their counts, since the recording began.
     """
 
     def __init__(self) -> None:

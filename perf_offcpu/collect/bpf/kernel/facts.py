@@ -49,8 +49,8 @@ class KernelFacts:
     defines: Defines
     """Preprocessor constants."""
     code: Mapping[str, Sequence[int]]
-    """Where code is, from the beginning of the kernel's code, and its size: by member of `enum offcpu_late`
-    (bpf/off_cpu.h). Empty if addresses are hidden."""
+    """Offset from the beginning of the kernel's code, and size, of the code that each member of `enum
+    offcpu_late` (bpf/off_cpu.h) names. Empty if addresses are hidden."""
     task_iterator: int | None = None
     """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
     switch_end: str = ""

@@ -25,8 +25,8 @@ from perf_offcpu.collect.counters import Counter, Span, counters_sample, lost_re
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.events.tracepoints import tracing_data
 from perf_offcpu.collect.existing.inventory import Inventory
-from perf_offcpu.collect.machine import machine_features
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
+from perf_offcpu.collect.output.machine import machine_features
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns, wall_clock_pair
 from perf_offcpu.collect.targets import Target

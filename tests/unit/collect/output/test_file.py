@@ -17,7 +17,7 @@ from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.output_file import Counts, OutputFile
+from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.perfdata.reader import PerfDataReader

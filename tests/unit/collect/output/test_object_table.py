@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.collect import object_table
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.kernel_totals.memory import Unread
-from perf_offcpu.collect.object_table import KnownObjects, ObjectTable
+from perf_offcpu.collect.output import object_table
+from perf_offcpu.collect.output.object_table import KnownObjects, ObjectTable
 from perf_offcpu.resources import bpf_dir
 
 ROW = read_header(bpf_dir() / "off_cpu.h").structs["object"]

@@ -18,9 +18,9 @@ from perf_offcpu.collect.bpf.maps import Drained, UserStacks, _side_by_side
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.kernel_totals.sums import BATCH
-from perf_offcpu.collect.output_file import Piece
+from perf_offcpu.collect.output.file import Piece
+from perf_offcpu.collect.output.totals import LONGEST_PACE_S, KernelTotals
 from perf_offcpu.collect.system.background import in_background, stepping_until
-from perf_offcpu.collect.totals import LONGEST_PACE_S, KernelTotals
 from perf_offcpu.errors import FileFullError
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.resources import bpf_dir

@@ -26,10 +26,10 @@ from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
-from perf_offcpu.collect.file_series import FileSeries
 from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.output_file import OutputFile
+from perf_offcpu.collect.output.file import OutputFile
+from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.system.clock import now_ns

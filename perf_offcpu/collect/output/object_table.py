@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
-from perf_offcpu.collect.output_file import OutputFile, Piece
+from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.system.background import NAP_S, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.describe import (
