@@ -23,7 +23,7 @@ WAKER_SUFFIX = "_[w]"
 """flamegraph.pl --colors=chain colours these apart."""
 
 SYMBOL_SUFFIX = re.compile(r"@.*|\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
-"""Match the suffix of a function's name: a symbol version (`@GLIBC_2.2.5`), or the mark of a copy (`.cold`)."""
+"""Match the suffix of a name: a symbol version (`@GLIBC_2.2.5`), or the mark of a copy (`.cold`)."""
 
 _UNSAFE = re.compile(
     "["
