@@ -8,6 +8,7 @@ can be handed unsymbolized data by mistake. A sample's weight is its `period`: a
 from __future__ import annotations
 
 from dataclasses import field, replace
+from enum import IntFlag
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -86,6 +87,16 @@ class ProfileSamples(SampleColumns):
     object: I32 = column("i4", "row in objects: what was waited for", sentinel=-1, domain="objects")
 
 
+class ObjectFact(IntFlag):
+    """What is known of a lock or semaphore by the recorded waits for it (`symbolize.wait_objects.enders`)."""
+
+    SEVERAL = 1  # several threads waited for it
+    BY_PEERS = 2  # threads that waited for it, too, ended waits
+    BY_OTHERS = 4  # threads that never waited for it ended waits
+    BY_STRANGERS = 8  # threads of processes that are not recorded ended waits
+    SHARED = 16  # processes share it, so that others may hold it which never wait here
+
+
 class Objects(Table):
     """Objects that threads waited for."""
 
@@ -98,6 +109,7 @@ class Objects(Table):
     shared: Bool = column("?", "of a futex: in memory that processes share")
     connected: Bool = column("?", "a pipe, or a socket that has another end")
     inward: Bool = column("?", "the other end is a client, or in the same process, or not known")
+    facts: U16 = column("u2", "ObjectFact: of a futex or semaphore")
     pid: I32 = column("i4", "of a futex: tgid of the process it is in", sentinel=-1, domain="task")
     address: U64 = column("u8", "of a futex; 0 none")
     peer_pid: I32 = column("i4", "tgid of the process at the other end", sentinel=-1, domain="task")

@@ -10,7 +10,7 @@ WORKLOAD = Path(__file__).parents[1] / "workload"
 
 
 def build(source: str | Path, program: Path, *flags: str) -> Path:
-    """Compile a C or C++ file, in tests/workload where the path is relative, and return the program."""
-    compiler = "g++" if Path(source).suffix == ".cpp" else "gcc"
+    """Compile a C or C++ file, or link one of C++, in tests/workload where the path is relative."""
+    compiler = "g++" if Path(source).suffix in (".cpp", ".o") else "gcc"
     subprocess.run([compiler, *flags, "-pthread", "-o", program, WORKLOAD / source], check=True, timeout=60)
     return program

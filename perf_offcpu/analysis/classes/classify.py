@@ -20,9 +20,10 @@ A sum with the class other gets the class of similar single waits (`like_single_
 A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and
-similar calls, accept(), signals, a terminal, condition variables and semaphores, and waits of a kernel thread
-between its jobs. Waits for disks, locks, data on a socket or pipe, children and sleeps are not: the work is
-under way, or only time has to pass. Documentation/wait-classes.md explains it.
+similar calls, accept(), signals, a terminal, condition variables and semaphores that only others serve
+(`objects.passes_work`), and waits of a kernel thread between its jobs. Waits for disks, locks, data on a
+socket or pipe, children and sleeps are not: the work is under way, or only time has to pass.
+Documentation/wait-classes.md explains it.
 
 A sum has neither a kernel stack nor an object, and read() alone does not tell a pipe from a file. A single
 wait of the same process, in the same system call, called from the same place of the program, does. If such
@@ -37,10 +38,18 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.task_state import state_letter
 from perf_offcpu.analysis.classes import wait_classes as rules
-from perf_offcpu.analysis.classes.objects import BY_OBJECT, answers, class_of, is_connected, object_codes
+from perf_offcpu.analysis.classes.objects import (
+    BY_OBJECT,
+    answers,
+    class_of,
+    is_connected,
+    object_codes,
+    object_facts,
+    passes_work,
+)
 from perf_offcpu.analysis.classes.program_rules import Rules
 from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
-from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass, Work
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, Means, WaitClass, Work
 from perf_offcpu.analysis.group import group
 from perf_offcpu.model.columns import I32, I64, U8, Bool
 from perf_offcpu.model.profile import Profile, ProgramRule
@@ -74,19 +83,20 @@ def classify(profile: Profile) -> Waits:
     preempted, throttled = samples.has(SampleFlag.PREEMPTED), samples.has(SampleFlag.THROTTLED)
     comm = samples.comm if programs.by_comm else np.broadcast_to(np.uint32(0), len(samples))
     facts = (evidence_of, samples.syscall, samples.state, preempted, throttled, profile.is_offcpu(), comm)
-    columns = (*facts, object_codes(profile))
+    columns = (*facts, object_codes(profile), object_facts(profile))
     first, group_of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
     for_work, ruled = np.zeros(len(first), np.bool_), np.full(len(first), _NONE, np.int32)
     names: dict[str, int] = {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    for index, (row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing) in enumerate(rows):
+    for index, values in enumerate(rows):
+        row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing, known = values
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
         syscalls[index] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
         wait_class = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
-        is_for_work = is_wait and judge.is_for_work(evidence, wait_class, name, letter, thing)
+        is_for_work = is_wait and judge.is_for_work(evidence, wait_class, name, letter, thing, known)
         rule = programs.find(evidence.rules, wait_class, name, profile.strings[of_comm]) if is_wait else None
         if was_throttled and is_wait:
             wait_class = WaitClass.THROTTLED
@@ -129,7 +139,7 @@ class _Judge:
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
     def is_for_work(
-        self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int
+        self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int
     ) -> bool:
         """Return True if waits with this evidence are for the next piece of work."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
@@ -137,8 +147,8 @@ class _Judge:
         work = wait_class.row.work
         if work in (Work.NEVER, Work.ALWAYS):
             return work is Work.ALWAYS
-        if work is Work.BY_WRAPPER:
-            return evidence.work_in_user >= 0
+        if work is Work.BY_LOCK:
+            return passes_work(facts, Means(evidence.means) if evidence.means >= 0 else None)
         if syscall in rules.WORK_SYSCALLS:
             return True
         if evidence.work_in_kernel >= 0:
@@ -163,11 +173,14 @@ class _Judge:
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
 
 
+_UNCERTAIN = (WaitClass.OTHER, WaitClass.LOCK)
 _FOR_CPU = (WaitClass.RUNQUEUE, WaitClass.THROTTLED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecided: Bool) -> tuple[U8, Bool]:
     """Return class and purpose of each sample; sums of class OTHER get those of similar single waits.
+
+    Those of class LOCK keep the class: who ended waits is known of single waits only.
 
     Args:
         wait_class, for_work: class and purpose of each sample so far.
@@ -176,7 +189,7 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
-    sums = np.flatnonzero(is_comparable & is_sum & undecided & (wait_class == WaitClass.OTHER))
+    sums = np.flatnonzero(is_comparable & is_sum & undecided & np.isin(wait_class, _UNCERTAIN))
     single = np.flatnonzero(is_comparable & ~is_sum & ~np.isin(wait_class, _FOR_CPU))
     if not len(sums) or not len(single):
         return wait_class, for_work
@@ -190,6 +203,8 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
         single_row = first_of_pair[number]
         most[group_of[len(sums) + single_row]] = answer[single_row]
     answer_of_sum = np.where(caller[: len(sums)] >= 0, most[group_of[: len(sums)]], -1)
+    is_lock = wait_class[sums] == WaitClass.LOCK
+    answer_of_sum[is_lock & (answer_of_sum // 2 != WaitClass.LOCK)] = -1
     wait_class, for_work = wait_class.copy(), for_work.copy()
     wait_class[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] // 2
     for_work[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] % 2 == 1

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.model.columns import I16
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.analysis.classes.wait_classes import Means, WaitClass
+from perf_offcpu.model.columns import I16, U16
+from perf_offcpu.model.profile import ObjectFact, Profile
 
 _NONE = -1
+_ENDERS = (ObjectFact.BY_PEERS, ObjectFact.BY_OTHERS, ObjectFact.BY_STRANGERS)
 _CONNECTED, _INWARD = 1 << 8, 1 << 9
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,
@@ -55,6 +56,30 @@ def object_codes(profile: Profile) -> I16:
         if wait_class is not None:
             codes[row] = int(wait_class) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
     return codes[profile.samples.object]
+
+
+def object_facts(profile: Profile) -> U16:
+    """Return uint16[samples]: what is known of each sample's lock or semaphore, ObjectFact; 0 nothing."""
+    return np.append(profile.objects.facts, np.uint16(0))[profile.samples.object]
+
+
+def passes_work(facts: int, means: Means | None) -> bool:
+    """Return True if waits for a lock or semaphore are for work.
+
+    Threads that end each other's waits share a lock, even if they wait for a condition. Where others end
+    waits as well, as in a pool whose workers bring work for each other, a condition is for work and a
+    semaphore a lock. What has no name passes work if several threads wait and only others end that.
+
+    Args:
+        facts: ObjectFact.
+        means: what the wrapper's name means; None without a name.
+    """
+    peers, others, strangers = (facts & flag for flag in _ENDERS)
+    if means is Means.CONDITION:
+        return bool(not peers or others or strangers)
+    if means is Means.SEMAPHORE:
+        return not peers and not strangers and bool(others or not facts & ObjectFact.SHARED)
+    return means is None and bool(others and facts & ObjectFact.SEVERAL and not peers and not strangers)
 
 
 def class_of(code: int) -> WaitClass | None:

@@ -42,7 +42,7 @@ class Evidence(NamedTuple):
     has_kernel: int  # 1 if it has kernel frames
     entry: int  # string: the system call by its entry function
     work_in_kernel: int  # 1 if functions of the kernel wait for work, 0 if they are at work
-    work_in_user: int  # 1 if a wrapper waits for work
+    means: int  # Means by wrappers
     exists: int  # 1 if there is a stack
     rules: int  # rules of programs whose condition on frames the stack meets, a bit each
     entry_name: str = ""  # the name of `entry`
@@ -68,7 +68,7 @@ def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence
         found_in.kernel(lambda _: 1),
         found_in.kernel(entry),
         found_in.kernel(rules.is_for_work_in_kernel),
-        found_in.user(_if(rules.WORK_WRAPPERS)),
+        found_in.user(rules.meaning_of_wrapper),
         np.ones(len(found_in.stacks), np.int32),
     )
     met_sets, met = found_in.met_rules(programs)

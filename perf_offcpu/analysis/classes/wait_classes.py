@@ -24,8 +24,16 @@ class Work(enum.Enum):
 
     NEVER = enum.auto()
     ALWAYS = enum.auto()
-    BY_WRAPPER = enum.auto()  # where a wrapper in the user's part of the stack is for work
+    BY_LOCK = enum.auto()  # by what wrappers mean, and by who ends the waits
     BY_FUNCTION = enum.auto()  # where the system call or a function of the kernel is for work
+
+
+class Means(enum.IntEnum):
+    """What names of wrappers say of a futex."""
+
+    LOCK = 0  # one that threads hold, or a meeting of threads: never for work
+    CONDITION = 1  # a condition variable, or a place to park in
+    SEMAPHORE = 2
 
 
 class ClassRow(NamedTuple):
@@ -40,7 +48,6 @@ class ClassRow(NamedTuple):
     wrappers: str = ""  # functions of libc or Go's runtime
     work_functions: str = ""  # functions of the kernel that wait for the next piece of work
     work_syscalls: str = ""  # system calls that wait for the next piece of work
-    work_wrappers: str = ""  # wrappers that wait for the next piece of work
 
 
 class WaitClass(enum.IntEnum):
@@ -80,7 +87,7 @@ class WaitClass(enum.IntEnum):
     LOCK = ClassRow(
         "a lock, condition variable, semaphore or other futex; file locks; locks in the kernel",
         "red",
-        Work.BY_WRAPPER,
+        Work.BY_LOCK,
         functions=r"""
             _*futex_(wait|do_wait|wait_queue|wait_queue_me|wait_multiple|lock_pi|wait_requeue_pi)
             _*futex_wait_\w+ __mutex_lock\w* mutex_lock\w* ww_mutex_lock\w* _*rwsem_down_\w+
@@ -97,10 +104,6 @@ class WaitClass(enum.IntEnum):
             _*pthread_(mutex_|rwlock_|cond_|spin_|barrier_|join|timedjoin|clockjoin)\w* _*lll_lock_wait\w*
             futex\w* _*futex_abstimed_wait\w* sem_(wait|timedwait|clockwait) __new_sem_wait\w* __timedwait\w*
             mtx_lock cnd_wait call_once runtime\.futex.* runtime\.semasleep.* Unsafe_Park flockf? lockf
-        """,
-        work_wrappers=r"""
-            _*pthread_cond_\w*wait\w* cnd_(timed)?wait sem_(wait|timedwait|clockwait) __new_sem_wait\w*
-            Unsafe_Park runtime\.(stopm|mPark|findRunnable|notesleep|notetsleepg).*
         """,
     )
     DISK = ClassRow(
@@ -231,9 +234,20 @@ FAULT_ENTRY = """
 _AT_WORK = "process_one_work io_worker_handle_work"
 """Functions of kernel threads that have a piece of work."""
 _WORK_FUNCTIONS = " ".join(one.row.work_functions for one in CLASSES)
-WORK_WRAPPERS = " ".join(one.row.work_wrappers for one in CLASSES)
 WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
 """System calls that wait for the next piece of work and nothing else."""
+
+_MEANINGS = {
+    Means.LOCK: r"""
+        _*pthread_(mutex_|rwlock_|spin_|barrier_)\w* _*pthread_\w*join\w* _*lll_lock_wait\w* mtx_(timed)?lock
+        call_once runtime\.(lock2|lockWithRank|futexlock).*
+    """,
+    Means.CONDITION: r"""
+        _*pthread_cond_\w*wait\w* cnd_(timed)?wait Unsafe_Park
+        runtime\.(stopm|mPark|findRunnable|notesleep|notetsleepg).*
+    """,
+    Means.SEMAPHORE: r"sem_(wait|timedwait|clockwait) __new_sem_wait\w*",
+}
 
 _ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:compat_)?sys|ksys)_(\w+)")
 
@@ -246,6 +260,11 @@ def class_of_function(name: str) -> WaitClass | None:
 def class_of_wrapper(name: str) -> WaitClass | None:
     """Return the class of waits in a function of libc or Go's runtime; None for other functions."""
     return next((class_ for class_ in CLASSES if matches(class_.row.wrappers, name)), None)
+
+
+def meaning_of_wrapper(name: str) -> Means | None:
+    """Return what a function of libc or Go's runtime means for a futex; None for other functions."""
+    return next((means for means, rules in _MEANINGS.items() if matches(rules, name)), None)
 
 
 def syscall_of_function(name: str) -> str:

@@ -20,6 +20,7 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.search import DELETED
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.wait_objects.enders import enders_of
 from perf_offcpu.symbolize.wait_objects.futexes import FutexName, futex_names
 from perf_offcpu.symbolize.wait_objects.other_ends import OtherEnds, direction, plain
 from perf_offcpu.symbolize.wait_objects.rows import (
@@ -84,6 +85,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
     )
+    objects.facts[:] = enders_of(recording, of, objects)
     of = np.where(asleep, len(rows), of)
     used = asleep.any() or len(named) - 1
     samples = profile.samples.with_columns(object=of.astype(np.int32))

@@ -11,6 +11,7 @@ from builders.profile import Code, ProfileBuilder, kernel
 from perf_offcpu.abi.wait_objects import ObjectKind as K
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.model.profile import ObjectFact as F
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -144,3 +145,26 @@ def test_a_sum_with_a_class_keeps_it() -> None:
     builder.sample("a", USER, 1, syscall=READ, state=S, object=builder.thing("p", K.PIPE))
     builder.sample("a", USER, 1, syscall=READ, state=D, flags=SUM)
     assert classes(builder.build()) == ["pipe", "disk"]
+
+
+CONDITION, SEMAPHORE, MUTEX = ("pthread_cond_wait",), ("sem_wait", "[libc]"), ("pthread_mutex_lock",)
+
+
+@pytest.mark.parametrize(("wrapper", "facts", "for_work"), [
+    (CONDITION, 0, True), (CONDITION, F.BY_OTHERS, True), (CONDITION, F.BY_PEERS | F.SEVERAL, False),
+    (CONDITION, F.BY_PEERS | F.BY_OTHERS, True), (CONDITION, F.BY_STRANGERS, True),
+    (SEMAPHORE, 0, True), (SEMAPHORE, F.SHARED, False), (SEMAPHORE, F.SHARED | F.BY_OTHERS, True),
+    (SEMAPHORE, F.BY_STRANGERS, False), (SEMAPHORE, F.BY_PEERS | F.BY_OTHERS, False),
+    (MUTEX, F.BY_OTHERS | F.SEVERAL, False),
+    ((), F.BY_OTHERS | F.SEVERAL, True), ((), F.BY_OTHERS, False), ((), F.BY_PEERS | F.SEVERAL, False),
+])  # fmt: skip
+def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(
+    wrapper: tuple[str, ...], facts: int, for_work: bool
+) -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    path, thing = ["main", *wrapper], builder.thing("x", facts=facts)
+    builder.sample("a", path, 5, syscall=FUTEX, state=S, object=thing)
+    builder.sample("a", path, 1, syscall=FUTEX, state=S, flags=SUM)  # without an object: as the other
+    waits = classify(builder.build())
+    assert waits.for_work.tolist() == [for_work] * 2
+    assert classes(builder.build()) == ["lock"] * 2

@@ -23,10 +23,12 @@ from builders.wait_objects import (
     wait,
 )
 
+from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.wait_objects import ObjectKind as K
 from perf_offcpu.decode.join import JoinOptions
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.join import join
+from perf_offcpu.model.profile import ObjectFact as Fact
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.symbolize.load import join_profiles
 from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -299,3 +301,29 @@ def test_whose_events_are_work_that_comes_in(
         wait(7, time=90, pid=10, tid=10, syscall=READ),
     )
     assert profile_of(tmp_path, *records).objects.inward.tolist()[0] is inward
+
+
+ENDED = {"pid": 10, "waker_pid": 10}
+
+
+@pytest.mark.parametrize(("waits", "found"), [
+    ([(1, ENDED | {"waker_tid": 2}), (2, ENDED | {"waker_tid": 1})], Fact.SEVERAL | Fact.BY_PEERS),
+    ([(1, ENDED | {"waker_tid": 3}), (2, ENDED | {"waker_tid": 3})], Fact.SEVERAL | Fact.BY_OTHERS),
+    ([(1, ENDED | {"waker_tid": 3}), (1, {"pid": 10})], Fact.BY_OTHERS),
+    ([(1, {"pid": 10, "waker_pid": 99, "waker_tid": 99})], 0),  # a signal
+    ([(1, ENDED | {"waker_tid": 3, "flags": offcpu.WaitFlag.WAKER_INTERRUPT})], 0),  # a timeout
+])  # fmt: skip
+def test_who_ended_the_waits(waits: list[tuple[int, dict[str, Any]]], found: int, tmp_path: Path) -> None:
+    things = described(*(thing(id_, K.FUTEX, pid=10, address=0x1000 + 4 * (id_ - 7)) for id_ in (7, 8)))
+    records = (wait(7 + at % 2, time=90 + at, tid=tid, **more) for at, (tid, more) in enumerate(waits))
+    assert set(profile_of(tmp_path, things, *records).objects.facts.tolist()[:-1]) == {found}
+
+
+def test_who_ended_waits_for_shared_memory(tmp_path: Path) -> None:
+    things = described(*(thing(pid, K.FUTEX, pid=pid, place="/dev/shm/x+0x40") for pid in (10, 20)))
+    ends = ((10, 20), (20, 10), (20, 99))
+    records = (
+        wait(pid, time=90 + pid, pid=pid, tid=pid, waker_pid=waker, waker_tid=waker) for pid, waker in ends
+    )
+    found = Fact.SEVERAL | Fact.BY_PEERS | Fact.BY_STRANGERS | Fact.SHARED
+    assert set(profile_of(tmp_path, things, *records).objects.facts.tolist()[:-1]) == {found}

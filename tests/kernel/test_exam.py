@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many small designs in one recording (workload/exam.cpp): what each thread waits for, and whether for work.
+
+They are judged twice: with all names, and linked statically and stripped, where facts alone tell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.compiled import build
+from conftest import Command
+
+from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+pytestmark = pytest.mark.beside
+
+# thread        class  for work  object
+EXAM = r"""
+mutex           lock     no    ::lock in exam
+recursive       lock     no    ::lock in exam
+robust          lock     no    ::lock in exam
+inherit         lock     no    ::lock in exam
+mutex-timed     lock     no    ::lock in exam
+mutex-clock     lock     no    ::lock in exam
+timed-mutex     lock     no    ::lock in exam
+rwlock/read     lock     no    ::lock in exam
+rwlock/write    lock     no    ::lock in exam
+shared-mutex    lock     no    ::lock in exam
+shared-timed    lock     no    ::lock in exam
+sem-lock        lock     no    ::lock in exam
+sem-procs       lock     no    shared memory
+cond-lock       lock     no    ready in exam
+counting        lock     no    ::lock in exam
+sysv-lock       lock     no    System V semaphores
+flock           lock     no    /tmp/exam-
+fcntl-lock      lock     no    /tmp/exam-
+barrier/early   lock     no    ::barrier in exam
+cond-queue      lock     yes   ready in exam
+sem-queue       lock     yes   ::items in exam
+count-queue     lock     yes   ::items in exam
+"""
+NAMELESS = r"""
+"""
+"""What differs without names."""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("exam")
+    code = build("exam.cpp", directory / "exam.o", *"-std=c++20 -O0 -g -c".split())
+    return {
+        "named": build(code, directory / "exam"),
+        "nameless": build(code, directory / "nameless", "-static", "-s"),
+    }
+
+
+@pytest.mark.parametrize("form", ["named", "nameless"])
+def test_what_each_thread_waits_for(
+    perf_offcpu: Command, programs: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    perf_offcpu("record", "-q", "-e", "none", "--", programs[form], cwd=tmp_path)
+    profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
+    waits, wrong = classify(profile), []
+    table = EXAM + NAMELESS * (form == "nameless")
+    rows = {row.split()[0]: row.split(None, 3) for row in table.split("\n") if row}
+    for comm, label, work, thing in rows.values():
+        found = judged(profile, waits, comm, asleep=label == "sleep")
+        if found[:2] != (label, work) or (form == "named" and thing not in found[2]):
+            wrong.append((comm, found))
+    assert not wrong
+
+
+def judged(profile: Profile, waits: Waits, comm: str, *, asleep: bool) -> tuple[str, str, str]:
+    """Return class, purpose and object of most of a thread's waits of some length, naps left out."""
+    samples = profile.samples
+    mine = (samples.comm == profile.strings.find(comm)) & (samples.period > 5_000_000)
+    mine &= asleep | (waits.wait_class != WaitClass.SLEEP)
+    weights: dict[tuple[str, str, str], int] = {}
+    for row in np.flatnonzero(mine).tolist():
+        thing = profile.strings[np.append(profile.objects.name, 0)[samples.object[row]]]
+        key = WaitClass(waits.wait_class[row]).label, "yes" if waits.for_work[row] else "no", thing
+        weights[key] = weights.get(key, 0) + int(samples.period[row])
+    return max(weights, key=lambda key: weights[key], default=("", "", ""))
