@@ -15,6 +15,7 @@ import numpy as np
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.group import group, max_by
+from perf_offcpu.analysis.held_time import spans_of
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -75,13 +76,6 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
         )
 
     return [[thread(tid) for tid in circle] for circle in circles]
-
-
-def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
-    """Return begin and end of the waits (int64[n], ns); a wait ends at its wake-up."""
-    begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
-    woken = (samples.wakeup_ns >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED)
-    return begin, np.where(woken, samples.wakeup_ns, samples.time_ns)
 
 
 def circles_of(successor: dict[int, int]) -> list[list[int]]:

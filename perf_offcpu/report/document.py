@@ -152,13 +152,13 @@ def row_fields(row: ObjectRow) -> dict[str, Any]:
 
 def lock_fields(lock: LockRow) -> dict[str, Any]:
     """Return the fields of a lock; `role` says whether its hands are holders or releasers."""
-    counts = fields(lock, "queue hand_overs changed weight_known waiting_in")
+    counts = fields(lock, "queue hand_overs changed weight_known weight_unknown waiting_in")
     hands = {"hands": list(map(_hand, lock.hands)), "more_hands": cut_fields(lock.more_hands)}
     return row_fields(lock.row) | counts | hands
 
 
 def _hand(hand: Hand) -> dict[str, Any]:
-    return fields(hand, "comm pid tid weight waits function") | {"frames": list(map(frame, hand.frames))}
+    return fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}
 
 
 def dead_thread_fields(thread: DeadThread) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import id_text, printable
 
-VERSION = 1
+VERSION = 2
 _HANDS = 5
 _FUNCTIONS = 2
 
@@ -141,21 +141,23 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
         return
     yield from say.section(_title(lock), style)
     whole, unit = lock.row.total.weight or 1, f" {style.unit}"
+    functions = [hand.function for hand in lock.hands]
     yield from lay_out(
         [
             Column("Share", [f"{100 * one.weight / whole:.2f}%" for one in lock.hands]),
             Column(f"Waited{unit}", [say.amount(one.weight, "ns", style) for one in lock.hands]),
-            Column("Waits", [str(one.waits) for one in lock.hands]),
+            Column("Times", [str(one.times) for one in lock.hands], spare=2),
             Column("PID", [id_text(one.pid) for one in lock.hands], spare=1),
             Column("TID", [id_text(one.tid) for one in lock.hands]),
             Column("Command", [one.comm for one in lock.hands], left=True),
-            Column("Released in", [one.function for one in lock.hands], left=True),
+            *([Column("Released in", functions, left=True)] if any(functions) else []),
         ],
         style.width,
     )
     rows, weight = lock.more_hands
     if rows:
         yield say.comment(f"and {say.plural(rows, 'more thread')}: {say.exact_amount(weight, 'ns', style)}")
+    yield from map(say.comment, _rest(lock, style))
     for hand in lock.hands:
         if hand.frames and style.stacks:
             yield ""
@@ -166,13 +168,27 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
                 lead = "   "
 
 
+def _rest(lock: LockRow, style: Style) -> Iterator[str]:
+    """Say what is left of the waits' time without the threads of the table."""
+    whole = lock.row.total.weight
+    rest = whole - lock.weight_known - lock.weight_unknown
+    parts = (
+        [(lock.weight_unknown, "holder not known"), (rest, "after the wake-up, mostly waiting for a CPU")]
+        if lock.row.role == HELD
+        else [(rest, "not known who released it, or nobody did (timeout, signal)")]
+    )
+    for weight, words in parts:
+        if weight > 0:
+            yield f"{100 * weight / whole:.2f}%  {say.amount(weight, 'ns', style)} {style.unit}  {words}"
+
+
 def _title(lock: LockRow) -> str:
     if lock.row.role != HELD:
         return f"{lock.row.name}: who released it while others waited"
     changed = (
         "" if lock.changed is None else f"; in {say.plural(lock.changed, 'wait')} another thread released it"
     )
-    return f"{lock.row.name}: who held it when others began to wait{changed}"
+    return f"{lock.row.name}: who held it while others waited{changed}"
 
 
 def hand_limit(limit: int | None) -> int | None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum the waits for each object: weight, number of threads, and the threads that held or released it.
 
-Objects of one name are one row. Shares of holders refer to waits with a known holder. If the recorder did not
-read the words of locks (`--lock-owners`), the threads that ended the waits are shown instead.
+Objects of one name are one row. A thread that held a lock has the time of the waits in which it held it
+(`analysis.held_time`). If the recorder did not read the words of locks (`--lock-owners`), the threads that
+ended the waits are shown instead, each with the whole waits.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from perf_offcpu.analysis.causes import Causes, causes_of, program_functions
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.held_time import held_time
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.locks import longest_queues, waiters
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.report.totals import Total, sums_by_label, totals_of
-from perf_offcpu.structs import frozen
+from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import printable, thread_label
 
 HELD, RELEASED, ENDED = "held", "released", "ended"
@@ -64,8 +66,8 @@ class Hand:
     comm: str
     pid: int
     tid: int
-    weight: int  # of the waits
-    waits: int
+    weight: int  # of the waits: of a holder, the part of them in which it held the lock
+    times: int  # that it got the lock while others waited, or released it
     function: str  # of the program, where it released it in most of them; "" not known
     frames: tuple[Name, ...]  # the stack there, root first
 
@@ -83,7 +85,10 @@ class LockRow:
     waiting_in: dict[str, int]  # function of the program → weight, the largest first
     hands: list[Hand]  # holders, or releasers, by weight of the waits
     more_hands: tuple[int, int]  # (threads, weight) over the limit
-    weight_known: int  # weight of the waits whose holder, or releaser, is known
+    weight_known: int  # weight of all hands
+    weight_unknown: (
+        int  # weight of the waits in which it is not known who held it; the rest followed the wake-up
+    )
 
 
 @frozen
@@ -116,6 +121,9 @@ class _Objects:
         self.of[rows] = rank[group_of]
         self.first = rows[first[kept]]
         self.number = len(kept)
+        rank_of_name = np.full(len(profile.strings), -1, np.int64)
+        rank_of_name[names[first[kept]]] = np.arange(len(kept))
+        self.held = self._held(rank_of_name)
 
     def rows(self) -> list[ObjectRow]:
         """Return the row of each object."""
@@ -126,7 +134,7 @@ class _Objects:
             self.of, self.waits.wait_class, lambda one: WaitClass(one).label, samples.period, self.number
         )
         threads = waiters(samples, self.of, self.number).tolist()
-        held, by = self._by()
+        by = self._by()
         kinds = objects.kind[thing].tolist()
         return [
             ObjectRow(
@@ -135,35 +143,60 @@ class _Objects:
                 next(iter(classes[index])),
                 totals[index],
                 threads[index],
-                HELD if held[index] else RELEASED if kinds[index] == ObjectKind.FUTEX else ENDED,
+                HELD if self.held.is_held[index] else RELEASED if kinds[index] == ObjectKind.FUTEX else ENDED,
                 by[index],
             )
             for index, name in enumerate(objects.name[thing].tolist())
         ]
 
-    def held(self) -> I64:
-        """Return int64[objects]: 1 if the holder is known for any wait."""
+    def _held(self, rank_of_name: I64) -> _Hands:
+        """Return the threads that held objects, for objects of which any wait has a known holder."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
-        return np.minimum(np.bincount(with_holder, minlength=self.number), 1)
+        is_held = np.bincount(with_holder, minlength=self.number) > 0
+        time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])
+        of = rank_of_name[self.profile.objects.name[time.object]]
+        first, hand_of = group(of, time.tid)
+        weight, times = (sum_by(hand_of, column, len(first)) for column in (time.weight, time.times))
+        return _Hands(is_held, of[first], time.tid[first], weight, times, time.time_ns[first])
 
-    def _by(self) -> tuple[list[int], list[dict[str, int]]]:
-        samples, comms = self.samples, self.profile.comms
-        held = self.held()
-        is_held = np.append(held, 0)[self.of] == 1
-        waker = np.where(samples.waker_tid > 0, samples.waker_tid, -1)
+    def _by(self) -> list[dict[str, int]]:
+        samples = self.samples
         is_futex = np.append(self.profile.objects.kind, 0)[samples.object] == ObjectKind.FUTEX
-        tid = np.where(is_held, self.holders.held, np.where(is_futex, self.holders.released, waker))
-        comm_row = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), samples.time_ns)
-        comm = np.append(comms.comm, 0).astype(np.int64)[comm_row]
-        comm[tid < 0] = -1
-        comm[~is_held & samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
-        strings = self.profile.strings
+        waker = np.where(samples.waker_tid > 0, samples.waker_tid, -1)
+        tid = np.where(is_futex, self.holders.released, waker)
+        comm = _comms(self.profile, tid, samples.time_ns)
+        comm[samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
+        strings, held = self.profile.strings, self.held
 
         def label(one: int) -> str:
             return "" if one == -1 else INTERRUPT if one == _INTERRUPT else thread_label(strings[one])
 
-        sums = sums_by_label(self.of, comm, label, samples.period, self.number)
-        return held.tolist(), [{name: ns for name, ns in one.items() if name} for one in sums]
+        not_held = np.where(np.append(held.is_held, False)[self.of], -1, self.of)
+        ended = sums_by_label(not_held, comm, label, samples.period, self.number)
+        comm = _comms(self.profile, held.tid, held.time_ns)
+        hands = sums_by_label(held.of, comm, label, held.weight, self.number)
+        return [
+            {name: ns for name, ns in (ended[row] | hands[row]).items() if name} for row in range(self.number)
+        ]
+
+
+@mutable
+class _Hands:
+    """Threads that held, or released, objects; columns but `is_held` are one row each thread and object."""
+
+    is_held: Bool  # bool[objects]
+    of: I64  # the object
+    tid: I64  # -1: not known
+    weight: I64
+    times: I64
+    time_ns: I64
+
+
+def _comms(profile: Profile, tid: I64 | I32, time_ns: I64) -> I64:
+    """Return int64[n]: strings, the comms of threads at some times; -1 for thread -1."""
+    comms = profile.comms
+    row = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), time_ns)
+    return np.where(tid < 0, -1, np.append(comms.comm, 0).astype(np.int64)[row])
 
 
 def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | None = None) -> ObjectTable:
@@ -209,9 +242,9 @@ def lock_table(
     changed = _counts(object_of, both & (holders.held != holders.released), number)
     compared = _counts(object_of, both, number)
     functions = _functions(profile, causes_of(profile, waits), object_of, number)
-    is_held = objects.held()
-    tid = np.where(np.append(is_held, 0)[object_of] == 1, holders.held, holders.released).astype(np.int64)
-    hands = _hands(profile, object_of, tid, number)
+    hands = _hands(profile, holders, objects)
+    held = objects.held
+    unknown = sum_by(np.where(held.tid < 0, held.of, -1), held.weight, number).tolist()
     rows = [
         LockRow(
             row,
@@ -222,6 +255,7 @@ def lock_table(
             hands[index][:hand_limit],
             _cut(hands[index], hand_limit),
             sum(hand.weight for hand in hands[index]),
+            unknown[index],
         )
         for index, row in enumerate(objects.rows())
     ]
@@ -245,38 +279,48 @@ def _functions(profile: Profile, causes: Causes, object_of: I64, groups: int) ->
     return [{name: ns for name, ns in sums_of_thing.items() if name} for sums_of_thing in sums]
 
 
-def _hands(profile: Profile, object_of: I64, tid: I64, groups: int) -> list[list[Hand]]:
-    """Return the threads of each group, by the weight of the waits."""
-    samples, comms, strings = profile.samples, profile.comms, profile.strings
-    rows = np.flatnonzero((object_of >= 0) & (tid >= 0))
-    hands: list[list[Hand]] = [[] for _ in range(groups)]
-    if not len(rows):
+def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[Hand]]:
+    """Return the threads that held, or else released, each object, by weight."""
+    samples, strings, held, object_of = profile.samples, profile.strings, objects.held, objects.of
+    hands: list[list[Hand]] = [[] for _ in range(objects.number)]
+    released = np.flatnonzero((object_of >= 0) & (holders.released >= 0))
+    is_hand, counts = held.tid >= 0, ~np.append(held.is_held, False)[object_of[released]]
+    of = np.concatenate([held.of[is_hand], object_of[released]])
+    tid = np.concatenate([held.tid[is_hand], holders.released[released]])
+    if not len(of):
         return hands
-    first, pair = group(object_of[rows], tid[rows])
-    weight = sum_by(pair, samples.period[rows], len(first))
-    waits = np.bincount(pair, minlength=len(first)).tolist()
+    first, pair = group(of, tid)
+    weight, times, time_ns = (
+        np.concatenate([column[is_hand], of_release])
+        for column, of_release in (
+            (held.weight, np.where(counts, samples.period[released], 0)),
+            (held.times, counts),
+            (held.time_ns, samples.time_ns[released]),
+        )
+    )
+    weight, times = sum_by(pair, weight, len(first)), sum_by(pair, times, len(first))
+    of_release = pair[int(is_hand.sum()) :]
     stack = _heaviest_stack(
-        pair, samples.waker_stack[rows].astype(np.int64), samples.period[rows], len(first)
+        of_release, samples.waker_stack[released].astype(np.int64), samples.period[released], len(first)
     )
     names, function = program_functions(profile, stack)
-    comm_row = rows_at(
-        comms.tid, comms.begin_ns, tid[rows[first]].astype(np.int32), samples.time_ns[rows[first]]
-    )
-    comm = np.append(comms.comm, 0)[comm_row]
-    pid = np.append(comms.pid, -1)[comm_row]
-    for one in np.argsort(-weight, kind="stable").tolist():
-        row = rows[first[one]]
-        hands[int(object_of[row])].append(
-            Hand(
-                thread_label(strings[int(comm[one])]),
-                int(pid[one]),
-                int(tid[row]),
-                int(weight[one]),
-                waits[one],
-                names[function[one]],
-                _frames(profile, int(stack[one])),
+    comm = _comms(profile, tid[first], time_ns[first])
+    pid = np.append(profile.comms.pid, -1)[
+        rows_at(profile.comms.tid, profile.comms.begin_ns, tid[first].astype(np.int32), time_ns[first])
+    ]
+    for index in np.argsort(-weight, kind="stable").tolist():
+        if weight[index] > 0:
+            hands[int(of[first[index]])].append(
+                Hand(
+                    thread_label(strings[int(comm[index])]),
+                    int(pid[index]),
+                    int(tid[first[index]]),
+                    int(weight[index]),
+                    int(times[index]),
+                    names[function[index]],
+                    _frames(profile, int(stack[index])),
+                )
             )
-        )
     return hands
 
 

@@ -208,7 +208,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
         Column("Threads", [str(row.threads) for row in rows], spare=5),
         Column("Class", [row.wait_class for row in rows], left=True, spare=2),
         Column("Object", [row.name for row in rows], left=True),
-        Column("By", [by_text(row.role, row.by) for row in rows], left=True, spare=6),
+        Column("By", [by_text(row.role, row.by, row.total.weight) for row in rows], left=True, spare=6),
     ]
     yield from coloured_table(columns, style, [row.total.weight for row in rows], summary)
     yield from say.more_rows(table.more, "objects", summary.unit, style)
@@ -218,14 +218,17 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
     yield from _oversleep(summary.oversleep, style)
 
 
-def by_text(role: str, by: Mapping[str, int]) -> str:
-    """Return `held by worker 80%, main 20%`; "" if nobody is known, or interrupts alone."""
-    whole = sum(by.values())
-    if not whole or set(by) == {INTERRUPT}:
+def by_text(role: str, by: Mapping[str, int], whole: int) -> str:
+    """Return `held by worker 80%, main 15%, not known 5%`; "" if nobody is known, or interrupts alone."""
+    if not any(by.values()) or set(by) == {INTERRUPT}:
         return ""
-    parts = [f"{name} {100 * weight / whole:.0f}%" for name, weight in list(by.items())[:_SHOWN]]
+    parts = list(by.items())[:_SHOWN]
+    unknown = whole - sum(by.values())
+    if 100 * unknown >= whole:
+        parts.append(("not known", unknown))
+    shares = ", ".join(f"{name} {100 * weight / whole:.0f}%" for name, weight in parts)
     more = f", {len(by) - _SHOWN} more" if len(by) > _SHOWN else ""
-    return f"{_ROLES.get(role, 'ended by')} {', '.join(parts)}{more}"
+    return f"{_ROLES.get(role, 'ended by')} {shares}{more}"
 
 
 def _oversleep(oversleep: Oversleep | None, style: Style) -> Iterator[str]:

@@ -58,7 +58,8 @@ def lines(profile: Profile, start: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("owners", "by"), [(True, "held by holder 87%, other 13%"), (False, "released by holder 93%, other 7%")]
+    ("owners", "by"),
+    [(True, "held by holder 73%, other 3%, not known 23%"), (False, "released by holder 93%, other 7%")],
 )
 def test_the_section(owners: bool, by: str) -> None:
     assert lines(bank(owners=owners), "What was waited for: ") == [
@@ -88,11 +89,11 @@ def test_locks_with_owners() -> None:
         "ledger in bank", 2, 4, 1, 2,
     )  # fmt: skip
     assert lock.waiting_in == {"transfer": 150_000}
-    assert [(hand.comm, hand.tid, hand.weight, hand.waits) for hand in lock.hands] == [
-        ("holder", 13, 130_000, 2),
-        ("other", 14, 20_000, 2),
+    assert [(hand.comm, hand.tid, hand.weight, hand.times) for hand in lock.hands] == [
+        ("holder", 13, 110_000, 1),
+        ("other", 14, 5_000, 1),
     ]
-    assert lock.row.role == "held"
+    assert (lock.row.role, lock.weight_known, lock.weight_unknown) == ("held", 115_000, 35_000)
 
 
 def test_locks_without_owners_have_releasers_and_their_stacks() -> None:
