@@ -68,7 +68,7 @@ def test_all_time_is_of_a_holder_or_not_known(waits: list[Wait]) -> None:
 def test_a_thread_that_is_blocked_at_the_end_knows_the_holder_of_that_moment() -> None:
     builder = ProfileBuilder()
     lock = builder.thing("m in bank")
-    for tid, begin, flags in ((1, 0, 0), (2, 50, SampleFlag.STILL_BLOCKED)):
+    for tid, begin, flags in ((1, 0, SampleFlag(0)), (2, 50, SampleFlag.STILL_BLOCKED)):
         builder.sample(
             "a", [], 100 - begin, tid=tid, object=lock, switch_out_ns=begin, time_ns=100, flags=flags
         )
