@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perf_offcpu.collect.bpf.config import Targets
+from perf_offcpu.collect.process_tree import descendants, status_of
 from perf_offcpu.collect.system.cgroups import Group, find_groups
 from perf_offcpu.collect.system.cpus import online_cpus, parse_cpu_list
 from perf_offcpu.errors import TargetError, UsageError
-from perf_offcpu.files import kernel_lines, read_kernel
 
 _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _MAX_DIGITS = 18
@@ -47,6 +47,8 @@ class Target:
     comms: tuple[bytes, ...] = ()
     cpus: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
+    forked: frozenset[int] = frozenset()
+    """Those of `processes` that were only found as children of others: they may end at any time."""
 
     @property
     def kind(self) -> Targets:
@@ -97,14 +99,16 @@ def choose_target(
             )
     if system and (pids or tids):
         raise UsageError(f"-a is everybody, {'-p' if pids else '-t'} is not: choose one")
+    processes, forked = _parse_processes(pids)
     return Target(
-        processes=_parse_ids("-p", pids),
+        processes=processes,
         threads=_parse_ids("-t", tids),
         command=command and not any((system, pids, tids, users, cpus, groups)),
         users=tuple(map(_user, _words("-u", users))),
         comms=tuple(map(_comm, _words("--comm", comms))),
         cpus=_cpus(cpus),
         groups=find_groups(word for text in groups for word in _words("-G", text)),
+        forked=forked,
     )
 
 
@@ -129,6 +133,15 @@ def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
     if not words or len(ids) < len(words) or 0 in ids:
         raise UsageError(f"{option} {text}: not a list of ids such as 17 or 17,18")
     return tuple(dict.fromkeys(ids))
+
+
+def _parse_processes(text: str | None) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Return the ids of -p, and of them the children: `17+` is process 17 with all that it has forked."""
+    words = (text or "").replace(",", " ").split()
+    named = _parse_ids("-p", None if text is None else ",".join(word.removesuffix("+") for word in words))
+    roots = [int(word[:-1]) for word in words if word.endswith("+")]
+    forked = frozenset(descendants(roots) if roots else ()) - set(named)
+    return (*named, *sorted(forked)), forked
 
 
 def _comm(word: str) -> bytes:
@@ -176,7 +189,7 @@ def check_target(target: Target) -> None:
         TargetError: one does not, or -p names a thread.
     """
     for one in target.processes:
-        process = process_of(one)
+        process = one if one in target.forked else process_of(one)
         if process is None:
             raise TargetError(f"there is no process {one}")
         if process != one:
@@ -188,26 +201,14 @@ def check_target(target: Target) -> None:
 
 def process_of(tid: int) -> int | None:
     """Return the process of a thread, None if there is no such thread."""
-    fields = _status(tid)
+    fields = status_of(tid)
     return int(fields[b"Tgid"]) if fields else None
 
 
 def is_kernel_thread(tid: int) -> bool:
     """Return True for a kernel thread; False for other threads, and for ids of none."""
-    fields = _status(tid)
+    fields = status_of(tid)
     return bool(fields) and b"VmSize" not in fields and fields[b"State"].split()[0] not in (b"Z", b"X")
-
-
-def _status(tid: int) -> dict[bytes, bytes]:
-    """Return the fields of /proc/TID/status, none if there is no such thread.
-
-    /proc/TID/stat waits for a process that is within execve(2), this file does not.
-    """
-    try:
-        status = read_kernel(f"/proc/{tid}/status")
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    return dict(line.partition(b":")[::2] for line in kernel_lines(status))
 
 
 class TargetWatch:
@@ -219,7 +220,10 @@ class TargetWatch:
 
     def __init__(self, target: Target) -> None:
         check_target(target)
-        self.fds = {_pidfd(one) for one in target.ids}
+        self.fds = {_pidfd(one) for one in target.ids if one not in target.forked}
+        for one in target.forked:
+            with contextlib.suppress(TargetError):
+                self.fds.add(_pidfd(one))
 
     def ended(self, fd: int) -> bool:
         """Note that the target of `fd` has ended; return whether it was the last one."""

@@ -56,9 +56,13 @@ def run(args: argparse.Namespace) -> int:
 
     Without a command the status is 128 + signal if a signal ended the recording, else 0.
     """
+    from perf_offcpu.collect.process_tree import left_out
     from perf_offcpu.collect.recording import record
 
     options = options_of(args, sys.argv)
+    if not args.quiet and options.target.processes:
+        for line in left_out(options.target.processes):
+            _say(f"[ perf-offcpu record: {line} ]")
 
     def ready() -> None:
         if not (args.quiet or options.command or sys.stderr.isatty()):

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
+import signal
 import subprocess
 import threading
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from perf_offcpu.collect.bpf.config import Targets
+from perf_offcpu.collect.process_tree import descendants, left_out
 from perf_offcpu.collect.system.cgroups import Hierarchy, hierarchies
 from perf_offcpu.collect.targets import Target, TargetWatch, check_target, choose_target, process_of
 from perf_offcpu.errors import TargetError, UsageError
@@ -47,7 +50,7 @@ def test_contradictions(other: str) -> None:
         choose_target(system=True, **{other: "1"})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["x", "1,x", "-1", "0", ",", "1.5", "9" * 5000])
+@pytest.mark.parametrize("text", ["x", "1,x", "-1", "0", ",", "1.5", "+", "1++", "9" * 5000])
 def test_no_list_of_ids(text: str) -> None:
     with pytest.raises(UsageError, match="^-p "):
         choose_target(pids=text)
@@ -132,6 +135,28 @@ def test_a_target_that_is_gone_is_named() -> None:
         check_target(Target(processes=(os.getpid(), pid)))
     with pytest.raises(TargetError, match=f"^there is no thread {pid}$"):
         check_target(Target(threads=(pid,)))
+
+
+def test_children_that_exist_are_named_or_taken_with_their_parent() -> None:
+    words = "import os, time; [os.fork() for _ in range(2)]; time.sleep(60)"
+    with subprocess.Popen(["/usr/bin/python3", "-c", words]) as parent:
+        while len(forked := descendants([parent.pid])) < 3:
+            pass
+        target = choose_target(pids=f"{parent.pid}+")
+        assert target.processes == (parent.pid, *forked)
+        assert choose_target(pids=f"{parent.pid}").processes == (parent.pid,)
+        (line,) = left_out([parent.pid])
+        assert line.endswith(f" {parent.pid} are not recorded: -p {parent.pid}+ takes them, too")
+        assert line.startswith("3 children of ") and left_out(target.processes) == []
+        for pid in target.processes:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_end_of_a_child_is_no_reason_to_refuse() -> None:
+    pid = gone()
+    target = Target(processes=(os.getpid(), pid), forked=frozenset([pid]))
+    with contextlib.closing(TargetWatch(target)) as watch:
+        assert len(watch.fds) == 1
 
 
 def test_watch_tells_when_the_last_one_has_ended() -> None:
