@@ -34,6 +34,8 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 	if (what == OFFCPU_CALL_FUTEX) {
 		to->kind = OFFCPU_OBJECT_FUTEX;
 		to->address = first;
+		to->number = args->words[2];
+		to->protocol = second;
 		identify(to, first);
 		identify(to, to->pid);
 		return;

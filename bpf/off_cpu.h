@@ -218,12 +218,13 @@ struct offcpu_object {
 	u32 lost;			/* OFFCPU_OBJECT_* */
 	u32 pid;			/* tgid of the thread */
 	s32 fd;				/* its descriptor */
-	s32 number;			/* pid, number of descriptors, id of a System V object */
+	s32 number;			/* pid, number of descriptors, id of a System V object, or
+					 * the value that a thread expects in a futex */
 	u32 device;			/* of the file system, as the kernel has it */
 	u32 in_sleeper;			/* memory of the thread can be read */
 	u32 own_name;			/* of a Unix socket: the name is that of this end */
 	u16 family;			/* AF_* */
-	u16 protocol;			/* IPPROTO_* */
+	u16 protocol;			/* IPPROTO_*; of a futex, the operation of futex() */
 	u16 local_port;
 	u16 remote_port;
 	u8 local[16];

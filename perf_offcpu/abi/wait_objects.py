@@ -36,7 +36,8 @@ class ObjectKind(enum.IntEnum):
     ANONYMOUS = 7
     """eventfd, epoll, timerfd, signalfd, io_uring and the like: `name` tells which"""
     FUTEX = 8
-    """word in memory: a lock, condition variable, semaphore or other futex"""
+    """word in memory: a lock, condition variable, semaphore or other futex; `number` is the value that its
+    first waiter expected there, -1 if not known"""
     DESCRIPTORS = 9
     """several file descriptors at once (poll): `number` of them"""
     PROCESS = 10
@@ -53,7 +54,7 @@ OBJECT = Layout(
     "offcpu-counters wait object",
     Field("id", U64, doc="as in samples; never 0"),
     Field("kind", U16, doc="ObjectKind"),
-    Field("reserved", U16, doc="0"),
+    Field("operation", U16, doc="of futex(2), as the first waiter of a futex called it; else 0"),
     Field("pid", U32, doc="tgid of the first sleeper; of a futex, the process whose memory it is in"),
     Field("device", U32, doc="of the file system: major * 2^20 + minor"),
     Field("number", S32, doc="see ObjectKind"),

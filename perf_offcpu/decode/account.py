@@ -60,7 +60,7 @@ def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObje
     """Return the table of all objects, sorted by id."""
     rows = [objects[id_] for id_ in sorted(objects)]
     columns: dict[str, Any] = {name: strings.intern_all(row[name] for row in rows) for name in TEXTS}
-    for name in ("id", "kind", "device", "inode", "number", "address", "peer_inode"):
+    for name in ("id", "kind", "device", "inode", "number", "operation", "address", "peer_inode"):
         columns[name] = [row[name] for row in rows]
     for name in ("pid", "peer_pid"):  # 0 is no process of a user
         columns[name] = [row[name] if 0 < row[name] <= _MOST_PID else -1 for row in rows]

@@ -88,13 +88,16 @@ class ProfileSamples(SampleColumns):
 
 
 class ObjectFact(IntFlag):
-    """What is known of a lock or semaphore by the recorded waits for it (`symbolize.wait_objects.enders`)."""
+    """What the recorded waits for a lock or semaphore tell of it (`symbolize.wait_objects.lock_facts`)."""
 
     SEVERAL = 1  # several threads waited for it
     BY_PEERS = 2  # threads that waited for it, too, ended waits
     BY_OTHERS = 4  # threads that never waited for it ended waits
     BY_STRANGERS = 8  # threads of processes that are not recorded ended waits
     SHARED = 16  # processes share it, so that others may hold it which never wait here
+    THREAD = 32  # the word in which the kernel clears the id of a thread that exits: pthread_join()
+    MUTEX = 64  # its waiters expect what a contended mutex has, of glibc and others
+    RWLOCK = 128  # its waiters expect what a contended pthread_rwlock_t has
 
 
 class Objects(Table):

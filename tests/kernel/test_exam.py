@@ -42,6 +42,9 @@ sysv-lock       lock     no    System V semaphores
 flock           lock     no    /tmp/exam-
 fcntl-lock      lock     no    /tmp/exam-
 barrier/early   lock     no    ::barrier in exam
+join            child    no    thread
+join/two        child    no    thread
+join-timed      child    no    thread
 cond-queue      lock     yes   ready in exam
 sem-queue       lock     yes   ::items in exam
 count-queue     lock     yes   ::items in exam

@@ -131,6 +131,8 @@ class _Judge:
         by_object = class_of(thing)
         if by_object is WaitClass.SLEEP and syscall in _EPOLLS:
             by_object = WaitClass.POLL  # a timer of an event loop
+        if by_object is WaitClass.CHILD:
+            return by_object  # a thread to end: to the kernel a futex as any other
         if evidence.fault >= 0 and evidence.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
             return WaitClass.FAULT
         if evidence.in_kernel >= 0:
@@ -180,7 +182,7 @@ _FOR_CPU = (WaitClass.RUNQUEUE, WaitClass.THROTTLED)
 def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecided: Bool) -> tuple[U8, Bool]:
     """Return class and purpose of each sample; sums of class OTHER get those of similar single waits.
 
-    Those of class LOCK keep the class: who ended waits is known of single waits only.
+    Those of class LOCK may get another purpose, or CHILD: who ended waits is known of single ones only.
 
     Args:
         wait_class, for_work: class and purpose of each sample so far.
@@ -204,7 +206,7 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
         most[group_of[len(sums) + single_row]] = answer[single_row]
     answer_of_sum = np.where(caller[: len(sums)] >= 0, most[group_of[: len(sums)]], -1)
     is_lock = wait_class[sums] == WaitClass.LOCK
-    answer_of_sum[is_lock & (answer_of_sum // 2 != WaitClass.LOCK)] = -1
+    answer_of_sum[is_lock & ~np.isin(answer_of_sum // 2, (WaitClass.LOCK, WaitClass.CHILD))] = -1
     wait_class, for_work = wait_class.copy(), for_work.copy()
     wait_class[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] // 2
     for_work[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] % 2 == 1

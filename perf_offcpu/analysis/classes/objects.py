@@ -45,14 +45,16 @@ def object_codes(profile: Profile) -> I16:
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))
     codes = np.full(len(objects) + 1, _NONE, np.int16)
-    asked = ("kind", "protocol", "name", "connected", "inward")
+    asked = ("kind", "protocol", "name", "connected", "inward", "facts")
     columns = (getattr(objects, name).tolist() for name in asked)
-    for row, (kind, protocol, name, connected, inward) in enumerate(zip(*columns, strict=True)):
+    for row, (kind, protocol, name, connected, inward, facts) in enumerate(zip(*columns, strict=True)):
         wait_class = _OF_KIND.get(kind)
         if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
             wait_class = WaitClass.PIPE
         if kind in (ObjectKind.ANONYMOUS, ObjectKind.DESCRIPTORS):
             wait_class = _OF_NAME.get((kind, strings[name]), wait_class)
+        if facts & ObjectFact.THREAD:
+            wait_class = WaitClass.CHILD
         if wait_class is not None:
             codes[row] = int(wait_class) | (_CONNECTED if connected else 0) | (_INWARD if inward else 0)
     return codes[profile.samples.object]
@@ -74,6 +76,8 @@ def passes_work(facts: int, means: Means | None) -> bool:
         facts: ObjectFact.
         means: what the wrapper's name means; None without a name.
     """
+    if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
+        means = Means.LOCK
     peers, others, strangers = (facts & flag for flag in _ENDERS)
     if means is Means.CONDITION:
         return bool(not peers or others or strangers)

@@ -42,7 +42,7 @@ PROGRAM_RULES = (
         "JVM",
         "the end of the program, in the thread that started it",
         frames=r"\[libjli\.so\] CallJavaMainInNewThread JVMInit",
-        waits="lock",
+        waits="lock child",
         for_work=True,
     ),
     ProgramRule(

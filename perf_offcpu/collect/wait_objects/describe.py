@@ -163,10 +163,11 @@ def _is_in_proc(row: Any, texts: Texts) -> bool:
 
 
 def _numbers(row: Any) -> Described:
+    is_futex = row["kind"] == ObjectKind.FUTEX
     return {
         "id": int(row["id"]),
         "kind": int(row["kind"]),
-        "reserved": 0,
+        "operation": int(row["protocol"]) if is_futex else 0,
         "pid": int(row["pid"]),
         "device": int(row["device"]),
         "number": int(row["number"]),

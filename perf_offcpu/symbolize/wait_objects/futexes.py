@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.model.columns import I32
-from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.columns import I32, U16
+from perf_offcpu.model.profile import ObjectFact, Profile
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.demangle import demangle
 from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -41,6 +41,8 @@ _NOUNS: Final = {
     "semaphore": Noun(re.compile(r"sem_\w*wait|__new_sem_\w+|_*do_futex_wait\w*"), 32),
 }
 """Looked up leaf first, because a condition variable ends with its mutex."""
+_UNNAMED: Final = "futex"
+_NOUN_OF_FACT: Final = {ObjectFact.THREAD: "thread", ObjectFact.MUTEX: "lock", ObjectFact.RWLOCK: "rwlock"}
 _OTHER_NOUN: Final = Noun(re.compile(r"(?!)"), 4)
 _BELOW: Final = re.compile(
     r"_*futex\w*|_*syscall|__gthread_.*|<?(std|core|alloc|parking_lot|parking_lot_core|lock_api|__cxxabiv1)::.*"
@@ -66,6 +68,7 @@ def futex_names(
     profile: Profile,
     recording: Recording,
     objects: Mapping[int, ObjectRow],
+    facts: U16,
     row: I32,
     options: SymbolizeOptions,
 ) -> dict[int, FutexName]:
@@ -74,6 +77,7 @@ def futex_names(
     Args:
         profile: of the recording.
         objects: the futexes by row.
+        facts: uint16[objects of the recording], ObjectFact.
         row: int32[samples], the object of each sample.
     """
     rows = np.array(sorted(objects), np.int64)
@@ -90,6 +94,8 @@ def futex_names(
     result = {}
     for index, one in enumerate(rows.tolist()):
         noun, function = callers.of(int(stack[index]))
+        if noun == _UNNAMED:
+            noun = next((name for fact, name in _NOUN_OF_FACT.items() if facts[one] & fact), noun)
         variable = variables[index]
         if variable is not None:
             variable = variable._replace(symbol=SYMBOL_SUFFIX.sub("", names[index]))
@@ -142,7 +148,7 @@ class _Callers:
 
     def __init__(self, profile: Profile) -> None:
         self._profile, self._is_kernel = profile, profile.frames.is_kernel()
-        self._known: dict[int, tuple[str, str]] = {-1: ("futex", "")}
+        self._known: dict[int, tuple[str, str]] = {-1: (_UNNAMED, "")}
 
     def of(self, stack: int) -> tuple[str, str]:
         """Return (noun, function) of a stack; the function is "" if unknown."""
@@ -163,5 +169,5 @@ class _Callers:
             noun = noun or means
             if means or _BELOW.fullmatch(symbol) or _LIBRARIES.fullmatch(basename(dso)):
                 continue
-            return noun or "futex", frame_label(symbol, dso)
-        return noun or "futex", ""
+            return noun or _UNNAMED, frame_label(symbol, dso)
+        return noun or _UNNAMED, ""

@@ -20,8 +20,8 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.search import DELETED
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.options import SymbolizeOptions
-from perf_offcpu.symbolize.wait_objects.enders import enders_of
 from perf_offcpu.symbolize.wait_objects.futexes import FutexName, futex_names
+from perf_offcpu.symbolize.wait_objects.lock_facts import facts_by_enders, facts_by_words
 from perf_offcpu.symbolize.wait_objects.other_ends import OtherEnds, direction, plain
 from perf_offcpu.symbolize.wait_objects.rows import (
     ObjectRow,
@@ -66,7 +66,8 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     known, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
     futexes = {number: one for number, one in known.items() if one.kind == ObjectKind.FUTEX}
     ends = OtherEnds(recording, known, users, wakers_of(recording, row))
-    namer = _Namer(known, users, ends, futex_names(profile, recording, futexes, row, options))
+    facts = facts_by_words(recording, row)
+    namer = _Namer(known, users, ends, futex_names(profile, recording, futexes, facts, row, options))
     entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
     named = [namer.name(*entry) for entry in entries]
     named.append(_Named(SLEEP, SLEEP))
@@ -81,11 +82,12 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         shared=[one.is_shared for one in named],
         connected=[*(_is_connected(known[row]) for row in rows.tolist()), False],
         inward=[*(namer.is_inward(*entry) for entry in entries), False],
+        facts=np.append(facts, np.uint16(0))[at],
         pid=np.append(table.pid, np.int32(-1))[at],
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
     )
-    objects.facts[:] = enders_of(recording, of, objects)
+    objects.facts |= facts_by_enders(recording, of, objects)
     of = np.where(asleep, len(rows), of)
     used = asleep.any() or len(named) - 1
     samples = profile.samples.with_columns(object=of.astype(np.int32))

@@ -168,3 +168,12 @@ def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(
     waits = classify(builder.build())
     assert waits.for_work.tolist() == [for_work] * 2
     assert classes(builder.build()) == ["lock"] * 2
+
+
+def test_the_word_of_a_thread_is_waited_for_until_it_ends() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    thing = builder.thing("x", facts=F.THREAD | F.BY_OTHERS)
+    for path in (["main"], ["main", kernel("futex_wait")]):
+        builder.sample("a", path, 5, syscall=FUTEX, state=S, object=thing)
+    assert classes(builder.build()) == ["child"] * 2
+    assert not classify(builder.build()).for_work.any()

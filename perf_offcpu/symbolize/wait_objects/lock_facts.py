@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find what recorded waits tell of locks and semaphores, without the name of any function.
+
+Who ended the waits: threads that end each other's waits share a lock; an object whose waits only others end
+passes work. A wait that ended as its thread did says neither: an exit wakes all threads of its process.
+
+What the first waiter asked for: the kernel clears the word of a thread that exits, and wakes who waits for it
+without FUTEX_PRIVATE_FLAG; the word has the thread's id until then (set_tid_address(2)). Mutexes and rwlocks
+of glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.model.columns import I32, I64, U16, Bool
+from perf_offcpu.model.lookup import rows_at
+from perf_offcpu.model.profile import ObjectFact, Objects
+from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
+
+_NOT_ENDED = SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED | SUM_FLAGS
+_KINDS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
+_EXIT_NS = 1_000_000
+_PRIVATE, _COMMAND = 128, 0x7F  # include/uapi/linux/futex.h
+_WAITS, _LOCKS_PI = (0, 9), (6, 13)
+_WAITERS, _TID_MASK = 0x80000000, 0x3FFFFFFF
+_MUTEX, _RWLOCK = 2, 3
+
+
+def facts_by_enders(recording: Recording, entry: I64, objects: Objects) -> U16:
+    """Return uint16[objects]: what those tell that ended the waits, ObjectFact; 0 for other kinds.
+
+    Args:
+        entry: int64[samples], the object of each sample; -1 for none.
+    """
+    samples, is_lock = recording.samples, np.isin(objects.kind, _KINDS)
+    rows = np.flatnonzero((entry >= 0) & np.append(is_lock, False)[entry] & ~samples.has(SUM_FLAGS))
+    entry = entry[rows]
+    # Processes that share a word have an object each, of one name. Condition variables and rwlocks have two
+    # words, next to each other.
+    shared = objects.shared | (objects.kind == ObjectKind.SEMAPHORES)
+    word = np.where(shared, objects.name, objects.address >> np.uint64(3))
+    both = np.stack([np.where(shared, -1, objects.pid), word.astype(np.int64)], axis=1)
+    different, number = np.unique(both, axis=0, return_inverse=True)
+    number, groups = number.reshape(-1), len(different)
+    thing = number[entry]
+    waits = np.unique(thing.astype(np.int64) << 32 | samples.tid[rows])
+    several = np.bincount(waits >> 32, minlength=groups) > 1
+    ended = ~samples.has(_NOT_ENDED)[rows] & (samples.waker_tid[rows] > 0)
+    ended &= ~_exits(recording, samples.tid[rows], samples.time_ns[rows])
+    ended &= shared[entry] | (samples.waker_pid[rows] == samples.pid[rows])  # else it was a signal
+    waker_tid, waker_pid, thing = samples.waker_tid[rows][ended], samples.waker_pid[rows][ended], thing[ended]
+    is_peer = np.isin(thing.astype(np.int64) << 32 | waker_tid, waits)
+    is_stranger = ~is_peer & ~np.isin(waker_pid, samples.pid)
+    by = [is_peer, ~is_peer & ~is_stranger, is_stranger]
+    peers, others, strangers = (np.bincount(thing[which], minlength=groups) for which in by)
+    facts = (
+        np.where(several, ObjectFact.SEVERAL, 0)
+        | np.where(peers > 0, ObjectFact.BY_PEERS, 0)
+        | np.where(others > 0, ObjectFact.BY_OTHERS, 0)
+        | np.where(strangers > 0, ObjectFact.BY_STRANGERS, 0)
+    )
+    facts = facts[number] | np.where(shared, ObjectFact.SHARED, 0)
+    return np.where(is_lock, facts, 0).astype(np.uint16)
+
+
+def facts_by_words(recording: Recording, row: I32) -> U16:
+    """Return uint16[objects of the recording]: what the words of futexes tell, ObjectFact.
+
+    Args:
+        row: int32[samples], the object of each sample; -1 for none.
+    """
+    samples, tasks, words = recording.samples, recording.tasks, recording.objects
+    rows = np.flatnonzero((row >= 0) & ~samples.has(_NOT_ENDED) & (samples.wakeup_ns >= 0))
+    command, value = words.operation & _COMMAND, words.number.astype(np.int64) & 0xFFFFFFFF
+    is_known = (words.kind == ObjectKind.FUTEX) & (words.number != -1)
+    waits = is_known & np.isin(command, _WAITS)
+    is_id = waits & (words.operation & _PRIVATE == 0) & (value > 0) & (value <= _TID_MASK)
+    is_thread = np.isin(
+        words.pid.astype(np.int64) << 32 | value, tasks.pid.astype(np.int64) << 32 | tasks.tid
+    )
+    # In a pid namespace the program has other ids: there, an exit ended the wait.
+    ended = (samples.waker_tid[rows] > 0) & (samples.waker_pid[rows] == samples.pid[rows])
+    ended &= _exits(recording, samples.waker_tid[rows], samples.wakeup_ns[rows])
+    is_thread[row[rows[ended]]] |= value[row[rows[ended]]] > _RWLOCK
+    is_thread &= is_id
+    owned = (value & _WAITERS > 0) & (value & _TID_MASK > 0)
+    is_mutex = waits & ((value == _MUTEX) | owned) | is_known & np.isin(command, _LOCKS_PI)
+    kinds = [is_thread, is_mutex, waits & (value == _RWLOCK)]
+    facts = [ObjectFact.THREAD, ObjectFact.MUTEX, ObjectFact.RWLOCK]
+    return np.select(kinds, facts, 0).astype(np.uint16)
+
+
+def _exits(recording: Recording, tid: I32, time_ns: I64) -> Bool:
+    """Return bool[n]: threads that exited about that time."""
+    tasks = recording.tasks
+    end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)]
+    exits: Bool = (end_ns >= 0) & (np.abs(end_ns - time_ns) <= _EXIT_NS)
+    return exits
