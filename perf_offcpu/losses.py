@@ -172,7 +172,7 @@ WAITERS_UNREAD = _recorder(
     "threads still blocked whose memory was not read, because there was no time or they are too many",
 )
 PYTHON_UNREAD = _recorder(
-    "python-unread", "processes whose Python functions were not read because there was no time"
+    "python-unread", "threads, blocked at the end, whose Python functions could not be read"
 )
 _FULL = "not written because the file took no more (disk full)"
 RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")

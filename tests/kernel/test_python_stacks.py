@@ -103,3 +103,12 @@ def test_each_file_of_a_recording_has_the_functions_of_its_end(place: Path, tmp_
     for path in files:
         text = program.run("script", "-i", path, "-F", "tid,sym", cwd=tmp_path).stdout
         assert text.count("take (abba.py)") == 2, text
+
+
+def test_a_thread_that_runs_again_is_counted(tmp_path: Path) -> None:
+    naps = "import time\nwhile True: time.sleep(0.01)"
+    with hanging("/usr/bin/python3", "-c", naps, threads=1) as pid:
+        done = run("--python-stacks", "-p", str(pid), "--duration", "0.3", cwd=tmp_path)
+    assert "threads that ran again before their Python functions were read: 1" in done.stderr
+    report = program.run("report", "-i", "perf.data", cwd=tmp_path).stdout
+    assert "1  threads, blocked at the end, whose Python functions could not be read" in report

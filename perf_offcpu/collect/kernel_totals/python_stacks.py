@@ -64,29 +64,36 @@ def with_python_functions(
             wait.
         directory: where pystack is.
         say: is called with a sentence for each process that cannot be read.
-        unread: counts the processes for which there is no time.
+        unread: counts the threads whose functions are missing.
     """
     tasks = last.tasks[last.waiting()]
     functions: dict[tuple[int, int], Functions] = {}
     pids = np.unique(tasks["pid"]).tolist()
     are_python = of_each(pids, pids, _is_python, unread)
     pids, until_s = by_turns([pid for pid in pids if are_python.get(pid)]), time.monotonic() + _MOST_S
+    threads, missing = Counter(tasks["pid"].tolist()), 0
     while pids and time.monotonic() < until_s:
         pid = pids.pop(0)
         found = functions_of(pid, directory)
         if not found:
             say(f"perf-offcpu record: Python functions of process {pid} could not be read")
+            missing += threads[pid]
         functions |= {(pid, tid): frames for tid, frames in found.items()}
     if pids:
-        unread.lost.add(losses.PYTHON_UNREAD, len(pids))
         say(f"perf-offcpu record: no time was left for the Python functions of {len(pids)} processes")
+        missing += sum(threads[pid] for pid in pids)
     sound = last.stand_still(again())[last.waiting()] if functions else ()
-    python = tuple(
-        python_payload(task, functions[int(task["pid"]), int(task["tid"])])
-        for task, is_sound in zip(tasks, sound, strict=False)
-        if is_sound and (int(task["pid"]), int(task["tid"])) in functions
-    )
-    return replace(last, python=python)
+    python, moving = [], 0
+    for task, is_sound in zip(tasks, sound, strict=False):
+        frames = functions.get((int(task["pid"]), int(task["tid"])))
+        if frames and is_sound:
+            python.append(python_payload(task, frames))
+        elif frames:
+            moving += 1
+    if moving:
+        say(f"perf-offcpu record: threads that ran again before their Python functions were read: {moving}")
+    unread.lost.add(losses.PYTHON_UNREAD, missing + moving)
+    return replace(last, python=tuple(python))
 
 
 def _is_python(pid: int) -> bool:
