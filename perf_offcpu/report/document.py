@@ -11,16 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 from perf_offcpu.locks import DeadThread
+from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
 from perf_offcpu.report.objects import Hand, LockRow, ObjectRow, ObjectTable
 from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import cut_fields, fields, frame, total_fields
-from perf_offcpu.report.verdict.causes import Cause, Place, Preempted, Verdict
-from perf_offcpu.report.verdict.text import sentences_of
+from perf_offcpu.report.verdict.causes import Cause, Place
+from perf_offcpu.report.verdict.numbers import Verdict
+from perf_offcpu.report.verdict.text import lines_of
 from perf_offcpu.text import printable
 
-VERSION = 1
+VERSION = 2
 
 _SAMPLING = "period_ns longest_period_ns waits waits_ns estimated_waits estimated_ns"
 
@@ -37,7 +39,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "sampling": fields(meta.sampling, _SAMPLING) if meta.sampling else None,
         "events": [fields(row, "name unit samples") | total_fields(row.total) for row in summary.events],
         "subject": subject | {"unit": summary.unit} | total_fields(summary.total),
-        "verdict": summary.verdict and _verdict(summary.verdict),
+        "verdict": summary.verdict and _verdict(summary.verdict, meta),
         "threads": [_thread(row, summary.beside) for row in summary.threads],
         "more_threads": cut_fields(summary.more_threads),
         "stacks": [_stack(row) for row in summary.stacks],
@@ -72,14 +74,16 @@ def _stack(row: StackRow) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict, meta: Meta) -> dict[str, Any]:
     blocked = "comm pid tid wait_class object function weight since began_before"
+    numbers = (
+        "weight threads running runq others unrecorded goroutines idle_threads idle still_blocked command"
+    )
     return {
-        "sentences": sentences_of(verdict),
-        **fields(verdict, "weight threads others runq goroutines idle_threads idle still_blocked command"),
-        "preempted": verdict.preempted
-        and fields(verdict.preempted, "weight running") | _waiting(verdict.preempted),
+        "lines": list(map(printable, lines_of(verdict, meta))),
+        **fields(verdict, numbers),
         "causes": [_cause(cause) for cause in verdict.causes],
+        "elsewhere": [_cause(cause) for cause in verdict.elsewhere],
         "longest_blocked": [fields(thread, blocked) for thread in verdict.longest_blocked],
         "loss": verdict.loss and fields(verdict.loss, "cause count percent of causes"),
     }
@@ -87,12 +91,14 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 def _cause(cause: Cause) -> dict[str, Any]:
     places = [fields(place, "function weight object mostly") | _waiting(place) for place in cause.places]
-    facts = fields(cause, "wait_class program meaning weight for_work functions")
-    return facts | _waiting(cause) | {"places": places}
+    demand = cause.demand and fields(cause.demand, "wanted got cpus")
+    facts = fields(cause, "wait_class program meaning weight functions command")
+    return facts | _waiting(cause) | {"cpus": demand, "places": places}
 
 
-def _waiting(row: Cause | Place | Preempted) -> dict[str, Any]:
-    return {"threads": row.threads.number, "comms": row.threads.comms}
+def _waiting(row: Cause | Place) -> dict[str, Any]:
+    peers = fields(row.peers, "role comms")
+    return {"threads": row.threads.number, "comms": row.threads.comms, "peers": peers}
 
 
 def _budget(table: BudgetTable) -> dict[str, Any]:

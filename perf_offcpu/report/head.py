@@ -18,7 +18,7 @@ from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.summary import shows_waits
 from perf_offcpu.report.verdict.numbers import verdict_of
-from perf_offcpu.report.verdict.text import sentences_of
+from perf_offcpu.report.verdict.text import lines_of
 from perf_offcpu.structs import frozen
 
 
@@ -44,10 +44,12 @@ def head_of(
     if not shows_waits(subject, [profile.evsels[row] for row in rows.tolist()]):
         return Head()
     lost = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
-    waits = classify(subject)
-    deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders_of(subject)))
-    verdict = verdict_of(profile, chosen, subject, waits, lost, options=options, whole_lives=whole_lives)
-    sentences = (*deadlocks, *(sentences_of(verdict) if verdict else ()))
+    waits, holders = classify(subject), holders_of(subject)
+    deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders))
+    verdict = verdict_of(
+        profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives
+    )
+    sentences = (*deadlocks, *(lines_of(verdict, profile.meta) if verdict else ()))
     return Head(sentences, _idle_threads(profile, chosen, waits) if whole_lives else frozenset())
 
 

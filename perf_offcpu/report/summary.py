@@ -33,8 +33,7 @@ from perf_offcpu.report.breakdowns import Oversleep, oversleep_of
 from perf_offcpu.report.objects import ObjectTable, object_table
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
 from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
-from perf_offcpu.report.verdict.causes import Verdict
-from perf_offcpu.report.verdict.numbers import verdict_of
+from perf_offcpu.report.verdict.numbers import Verdict, verdict_of
 from perf_offcpu.structs import frozen
 
 _CAUSE_OF_FLAG = {
@@ -182,7 +181,9 @@ def summarize(
         deadlocks=deadlocks_of(subject, waits, holders),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
-        verdict=verdict_of(profile, chosen, subject, waits, lost, options=options, whole_lives=whole_lives)
+        verdict=verdict_of(
+            profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives
+        )
         if judged
         else None,
         losses=lost,

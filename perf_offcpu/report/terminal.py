@@ -29,7 +29,7 @@ from perf_offcpu.report.tables import (
     threads,
     total_columns,
 )
-from perf_offcpu.report.verdict.text import sentences_of, wrapped
+from perf_offcpu.report.verdict.text import lines_of, wrapped
 from perf_offcpu.text import printable
 
 INDENT = " " * 12
@@ -38,16 +38,13 @@ INDENT = " " * 12
 def render(summary: Summary, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
     tables = [threads, budget, groups, objects, functions]
-    parts = [_recording, _deadlocks, _verdict, _events, _sampling, *tables, _stacks, histogram, _losses]
+    parts = [_first_screen, _recording, _events, _sampling, *tables, _stacks, histogram, _losses]
     for lines in parts:
         yield from lines(summary, style)
 
 
 def _recording(summary: Summary, _: Style) -> Iterator[str]:
     meta = summary.meta
-    for cause in losses.CUT:
-        if count := summary.losses.get(cause):
-            yield say.comment(f"Cut:       {count} {cause}")
     machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
     facts = [part for part in machine if part and part != "0 CPUs"]
     yield say.comment(f"Recording: {meta.source or '-'}{' of ' if facts else ''}{', '.join(facts)}")
@@ -60,16 +57,19 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
     yield "#"
 
 
-def _deadlocks(summary: Summary, _: Style) -> Iterator[str]:
-    if summary.deadlocks:
-        lines = [*wrapped([*map(sentence_of, summary.deadlocks), ""])]
-        yield from map(say.comment, lines[:-1])
+def _first_screen(summary: Summary, _: Style) -> Iterator[str]:
+    lines = [*first_screen(summary)]
+    yield from (say.comment(line).rstrip() for line in [*lines, *([""] if lines else [])])
 
 
-def _verdict(summary: Summary, _: Style) -> Iterator[str]:
+def first_screen(summary: Summary) -> Iterator[str]:
+    """Return the lines of a cut end, deadlocks and verdict."""
+    for cause in losses.CUT:
+        if count := summary.losses.get(cause):
+            yield printable(f"Cut: {count} {cause}")
+    yield from wrapped([*map(sentence_of, summary.deadlocks), ""])
     if summary.verdict:
-        yield from map(say.comment, wrapped(sentences_of(summary.verdict)))
-        yield "#"
+        yield from map(printable, lines_of(summary.verdict, summary.meta))
 
 
 def _begin(summary: Summary) -> str:

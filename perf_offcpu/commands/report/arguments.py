@@ -47,7 +47,8 @@ _OUTPUT = f"""
 --serial: what ran while few threads of the program did (--comm, --pid), and the waits that one thread ends
 --locks: each lock: who waited, how many at once, and who held or released it
 --limit N: rows of each table, 0 for all (default: {_THREADS}, {STACKS} stacks; --json: all)
---no-verdict: leave out the sentences on top that sum up the report
+--summary: print only the table of causes that stands on top of the report
+--no-verdict: leave out that table
 --json: print a JSON document, weights as integers
 --html OUT: write a page: threads in time, flame graph and tables of any part (as convert --html)
 --no-pager: use no pager ($PERF_PAGER, $PAGER, less)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   perf-offcpu report                        threads and stacks by off-cpu time
+  perf-offcpu report --summary              the causes, largest first, and nothing else
   perf-offcpu report --unit ns --limit 0    everything, to the nanosecond
   perf-offcpu report --comm mysqld          only threads of this name
   perf-offcpu report --sort comm,class -g none   what each program waited for
@@ -99,9 +100,10 @@ def run(args: argparse.Namespace) -> int:
         from perf_offcpu.report.document import document
 
         return print_json(document(summary))
-    from perf_offcpu.report.terminal import render
+    from perf_offcpu.report.terminal import first_screen, render
 
-    return print_lines(render(summary, style_of(args)), args)
+    lines = first_screen(summary) if args.summary else render(summary, style_of(args))
+    return print_lines(lines, args)
 
 
 def _page(args: argparse.Namespace) -> int:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the largest causes of waits, with their functions, threads and objects, by sums over cells.
+"""Find the causes of waits, with their functions, threads, objects and peers, by sums over cells.
 
 A cause is a wait class, or a rule of a program, whose words it then has. Weights are in ns.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,20 +14,31 @@ import numpy as np
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.causes import Causes
 from perf_offcpu.analysis.classes.classify import Waits
-from perf_offcpu.analysis.classes.wait_classes import WaitClass, Work
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.model.columns import I64, U32, Bool
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 
 @frozen
 class Threads:
-    """The threads of some samples."""
+    """Threads of a cause."""
 
     number: int
-    comms: list[str]  # the longest waiting first
+    comms: dict[str, int]  # comm → number of its threads; the longest waiting first
+
+
+@frozen
+class Peers:
+    """Threads that held what was waited for, or ended the waits."""
+
+    role: str  # HELD, RELEASED or ENDED; "" if nobody is known
+    comms: dict[str, int]  # comm → weight of the waits, the largest first
 
 
 @frozen
@@ -38,87 +50,68 @@ class Place:
     threads: Threads
     object: str  # name of what nearly all of it was waited for; "" for several, or none
     mostly: str  # name of what more than half of it was waited for, if that is not nearly all; else ""
+    peers: Peers
+
+
+@frozen
+class Demand:
+    """How many CPUs the threads that waited for one wanted, and got, on average."""
+
+    wanted: float
+    got: float
+    cpus: int
 
 
 @frozen
 class Cause:
-    """Waits of one class, or by one rule of a program."""
+    """Waits of one class, or by one rule of a program; waits for a CPU are of the class runqueue."""
 
     wait_class: str  # label
     program: str  # of the rule; "" for none
     meaning: str  # of the rule; "" for none
-    weight: int
-    for_work: bool  # by a rule of the program, or by the class
+    weight: int  # without the time that its threads waited for a CPU
     threads: Threads
     functions: int  # number of functions in which they wait
     places: list[Place]  # functions with much of the weight, the largest first
+    peers: Peers
+    demand: Demand | None  # of waits for a CPU, by the threads' budgets
+    command: str  # shows it; "" for none
 
 
-@frozen
-class Preempted:
-    """Waits of preempted threads for a CPU, by their budgets."""
+class Kind(enum.IntEnum):
+    """Whether waits count."""
 
-    weight: int
-    threads: Threads
-    running: int  # ns that these threads ran
-
-
-@frozen
-class BlockedThread:
-    """A wait that was not over when the recording ended."""
-
-    comm: str
-    pid: int
-    tid: int
-    wait_class: str
-    object: str  # name of what it waits for; "" if that has no name of its own
-    function: str
-    weight: int
-    since: int  # ns; -1 not known
-    began_before: bool  # before the recording did
+    COUNTED = 0
+    ELSEWHERE = 1  # for work, or for the end of another recorded thread
+    IDLE = 2  # of an idle thread
 
 
-@frozen
-class Loss:
-    """The largest loss."""
-
-    cause: str
-    count: int  # where stacks were cut: of one kind of sample, of waits if there are any
-    percent: float | None  # of what `of` names
-    of: str  # "waits", "addresses" or "EVENT samples"; "" for none of these
-    causes: int  # number of causes of losses
-
-
-@frozen
-class Verdict:
-    """The numbers of the verdict; weights in ns."""
-
-    weight: int  # off-cpu time of the threads that are not idle
-    threads: int
-    causes: list[Cause]  # the largest, until the rest is small; see above for their order
-    others: int  # weight of all other causes
-    runq: int | None  # of `weight`, waiting for a CPU; None if not recorded
-    preempted: Preempted | None  # None if it is little next to `weight`, or such waits are recorded
-    idle_threads: int
-    idle: int  # off-cpu time of idle threads
-    still_blocked: int  # number of threads
-    longest_blocked: list[BlockedThread]  # waits that end elsewhere (see above) last
-    goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
-    loss: Loss | None
-    command: str  # shows the first cause
-
-
+HELD, RELEASED, ENDED = "held by", "released by", "ended by"
+_ROLES = (HELD, RELEASED, ENDED)
 _NAMED = [
     *(ObjectKind.FUTEX, ObjectKind.SOCKET, ObjectKind.PIPE, ObjectKind.SEMAPHORES),
     *(ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK),
 ]
 """Kinds of objects whose names say more than the class and the function."""
-_CAUSES, _PLACES = 4, 2
+_LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
+_CAUSES, _PLACES = 8, 2
 _PLACE_PERCENT = 25  # of its cause: a function is named
-CAUSE_PERCENT: Final = 5
-"""Smaller causes are "others", but for the first."""
 SOLE_PERCENT: Final = 90
 """A function with this share of its cause is named alone."""
+
+
+class Queue(NamedTuple):
+    """Threads that waited for a CPU: columns of equal length."""
+
+    pid: I64
+    tid: I64
+    comm: I64
+    weight: I64  # waiting for a CPU
+    running: I64  # 0 without budgets
+
+    def take(self, rows: I64) -> Queue:
+        """Return some threads."""
+        return Queue(*(column[rows] for column in self))
 
 
 class Cells(NamedTuple):
@@ -131,9 +124,10 @@ class Cells(NamedTuple):
     rule: I64
     function: I64
     object: I64  # string: its name; 0 for none, and for what has no name of its own
-    idle: I64  # 1 if the thread is idle
-    weight: I64
-    runq: I64  # of the weight
+    peer: I64  # string * 3 + index in _ROLES; -1 not known
+    kind: I64  # Kind
+    weight: I64  # without `runq`
+    runq: I64  # waiting for a CPU
 
     def take(self, rows: Bool | I64) -> Cells:
         """Return some cells."""
@@ -144,21 +138,24 @@ class Cells(NamedTuple):
         return len(group(self.pid, self.tid)[0])
 
 
-def cells_of(subject: Profile, waits: Waits, causes: Causes, idle: Bool) -> Cells:
+def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, kind: I64) -> Cells:
     """Return the cells of all waits.
 
     Args:
         subject: the profile of the waits.
         waits: `classify(subject)`.
-        idle: bool[samples], waits of idle threads.
+        holders: `holders_of(subject)`.
+        kind: int64[samples], Kind.
     """
     samples = subject.samples
     who = (samples.pid, samples.tid, samples.comm)
-    facts = (*who, waits.wait_class, waits.rule, causes.function, named_objects(subject), idle)
-    first, group_of = group(*facts[:-1])
+    what = (waits.wait_class, waits.rule, causes.function, named_objects(subject))
+    facts = (*who, *what, _peers(subject, holders), kind)
+    first, group_of = group(*facts)
     columns = [fact[first].astype(np.int64) for fact in facts]
     delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
-    return Cells(*columns, *(sum_by(group_of, values, len(first)) for values in (samples.period, delay)))
+    blocked = samples.period - delay
+    return Cells(*columns, *(sum_by(group_of, values, len(first)) for values in (blocked, delay)))
 
 
 def named_objects(profile: Profile) -> U32:
@@ -169,47 +166,52 @@ def named_objects(profile: Profile) -> U32:
     return name
 
 
-def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> list[Cause]:
-    """Return the largest causes of some cells, largest first, but waits that end elsewhere last.
+def _peers(profile: Profile, holders: Holders) -> I64:
+    """Return `Cells.peer` of each sample."""
+    samples, comms = profile.samples, profile.comms
+    is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], _LOCKS)
+    woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    ended = np.where(woken & (samples.waker_tid != samples.tid), samples.waker_tid, -1)
+    tid = np.where(holders.held >= 0, holders.held, np.where(is_lock, holders.released, ended))
+    row = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), samples.time_ns)
+    comm = np.append(comms.comm, 0).astype(np.int64)[row]
+    role = np.where(holders.held >= 0, 0, np.where(is_lock, 1, 2))
+    return np.where((tid > 0) & (comm > 0), comm * len(_ROLES) + role, -1)
 
-    These are waits for the end of other threads and processes, and, by a rule, for the next piece of work.
-    """
+
+def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> list[Cause]:
+    """Return the largest causes of some cells, largest first. Their commands are for the caller to add."""
     first, group_of = group(cells.wait_class, cells.rule)
     total = sum_by(group_of, cells.weight, len(first))
-    causes_found: list[Cause] = []
-    for index in np.argsort(-total, kind="stable")[:_CAUSES].tolist():
-        if total[index] <= 0 or (causes_found and 100 * int(total[index]) < CAUSE_PERCENT * int(total.sum())):
-            break
-        causes_found.append(_cause(profile, waits, causes, cells.take(group_of == index)))
-    return sorted(causes_found, key=lambda cause: (cause.for_work, cause.wait_class == WaitClass.CHILD.label))
+    found = [index for index in np.argsort(-total, kind="stable")[:_CAUSES].tolist() if total[index] > 0]
+    return [_cause(profile, waits, causes, cells.take(group_of == index)) for index in found]
 
 
 def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Cause:
     rule = waits.rules[cells.rule[0]] if cells.rule[0] >= 0 else None
-    whole, (first, of) = int(cells.weight.sum()), group(cells.function)
-    sums = sum_by(of, cells.weight, len(first))
+    whole, (first, function_of) = int(cells.weight.sum()), group(cells.function)
+    sums = sum_by(function_of, cells.weight, len(first))
     largest = np.argsort(-sums, kind="stable")[:_PLACES].tolist()
     weights = sums.tolist()  # of Python: percentages of them need more than 63 bits
-    large = [at for at in largest if 100 * weights[at] >= _PLACE_PERCENT * whole]
+    large = [index for index in largest if 100 * weights[index] >= _PLACE_PERCENT * whole]
     if large and 100 * weights[large[0]] >= SOLE_PERCENT * whole:
         large = large[:1]
+    places = []
+    for index in large:
+        part, name = cells.take(function_of == index), causes.names[cells.function[first[index]]]
+        facts = (threads_of(profile, part), *_object(profile, part), _peers_of(profile, part))
+        places.append(Place(name, weights[index], *facts))
     return Cause(
         WaitClass(cells.wait_class[0]).label,
         rule.program if rule else "",
         rule.meaning if rule else "",
         whole,
-        bool(rule.for_work) if rule else WaitClass(cells.wait_class[0]).row.work is Work.ALWAYS,
-        _threads(profile, cells),
+        threads_of(profile, cells),
         len(first),
-        [
-            Place(
-                causes.names[cells.function[first[at]]],
-                weights[at],
-                _threads(profile, cells.take(of == at)),
-                *_object(profile, cells.take(of == at)),
-            )
-            for at in large
-        ],
+        places,
+        _peers_of(profile, cells),
+        None,
+        "",
     )
 
 
@@ -224,8 +226,28 @@ def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
     return (name, "") if 100 * sums[most] >= SOLE_PERCENT * sum(sums) else ("", name)
 
 
-def _threads(profile: Profile, cells: Cells) -> Threads:
-    first, group_of = group(cells.comm)
-    order = np.argsort(-sum_by(group_of, cells.weight, len(first)), kind="stable")
-    comms = [thread_label(profile.strings[text]) for text in cells.comm[first[order]].tolist()]
-    return Threads(cells.number_of_threads(), comms)
+def _peers_of(profile: Profile, cells: Cells) -> Peers:
+    first, group_of = group(cells.peer)
+    sums = sum_by(group_of, cells.weight, len(first))
+    by_role: dict[int, dict[str, int]] = {}
+    for index in np.argsort(-sums, kind="stable").tolist():
+        string, role = divmod(int(cells.peer[first[index]]), len(_ROLES))
+        if string > 0 and sums[index] > 0:
+            by_role.setdefault(role, {})[thread_label(profile.strings[string])] = int(sums[index])
+    if not by_role:
+        return Peers("", {})
+    role, comms = max(by_role.items(), key=lambda item: sum(item[1].values()))
+    return Peers(_ROLES[role], comms)
+
+
+def threads_of(profile: Profile, waiting: Cells | Queue) -> Threads:
+    """Return the threads of some cells, the longest waiting first."""
+    comms = waiting.comm
+    first, thread_of = group(comms, waiting.pid, waiting.tid)
+    comm, comm_of = group(comms[first])
+    weight = sum_by(comm_of[thread_of], waiting.weight, len(comm))
+    threads = np.bincount(comm_of, minlength=len(comm))
+    names = [thread_label(profile.strings[text]) for text in comms[first[comm]].tolist()]
+    order = np.argsort(-weight, kind="stable").tolist()
+    number = len(group(waiting.pid, waiting.tid)[0])
+    return Threads(number, {names[row]: int(threads[row]) for row in order})

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the verdict on a recording's waits: numbers for the sentences on top of a report.
+"""Compute the verdict on a recording's waits: the numbers of the table on top of a report.
 
-It is about the threads that are not idle:
+Its whole is the time of the threads that are not idle: running, waiting for a CPU, and blocked. What the
+threads' budgets count is taken from them: running, waiting for a CPU (preempted, and after each wake-up), and
+how long threads were blocked. Recordings without budgets, and selections of waits, know off-cpu time only.
 
-* the shares of their off-cpu time by cause, with function (`analysis.causes`) and threads;
-* the part of it that was waiting for a CPU; where such waits are not recorded, how long preempted threads
-  waited for one, by their budgets;
-* the number of idle threads, the threads that are still blocked, and the largest loss;
-* a command that shows the first cause alone.
+Blocked time is divided by cause. Waits for the next piece of work, and for the end of other recorded threads,
+take as long as what happens elsewhere: they do not count, and are listed apart. In a recording of the whole
+machine, neither do threads that hardly did anything but sleep or wait for data.
 
 The same profile yields the same numbers.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,25 +26,26 @@ from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, max_by, sum_by
+from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.losses import LossCause, Stage
-from perf_offcpu.model.columns import Bool
+from perf_offcpu.model.columns import I32, I64, Bool, distinct
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import Budget, Meta, SampleFlag
 from perf_offcpu.report.verdict.causes import (
-    CAUSE_PERCENT,
-    SOLE_PERCENT,
-    BlockedThread,
     Cause,
-    Loss,
-    Preempted,
-    Threads,
-    Verdict,
+    Cells,
+    Demand,
+    Kind,
+    Peers,
+    Queue,
     cells_of,
     largest_causes,
     named_objects,
+    threads_of,
 )
+from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 _SHOWN_BLOCKED = 2
@@ -55,6 +57,61 @@ _FLAG_OF_CAUSE = {
 }
 _MOST_OF_TIME = 0.95
 """Threads are named that have this part of the time together, the others not: many wait a little."""
+_CAUSE_PERCENT = 1
+"""Smaller causes are "others", but for the first."""
+_PASSIVE = [
+    *(WaitClass.POLL, WaitClass.SLEEP, WaitClass.PIPE),
+    *(WaitClass.NETWORK, WaitClass.CHILD, WaitClass.OTHER),
+]
+"""Classes of waits by which a thread of a whole machine is not seen to do anything."""
+_PASSIVE_PERCENT = 99
+
+
+@frozen
+class BlockedThread:
+    """A wait that was not over when the recording ended."""
+
+    comm: str
+    pid: int
+    tid: int
+    wait_class: str
+    object: str  # name of what it waits for; "" if that has no name of its own
+    function: str
+    weight: int
+    since: int  # ns; -1 not known
+    began_before: bool  # before the recording did
+
+
+@frozen
+class Loss:
+    """The largest loss."""
+
+    cause: str
+    count: int  # where stacks were cut: of one kind of sample, of waits if there are any
+    percent: float | None  # of what `of` names
+    of: str  # "waits", "addresses" or "EVENT samples"; "" for none of these
+    causes: int  # number of causes of losses
+
+
+@frozen
+class Verdict:
+    """The numbers of the verdict; times in ns: weight = running + causes + others."""
+
+    weight: int  # time of the threads that are not idle; their off-cpu time if `running` is not known
+    threads: int
+    running: int | None  # None without budgets
+    runq: int | None  # waiting for a CPU, a cause as well; None if not recorded
+    causes: list[Cause]  # the largest first, until the rest is small
+    others: int  # weight of all other causes
+    unrecorded: int  # of `others`: blocked, but not recorded as a wait
+    elsewhere: list[Cause]  # waits for work and for the end of listed threads: not in `weight`
+    idle_threads: int
+    idle: int  # off-cpu time of idle threads
+    still_blocked: int  # number of threads
+    longest_blocked: list[BlockedThread]  # waits that end elsewhere (see above) last
+    goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
+    loss: Loss | None
+    command: str  # shows the first cause
 
 
 def verdict_of(
@@ -62,6 +119,7 @@ def verdict_of(
     chosen: Bool,
     subject: Profile,
     waits: Waits,
+    holders: Holders,
     counts: Mapping[LossCause, int],
     *,
     options: Sequence[tuple[str, str]] = (),
@@ -74,77 +132,155 @@ def verdict_of(
         chosen: bool[samples], the waits.
         subject: the profile with these samples.
         waits: `classify(subject)`.
+        holders: `holders_of(subject)`.
         counts: cause → number, of losses alone.
         options: (option, value) of the command line that `command` keeps.
-        whole_lives: the profile has all samples of each thread; else no thread is judged idle.
+        whole_lives: the profile has all samples of each thread; else all waits count, and no budgets do.
     """
-    idle = _idle(profile, chosen, waits) if whole_lives else np.zeros(len(subject.samples), np.bool_)
-    causes = causes_of(subject, waits)
-    cells = cells_of(subject, waits, causes, idle)
-    busy, period = cells.take(cells.idle == 0), subject.samples.period
-    weight = int(busy.weight.sum())
-    preempted = _preempted(profile, waits, weight) if whole_lives else None
-    if not len(subject.samples) and not preempted:
+    budget = profile.budget if whole_lives else Budget()
+    if not len(subject.samples) and not len(budget):
         return None
-    largest = largest_causes(subject, waits, causes, busy)
-    blocked, longest = _still_blocked(subject, waits, causes, ~idle)
+    kind = (
+        _kinds(profile, chosen, subject, waits) if whole_lives else np.zeros(len(subject.samples), np.int64)
+    )
+    causes = causes_of(subject, waits)
+    cells = cells_of(subject, waits, causes, holders, kind)
+    idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
+    budget = budget.take(~np.isin(_ids(budget.pid, budget.tid), distinct(_ids(idle.pid, idle.tid))))
+    queue = _counted(profile, budget) if len(budget) else _recorded(busy)
+    listed = [
+        _with_command(cause, options)
+        for cause in largest_causes(subject, waits, causes, busy.take(busy.kind == Kind.COUNTED))
+    ]
+    blocked = int(busy.weight[busy.kind == Kind.COUNTED].sum())
+    unrecorded = max(_blocked_ns(budget) - int(busy.weight.sum()), 0)
+    running = int(budget.running_ns.sum()) if len(budget) else None
+    weight = blocked + unrecorded + int(queue.weight.sum()) + (running or 0)
+    listed += _waits_for_cpu(profile, queue, len(budget) > 0, options)
+    listed = sorted(listed, key=lambda cause: -cause.weight)
+    listed = [
+        cause for row, cause in enumerate(listed) if not row or 100 * cause.weight >= _CAUSE_PERCENT * weight
+    ]
+    still_blocked, longest = _still_blocked(subject, waits, causes, kind)
     hidden, hidden_ms = (profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
+    queued = len(budget) or _knows_runq(subject.samples, waits)
+    elsewhere = largest_causes(subject, waits, causes, busy.take(busy.kind == Kind.ELSEWHERE))
+    view = ["--budget-by", "comm"] if len(budget) else ["--sort", "comm,class"]
     return Verdict(
         weight=weight,
-        threads=busy.number_of_threads(),
-        causes=largest,
-        others=weight - sum(cause.weight for cause in largest),
-        runq=int(busy.runq.sum()) if _knows_runq(subject.samples, waits) else None,
-        preempted=preempted,
-        idle_threads=cells.take(cells.idle == 1).number_of_threads() + hidden,
-        idle=int((cells.weight * cells.idle).sum()) + hidden_ms * 10**6,
-        still_blocked=blocked,
+        threads=len(group(*(np.append(*ids) for ids in ((busy.pid, budget.pid), (busy.tid, budget.tid))))[0]),
+        running=running,
+        runq=int(queue.weight.sum()) if queued else None,
+        causes=listed,
+        others=weight - (running or 0) - sum(cause.weight for cause in listed),
+        unrecorded=unrecorded,
+        elsewhere=[_with_command(cause, options) for cause in elsewhere],
+        idle_threads=idle.number_of_threads() + hidden,
+        idle=int((idle.weight + idle.runq).sum()) + hidden_ms * 10**6,
+        still_blocked=still_blocked,
         longest_blocked=longest,
         goroutines="Go" in {waits.rules[row].program for row in np.unique(waits.rule).tolist() if row >= 0},
         loss=_loss(counts, profile, subject.samples),
-        command=_command(largest, int(period.sum()), options),
+        command=listed[0].command if listed else _command(options, view),
     )
 
 
-def _idle(profile: Profile, chosen: Bool, waits: Waits) -> Bool:
+def _ids(pid: I64 | I32, tid: I64 | I32) -> I64:
+    return (pid.astype(np.int64) << 32) + tid
+
+
+def _kinds(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> I64:
+    """Return int64[waits]: the Kind of each."""
+    samples = subject.samples
     for_work = np.zeros(len(chosen), np.bool_)
     for_work[chosen] = waits.for_work
-    return of_idle_threads(profile, for_work)[chosen]
+    idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits.for_work)
+    if is_of_machine(profile.meta):
+        through = samples.has(SampleFlag.BEGAN_BEFORE) & samples.has(SampleFlag.STILL_BLOCKED)
+        passive = waits.for_work | through | np.isin(waits.wait_class, _PASSIVE)
+        idle |= _of_passive_threads(profile, subject, passive)
+    recorded = distinct(np.append(samples.tid, profile.budget.tid))
+    by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    elsewhere = ~by_thread | np.isin(samples.waker_tid, recorded)
+    elsewhere &= waits.wait_class == WaitClass.CHILD
+    return np.where(idle, Kind.IDLE, np.where(elsewhere | waits.for_work, Kind.ELSEWHERE, Kind.COUNTED))
+
+
+def is_of_machine(meta: Meta) -> bool:
+    """Return True for a recording of the whole machine, by its command line."""
+    words = meta.cmdline[: meta.cmdline.index("--")] if "--" in meta.cmdline else meta.cmdline
+    return any(word == "--all-cpus" or re.fullmatch(r"-[a-zA-Z]*a", word) for word in words)
+
+
+def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bool:
+    """Return bool[waits]: waits of threads whose time, running included, is passive waits but for 1 %."""
+    samples, budget = subject.samples, profile.budget
+    ids = np.append(_ids(samples.pid, samples.tid), _ids(budget.pid, budget.tid))
+    first, group_of = group(ids)
+    time, active = (
+        sum_by(group_of, np.append(period, budget.running_ns), len(first))
+        for period in (samples.period, np.where(passive, 0, samples.period))
+    )
+    is_passive: Bool = active <= time // 100 * (100 - _PASSIVE_PERCENT)
+    return is_passive[group_of[: len(samples)]]
 
 
 def _knows_runq(samples: ProfileSamples, waits: Waits) -> bool:
     return bool((samples.runq_ns >= 0).any() or (waits.wait_class == WaitClass.RUNQUEUE).any())
 
 
-def _preempted(profile: Profile, waits: Waits, others: int) -> Preempted | None:
-    budget, queued = profile.budget, waits.wait_class == WaitClass.RUNQUEUE
-    weight = int(budget.preempted_ns.sum())
-    if not weight or queued.any() or 100 * weight < CAUSE_PERCENT * (weight + others):
-        return None
-    first_row, thread_of_row = group(budget.pid, budget.tid)
-    preempted, running, last = (
-        sum_by(thread_of_row, budget.preempted_ns, len(first_row)),
-        sum_by(thread_of_row, budget.running_ns, len(first_row)),
-        max_by(thread_of_row, budget.end_ns, len(first_row)),
+def _recorded(cells: Cells) -> Queue:
+    """Return the threads that waited for a CPU, by recorded waits."""
+    first, group_of = group(cells.pid, cells.tid, cells.comm)
+    weight = sum_by(group_of, cells.runq, len(first))
+    return Queue(cells.pid[first], cells.tid[first], cells.comm[first], weight, np.zeros_like(weight))
+
+
+def _counted(profile: Profile, budget: Budget) -> Queue:
+    """Return the threads that waited for a CPU, by their budgets."""
+    comms = profile.comms
+    first, group_of = group(budget.pid, budget.tid)
+    weight, running = (
+        sum_by(group_of, column, len(first))
+        for column in (budget.preempted_ns + budget.runnable_ns, budget.running_ns)
     )
-    descending = np.argsort(-preempted, kind="stable")
-    before = np.cumsum(preempted[descending]) - preempted[descending]
-    threads = descending[before < _MOST_OF_TIME * weight]
-    comm_row = rows_at(
-        profile.comms.tid, profile.comms.begin_ns, budget.tid[first_row[threads]], last[threads]
-    )
-    comm = np.append(profile.comms.comm, 0)[comm_row]
-    first_thread, comm_of_thread = group(comm)
-    order = np.argsort(-sum_by(comm_of_thread, preempted[threads], len(first_thread)), kind="stable")
-    comms = [thread_label(profile.strings[name]) for name in comm[first_thread[order]].tolist()]
-    return Preempted(weight, Threads(len(threads), comms), int(running[threads].sum()))
+    pid, tid, last = budget.pid[first], budget.tid[first], max_by(group_of, budget.end_ns, len(first))
+    comm = np.append(comms.comm, 0)[rows_at(comms.tid, comms.begin_ns, tid, last)]
+    return Queue(pid.astype(np.int64), tid.astype(np.int64), comm.astype(np.int64), weight, running)
+
+
+def _blocked_ns(budget: Budget) -> int:
+    """Return the time for which threads were blocked."""
+    columns = "interruptible uninterruptible idle stopped other throttled"
+    return sum(int(getattr(budget, f"{column}_ns").sum()) for column in columns.split())
+
+
+def _waits_for_cpu(
+    profile: Profile, queue: Queue, counted: bool, options: Sequence[tuple[str, str]]
+) -> list[Cause]:
+    """Return the cause, waiting for a CPU; none if no thread did. `counted`: by budgets."""
+    whole = int(queue.weight.sum())
+    if not whole:
+        return []
+    descending = np.argsort(-queue.weight, kind="stable")
+    before = np.cumsum(queue.weight[descending]) - queue.weight[descending]
+    queue = queue.take(descending[before < _MOST_OF_TIME * whole])
+    threads, demand, meta = threads_of(profile, queue), None, profile.meta
+    view = ["--class", WaitClass.RUNQUEUE.label]
+    if counted:
+        span = sum(end - begin for begin, end in meta.recorded)
+        ran, waited = int(queue.running.sum()), int(queue.weight.sum())
+        demand = Demand((ran + waited) / span, ran / span, meta.nr_cpus) if span > 0 else None
+        view = ["--budget-by", "comm"]
+    label, command = WaitClass.RUNQUEUE.label, _command(options, view)
+    return [Cause(label, "", "", whole, threads, 1, [], Peers("", {}), demand, command)]
 
 
 def _still_blocked(
-    profile: Profile, waits: Waits, causes: Causes, busy: Bool
+    profile: Profile, waits: Waits, causes: Causes, kind: I64
 ) -> tuple[int, list[BlockedThread]]:
     samples = profile.samples
-    rows = np.flatnonzero(busy & profile.is_still_blocked())
+    rows = np.flatnonzero((kind != Kind.IDLE) & profile.is_still_blocked())
     elsewhere = waits.for_work[rows] | (waits.wait_class[rows] == WaitClass.CHILD)
     order = rows[np.lexsort((-samples.period[rows], elsewhere))]
     before, names = samples.has(SampleFlag.BEGAN_BEFORE), named_objects(profile)
@@ -214,18 +350,14 @@ def _cut_stacks(
     return most, most, int((samples.evsel == event).sum()), f"{profile.evsels[event].name} samples"
 
 
-def _command(causes: Sequence[Cause], whole: int, options: Sequence[tuple[str, str]]) -> str:
-    """Return a command that shows the first cause: its tables, or its flame graph if it is nearly all."""
-    if not causes:
-        kept = [word for pair in options for word in pair]
-        view = ["--sort", "comm,class"] if whole else ["--budget-by", "comm"]
-        return shlex.join(["perf-offcpu", "report", *kept, *view])
-    cause = causes[0]
-    alone = 100 * cause.weight >= SOLE_PERCENT * whole
-    verb = ["convert", "--flamegraph"] if alone else ["report"]
-    comms = cause.threads.comms
-    named = len(comms) == 1 and re.fullmatch(r"[\w.:+-]+", comms[0])
-    comm = ["--comm", comms[0]] if named and not comms[0].startswith("-") else []
-    replaced = ("--class", "--comm") if comm else ("--class",)
-    kept = [word for pair in options if pair[0] not in replaced for word in pair]
-    return shlex.join(["perf-offcpu", *verb, *kept, "--class", cause.wait_class, *comm])
+def _with_command(cause: Cause, options: Sequence[tuple[str, str]]) -> Cause:
+    """Return the cause with a command that shows it."""
+    comms = list(cause.threads.comms)
+    named = len(comms) == 1 and re.fullmatch(r"[\w.:+][\w.:+-]*", comms[0])
+    view = ["--class", cause.wait_class, *(["--comm", comms[0]] if named else [])]
+    return replace(cause, command=_command(options, view))
+
+
+def _command(options: Sequence[tuple[str, str]], view: Sequence[str]) -> str:
+    kept = [word for pair in options if pair[0] not in view for word in pair]
+    return shlex.join(["perf-offcpu", "report", *kept, *view])

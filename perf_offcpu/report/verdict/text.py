@@ -1,64 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the sentences of a verdict."""
+"""Write the verdict: a table of causes, largest first, and the sentences that need one."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 
-from perf_offcpu.report.style import Style, amount, plural
-from perf_offcpu.report.verdict.causes import BlockedThread, Cause, Loss, Place, Threads, Verdict
-from perf_offcpu.text import printable
+from perf_offcpu.model.recording import Meta
+from perf_offcpu.report.style import Style, amount, cut, display_width, pad, plural
+from perf_offcpu.report.verdict.causes import Cause, Peers, Place, Threads
+from perf_offcpu.report.verdict.numbers import BlockedThread, Loss, Verdict, is_of_machine
+from perf_offcpu.text import basename, printable
 
 _WIDTH = 108  # 110 with "# "
+_TABLE_WIDTH = 98
+_LEAST_WIDTH = 8  # of a column that is cut
+_ROOM = (0, 0, 20, 19, 12, 24)
+"""Columns are cut evenly from these widths on, or up to them."""
 _COMMS = 2
 _SHARE = "\N{NO-BREAK SPACE}%"
+_TITLES = ("Share", "Time", "Waits for", "In", "Threads", "Because of")
+_ELSEWHERE = 3
+_COMMAND = 40
 
 
-def sentences_of(verdict: Verdict) -> list[str]:
-    """Return three to six sentences; the last one names a command."""
+def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
+    """Return the lines of the verdict, of at most 98 columns but for the last, which is a command."""
+    unit = Style(unit=_unit(verdict.weight))
+    rows = [row for cause in verdict.causes for row in _rows(cause, verdict.weight, unit)]
+    others, unrecorded = verdict.others, verdict.unrecorded
+    if 100 * unrecorded >= verdict.weight > 0:
+        rows.append(_row(unrecorded, verdict.weight, unit, "waits not recorded"))
+        others -= unrecorded
+    if others:
+        rows.append(_row(others, verdict.weight, unit, "others"))
+    loss = _loss(verdict.loss) if verdict.loss else "Lost: nothing."
     return [
-        *filter(None, (_waits(verdict), _runq(verdict), _idle(verdict), _blocked(verdict))),
-        *_end(verdict),
+        cut(_recording(verdict, meta), _TABLE_WIDTH),
+        *_whole(verdict),
+        "",
+        *(_laid_out(rows) if rows else []),
+        *_elsewhere(verdict, unit),
+        "",
+        *wrapped([*_goroutines(verdict), _blocked(verdict), loss, ""], _TABLE_WIDTH),
+        f"Next: {verdict.command}",
     ]
 
 
-def wrapped(sentences: Sequence[str]) -> Iterator[str]:
+def wrapped(sentences: Sequence[str], width: int = _WIDTH) -> Iterator[str]:
     """Return the lines of the sentences, each from the start of a line; no command or share is broken."""
     for sentence in sentences[:-1]:
         for line in textwrap.wrap(
             sentence.replace(" %", _SHARE),
-            _WIDTH,
+            width,
             subsequent_indent="  ",
             break_on_hyphens=False,
             break_long_words=False,
         ):
             yield line.replace(_SHARE, " %")
-    yield from sentences[-1:]
+    yield from filter(None, sentences[-1:])
 
 
-def _waits(verdict: Verdict) -> str:
-    if not verdict.weight:
+def _recording(verdict: Verdict, meta: Meta) -> str:
+    words = meta.cmdline
+    at = words.index("--") + 1 if "--" in words else 0
+    command = cut(printable(shlex.join(words[at:])), _COMMAND)
+    if is_of_machine(meta):
+        command = f"whole machine during {command}" if at else "whole machine"
+    date = ""
+    if meta.wall_clock_ns:
+        seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
+        date = time.strftime(", %Y-%m-%d", time.gmtime(seconds))
+    cpus = f" on {plural(meta.nr_cpus, 'CPU')}" if meta.nr_cpus else ""
+    host = f" of {printable(meta.hostname)}" if meta.hostname else ""
+    lasted = f"{meta.duration_ns / 1e9:.3f} s" if meta.duration_ns else ""
+    threads = f"{plural(verdict.threads, 'thread')}{cpus}"
+    parts = (command, lasted, threads, f"{basename(meta.source) or '-'}{host}{date}")
+    return " · ".join(filter(None, parts))
+
+
+def _whole(verdict: Verdict) -> Iterator[str]:
+    """Yield the lines about all time."""
+    running, runq = verdict.running, verdict.runq
+    blocked = verdict.weight - (running or 0) - (runq or 0)
+    parts = ((running, "running"), (runq, "waiting for a CPU"), (blocked, "blocked"))
+    shares = [f"{_percent(ns, verdict.weight)} {words}" for ns, words in parts if ns is not None]
+    of = "off-CPU time" if running is None else "threads' time"
+    if verdict.weight:
+        parted = f": {' · '.join(shares)}" if len(shares) > 1 else " (running and run queue not known)"
+        yield f"Of {time_text(verdict.weight)} of {of}{parted}"
+    if verdict.idle_threads:
+        threads = plural(verdict.idle_threads, "thread")
+        yield f"Idle besides: {threads} that only waited for work, {time_text(verdict.idle)}"
+
+
+def _elsewhere(verdict: Verdict, unit: Style) -> Iterator[str]:
+    """Yield the lines about waits that end elsewhere."""
+    if not verdict.elsewhere:
+        return
+    yield "Not counted: waits for the next piece of work, and for recorded threads and processes to end"
+    for cause in verdict.elsewhere[:_ELSEWHERE]:
+        _, weight, thing, where, threads, _ = _rows(cause, 0, unit)[0]
+        yield cut(f"{weight:>20}  {thing}{where and f' in {where}'}: {threads}", _TABLE_WIDTH)
+
+
+def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
+    share = _percent(weight, whole) if whole else ""
+    return (share, f"{amount(weight, 'ns', unit)} {unit.unit}", *texts, *[""] * (4 - len(texts)))
+
+
+def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
+    """Return the row of a cause, and rows without a share of its largest functions, if there are several."""
+    words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
+    if sole:
+        return [_row(cause.weight, whole, unit, *_place(cause.places[0], words))]
+    where = f"{cause.functions} functions" if cause.functions > 1 else ""
+    reason = _reason(cause) or _peers(cause.peers)
+    rows = [_row(cause.weight, whole, unit, words, where, _threads(cause.threads), reason)]
+    for place in cause.places:
+        _, weight, *texts = _row(place.weight, 0, unit, *_place(place, ""))
+        rows.append(("", weight, *texts))
+    return rows
+
+
+def _thing(cause: Cause) -> str:
+    if cause.meaning:
+        return printable(re.split(r"[:(]", cause.meaning)[0].strip())
+    return {"runqueue": "a CPU", "throttled": "quota of CPU time"}.get(cause.wait_class, cause.wait_class)
+
+
+def _place(place: Place, words: str) -> tuple[str, str, str, str]:
+    name = place.object or (place.mostly and f"mostly {place.mostly}")
+    thing = f"{words}: {name}" if name and words else name or words
+    return thing, place.function, _threads(place.threads), _peers(place.peers)
+
+
+def _reason(cause: Cause) -> str:
+    demand = cause.demand
+    if demand is None:
         return ""
-    parts = [_cause(cause, verdict.weight) for cause in verdict.causes]
-    if 100 * verdict.others >= verdict.weight:
-        parts.append(f"{_percent(verdict.others, verdict.weight)} others")
-    head = f"{time_text(verdict.weight)} off the CPU in {plural(verdict.threads, 'thread')}"
-    return f"{head}: {_listed(parts, '; ')}."
+    return f"got {demand.got:.1f} of {demand.cpus}, wanted {demand.wanted:.1f}"
 
 
-def _cause(cause: Cause, whole: int) -> str:
-    words = cause_words(cause.wait_class, cause.program, cause.meaning)
-    text = f"{_percent(cause.weight, whole)} {words}"
-    places = [place for place in cause.places if place.function]
-    if not places:
-        where = f" in {cause.functions} functions" if cause.functions > 1 else ""
-        return f"{text}{where} ({_threads(cause.threads)})"
-    if len(cause.places) == 1 and 10 * places[0].weight >= 9 * cause.weight:
-        return f"{text} in {_where(places[0])} ({_threads(cause.threads)})"
-    lead = "among them " if 20 * sum(place.weight for place in places) < 19 * cause.weight else ""
-    return f"{text}, {lead}{_listed([_place(place, whole) for place in places], ', ')}"
+def _peers(peers: Peers) -> str:
+    whole = sum(peers.comms.values())
+    parts = [f"{comm} {_percent(weight, whole)}" for comm, weight in list(peers.comms.items())[:_COMMS]]
+    parts = [*peers.comms] if len(peers.comms) == 1 else parts
+    more = len(peers.comms) - len(parts)
+    return f"{peers.role} {', '.join(parts)}{f', +{more}' if more else ''}" if parts else ""
+
+
+def _threads(threads: Threads) -> str:
+    parts = [f"{comm} ({number})" if number > 1 else comm for comm, number in threads.comms.items()]
+    shown = parts if len(parts) <= _COMMS else parts[:_COMMS]
+    more = len(parts) - len(shown)
+    return ", ".join([*shown, *([f"+{more}"] if more else [])])
+
+
+def _laid_out(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Return the lines of the table: titles, then the rows; cut the widest columns until they fit."""
+    columns = list(zip(_TITLES, *rows, strict=True))
+    widths = [max(map(display_width, column)) for column in columns]
+    while sum(widths) + 2 * len(widths) > _TABLE_WIDTH + 2:
+        widest = max(range(2, len(widths)), key=lambda column: widths[column] - _ROOM[column])
+        if widths[widest] <= _LEAST_WIDTH:
+            break
+        widths[widest] -= 1
+    for row in (_TITLES, *rows):
+        cells = zip(row, widths, strict=True)
+        texts = [pad(cut(cell, width), width, left=number > 1) for number, (cell, width) in enumerate(cells)]
+        yield "  ".join(texts).rstrip()
 
 
 def cause_words(wait_class: str, program: str, meaning: str) -> str:
@@ -68,65 +182,23 @@ def cause_words(wait_class: str, program: str, meaning: str) -> str:
     return "waits for a CPU" if wait_class == "runqueue" else f"{wait_class} waits"
 
 
-def _place(place: Place, whole: int) -> str:
-    return f"{_percent(place.weight, whole)} in {_where(place)} ({_threads(place.threads)})"
-
-
-def _where(place: Place) -> str:
-    """Return `transfer for ledger_lock in bank`: the function, and what was waited for."""
-    if place.mostly:
-        return f"{place.function}, mostly for {place.mostly}"
-    return f"{place.function} for {place.object}" if place.object else place.function
-
-
-def _threads(threads: Threads) -> str:
-    return f"{names_text(threads.comms)}, {plural(threads.number, 'thread')}"
-
-
 def names_text(comms: Sequence[str]) -> str:
     """Return the first names, and the number of the others."""
     shown = comms if len(comms) <= _COMMS + 1 else comms[:_COMMS]
     more = len(comms) - len(shown)
-    return _listed([*shown, *([f"{more} other names"] if more else [])], ", ")
+    return _listed([*shown, *([f"{more} other names"] if more else [])])
 
 
-def _runq(verdict: Verdict) -> str:
-    parts = []
-    if verdict.runq is not None and verdict.weight:
-        share = _percent(verdict.runq, verdict.weight)
-        parts.append(f"{share} of this time was waiting for a CPU (run queue)")
-    if preempted := verdict.preempted:
-        more = "apart from it, " if parts else ""
-        waited, ran = time_text(preempted.weight), time_text(preempted.running)
-        parts.append(
-            f"{more}preempted threads waited {waited} for a CPU and ran {ran} ({_threads(preempted.threads)})"
-        )
-    return _sentence(parts)
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    text = _listed(parts, "; ")
-    return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def _idle(verdict: Verdict) -> str:
-    apart = ", not counted above" if verdict.weight else ""
-    parts = []
-    if verdict.idle_threads:
-        threads = plural(verdict.idle_threads, "thread")
-        parts.append(f"{threads} merely waited for work ({time_text(verdict.idle)}{apart})")
+def _goroutines(verdict: Verdict) -> Iterator[str]:
     if verdict.goroutines:
-        parts.append("goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits")
-    return _sentence(parts)
+        yield "Goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits."
 
 
 def _blocked(verdict: Verdict) -> str:
-    if not verdict.still_blocked:
-        return ""
     parts = list(map(_blocked_thread, verdict.longest_blocked))
     if verdict.still_blocked > len(parts):
         parts.append(plural(verdict.still_blocked - len(parts), "more thread"))
-    return f"Still blocked at the end: {_listed(parts, ', ')}."
+    return f"Still blocked at the end: {_listed(parts) or 'none'}."
 
 
 def _blocked_thread(thread: BlockedThread) -> str:
@@ -136,11 +208,6 @@ def _blocked_thread(thread: BlockedThread) -> str:
     return f"{thread.comm} {thread.tid}{where} ({what}) for {time_text(thread.weight)}{longer}"
 
 
-def _end(verdict: Verdict) -> Iterator[str]:
-    yield _loss(verdict.loss) if verdict.loss else "Nothing was lost."
-    yield f"Next: {verdict.command}"
-
-
 def _loss(loss: Loss) -> str:
     share = "" if loss.percent is None else f" ({_share(loss.percent)} of the {loss.of})"
     more = f"; {plural(loss.causes - 1, 'more cause')} below" if loss.causes > 1 else ""
@@ -148,23 +215,23 @@ def _loss(loss: Loss) -> str:
 
 
 def _share(percent: float) -> str:
-    return f"{percent:.0f} %" if percent >= 1 else "under 1 %"
+    return f"{percent:.0f} %" if percent >= 1 else "< 1 %"
 
 
 def _percent(weight: int, whole: int) -> str:
-    rounded = (200 * weight + whole) // (2 * whole)
-    return f"{rounded} %" if rounded or not weight else "under 1 %"
+    rounded = (200 * weight + whole) // (2 * whole) if whole else 0
+    return f"{rounded} %" if rounded or not weight else "< 1 %"
+
+
+def _unit(ns: int) -> str:
+    return "s" if ns >= 10**9 else "ms" if ns >= 10**6 else "us"
 
 
 def time_text(ns: int) -> str:
     """Return a time in the unit that suits it: `2.010 s`, `268.912 ms`."""
-    unit = "s" if ns >= 10**9 else "ms" if ns >= 10**6 else "us"
-    return f"{amount(ns, 'ns', Style(unit=unit))} {unit}"
+    return f"{amount(ns, 'ns', Style(unit=_unit(ns)))} {_unit(ns)}"
 
 
-def _listed(parts: Sequence[str], separator: str) -> str:
+def _listed(parts: Sequence[str]) -> str:
     """Return `a, b and c`."""
-    if len(parts) < 2:
-        return "".join(parts)
-    last = " and " if separator == ", " else separator
-    return f"{separator.join(parts[:-1])}{last}{parts[-1]}"
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))

@@ -104,7 +104,7 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
     assert "through the pager" not in on_terminal(80, "--no-pager", PAGER="sed 's/^/through the pager: /'")
     assert on_terminal(80, PERF_PAGER="", PAGER="false") == on_terminal(80)
     # A pager that quits early is no error.
-    assert on_terminal(80, PAGER="head -1").startswith("# Recording: ")
+    assert on_terminal(80, PAGER="head -1").startswith("# ")
     left = tmp_path / "LESS"
     on_terminal(80, PAGER=f"cat > /dev/null; echo $LESS > {left}")
     assert left.read_text() == "FRSX\n"

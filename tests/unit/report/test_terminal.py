@@ -44,10 +44,10 @@ def test_time_that_was_not_recorded() -> None:
     profile = sample_profile()
     profile.meta.parts = ((10**9, 2 * 10**9), (2_250_000_000, 2_500_000_000), (2_600_000_000, 3 * 10**9))
     time = "# Time:      2.000 s from first to last sample, 0.350 s of it not recorded, beginning 2025-11-01"
-    assert lines(profile)[2].startswith(time)
+    assert any(line.startswith(time) for line in lines(profile))
     # Pauses before the first and after the last sample, next to parts without samples, are not in this time.
     profile.meta.parts = ((10**8, 2 * 10**8), *profile.meta.parts, (5 * 10**9, 6 * 10**9))
-    assert lines(profile)[2].startswith(time)
+    assert any(line.startswith(time) for line in lines(profile))
 
 
 def test_whole() -> None:

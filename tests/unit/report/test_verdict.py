@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences on top of the report say what its numbers mean."""
+"""The table on top of the report ranks the causes, and its numbers add up."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu import losses
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
-from perf_offcpu.report.terminal import render
-from perf_offcpu.report.verdict.causes import Verdict
-from perf_offcpu.report.verdict.text import sentences_of, time_text, wrapped
+from perf_offcpu.report.terminal import first_screen, render
+from perf_offcpu.report.verdict.numbers import Verdict
+from perf_offcpu.report.verdict.text import lines_of, time_text
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
-DEMO = Path(__file__).resolve().parents[2] / "data" / "demo.data"
+DATA = Path(__file__).resolve().parents[2] / "data"
+DEMO = DATA / "demo.data"
 MS = 10**6
 EPOLL = [kernel("do_syscall_64"), kernel("ep_poll")]
 FUTEX = [kernel("do_syscall_64"), kernel("futex_wait")]
@@ -45,8 +49,13 @@ def verdict_of(profile: Profile, **options: Any) -> Verdict:
     return verdict
 
 
-def sentences(builder: ProfileBuilder, **options: Any) -> list[str]:
-    return sentences_of(verdict_of(builder.build(), **options))
+def table(builder: ProfileBuilder, **options: Any) -> list[str]:
+    """The lines below the recording."""
+    return shown(builder.build(), **options)
+
+
+def shown(profile: Profile, **options: Any) -> list[str]:
+    return [" ".join(line.split()) for line in lines_of(verdict_of(profile, **options), profile.meta)[1:]]
 
 
 def postgres() -> ProfileBuilder:
@@ -61,39 +70,65 @@ def postgres() -> ProfileBuilder:
 
 
 def test_a_row_lock_of_postgres() -> None:
-    assert sentences(postgres()) == [
-        "1.000 s off the CPU in 9 threads: 88 % waits for a heavyweight lock (postgres) in XactLockTableWait "
-        "(postgres, 8 threads); 9 % disk waits in issue_xlog_fsync (postgres, 1 thread); 3 % others.",
-        "22 % of this time was waiting for a CPU (run queue).",
-        "6 threads merely waited for work (6.000 s, not counted above).",
-        "Nothing was lost.",
+    assert table(postgres()) == [
+        "Of 1.000 s of off-CPU time: 22 % waiting for a CPU · 78 % blocked",
+        "Idle besides: 6 threads that only waited for work, 6.000 s",
+        "",
+        "Share Time Waits for In Threads Because of",
+        "66 % 0.664 s a heavyweight lock XactLockTableWait postgres (8)",
+        "22 % 0.221 s a CPU postgres (8)",
+        "9 % 0.085 s disk issue_xlog_fsync postgres",
+        "3 % 0.030 s sleep delay walwriter",
+        "",
+        "Still blocked at the end: none.",
+        "Lost: nothing.",
         "Next: perf-offcpu report --class lock --comm postgres",
     ]
 
 
-def test_the_weights_of_a_verdict_add_up() -> None:
+@pytest.mark.parametrize("path", sorted(DATA.rglob("*.data")), ids=lambda path: path.name)
+def test_the_numbers_add_up(path: Path) -> None:
+    loaded = load_profile([str(path)], SymbolizeOptions())
+    for selection in (Selection(), Selection(idle="hide"), Selection(classes=(WaitClass.LOCK,))):
+        profile, whole_lives = select_samples(loaded, selection), not selection.classes
+        verdict = summarize(profile, whole_lives=whole_lives).verdict
+        waits = profile.samples.take(np.flatnonzero(profile.is_offcpu()))
+        if verdict is None:
+            assert not len(waits)
+            continue
+        running = verdict.running or 0
+        assert verdict.weight == sum(cause.weight for cause in verdict.causes) + verdict.others + running
+        assert sorted(verdict.causes, key=lambda cause: -cause.weight) == verdict.causes
+        if not (whole_lives and len(profile.budget)):
+            hidden = profile.losses.get(losses.IDLE_MS, 0) * MS
+            besides = sum(cause.weight for cause in verdict.elsewhere) + verdict.idle - hidden
+            assert verdict.weight + besides == int(waits.period.sum())
+        lines = lines_of(verdict, profile.meta)
+        assert len(lines) <= 24 and max(map(len, lines[:-1])) <= 98
+        shares = [int(line.split(" %")[0]) for line in lines if re.match(r" *\d+ % ", line)]
+        assert not verdict.weight or abs(100 - sum(shares) - 100 * running / verdict.weight) < 5
+
+
+def test_idle_threads_that_are_left_out_change_nothing() -> None:
     profile = postgres().build()
-    verdict = verdict_of(profile)
-    assert sum(cause.weight for cause in verdict.causes) + verdict.others == verdict.weight == 1000 * MS
-    assert verdict.weight + verdict.idle == int(profile.samples.period.sum())
     hidden = select_samples(profile, Selection(idle="hide"))
-    assert (verdict_of(hidden).weight, verdict_of(hidden).idle) == (verdict.weight, verdict.idle)
-    assert verdict_of(hidden).idle_threads == verdict.idle_threads == 6
+    assert shown(hidden) == shown(profile)
+    assert verdict_of(hidden).idle_threads == verdict_of(profile).idle_threads == 6
 
 
 def test_only_idle_threads() -> None:
     builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
-    assert sentences(builder) == [
-        "1 thread merely waited for work (3.000 ms).",
-        "Nothing was lost.",
+    assert table(builder) == [
+        "Idle besides: 1 thread that only waited for work, 3.000 ms",
+        *("", "", "Still blocked at the end: none.", "Lost: nothing."),
         "Next: perf-offcpu report --sort comm,class",
     ]
 
 
 def test_a_selection_of_waits_judges_no_thread_idle() -> None:
     builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
-    assert sentences(builder, whole_lives=False)[0].startswith(
-        "3.000 ms off the CPU in 1 thread: 100 % waits"
+    assert "100 % 3.000 ms the next command of a client ReadCommand postgres" in table(
+        builder, whole_lives=False
     )
 
 
@@ -101,31 +136,31 @@ def test_two_functions_of_one_cause() -> None:
     builder = ProfileBuilder()
     for function, weight in (("first", 50), ("second", 30), ("third", 15), ("fourth", 5)):
         builder.sample("abba", ["main", function, *FUTEX], weight * MS, tid=weight, state=1)
-    assert sentences(builder)[0] == (
-        "100.000 ms off the CPU in 4 threads: 100 % lock waits, among them 50 % in first (abba, 1 thread) "
-        "and 30 % in second (abba, 1 thread)."
-    )
+    assert table(builder)[3:6] == [
+        "100 % 100.000 ms lock 4 functions abba (4)",
+        "50.000 ms first abba",
+        "30.000 ms second abba",
+    ]
 
 
 def test_many_functions_of_many_names() -> None:
     builder = ProfileBuilder()
     for at in range(10):
         builder.sample(f"t{at}", ["main", f"f{at}", *FUTEX], 10 * MS - at, tid=at, state=1)
-    assert "100 % lock waits in 10 functions (t0, t1 and 8 other names, 10 threads)." in sentences(builder)[0]
+    assert "100 % 100.000 ms lock 10 functions t0, t1, +8" in table(builder)
 
 
 def test_preempted_threads_wait_for_a_cpu() -> None:
     builder = ProfileBuilder()
     for at, function in enumerate(("f", "g", "h")):
         builder.sample("burner", ["main", function], 10 * MS, tid=at, state=0, flags=SampleFlag.PREEMPTED)
-    assert sentences(builder)[:2] == [
-        "30.000 ms off the CPU in 3 threads: 100 % waits for a CPU (burner, 3 threads).",
-        "100 % of this time was waiting for a CPU (run queue).",
-    ]
+    assert "100 % 30.000 ms a CPU burner (3)" in table(builder)
+    assert table(builder)[-1] == "Next: perf-offcpu report --class runqueue"
 
 
 def hogs(builder: ProfileBuilder) -> Profile:
     """Three threads that run on two CPUs, and one that waits."""
+    builder.meta = {"nr_cpus": 2, "begin_ns": 1, "end_ns": 100 * MS + 1}
     profile = builder.sample("hog", ["main"], 5 * MS, event="cpu-clock").build()
     profile.budget = Budget.filled(
         4,
@@ -142,75 +177,101 @@ def hogs(builder: ProfileBuilder) -> Profile:
     return profile
 
 
+def test_budgets_know_how_long_threads_ran_and_waited_for_a_cpu() -> None:
+    profile = hogs(ProfileBuilder().sample("none", ["main", *FUTEX], 80 * MS, tid=4, pid=1, state=1))
+    whole = shown(profile)
+    assert whole[:6] == [
+        "Of 400.000 ms of threads' time: 35 % running · 40 % waiting for a CPU · 25 % blocked",
+        "",
+        "Share Time Waits for In Threads Because of",
+        "40 % 160.000 ms a CPU hog (2), other got 1.4 of 2, wanted 3.0",
+        "20 % 80.000 ms lock main none",
+        "5 % 20.000 ms waits not recorded",
+    ]
+    assert whole[-1] == "Next: perf-offcpu report --budget-by comm"
+    budget = profile.budget  # counted once, however many pauses there are
+    columns = ("running_ns", "preempted_ns", "interruptible_ns")
+    halves = {name: getattr(budget, name) // 2 for name in columns}
+    rest = {name: getattr(budget, name) - half for name, half in halves.items()}
+    late = budget.with_columns(begin_ns=budget.end_ns * 2, end_ns=budget.end_ns * 3, **rest)
+    profile.budget = Budget.concat([budget.with_columns(**halves), late])
+    assert shown(profile) == whole
+
+
 def test_many_threads_that_are_preempted_a_little_each() -> None:
     profile = hogs(ProfileBuilder())
     waited = {"preempted_ns": [2 * MS] + [MS] * 199, "running_ns": [MS] * 200, "end_ns": [100 * MS] * 200}
     profile.budget = Budget.filled(200, tid=range(200), pid=[1] * 200, begin_ns=[0] * 200, **waited)
-    assert sentences_of(verdict_of(profile))[0] == (  # the threads that have 95 % of this time
-        "Preempted threads waited 201.000 ms for a CPU and ran 190.000 ms ([unknown], hog and 2 other names, "
-        "190 threads)."
-    )
+    (cause,) = verdict_of(profile).causes
+    assert cause.threads.number == 190, "the threads that have 95 % of this time"
 
 
-def test_preempted_threads_without_any_wait() -> None:
-    assert sentences_of(verdict_of(hogs(ProfileBuilder()))) == [
-        "Preempted threads waited 160.000 ms for a CPU and ran 140.000 ms (hog and other, 3 threads).",
-        "Nothing was lost.",
-        "Next: perf-offcpu report --budget-by comm",
-    ]
-
-
-def test_preempted_threads_are_counted_once_however_many_pauses_there_are() -> None:
-    profile = hogs(ProfileBuilder())
-    whole, budget = sentences_of(verdict_of(profile)), profile.budget
-    halves = {name: getattr(budget, name) // 2 for name in ("running_ns", "preempted_ns")}
-    late = budget.with_columns(begin_ns=budget.end_ns * 2, end_ns=budget.end_ns * 3, **halves)
-    profile.budget = Budget.concat([budget.with_columns(**halves), late])
-    assert sentences_of(verdict_of(profile)) == whole
-
-
-def test_preempted_threads_next_to_waits() -> None:
-    builder = ProfileBuilder()
-    builder.sample("a", ["main", *FUTEX], 500 * MS, tid=4, pid=1, state=1, runq_ns=5 * MS)
-    profile = hogs(builder)
-    assert sentences_of(verdict_of(profile))[1] == (
-        "1 % of this time was waiting for a CPU (run queue); apart from it, preempted threads waited "
-        "160.000 ms for a CPU and ran 140.000 ms (hog and other, 3 threads)."
-    )
-    for tid in range(10, 40):
-        builder.sample("idle", ["main", *EPOLL], 500 * MS, tid=tid, pid=tid, state=1)
-    crowd = sentences_of(verdict_of(hogs(builder)))
-    assert crowd[1] == sentences_of(verdict_of(profile))[1], "idle threads make it no smaller"
-    few = profile.budget.preempted_ns // 10
-    profile.budget = profile.budget.with_columns(preempted_ns=few)
-    assert verdict_of(profile).preempted is None, "3 % of the time"
-
-
-def test_waits_that_end_elsewhere_come_last() -> None:
+def test_waits_that_end_elsewhere_do_not_count() -> None:
     builder = ProfileBuilder()
     builder.sample("prog", ["runtime.mcall", "runtime.findRunnable", *EPOLL], 60 * MS, tid=1, state=1)
     builder.sample("prog", ["main", "__pthread_clockjoin_ex", *FUTEX], 20 * MS, tid=2, state=1)
     builder.sample("prog", ["main.store", kernel("ext4_sync_file")], 20 * MS, tid=1, state=2)
-    assert sentences(builder) == [
-        "100.000 ms off the CPU in 2 threads: 20 % disk waits in main.store (prog, 1 thread); 20 % waits "
-        "for a thread to end (glibc) in main (prog, 1 thread); 60 % waits for a goroutine to run (Go) in "
-        "runtime.findRunnable (prog, 1 thread).",
+    assert table(builder)[2:] == [
+        "Share Time Waits for In Threads Because of",
+        "100 % 20.000 ms disk main.store prog",
+        "Not counted: waits for the next piece of work, and for recorded threads and processes to end",
+        "60.000 ms a goroutine to run in runtime.findRunnable: prog",
+        "20.000 ms a thread to end in main: prog",
+        "",
         "Goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits.",
-        "Nothing was lost.",
+        "Still blocked at the end: none.",
+        "Lost: nothing.",
         "Next: perf-offcpu report --class disk --comm prog",
     ]
 
 
-def test_waits_for_events_come_after_waits_for_answers() -> None:
+def test_a_process_that_is_not_recorded_is_waited_for() -> None:
     builder = ProfileBuilder()
-    builder.sample("loop", ["main", "serve", *EPOLL], 80 * MS, tid=1, state=1)
-    builder.sample("loop", ["main", "serve", kernel("tcp_recvmsg")], 20 * MS, tid=1, state=1)
-    said = sentences(builder)
-    assert said[0] == (
-        "100.000 ms off the CPU in 1 thread: 20 % network waits in serve (loop, 1 thread); "
-        "80 % poll waits in serve (loop, 1 thread)."
+    for tid, waker in ((1, 9), (2, 1)):
+        stack = ["main", kernel("do_wait")]
+        builder.sample("sh", stack, 10 * MS * tid, tid=tid, pid=tid, state=1, waker_tid=waker)
+    verdict = verdict_of(builder.build())
+    assert [cause.weight for cause in (*verdict.causes, *verdict.elsewhere)] == [10 * MS, 20 * MS]
+
+
+def test_threads_of_a_machine_that_hardly_do_anything() -> None:
+    builder = ProfileBuilder(meta={"cmdline": ("perf-offcpu", "record", "-qa", "--", "sleep", "3")})
+    builder.sample("sh", ["main", kernel("pipe_read")], 500 * MS, tid=1, state=1)
+    still = SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE
+    builder.sample("old", ["main", *FUTEX], 500 * MS, tid=2, state=1, flags=still)
+    builder.sample("writer", ["main", kernel("ext4_sync_file")], 20 * MS, tid=3, state=2)
+    builder.sample("writer", ["main", kernel("pipe_read")], 20 * MS, tid=3, state=1)
+    verdict = verdict_of(builder.build())
+    assert [cause.wait_class for cause in verdict.causes] == ["disk", "pipe"]
+    assert (verdict.weight, verdict.idle_threads, verdict.still_blocked) == (40 * MS, 2, 0)
+    builder.meta = {"cmdline": ("perf-offcpu", "record", "--", "sh", "-a")}
+    assert verdict_of(builder.build()).weight == 1040 * MS
+
+
+def test_holders_and_wakers_are_named() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    lock = builder.thing("m in bank")
+    for tid, waker in ((1, 2), (2, 1), (1, 3)):
+        builder.sample(
+            "bank",
+            ["main", *FUTEX],
+            10 * MS,
+            pid=1,
+            tid=tid,
+            waker_tid=waker,
+            waker_pid=1,
+            object=lock,
+            state=1,
+        )
+    profile = builder.build()
+    names = ((1, "a"), (2, "b"), (3, "c"))
+    profile.comms = Comms.from_rows([(tid, 1, 0, profile.strings.intern(name)) for tid, name in names])
+    (cause,) = verdict_of(profile).causes
+    assert (cause.peers.role, cause.peers.comms) == (
+        "released by",
+        {"a": 10 * MS, "b": 10 * MS, "c": 10 * MS},
     )
-    assert said[-1] == "Next: perf-offcpu report --class network --comm loop"
+    assert "100 % 30.000 ms lock: m in bank main bank (2) released by a 33 %, b 33 %, +1" in shown(profile)
 
 
 def test_still_blocked() -> None:
@@ -218,7 +279,7 @@ def test_still_blocked() -> None:
     still = SampleFlag.STILL_BLOCKED
     for tid, flags in ((1, still | SampleFlag.BEGAN_BEFORE), (2, still), (3, still)):
         builder.sample("abba", ["main", "take", *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=flags)
-    assert sentences(builder)[1] == (
+    assert " ".join(table(builder)[-4:-2]) == (
         "Still blocked at the end: abba 1 in take (lock) for 8.000 ms or longer, abba 2 in take (lock) for "
         "7.000 ms and 1 more thread."
     )
@@ -229,7 +290,7 @@ def test_a_thread_that_waits_for_blocked_ones_is_named_after_them() -> None:
     builder.sample("abba", ["main", "pthread_join", *FUTEX], 9 * MS, tid=1, state=1, flags=still)
     for tid in (2, 3):
         builder.sample("abba", ["main", "take", *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=still)
-    assert sentences(builder)[1] == (
+    assert " ".join(table(builder)[-4:-2]) == (
         "Still blocked at the end: abba 2 in take (lock) for 7.000 ms, abba 3 in take (lock) for 6.000 ms "
         "and 1 more thread."
     )
@@ -238,7 +299,7 @@ def test_a_thread_that_waits_for_blocked_ones_is_named_after_them() -> None:
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [
-        ({}, "Nothing was lost."),
+        ({}, "Lost: nothing."),
         ({losses.WAITS_LOST: 1}, "Lost: 1 waits neither sampled nor summed (50 % of the waits)."),
         (
             {losses.WAITS_LOST: 1, losses.NO_SYMBOL: 1000},
@@ -248,12 +309,12 @@ def test_a_thread_that_waits_for_blocked_ones_is_named_after_them() -> None:
             {losses.BAD_RECORD: 7, losses.NO_SYMBOL: 1000},
             "Lost: 7 records whose content does not fit their type; 1 more cause below.",
         ),
-        ({losses.SAMPLES: 7}, "Nothing was lost."),
+        ({losses.SAMPLES: 7}, "Lost: nothing."),
     ],
 )
 def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) -> None:
     builder = ProfileBuilder(losses=counts).sample("a", ["main", *FUTEX], MS, state=1)
-    assert sentence in sentences(builder)
+    assert sentence in table(builder)
 
 
 @pytest.mark.parametrize(
@@ -269,32 +330,32 @@ def test_stacks_that_were_cut_are_compared_with_their_kind(
     for number in range(3):
         builder.sample("a", ["main", *FUTEX], MS, state=1, flags=cut if number < waits else None)
     text = f"Lost: {count} {losses.NO_CFI}{share and f' ({share})'}."
-    assert text in sentences(builder)
+    assert text in " ".join(table(builder))
 
 
 @pytest.mark.parametrize(
     ("comm", "options", "command"),
     [
-        ("a", [], "convert --flamegraph --class lock --comm a"),
-        ("a b", [], "convert --flamegraph --class lock"),
-        ("a,b", [], "convert --flamegraph --class lock"),
+        ("a", [], "report --class lock --comm a"),
+        ("a b", [], "report --class lock"),
+        ("a,b", [], "report --class lock"),
         (
             "a",
             [("-i", "my file"), ("--comm", "x"), ("--class", "lock")],
-            "convert --flamegraph -i 'my file' --class lock --comm a",
+            "report -i 'my file' --class lock --comm a",
         ),
-        ("a b", [("--comm", "a b")], "convert --flamegraph --comm 'a b' --class lock"),
+        ("a b", [("--comm", "a b")], "report --comm 'a b' --class lock"),
     ],
 )
 def test_the_command(comm: str, options: list[tuple[str, str]], command: str) -> None:
     builder = ProfileBuilder().sample(comm, ["main", *FUTEX], MS, state=1)
-    assert sentences(builder, options=options)[-1] == f"Next: perf-offcpu {command}"
+    assert table(builder, options=options)[-1] == f"Next: perf-offcpu {command}"
 
 
 def test_weights_near_the_limit() -> None:
     builder = ProfileBuilder().sample("a", ["main", *FUTEX], 2**60, state=1)
     builder.sample("b", ["main", kernel("ext4_sync_file")], 2**60, state=2)
-    assert "50 % lock waits in main (a, 1 thread); 50 % disk waits in main" in sentences(builder)[0]
+    assert [line[:4] for line in table(builder)[3:5]] == ["50 %", "50 %"]
 
 
 def test_no_verdict() -> None:
@@ -312,55 +373,39 @@ def test_lines_and_document() -> None:
         builder.sample(f"a-rather-long-{at}", [Code("g" * 50), *long][at % 2 :], 5 * MS, tid=at, state=1)
     summary = summarize(builder.build())
     assert summary.verdict is not None
-    words = sentences_of(summary.verdict)
-    lines = [f"# {line}" for line in wrapped(words)]
-    assert max(map(len, lines)) <= 110 and len(lines) > len(words)
-    assert not any(line.startswith("#   %") for line in lines)
+    lines = lines_of(summary.verdict, summary.meta)
+    assert max(map(len, lines)) <= 98
     text = list(render(summary, Style()))
-    at = text.index(lines[0])
-    assert text[at : at + len(lines)] == lines
-    assert document(summary)["verdict"]["sentences"] == words
+    assert text[: len(lines)] == [f"# {line}".rstrip() for line in lines]
+    assert document(summary)["verdict"]["lines"] == lines == list(first_screen(summary))
 
 
 def test_the_document_of_a_verdict() -> None:
     made = document(summarize(postgres().build()))["verdict"]
-    assert (made["weight"], made["threads"], made["idle_threads"], made["runq"]) == (
-        1000 * MS,
-        9,
-        6,
-        221 * MS,
-    )
-    assert made["causes"][0] == {
+    numbers = (made["weight"], made["threads"], made["idle_threads"], made["runq"], made["running"])
+    assert numbers == (1000 * MS, 9, 6, 221 * MS, None)
+    waiting = {"weight": 664 * MS, "threads": 8, "comms": {"postgres": 8}, "peers": {"role": "", "comms": {}}}
+    place = {"function": "XactLockTableWait", "object": "", "mostly": ""}
+    assert made["causes"][0] == waiting | {
         "wait_class": "lock",
         "program": "postgres",
         "meaning": "a heavyweight lock: a row, a table, a transaction, a buffer pin",
-        "weight": 880 * MS,
-        "for_work": False,
         "functions": 1,
-        "threads": 8,
-        "comms": ["postgres"],
-        "places": [
-            {
-                "function": "XactLockTableWait",
-                "weight": 880 * MS,
-                "object": "",
-                "mostly": "",
-                "threads": 8,
-                "comms": ["postgres"],
-            }
-        ],
+        "cpus": None,
+        "command": "perf-offcpu report --class lock --comm postgres",
+        "places": [place | waiting],
     }
 
 
 def test_the_demo() -> None:
     profile = load_profile([str(DEMO)], SymbolizeOptions(symfs=str(DEMO.with_suffix(".symfs"))))
-    found = sentences_of(verdict_of(profile))
-    assert found[0] == (
-        "2.010 s off the CPU in 14 threads: 40 % lock waits, among them 14 % in run_worker (locker-a, "
-        "locker-b and 11 other names, 13 threads) and 12 % in run_workers (waiter, 1 thread); 35 % sleep "
-        "waits, among them 12 % in work_on_ledger (locker-a and locker-b, 2 threads); 20 % other waits, "
-        "among them 12 % in wait_for_answer (stuck-reader, 1 thread); 5 % others."
-    )
+    found = shown(profile)
+    assert found[:4] == [
+        "Of 1.919 s of off-CPU time (running and run queue not known)",
+        "",
+        "Share Time Waits for In Threads Because of",
+        "42 % 0.806 s lock 4 functions waiter, cond-waiter, +12",
+    ]
     assert found[-1] == "Next: perf-offcpu report --class lock"
 
 

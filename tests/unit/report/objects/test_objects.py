@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from perf_offcpu.report import lock_report
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import Limits, summarize
-from perf_offcpu.report.terminal import render
-from perf_offcpu.report.verdict.text import sentences_of
+from perf_offcpu.report.terminal import first_screen, render
 
 BLOCKED = SampleFlag.STILL_BLOCKED
 
@@ -132,33 +132,30 @@ def test_the_json_of_locks_can_be_written() -> None:
     assert made["refused_holders"] == 0
 
 
-def first_sentence(*waits: tuple[str, int, ObjectKind]) -> str:
-    """The first sentence on waits in one function, for objects of these names, by weight and kind."""
+def first_row(*waits: tuple[str, int, ObjectKind]) -> str:
+    """The first cause of waits in one function, for objects of these names, by weight and kind."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     for name, weight, kind in waits:
         thing = builder.thing(name, kind)
         builder.sample("bank", ["main", "transfer"], weight * 10**6, object=thing, syscall=202, state=1)
-    verdict = summarize(builder.build()).verdict
-    assert verdict
-    return sentences_of(verdict)[0]
+    return re.sub(" +", " ", list(first_screen(summarize(builder.build())))[4])
 
 
 def test_the_verdict_names_the_object_of_nearly_all_waits() -> None:
     lock, poll = ObjectKind.FUTEX, ObjectKind.DESCRIPTORS
-    assert "in transfer for m\\x1b in bank (bank, 1 thread)" in first_sentence(("m\x1b in bank", 5, lock))
-    assert "in transfer for m (" in first_sentence(("m", 60, lock), ("m", 30, lock), ("n", 10, lock))
-    assert "in transfer, mostly for m (" in first_sentence(("m", 89, lock), ("n", 11, lock))
-    assert "in transfer (" in first_sentence(("m", 50, lock), ("n", 50, lock))
-    assert "in transfer (" in first_sentence(("3 descriptors", 5, poll)), "the class says as much"
+    assert "lock: m\\x1b in bank transfer bank" in first_row(("m\x1b in bank", 5, lock))
+    assert "lock: m transfer" in first_row(("m", 60, lock), ("m", 30, lock), ("n", 10, lock))
+    assert "lock: mostly m transfer" in first_row(("m", 89, lock), ("n", 11, lock))
+    assert "lock transfer" in first_row(("m", 50, lock), ("n", 50, lock))
+    assert "lock transfer" in first_row(("3 descriptors", 5, poll)), "the class says as much"
 
 
 def test_threads_that_are_still_blocked_say_for_what() -> None:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     lock = builder.thing("m in bank")
     builder.sample("bank", ["main"], 10**9, object=lock, syscall=202, state=1, flags=BLOCKED, tid=7)
-    verdict = summarize(builder.build()).verdict
-    assert verdict
-    assert "Still blocked at the end: bank 7 in main (lock: m in bank) for 1.000 s." in sentences_of(verdict)
+    lines = list(first_screen(summarize(builder.build())))
+    assert "Still blocked at the end: bank 7 in main (lock: m in bank) for 1.000 s." in lines
 
 
 def test_a_deadlock_comes_before_the_verdict() -> None:
@@ -170,7 +167,7 @@ def test_a_deadlock_comes_before_the_verdict() -> None:
         )
     profile = builder.build()
     profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (11, 12)])
-    first = next(line for line in list(render(summarize(profile), Style()))[2:])
+    first = next(line for line in list(render(summarize(profile), Style())))
     assert first.startswith(
         "# Deadlock of 2 threads: bank 11 waits in main for b in bank, held by bank 12; bank 12"
     )
