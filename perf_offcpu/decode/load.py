@@ -169,6 +169,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         kernel_symbols=tasks.kernel_symbols(),
         deferred=deferred.with_columns(comm=walked.comm, space=walked.space),
         cgroups=tasks.cgroups,
+        paths=_paths(head.features),
         losses=dict(head.counters),
         meta=meta,
     )
@@ -185,6 +186,15 @@ def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
     return dsos.with_columns(
         build_id=np.array([build_id or build_id_of.get(path, 0) for path, build_id in pairs], np.uint32)
     )
+
+
+def _paths(features: Features) -> dict[str, list[str]]:
+    """Return the paths of user files by build-id."""
+    paths: dict[str, list[str]] = {}
+    for entry in features.build_ids():
+        if entry.cpumode == CpuMode.USER:
+            paths.setdefault(entry.build_id, []).append(entry.filename.decode("utf-8", "surrogateescape"))
+    return paths
 
 
 def _read_meta(

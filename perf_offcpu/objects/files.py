@@ -111,7 +111,8 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
         return image
     except Refused as problem:
         pids = [] if problem.cause is losses.NO_FILE else pids_of_dso(recording, dso)
-        if build_id and (image_found := _by_build_id(name, build_id, search, pids, stack)):
+        others = [path for path in recording.paths.get(hex_id, ()) if path != name]
+        if build_id and (image_found := _by_build_id(name, build_id, search, pids, others, stack)):
             return image_found
         raise
 
@@ -164,12 +165,18 @@ def _by_path(name: str, search: Search, stack: ExitStack) -> ElfImage:
 
 
 def _by_build_id(
-    name: str, build_id: bytes, search: Search, pids: Sequence[int], stack: ExitStack
+    name: str, build_id: bytes, search: Search, pids: Sequence[int], others: Sequence[str], stack: ExitStack
 ) -> ElfImage | None:
-    """Open the same object at another path, identified by its build-id; None if there is none."""
+    """Open the same object at another path, identified by its build-id; None if there is none.
+
+    Args:
+        pids: processes that had it mapped.
+        others: paths that the recording has for it elsewhere, as of files below another root directory.
+    """
     paths = [path for unpadded in _unpadded(build_id) for path in objects_by_build_id(unpadded, search)]
     if search.processes and _is_plain(name):
         paths += objects_of_processes(name, pids)
+    paths += [search.symfs + path for path in others if refusal(path, search.symfs) is None]
     for path in paths:
         try:
             with ExitStack() as attempt:

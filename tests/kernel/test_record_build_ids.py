@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from builders import program
 from kernel.recorder import lost, perf, recorder, run
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
@@ -49,6 +51,14 @@ def test_maps_of_short_lived_processes_carry_their_build_ids(tmp_path: Path) -> 
     assert mapped(tmp_path / "perf.data", TRUE) == {(True, build_id(TRUE))}
     assert f"{build_id(TRUE)} {TRUE}" in perf("buildid-list", "-i", tmp_path / "perf.data")
     assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+def test_functions_below_another_root_directory_have_names(napper: Path, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    shutil.copy(napper, tmp_path / "root" / "naps")
+    run("--", "chroot", tmp_path / "root", "/naps", "2", cwd=tmp_path)
+    shown = program.run("script", "-i", "perf.data", "-F", "comm,sym", cwd=tmp_path).stdout
+    assert shown.count("\tnap\n") > 100, "names of the program, which runs no more"
 
 
 def test_perf_beside_us_gets_records_that_say_what_is_true(tmp_path: Path) -> None:

@@ -96,6 +96,19 @@ def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, ma
     return found
 
 
+def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
+    """Return the path of a mapped file in the recorder's root directory; b"" if the process names it so, too.
+
+    The kernel names files as the process does, which may have another root directory.
+    """
+    try:
+        # direct: a link of the kernel's, which is not followed
+        path = os.readlink(b"/proc/%d/map_files/%x-%x" % (pid, start, end))
+    except OSError:
+        return b""
+    return path if path != name and path.endswith(name) else b""
+
+
 def remember(known: dict[Any, bytes], key: Hashable, found: bytes) -> None:
     """Add an entry to a table of at most MOST_KNOWN; the one that was added first goes."""
     if len(known) >= MOST_KNOWN:
