@@ -31,6 +31,7 @@ BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 #define CLOCK_MONOTONIC 1
 #define TIMER_ABSTIME 1
 #define P_PID 1
+#define P_PIDFD 3
 
 #define NS_PER_MS 1000000ULL
 #define NS_PER_S 1000000000ULL

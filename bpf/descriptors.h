@@ -21,6 +21,7 @@
 #define S_IFIFO 0010000
 /* include/uapi/linux/magic.h */
 #define ANON_INODE_FS_MAGIC 0x09041934
+#define PID_FS_MAGIC 0x50494446
 /* include/linux/socket.h */
 #define AF_UNIX 1
 #define AF_INET 2
@@ -95,6 +96,8 @@ static __always_inline void describe_socket(struct offcpu_object *to, u64 file)
 
 static __always_inline void describe_file(struct offcpu_object *to, u64 file, u64 super, u32 mode)
 {
+	u64 magic;
+
 	to->kind = mode == S_IFREG ? OFFCPU_OBJECT_FILE :
 		   mode == S_IFDIR ? OFFCPU_OBJECT_DIRECTORY :
 		   mode == S_IFCHR ? OFFCPU_OBJECT_CHARACTER :
@@ -105,7 +108,8 @@ static __always_inline void describe_file(struct offcpu_object *to, u64 file, u6
 	/* All eventfds and their like have one inode. They are regular files since Linux 6.16. */
 	if (mode && mode != S_IFREG)
 		return;
-	if (kernel_word(to, super + SUPER_MAGIC, sizeof(u64)) != ANON_INODE_FS_MAGIC)
+	magic = kernel_word(to, super + SUPER_MAGIC, sizeof(u64));
+	if (magic != ANON_INODE_FS_MAGIC && magic != PID_FS_MAGIC)
 		return;
 	to->kind = OFFCPU_OBJECT_ANONYMOUS;
 	identify(to, file);

@@ -40,7 +40,9 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 		identify(to, to->pid);
 		return;
 	}
-	if (what == OFFCPU_CALL_CHILD || what == OFFCPU_CALL_CHILD_ID) {
+	if (what == OFFCPU_CALL_CHILD_ID && first == P_PIDFD) {
+		first = second;
+	} else if (what == OFFCPU_CALL_CHILD || what == OFFCPU_CALL_CHILD_ID) {
 		number = what == OFFCPU_CALL_CHILD ? first : first == P_PID ? second : -1;
 		describe_number(to, OFFCPU_OBJECT_PROCESS, number > 0 ? number : -1);
 		return;

@@ -45,6 +45,38 @@ barrier/early   lock     no    ::barrier in exam
 join            child    no    thread
 join/two        child    no    thread
 join-timed      child    no    thread
+waitpid         child    no    child
+waitid          child    no    [pidfd]
+vfork           child    no
+pidfd/poll      child    no    [pidfd]
+pidfd/epoll     child    no    [pidfd]
+timerfd/read    sleep    no    [timerfd]
+timerfd/poll    sleep    no    [timerfd]
+timerfd/epoll   poll     yes   [timerfd]
+eventfd/read    poll     yes   [eventfd]
+eventfd/poll    poll     yes   [eventfd]
+eventfd/epoll   poll     yes   [eventfd]
+signalfd/read   poll     yes   [signalfd]
+signalfd/poll   poll     yes   [signalfd]
+signalfd/epoll  poll     yes   [signalfd]
+inotify/read    poll     yes   inotify
+inotify/poll    poll     yes   inotify
+inotify/epoll   poll     yes   inotify
+perf/poll       poll     yes   [perf_event]
+perf/epoll      poll     yes   [perf_event]
+fanotify        poll     yes   [fanotify]
+userfaultfd     poll     yes   [userfaultfd]
+io_uring        poll     yes   [io_uring]
+pipe/read       pipe     no    pipe
+pipe/poll       pipe     no    pipe
+pipe/epoll      pipe     yes   pipe
+unix/read       pipe     no    unix
+unix/poll       pipe     no    unix
+unix/epoll      pipe     yes   unix
+tty/read        other    yes   /dev/pts/
+tty/poll        poll     yes   /dev/pts/
+tty/epoll       poll     yes   /dev/pts/
+pause           other    yes
 cond-queue      lock     yes   ready in exam
 sem-queue       lock     yes   ::items in exam
 count-queue     lock     yes   ::items in exam
@@ -73,9 +105,9 @@ def test_what_each_thread_waits_for(
     waits, wrong = classify(profile), []
     table = EXAM + NAMELESS * (form == "nameless")
     rows = {row.split()[0]: row.split(None, 3) for row in table.split("\n") if row}
-    for comm, label, work, thing in rows.values():
+    for comm, label, work, *things in rows.values():
         found = judged(profile, waits, comm, asleep=label == "sleep")
-        if found[:2] != (label, work) or (form == "named" and thing not in found[2]):
+        if found[:2] != (label, work) or (form == "named" and "".join(things) not in found[2]):
             wrong.append((comm, found))
     assert not wrong
 

@@ -12,7 +12,9 @@
 #include <functional>
 #include <future>
 #include <linux/futex.h>
+#include <linux/io_uring.h>
 #include <linux/perf_event.h>
+#include <linux/userfaultfd.h>
 #include <mutex>
 #include <poll.h>
 #include <pthread.h>
@@ -23,8 +25,10 @@
 #include <string>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/fanotify.h>
 #include <sys/file.h>
 #include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -151,6 +155,20 @@ static void descriptor(std::string name, std::function<int()> open, Work make_re
 			other.join();
 		});
 	}
+}
+
+/* A wait that a signal breaks off. */
+static void until_signal(std::string name, Work work)
+{
+	start_process(name, [=] {
+		struct sigaction action = {};
+		std::thread other = part("other", [me = pthread_self()] { nap(), nap(), pthread_kill(me, SIGUSR1); });
+
+		action.sa_handler = [](int) {};
+		sigaction(SIGUSR1, &action, nullptr);
+		work();
+		other.join();
+	});
 }
 
 static int child_for(std::chrono::milliseconds time)
@@ -393,6 +411,7 @@ static void ends()
 
 static void descriptors()
 {
+	static char path[] = "/tmp/exam-XXXXXX";
 	static int fd, pair[2];
 
 	descriptor("timerfd", [] {
@@ -411,13 +430,9 @@ static void descriptors()
 	}, [] { kill(getpid(), SIGUSR1); });
 	descriptor("inotify", [] {
 		int notify = inotify_init1(0);
-		inotify_add_watch(notify, "/tmp", IN_CREATE | IN_DELETE);
+		inotify_add_watch(notify, mkdtemp(path), IN_DELETE_SELF);
 		return notify;
-	}, [] {
-		char path[] = "/tmp/exam-XXXXXX";
-		close(mkstemp(path));
-		unlink(path);
-	});
+	}, [] { rmdir(path); });
 	descriptor("pipe", [] { (void)!pipe(pair); return pair[0]; }, [] { (void)!write(pair[1], "x", 1); });
 	descriptor("unix", [] { socketpair(AF_UNIX, SOCK_STREAM, 0, pair); return pair[0]; },
 		   [] { (void)!write(pair[1], "x", 1); });
@@ -434,6 +449,25 @@ static void descriptors()
 	}, [] {}, false);
 }
 
+static void until_signals()
+{
+	static char bytes[4096];
+
+	until_signal("fanotify", [] { (void)!read(fanotify_init(0, O_RDONLY), bytes, sizeof(bytes)); });
+	until_signal("userfaultfd", [] {
+		int fd = syscall(SYS_userfaultfd, 0);
+		uffdio_api api = {UFFD_API, 0, 0};
+		ioctl(fd, UFFDIO_API, &api);
+		(void)!read(fd, bytes, sizeof(bytes));
+	});
+	until_signal("io_uring", [] {
+		io_uring_params params = {};
+		int fd = syscall(SYS_io_uring_setup, 4, &params);
+		syscall(SYS_io_uring_enter, fd, 0, 1, IORING_ENTER_GETEVENTS, nullptr, 0);
+	});
+	until_signal("pause", [] { pause(); });
+}
+
 int main()
 {
 	setvbuf(stdout, nullptr, _IONBF, 0);
@@ -441,6 +475,7 @@ int main()
 	queues();
 	ends();
 	descriptors();
+	until_signals();
 	stopped("stopped", false);
 	stopped("traced", true);
 	start_process("futex-waitv", [] {

@@ -132,7 +132,7 @@ class _Judge:
         if by_object is WaitClass.SLEEP and syscall in _EPOLLS:
             by_object = WaitClass.POLL  # a timer of an event loop
         if by_object is WaitClass.CHILD:
-            return by_object  # a thread to end: to the kernel a futex as any other
+            return by_object  # a thread to end is a futex as any other to functions, a process an event
         if evidence.fault >= 0 and evidence.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
             return WaitClass.FAULT
         if evidence.in_kernel >= 0:

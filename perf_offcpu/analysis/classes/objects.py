@@ -28,6 +28,7 @@ _OF_KIND = {
 }
 _OF_NAME = {
     (ObjectKind.ANONYMOUS, "[timerfd]"): WaitClass.SLEEP,
+    (ObjectKind.ANONYMOUS, "[pidfd]"): WaitClass.CHILD,
     (ObjectKind.DESCRIPTORS, "sleep"): WaitClass.SLEEP,
 }
 """By kind and name: poll() of no descriptors waits only for its timeout."""
@@ -52,7 +53,7 @@ def object_codes(profile: Profile) -> I16:
         if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
             wait_class = WaitClass.PIPE
         if kind in (ObjectKind.ANONYMOUS, ObjectKind.DESCRIPTORS):
-            wait_class = _OF_NAME.get((kind, strings[name]), wait_class)
+            wait_class = _OF_NAME.get((kind, strings[name].partition(" of ")[0]), wait_class)
         if facts & ObjectFact.THREAD:
             wait_class = WaitClass.CHILD
         if wait_class is not None:

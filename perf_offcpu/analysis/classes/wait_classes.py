@@ -193,10 +193,10 @@ class WaitClass(enum.IntEnum):
     )
     FAULT = ClassRow("a page: page faults, swap", "magenta", Work.NEVER)
     CHILD = ClassRow(
-        "the end of a child process or of a thread (wait4, waitid, vfork, pthread_join)",
+        "the end of a child process or of a thread (wait4, waitid, pidfd, vfork, pthread_join)",
         "brown",
         Work.NEVER,
-        functions=r"do_wait kernel_wait4 kernel_waitid do_wait_\w+ wait_for_vfork_done",
+        functions="_*do_wait kernel_wait4 kernel_waitid wait_for_vfork_done",
         syscalls="wait4 waitid waitpid vfork",
         wrappers="_*wait(pid|id|3|4)? _*vfork",
     )

@@ -17,7 +17,7 @@ from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.collect.wait_objects.epoll import EPOLL
 from perf_offcpu.collect.wait_objects.mounts import Mounts
-from perf_offcpu.collect.wait_objects.names import Texts, comm_of, socket_texts
+from perf_offcpu.collect.wait_objects.names import PIDFD, Texts, comm_of, socket_texts
 from perf_offcpu.collect.wait_objects.naming import FILES, SIDES, Naming
 from perf_offcpu.collect.wait_objects.peers import FIRST, Ends, holders_in
 from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
@@ -139,7 +139,7 @@ def needs_scan(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 def is_epoll(row: Any) -> bool:
     """Return True for an epoll instance, a row of `struct offcpu_object`."""
-    return int(row["kind"]) == ObjectKind.ANONYMOUS and bytes(row["name"]).split(b"\0")[0] == EPOLL
+    return _own_texts(row).get("name") == EPOLL and int(row["kind"]) == ObjectKind.ANONYMOUS
 
 
 def _own_texts(row: Any) -> Texts:
@@ -150,7 +150,8 @@ def _own_texts(row: Any) -> Texts:
         is_unix_server = texts["protocol"] == b"unix" and row["own_name"] and row["peer_inode"]
         return texts | ({"place": b"accepted"} if is_unix_server else {})
     if kind in (ObjectKind.PATH, ObjectKind.ANONYMOUS):
-        return {"name": bytes(row["name"]).split(b"\0")[0]}
+        name = bytes(row["name"]).split(b"\0")[0]
+        return {"name": PIDFD if name == b"/" else name}
     return {}
 
 
@@ -159,7 +160,7 @@ def _is_in_proc(row: Any, texts: Texts) -> bool:
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         return texts["protocol"] in _BY_PORT and bool(texts["remote"])
-    return is_epoll(row) or kind in (ObjectKind.FUTEX, ObjectKind.PIPE, *FILES)
+    return texts.get("name") in (EPOLL, PIDFD) or kind in (ObjectKind.FUTEX, ObjectKind.PIPE, *FILES)
 
 
 def _numbers(row: Any) -> Described:

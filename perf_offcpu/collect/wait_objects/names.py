@@ -18,7 +18,10 @@ from perf_offcpu.files import read_kernel
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
 _INODE: Final = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
 _FLAGS: Final = re.compile(rb"^flags:\t([0-7]+)$", re.MULTILINE)
+_PID: Final = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _MOST_NAME: Final = 4096
+PIDFD: Final = b"[pidfd]"
+"""The kernel's name of a descriptor for a process before it had a file system of its own (6.9)."""
 
 _FAMILIES = {1: "unix", 16: "netlink", 17: "packet", 38: "alg", 40: "vsock", 44: "xdp"}
 """include/linux/socket.h: AF_*."""
@@ -46,6 +49,15 @@ def access_mode(pid: int, fd: int) -> int | None:
     except OSError:
         return None
     return int(found[1], 8) & os.O_ACCMODE if found else None
+
+
+def process_of(pid: int, fd: int) -> bytes:
+    """Return `[pidfd] of 1234`, or b"" if a descriptor is none for a process."""
+    try:
+        found = _PID.search(read_kernel(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
+    except OSError:
+        return b""
+    return PIDFD + b" of " + found[1] if found else b""
 
 
 def endpoint(family: int, address: bytes, port: int) -> bytes:

@@ -16,7 +16,14 @@ from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.collect.existing.maps import read_maps
 from perf_offcpu.collect.wait_objects.epoll import EPOLL, watched_by
 from perf_offcpu.collect.wait_objects.mounts import Mounts
-from perf_offcpu.collect.wait_objects.names import Texts, access_mode, descriptor_path, place_of
+from perf_offcpu.collect.wait_objects.names import (
+    PIDFD,
+    Texts,
+    access_mode,
+    descriptor_path,
+    place_of,
+    process_of,
+)
 from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
 
 FILES: Final = (ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK)
@@ -54,7 +61,10 @@ class Naming:
         if kind == ObjectKind.FUTEX:
             return {"place": place_of(maps, int(row["address"]), int(row["sp"]))}
         if kind == ObjectKind.ANONYMOUS:
-            return {"name": watched_by(pid, int(row["fd"])) or EPOLL}
+            fd = int(row["fd"])
+            if bytes(row["name"]).startswith(EPOLL):
+                return {"name": watched_by(pid, fd) or EPOLL}
+            return {"name": process_of(pid, fd) or PIDFD}
         if kind == ObjectKind.SOCKET:
             is_accepted = int(row["local_port"]) in self._ports.of(pid)
             return {"place": b"accepted"} if is_accepted else {}

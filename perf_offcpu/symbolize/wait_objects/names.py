@@ -43,7 +43,7 @@ _ENDS = {"read end": "from", "write end": "to"}
 """End of a pipe at which its first process waited → word for the other end."""
 _PORT = re.compile(r"(.*):(\d{1,5})")
 _ACCEPTED = "accepted"
-_MORE = re.compile(r" and \d+ more$")
+_MORE = re.compile(r" and \d+ more$|(?<=^\[pidfd\]) of \d+$")
 
 
 @frozen
