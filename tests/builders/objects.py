@@ -15,12 +15,24 @@ from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.files import _ALLOWANCE_NS, Refused, find_dso
 from perf_offcpu.objects.functions import ElfFile
 from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.symtab import SymbolTable
 
 
 def elf_build_id(path: str) -> bytes:
     """Return the GNU build-id of an ELF file, b"" if it has none."""
     with open_elf(path) as image:
         return image.build_id
+
+
+def names_of(table: SymbolTable) -> list[str]:
+    """Return the names of a table, in the order of addresses."""
+    return [*map(table.name, range(len(table)))]
+
+
+def names_at(table: SymbolTable, *addresses: int) -> list[str]:
+    """Return the symbol that covers each address, "" where there is none."""
+    rows = table.lookup(np.array(addresses, np.uint64))
+    return [table.name(row) if row >= 0 else "" for row in rows.tolist()]
 
 
 class Found(NamedTuple):

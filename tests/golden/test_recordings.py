@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoded recordings of perf 7.2: the waits of each thread, in every form of the file."""
+"""Decoded recordings of perf 7.2: the waits of each thread, in every form; and the demo's stacks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from perf_offcpu import losses
+from perf_offcpu.cli import main
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
 
-DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
+HERE = Path(__file__).parent
+DATA = HERE.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
 
 
@@ -101,3 +103,11 @@ def test_garbage_words_are_no_frames() -> None:
         user = recording.callchains.row(samples.callchain[row])[1:]
         inside = [bool(((maps.start <= word) & (word < maps.end)).any()) for word in user]
         assert inside[-1] or len(user) == 1
+
+
+def test_the_stored_recording_has_its_known_output(tmp_path: Path) -> None:
+    out = tmp_path / "out.folded"
+    demo = HERE.parent / "data"
+    symbols = ["--symfs", str(demo / "demo.symfs"), "--kallsyms", str(demo / "demo.kallsyms")]
+    assert main(["convert", "-f", "--folded", "-i", str(demo / "demo.data"), "-o", str(out), *symbols]) == 0
+    assert out.read_text() == (HERE / "demo.folded").read_text()

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documentation says what the code does."""
+"""Documentation says what the code does, and what is released has notes."""
+
+from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +79,23 @@ def test_each_benchmark_has_a_line() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Benchmarks")[2].partition("\n## ")[0]
     files = [path.name for path in (ROOT / "benchmarks").iterdir() if path.is_file()]
     assert [name for name in files if f"`{name}`" not in text] == []
+
+
+def test_the_version_has_its_part_of_the_changelog_and_its_wheel_in_the_readme() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\n## [{version}] - 20" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"perf_offcpu-{version}-py3" in (ROOT / "README.md").read_text()
+
+
+def test_hooks_of_commits_are_the_judges_of_ci() -> None:
+    judges = re.findall(r'"\$VENV/bin/(\w+)"(.*)', (ROOT / ".ci/run").read_text())
+    hooks = re.findall(r"entry: \.venv/bin/(\w+)(.*)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert len(judges) == 4 and sorted(hooks) == sorted(judges)
+
+
+def test_actions_are_pinned_and_may_write_in_one_job_only() -> None:
+    texts = [path.read_text() for path in (ROOT / ".github/workflows").iterdir()]
+    actions = re.findall(r"uses: (\S+)", "".join(texts))
+    assert actions and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action) for action in actions)
+    assert all("\npermissions:\n  contents: read\n" in text for text in texts)
+    assert "".join(texts).count(": write") == 1

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf_event_attr of all sizes and both byte orders."""
+"""perf_event_attr of all sizes and both byte orders, and the letters of task states."""
 
 import pytest
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, ReadFormat, SampleType, unpack_attr
+from perf_offcpu.abi.task_state import TaskState, state_letter
 from perf_offcpu.errors import LayoutError
 
 ATTR = Attr(
@@ -45,3 +46,26 @@ def test_size_0_means_the_first_published_size() -> None:
 def test_shorter_than_64_bytes_is_refused() -> None:
     with pytest.raises(LayoutError, match="63 bytes"):
         unpack_attr(bytes(63))
+
+
+@pytest.mark.parametrize(("state", "letter"), [
+    (0, "R"),
+    (TaskState.INTERRUPTIBLE, "S"),
+    (TaskState.UNINTERRUPTIBLE, "D"),
+    (TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD, "I"),
+    (TaskState.UNINTERRUPTIBLE | 0x100, "D"),  # killable
+    (TaskState.STOPPED | 0x100, "T"),
+    (TaskState.TRACED, "t"),
+    (TaskState.EXIT_DEAD, "X"),
+    (TaskState.EXIT_ZOMBIE, "Z"),
+    (TaskState.PARKED, "P"),
+    (TaskState.RTLOCK_WAIT, "D"),
+    (TaskState.FROZEN, "D"),
+    (-1, ""),
+])  # fmt: skip
+def test_letters(state: int, letter: str) -> None:
+    assert state_letter(state) == letter
+
+
+def test_a_preempted_task_is_runnable_whatever_its_state() -> None:
+    assert state_letter(TaskState.INTERRUPTIBLE, preempted=True) == "R"

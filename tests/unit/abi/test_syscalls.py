@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of system calls, against the headers of this machine and known numbers of each port."""
+"""What differs between architectures: system calls, and registers that stacks are unwound by."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, arch_of_registers
 from perf_offcpu.abi.syscalls import X32_BIT, is_compat_entry, syscall_names
 
 NEWEST = 471  # rseq_slice_yield, Linux 7.2
@@ -72,3 +73,14 @@ def test_32_bit_programs_are_known_by_how_they_enter_the_kernel() -> None:
     assert not any(
         map(is_compat_entry, ["do_syscall_64", "entry_SYSCALL_64_after_hwframe", "do_el0_svc", ""])
     )
+
+
+@pytest.mark.parametrize("arch", MACHINE_OF_ARCH)
+def test_registers_of_samples_tell_the_machine(arch: str) -> None:
+    assert arch_of_registers(REGISTERS[MACHINE_OF_ARCH[arch]].sample_mask) == arch
+
+
+def test_masks_of_perf_record_and_of_unknown_machines() -> None:
+    assert arch_of_registers(0xFF0FFF) == "x86_64"  # perf record --call-graph dwarf
+    assert arch_of_registers((1 << 33) - 1) == "aarch64"
+    assert arch_of_registers(0) == arch_of_registers(1 << 8) == ""

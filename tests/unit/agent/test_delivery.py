@@ -82,10 +82,28 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def deliver(place: Place, condition: Callable[[], object]) -> None:
+    """Deliver what is in the spool until something is so."""
+    with running(place):
+        until(condition)
+
+
+def before_writing(place: Place, monkeypatch: pytest.MonkeyPatch, step: Callable[[Profile], object]) -> None:
+    """Take a step before each segment is written to the dataset; without it where the step fails."""
+    sink = place.delivery.dataset
+    assert sink is not None
+    write = sink.write
+
+    def stepping(profile: Profile, origin: Origin, missing: object) -> int:
+        step(profile)
+        return write(profile, origin, None)
+
+    monkeypatch.setattr(sink, "write", stepping)
+
+
 def test_recording_becomes_a_segment_and_is_removed(place: Place) -> None:
     place.add(FIRST)
-    with running(place):
-        until(lambda: place.value("segments_total") == 1)
+    deliver(place, lambda: place.value("segments_total") == 1)
     assert place.spool.recordings() == []
     assert sum(place.files().values()) == place.value("samples_total") > 0
     assert place.value("recorded_seconds_total") > 0
@@ -153,8 +171,7 @@ def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch:
         before = place.files()
         place.renew()
         assert place.spool.recordings() == [FIRST]
-    with running(place):
-        until(lambda: place.spool.recordings() == [])
+    deliver(place, lambda: place.spool.recordings() == [])
     assert place.files() == before
     assert place.value("segments_total") == 1
     assert place.value("samples_total") == sum(before.values())
@@ -166,20 +183,16 @@ def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch:
 def test_dataset_that_fails_gets_the_segment_later(
     place: Place, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
-    sink, attempts = place.delivery.dataset, list[float]()
-    assert sink is not None
-    write = sink.write
+    attempts: list[float] = []
 
-    def failing(profile: Profile, origin: Origin, missing: object) -> int:
+    def fail(_: Profile) -> None:
         attempts.append(time.monotonic())
         if len(attempts) <= 4:
             raise problem
-        return write(profile, origin, None)
 
-    monkeypatch.setattr(sink, "write", failing)
+    before_writing(place, monkeypatch, fail)
     place.add(FIRST)
-    with running(place):
-        until(lambda: place.value("segments_total") == 1)
+    deliver(place, lambda: place.value("segments_total") == 1)
     assert place.value("dataset_failures_total") == 4
     assert place.value("segments_lost_total", "failed") == 0
     assert any("again in" in one for one in place.said)
@@ -188,10 +201,11 @@ def test_dataset_that_fails_gets_the_segment_later(
     assert pauses[3] >= 0.08, "twice as long each time"
 
 
-def test_a_full_disk_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_a_full_disk_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("perf_offcpu.dataset.segment.put", full)
         place.add(FIRST)
@@ -203,47 +217,37 @@ def test_a_full_disk_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_dataset_that_was_removed_is_made_again(place: Place) -> None:
     shutil.rmtree(place.root / "dataset")
     place.add(FIRST)
-    with running(place):
-        until(lambda: place.value("segments_total") == 1)
+    deliver(place, lambda: place.value("segments_total") == 1)
     assert sum(place.files().values()) > 0 and place.value("dataset_failures_total") == 1
 
 
 def test_account_that_cannot_be_written_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(place.ledger, "save", full)
     place.add(FIRST)
-    with running(place):
-        until(lambda: place.spool.recordings() == [])
+    deliver(place, lambda: place.spool.recordings() == [])
     assert place.said == ["the account cannot be written: No space left on device"]
 
 
 def test_damaged_recording_is_lost_and_counted_and_the_next_is_delivered(place: Place) -> None:
     place.add(FIRST, b"PERFILE2" + bytes(50))
     place.add(SECOND)
-    with running(place):
-        until(lambda: place.value("segments_total") == 1)
+    deliver(place, lambda: place.value("segments_total") == 1)
     assert place.ledger.metrics.sum("segments_lost_total") == 1
     assert any("a segment is lost" in one for one in place.said)
 
 
 def test_segment_that_makes_the_code_fail_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = place.delivery.dataset
-    assert sink is not None
-    write, bad = sink.write, list[Profile]()
+    bad: list[Profile] = []
 
-    def failing(profile: Profile, origin: Origin, missing: object) -> int:
+    def fail(profile: Profile) -> None:
         bad[:] = bad or [profile]
         if profile is bad[0]:
             raise ZeroDivisionError("oops")
-        return write(profile, origin, None)
 
-    monkeypatch.setattr(sink, "write", failing)
+    before_writing(place, monkeypatch, fail)
     place.add(FIRST)
     place.add(SECOND)
-    with running(place):
-        until(lambda: place.value("segments_total") == 1)
+    deliver(place, lambda: place.value("segments_total") == 1)
     assert place.value("segments_lost_total", "failed") == 1
 
 
@@ -251,8 +255,7 @@ def test_bytes_that_are_spent_lose_segments(place: Place) -> None:
     place.delivery.bytes = Bucket(10, 86400, time.monotonic())
     place.add(FIRST)
     place.add(SECOND)
-    with running(place):
-        until(lambda: place.spool.recordings() == [])
+    deliver(place, lambda: place.spool.recordings() == [])
     assert place.value("segments_total") == 1
     assert place.value("segments_lost_total", "max-bytes") == 1
 
@@ -294,8 +297,7 @@ def test_segments_have_the_labels_and_the_boot_of_their_recording(place: Place) 
     place.renew(boot="next boot")
     for run in (1, 2, 3):
         place.add(f"{run:08}.data.2026112214000000")
-    with running(place):
-        until(lambda: place.value("segments_total") == 3)
+    deliver(place, lambda: place.value("segments_total") == 3)
     hosts = pq.read_table(place.root / "dataset" / "hosts", columns=["boot_id", "labels"]).to_pylist()
     found = {row["boot_id"]: dict(row["labels"]) for row in hosts}
     assert found == {"boot": {"version": "1"}, "next boot": {"version": "2"}}
@@ -385,16 +387,8 @@ def test_threads_of_an_agent_share_the_account(place: Place) -> None:
 
 def test_recording_that_is_delivered_is_not_dropped(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full spool loses others: each recording is delivered, or lost, never both."""
-    sink, began, go = place.delivery.dataset, threading.Event(), threading.Event()
-    assert sink is not None
-    write = sink.write
-
-    def slow(profile: Profile, origin: Origin, missing: object) -> int:
-        began.set()
-        assert go.wait(60)
-        return write(profile, origin, None)
-
-    monkeypatch.setattr(sink, "write", slow)
+    began, go = threading.Event(), threading.Event()
+    before_writing(place, monkeypatch, lambda _: (began.set(), go.wait(60)))
     place.add(FIRST)
     with running(place):
         assert began.wait(60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of minutes: the budget is kept, few minutes are left out, and all is recorded where possible."""
+"""Parts of minutes: the budget is kept, all is recorded where possible, and pauses cost little."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from perf_offcpu.agent.budget.cpu import CpuBudget
-from perf_offcpu.agent.budget.duty import DEEPEST, LEAST_S, MINUTE_S, Duty
+from perf_offcpu.agent.budget.duty import COSTLY_S, DEEPEST, LEAST_S, MINUTE_S, Duty, Pauses
 
 HOUR = 60
 LOOK_S = 10.0
@@ -92,3 +92,29 @@ def test_nothing_is_left_out_before_the_start_is_over() -> None:
     budget, duty = CpuBudget(0.01), Duty()
     budget.note(50.0, 60.0)
     assert not duty.adapt(budget, MINUTE_S, 0.5, MINUTE_S) and duty.is_whole
+
+
+MINUTE = 60.0
+
+
+def followed(minutes: int, cost_s: float, is_short: bool = True) -> int:
+    """Pause in each of some minutes; return in how many of them the recorder followed."""
+    pauses, cpu_s, found = Pauses(), 0.0, 0
+    for minute in range(minutes):
+        pauses.begin(minute * MINUTE + 10, cpu_s, is_short)
+        found += pauses.following
+        cpu_s += cost_s if pauses.following else 10 * cost_s
+        pauses.look((minute + 1) * MINUTE, cpu_s)
+    return found
+
+
+def test_recorder_follows_where_it_is_cheap() -> None:
+    assert followed(30, 0.9 * COSTLY_S) == 30
+
+
+def test_recorder_that_follows_at_high_cost_tries_it_again_seldom() -> None:
+    assert 3 <= followed(60, 5.0) <= 6
+
+
+def test_recorder_follows_nothing_through_whole_minutes() -> None:
+    assert followed(10, 0.1, is_short=False) == 0

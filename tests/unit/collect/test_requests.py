@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a recorder that runs, and a pause that begins while others wait."""
+"""Commands of `record --control`, requests to a recorder that runs, a pause that begins while others wait."""
 
 from __future__ import annotations
 
 import os
+import select
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from perf_offcpu.collect.control import ControlFds
+from perf_offcpu.collect.control import Command, Control, ControlFds, parse_control
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.requests import Requests
@@ -17,6 +18,7 @@ from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.session import Session
 from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import Target
+from perf_offcpu.errors import UsageError
 
 MS = 10**6
 
@@ -125,3 +127,41 @@ def test_commands_that_come_with_disable_are_not_waited_for(
     went_on = session._pause(None)
     assert session.steps == ["Events disabled", *steps, *(["Events enabled"] if went_on else [])]
     assert went_on == ("go on" in steps) == (not session.paused)
+
+
+def test_commands_come_in_pieces_and_others_are_left_out() -> None:
+    (theirs, ours), (acks, answers) = os.pipe(), os.pipe()
+    control = Control(ControlFds(theirs, answers))
+    assert control.read() and control.next() is None
+    for piece in (
+        b"dis",
+        b"able\nnonsense\nperiod  2.5 \n",
+        b"x" * 5000,
+        b"\nping\0stop\0\n\xff\xfe\nena",
+        b"ble",
+    ):
+        os.write(ours, piece)
+        while select.select([control.fd], [], [], 0)[0]:
+            assert control.read()
+    found = list(iter(control.next, None))
+    assert found == [Command("disable"), Command("period", "2.5"), Command("ping"), Command("stop")]
+    control.acknowledge()
+    assert os.read(acks, 10) == b"ack\n"
+    os.close(ours)
+    assert not control.read(), "nothing will come any more"
+    assert control.next() == Command("enable") and not control.read() and control.next() is None
+    os.close(acks)
+    control.acknowledge()  # nobody listens
+    os.close(theirs)
+    os.close(answers)
+
+
+@pytest.mark.parametrize("text", ["", "3", "fd:", "fd:x", "fd:1,", "fifo:a", "fd:-1", "fd:999999"])
+def test_other_descriptors_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--control"):
+        parse_control(text)
+
+
+def test_descriptors_of_commands_and_answers() -> None:
+    assert parse_control("fd:0") == ControlFds(0)
+    assert parse_control("fd:1,2") == ControlFds(1, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`perf-offcpu convert` on a recording of perf 7.2."""
+"""`perf-offcpu convert` on a recording of perf 7.2, and what holds for every output."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.cli import main
+from perf_offcpu.commands.shared.output import open_output
 from perf_offcpu.convert.registry import FORMATS
 
-RECORDING = Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "direct.data"
+DATA = Path(__file__).resolve().parents[2] / "data"
+DEMO, RECORDING = DATA / "demo.data", DATA / "perf-7.2" / "direct.data"
 TOTAL_NS = 1610900175
 """Of its 108 off-cpu samples, as `perf report` sums them (direct.report.txt next to the original)."""
 
@@ -235,3 +237,33 @@ def test_a_pipe_closed_early_ends_quietly(recording: Path) -> None:
     script = f"{sys.executable} -m perf_offcpu convert -f --chrome-trace -o - | head -c 10"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert len(done.stdout) == 10 and done.stderr == ""
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_full_disk_is_reported_with_the_files_name(binary: bool) -> None:
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        open_output("/dev/full", binary=binary) as out,
+    ):
+        out.write((b"x" if binary else "x") * 100_000)
+    assert caught.value.filename == "/dev/full"
+
+
+@pytest.mark.parametrize(
+    ("own", "old", "mode"), [(0o644, 0o664, 0o644), (0o600, 0o644, 0o600), (0o644, 0o640, 0o640)]
+)
+def test_who_may_read_the_output_may_read_all_recordings(
+    own: int, old: int, mode: int, tmp_path: Path
+) -> None:
+    for name, bits in (("x.data", own), ("old.data", old)):
+        shutil.copy(DEMO, tmp_path / name)
+        (tmp_path / name).chmod(bits)
+    umask = os.umask(0o022)
+    try:
+        words = ["-i", str(tmp_path / "x.data"), "--diff", str(tmp_path / "old.data")]
+        assert main(["convert", "--folded", *words, "-o", str(tmp_path / "out")]) == 0
+        assert main(["report", "--html", str(tmp_path / "page"), *words[:2]]) == 0
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "page").stat().st_mode & 0o777 == own

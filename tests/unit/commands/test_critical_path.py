@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--critical-path` of report and convert on the demo's recording, and bad input."""
+"""`--critical-path`, `--cascade` and `--bottlenecks` of report and convert on recordings, and bad input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from perf_offcpu.cli import main
 
-DEMO = str(Path(__file__).resolve().parents[2] / "data" / "demo.data")
+DATA = Path(__file__).resolve().parents[2] / "data"
+DEMO, SCHED = str(DATA / "demo.data"), str(DATA / "perf-7.2" / "sched.data")
 GIVEN = ("-f", "-i", DEMO, "--critical-path")
 
 
@@ -43,20 +44,48 @@ def test_views_of_time_have_a_track_of_it(form: str, tmp_path: Path) -> None:
     assert b"critical path of locker-a" in with_path.read_bytes()
 
 
+@pytest.mark.parametrize("recording", [DEMO, SCHED])
+@pytest.mark.parametrize(
+    "selection", [(), ("--time", "20%-70%"), ("--class", "lock,sleep"), ("--idle", "hide")]
+)
+def test_what_is_held_sums_to_the_selected_waits(
+    recording: str, selection: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("-f", "-i", recording, *selection)
+    assert main(["convert", *given, "--callgraph", "json", "--cascade", "--min-share", "0", "-o", "-"]) == 0
+    graph = json.loads(capsys.readouterr().out)
+    assert sum(node["held"] for node in graph["nodes"]) == graph["graph"]["total"]
+    assert main(["report", *given, "--bottlenecks", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["total"] == graph["graph"]["total"]
+    held = sum(one["held"] for one in report["bottlenecks"])
+    assert held + report["others"]["held"] == report["total"]
+
+
+def test_bottlenecks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "-f", "-i", SCHED, "--bottlenecks", "-g", "none"]) == 0
+    shown = capsys.readouterr().out
+    assert "# 1. " in shown and "% of all waits" in shown
+
+
 @pytest.mark.parametrize(("options", "message"), [
-    (("report", "--comm", "nobody"), "no such thread"),
-    (("report", "--class", "lock"), "not --class"),
-    (("report", "--min-dur", "1"), "not --min-dur"),
-    (("report", "--idle", "hide"), "not --idle"),
-    (("report", "--time", "0,1"), "no samples in that time"),
-    (("report", "--diff", DEMO), "does not compare critical paths"),
-    (("convert", "--folded", "--all-events"), "--critical-path shows one thread"),
-    (("convert", "--perfetto", "--waker-stack"), "--critical-path shows one thread"),
+    (("report", "--critical-path", "--comm", "nobody"), "no such thread"),
+    (("report", "--critical-path", "--class", "lock"), "not --class"),
+    (("report", "--critical-path", "--min-dur", "1"), "not --min-dur"),
+    (("report", "--critical-path", "--idle", "hide"), "not --idle"),
+    (("report", "--critical-path", "--time", "0,1"), "no samples in that time"),
+    (("report", "--critical-path", "--diff", DEMO), "does not compare critical paths"),
+    (("convert", "--critical-path", "--folded", "--all-events"), "--critical-path shows one thread"),
+    (("convert", "--critical-path", "--perfetto", "--waker-stack"), "--critical-path shows one thread"),
+    (("convert", "--folded", "--cascade"), "--cascade means nothing to --folded"),
+    (("convert", "--callgraph", "--cascade", "--diff", DEMO), "no --diff"),
+    (("convert", "--callgraph", "--cascade", "--event", "cpu-clock"), "no --diff"),
+    (("report", "--bottlenecks", "--diff", DEMO), "no --diff"),
 ])  # fmt: skip
 def test_impossible_questions_are_answered_in_a_sentence(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = ["-o", str(tmp_path / "out")] if options[0] == "convert" else []
-    assert main([options[0], *GIVEN, *options[1:], *output]) == 129
+    assert main([options[0], "-f", "-i", DEMO, *options[1:], *output]) == 129
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

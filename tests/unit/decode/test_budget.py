@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets of threads: what damaged ones become, and what becomes of those of several files."""
+"""What a recorder says of itself: accounts of parts of a file, and budgets of threads, also damaged ones."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ import pytest
 from builders.recording import sample, write
 
 from perf_offcpu import losses
-from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS, budgets_layout
+from perf_offcpu.abi.counters import (
+    BUDGET,
+    BUDGET_MAGIC,
+    BUDGET_VERSION,
+    BUDGETS,
+    COUNTERS,
+    MAGIC,
+    VERSION,
+    budgets_layout,
+)
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.counters import counters_event
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.decode.account import is_budget, read_budgets
+from perf_offcpu.decode.account import CollectorAccount, is_budget, read_budgets
 from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata.features import feature_body, text_body
 
-COUNTERS = counters_event(Support())
+EVENT = counters_event(Support())
 TIMES = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]
 SPENT = [name for name in TIMES if name not in ("begin_ns", "end_ns")]
 WALL_NS = 10**18
@@ -40,10 +50,10 @@ def block(*rows: dict[str, Any], order: Order = "<") -> bytes:
 
 
 def file(path: Path, *payloads: bytes, host: str = "here") -> Path:
-    records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4)) for payload in payloads]
+    records = [sample(EVENT, time=100, pid=1, tid=1, raw=payload + bytes(4)) for payload in payloads]
     clock = feature_body(Feature.CLOCK_DATA, version=1, clockid=1, wall_clock=WALL_NS, clockid_time=0)
     features: dict[int, bytes] = {Feature.HOSTNAME: text_body(host), Feature.CLOCK_DATA: clock}
-    return write(path, [COUNTERS], records, features)
+    return write(path, [EVENT], records, features)
 
 
 def test_budgets_of_version_1_have_no_throttled_time() -> None:
@@ -161,3 +171,43 @@ def test_a_wait_that_is_told_again_counts_once() -> None:
     assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
         (9, 50), (8, 70), (9, 90), (10, 90),
     ]  # fmt: skip
+
+
+def counters(begin_ns: int, end_ns: int, **counts: tuple[int, int]) -> bytes:
+    """Return the payload of an account; `counts` are (events, ns) by the names of causes ("_" for "-")."""
+    rows = [
+        {"events": events, "ns": ns, "name": name.replace("_", "-").encode()}
+        for name, (events, ns) in counts.items()
+    ]
+    values = {"magic": MAGIC, "version": VERSION, "nr": len(rows), "counters": rows}
+    return COUNTERS.pack(values | {"begin_ns": begin_ns, "end_ns": end_ns, "threshold_ns": 0}, "<")
+
+
+def account_of(*payloads: bytes) -> CollectorAccount:
+    account, damaged = CollectorAccount(), Losses()
+    account.take(payloads, "<", damaged)
+    assert not damaged
+    return account
+
+
+@pytest.mark.parametrize(("spans", "parts"), [
+    ([], ()), ([(5, 9)], ()), ([(5, 9), (9, 12)], ()), ([(5, 9), (10, 12)], ((5, 9), (10, 12))),
+    ([(20, 30), (5, 9), (6, 10), (20, 30)], ((5, 10), (20, 30))),
+    ([(5, 9), (40, 30), (10, 12)], ((5, 9), (10, 12))),
+])  # fmt: skip
+def test_parts_are_the_times_between_pauses(
+    spans: list[tuple[int, int]], parts: tuple[tuple[int, int], ...]
+) -> None:
+    account = account_of(*(counters(*span) for span in spans))
+    assert account.parts() == parts
+    if spans:
+        assert (account.begin_ns, account.end_ns) == (min(spans)[0], max(end for _, end in spans))
+
+
+def test_counters_of_all_parts_are_added() -> None:
+    first = counters(1, 2, samples=(3, 70), sampling_period=(1, 20), threshold_raised=(4, 900))
+    second = counters(3, 4, samples=(5, 30), sampling_period=(1, 20), threshold_raised=(1, 400))
+    account = account_of(first, second)
+    assert account.notes[losses.SAMPLES.name] == (8, 100)
+    assert account.notes[losses.SAMPLING_PERIOD.name][1] == 20
+    assert account.notes[losses.THRESHOLD_RAISED.name] == (5, 900)

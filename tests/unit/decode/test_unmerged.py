@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deferred callchains shown beside their samples, and the address space that merged ones belong to."""
+"""Deferred callchains: beside their samples, merged with them, and in the stacks of wakers."""
 
 from __future__ import annotations
 
 import numpy as np
+from builders.chains import recording_of_chains
 
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.recording import DeferredChains, Recording, Samples, Spaces
+from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag, Samples, Spaces
 
 KERNEL, USER, WAITING = (
     int(CallchainContext.KERNEL),
     int(CallchainContext.USER),
     int(CallchainContext.USER_DEFERRED),
 )
-COOKIE = 0x300000001
+COOKIE, IN_KERNEL = 0x300000001, 0xFFFFFFFF81000010
 
 
 def recording(cookie: int = COOKIE) -> Recording:
@@ -76,3 +77,34 @@ def test_a_sample_that_is_not_merged_stays_where_it_was() -> None:
     result = merge_deferred(lonely)
     assert chains(result)[0] == [KERNEL, 0xFF]
     assert result.samples.space.tolist() == [0, 1]
+
+
+def woken(cookie: int) -> Recording:
+    """Thread 5 wakes thread 7, which has waited; its user part comes behind, under a cookie."""
+    chains = [[KERNEL, IN_KERNEL, WAITING, COOKIE], [KERNEL, IN_KERNEL + 4], [0x401000, 0x402000]]
+    samples = {"pid": [5, 7], "tid": [5, 7], "evsel": [0, 1], "waker_callchain": [-1, 0]}
+    made = recording_of_chains(
+        chains, columns={"callchain": [0, 1], "time_ns": [10, 20], **samples},
+        deferred=DeferredChains.filled(
+            1, time_ns=[30], pid=[5], tid=[5], cookie=np.array([cookie], np.uint64), callchain=[2]
+        ),
+    )  # fmt: skip
+    made.evsels *= 2
+    made.check()
+    return made
+
+
+def test_the_waker_gets_what_its_sample_gets() -> None:
+    merged = merge_deferred(woken(COOKIE))
+    merged.check()
+    sample, waker = int(merged.samples.callchain[0]), int(merged.samples.waker_callchain[1])
+    expected = [KERNEL, IN_KERNEL, USER, 0x401000, 0x402000]
+    assert merged.callchains.row(sample).tolist() == merged.callchains.row(waker).tolist() == expected
+    assert merged.samples.waker_callchain[0] == -1
+
+
+def test_a_cookie_never_shows_as_a_frame() -> None:
+    merged = merge_deferred(woken(COOKIE + 1))
+    assert merged.samples.flags.tolist() == [SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK, 0]
+    waker = merged.callchains.row(int(merged.samples.waker_callchain[1])).tolist()
+    assert waker == [KERNEL, IN_KERNEL]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.objects import elf_build_id, find_object, recording_of_dso
+from builders.objects import elf_build_id, find_object, names_of, recording_of_dso
 
 from perf_offcpu import losses
 from perf_offcpu.objects.elf.image import open_elf
@@ -52,8 +52,7 @@ def link_debug(built: Built) -> None:
 
 def is_named(path: Path, search: Search) -> bool:
     """Return True if the local function that only debug files list is named."""
-    elf = load_elf_symbols(str(path), search)
-    return "hidden" in [*map(elf.symbols.name, range(len(elf.symbols)))]
+    return "hidden" in names_of(load_elf_symbols(str(path), search).symbols)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from builders.elf import (
     Sym,
     X,
 )
-from builders.objects import elf_build_id
+from builders.objects import elf_build_id, names_at, names_of
 from elftools.elf.elffile import ELFFile
 
 from perf_offcpu.errors import FormatError
@@ -58,11 +58,6 @@ int main(int argc, char **argv) { (void)argv; return printf("%d", shown(argc)); 
 
 def read(builder: ElfBuilder) -> ElfFile:
     return symbols_of(ElfImage(Source("made", builder.build())))
-
-
-def names_at(elf: ElfFile, *addresses: int) -> list[str]:
-    rows = elf.symbols.lookup(np.array(addresses, np.uint64))
-    return [elf.symbols.name(row) if row >= 0 else "" for row in rows.tolist()]
 
 
 def compiled(directory: Path, *options: str) -> Path:
@@ -96,7 +91,7 @@ class TestHandMade:
     def test_functions_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
         symbols = [Sym("main", 0x1100, 0x20), Sym("helper", 0x1200, 0x10, bind=LOCAL)]
         elf = read(ElfBuilder(symbols, bits=bits, order=order, build_id=bytes(range(20))))
-        assert names_at(elf, 0x1100, 0x111F, 0x1120, 0x1200) == ["main", "main", "", "helper"]
+        assert names_at(elf.symbols, 0x1100, 0x111F, 0x1120, 0x1200) == ["main", "main", "", "helper"]
         assert elf.build_id == bytes(range(20))
 
     @pytest.mark.parametrize(("bits", "order"), KINDS)
@@ -119,7 +114,7 @@ class TestHandMade:
             Sym("label_in_data", 0x3000, 8, type=NOTYPE, section=".data"), Sym("", 0x1080, 8),
         ]  # fmt: skip
         elf = read(ElfBuilder(symbols, sections=[TEXT, DATA, note]))
-        assert [*map(elf.symbols.name, range(len(elf.symbols)))] == ["function", "ifunc", "label_in_text"]
+        assert names_of(elf.symbols) == ["function", "ifunc", "label_in_text"]
 
     def test_a_function_without_size_ends_at_data_or_with_its_section(self) -> None:
         symbols = [
@@ -130,13 +125,13 @@ class TestHandMade:
         ]
         far = Sec(".far", addr=0x9000, data=bytes(16))
         elf = read(ElfBuilder(symbols, sections=[TEXT, far]))
-        assert names_at(elf, 0x107F, 0x1080, 0x1FFF, 0x2000, 0x9000) == ["asm", "", "last", "", "far"]
+        assert names_at(elf.symbols, 0x107F, 0x1080, 0x1FFF, 0x2000, 0x9000) == ["asm", "", "last", "", "far"]
 
     def test_mapping_symbols_of_arm_are_no_functions(self) -> None:
         symbols = [Sym("f", 0x1000, 8), Sym("$x", 0x1004, type=NOTYPE), Sym("$d.7", 0x1100, type=NOTYPE)]
         symbols += [Sym("$tmp", 0x1200, 8)]
         elf = read(ElfBuilder(symbols, machine=AARCH64))
-        assert [*map(elf.symbols.name, range(len(elf.symbols)))] == ["f", "$tmp"]
+        assert names_of(elf.symbols) == ["f", "$tmp"]
 
     def test_the_thumb_bit_is_no_part_of_the_address(self) -> None:
         elf = read(ElfBuilder([Sym("thumb", 0x1001, 8)], machine=ARM, bits=32))
@@ -144,17 +139,17 @@ class TestHandMade:
 
     def test_dynsym_alone_is_used_and_said(self) -> None:
         elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)]))
-        assert names_at(elf, 0x1000) == ["exported"]
+        assert names_at(elf.symbols, 0x1000) == ["exported"]
 
     def test_both_tables_are_merged(self) -> None:
         elf = read(ElfBuilder([Sym("local", 0x1000, 8)], [Sym("exported", 0x1010, 8)]))
-        assert names_at(elf, 0x1000, 0x1010) == ["local", "exported"]
+        assert names_at(elf.symbols, 0x1000, 0x1010) == ["local", "exported"]
 
     def test_mini_debug_info_is_unpacked(self) -> None:
         inner = ElfBuilder([Sym("local", 0x1010, 8, bind=LOCAL)]).build()
         packed = Sec(".gnu_debugdata", data=lzma.compress(inner), flags=0)
         elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)], sections=[TEXT, packed]))
-        assert names_at(elf, 0x1000, 0x1010) == ["exported", "local"]
+        assert names_at(elf.symbols, 0x1000, 0x1010) == ["exported", "local"]
 
     def test_an_unlinked_object_is_refused(self) -> None:
         with pytest.raises(FormatError, match="type 1 is not an executable or shared object"):
@@ -199,7 +194,7 @@ class TestFileOffsets:
             if start <= ip < end:
                 elf = load_elf_symbols(str(program))
                 vaddr = file_offset_to_vaddr(elf.loads, np.array([ip - start + int(pgoff, 16)], np.uint64))
-                assert names_at(elf, int(vaddr[0])) == ["main"]
+                assert names_at(elf.symbols, int(vaddr[0])) == ["main"]
                 assert elf.symbols.start[elf.symbols.lookup(vaddr)] == vaddr
                 return
         pytest.fail("main lies in no mapping")
@@ -217,11 +212,9 @@ class TestSeparateDebugFiles:
         again = load_elf_symbols(
             str(program), Search(debug_roots=(str(tmp_path / "nothing"), str(tmp_path / "debug")))
         )
-        assert "hidden" not in [*map(stripped.symbols.name, range(len(stripped.symbols)))]
-        assert [*map(again.symbols.name, range(len(again.symbols)))] == [
-            *map(whole.symbols.name, range(len(whole.symbols)))
-        ]
-        assert "hidden" in [*map(whole.symbols.name, range(len(whole.symbols)))]
+        assert "hidden" not in names_of(stripped.symbols)
+        assert names_of(again.symbols) == names_of(whole.symbols)
+        assert "hidden" in names_of(whole.symbols)
 
     @pytest.mark.parametrize("content", [b"", b"no ELF", ElfBuilder([Sym("f", 1)], build_id=b"ot").build()])
     def test_a_damaged_or_foreign_debug_file_is_passed_over(self, tmp_path: Path, content: bytes) -> None:
@@ -230,7 +223,7 @@ class TestSeparateDebugFiles:
         debug.parent.mkdir(parents=True)
         debug.write_bytes(content)
         elf = load_elf_symbols(str(program), Search(debug_roots=(str(tmp_path),)))
-        assert names_at(elf, 0x1000) == ["exported"]
+        assert names_at(elf.symbols, 0x1000) == ["exported"]
 
 
 class TestPlt:
@@ -256,7 +249,7 @@ class TestPlt:
         }
         assert {"printf", "getchar"} & {name.removesuffix("_chk").strip("_") for name in stubs.values()}
         for address, name in stubs.items():
-            assert names_at(elf, address, address + 5) == [f"{name}@plt"] * 2
+            assert names_at(elf.symbols, address, address + 5) == [f"{name}@plt"] * 2
 
     def test_stubs_of_arm64_are_in_the_order_of_their_relocations(self) -> None:
         elf = load_elf_symbols(str(ARM64))
@@ -266,13 +259,13 @@ class TestPlt:
             symbols = other.get_section_by_name(".dynsym")
             slots = other.get_section_by_name(".rela.plt").iter_relocations()
             names = [symbols.get_symbol(slot["r_info_sym"]).name for slot in slots]
-        assert names_at(elf, begin, begin + 31) == [".plt"] * 2
+        assert names_at(elf.symbols, begin, begin + 31) == [".plt"] * 2
         stubs = [begin + 32 + 16 * number for number in range(len(names))]
-        assert names_at(elf, *stubs) == [f"{name}@plt" for name in names] and len(names) == 40
+        assert names_at(elf.symbols, *stubs) == [f"{name}@plt" for name in names] and len(names) == 40
 
     def test_a_static_programs_ifunc_stubs_carry_the_functions_name(self, tmp_path: Path) -> None:
         elf = load_elf_symbols(str(compiled(tmp_path, "-static")))
-        names = [*map(elf.symbols.name, range(len(elf.symbols)))]
+        names = names_of(elf.symbols)
         stubs = [name.removesuffix("@plt") for name in names if name.endswith("@plt")]
         assert stubs
         assert set(stubs) & {"strlen", "memcpy", "strchr", "__strchrnul", "strchrnul", "mempcpy"}
@@ -353,4 +346,4 @@ def nm(path: str) -> tuple[dict[int, set[str]], dict[int, set[int]]]:
 def test_sections_of_their_own_for_each_function_change_nothing(tmp_path: Path) -> None:
     program = compiled(tmp_path, "-ffunction-sections", "-Wl,--gc-sections")
     elf = load_elf_symbols(str(program))
-    assert {"main", "shown", "hidden"} <= set([*map(elf.symbols.name, range(len(elf.symbols)))])
+    assert {"main", "shown", "hidden"} <= set(names_of(elf.symbols))

@@ -8,20 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from builders import objects
+from builders.chains import recording_of_chains
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import Attr, SampleType
-from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.files import FileRefusedError
-from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, Samples, Spaces, Tasks
+from perf_offcpu.model.recording import Meta, Spaces, Tasks
 from perf_offcpu.objects.perf_map import JitName, is_jit_memory, parse_perf_map, read_jit_name, read_perf_map
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
@@ -30,9 +27,7 @@ PID = 2**22 - 7  # of no process: higher than the kernel assigns by default
 
 
 def names_at(text: bytes, *addresses: int) -> list[str]:
-    table = parse_perf_map(text)
-    rows = table.lookup(np.array(addresses, np.uint64))
-    return [table.name(row) if row >= 0 else "" for row in rows.tolist()]
+    return objects.names_at(parse_perf_map(text), *addresses)
 
 
 def test_lines_name_ranges() -> None:
@@ -169,16 +164,11 @@ class TestSymbolize:
         path.unlink(missing_ok=True)
 
     def profile(self, **options: Any) -> Profile:
-        user = int(CallchainContext.USER)
-        chain = [user, 0x7F0000001010, 0x7F0000001121, 0x7F0000001F00]
-        recording = Recording(
-            samples=Samples.filled(1, evsel=[0], callchain=[0], space=[0], time_ns=[5]),
-            callchains=Ragged.from_lists([chain]),
-            evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
-            strings=Strings(["//anon"]),
+        recording = recording_of_chains(
+            [[CallchainContext.USER, 0x7F0000001010, 0x7F0000001121, 0x7F0000001F00]],
+            (0, 0x7F0000001000, 0x7F0000002000, 0, "//anon"),
+            columns={"time_ns": [50]},
             spaces=Spaces.filled(1, pid=[PID]),
-            maps=Maps.from_rows([(0, 0x7F0000001000, 0x7F0000002000, 0, 0)]),
-            dsos=Dsos.from_rows([(1, 0, CpuMode.USER)]),
             tasks=Tasks.from_rows([(PID, PID, 10, -1)]),
             meta=Meta(wall_clock_ns=1, wall_clock_at_ns=1),
         )

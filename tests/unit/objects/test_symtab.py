@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders.objects import names_at, names_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,11 +31,6 @@ def table(
     return SymbolTable(symbols, strings)
 
 
-def names_at(symbols: SymbolTable, *addresses: int) -> list[str]:
-    rows = symbols.lookup(np.array(addresses, np.uint64))
-    return [symbols.name(row) if row >= 0 else "" for row in rows.tolist()]
-
-
 def test_a_symbol_covers_its_first_byte_and_not_the_one_behind_it() -> None:
     symbols = table((0x100, 0x10, "main"), (0x200, 0x10, "exit"))
     assert names_at(symbols, 0xFF, 0x100, 0x10F, 0x110, 0x200, 0x20F, 0x210) == [
@@ -49,7 +45,7 @@ def test_an_empty_table_names_nothing() -> None:
 
 def test_source_tells_the_row_a_name_came_from() -> None:
     symbols = table((0x200, 1, "late"), (0x100, 1, "early"), (0x100, 1, "alias_that_wins"))
-    assert [*map(symbols.name, range(len(symbols)))] == ["alias_that_wins", "late"]
+    assert names_of(symbols) == ["alias_that_wins", "late"]
     assert symbols.source.tolist() == [2, 0]
 
 

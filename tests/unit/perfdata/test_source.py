@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of a reader: packed files, pipes, directories, and others that are refused."""
+"""Inputs of a reader: packed files, pieces, pipes, directories, and others that are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import lzma
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,13 @@ import zstandard
 from builders import zoo
 from builders.bombs import zeros_packed
 from builders.compare import assert_same
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.errors import FormatError
+from perf_offcpu.perfdata.compressed import joined
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -101,3 +104,21 @@ def test_a_directory_of_threads(tmp_path: Path) -> None:
     (tmp_path / "data.old").write_bytes(b"nonsense")
     with zoo.as_file(whole) as plain:
         assert_same(load_recording(plain), load_recording(tmp_path))
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(1, 20))
+def test_the_same_bytes_in_fewer_pieces(pieces: list[bytes], least: int) -> None:
+    found = list(joined(iter(pieces), least))
+    assert b"".join(found) == b"".join(pieces)
+    assert all(len(piece) >= least for piece in found[:-1])
+
+
+def test_what_came_before_damage_is_given_first() -> None:
+    def damaged() -> Iterator[bytes]:
+        yield from (b"ab", b"c", b"d")
+        raise ValueError("damage")
+
+    pieces = joined(damaged(), 3)
+    assert (next(pieces), next(pieces)) == (b"abc", b"d")
+    with pytest.raises(ValueError, match="damage"):
+        next(pieces)

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.chains import recording_of_chains
 from builders.elf import AARCH64, ALLOC, EXEC, RELA, X86_64, ElfBuilder, Load, Sec, Sym
+from builders.profile import functions_of
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import Attr, SampleType
-from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
 from perf_offcpu.script.fields import FieldChoice
 from perf_offcpu.script.frames import FrameTexts
 from perf_offcpu.symbolize.symbolizer import symbolize
@@ -84,17 +81,10 @@ def symbolized(directory: Path, program: bytes, library: bytes, chains: Sequence
     paths = [str(directory / name) for name in ("program", "library")]
     for path, content in zip(paths, (program, library), strict=True):
         Path(path).write_bytes(content)
-    recording = Recording(
-        samples=Samples.filled(
-            len(chains), time_ns=range(len(chains)), callchain=range(len(chains)), space=0
-        ),
-        callchains=Ragged.from_lists([[int(CallchainContext.USER), *chain] for chain in chains]),
-        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
-        strings=Strings(paths),
-        spaces=Spaces.filled(1, pid=[1]),
-        maps=Maps.from_rows([(0, PROGRAM, PROGRAM + 0x2000, 0, 0), (0, LIBRARY, LIBRARY + 0x1000, 0, 1)]),
-        dsos=Dsos.from_rows([(1, 0, CpuMode.USER), (2, 0, CpuMode.USER)]),
-    )
+    recording = recording_of_chains(
+        [[CallchainContext.USER, *chain] for chain in chains],
+        (0, PROGRAM, PROGRAM + 0x2000, 0, paths[0]), (0, LIBRARY, LIBRARY + 0x1000, 0, paths[1]),
+    )  # fmt: skip
     profile = symbolize(recording)
     profile.check()
     return profile
@@ -102,11 +92,7 @@ def symbolized(directory: Path, program: bytes, library: bytes, chains: Sequence
 
 def names(profile: Profile, sample: int = 0) -> list[str]:
     """Return the symbols of a sample, leaf first."""
-    stack, found = int(profile.samples.stack[sample]), []
-    while stack >= 0:
-        found.append(profile.strings[int(profile.frames.symbol[profile.stacks.frame[stack]])])
-        stack = int(profile.stacks.parent[stack])
-    return found
+    return functions_of(profile, int(profile.samples.stack[sample]))[::-1]
 
 
 CERTAIN: dict[str, tuple[bytes, dict[str, Any]]] = {

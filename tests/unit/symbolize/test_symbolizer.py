@@ -6,16 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from builders.chains import recording_of_chains
 
-from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
+from perf_offcpu.model.recording import Recording, Spaces
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.symbolize import symbolizer
 from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -41,26 +38,11 @@ def kallsyms(tmp_path: Path) -> str:
 
 def recording(chains: list[list[int]], **columns: list[int]) -> Recording:
     """One sample a chain, None of it mapped but two processes' code at different places."""
-    rows = len(columns.get("callchain", chains))
-    strings = Strings(["/nowhere/app"])
-    return Recording(
-        samples=Samples.filled(
-            rows,
-            **{
-                "time_ns": np.arange(rows),
-                "evsel": np.zeros(rows),
-                "callchain": np.arange(rows),
-                "space": np.zeros(rows),
-                **columns,
-            },
-        ),
-        callchains=Ragged.from_lists(chains),
-        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
-        strings=strings,
-        spaces=Spaces.filled(2, pid=[1, 2]),
-        maps=Maps.from_rows([(0, 0x1000, 0x2000, 0, 0), (1, 0x5000, 0x6000, 0, 0)]),
-        dsos=Dsos.from_rows([(1, 0, CpuMode.USER)]),
-    )
+    mapped = [
+        (space, start, start + 0x1000, 0, "/nowhere/app") for space, start in enumerate((0x1000, 0x5000))
+    ]
+    spaces = Spaces.filled(2, pid=[1, 2])
+    return recording_of_chains(chains, *mapped, columns=columns, spaces=spaces)
 
 
 def names(profile: Profile, sample: int = 0) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of frames come from the right file, and from the cache the second time, unless that is damaged."""
+"""Tables of frames come from the right file, or the cache unless it is damaged; code with frame pointers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.compiled import build
 
 from perf_offcpu.abi.cfi import REGISTERS
 from perf_offcpu.abi.elf import Machine
@@ -17,6 +18,7 @@ from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import tables as unwind_files
 from perf_offcpu.unwind.cfi.table import CfiTable, build_table, frame_sections
+from perf_offcpu.unwind.frame_pointers import frame_pointer_share, keeps_frame_pointers
 from perf_offcpu.unwind.tables import FrameTables, table_columns, table_from_columns
 
 BLOCKER = Path(__file__).parents[2] / "data" / "perf-7.2" / "blocker"
@@ -93,3 +95,19 @@ def test_columns_that_do_not_fit_together_are_no_table() -> None:
         damaged(columns, "rules", 3, 200 << 3 | 4),
     ]
     assert [table_from_columns(one, X86) for one in wrong] == [None] * len(wrong)
+
+
+@pytest.mark.parametrize(
+    ("option", "keeps"), [("-fno-omit-frame-pointer", True), ("-fomit-frame-pointer", False)]
+)
+def test_how_a_program_was_built(option: str, keeps: bool, tmp_path: Path) -> None:
+    program = str(build("waiter.c", tmp_path / "program", "-O2", option))
+    share = frame_pointer_share(program)
+    assert share is not None and (share > 0.9 if keeps else share < 0.2)
+    assert keeps_frame_pointers(program) is keeps
+
+
+def test_what_does_not_tell_counts_as_without() -> None:
+    assert not keeps_frame_pointers("/etc/passwd")
+    assert not keeps_frame_pointers("/nowhere")
+    assert not keeps_frame_pointers("/dev/null")

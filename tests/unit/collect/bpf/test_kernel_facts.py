@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a kernel counts that it serves an interrupt, by its types: it has changed places several times."""
+"""Where a kernel counts that it serves an interrupt, and where a task runs first, by types and symbols."""
 
 from __future__ import annotations
 
+import errno
 import platform
+from pathlib import Path
 
 import pytest
 from builders.btf import BtfBuilder
 
+from perf_offcpu.collect.bpf import kprobe
 from perf_offcpu.collect.bpf.kernel.facts import _code, _preempt_count
+from perf_offcpu.collect.bpf.kprobe import Kprobe, switch_end
 from perf_offcpu.collect.system.btf import Btf
 
 OLDER, NEWER = 0x00FF0100, 0x1F000100
@@ -74,3 +78,25 @@ def test_places_of_code_do_not_depend_on_where_the_kernel_is() -> None:
 @pytest.mark.parametrize("known", [{}, {"runqueues": 64}, {"__preempt_count": 16}])
 def test_where_it_is_not_found_no_interrupt_is_told(known: dict[str, int]) -> None:
     assert _preempt_count(kernel(known))["OFFCPU_PREEMPT_COUNT"] == 0
+
+
+@pytest.mark.parametrize(("symbols", "name"), [
+    ("0 t finish_task_switch\n", "finish_task_switch"),
+    ("0 t prev\n0 t finish_task_switch.isra.0\n0 T next\n", "finish_task_switch.isra.0"),
+    # a part of it that is rarely reached, or a module's function, is not it
+    ("0 t finish_task_switch.isra.0\n0 t finish_task_switch.isra.0.cold\n", "finish_task_switch.isra.0"),
+    ("0 t finish_task_switch.isra.1\n0 t finish_task_switch\t[module]\n", "finish_task_switch.isra.1"),
+    # two that may be meant: some switches would be missed
+    ("0 t finish_task_switch.isra.0\n0 t finish_task_switch\n", ""),
+    ("0 t my_finish_task_switch\n0 t finish_task_switch_late\n", ""),
+    ("", ""),
+])  # fmt: skip
+def test_the_function(symbols: str, name: str) -> None:
+    assert switch_end(b" " + symbols.encode()) == name
+
+
+def test_a_kernel_without_kprobes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kprobe, "TYPE", tmp_path / "type")
+    with pytest.raises(OSError) as refused:
+        Kprobe("finish_task_switch")
+    assert refused.value.errno == errno.EOPNOTSUPP

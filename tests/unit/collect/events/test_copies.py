@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of copies of user stacks, as bpf/copies.h expects them."""
+"""Sizes of copies of user stacks: as bpf/copies.h expects them, and as far as a stack reaches."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from perf_offcpu.abi.offcpu import LARGEST_COPY
+from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.maps import MAP_NAMES
 from perf_offcpu.collect.events.copies import copy_sizes
+from perf_offcpu.collect.kernel_totals.user_stacks import registers_of, sizes_of_copies
 from perf_offcpu.resources import bpf_dir
 
 
@@ -26,3 +29,25 @@ def test_sizes_are_multiples_of_a_word_and_bounded(asked: int, expected: list[in
 def test_the_largest_copy_is_that_of_the_program() -> None:
     (kilobytes,) = re.findall(r"#define MOST_COPIED \((\d+)ULL << 10\)", (bpf_dir() / "copies.h").read_text())
     assert int(kilobytes) << 10 == LARGEST_COPY
+
+
+TASK = read_header(bpf_dir() / "off_cpu.h").structs["last"]
+SP = 0x7FFF_0000_1000
+
+
+@pytest.mark.parametrize(
+    ("usual", "sizes"), [(8192, [1064, 12352, 32768, 8192, 8192]), (1024, [1064, 4096, 4096, 1024, 1024])]
+)
+def test_copies_end_with_the_stack_or_at_four_times_the_usual_size(usual: int, sizes: list[int]) -> None:
+    tasks = np.zeros(5, TASK)
+    for word in range(tasks["regs"].shape[1]):
+        tasks["regs"][:, word] = SP
+    assert (registers_of(tasks)["sp"] == SP).all()
+    tasks["stack_end"] = [SP + 1000, SP + 12288, SP + 100_000, 0, SP - 8]
+    assert sizes_of_copies(tasks, usual).tolist() == sizes
+
+
+def test_without_copies_there_are_none() -> None:
+    tasks = np.zeros(1, TASK)
+    tasks["stack_end"] = SP
+    assert sizes_of_copies(tasks, 0).tolist() == [0]

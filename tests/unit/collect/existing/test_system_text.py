@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of the kernel that the recorder reads: maps and mounts."""
+"""Texts of the kernel that the recorder reads: maps, mounts, the shift of a time namespace."""
 
 from __future__ import annotations
+
+import pytest
 
 from perf_offcpu import losses
 from perf_offcpu.collect.existing.maps import Mapping, parse_maps
 from perf_offcpu.collect.system.cgroups import Hierarchy, cgroup2_mount, hierarchies
+from perf_offcpu.collect.system.clock import shift_from_text
 from perf_offcpu.losses import Losses
 
 
@@ -50,3 +53,13 @@ def test_cgroup2_mount() -> None:
     )
     assert cgroup2_mount(text) == b"/sys/fs/cgroup/a b"
     assert cgroup2_mount(text.splitlines()[0]) is None
+
+
+@pytest.mark.parametrize("text, shift_ns", [
+    ("monotonic        1000         0\nboottime         2000         0\n", 1000 * 10**9),
+    ("monotonic          -2 500000000\nboottime            0         0\n", -1_500_000_000),
+    ("boottime         2000         0\n", 0),
+    ("", 0),
+])  # fmt: skip
+def test_the_shift_of_the_monotonic_clock(text: str, shift_ns: int) -> None:
+    assert shift_from_text(text) == shift_ns

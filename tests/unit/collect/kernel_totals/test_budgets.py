@@ -101,3 +101,12 @@ def test_what_began_after_the_rings_were_emptied_is_for_the_next_file() -> None:
     sure = now.unless_disturbed(now, drained_ns=55)
     assert sure.tasks["tid"][sure.waiting()].tolist() == [1]
     assert sure.budgets["tid"].tolist() == [1]
+
+
+def test_tasks_stand_still_if_they_have_not_been_switched() -> None:
+    tasks = np.zeros(3, HEADER.structs["last"])
+    tasks["tid"], tasks["nr_switches"] = [1, 2, 3], [7, 8, 9]
+    later = tasks[:2].copy()
+    later["nr_switches"][1] += 1
+    first, second = (parse_tasks(rows.tobytes(), HEADER, 100, with_budget=False) for rows in (tasks, later))
+    assert first.stand_still(second).tolist() == [True, False, False]

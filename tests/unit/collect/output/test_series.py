@@ -18,6 +18,8 @@ import pytest
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr, SampleType
+from perf_offcpu.abi.counters import EVENT_ID
+from perf_offcpu.abi.features import Feature
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import _NO_STACKS, Drained, _side_by_side
@@ -28,7 +30,7 @@ from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions
-from perf_offcpu.collect.output.file import OutputFile
+from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rotation import Rotation
@@ -36,6 +38,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.resources import bpf_dir
 
 HEADER = read_header(bpf_dir() / "off_cpu.h")
@@ -249,3 +252,39 @@ def test_full_disk_in_a_pause_does_not_take_the_totals_twice(
     recording = load_recording(tmp_path / "perf.data")
     assert recording.losses[losses.RECORDS_UNWRITTEN] == 3 and recording.meta.parts == ()
     assert len(taken) == (not pausing)
+
+
+class LosingCollector(Collector):
+    """Each time that it is asked, three more records have been lost."""
+
+    lost_records = 0
+
+    def lost_by_id(self) -> dict[int, int]:
+        self.lost_records += 3
+        return {EVENT_ID: self.lost_records}
+
+
+def test_span_and_losses_of_all_parts_are_in_the_file(tmp_path: Path) -> None:
+    options = RecordOptions(Target())
+    collector: Any = LosingCollector(options)
+    file = OutputFile(options, collector, str(tmp_path / "perf.data"), Target())
+    file.commit()
+    spans = [(1000, 2000), (3000, 4000), (5000, 6000)]
+    for begin_ns, end_ns in spans[:-1]:
+        file.pause(Span(begin_ns, end_ns, 0))
+        file.resume()
+    file.finish(Span(*spans[-1], 0))
+    file.close()
+    recording = load_recording(tmp_path / "perf.data")
+    assert recording.meta.parts == tuple(spans)
+    assert recording.losses[losses.LOST_SAMPLES] == collector.lost_records, "in no account or in two"
+    with PerfDataReader.open(tmp_path / "perf.data") as reader:
+        assert reader.features.values(Feature.SAMPLE_TIME) == {"first": 1000, "last": 6000}
+
+
+def test_counts_of_a_part_are_differences_but_for_the_highest_threshold() -> None:
+    before = Counts({losses.SAMPLES: Counter(3, 30), losses.THRESHOLD_RAISED: Counter(2, 900)}, {1: 5})
+    now = Counts({losses.SAMPLES: Counter(7, 50), losses.THRESHOLD_RAISED: Counter(3, 900)}, {1: 6, 2: 4})
+    counters = {losses.SAMPLES: Counter(4, 20), losses.THRESHOLD_RAISED: Counter(1, 900)}
+    assert now.since(before) == Counts(counters, {1: 1, 2: 4})
+    assert now.since(None) is now

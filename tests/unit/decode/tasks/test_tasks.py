@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks over time: names, processes and maps of threads that come, rename themselves, fork, exec and go."""
+"""Tasks over time: names, processes, maps and their build-ids, of threads that come, exec, fork and go."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from builders import hosts
 from builders.recording import BASE, TRACKING, S, comm, event, sample, side, task, write
 
+from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.perfdata.features import BuildId, build_id_body
 
 CLOCK = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=TRACKING)
 
@@ -98,3 +101,21 @@ def test_exec_begins_anew_with_the_first_mapping(tmp_path: Path) -> None:
 def test_threads_live_in_the_space_of_their_process(tmp_path: Path) -> None:
     recording = load(tmp_path, maps(7, "/bin/main", 0), fork(7, 8, 7, 10), at(15, 7, 8))
     assert mapped(recording) == [["/bin/main"]]
+
+
+def test_maps_come_first_and_paths_of_several_files_have_none(tmp_path: Path) -> None:
+    listed = {b"/bin/a": 1, b"/bin/b": 2, b"/bin/c": 3, b"/bin/absent": 4}
+    entries = [BuildId(-1, 2, bytes([tag]).hex() * 20, path) for path, tag in listed.items()]
+    entries.append(BuildId(-1, 2, "05" * 20, b"/bin/c"))
+    records = [*hosts.existing(7, "x"), hosts.tick(1000), hosts.mapped(7, 0x5000, b"/bin/d")]
+    records += [hosts.mapped(7, 0x1000, b"/bin/a"), hosts.mapped(7, 0x2000, b"/bin/b", b"\x09" * 20)]
+    records.append(hosts.mapped(7, 0x3000, b"/bin/c"))
+    path = write(tmp_path / "x", [hosts.CLOCK], records, {Feature.BUILD_ID: build_id_body(entries)})
+    recording = load_recording(path)
+    recording.check()
+    strings, dsos = recording.strings, recording.dsos
+    found = {
+        strings[path]: strings[build_id]
+        for path, build_id in zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
+    }
+    assert found == {"/bin/a": "01" * 20, "/bin/b": "09" * 20, "/bin/c": "", "/bin/d": ""}

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from builders.chains import recording_of_chains
 from builders.elf import DYN, EXEC, REL, ElfBuilder, Load, Sec, Sym
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.errors import FormatError, UsageError
-from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Dsos, Evsel, KernelSymbols, Maps, Meta, Recording, Samples
+from perf_offcpu.model.recording import Dsos, KernelSymbols, Meta
 from perf_offcpu.objects.search import by_build_id
 from perf_offcpu.symbolize.kernel.names import load_module
 from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -47,15 +46,12 @@ def kallsyms(base: int) -> str:
 
 def profile(*addresses: int, module: str = "", **options: Any) -> Profile:
     strings = Strings(["[kernel.kallsyms]_text", BUILD_ID.hex(), module or "[mod]", "bpf_prog_1"])
-    words = [int(CallchainContext.KERNEL), *addresses]
-    recording = Recording(
-        samples=Samples.filled(1, evsel=[0], callchain=[0], space=[-1], time_ns=[5]),
-        callchains=Ragged.from_lists([words]),
-        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
+    recording = recording_of_chains(
+        [[CallchainContext.KERNEL, *addresses]],
+        (-1, RECORDED, RECORDED + 0x1000, RECORDED, strings[1]),
+        (-1, MODULE, MODULE + 0x1000, 0, strings[3]),
+        columns={"space": [-1]},
         strings=strings,
-        maps=Maps.from_rows(
-            [(-1, RECORDED, RECORDED + 0x1000, RECORDED, 0), (-1, MODULE, MODULE + 0x1000, 0, 1)]
-        ),
         dsos=Dsos.from_rows([(1, 2, CpuMode.KERNEL), (3, 0, CpuMode.KERNEL)]),
         kernel_symbols=KernelSymbols.from_rows([(MODULE + 0x9000, MODULE + 0x9100, 4)]),
         meta=Meta(os_release="1.2.3-none"),

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.chains import recording_of_chains
 from unit.symbolize.kernel.test_kallsyms import KERNEL, MODULES
 
-from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.recording import Evsel, Meta, Recording, Samples
+from perf_offcpu.model.recording import Meta
 from perf_offcpu.symbolize.kernel import files, names
 from perf_offcpu.symbolize.kernel.files import running_kallsyms
 from perf_offcpu.symbolize.kernel.kallsyms import Kallsyms, parse_kallsyms
@@ -128,12 +127,8 @@ def test_what_is_not_in_the_kept_table_is_looked_up_in_the_kernels_own(
     """Programs of BPF come and go; the recording does not say their names either."""
 
     def shown(*addresses: int) -> set[str]:
-        recording = Recording(
-            samples=Samples.filled(1, evsel=[0], callchain=[0], space=[-1], time_ns=[5]),
-            callchains=Ragged.from_lists([[int(CallchainContext.KERNEL), *addresses]]),
-            evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
-            meta=Meta(kernel_build_id=kernel_build_id().hex()),
-        )
+        chain, meta = [CallchainContext.KERNEL, *addresses], Meta(kernel_build_id=kernel_build_id().hex())
+        recording = recording_of_chains([chain], columns={"space": [-1]}, meta=meta)
         profile = symbolize(recording, SymbolizeOptions(cache=cache))
         return {profile.strings[row] for row in profile.frames.symbol.tolist()}
 

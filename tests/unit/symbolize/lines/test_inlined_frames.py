@@ -6,18 +6,14 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
+from builders.chains import recording_of_chains
 from unit.symbolize.lines.test_lines import EXPECTED, addresses_of, build
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import Attr, SampleType
-from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Dsos, Evsel, Maps, Recording, Samples, Spaces
+from perf_offcpu.model.recording import Recording
 from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.script.fields import choose_fields
 from perf_offcpu.script.samples import TextOptions, write
@@ -31,19 +27,8 @@ BASE = 0x7F0000000000
 
 def recording(program: Path, chains: list[list[int]]) -> Recording:
     """A recording in which the whole file is mapped at BASE; chains of addresses as in the file."""
-    user = int(CallchainContext.USER)
-    return Recording(
-        samples=Samples.filled(
-            len(chains), time_ns=np.arange(len(chains)), evsel=np.zeros(len(chains)),
-            callchain=np.arange(len(chains)), space=np.zeros(len(chains)),
-        ),
-        callchains=Ragged.from_lists([[user, *(BASE + at for at in chain)] for chain in chains]),
-        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
-        strings=Strings([str(program)]),
-        spaces=Spaces.filled(1, pid=[1]),
-        maps=Maps.from_rows([(0, BASE, BASE + 0x10000, 0, 0)]),
-        dsos=Dsos.from_rows([(1, 0, CpuMode.USER)]),
-    )  # fmt: skip
+    words = [[CallchainContext.USER, *(BASE + at for at in chain)] for chain in chains]
+    return recording_of_chains(words, (0, BASE, BASE + 0x10000, 0, str(program)))
 
 
 def frames(profile: Profile, sample: int = 0) -> list[tuple[str, str, int, int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.objects import elf_build_id
+from builders.objects import elf_build_id, names_of
 
 from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
@@ -111,7 +111,7 @@ def test_addresses_outside_have_no_lines(program: Path) -> None:
 def test_each_address_has_what_addr2line_says(program: Path) -> None:
     """Names are left out: addr2line gives the innermost function the name of the nearest label."""
     elf = load_elf_symbols(str(program))
-    names = [*map(elf.symbols.name, range(len(elf.symbols)))]
+    names = names_of(elf.symbols)
     own = [row for row, name in enumerate(names) if name in ("main", "_Z5outeri")]
     addresses = [at for row in own for at in range(int(elf.symbols.start[row]), int(elf.symbols.end[row]))]
     command: list[str | Path] = ["addr2line", "-i", "-a", "-e", program, *map(hex, addresses)]
