@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The browser of the tests. Without chromedriver, scripts/test leaves this folder out, and says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -5,8 +5,6 @@ Both come with the npm package `programs.perfetto`. The trace processor is a wor
 messages of protos/perfetto/trace_processor/trace_processor.proto; the perfetto package has their descriptor.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Viewers that open our files, downloaded once into the virtual environment."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Firefox Profiler opens our files; its command line runs the page's code."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flame graph in a real browser: drawing, interaction, hostile names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a recording in a real browser: sums, controls, names, screens, the network."""
 
-from __future__ import annotations
-
 import json
 import random
 import shlex

@@ -5,8 +5,6 @@ They are those of 2021: the native format's arrows and thread states are younger
 off what is left of a Chrome trace's times below a nanosecond, so they may be 1 ns too early.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

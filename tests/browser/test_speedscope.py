@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """speedscope, from its npm package, opens our files and shows frames, totals and threads."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

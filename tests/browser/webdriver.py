@@ -6,8 +6,6 @@ with Browser() as browser:
     assert browser.run("return document.title") == "…"
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Little that becomes much."""
 
-from __future__ import annotations
-
 import zstandard
 
 _PIECE = bytes(4 << 20)

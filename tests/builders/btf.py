@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes kernel type information."""
 
-from __future__ import annotations
-
 import struct
 
 from perf_offcpu.collect.system.btf_walk import Kind

@@ -4,8 +4,6 @@
 Written with struct, on purpose not with the code that reads them.
 """
 
-from __future__ import annotations
-
 import struct
 
 from perf_offcpu.abi.cfi import REGISTERS

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of callchains, for tests of what symbolization makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

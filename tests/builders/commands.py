@@ -4,8 +4,6 @@
 README's are indented and may have a remark behind them, those of a man page are the lines of its EXAMPLES.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

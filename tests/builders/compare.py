@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are two Recordings the same? Row numbers may differ where the things that they lead to are equal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields

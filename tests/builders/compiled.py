@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the programs of tests/workload, and others that tests write."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -14,8 +14,6 @@ Figures differ from run to run: a number stands for any number, and blanks for a
 not shown: it is there if any thread waited for a page of a file. Everything else must be printed as shown.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A profile in any format of `convert`."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disks that are soon full. Needs root."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

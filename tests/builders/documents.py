@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of the man pages, with the options that they include."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

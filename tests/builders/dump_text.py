@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the text of `perf-offcpu dump`: one object a record, for tests that need an oracle."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Written with struct, on purpose not with the tables of `perf_offcpu.abi.elf`: so
 does not read what it wrote.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, field
 

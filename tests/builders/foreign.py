@@ -9,8 +9,6 @@ payloads and our counters are turned by their layouts, fields of tracepoints by 
 which is turned itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small recordings of several hosts: what a recorder says of its host, its kernel and its processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from builders.recording import BASE, USER, S, comm, event, raw_wait, sample, side

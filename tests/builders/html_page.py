@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages read as HTML, and names that would be markup."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html.parser

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `perf-offcpu inject` makes of a recording, without its command line."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large profiles that look like real ones: few hot stacks, many rare ones, shared roots, many threads."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.abi.attr import Attr, SampleType

@@ -7,8 +7,6 @@ time. Callchains are random walks in a call graph: few hot ones, many rare ones.
 the file, as `perf record` drains one ring after the other, so that the file is in order only by ring.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """List the BPF programs that are loaded on this machine."""
 
-from __future__ import annotations
-
 import errno
 
 from perf_offcpu.collect.bpf.attr import Command, ObjectId

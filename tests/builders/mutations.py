@@ -9,8 +9,6 @@ Half of the mutations know the format: they strike the headers of records, count
 numbers at which readers stumble; the others strike anywhere.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

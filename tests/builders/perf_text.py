@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the text that `perf script`, and ours, print: one object a sample."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

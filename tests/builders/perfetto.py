@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perfetto's native traces, read with its published messages."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any

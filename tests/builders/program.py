@@ -6,8 +6,6 @@ own memory, descriptors, environment and exit status as any other. How the progr
 that start it (`PROGRAM`, tests/unit/test_cli.py, tests/package).
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import multiprocessing

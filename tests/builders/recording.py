@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small recordings made by hand: a few events, and records one by one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ No file of this machine is read but a small list of kernel symbols, so that it t
 result is the same everywhere.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import tempfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of simulated loads: threads that wait and run by turns, with random lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

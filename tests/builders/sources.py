@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the sources of the package as syntax trees."""
 
-from __future__ import annotations
-
 import ast
 
 

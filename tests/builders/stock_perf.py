@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What differs between the perfs that tests may meet."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a program writes to a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

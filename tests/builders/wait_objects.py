@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of wait objects, and of waits for them, as a recorder writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from builders.recording import BASE, S, event, raw_wait, sample

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits with a place in time and a waker, for tests of what threads waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -5,8 +5,6 @@
 smallest file that perf opens; `deferred_chains()` has deferred callchains in one of their two forms.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

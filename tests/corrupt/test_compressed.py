@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed records that are damaged, or made to grow without end."""
 
-from __future__ import annotations
-
 import resource
 import time
 

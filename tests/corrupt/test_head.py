@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headers that lie: refused with a reason, or read as far as they can be true."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

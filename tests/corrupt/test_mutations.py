@@ -4,8 +4,6 @@
 A sample of what `tests/fuzz/mutate.py` does with 100 000 copies, `tests/fuzz/prefixes.py` with each prefix.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records that lie about their size, their counts, or whose they are: their neighbours stay whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

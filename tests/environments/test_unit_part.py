@@ -6,8 +6,6 @@ another release than any recording has. Full: another user, whose home and machi
 and settings for all that the recordings name, each with wrong content; a narrow terminal, another time zone.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -7,8 +7,6 @@ It runs on request only: s3fs and moto are 100 MB with what they need.
     ~/s3/bin/python -m pytest -p no:cacheprovider tests/fleet/s3_server.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

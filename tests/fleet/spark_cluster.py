@@ -11,8 +11,6 @@ PERF_OFFCPU_SPARK=spark:local[2] chooses another master. PERF_OFFCPU_DATASET=DIR
 choose another dataset, and a service in it, for the test of the heaviest stacks of a service.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -5,8 +5,6 @@ Needs atheris (`pip install atheris`). An input is a section .eh_frame; its tabl
 whose words point into its code are unwound by it. Any exception ends the run.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

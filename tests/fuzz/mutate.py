@@ -8,8 +8,6 @@ is the number of such failures (at most 100). `--only N` runs one number again, 
 `--save DIR` keeps what failed.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

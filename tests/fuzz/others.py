@@ -7,8 +7,6 @@ name outside the directory of an archive, or more bytes than its bound, is a fai
 status is the number of failures (at most 100). The other options are those of `mutate.py`.
 """
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

@@ -7,8 +7,6 @@ records, events and features as one before are the same to everything behind the
 everything is made: columns, dump, inject, script, report, folded stacks.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -7,8 +7,6 @@ raises anything but our own errors ends the run and is written to crash-*; give 
 again. Every fourth input, by its length, is dumped and injected, too, and every fourth printed.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

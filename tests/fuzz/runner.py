@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a check for many seeded numbers, within bounds of time and memory, for the programs of this folder."""
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import resource

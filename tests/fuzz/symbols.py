@@ -5,8 +5,6 @@ Needs atheris (`pip install atheris`). The first byte of an input chooses the re
 an error of this project, or memory without bounds, is a finding. `others.py` mutates the same seeds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import random

@@ -6,8 +6,6 @@ command runs as from a shell, in this process; a traceback, another status than 
 memory than allowed is a failure. Options and exit status are those of `mutate.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

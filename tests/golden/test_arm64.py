@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of an arm64 machine, read on any machine: perf-offcpu's, and perf's with its output."""
 
-from __future__ import annotations
-
 import lzma
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """inject on recordings of perf 7.2: stock perf 6.1, which opens none of them, opens the output and agrees."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways to convert with perf: inside `perf script -s`, and by hand."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -6,8 +6,6 @@ explained by a rule with a reason, and each rule must be needed for the recordin
 others: a rule that explains nothing fails the test as well.
 """
 
-from __future__ import annotations
-
 import io
 import lzma
 import re

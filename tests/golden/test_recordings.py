@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoded recordings of perf 7.2: the waits of each thread, in every form; and the demo's stacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -75,22 +73,6 @@ def test_frames_are_capped_and_never_the_cgroup_id() -> None:
     chains = [recording.callchains.row(row) for row in off.callchain.tolist()]
     assert not any(int(cgroup) in chain.tolist() for cgroup, chain in zip(off.cgroup, chains, strict=True))
     assert (off.cgroup > 0).any()
-
-
-def test_the_deep_recursion_is_there_up_to_upstreams_limit() -> None:
-    recording = load_recording(DATA / "direct.data")
-    deep = recording.strings.find("deep")
-    samples = recording.samples
-    rows = (samples.comm == deep) & (samples.has(SampleFlag.OFFCPU))
-    lengths = recording.callchains.lengths[samples.callchain[rows]]
-    assert (lengths == 33).sum() == 10
-
-
-def test_comms_follow_renaming_threads() -> None:
-    recording = load_recording(DATA / "direct.data")
-    comms = recording.comms
-    names = [recording.strings[row] for row in comms.comm[comms.tid == 128].tolist()]
-    assert names == ["blocker", "sleeper"]
 
 
 def test_garbage_words_are_no_frames() -> None:

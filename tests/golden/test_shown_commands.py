@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of README, man pages and guides that read a recording work as printed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -5,8 +5,6 @@ The expected waits come from the text alone, by a loop over its lines: previous 
 thread; perf's symbols show wake-ups by interrupts.
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 from collections import Counter

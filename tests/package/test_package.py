@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package as users install it: built, installed in a new environment, used outside the checkout."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties: single records and columns, reading and writing, agree on random layouts and samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties: a dataset has what a random profile has, whatever its names and times, also compacted."""
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What inject writes reads back as the same Recording, in every form of input and output."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any table of wait objects, and any waits for them: names are made, and every view takes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python API: the documented example, both kinds of data frames, a cheap import."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import shutil

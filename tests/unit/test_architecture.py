@@ -8,8 +8,6 @@ Data goes one way, from the kernel to text and pictures; no import goes against 
 The sources are read with `ast`; nothing is imported.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

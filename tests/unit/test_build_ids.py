@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build-ids, held against readelf and against files that anyone may have made."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache on disk: what is written is read, what is damaged is not, and it stays small."""
 
-from __future__ import annotations
-
 import os
 import random
 import stat

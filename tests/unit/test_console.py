@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checker of documentation pages (builders.console) finds deviations."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

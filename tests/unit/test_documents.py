@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documentation says what the code does, and what is released has notes."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

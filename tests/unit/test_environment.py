@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are all variables that name code or paths ignored for root? (How: tests/kernel/test_hostile_users.py)"""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

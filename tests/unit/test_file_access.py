@@ -8,8 +8,6 @@ with `ast`: it finds calls by the names of functions and methods, so it may ask 
 but it misses no usual way.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

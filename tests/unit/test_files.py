@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do files that others prepared stay without effect: links, FIFOs, devices, leases, holes, directories?"""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

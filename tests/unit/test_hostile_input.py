@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files made to hang, to take all memory or to end in a traceback: each once did."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tarfile

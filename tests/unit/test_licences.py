@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each file names its licence as https://spdx.org specifies; bpf/ has its own."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

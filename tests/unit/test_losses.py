@@ -4,8 +4,6 @@
 .venv/bin/python tests/unit/test_losses.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from perf_offcpu import losses

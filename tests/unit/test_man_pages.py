@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Man pages name exactly the options of the parsers, and build without a warning."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

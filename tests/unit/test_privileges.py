@@ -7,8 +7,6 @@ The row lists the calls. The test finds them in the sources with `ast`, by the n
 a new call fails until its row says with whose rights it runs and why, and so does a row whose call is gone.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

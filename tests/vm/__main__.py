@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scripts/vmtest`: kernels one after another, each with the Debian of its time, then the table."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import shlex

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plugin of pytest: shows each failure when it happens, for a machine that may not live to the end."""
 
-from __future__ import annotations
-
 import pytest
 
 

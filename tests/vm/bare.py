@@ -6,8 +6,6 @@ copy becomes the root of a mount namespace, on the running kernel, and is remove
 gives only its ways to the package archives: apt's and pip's configuration and the certificates.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -7,8 +7,6 @@ virtme-ng would share a directory.
 The root is a snapshot: nothing that the command does to it stays.
 """
 
-from __future__ import annotations
-
 import io
 import lzma
 import re

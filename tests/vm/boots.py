@@ -5,8 +5,6 @@ The kernel is at another address in each (KASLR). In the second, bcc is removed,
 namespace) records, too.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

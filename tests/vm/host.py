@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of all parts of vmtest for the machine they run on: the cache, commands, messages."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

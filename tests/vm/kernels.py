@@ -6,8 +6,6 @@ the size. apt finds and verifies them, with lists of its own, so that this machi
 are. Up to 6.18 one package holds kernel and modules; since then they are two.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -7,8 +7,6 @@ for editing from /perf-offcpu. The project itself is put there when a machine bo
 the suite or what pyproject.toml asks for changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -8,8 +8,6 @@ examples where one is enough. `scripts/suitetest` shows without emulation what a
 changes about that.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

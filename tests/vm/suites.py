@@ -6,8 +6,6 @@ Emulation is not needed for that: a root of the suite (tests/vm/roots.py) become
 root stays as it is, and all mounts vanish with their namespace.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table kernel × test out of pytest's JUnit files, and what failed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by `scripts/vmtest` on a kernel that is too old: recording says so in one sentence. Not elsewhere."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from pathlib import Path

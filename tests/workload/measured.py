@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of the workload as objects: what it measured of itself (the fields are explained in waiter.c)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workload itself: what waiter reports of its waits agrees with the kernel's own counters."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -7,8 +7,6 @@ CALLS is JSON, a list of the fields of Call. Prints a JSON list: for each the an
 and the totals of the profiles that a server that applies the rules has stored.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

@@ -5,8 +5,6 @@ Specification: profiles.proto of opentelemetry-proto, v1development. Parca: pkg/
 pkg/ingester/otlp/convert.go and ingest_handler.go.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ field; `*` marks repeated ones. Fields that no message of ours may set are left 
 deprecated ones, annotations, executable_info.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

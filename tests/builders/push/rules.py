@@ -4,8 +4,6 @@
 `Series` is what a server would store: labels, and the value of each stack (root first) with its labels.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import time

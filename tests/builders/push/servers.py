@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP servers on real sockets: one that takes what Pyroscope, Parca and a collector take, and bad ones."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

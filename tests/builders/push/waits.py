@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles to push, recorded just now, and what a server should have of them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new field of the payload costs a member in C, a row in the table, and a column: tried on a copy."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@
 .venv/bin/python tests/unit/abi/test_payload_page.py
 """
 
-from __future__ import annotations
-
 import ast
 import enum
 import inspect

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What differs between architectures: system calls, and registers that stacks are unwound by."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

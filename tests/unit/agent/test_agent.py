@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent without a recorder: files that end around a pause, and configurations that change."""
 
-from __future__ import annotations
-
 import errno
 import io
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of the agent: file, command line, environment, service files agree; bad values are a sentence."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

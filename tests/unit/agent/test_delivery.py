@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delivery: each recording once, whatever fails in between; what is lost is counted, with its cause."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics, health and messages to systemd."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recording packed with its symbols, what another machine makes of it, and symbols kept in a cache."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

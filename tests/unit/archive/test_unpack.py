@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do hostile archives stay inside, small and without traces?"""
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

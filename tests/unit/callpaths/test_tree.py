@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tree of paths, compared with one walk a sample."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cascades: known chains, wPerf's own recursion as reference, and conservation of weight."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Critical paths: known chains, and what holds of every path."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

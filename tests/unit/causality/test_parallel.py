@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running threads as a function of time: against counting each nanosecond, and sums to wall time."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

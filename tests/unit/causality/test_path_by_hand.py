@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A critical path of a recording of perf's sched events, found by hand by Perfetto's definition."""
 
-from __future__ import annotations
-
 import lzma
 from pathlib import Path
 

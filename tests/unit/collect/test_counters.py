@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses in the file and in the last line."""
 
-from __future__ import annotations
-
 import os
 
 from perf_offcpu import losses

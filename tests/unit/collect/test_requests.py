@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of `record --control`, requests to a recorder that runs, a pause that begins while others wait."""
 
-from __future__ import annotations
-
 import os
 import select
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotation of files and their names; the line on the terminal."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets: perf's rules for options, and targets that do not exist."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

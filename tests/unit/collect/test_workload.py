@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child of the command: it waits for the start, passes on its status, ends with a recorder that fails."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completion in real shells: what is offered for what has been typed."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--critical-path`, `--cascade` and `--bottlenecks` of report and convert on recordings, and bad input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines known from perf: what makes sense works, the rest is refused in one sentence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

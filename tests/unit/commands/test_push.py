@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu push` to servers on real sockets."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter
@@ -36,10 +34,10 @@ def by_stack(found: Receiver, name: str) -> Counter[tuple[str, ...]]:
 
 
 @pytest.mark.usefixtures("any_age")
-@pytest.mark.parametrize("server", ["pyroscope", "parca", "otlp"])
-def test_what_arrives_is_what_convert_writes(server: str) -> None:
+def test_what_arrives_is_what_convert_writes() -> None:
+    """What each server stores of a message: tests/unit/push/test_messages.py."""
     with receiver() as found:
-        target = f"{server}=http://127.0.0.1:{found.port}"
+        target = f"pyroscope=http://127.0.0.1:{found.port}"
         done = push(target, "--label", "service=web", "--comm", "locker-a,syncer,stuck-reader")
     assert done.stderr == ""
     folded = program.run("convert", "--folded", "-o", "-", *INPUT, "--comm", "locker-a,syncer,stuck-reader")
@@ -47,7 +45,7 @@ def test_what_arrives_is_what_convert_writes(server: str) -> None:
     for line in folded.stdout.splitlines():
         stack, _, weight = line.rpartition(" ")
         expected[tuple(stack.split(";"))] += int(weight)
-    assert by_stack(found, "thread.name" if server == "otlp" else "thread_name") == +expected
+    assert by_stack(found, "thread_name") == +expected
     assert f"perf-offcpu push: {target}: {expected.total() / 1e9:.3f} s, " in done.stdout
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines of `record` as RecordOptions."""
 
-from __future__ import annotations
-
 import pytest
 
 from perf_offcpu.collect.bpf.config import Targets

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`perf-offcpu report` on a recording of perf 7.2, into a pipe and on a terminal."""
-
-from __future__ import annotations
+"""`perf-offcpu report` on a recording of perf 7.2, into a pipe and on a terminal; the progress bar."""
 
 import json
 import os
@@ -132,3 +130,34 @@ def test_the_histogram_is_of_all_waits(capsys: pytest.CaptureFixture[str]) -> No
     lengths = json.loads(report(capsys, "--json"))["histogram"]
     assert sum(one["count"] for one in lengths["buckets"]) == 108 and lengths["sums"]["samples"] == 0
     assert sum(one["weight"] for one in lengths["buckets"]) == 1610900175
+
+
+WORK = """
+import time, sys
+from perf_offcpu.commands.shared.streams import busy
+with busy('working'): time.sleep({})
+"""
+
+
+def busy_on_terminal(seconds: float, **environment: str) -> str:
+    """Return stderr as a terminal got it."""
+    command = [sys.executable, "-c", WORK.format(seconds)]
+    return terminal.on_terminal(command, "stderr", env=os.environ | {"TERM": "xterm", **environment})
+
+
+def test_long_work_shows_and_takes_it_back() -> None:
+    shown = busy_on_terminal(1.8)
+    assert "working, " in shown and shown.endswith("\r\x1b[K")
+    assert "\x1b[36m" in shown and "\x1b[36m" not in busy_on_terminal(1.8, NO_COLOR="1")
+
+
+@pytest.mark.parametrize(("seconds", "term"), [(0.1, "xterm"), (1.5, "dumb")])
+def test_short_work_and_dumb_terminals_show_nothing(seconds: float, term: str) -> None:
+    assert busy_on_terminal(seconds, TERM=term) == ""
+
+
+def test_pipes_and_files_never_get_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORK.format(1.5)], capture_output=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (b"", b"")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu script` on recordings of perf 7.2."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

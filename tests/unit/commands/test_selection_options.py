@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that select samples, common to all verbs that show them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

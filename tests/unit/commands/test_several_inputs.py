@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several `-i`: verbs that join recordings, and the error of the others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs of calls and of wake-ups: their numbers, and that other programs read them."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

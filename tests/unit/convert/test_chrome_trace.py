@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trace Event JSON: what it says, in exact decimals; tests/browser opens it in speedscope."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from decimal import Decimal
@@ -14,7 +12,6 @@ from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu.convert.chrome_trace import SUMS_PID
-from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -125,11 +122,6 @@ def test_details_and_names(profile: Profile) -> None:
     assert names["thread_name", SUMS_PID, SUMS_PID + 3] == "wk (pid 100, tid 102)"
     (moment,) = (one for one in found if one["ph"] == "i")
     assert (moment["name"], moment["args"]) == ("cpu-clock", {"weight": 11, "stack": "main;run"})
-
-
-def test_times_are_needed() -> None:
-    with pytest.raises(UsageError, match="no sample has a time"):
-        events(ProfileBuilder().sample("a", ["f"], 7, time_ns=-1).build())
 
 
 def misplaced(found: list[Event]) -> list[Event]:

@@ -4,8 +4,6 @@
 The columns are those of src/types/profile.ts of https://github.com/firefox-devtools/profiler at version 70.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from decimal import Decimal

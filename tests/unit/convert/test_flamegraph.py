@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flame graph's page as bytes; tests/browser opens it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

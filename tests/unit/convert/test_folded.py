@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folded stacks: what a line says, and that every nanosecond is in one."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a recording in time, as bytes; tests/browser opens it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of threads, objects and holders, read by networkx and graphviz."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perfetto traces, read with Perfetto's published messages."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

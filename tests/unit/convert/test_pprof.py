@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """pprof files, read with the published messages, and by pprof itself."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoders of columns, to protobuf and JSON, against plain ones and Google's library."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 

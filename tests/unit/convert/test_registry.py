@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of formats, and what it promises for all of them."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import subprocess

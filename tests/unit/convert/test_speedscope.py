@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """speedscope files: what they say, read by the rules of speedscope's importer; tests/browser opens them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field

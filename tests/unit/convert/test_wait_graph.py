@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs of cascades: weights, knots and the lightest-edge rule, in all forms."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compaction and retention: no row is lost or there twice, at any time, whatever ends them in between."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convert --parquet`: recordings of several hosts at once, their totals, and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 .venv/bin/python tests/unit/dataset/test_dataset_page.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from perf_offcpu.dataset.parquet import arrow_schema

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments: totals are those of the report, names are stable, rewriting replaces."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores: an object store behaves as a directory; files appear whole; hostile names stay text."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a recorder says of itself: accounts of parts of a file, and budgets of threads, also damaged ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

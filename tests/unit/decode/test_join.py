@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings joined by host: processes, clocks, budgets, and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

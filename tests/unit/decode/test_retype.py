@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Raw off-cpu samples: whose they are, what the collector adds, and what it says of itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

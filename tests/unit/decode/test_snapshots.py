@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of user stacks are found again where they lie, also by samples that refer to another's copy."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deferred callchains: beside their samples, merged with them, and in the stacks of wakers."""
 
-from __future__ import annotations
-
 import numpy as np
 from builders.chains import recording_of_chains
 

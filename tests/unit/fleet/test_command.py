@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verb fleet: tables, stacks, flame graph, SQL, and one sentence for what is wrong."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes and outliers that were put into a dataset are found, and nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of a dataset equal a plain computation over the same rows; how users choose rows."""
 
-from __future__ import annotations
-
 import fnmatch
 import tempfile
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fleet says of recordings in a dataset is what report says of the recordings, to the nanosecond."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Payloads as they are written: decode reads the same, and what unwinding cut is noted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

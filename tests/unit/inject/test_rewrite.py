@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """inject on recordings made by hand: the forms and the damage that no fixture has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

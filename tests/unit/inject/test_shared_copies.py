@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples that refer to the copy of a stack in another sample, before or after them."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """inject --switches: what comes out is what the reader finds by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

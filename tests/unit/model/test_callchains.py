@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ragged rows, unique rows and the stack tree, against the obvious slow way."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

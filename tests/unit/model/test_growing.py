@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and callchains that grow batch by batch equal those made at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

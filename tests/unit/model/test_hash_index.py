@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look-ups: the hash table of rows answers as a dict does; rows that hold for ids at times."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -4,8 +4,6 @@
 .venv/bin/python tests/unit/model/test_tables_page.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from perf_offcpu.model.columns import Table

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Separate debug files, files by build-id, and files that are not the recorded ones."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

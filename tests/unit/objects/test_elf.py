@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ELF files: hand-made ones of every kind, freshly compiled ones, and this system's own."""
 
-from __future__ import annotations
-
 import lzma
 import os
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged and hostile ELF files: symbols or a FormatError, soon, and in little memory."""
 
-from __future__ import annotations
-
 import contextlib
 import lzma
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file that is opened for a recorded name, the names for which none is, and the vDSO."""
 
-from __future__ import annotations
-
 import io
 import os
 from pathlib import Path

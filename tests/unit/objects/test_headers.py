@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headers of ELF files from the cache: the same as from the file, and no pyelftools for them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

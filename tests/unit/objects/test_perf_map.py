@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps of code that programs make: which are believed, and what their lines name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SymbolTable: which symbol covers an address."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from builders.objects import names_at, names_of

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of a reader: packed files, pieces, pipes, directories, and others that are refused."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracepoint formats out of TRACING_DATA: a real one, small ones of both byte orders, and damage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

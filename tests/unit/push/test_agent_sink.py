@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's queue of messages for a server: credentials, answers, and what is lost."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers are bytes of strangers: any bytes give an answer, bounded and printable."""
 
-from __future__ import annotations
-
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sending over gRPC to a server on a real socket, which applies the rules or answers with a status."""
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sending over HTTP to real sockets: servers that take, refuse, are slow, break off, redirect, or lie."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Push targets as the command line names them, and header files, which hold credentials."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields that `-F` chooses, and the lines about machine and run in front of samples."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples as text: columns, times, stacks, this project's own fields."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames without a symbol are named by the calls that led to them, and only where that is certain."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Sequence

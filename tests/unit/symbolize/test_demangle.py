@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Demangling: perf's spelling, and nothing that a hostile name can do."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks by the variable that they are in, in programs that gcc made; `nm` says where the variables are."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

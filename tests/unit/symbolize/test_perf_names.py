@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names that perf 7.2 gave the addresses of its recordings, against ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Call frame information becomes tables: against pyelftools on a real program, and by hand."""
 
-from __future__ import annotations
-
 import random
 import struct
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of frames come from the right file, or the cache unless it is damaged; code with frame pointers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stacks made by hand are unwound: every kind of rule, every kind of end, and rules made to harm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -6,8 +6,6 @@ Usage: loop.py ROUNDS; begins when it reads a line. Children answer, ask and wri
 local port, remote port and inode of what the kernel lists first. Ends at the end of its standard input.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

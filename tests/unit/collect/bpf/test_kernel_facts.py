@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a kernel counts that it serves an interrupt, and where a task runs first, by types and symbols."""
 
-from __future__ import annotations
-
 import errno
 import platform
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What user space knows of the BPF program without running it: the shared header, stacks, kernel facts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The period of sampling at a limit of the rate: the C code of bpf/period.h, on simulated waits."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path

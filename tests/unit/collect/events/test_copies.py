@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of copies of user stacks: as bpf/copies.h expects them, and as far as a stack reaches."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

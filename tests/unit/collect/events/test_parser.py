@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events that `-e` takes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

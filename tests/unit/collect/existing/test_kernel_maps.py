@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of the kernel's own code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scan that knows the last one gives the records of one that does not."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts of the kernel that the recorder reads: maps, mounts, the shift of a time namespace."""
 
-from __future__ import annotations
-
 import pytest
 
 from perf_offcpu import losses

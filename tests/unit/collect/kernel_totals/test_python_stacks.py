@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python functions from a process that runs pystack: a hostile program decides what it prints."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

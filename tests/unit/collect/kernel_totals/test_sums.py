@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums as samples: read back by the layouts of one record at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a recording from begin to end: new files, pauses with and without one, and what each says."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causes of full rings."""
 
-from __future__ import annotations
-
 import os
 import time
 

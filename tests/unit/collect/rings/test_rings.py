@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of rings. What flows through them is tested on the running kernel."""
 
-from __future__ import annotations
-
 import mmap
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of maps on their way into the file: code and files that are read stay, own data goes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernel type information: types built here, then damaged in every way that costs little to try."""
 
-from __future__ import annotations
-
 import random
 import struct
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Begins of BTF records found by strides, compared with a walk from one to the next."""
 
-from __future__ import annotations
-
 import random
 import struct
 from itertools import pairwise

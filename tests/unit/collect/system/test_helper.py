@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work elsewhere: a helper that answers, fails, hangs or dies, item by item; threads in the background."""
 
-from __future__ import annotations
-
 import _thread
 import os
 import signal

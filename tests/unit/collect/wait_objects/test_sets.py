@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What epoll instances, poll() and select() of this process watch, read as of another."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

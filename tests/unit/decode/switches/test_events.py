@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context switches out of files: raw data by its own description, of old and new kernels; and damage."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -131,13 +129,6 @@ def test_damaged_formats_are_counted(tmp_path: Path) -> None:
     assert len(recording.samples) == 4
     assert recording.losses == {losses.BAD_FEATURE: 1}
     assert not load_recording(tmp_path / "perf.data", switches=False).losses
-
-
-def test_nobody_has_to_have_waits(tmp_path: Path) -> None:
-    write_switches(tmp_path / "perf.data", naps([1, 2]))
-    recording = load_recording(tmp_path / "perf.data", switches=False)
-    assert [evsel.name for evsel in recording.evsels] == ["sched:sched_switch"]
-    assert len(recording.samples) == 4
 
 
 def test_the_recording_says_since_when_waits_are_known(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ A character of a timeline is a microsecond. Of the thread itself:
     F X   fork and exit                        L     a LOST record of its CPU
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is mapped where, when: exec, fork, mappings that replace others, one by one or many at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

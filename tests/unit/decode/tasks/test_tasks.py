@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks over time: names, processes, maps and their build-ids, of threads that come, exec, fork and go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from builders import hosts

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """AtomicFile: all or nothing, and nobody else's to read."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PipeWriter: what the form has no room for. (What it has room for: tests/roundtrip, tests/golden.)"""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import replace

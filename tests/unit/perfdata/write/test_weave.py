@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records put together: random joins against the same done byte by byte."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FileWriter: files that our reader reads, that perf opens, and that survive what happens to recorders."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernel symbols: the recorded kernel's or none, whatever file they come from, wherever KASLR put it."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """kallsyms: made texts, and the running kernel's."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kept table of the running kernel: the same names, as long as what they depend on is the same."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inlined functions in stacks: a real program's, symbolized as from a recording of it."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Source lines and inlined functions: against a program that says its own, and against addr2line."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -90,11 +88,11 @@ def chains(found: Lines, addresses: list[int]) -> list[Chain]:
 )  # fmt: skip
 def test_a_program_is_told_where_its_marks_are(tmp_path: Path, options: tuple[str, ...]) -> None:
     program = build(tmp_path, *options)
-    marks = addresses_of(program, *EXPECTED)
-    assert chains(loaded(program), marks) == list(EXPECTED.values())
-    calls = loaded(program).lookup(np.array(marks, np.uint64))
+    marks, lines = addresses_of(program, *EXPECTED), loaded(program)
+    assert chains(lines, marks) == list(EXPECTED.values())
+    calls = lines.lookup(np.array(marks, np.uint64))
     calls.check()
-    assert loaded(program).table.file_path(int(calls.file[0])) == str(tmp_path / "program.cc")
+    assert lines.table.file_path(int(calls.file[0])) == str(tmp_path / "program.cc")
 
 
 @pytest.fixture(scope="module")
