@@ -82,8 +82,8 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
         symbol, dso = (strings[frames.symbol[row]], strings[frames.dso[row]]) if row >= 0 else ("", "")
         name = _short(symbol, dso, calls[call])
         numbers[index] = names.setdefault(name, len(names))
-    for_cpu = np.isin(waits.wait_class, (WaitClass.RUNQUEUE, WaitClass.THROTTLED))
-    return Causes(list(names), np.where(for_cpu, 0, numbers[group_of]))
+    anywhere = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
+    return Causes(list(names), np.where(np.isin(waits.wait_class, anywhere), 0, numbers[group_of]))
 
 
 def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.beside
 
 # thread        class  for work  object
 EXAM = r"""
+stopped         stopped  no
+traced          stopped  no
 mutex           lock     no    ::lock in exam
 recursive       lock     no    ::lock in exam
 robust          lock     no    ::lock in exam

@@ -193,6 +193,7 @@ static void stopped(std::string name, bool by_tracer)
 			nap();
 			_exit(0);
 		}
+		std::this_thread::sleep_for(10ms);
 		if (by_tracer) {
 			ptrace(PTRACE_SEIZE, child, 0, 0);
 			ptrace(PTRACE_INTERRUPT, child, 0, 0);

@@ -6,6 +6,7 @@ stack's evidence with system call, state and flags; samples look up the result. 
 
     throttled by a quota of CPU time          throttled
     preempted, or runnable at switch-out      run queue
+    stopped, by a signal or a tracer          stopped
     functions of the kernel, leaf first       the first with a class; storage below a page fault is a page
                                               fault; poll() of a single object has the object's class
     the system call                           if it has one purpose; the class of the object instead, to
@@ -128,6 +129,8 @@ class _Judge:
         """Return the class of waits by the evidence of their stack, system call, task state and object."""
         if state == "R":
             return WaitClass.RUNQUEUE
+        if state in ("T", "t"):
+            return WaitClass.STOPPED
         by_object = class_of(thing)
         if by_object is WaitClass.SLEEP and syscall in _EPOLLS:
             by_object = WaitClass.POLL  # a timer of an event loop

@@ -243,7 +243,7 @@ PROGRAM_RULES = (
 
 DECORATION = re.compile(r"(?:\(.*|@.*|\.(?:abi0|abiinternal|constprop|isra|part|cold|llvm|lto_priv)\b.*)")
 """Suffixes of names of functions: parameters, a symbol version, a compiler's suffix."""
-_NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.FAULT)
+_NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.FAULT)
 
 
 class Rules:

@@ -74,8 +74,8 @@ class WaitClass(enum.IntEnum):
         "anything else (signals, terminals, idle kernel threads), or not known",
         "grey",
         functions="""
-            n_tty_read do_sigtimedwait sigsuspend do_sigsuspend __do_sys_pause ptrace_stop ptrace_notify
-            do_signal_stop do_jobctl_trap worker_thread rescuer_thread kthread_worker_fn smpboot_thread_fn
+            n_tty_read do_sigtimedwait sigsuspend do_sigsuspend __do_sys_pause
+            worker_thread rescuer_thread kthread_worker_fn smpboot_thread_fn
         """,
         syscalls="""
             pause rt_sigsuspend sigsuspend rt_sigtimedwait rt_sigtimedwait_time64 ptrace exit exit_group
@@ -211,6 +211,12 @@ class WaitClass(enum.IntEnum):
         "CPU time that the quota of its control group does not allow yet (cpu.max, cpu.cfs_quota_us)",
         "red",
         Work.NEVER,
+    )
+    STOPPED = ClassRow(
+        "SIGCONT, a debugger, or its control group: the thread was stopped (SIGSTOP, ptrace, cgroup.freeze)",
+        "brown",
+        Work.NEVER,
+        functions="do_signal_stop ptrace_stop ptrace_notify do_jobctl_trap do_freezer_trap",
     )
 
 

@@ -54,7 +54,7 @@ MODES = {
 }
 """Letter → enumerator of `enum offcpu_mode` (bpf/off_cpu.h)."""
 
-DEFAULT_STATES = "SDIQ"
+DEFAULT_STATES = "SDITtQ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ _WAITS = """
 --max-rate N: at most about N off-cpu samples per second: the threshold rises to keep to it, and the waits
   below it are summed; with --off-cpu-period, the period rises and falls (N is 10 or more)
 --switch-states STATES: task states that count as a wait: S, D, I (idle kernel threads), T, t, R (preempted or
-  yielding), P (parked), Q (throttled by a quota of CPU time) (default: S,D,I,Q)
+  yielding), P (parked), Q (throttled by a quota of CPU time) (default: S,D,I,T,t,Q)
 --kernel-threads: record kernel threads, too
 --wakers: record waker and wake-up time, which separates blocked time from run-queue delay
 --waker-stacks: record the waker's stack for waits over the threshold
@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         short_waits={"choices": [choice.value for choice in ShortWaits], "default": ShortWaits.STACKS.value},
         min_block={"default": "0"},
         max_rate=_NUMBER,
-        switch_states={"default": "S,D,I,Q"},
+        switch_states={"default": "S,D,I,T,t,Q"},
         wakers=_ON,
         objects=_ON,
         object_names=_ON,

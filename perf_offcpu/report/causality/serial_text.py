@@ -39,7 +39,7 @@ def _facts(report: SerialReport, style: Style) -> Iterator[str]:
         yield f"{paused} in between was not recorded, and is left out"
     for ns, what in (
         (report.summed_ns, "of short waits, which were summed (--off-cpu-thresh 0 records each of them)"),
-        (report.preempted_ns, "of preemption, which was not recorded (--switch-states S,D,I,Q,R)"),
+        (report.preempted_ns, "of preemption, which was not recorded (--switch-states S,D,I,T,t,Q,R)"),
     ):
         if ns:
             yield f"{say.exact_amount(ns, 'ns', style)} {what}, counts as running"
