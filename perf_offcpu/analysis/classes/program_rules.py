@@ -133,6 +133,22 @@ PROGRAM_RULES = (
     ),
     ProgramRule(
         "JVM",
+        "time to pass: Thread.sleep()",
+        frames=r"JavaThread::sleep\w* JVM_Sleep\w* os::(naked_)?(short_)?sleep",
+        waits="lock",
+        wait_class="sleep",
+        for_work=False,
+    ),
+    ProgramRule(
+        "JVM",
+        "a thread to end: Thread.join() (frames of Java where perf-PID.map has them)",
+        frames=r".*java[./]lang[./]Thread;?\W+join\b.*",
+        waits="lock",
+        wait_class="child",
+        for_work=False,
+    ),
+    ProgramRule(
+        "JVM",
         "notify() on a monitor",
         frames=r"ObjectMonitor::wait ObjectSynchronizer::wait",
         waits="lock",

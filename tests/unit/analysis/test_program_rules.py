@@ -53,6 +53,8 @@ def judged(profile: Profile) -> tuple[str, bool]:
         (("CheckpointerMain", "WaitLatch", *EPOLL), "poll", True),
         (("JavaThread::run()", "ObjectMonitor::enter(JavaThread*)", *COND), "lock", False),
         (("JavaThread::run()", "ObjectMonitor::wait(long, bool, JavaThread*)", *COND), "lock", True),
+        (("JVM_Sleep", "JavaThread::sleep(JavaThread*, long)", "Park::park", *COND), "sleep", False),
+        (("java.lang.Thread.join(long)", "JVM_MonitorWait", "ObjectMonitor::wait", *COND), "child", False),
         (("take", "java.util.concurrent.locks.ReentrantLock.lock()", "Unsafe_Park", *COND), "lock", False),
         (
             (
