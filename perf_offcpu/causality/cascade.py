@@ -32,6 +32,7 @@ from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
+from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.wait_table import WaitTable, ranges
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.columns import I64, Bool
@@ -61,7 +62,7 @@ class Held(enum.IntEnum):
     """State of a thread while it delays other threads, or itself."""
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
-    RUNNABLE = 1  # waiting for a CPU
+    RUNNABLE = 1  # waiting for a CPU, or preempted by its budget
     WAITING = 2  # in a wait that no known thread ended; of a device: waited for
     NOT_RECORDED = 3  # nothing is known of the thread: it was not recorded, or not born yet
     CUT = 4  # waiting for another thread, deeper than is followed
@@ -120,6 +121,10 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
         parts = waits.step(parts, follow=deeper)
         depth += deeper
     unplaced = everyone & profile.is_offcpu() & ~timeline.waits
+    threads = np.arange(len(waits.tracks))
+    queued = CpuWaits(profile, waits.tracks).of(threads, waits.held[threads, Held.RUNNING])
+    waits.held[threads, Held.RUNNING] -= queued
+    waits.held[threads, Held.RUNNABLE] += queued
     rows = np.flatnonzero(waits.carried + waits.kept + own)
     return Cascade(
         waits.tracks,

@@ -19,6 +19,7 @@ import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
+from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.join import host_of
@@ -66,6 +67,7 @@ class CriticalPath:
     hop: I64  # int64[k], row in `hops` of the wait that led to the thread; -1 for the root itself
     hops: Hops
     summed_ns: I64  # int64[tracks], time of summed waits, ns: may be part of RUNNING
+    queued_ns: I64  # int64[k], of RUNNING segments: the part preempted, by the budget of the thread
 
     def comms(self) -> tuple[list[str], I64]:
         """Return the distinct comms (printable), and int64[tracks]: the index of each track's comm."""
@@ -109,6 +111,7 @@ def critical_path(
     samples = profile.samples
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
     summed = sum_by(timeline.track[sums], samples.period[sums], len(waits.tracks))
+    cpu_waits = CpuWaits(profile, waits.tracks)
     return CriticalPath(
         waits.tracks,
         root,
@@ -120,6 +123,7 @@ def critical_path(
         whole.hop,
         Hops(*(np.concatenate([getattr(one, name) for one in hops]) for name in ("parent", "wait", "waker"))),
         summed,
+        np.where(whole.doing == Doing.RUNNING, cpu_waits.of(whole.track, whole.end - whole.begin), 0),
     )
 
 

@@ -49,7 +49,8 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
     names, comm = path.comms()
     labels, label = labels_of_waits(profile, path)
     first, group_of = group(comm[path.track], path.doing, label)
-    ns, segments = sum_by(group_of, path.length_ns, len(first)), np.bincount(group_of, minlength=len(first))
+    ns = sum_by(group_of, path.length_ns - path.queued_ns, len(first))
+    segments = np.bincount(group_of, minlength=len(first))
     rows, segment = running_samples(profile, timeline, path)
     functions, function = functions_of(profile, rows)
     one, each = group(group_of[segment], function)
@@ -66,7 +67,25 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
     for at, part, row in zip(cell.tolist(), parts.tolist(), function[one].tolist(), strict=True):
         name = names[comm[path.track[first[at]]]]
         found.append(PathRow(name, Doing.RUNNING, "", functions[row], part, int(segments[at])))
+    found = _with_queued(path, found)
     return sorted(found, key=lambda row: (-row.ns, row.comm, row.doing, row.wait_class, row.function))
+
+
+def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
+    """Return the rows with the time in which running threads were preempted as runnable."""
+    names, comm = path.comms()
+    preempted = np.flatnonzero(path.queued_ns)
+    of_comm = comm[path.track[preempted]]
+    ns = sum_by(of_comm, path.queued_ns[preempted], len(names)).tolist()
+    spans = np.bincount(of_comm, minlength=len(names)).tolist()
+    runnable = {row.comm: row for row in rows if row.doing == Doing.RUNNABLE}
+    others = [row for row in rows if row.doing != Doing.RUNNABLE]
+    none = PathRow("", Doing.RUNNABLE, "", "", 0, 0)
+    for name, time, number in zip(names, ns, spans, strict=True):
+        row = runnable.get(name, none)
+        if time + row.ns:
+            others.append(PathRow(name, Doing.RUNNABLE, "", "", row.ns + time, row.segments + number))
+    return others
 
 
 def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
@@ -87,6 +106,9 @@ def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
     wakeups = np.bincount(nodes[chains.of_hop], minlength=size).tolist()
     of = nodes[np.append(chains.of_hop, -1)[path.hop]]
     own = sum_by(of * len(Doing) + path.doing, path.length_ns, size * len(Doing)).reshape(size, len(Doing))
+    queued = sum_by(of, path.queued_ns, size)
+    own[:, Doing.RUNNING] -= queued
+    own[:, Doing.RUNNABLE] += queued
     total = own.sum(axis=1).tolist()
     for node in range(size - 1, 0, -1):
         total[parents[node]] += total[node]

@@ -147,7 +147,7 @@ def _cascade(args: argparse.Namespace) -> int:
     made: list[Any] = []
 
     def load() -> Profile:
-        profile, _, cascade = cascade_from_args(args)
+        profile, _, cascade, _ = cascade_from_args(args)
         made.append(cascade)
         return profile
 

@@ -232,6 +232,7 @@ def lock_table(
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]
     is_lock = np.isin(kind, (ObjectKind.FUTEX, ObjectKind.SEMAPHORES))
     is_lock |= (waits.wait_class == WaitClass.LOCK) & (samples.object >= 0)
+    is_lock &= waits.wait_class != WaitClass.CHILD  # the end of a thread is no lock
     idle = np.zeros(len(samples), np.bool_) if idle is None else idle
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(is_lock), idle)
     object_of, number = objects.of, objects.number

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perf_offcpu.causality.cascade import Cascade
     from perf_offcpu.causality.critical_path import CriticalPath
     from perf_offcpu.model.profile import Profile
+    from perf_offcpu.model.recording import Budget
     from perf_offcpu.report.causality.serial import SerialReport
 
 
@@ -53,15 +54,22 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
     return profile, timeline, critical_path(profile, timeline, thread, *window)
 
 
-def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade]:
+def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade, Budget]:
     """Read all threads, and pass on the weight of the waits that the selection chooses.
 
-    Their weight passes through waits of all threads, chosen or not.
+    Their weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads.
+
+    Returns:
+        (profile, timeline, cascade, budget): the budgets of the chosen threads; none if waits are chosen.
     """
+    from dataclasses import replace
+
     from perf_offcpu.analysis.interpreters import fold_interpreters
-    from perf_offcpu.analysis.select import selected_rows
+    from perf_offcpu.analysis.select import select_samples, selected_rows
     from perf_offcpu.analysis.timeline import timeline_of
     from perf_offcpu.causality.cascade import cascade_of
+    from perf_offcpu.commands.shared.page import whole_lives
+    from perf_offcpu.model.recording import Budget
 
     selection = selection_from_args(args)
     option = "--bottlenecks" if getattr(args, "bottlenecks", False) else "--cascade"
@@ -69,7 +77,10 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
     if args.fold_interpreters:
         profile = fold_interpreters(profile)
     timeline = timeline_of(profile)
-    return profile, timeline, cascade_of(profile, timeline, selected_rows(profile, selection))
+    if option == "--bottlenecks" and selection.idle == "show":
+        selection = replace(selection, idle="hide")
+    budget = select_samples(profile, selection).budget if whole_lives(args) else Budget()
+    return profile, timeline, cascade_of(profile, timeline, selected_rows(profile, selection)), budget
 
 
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks."""
+"""Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks.
+
+Waits for a CPU end at [CPU]; their sums are those of the threads' budgets. Timers rank by the waits of other
+threads alone: a sleep that holds up nobody is no bottleneck.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.analysis.group import sum_by
+from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
 from perf_offcpu.causality.path_stacks import shared_out
 from perf_offcpu.convert.callgraph.waits import Component, components, graph_of, labels_of
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Budget
 from perf_offcpu.report import style as say
 from perf_offcpu.report.breakdowns import heavy_stacks
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.terminal import frame_lines
 from perf_offcpu.structs import frozen
-from perf_offcpu.text import printable
+from perf_offcpu.text import printable, thread_label
 
 VERSION = 1
 MIN_SHARE = 0.5
 """Percent of all waits below which an edge of the graph is left out."""
 _SHOWN, _STACKS = 3, 3
+_CPU = "[CPU]"
+_TIMERS = DEVICES[2:]
 
 
 @frozen
@@ -63,7 +71,7 @@ class Bottlenecks:
     """The largest bottlenecks."""
 
     source: str
-    total_ns: int  # of all waits
+    total_ns: int  # of all waits, those for a CPU included
     unplaced_ns: int  # of waits that were only summed: no part of it
     shown: list[Bottleneck]
     others: int  # number of further threads and devices in which waits end
@@ -72,23 +80,53 @@ class Bottlenecks:
     has_wakers: bool
 
 
-def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade) -> Bottlenecks:
-    """Return the components of the wait-for graph with the largest weight."""
+def bottlenecks_of(
+    profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None
+) -> Bottlenecks:
+    """Return the components of the wait-for graph with the largest weight.
+
+    Args:
+        budget: budgets of the threads whose waits for a CPU count.
+    """
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
-    held_components = [component for component in components(graph) if component.held > 0]
-    stacks = _Stacks(profile, timeline, cascade)
-    shown = [_bottleneck(one, graph, stacks) for one in held_components[:_SHOWN]]
-    held = sum(one.held_ns for one in shown)
+    parts = [component for component in components(graph) if component.held > 0]
+    stacks, for_cpu = _Stacks(profile, timeline, cascade), _waits_for_cpu(profile, budget or Budget())
+    ranks = {part.members[0]: part.held - _slept(part.members[0], graph) for part in parts}
+    ranks |= {one.members[0]: one.held_ns for one in for_cpu}
+    parts.sort(key=lambda part: -ranks[part.members[0]])
+    shown = [*for_cpu, *(_bottleneck(one, graph, stacks) for one in parts[:_SHOWN])]
+    shown = sorted(shown, key=lambda one: -ranks[one.members[0]])[:_SHOWN]
+    held, total = sum(one.held_ns for one in shown), cascade.total_ns + sum(one.held_ns for one in for_cpu)
     return Bottlenecks(
         profile.meta.source,
-        cascade.total_ns,
+        total,
         cascade.unplaced_ns,
         shown,
-        len(held_components) - len(shown),
-        cascade.total_ns - held,
+        len(parts) + len(for_cpu) - len(shown),
+        total - held,
         graph.graph["dropped"],
         bool((profile.samples.waker_tid >= 0).any()),
     )
+
+
+def _slept(name: str, graph: Any) -> int:
+    """Return the time of threads' own waits for a timer; 0 for other nodes."""
+    edges = graph.in_edges(name, data="waited") if name in _TIMERS else ()
+    return sum(waited for _, _, waited in edges)
+
+
+def _waits_for_cpu(profile: Profile, budget: Budget) -> list[Bottleneck]:
+    """Return the bottleneck that the CPUs are; none if no thread waited for one."""
+    comms, waited = profile.comms, budget.runnable_ns + budget.preempted_ns
+    if not waited.any():
+        return []
+    comm = np.append(comms.comm, 0)[rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)]
+    first, group_of = group(comm)
+    sums = sum_by(group_of, waited, len(first)).tolist()
+    names = [thread_label(profile.strings[row]) for row in comm[first].tolist()]
+    behind = sorted(zip(names, sums, strict=True), key=lambda item: (-item[1], item[0]))
+    held = dict.fromkeys(Held, 0) | {Held.RUNNABLE: sum(sums)}
+    return [Bottleneck((_CPU,), True, held, behind, [], [], 0, 0)]
 
 
 def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck:
@@ -194,7 +232,7 @@ def _row(bottleneck: Bottleneck) -> dict[str, Any]:
 
 def is_device(bottleneck: Bottleneck) -> bool:
     """Return True for a bottleneck that is a device."""
-    return bottleneck.members[0] in DEVICES
+    return bottleneck.members[0] in (*DEVICES, _CPU)
 
 
 _HOW = {
@@ -211,7 +249,7 @@ def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
     yield say.comment(f"Recording: {bottlenecks.source or '-'}")
     total = say.exact_amount(bottlenecks.total_ns, "ns", style)
-    yield say.comment(f"Bottlenecks: where {total} of waits end, with the waits of the threads behind")
+    yield say.comment(f"Bottlenecks: where {total} of threads' waits end, those for a CPU included")
     if bottlenecks.unplaced_ns:
         summed = say.exact_amount(bottlenecks.unplaced_ns, "ns", style)
         yield say.comment(f"Not in it: {summed} of short waits, which were summed (--off-cpu-thresh 0)")

@@ -21,7 +21,8 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 VERSION = 1
-_SHOWN_RIVALS = 3
+_SHOWN_RIVALS, _LEAST_RIVALS = 3, 10
+"""Comms that are named, and CPU samples below which none is."""
 
 
 @frozen
@@ -40,6 +41,7 @@ class PathReport:
     rivals: dict[str, int]  # comm → CPU samples while the path was runnable, on the same CPU
     has_wakers: bool  # whether the recording has any
     summed_ns: int  # waits of the path's threads that were summed: at most so much of RUNNING is waiting
+    preempted_ns: int  # of RUNNABLE, by budgets: when, is not known
     losses: dict[str, int]
 
     @property
@@ -75,6 +77,7 @@ def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathR
         rivals(profile, timeline, path),
         bool((profile.samples.waker_tid >= 0).any()),
         summed,
+        int(path.queued_ns.sum()),
         lost,
     )
 
@@ -93,6 +96,7 @@ def document(report: PathReport) -> dict[str, Any]:
         "hops": [_hop(row) for row in report.hops],
         "runnable_samples": report.rivals,
         "summed_at_most": report.summed_ns,
+        "preempted": report.preempted_ns,
         "losses": report.losses,
     }
 
@@ -130,12 +134,15 @@ def _facts(report: PathReport, style: Style) -> Iterator[str]:
     yield f"Followed {say.plural(report.wakeups, 'wake-up')} by other threads."
     runnable = report.spent_ns(Doing.RUNNABLE)
     number = sum(report.rivals.values())
-    if runnable and number:
+    if runnable and number >= _LEAST_RIVALS:
         comms = [
             f"{comm} {100 * one / number:.0f} %" for comm, one in list(report.rivals.items())[:_SHOWN_RIVALS]
         ]
         amount = say.exact_amount(runnable, "ns", style)
-        yield f"It was runnable for {amount}; CPU samples on its CPUs then were of {', '.join(comms)}."
+        yield f"It waited for a CPU for {amount}; CPU samples on its CPUs then were of {', '.join(comms)}."
+    if report.preempted_ns:
+        preempted = say.exact_amount(report.preempted_ns, "ns", style)
+        yield f"Runnable are also {preempted} of preemption, in proportion to the threads' budgets."
     if report.summed_ns:
         share = 100 * report.summed_ns / report.total_ns
         yield (

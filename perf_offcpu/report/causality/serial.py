@@ -13,6 +13,7 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.callpaths.options import Name
+from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.parallel import Parallelism, parallelism_of
 from perf_offcpu.causality.path_rows import functions_of
 from perf_offcpu.causality.path_stacks import shared_out
@@ -26,6 +27,7 @@ from perf_offcpu.text import printable, thread_label
 
 VERSION = 1
 NOT_SAMPLED = ""
+FOR_CPU = "[waiting for a CPU]"
 _FIXED = 1 << 20
 
 
@@ -34,7 +36,7 @@ class SerialRow:
     """Time that threads of one comm ran in one function; times in ns."""
 
     comm: str
-    function: str  # NOT_SAMPLED for threads without CPU samples
+    function: str  # NOT_SAMPLED for threads without CPU samples, FOR_CPU for the time of preemption
     weight: int  # time divided by the number of threads that ran
     alone: int  # time in which no other thread ran
     samples: int
@@ -76,7 +78,7 @@ class SerialReport:
     stacks: list[SerialStack]
     waits: list[LoneWaits]
     summed_ns: int  # waits that were only summed, and count as running
-    preempted_ns: int  # preemptions that were not recorded as waits, and count as running
+    preempted_ns: int  # preemptions that were not recorded as waits: when, is not known
 
     @property
     def total_ns(self) -> int:
@@ -111,7 +113,7 @@ def serial_of(
         parallelism.begin + origin,
         parallelism.end + origin,
         parallelism.levels().tolist(),
-        _rows(profile, timeline, parallelism, rows, track, weight, alone),
+        _rows(profile, table, parallelism, rows, track, weight, alone),
         _stacks(profile, rows, weight, stacks),
         _lone_waits(profile, table, parallelism, chosen),
         int(profile.samples.period[_sums(profile, timeline, chosen)].sum()),
@@ -163,7 +165,7 @@ def _sampled(
 
 def _rows(
     profile: Profile,
-    timeline: Timeline,
+    table: WaitTable,
     parallelism: Parallelism,
     rows: I64,
     track: I64,
@@ -171,13 +173,20 @@ def _rows(
     alone: I64,
 ) -> list[SerialRow]:
     """Return the rows, the heaviest first."""
-    comms = [one.comm for one in timeline.tracks]
+    cpu_waits = CpuWaits(profile, table.tracks)
     names, function = functions_of(profile, rows)
     sums: dict[tuple[str, str], list[int]] = {}
 
-    def add(comm: str, name: str, values: tuple[int, int, int]) -> None:
-        total = sums.setdefault((comm, name), [0, 0, 0])
-        total[:] = [one + more for one, more in zip(total, values, strict=True)]
+    def add(index: int, name: str, *times: int, samples: int = 0) -> None:
+        """Add the time of a thread in a function, and in the same time the preemption of its budget."""
+        ready = np.array(times, np.int64)
+        queued = cpu_waits.of(np.full(2, index), ready)
+        for label, values in (
+            (name, [*(ready - queued).tolist(), samples]),
+            (FOR_CPU, [*queued.tolist(), 0]),
+        ):
+            total = sums.setdefault((table.tracks[index].comm, label), [0, 0, 0])
+            total[:] = [one + more for one, more in zip(total, values, strict=True)]
 
     first, group_of = group(track, function)
     columns = (
@@ -186,13 +195,13 @@ def _rows(
         np.bincount(group_of, minlength=len(first)),
     )
     cells = zip(first.tolist(), *(column.tolist() for column in columns), strict=True)
-    for row, *values in cells:
-        add(comms[track[row]], names[function[row]] or "[unknown]", tuple(values))
+    for row, spent, lone, samples in cells:
+        add(int(track[row]), names[function[row]] or "[unknown]", spent, lone, samples=samples)
     size = len(parallelism.weight)
     bare = parallelism.weight - sum_by(track, weight, size), parallelism.alone_by - sum_by(track, alone, size)
     for index in np.flatnonzero(bare[0] | bare[1]).tolist():
-        add(comms[index], NOT_SAMPLED, (int(bare[0][index]), int(bare[1][index]), 0))
-    made = [SerialRow(*key, *values) for key, values in sums.items()]
+        add(index, NOT_SAMPLED, int(bare[0][index]), int(bare[1][index]))
+    made = [SerialRow(*key, *values) for key, values in sums.items() if any(values)]
     return sorted(made, key=lambda row: (-row.weight, row.comm, row.function))
 
 

@@ -20,9 +20,10 @@ def render(report: SerialReport, style: Style, limit: int | None) -> Iterator[st
     yield say.comment(f"Recording: {report.source or '-'}")
     yield say.comment(f"Serialization of {say.plural(report.threads, 'thread')}: {total}, {seconds}")
     yield from map(say.comment, _facts(report, style))
-    yield from say.section("Threads that ran at the same time", style)
+    what = "ran, or waited for a CPU," if report.preempted_ns else "ran"
+    yield from say.section(f"Threads that {what} at the same time", style)
     yield from _levels(report, style)
-    yield from say.section("What ran while few did: time divided by the number of running threads", style)
+    yield from say.section(f"What ran while few did: time divided by the threads that {what} then", style)
     yield from _rows(report, style, limit)
     yield from say.section("Waits that ended while one thread ran", style)
     yield from _waits(report, style, limit)
@@ -37,12 +38,12 @@ def _facts(report: SerialReport, style: Style) -> Iterator[str]:
     if report.paused_ns:
         paused = say.exact_amount(report.paused_ns, "ns", style)
         yield f"{paused} in between was not recorded, and is left out"
-    for ns, what in (
-        (report.summed_ns, "of short waits, which were summed (--off-cpu-thresh 0 records each of them)"),
-        (report.preempted_ns, "of preemption, which was not recorded (--switch-states S,D,I,T,t,Q,R)"),
-    ):
-        if ns:
-            yield f"{say.exact_amount(ns, 'ns', style)} {what}, counts as running"
+    if report.summed_ns:
+        summed = say.exact_amount(report.summed_ns, "ns", style)
+        yield f"{summed} of short waits, which were summed (--off-cpu-thresh 0), counts as running"
+    if report.preempted_ns:
+        preempted = say.exact_amount(report.preempted_ns, "ns", style)
+        yield f"{preempted} of preemption is divided in proportion: budgets do not tell when it was"
 
 
 def _percent(ns: int, report: SerialReport) -> str:
@@ -56,7 +57,7 @@ def _levels(report: SerialReport, style: Style) -> Iterator[str]:
     columns = [
         Column("Share", [_percent(ns, report) for _, ns in shown]),
         Column(f"Time {style.unit}", [say.amount(ns, "ns", style) for _, ns in shown]),
-        Column("Running", [number for number, _ in shown]),
+        Column("Ready" if report.preempted_ns else "Running", [number for number, _ in shown]),
     ]
     yield from lay_out(columns, style.width)
 
