@@ -545,30 +545,26 @@ COLOUR = """
 """
 
 
-def test_nothing_runs_in_pauses(browser: Browser, show: Show) -> None:
-    profile = threads()
-    origin = 10**9 + 10 * MS
-    profile.meta.parts = ((10**9, origin + 11 * MS), (origin + 19 * MS, origin + 600 * MS))
-    show(profile)
-    colours = [browser.run(COLOUR, *place(browser, 101, at * MS)) for at in (15, 35)]
-    nothing, running = browser.run(
-        "const { theme } = laneLook(page.rec); return [theme.nothing, theme.running]"
-    )
-    assert colours == [nothing, running]
+PAUSED = ((-10, 11), (19, 600))
+"""Times that are recorded, ms."""
 
 
-def test_nothing_runs_while_a_host_is_not_recorded(browser: Browser, show: Show) -> None:
-    """The first host is recorded for 14 ms, the other one, without threads here, until the end."""
-    profile = threads()
-    origin = 10**9 + 10 * MS
-    profile.meta.parts = ((10**9, origin + 600 * MS),)
-    profile.meta.hosts = (((10**9, origin + 14 * MS),), profile.meta.parts)
+@pytest.mark.parametrize(("parts", "host", "times", "expected"), [
+    (PAUSED, (), (15, 35), ["nothing", "running"]),
+    # The first host is recorded for 14 ms, the other one, without threads here, until the end.
+    (((-10, 600),), (-10, 14), (13, 35), ["running", "nothing"]),
+], ids=["pause", "host"])  # fmt: skip
+def test_nothing_runs_while_nothing_is_recorded(
+    browser: Browser, show: Show, parts: Any, host: Any, times: tuple[int, int], expected: list[str]
+) -> None:
+    profile, origin = threads(), 10**9 + 10 * MS
+    meta = profile.meta
+    meta.parts = tuple((origin + begin * MS, origin + end * MS) for begin, end in parts)
+    meta.hosts = (((origin + host[0] * MS, origin + host[1] * MS),), meta.parts) if host else ()
     show(profile)
-    colours = [browser.run(COLOUR, *place(browser, 101, at * MS)) for at in (13, 35)]
-    nothing, running = browser.run(
-        "const { theme } = laneLook(page.rec); return [theme.nothing, theme.running]"
-    )
-    assert colours == [running, nothing]
+    colours = [browser.run(COLOUR, *place(browser, 101, at * MS)) for at in times]
+    theme = browser.run("return laneLook(page.rec).theme")
+    assert colours == [theme[name] for name in expected]
 
 
 def test_colours_of_lanes_and_themes(browser: Browser, show: Show) -> None:

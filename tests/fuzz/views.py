@@ -33,15 +33,7 @@ STATUSES = (0, 1, 2, 129)
 DATA = Path(__file__).resolve().parents[1] / "data"
 PLAIN = f"--kallsyms {DATA / 'demo.kallsyms'} --symfs {{place}} --buildid-dir {{place}}"
 REPORTS = (
-    *(
-        "",
-        "--json",
-        "--locks",
-        "--critical-path",
-        "--bottlenecks",
-        "--serial",
-        "--budget-by pid",
-    ),
+    *("", "--json", "--locks", "--critical-path", "--bottlenecks", "--serial", "--budget-by pid"),
     *("--children", "--sort object,waker", "--diff {demo}", "--html {place}/page.html"),
 )
 GRAPHS = ("--callgraph --wakers", "--callgraph --cascade", "--callgraph --objects", "--folded --wakers")

@@ -29,16 +29,50 @@ def table(
     return SymbolTable(symbols, strings)
 
 
-def test_a_symbol_covers_its_first_byte_and_not_the_one_behind_it() -> None:
-    symbols = table((0x100, 0x10, "main"), (0x200, 0x10, "exit"))
-    assert names_at(symbols, 0xFF, 0x100, 0x10F, 0x110, 0x200, 0x20F, 0x210) == [
-        *("", "main", "main", "", "exit", "exit", "")
-    ]
-    assert symbols.start[1] == 0x200
+CASES: dict[str, tuple[SymbolTable, dict[int, str]]] = {
+    "a symbol covers its first byte and not the one behind it": (
+        table((0x100, 0x10, "main"), (0x200, 0x10, "exit")),
+        {0xFF: "", 0x100: "main", 0x10F: "main", 0x110: "", 0x200: "exit", 0x20F: "exit", 0x210: ""},
+    ),
+    "an empty table names nothing": (table(), {0: "", 1: "", 2**64 - 1: ""}),
+    "one without size reaches to the next": (
+        table((0x100, 0, "asm"), (0x140, 8, "next")), {0x13F: "asm", 0x140: "next"},
+    ),
+    "it is bounded by data, which names nothing": (
+        table((0x100, 0, "asm"), (0x120, 8, "TABLE"), (0x140, 8, "next")),
+        {0x11F: "asm", 0x120: "", 0x130: "", 0x140: "next"},
+    ),
+    "it ends with its section": (
+        table((0x100, 0, "asm"), (0x9000, 8, "far"), limit=0x180), {0x17F: "asm", 0x180: ""},
+    ),
+    "at the top of the address space nothing wraps": (table((2**64 - 8, 0, "top")), {0: "", 5: ""}),
+    "nor with a size": (table((2**64 - 8, 2**63, "top")), {2**64 - 8: "top", 0: "", 2**63: ""}),
+    "a label inside a function is not a function": (
+        table((0x100, 0x80, "function"), (0x140, 0, "loop", LABEL), (0x180, 0, "behind", LABEL)),
+        {0x13F: "function", 0x140: "function", 0x17F: "function", 0x180: "behind"},
+    ),
+    "of aliases equal in all that counts the first stays": (
+        table((0x100, 8, "first"), (0x100, 8, "other")), {0x100: "first"},
+    ),
+    "of several without size the last gets the range": (
+        table((0x100, 0, "longer_name"), (0x100, 0, "last", LOCAL), (0x180, 8, "next")),
+        {0x100: "last", 0x17F: "last"},
+    ),
+    "the end is the winner's own": (
+        table((0x100, 0x40, "a", WEAK), (0x100, 8, "b")), {0x107: "b", 0x108: ""},
+    ),
+    "the inner symbol wins and the outer goes on behind it": (
+        table((0x100, 0x100, "outer"), (0x140, 0x10, "inner"), (0x180, 0x10, "second")),
+        {0x13F: "outer", 0x140: "inner", 0x150: "outer", 0x17F: "outer", 0x185: "second", 0x190: "outer",
+         0x1FF: "outer", 0x200: ""},
+    ),
+}  # fmt: skip
 
 
-def test_an_empty_table_names_nothing() -> None:
-    assert names_at(table(), 0, 1, 2**64 - 1) == ["", "", ""]
+@pytest.mark.parametrize("case", CASES)
+def test_which_symbol_covers_an_address(case: str) -> None:
+    symbols, names = CASES[case]
+    assert names_at(symbols, *names) == [*names.values()]
 
 
 def test_source_tells_the_row_a_name_came_from() -> None:
@@ -47,31 +81,11 @@ def test_source_tells_the_row_a_name_came_from() -> None:
     assert symbols.source.tolist() == [2, 0]
 
 
-class TestSizeZero:
-    def test_it_reaches_to_the_next_symbol(self) -> None:
-        assert names_at(table((0x100, 0, "asm"), (0x140, 8, "next")), 0x13F, 0x140) == ["asm", "next"]
-
-    def test_it_is_bounded_by_data_which_names_nothing(self) -> None:
-        symbols = table((0x100, 0, "asm"), (0x120, 8, "TABLE"), (0x140, 8, "next"))
-        assert names_at(symbols, 0x11F, 0x120, 0x130, 0x140) == ["asm", "", "", "next"]
-
-    def test_it_ends_with_its_section(self) -> None:
-        assert names_at(table((0x100, 0, "asm"), (0x9000, 8, "far"), limit=0x180), 0x17F, 0x180) == [
-            "asm",
-            "",
-        ]
-
-    @pytest.mark.parametrize(("start", "end"), [(0x1001, 0x3000), (0x1000, 0x2000), (0x1FFF, 0x3000)])
-    def test_the_last_one_reaches_to_the_end_of_the_page_behind_its_own(self, start: int, end: int) -> None:
-        assert names_at(table((start, 0, "last")), end - 1, end) == ["last", ""]
-
-    def test_at_the_top_of_the_address_space_nothing_wraps(self) -> None:
-        assert names_at(table((2**64 - 8, 0, "top")), 0, 5) == ["", ""]
-        assert names_at(table((2**64 - 8, 2**63, "top")), 2**64 - 8, 0, 2**63) == ["top", "", ""]
-
-    def test_a_label_inside_a_function_is_not_a_function(self) -> None:
-        symbols = table((0x100, 0x80, "function"), (0x140, 0, "loop", LABEL), (0x180, 0, "behind", LABEL))
-        assert names_at(symbols, 0x13F, 0x140, 0x17F, 0x180) == ["function"] * 3 + ["behind"]
+@pytest.mark.parametrize(("start", "end"), [(0x1001, 0x3000), (0x1000, 0x2000), (0x1FFF, 0x3000)])
+def test_the_last_one_without_size_reaches_to_the_end_of_the_page_behind_its_own(
+    start: int, end: int
+) -> None:
+    assert names_at(table((start, 0, "last")), end - 1, end) == ["last", ""]
 
 
 class TestAliases:
@@ -93,47 +107,23 @@ class TestAliases:
         assert names_at(table(loser, winner), 0x100) == [winner[2]]
         assert names_at(table(winner, loser), 0x100) == [winner[2]]
 
-    def test_equals_in_all_that_counts_the_first_stays(self) -> None:
-        assert names_at(table((0x100, 8, "first"), (0x100, 8, "other")), 0x100) == ["first"]
-
-    def test_of_several_without_size_the_last_gets_the_range(self) -> None:
-        symbols = table((0x100, 0, "longer_name"), (0x100, 0, "last", LOCAL), (0x180, 8, "next"))
-        assert names_at(symbols, 0x100, 0x17F) == ["last", "last"]
-
-    def test_the_end_is_the_winners_own(self) -> None:
-        assert names_at(table((0x100, 0x40, "a", WEAK), (0x100, 8, "b")), 0x107, 0x108) == ["b", ""]
-
     def test_ranks_order_as_perf_compares(self) -> None:
         flags = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 0, 0], [1, 1, 0]], bool)
         ranks = alias_rank(flags[:, 0], flags[:, 1], flags[:, 2])
         assert np.diff(ranks.astype(int)).min() > 0
 
 
-class TestOverlaps:
-    def test_the_inner_symbol_wins_and_the_outer_goes_on_behind_it(self) -> None:
-        symbols = table((0x100, 0x100, "outer"), (0x140, 0x10, "inner"), (0x180, 0x10, "second"))
-        assert names_at(symbols, 0x13F, 0x140, 0x150, 0x17F, 0x185, 0x190, 0x1FF, 0x200) == [
-            *("outer", "inner", "outer", "outer", "second", "outer", "outer", "")
-        ]
-
-    @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40))
-    def test_an_address_gets_a_name_exactly_if_a_symbol_covers_it(
-        self, ranges: list[tuple[int, int]]
-    ) -> None:
-        unique = {start: (start, size, f"s{start}") for start, size in ranges}
-        symbols = table(*unique.values())
-        for address, name in enumerate(names_at(symbols, *range(100))):
-            covering = {row[2] for row in unique.values() if row[0] <= address < row[0] + row[1]}
-            assert (name in covering) if covering else name == ""
-
-    @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40))
-    def test_the_last_to_start_wins_where_it_reaches(self, ranges: list[tuple[int, int]]) -> None:
-        unique = {start: (start, size, f"s{start}") for start, size in ranges}
-        symbols = table(*unique.values())
-        for address, name in enumerate(names_at(symbols, *range(100))):
-            latest = max((row for row in unique.values() if row[0] <= address), default=None)
-            if latest is not None and address < latest[0] + latest[1]:
-                assert name == latest[2]
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40))
+def test_an_address_gets_the_name_of_the_last_symbol_to_start_or_of_another_that_covers_it(
+    ranges: list[tuple[int, int]],
+) -> None:
+    unique = {start: (start, size, f"s{start}") for start, size in ranges}
+    for address, name in enumerate(names_at(table(*unique.values()), *range(100))):
+        covering = {row[2] for row in unique.values() if row[0] <= address < row[0] + row[1]}
+        assert (name in covering) if covering else name == ""
+        latest = max((row for row in unique.values() if row[0] <= address), default=None)
+        if latest is not None and address < latest[0] + latest[1]:
+            assert name == latest[2]
 
 
 def test_join_keeps_rows_in_order_and_their_names() -> None:

@@ -51,6 +51,12 @@ def names(profile: Profile, column: str = "name") -> list[str]:
     return [texts[row] if row >= 0 else "" for row in profile.samples.object.tolist()]
 
 
+def one_wait(kind: K, fields: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Records of a wait for an object that has these fields."""
+    described_object = described(thing(7, kind, **{"pid": 10} | fields))
+    return described_object, wait(7, time=90, pid=10, tid=10, syscall=READ)
+
+
 def both(path: Path, *records: bytes) -> tuple[list[str], list[str]]:
     profile = profile_of(path, *records)
     return names(profile), names(profile, "stable")
@@ -72,54 +78,30 @@ def both(path: Path, *records: bytes) -> tuple[list[str], list[str]]:
         (K.PROCESS, {"number": -1}, "any child", "any child"),
         (K.SEMAPHORES, {"number": 7}, "System V semaphores 7", "System V semaphores"),
         (K.UNKNOWN, {}, "unknown", "unknown"),
-        (
-            K.SOCKET,
-            {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"},
-            "tcp 10.0.0.7:5432",
-            "tcp 10.0.0.7:5432",
-        ),
-        (
-            K.SOCKET,
-            {"protocol": "tcp", "local": "10.0.0.1:5432", "remote": "10.0.0.7:40000"},
-            "tcp 10.0.0.7:40000",
-            "tcp 10.0.0.7 at :5432",
-        ),
-        (
-            K.SOCKET,
-            {"protocol": "tcp", "local": "[::ffff:10.0.0.1]:4", "remote": "[::ffff:10.0.0.7]:80"},
-            "tcp 10.0.0.7:80",
-            "tcp 10.0.0.7:80",
-        ),
+        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"},
+         *["tcp 10.0.0.7:5432"] * 2),
+        (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:5432", "remote": "10.0.0.7:40000"},
+         "tcp 10.0.0.7:40000", "tcp 10.0.0.7 at :5432"),
+        (K.SOCKET, {"protocol": "tcp", "local": "[::ffff:10.0.0.1]:4", "remote": "[::ffff:10.0.0.7]:80"},
+         "tcp 10.0.0.7:80", "tcp 10.0.0.7:80"),
         (K.SOCKET, {"protocol": "tcp", "local": "0.0.0.0:80"}, *["tcp listen 0.0.0.0:80"] * 2),
         (K.SOCKET, {"protocol": "udp", "local": "0.0.0.0:53"}, "udp 0.0.0.0:53", "udp 0.0.0.0:53"),
         (K.SOCKET, {"protocol": "unix", "remote": "/run/x.sock"}, "unix /run/x.sock", "unix /run/x.sock"),
-        (
-            K.SOCKET,
-            {"protocol": "unix", "local": "/run/x.sock", "peer_pid": 30},
-            "unix /run/x.sock (postgres 30)",
-            "unix /run/x.sock (postgres)",
-        ),
+        (K.SOCKET, {"protocol": "unix", "local": "/run/x.sock", "peer_pid": 30},
+         "unix /run/x.sock (postgres 30)", "unix /run/x.sock (postgres)"),
         (K.SOCKET, {"protocol": "unix", "name": "@tmp/x", "inode": 9}, "unix @tmp/x", "unix @tmp/x"),
         (K.SOCKET, {"protocol": "unix", "inode": 9}, "unix socket inode 9", "unix socket"),
         (K.PIPE, {"inode": 9}, "pipe inode 9", "pipe"),
         (K.PIPE, {"inode": 9, "peer_pid": 77, "peer_comm": "gone"}, "pipe from gone (77)", "pipe from gone"),
-        (
-            K.PIPE,
-            {"inode": 9, "name": "/run/q", "peer_pid": 20},
-            "fifo /run/q from xz (20)",
-            "fifo /run/q from xz",
-        ),
+        (K.PIPE, {"inode": 9, "name": "/run/q", "peer_pid": 20}, "fifo /run/q from xz (20)",
+         "fifo /run/q from xz"),
         (K.FUTEX, {"pid": 10, "address": 0x55AA, "place": "heap"}, "futex heap 0x55aa", "futex heap"),
         (K.FUTEX, {"pid": 10, "address": 0x55AA}, "futex 0x55aa", "futex"),
         (K.FUTEX, {"pid": 10, "address": 5, "place": "/dev/shm/q+0x40"}, *["shared /dev/shm/q+0x40"] * 2),
     ],
 )  # fmt: skip
 def test_names(kind: K, fields: dict[str, Any], name: str, stable: str, tmp_path: Path) -> None:
-    records = (
-        described(thing(7, kind, **{"pid": 10} | fields)),
-        wait(7, time=90, pid=10, tid=10, syscall=READ),
-    )
-    assert both(tmp_path, *records) == ([name], [stable])
+    assert both(tmp_path, *one_wait(kind, fields)) == ([name], [stable])
 
 
 def test_the_two_ends_of_a_pipe_name_each_other(tmp_path: Path) -> None:
@@ -278,11 +260,8 @@ def test_hosts_have_files_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "fields", "inward"), [
     (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:5432"}, False),
     (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:80", "remote": "10.0.0.7:40000"}, True),
-    (
-        K.SOCKET,
-        {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:40001", "place": "accepted"},
-        True,
-    ),
+    (K.SOCKET,
+     {"protocol": "tcp", "local": "10.0.0.1:40000", "remote": "10.0.0.7:40001", "place": "accepted"}, True),
     (K.SOCKET, {"protocol": "tcp", "local": "10.0.0.1:4000", "remote": "10.0.0.7:80"}, False),
     (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20}, False),
     (K.SOCKET, {"protocol": "unix", "name": "/run/x", "peer_pid": 20, "place": "accepted"}, True),
@@ -295,11 +274,7 @@ def test_hosts_have_files_of_their_own(tmp_path: Path) -> None:
 def test_whose_events_are_work_that_comes_in(
     kind: K, fields: dict[str, Any], inward: bool, tmp_path: Path
 ) -> None:
-    records = (
-        described(thing(7, kind, **{"pid": 10} | fields)),
-        wait(7, time=90, pid=10, tid=10, syscall=READ),
-    )
-    assert profile_of(tmp_path, *records).objects.inward.tolist()[0] is inward
+    assert profile_of(tmp_path, *one_wait(kind, fields)).objects.inward.tolist()[0] is inward
 
 
 ENDED = {"pid": 10, "waker_pid": 10}
