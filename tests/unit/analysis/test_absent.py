@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A selection that finds nothing is answered with what there is."""
 
-from __future__ import annotations
-
 import pytest
 from builders.profile import ProfileBuilder, kernel
 

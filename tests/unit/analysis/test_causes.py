@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that a wait is named by: the innermost one of the program."""
 
-from __future__ import annotations
-
 import pytest
 from builders.profile import Code, ProfileBuilder, kernel
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouping and exact sums, against dictionaries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who held a lock while others waited, by what was seen of it: owners at begins, wakers at ends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who held a lock: what is believed, and what is not."""
 
-from __future__ import annotations
-
 import pytest
 from builders.profile import ProfileBuilder
 

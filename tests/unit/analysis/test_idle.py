@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Idle threads: waits for work and waits for something under way."""
 
-from __future__ import annotations
-
 import pytest
 from builders.profile import Code, ProfileBuilder, Stack, kernel
 

@@ -4,8 +4,6 @@
 .venv/bin/python tests/unit/analysis/test_interpreters.py
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

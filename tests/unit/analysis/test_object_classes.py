@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait classes by object, and of sums by single waits like them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

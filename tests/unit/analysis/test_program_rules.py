@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of programs: what well-known functions say of a wait, and rules of a user's file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

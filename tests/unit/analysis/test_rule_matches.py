@@ -7,8 +7,6 @@ it means. After a change of the rules, or for functions of other versions (those
 .venv/bin/python tests/unit/analysis/test_rule_matches.py [FILE]   # names as nm or kallsyms has them
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walks up the stack tree find what a loop over each stack finds."""
 
-from __future__ import annotations
-
 import numpy as np
 from builders.profile import ProfileBuilder, kernel
 from hypothesis import given

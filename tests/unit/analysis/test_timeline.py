@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Places of samples in time, their tracks, one unit for waiting and running; `--time`, exact to the ns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

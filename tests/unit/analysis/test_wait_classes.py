@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait classes by the kernel's functions, the system call and wrappers; of a real recording, exactly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@
 .venv/bin/python tests/unit/analysis/test_wait_classes_page.py
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

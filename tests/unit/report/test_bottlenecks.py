@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bottlenecks: who is named, in which stacks, and that nothing is lost between them."""
 
-from __future__ import annotations
-
 from builders.profile import ProfileBuilder
 from builders.waits import Waits, random_waits, wait, with_waits
 from hypothesis import given

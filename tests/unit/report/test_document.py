@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report as JSON."""
 
-from __future__ import annotations
-
 import json
 
 from builders.profile import Code, ProfileBuilder, kernel

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions with all that they call: each sample once a function, and what a plain count over stacks says."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

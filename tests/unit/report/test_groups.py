@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables by any keys: every sample is in one row, and rows name what they hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from builders.large import large_profile

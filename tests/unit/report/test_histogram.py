@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lengths of waits: exact for single ones, sums apart."""
 
-from __future__ import annotations
-
 from builders.profile import ProfileBuilder
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that a report takes grows with the number of samples, by less than the columns of one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of serialization: a program whose workers wait for one thread, and sums."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

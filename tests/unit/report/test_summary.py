@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report's numbers: exact, and honest about what sums do not tell."""
 
-from __future__ import annotations
-
 import pytest
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that fit."""
 
-from __future__ import annotations
-
 import pytest
 
 from perf_offcpu.report.style import Column, cut, display_width, lay_out, pad

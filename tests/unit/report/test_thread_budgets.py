@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time adds up: what the collector counted, and what waits tell where it did not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder

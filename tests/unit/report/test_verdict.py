@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table on top of the report ranks the causes, and its numbers add up."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

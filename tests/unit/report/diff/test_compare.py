@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison of a simulated service with itself, and with one whose lock is held twice as long."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

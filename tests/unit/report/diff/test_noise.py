@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise of sums of waits: simulated loads of known kind, recorded twice, must hardly ever differ by more."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison by object: names of two runs meet, although addresses and ids differ."""
 
-from __future__ import annotations
-
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.model.profile import Profile

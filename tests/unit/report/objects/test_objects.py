@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was waited for: the section of the report, the report on locks, and both as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

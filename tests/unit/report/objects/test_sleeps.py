@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sleeps that took longer than asked."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from builders.profile import ProfileBuilder
