@@ -5,7 +5,7 @@ Only waits count that were not over when the recording ended, or that nothing bu
 ended, and only holders that are believed (`analysis.holders`). A thread waits for one lock, and one
 thread holds it: so each thread has at most one successor, and following successors ends at a thread that is
 not blocked, at an unknown holder, or in a circle. All waits of a circle must have gone on at one time: else
-the lock may have changed hands in between.
+the lock may have changed hands in between. A timeout ends a circle with a timed wait: that is no deadlock.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class DeadThread:
     function: str  # in which it waits; "" not known
     weight: int  # ns since when, inside the recording
     began_before: bool  # before the recording did
+    asked_ns: int  # after which its wait ends by itself; -1 never
 
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
-    """Return the deadlocks of a profile, the largest first.
+    """Return the deadlocks of a profile, and circles of timed waits (`ends_after`), the largest first.
 
     Args:
         waits: `classify(profile)`.
@@ -73,6 +74,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
             functions.names[functions.function[row]] if functions else "",
             int(samples.period[row]),
             bool(before[row]),
+            int(samples.asked_ns[row]),
         )
 
     return [[thread(tid) for tid in circle] for circle in circles]
@@ -99,16 +101,25 @@ def circles_of(successor: dict[int, int]) -> list[list[int]]:
     return sorted(circles, key=lambda circle: (-len(circle), circle[0]))
 
 
+def ends_after(deadlock: list[DeadThread]) -> int:
+    """Return the time after which a circle ends by a timeout, ns; -1 if it does not: a deadlock."""
+    return min((thread.asked_ns for thread in deadlock if thread.asked_ns >= 0), default=-1)
+
+
 def sentence_of(deadlock: list[DeadThread]) -> str:
     """Return the sentence about a deadlock: each thread, its lock, the lock's holder."""
-    if len(deadlock) == 1:
-        return f"Deadlock: {_waiting(deadlock[0])}, which it holds itself."
+    timeout, number = ends_after(deadlock), len(deadlock)
+    lead = f"Deadlock of {number} threads" if number > 1 else "Deadlock"
+    if timeout >= 0:
+        lead = f"A circle of timed waits, which ends after {timeout / 1e9:.1f} s and is no deadlock"
+    if number == 1:
+        return f"{lead}: {_waiting(deadlock[0])}, which it holds itself."
     holders = [*deadlock[1:], deadlock[0]]
     parts = [
         f"{_waiting(thread)}, held by {holder.comm} {holder.tid}"
         for thread, holder in zip(deadlock, holders, strict=True)
     ]
-    return f"Deadlock of {len(deadlock)} threads: {'; '.join(parts)}."
+    return f"{lead}: {'; '.join(parts)}."
 
 
 def _waiting(dead_thread: DeadThread) -> str:

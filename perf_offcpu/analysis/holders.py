@@ -58,7 +58,8 @@ def holders_of(profile: Profile) -> Holders:
     kind = np.append(profile.objects.kind, np.uint16(ObjectKind.UNKNOWN))[samples.object]
     woken = ~blocked & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS) & (samples.waker_tid > 0)
     woken &= np.isin(kind, _LOCKS) & ((samples.waker_pid == samples.pid) | is_shared(profile))
-    cut_off = _ended_with_process(profile, np.flatnonzero(woken | (believed & ~blocked)))
+    by_timer = samples.has(SampleFlag.WAKER_INTERRUPT)
+    cut_off = _ended_with_process(profile, np.flatnonzero(woken | (believed & ~blocked & ~by_timer)))
     woken &= ~cut_off
     return Holders(
         np.where(believed, asked, -1).astype(np.int32),

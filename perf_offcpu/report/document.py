@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perf_offcpu.locks import DeadThread
+from perf_offcpu.locks import DeadThread, ends_after
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
 from perf_offcpu.report.objects import Hand, LockRow, ObjectRow, ObjectTable
@@ -48,7 +48,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "groups": _groups(summary.groups),
         "objects": object_fields(summary.objects),
         "oversleep": summary.oversleep and fields(summary.oversleep, "sleeps median longest interrupted"),
-        "deadlocks": [list(map(dead_thread_fields, deadlock)) for deadlock in summary.deadlocks],
+        **deadlock_fields(summary.deadlocks),
         "functions": summary.functions and _functions(summary.functions),
         "histogram": summary.histogram and _histogram(summary.histogram),
         "notes": {str(cause): count for cause, count in summary.notes.items()},
@@ -167,6 +167,11 @@ def _hand(hand: Hand) -> dict[str, Any]:
     return fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}
 
 
-def dead_thread_fields(thread: DeadThread) -> dict[str, Any]:
-    """Return the fields of a thread of a deadlock."""
-    return fields(thread, "comm pid tid lock function weight began_before")
+def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:
+    """Return circles of waiting threads: deadlocks, and those that end by a timeout."""
+    columns = "comm pid tid lock function weight began_before asked_ns"
+    found: dict[str, Any] = {"deadlocks": [], "timed_circles": []}
+    for circle in circles:
+        name = "deadlocks" if ends_after(circle) < 0 else "timed_circles"
+        found[name].append([fields(thread, columns) for thread in circle])
+    return found

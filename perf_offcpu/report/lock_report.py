@@ -16,7 +16,7 @@ from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
-from perf_offcpu.report.document import dead_thread_fields, lock_fields
+from perf_offcpu.report.document import deadlock_fields, lock_fields
 from perf_offcpu.report.objects import HELD, LockRow, LockTable, lock_table
 from perf_offcpu.report.style import Column, Style, cut, lay_out
 from perf_offcpu.report.terminal import INDENT, collapsed
@@ -72,7 +72,7 @@ def document(report: LockReport) -> dict[str, Any]:
         **fields(report, "total weight"),
         "locks": list(map(lock_fields, table.rows)),
         "more": cut_fields(table.more),
-        "deadlocks": [list(map(dead_thread_fields, deadlock)) for deadlock in report.deadlocks],
+        **deadlock_fields(report.deadlocks),
         "refused_holders": table.refused,
         "losses": report.losses,
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -66,6 +67,20 @@ def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp
     assert takes == [0, 3, 4], "three frames of the one thread, four of the other"
     recording = load_recording(path, snapshots=True)
     assert losses.STACK_CUT not in recording.losses
+
+
+def test_a_circle_of_timed_waits_is_no_deadlock(tmp_path: Path) -> None:
+    timed = build(HUNG / "abba.c", tmp_path / "timed", "-DSECONDS=3", "-O2", "-g")
+    with hanging(timed, threads=3) as pid:
+        run("-p", str(pid), "--duration", "0.5", cwd=tmp_path)
+        run("-o", "end", "-p", str(pid), "--until-exit", str(pid), cwd=tmp_path)
+    texts = [
+        program.run("report", "-i", name, "--json", cwd=tmp_path).stdout for name in ("perf.data", "end")
+    ]
+    found = [json.loads(text) for text in texts]
+    assert [one["deadlocks"] for one in found] == [[], []]
+    assert [len(one["timed_circles"]) for one in found] == [1, 0], "it is over in the second one"
+    assert all(1e9 < thread["asked_ns"] < 4e9 for thread in found[0]["timed_circles"][0])
 
 
 def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) -> None:

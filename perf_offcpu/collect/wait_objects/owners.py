@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read who holds the locks for which threads are still blocked, from the locks' own words in memory.
+"""Read who holds the locks for which threads are still blocked, from the locks' words, and the timeouts.
 
 The layouts are those of bpf/lock_owner.h. At the end of a wait the word has changed already, so that this is
 for waits that have not ended.
@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import struct
+import time
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,7 +24,8 @@ from perf_offcpu.collect.kernel_totals.memory import Unread, of_each, read_memor
 from perf_offcpu.collect.kernel_totals.user_stacks import arguments_of
 from perf_offcpu.files import read_kernel
 
-_WORDS = struct.Struct("=5I")
+_WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
+_REALTIME = 256
 _COMMAND, _WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2 = 0x7F, 0, 6, 9, 13  # include/uapi/linux/futex.h
 _TID_MASK, _WAITERS = 0x3FFFFFFF, 0x80000000
 _MUTEX, _RWLOCK = 2, 3  # values of contended locks
@@ -60,8 +62,24 @@ def _writer_in(words: tuple[int, ...]) -> int:
     return words[4]
 
 
+def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
+    """Return the time after which a wait in futex(2) ends by itself, ns.
+
+    Args:
+        spec: struct timespec.
+        since_ns: begin of the wait, CLOCK_MONOTONIC.
+    """
+    seconds, ns = _TIMESPEC.unpack(spec)
+    command, moment = operation & _COMMAND, seconds * 10**9 + ns
+    if command == _WAIT:
+        return int(moment)
+    if operation & _REALTIME or command == _LOCK_PI:
+        moment -= time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    return int(max(moment - since_ns, 0))
+
+
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
-    """Set `holder_tid` of tasks that wait for a lock whose owner is known.
+    """Set `holder_tid` of tasks that wait for a lock whose owner is known, and `asked_ns` of timed waits.
 
     Args:
         unread: counts the locks for which there is no time.
@@ -70,23 +88,25 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     rows = last.waiting()
     rows = rows[np.isin(last.tasks["syscall"][rows], futexes) & (last.tasks["object_id"][rows] != 0)]
     pids = last.tasks["pid"][rows].tolist()
-    holders = of_each(rows.tolist(), pids, lambda row: _holder(last.tasks[row]), unread)
+    found = of_each(rows.tolist(), pids, lambda row: _holder_and_timeout(last.tasks[row]), unread)
     tasks = last.tasks.copy()
-    for row, tid in holders.items():
+    for row, (tid, asked_ns) in found.items():
         if tid:
             tasks["holder_tid"][row] = tid
+        if asked_ns is not None:
+            tasks["asked_ns"][row] = asked_ns
     return replace(last, tasks=tasks)
 
 
-def _holder(task: NDArray[Any]) -> int:
-    """Return the thread that holds the lock of a task, in the pid namespace of the recorder; 0 unknown."""
-    pid = int(task["pid"])
-    address, operation, value, *_ = arguments_of(task)
-    words = read_memory(int(task["tid"]), address, _WORDS.size)
-    if not words:
-        return 0
-    owner = owner_in(_WORDS.unpack(words), operation, value & 0xFFFFFFFF)
-    return _outer(pid, owner) if owner else 0
+def _holder_and_timeout(task: NDArray[Any]) -> tuple[int, int | None]:
+    """Return the thread that holds the lock of a task, 0 unknown, and the timeout, None for none."""
+    pid, tid = int(task["pid"]), int(task["tid"])
+    address, operation, value, timeout, *_ = arguments_of(task)
+    words = read_memory(tid, address, _WORDS.size)
+    owner = owner_in(_WORDS.unpack(words), operation, value & 0xFFFFFFFF) if words else 0
+    spec = read_memory(tid, timeout, _TIMESPEC.size) if timeout else b""
+    asked_ns = timeout_in(operation, spec, int(task["switch_out_ns"])) if spec else None
+    return _outer(pid, owner) if owner else 0, asked_ns
 
 
 def _outer(pid: int, tid: int) -> int:

@@ -23,7 +23,7 @@ from perf_offcpu.analysis.holders import Holders, holders_of
 from perf_offcpu.analysis.timeline import Track, comm_of, timeline_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.convert.callgraph.dot import amount, share
-from perf_offcpu.locks import deadlocks_of
+from perf_offcpu.locks import deadlocks_of, ends_after
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -165,7 +165,7 @@ def _sums(
 def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Labels) -> None:
     deadlocks = deadlocks_of(profile, classify(profile), holders)
     graph.graph["deadlocks"] = []
-    for deadlock in deadlocks:
+    for deadlock in (circle for circle in deadlocks if ends_after(circle) < 0):
         circle = []
         for thread in deadlock:
             circle += [labels.texts[labels.of_tid(thread.tid)], thread.lock]

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two threads that wait for each other's mutex, without frame pointers, and main(), which waits for one. */
+/*
+ * Two threads that wait for each other's mutex, without frame pointers, and main(), which waits for one.
+ * With -DSECONDS they wait so long and then end.
+ */
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER, second = PTHREAD_MUTEX_INITIALIZER;
@@ -10,7 +14,11 @@ __attribute__((noinline)) static void take(pthread_mutex_t *mutex, int depth)
 	if (depth)
 		take(mutex, depth - 1);
 	else
+#ifdef SECONDS
+		pthread_mutex_timedlock(mutex, &(struct timespec){.tv_sec = time(NULL) + SECONDS});
+#else
 		pthread_mutex_lock(mutex);
+#endif
 	__asm__ volatile("");
 }
 

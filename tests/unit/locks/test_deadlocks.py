@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.locks import circles_of, deadlocks_of, longest_queues, sentence_of, waiters
+from perf_offcpu.locks import DeadThread, circles_of, deadlocks_of, longest_queues, sentence_of, waiters
 from perf_offcpu.model.recording import SampleFlag, Tasks
+from perf_offcpu.report.document import deadlock_fields
 
 BLOCKED = SampleFlag.STILL_BLOCKED
 
@@ -40,6 +41,18 @@ def test_abba() -> None:
         "Deadlock of 2 threads: transfer 11 waits in take_b for b in bank, held by audit 12; "
         "audit 12 waits in take_a for a in bank, held by transfer 11."
     ]
+
+
+def test_a_circle_with_a_timeout_is_no_deadlock() -> None:
+    threads = [
+        DeadThread("t", 10, tid, "x", "", 5, False, asked) for tid, asked in ((11, -1), (12, 3 * 10**9))
+    ]
+    assert sentence_of(threads) == (
+        "A circle of timed waits, which ends after 3.0 s and is no deadlock: "
+        "t 11 waits for x, held by t 12; t 12 waits for x, held by t 11."
+    )
+    fields = deadlock_fields([threads, threads[:1]])
+    assert [len(fields[name]) for name in ("deadlocks", "timed_circles")] == [1, 1]
 
 
 def test_those_who_wait_for_a_deadlock_are_not_in_it() -> None:
