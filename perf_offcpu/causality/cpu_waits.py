@@ -24,6 +24,8 @@ class CpuWaits:
     """The share of preemption in the time that threads seem to run.
 
     Attributes:
+        queued: int64[tracks], ns of preemption that were not recorded as waits.
+        running: int64[tracks], ns.
         share: int64[tracks], in 2^-20.
     """
 
@@ -40,15 +42,15 @@ class CpuWaits:
 
         recorded = np.flatnonzero(samples.has(SampleFlag.PREEMPTED) & profile.is_offcpu())
         summed = np.flatnonzero(samples.has(SUM_FLAGS) & profile.is_offcpu())
-        preempted, running = (
+        preempted, self.running = (
             sums(budget.pid, budget.tid, column) for column in (budget.preempted_ns, budget.running_ns)
         )
         placed, unplaced = (
             sums(samples.pid[rows], samples.tid[rows], samples.period[rows]) for rows in (recorded, summed)
         )
-        queued = np.maximum(preempted - placed, 0)
-        whole = np.maximum(running + queued + unplaced, 1)
-        self.share: I64 = (queued.astype(np.float64) / whole * _SCALE).astype(np.int64)
+        self.queued = np.maximum(preempted - placed, 0)
+        whole = np.maximum(self.running + self.queued + unplaced, 1)
+        self.share: I64 = (self.queued.astype(np.float64) / whole * _SCALE).astype(np.int64)
 
     def of(self, track: I64, ns: I64) -> I64:
         """Return int64[n]: the part of times outside of waits in which a thread waited for a CPU."""

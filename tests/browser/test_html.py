@@ -562,7 +562,7 @@ def test_nothing_runs_while_nothing_is_recorded(
     meta.parts = tuple((origin + begin * MS, origin + end * MS) for begin, end in parts)
     meta.hosts = (((origin + host[0] * MS, origin + host[1] * MS),), meta.parts) if host else ()
     show(profile)
-    colours = [browser.run(COLOUR, *place(browser, 101, at * MS)) for at in times]
+    colours = [browser.run(COLOUR, *place(browser, 102, at * MS)) for at in times]
     theme = browser.run("return laneLook(page.rec).theme")
     assert colours == [theme[name] for name in expected]
 

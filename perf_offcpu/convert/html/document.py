@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, process_names, timeline_of
 from perf_offcpu.analysis.wakeups import with_wakers
@@ -30,6 +30,7 @@ from perf_offcpu.callpaths.keys import NO_OBJECT, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import PathTree, paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
+from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.flamegraph.page import preorder, recording_facts
 from perf_offcpu.convert.registry import Options
@@ -69,6 +70,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
     """Return the JSON document and the columns of the page."""
     timeline, waits = timeline_of(profile), classify(profile)
     tracks, waker = with_wakers(profile, timeline)
+    tracks += _without_samples(profile, tracks)
     rows = Rows(timeline, len(tracks))
     tree, waker_node = paths_with_wakers(profile, PathOptions(), rooted=True)
     order = preorder(tree)
@@ -93,6 +95,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
         "flags": {name: int(flag) for flag, name in FLAGS.items()},
         "keys": keys,
         "tracks": _tracks(profile, timeline, tracks, options),
+        "between": _between(profile, waits, tracks, timeline),
         "path": _path(options.path, timeline),
         "firsts": rows.firsts.tolist(),
         "names": _names(tree),
@@ -191,6 +194,37 @@ def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track], options: 
         "idle": [int((track.pid, track.tid) in options.idle) for track in tracks],
         "life": [lives.get((track.pid, track.tid), [None, None]) for track in tracks],
     }
+
+
+def _without_samples(profile: Profile, tracks: list[Track]) -> list[Track]:
+    """Return the tracks of threads that waited for a CPU and have no samples."""
+    budget, none = profile.budget, np.empty(0, np.int64)
+    rows = np.flatnonzero(budget.preempted_ns + budget.runnable_ns)
+    pairs = zip(budget.pid[rows].tolist(), budget.tid[rows].tolist(), strict=True)
+    others = dict.fromkeys(pairs).keys() - {(track.pid, track.tid) for track in tracks}
+    return [Track(pid, tid, comm_of(profile, tid), none) for pid, tid in sorted(others)]
+
+
+def _between(
+    profile: Profile, waits: Waits, tracks: list[Track], timeline: Timeline
+) -> list[list[list[int]]]:
+    """Return for each track (class, ns) of its time outside of single waits; class -1 is running.
+
+    Threads without a budget ran, for all that is known, whenever they did not wait.
+    """
+    samples, cpu_waits = profile.samples, CpuWaits(profile, tracks)
+    whole = max(sum(end - begin for begin, end in profile.meta.recorded), timeline.duration_ns)
+    waited = sum_by(timeline.track, np.where(profile.is_offcpu(), samples.period, 0), len(tracks))
+    running = cpu_waits.running + cpu_waits.queued
+    running = np.where(running > 0, cpu_waits.running, np.maximum(whole - waited, 0))
+    rows = np.flatnonzero(profile.is_offcpu() & ~timeline.waits)
+    first, group_of = group(timeline.track[rows], waits.wait_class[rows])
+    parts: list[dict[int, int]] = [{-1: ns} for ns in running.tolist()]
+    for row, ns in zip(rows[first].tolist(), sum_by(group_of, samples.period[rows], len(first)), strict=True):
+        parts[timeline.track[row]][int(waits.wait_class[row])] = int(ns)
+    for part, ns in zip(parts, cpu_waits.queued.tolist(), strict=True):
+        part[WaitClass.RUNQUEUE] = part.get(WaitClass.RUNQUEUE, 0) + ns
+    return [[[code, ns] for code, ns in part.items() if ns] for part in parts]
 
 
 def _names(tree: PathTree) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.convert.html.page import packed
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import Budget, SampleFlag
 
 
 def unpacked(directory: dict[str, dict[str, int]], text: str) -> dict[str, list[int]]:
@@ -159,3 +159,15 @@ def test_hostile_names_are_data(name: str) -> None:
 
 def test_the_policy_allows_no_network() -> None:
     assert_no_network(Opened(profile()).page)
+
+
+def test_time_outside_of_single_waits_is_running_short_waits_and_waiting_for_a_cpu() -> None:
+    builder = ProfileBuilder().sample("worker", ["main", kernel("futex_wait")], 30, state=1, tid=1, pid=1)
+    builder.sample("worker", ["main"], 40, state=2, tid=1, pid=1, flags=SampleFlag.AGGREGATED)
+    profile = builder.build()
+    times = {"running_ns": [20, 5], "preempted_ns": [10, 95], "end_ns": [100, 100]}
+    profile.budget = Budget.filled(2, tid=[1, 2], pid=[1, 1], begin_ns=[0, 0], **times)
+    document = Opened(profile).document
+    assert document["tracks"]["tid"] == [1, 2], "a thread without any sample waited for a CPU"
+    running, runqueue = -1, [one["label"] for one in document["classes"]].index("runqueue")
+    assert document["between"] == [[[running, 20], [0, 40], [runqueue, 10]], [[running, 5], [runqueue, 95]]]

@@ -34,7 +34,7 @@ function laneView(rec, place, state) {
 
   function threadLanes() {
     const { pid, tid, comm, idle } = rec.data.tracks;
-    const weight = (track) => roughly(state.all.tracks, track);
+    const weight = (track) => roughly(state.all.tracks, track) + rec.queued[track];
     const order = {
       weight: (a, b) => idle[a] - idle[b] || weight(b) - weight(a) || tid[a] - tid[b],
       name: (a, b) => comm[a].localeCompare(comm[b]) || tid[a] - tid[b],
@@ -192,7 +192,8 @@ function laneView(rec, place, state) {
       pen.strokeStyle = theme.focus;
       pen.strokeRect(0.5, y + 0.5, view.label - 5, LANE - 1);
     }
-    const weight = one.tracks.reduce((sum, track) => sum + roughly(state.found.tracks, track), 0);
+    const sumOf = (of) => one.tracks.reduce((sum, track) => sum + of(track), 0);
+    const weight = sumOf((track) => roughly(state.found.tracks, track)) || sumOf((track) => rec.queued[track]);
     const text = weight ? rounded(weight, rec.data.unit) : "";
     pen.textBaseline = "middle";
     pen.font = "11px system-ui, sans-serif";

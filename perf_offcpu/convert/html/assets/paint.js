@@ -128,16 +128,24 @@ function lanePainter(rec, view, state) {
     paintMoments(track, scale);
   }
 
-  /** Paint the time in which the thread lived, but for pauses of its host, as running; waits come on top. */
+  /** Paint the time in which the thread lived, but for pauses of its host; single waits come on top. */
   function paintLife(track) {
     const { host, life } = rec.data.tracks;
     const [birth, death] = life[track];
     const pixel = (time) => (time - view.from) * pixels / (view.to - view.from);
     fill(0, pixels, theme.nothing);
-    fill(Math.floor(pixel(birth ?? first)), Math.ceil(pixel(death ?? last)), theme.running);
+    fill(Math.floor(pixel(birth ?? first)), Math.ceil(pixel(death ?? last)), outsideOfWaits(track));
     for (const [begin, end] of rec.data.pauses[host[track]]) {
       fill(Math.ceil(pixel(begin ?? first)), Math.floor(pixel(end ?? last)), theme.nothing);
     }
+  }
+
+  /** Return the mean colour of running, of waiting for a CPU and of summed short waits, by their time. */
+  function outsideOfWaits(track) {
+    const parts = rec.between[track];
+    if (!parts.length) return theme.running;
+    const of = (code) => (code < 0 ? theme.running : colours[code]);
+    return [0, 1, 2].map((i) => Math.round(parts.reduce((sum, [code, share]) => sum + share * of(code)[i], 0)));
   }
 
   function fill(from, to, colour) {

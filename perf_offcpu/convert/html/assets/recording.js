@@ -61,7 +61,12 @@ async function readRecording(data, text) {
   rec.isWait = (row) => (columns.flags[row] & data.flags.wait) !== 0;
   rec.hasWaits = columns.flags.some((_, row) => rec.isWait(row));
   rec.hasCpu = columns.flags.some((_, row) => !rec.isWait(row));
-  rec.hasRows = (track) => [waits, moments, others].some((firsts) => firsts[track] < firsts[track + 1]);
+  rec.between = data.between.map((parts) => {
+    const all = parts.reduce((sum, [, ns]) => sum + ns, 0);
+    return parts.map(([code, ns]) => [code, ns / all]);
+  });
+  rec.queued = data.between.map((parts) => parts.reduce((sum, [code, ns]) => sum + (code === rec.runqueue ? ns : 0), 0));
+  rec.hasRows = (track) => rec.queued[track] || [waits, moments, others].some((firsts) => firsts[track] < firsts[track + 1]);
   buildBlocks(rec);
   return rec;
 }
