@@ -37,8 +37,8 @@ exec setarch --uname-2.6 "$@"
 RUN = """
 umask 077
 mkdir "$TMPDIR"
-exec {python} -m pytest -q -p no:cacheprovider -n {workers} --dist loadfile -m "not kernel and not long" \
-    --junitxml={results} {parts}
+exec {python} -m pytest -q -o cache_dir={cache} {last} -n {workers} --dist loadfile \
+    -m "not kernel and not long" --junitxml={results} {parts}
 """
 FULL = {
     **{"LC_ALL": "C", "LANGUAGE": "de", "COLUMNS": "40", "LINES": "5", "TERM": "xterm-256color"},
@@ -91,17 +91,24 @@ def prepare(place: Path) -> None:
     subprocess.run(["chown", "-R", "65534:65534", home], check=True)
 
 
-def outcomes(place: Path, name: str, environment: dict[str, str], rights: str) -> dict[str, str]:
-    """Return test → outcome of the unit part in an environment."""
-    scratch = place / name
+def outcomes(
+    place: Path, name: str, environment: dict[str, str], rights: str, again: bool = False
+) -> dict[str, str]:
+    """Return test → outcome of the unit part in an environment; a test that failed is repeated once."""
+    scratch = place / (f"{name}-again" if again else name)
     scratch.mkdir()
     if "setpriv" in rights:
         shutil.chown(scratch, 65534, 65534)
     results = scratch / "results.xml"
     parts = shlex.join(str(TESTS / part) for part in PARTS)
-    run = RUN.format(python=sys.executable, workers=os.cpu_count(), results=results, parts=parts)
+    last = "--last-failed --last-failed-no-failures none" if again else ""
+    cache = place / name / "cache"
+    run = RUN.format(
+        python=sys.executable, workers=os.cpu_count(), results=results, parts=parts, cache=cache, last=last
+    )
     (scratch / "run").write_text(run)
     (scratch / "run").chmod(0o755)
+    arguments = environment
     environment = {"PATH": os.environ["PATH"], "TMPDIR": str(scratch / "tmp"), **environment}
     words = ["unshare", "-m", "sh", "-c", ENTER, "sh", place, *rights.split(), "sh", scratch / "run"]
     line = reachable(shlex.join(map(str, words)))
@@ -111,10 +118,12 @@ def outcomes(place: Path, name: str, environment: dict[str, str], rights: str) -
         )
     print((scratch / "output").read_text()[-20000:])
     cases = ET.parse(results).iter("testcase")
-    return {
+    found = {
         f"{case.get('classname')}::{case.get('name')}": case[0].tag if len(case) else "passed"
         for case in cases
     }
+    failed = not again and {"failure", "error"} & set(found.values())
+    return found | outcomes(place, name, arguments, rights, again=True) if failed else found
 
 
 @pytest.mark.long

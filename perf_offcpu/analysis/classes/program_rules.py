@@ -184,6 +184,27 @@ PROGRAM_RULES = (
         for_work=False,
     ),
     ProgramRule(
+        "Ruby",
+        "the interpreter lock (GVL), after the time slice",
+        frames="rb_threadptr_execute_interrupts",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "MariaDB",
+        "a metadata lock: another statement uses the table",
+        frames=r"MDL_wait::timed_wait MDL_context::acquire_lock\w*",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
+        "MariaDB",
+        "a lock of the storage engine: a row, a table",
+        frames=r"handler::(ha_)?(rnd|index|read|update|write|delete)_\w+ row_search_mvcc lock_wait\w*",
+        waits="lock",
+        for_work=False,
+    ),
+    ProgramRule(
         "CPython",
         "the next item of a SimpleQueue: thread pools of concurrent.futures",
         frames=r"\[_queue\.cpython\S*\] _queue_SimpleQueue_get\w*",

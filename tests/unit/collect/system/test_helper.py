@@ -69,6 +69,7 @@ def test_who_did_not_answer_is_not_asked_again_and_less_time_is_given(asked: Hel
 
 
 def test_time_ends_for_all(asked: Helper) -> None:
+    list(asked.each([(1, b"a")]))  # its process is there
     asked.until = time.monotonic() + 0.1
     items = [(number, HANG if number == 2 else number) for number in range(1000)]
     answers = [answer for _, answer in ask_each(asked, items, Avoided())]

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the first cause of reports with the truth, for real programs: `real_programs.py [--write] [NAME…]`.
+
+benchmarks/real_programs.toml has the scenarios. Each runs in a directory of its own, `$D`; its truth comes
+from somewhere else than this project: the kernel's schedstat and cpu.stat, the program's own statistics.
+
+A scenario is right at once if the first row of the first screen says the cause, in the table if another row
+does, else wrong. The exit status is the number of wrong ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "Documentation" / "real-programs.md"
+PROGRAM = f"{sys.executable} -m perf_offcpu"
+READY_S, BEFORE_S, SECONDS = 30, 0.5, 4
+FUNCTIONS = r"""
+# sched PID…: how long the threads of processes ran and waited for a CPU so far, by the kernel's schedstat.
+sched() {
+    for pid in "$@"; do cat /proc/$pid/task/*/schedstat; done |
+        awk '{ ran += $1 / 1e9; waited += $2 / 1e9 }
+            END { printf "ran %.1f s, waited for a CPU %.1f s\n", ran, waited }'
+}
+# tree PID: a process with all that it and its children have forked.
+tree() { echo $1; for child in $(cat /proc/$1/task/*/children); do tree $child; done; }
+# asleep PID…: what the threads of processes are in, by the kernel's own word, with their number.
+asleep() {
+    for pid in "$@"; do for task in /proc/$pid/task/*; do
+        echo "$(sed -n 's/^State:\t\(.\).*/\1/p' $task/status) $(cat $task/wchan)"; done; done |
+        sort | uniq -c | sort -rn |
+        awk '{ printf "%s%s x %s %s", sep, $1, $2, $3; sep = ", " } END { print "" }'
+}
+"""
+
+
+class Scenario(NamedTuple):
+    """A program, its load, and what the first row has to say."""
+
+    name: str
+    cause: str  # in words
+    right: str  # regular expression that the row matches
+    target: str  # of record
+    serve: str = ""
+    ready: str = "true"
+    load: str = ""
+    truth: str = ""
+    packages: str = ""
+
+
+class Outcome(NamedTuple):
+    """A scenario, its truth, and the first rows of the report."""
+
+    scenario: Scenario
+    truth: str
+    rows: list[str]
+
+    @property
+    def place(self) -> str:
+        """Where the cause stands."""
+        hits = [bool(re.search(self.scenario.right, row)) for row in self.rows]
+        return "right at once" if hits[:1] == [True] else "in the table" if any(hits) else "wrong"
+
+
+def scenarios() -> list[Scenario]:
+    """Return the scenarios of the table."""
+    with (HERE / "real_programs.toml").open("rb") as file:
+        return [Scenario(**row) for row in tomllib.load(file)["scenario"]]
+
+
+@contextmanager
+def running(script: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a script in a session of its own, which is killed at the end."""
+    with (Path(environment["D"]) / "output").open("ab") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", FUNCTIONS + script],
+            env=environment,
+            cwd=environment["D"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in session(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                    os.kill(pid, signal.SIGCONT)
+            time.sleep(0.3)
+        process.wait()
+
+
+def session(leader: int) -> list[int]:
+    """Return the pids of a session."""
+    found = []
+    for name in os.listdir("/proc"):
+        with suppress(OSError, ValueError):
+            if os.getsid(int(name)) == leader:
+                found.append(int(name))
+    return found
+
+
+def shell(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end."""
+    return subprocess.run(
+        ["bash", "-c", FUNCTIONS + script],
+        env=environment,
+        cwd=environment["D"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def outcome(scenario: Scenario) -> Outcome:
+    """Record a scenario and report on it."""
+    with tempfile.TemporaryDirectory(
+        prefix="real-programs.", dir="/var/tmp", ignore_cleanup_errors=True
+    ) as place:
+        os.chmod(place, 0o777)
+        environment = {**os.environ, "D": place, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(HERE.parent)}
+        with running(scenario.serve, environment):
+            until = time.monotonic() + READY_S
+            while shell(scenario.ready, environment).returncode:
+                assert time.monotonic() < until, (scenario.name, Path(place, "output").read_text()[-2000:])
+                time.sleep(0.2)
+            with running(scenario.load or "true", environment):
+                time.sleep(BEFORE_S)
+                until_end = "" if scenario.target.startswith("--") else f"--duration {SECONDS}"
+                line = f"exec {PROGRAM} record -q -o perf.data {until_end} {scenario.target}"
+                with running(line, environment) as recorder:
+                    time.sleep(SECONDS / 2)
+                    truth = shell(scenario.truth, environment).stdout
+                    recorder.wait(120)
+        report = shell(f"{PROGRAM} report -i perf.data --json", environment)
+        return Outcome(scenario, " ".join(truth.split()), rows(report))
+
+
+def rows(report: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the rows of the causes, or a sentence if there are none."""
+    if report.returncode:
+        return [report.stderr.strip()]
+    verdict = json.loads(report.stdout)["verdict"]
+    lines = [] if verdict is None else verdict["lines"]
+    below = itertools.dropwhile(lambda line: not line.startswith("Share"), lines)
+    causes = itertools.takewhile(
+        lambda line: line and not line.startswith("Not"), itertools.islice(below, 1, None)
+    )
+    return [" ".join(line.split()) for line in causes if line[:5].strip()] or ["no cause"]
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """Return the page of the results."""
+    counts = Counter(one.place for one in outcomes)
+    numbers = ", ".join(f"{counts[place]} {place}" for place in ("right at once", "in the table", "wrong"))
+    cells = (
+        (one.scenario.name, one.scenario.cause, one.truth or "-", one.rows[0], one.place) for one in outcomes
+    )
+    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells)
+    return f"""# Real programs
+
+What the first row of a report says of real programs that are slow for a known reason, next to the truth by
+other means. `scripts/real-programs --write` makes this page; benchmarks/real_programs.toml has the commands.
+
+{len(outcomes)} scenarios on Linux {platform.release()} with {os.cpu_count()} CPUs: {numbers}.
+
+| program | what it waits for | by other means | first row of the report | |
+|---|---|---|---|---|
+{table}
+"""
+
+
+def main() -> int:
+    """Run the chosen scenarios."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="scenarios whose names begin so; all by default")
+    parser.add_argument("--write", action="store_true", help=f"make {PAGE.name}")
+    parser.add_argument("--packages", action="store_true", help="print the packages, and end")
+    args = parser.parse_args()
+    chosen = [one for one in scenarios() if not args.names or one.name.startswith(tuple(args.names))]
+    if args.packages:
+        print(*sorted({package for one in chosen for package in one.packages.split()}))
+        return 0
+    outcomes = []
+    for scenario in chosen:
+        try:
+            outcomes.append(outcome(scenario))
+        except (AssertionError, subprocess.TimeoutExpired) as problem:
+            outcomes.append(Outcome(scenario, "", [f"not run: {str(problem)[:300]}"]))
+        print(f"{outcomes[-1].place:13} {scenario.name}\n{'':13} truth: {outcomes[-1].truth}", flush=True)
+        for row in outcomes[-1].rows[:3]:
+            print(f"{'':13} {row}", flush=True)
+    if args.write:
+        PAGE.write_text(page(outcomes))
+    return sum(one.place == "wrong" for one in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
