@@ -60,7 +60,7 @@ def _thread(row: ThreadRow, event: EventRow | None) -> dict[str, Any]:
     beside = None
     if event is not None:
         beside = {"event": printable(event.name), **fields(row.beside, "weight count")}
-    return fields(row, "comm pid tid") | total_fields(row.total) | {"beside": beside}
+    return fields(row, "comm pid tid idle_because") | total_fields(row.total) | {"beside": beside}
 
 
 def _stack(row: StackRow) -> dict[str, Any]:

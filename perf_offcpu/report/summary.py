@@ -19,6 +19,7 @@ from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
+from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
@@ -66,6 +67,7 @@ class ThreadRow:
     tid: int
     total: Total
     beside: Total
+    idle_because: str = ""  # what an idle thread waits for, in most of its time; "" for others
 
 
 @frozen
@@ -156,8 +158,8 @@ def summarize(
     subject = profile.select(chosen)
     beside_row = _beside(profile, rows)
     table = _event_table(profile)
-    threads, more_threads = _threads(profile, chosen, beside_row, limits.threads)
     waits, holders = classify(subject), holders_of(subject)
+    threads, more_threads = _threads(profile, chosen, waits, beside_row, limits.threads)
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
     is_offcpu, counts = shows_waits(subject, chosen_events), losses.by_text(profile.losses)
     lost = {cause: count for cause, count in counts.items() if cause.is_loss}
@@ -218,7 +220,7 @@ def _beside(profile: Profile, chosen: I32) -> int:
 
 
 def _threads(
-    profile: Profile, chosen: Bool, beside_row: int, limit: int | None
+    profile: Profile, chosen: Bool, waits: Waits, beside_row: int, limit: int | None
 ) -> tuple[list[ThreadRow], tuple[int, int]]:
     samples = profile.samples
     beside = samples.evsel == beside_row
@@ -233,8 +235,14 @@ def _threads(
     kept, cut = heaviest(weight, limit, beside_weight)
     rows = rows[kept]
     ids = (column[first[rows]].tolist() for column in (samples.comm, samples.pid, samples.tid))
+    purpose = np.zeros(len(samples), np.int32)
+    purpose[chosen] = waits.purpose
+    works = of_idle_threads(profile, purpose > 0) & (purpose > 0)
+    purposes = sums_by_label(
+        np.where(works, group_of, -1), purpose, lambda one: waits.purposes[one], samples.period, len(first)
+    )
     return [
-        ThreadRow(profile.strings[comm], pid, tid, own[row], other[row])
+        ThreadRow(profile.strings[comm], pid, tid, own[row], other[row], next(iter(purposes[row]), ""))
         for row, comm, pid, tid in zip(rows.tolist(), *ids, strict=True)
     ], cut
 

@@ -35,6 +35,8 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
         Column("TID", [id_text(row.tid) for row in rows]),
         Column("Command", [thread_label(row.comm) for row in rows], left=True),
     ]
+    if all(row.idle_because for row in rows):
+        columns.append(Column("Idle because it waits for", [row.idle_because for row in rows], left=True))
     yield from say.section(f"Threads by {summary.subject_name}", style)
     yield from coloured_table(columns, style, [row.total.weight for row in rows], summary)
     yield from say.more_rows(summary.more_threads, "threads", summary.unit, style)

@@ -6,6 +6,7 @@ They are judged twice: with all names, and linked statically and stripped, where
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,9 @@ NAMELESS = r"""
 """What differs without names."""
 
 
+FUTEX = "a futex of several threads that only others wake"
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("exam")
@@ -112,6 +116,11 @@ def test_what_each_thread_waits_for(
         if found[:2] != (label, work) or (form == "named" and "".join(things) not in found[2]):
             wrong.append((comm, found))
     assert not wrong
+    done = perf_offcpu("report", "--idle", "only", "--json", cwd=tmp_path)
+    reasons = {one["comm"]: one["idle_because"] for one in json.loads(done.stdout)["threads"]}
+    assert reasons["eventfd/poll"] == "the next event of a descriptor"
+    only_others = {"named": "a condition that only other threads signal", "nameless": FUTEX}
+    assert all(reasons.values()) and reasons["cond-queue"] == only_others[form]
 
 
 def judged(profile: Profile, waits: Waits, comm: str, *, asleep: bool) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ A rule of the program (`program_rules`) may give the wait another class, or say 
 
 A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and
 similar calls, accept(), signals, a terminal, condition variables and semaphores that only others serve
-(`objects.passes_work`), and waits of a kernel thread between its jobs. Waits for disks, locks, data on a
+(`objects.work_of_lock`), and waits of a kernel thread between its jobs. Waits for disks, locks, data on a
 socket or pipe, children and sleeps are not: the work is under way, or only time has to pass.
 Documentation/wait-classes.md explains it.
 
@@ -46,7 +46,7 @@ from perf_offcpu.analysis.classes.objects import (
     is_connected,
     object_codes,
     object_facts,
-    passes_work,
+    work_of_lock,
 )
 from perf_offcpu.analysis.classes.program_rules import Rules
 from perf_offcpu.analysis.classes.stacks import Evidence, evidence_of_stacks
@@ -70,9 +70,16 @@ class Waits:
     wait_class: U8  # uint8[n], WaitClass; OTHER for samples that are no waits
     syscall: I32  # int32[n], index into syscall_names
     syscall_names: list[str]  # "" if it is not known; a number without a name as text
-    for_work: Bool  # bool[n], waits for the next piece of work
+    purpose: I32  # int32[n], index into purposes: what brings the next piece of work
+    purposes: list[str]  # "" if the wait is not for work
     rule: I32  # int32[n], index into rules: the rule of a program that decided; -1 for none
     rules: tuple[ProgramRule, ...]
+
+    @property
+    def for_work(self) -> Bool:
+        """Return bool[n]: waits for the next piece of work."""
+        found: Bool = self.purpose > 0
+        return found
 
 
 def classify(profile: Profile) -> Waits:
@@ -87,8 +94,8 @@ def classify(profile: Profile) -> Waits:
     columns = (*facts, object_codes(profile), object_facts(profile))
     first, group_of = group(*columns)
     classes, syscalls = np.empty(len(first), np.uint8), np.empty(len(first), np.int32)
-    for_work, ruled = np.zeros(len(first), np.bool_), np.full(len(first), _NONE, np.int32)
-    names: dict[str, int] = {"": 0}
+    purpose, ruled = np.zeros(len(first), np.int32), np.full(len(first), _NONE, np.int32)
+    names, purposes = {"": 0}, {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     for index, values in enumerate(rows):
         row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing, known = values
@@ -97,7 +104,7 @@ def classify(profile: Profile) -> Waits:
         syscalls[index] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
         wait_class = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
-        is_for_work = is_wait and judge.is_for_work(evidence, wait_class, name, letter, thing, known)
+        work = judge.work(evidence, wait_class, name, letter, thing, known) if is_wait else ""
         rule = programs.find(evidence.rules, wait_class, name, profile.strings[of_comm]) if is_wait else None
         if was_throttled and is_wait:
             wait_class = WaitClass.THROTTLED
@@ -105,12 +112,16 @@ def classify(profile: Profile) -> Waits:
             wait_class = BY_LABEL[rule.wait_class]
         if rule:
             ruled[index] = programs.rules.index(rule)
+            if rule.for_work is not None:
+                work = f"{rule.program}: {rule.meaning}" if rule.for_work else ""
         classes[index] = wait_class
-        for_work[index] = is_for_work if rule is None or rule.for_work is None else rule.for_work
+        purpose[index] = purposes.setdefault(work, len(purposes))
     found_class, purpose = like_single_waits(
-        profile, classes[group_of], for_work[group_of], ruled[group_of] == _NONE
+        profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE
     )
-    return Waits(found_class, syscalls[group_of], list(names), purpose, ruled[group_of], programs.rules)
+    return Waits(
+        found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules
+    )
 
 
 class _Judge:
@@ -143,22 +154,24 @@ class _Judge:
             return by_object or by_function if by_function is WaitClass.POLL else by_function
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
-    def is_for_work(
+    def work(
         self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int
-    ) -> bool:
-        """Return True if waits with this evidence are for the next piece of work."""
+    ) -> str:
+        """Return what brings the next piece of work; "" for waits that are not for work."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
-            return not (answers(thing) if syscall in _EPOLLS else is_connected(thing))
+            busy = answers(thing) if syscall in _EPOLLS else is_connected(thing)
+            return "" if busy else "the next event of a descriptor"
         work = wait_class.row.work
         if work in (Work.NEVER, Work.ALWAYS):
-            return work is Work.ALWAYS
+            return "the next event of a descriptor" if work is Work.ALWAYS else ""
         if work is Work.BY_LOCK:
-            return passes_work(facts, Means(evidence.means) if evidence.means >= 0 else None)
-        if syscall in rules.WORK_SYSCALLS:
-            return True
-        if evidence.work_in_kernel >= 0:
-            return evidence.work_in_kernel == 1
-        return wait_class == WaitClass.OTHER and state == "I"
+            return work_of_lock(facts, Means(evidence.means) if evidence.means >= 0 else None)
+        in_kernel = evidence.work_in_kernel == 1
+        if wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
+            return "the next connection" if in_kernel or syscall in rules.WORK_SYSCALLS else ""
+        is_job = evidence.work_in_kernel < 0 and wait_class == WaitClass.OTHER and state == "I"
+        is_work = in_kernel or is_job or syscall in rules.WORK_SYSCALLS
+        return "a signal, a terminal's input, or a job of the kernel" if is_work else ""
 
     def _without_kernel(
         self, evidence: Evidence, number: int, syscall: str, state: str, by_object: WaitClass | None
@@ -179,29 +192,29 @@ class _Judge:
 
 
 _UNCERTAIN = (WaitClass.OTHER, WaitClass.LOCK)
-_FOR_CPU = (WaitClass.RUNQUEUE, WaitClass.THROTTLED)
+_ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
-def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecided: Bool) -> tuple[U8, Bool]:
+def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
     """Return class and purpose of each sample; sums of class OTHER get those of similar single waits.
 
     Those of class LOCK may get another purpose, or CHILD: who ended waits is known of single ones only.
 
     Args:
-        wait_class, for_work: class and purpose of each sample so far.
+        wait_class, purpose: class and purpose of each sample so far.
         undecided: bool[samples], True where no rule of a program has decided.
     """
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
     sums = np.flatnonzero(is_comparable & is_sum & undecided & np.isin(wait_class, _UNCERTAIN))
-    single = np.flatnonzero(is_comparable & ~is_sum & ~np.isin(wait_class, _FOR_CPU))
+    single = np.flatnonzero(is_comparable & ~is_sum & ~np.isin(wait_class, _ANYWHERE))
     if not len(sums) or not len(single):
-        return wait_class, for_work
+        return wait_class, purpose
     rows = np.concatenate([sums, single])
     caller = _user_leaf(profile)[samples.stack[rows]]
     first, group_of = group(samples.pid[rows], samples.syscall[rows], caller)
-    answer = wait_class[single].astype(np.int64) * 2 + for_work[single]
+    answer = wait_class[single].astype(np.int64) << 32 | purpose[single]
     first_of_pair, pair = group(group_of[len(sums) :], answer)
     most = np.full(len(first), -1, np.int64)
     for number in np.argsort(np.bincount(pair), kind="stable").tolist():  # the most frequent is written last
@@ -209,11 +222,12 @@ def like_single_waits(profile: Profile, wait_class: U8, for_work: Bool, undecide
         most[group_of[len(sums) + single_row]] = answer[single_row]
     answer_of_sum = np.where(caller[: len(sums)] >= 0, most[group_of[: len(sums)]], -1)
     is_lock = wait_class[sums] == WaitClass.LOCK
-    answer_of_sum[is_lock & ~np.isin(answer_of_sum // 2, (WaitClass.LOCK, WaitClass.CHILD))] = -1
-    wait_class, for_work = wait_class.copy(), for_work.copy()
-    wait_class[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] // 2
-    for_work[sums[answer_of_sum >= 0]] = answer_of_sum[answer_of_sum >= 0] % 2 == 1
-    return wait_class, for_work
+    answer_of_sum[is_lock & ~np.isin(answer_of_sum >> 32, (WaitClass.LOCK, WaitClass.CHILD))] = -1
+    wait_class, purpose = wait_class.copy(), purpose.copy()
+    is_known = answer_of_sum >= 0
+    wait_class[sums[is_known]] = answer_of_sum[is_known] >> 32
+    purpose[sums[is_known]] = answer_of_sum[is_known] & 0xFFFFFFFF
+    return wait_class, purpose
 
 
 def _user_leaf(profile: Profile) -> I64:

@@ -15,7 +15,17 @@ from perf_offcpu.model.columns import I16, U16
 from perf_offcpu.model.profile import ObjectFact, Profile
 
 _NONE = -1
-_ENDERS = (ObjectFact.BY_PEERS, ObjectFact.BY_OTHERS, ObjectFact.BY_STRANGERS)
+_ENDERS = ObjectFact.BY_PEERS | ObjectFact.BY_OTHERS | ObjectFact.BY_STRANGERS
+_CONDITION = {
+    0: "a condition that nobody signalled",
+    ObjectFact.BY_OTHERS: "a condition that only other threads signal",
+    ObjectFact.BY_STRANGERS: "a condition that other processes signal",
+}
+_SEMAPHORE = {
+    0: "a semaphore that nobody posted",
+    ObjectFact.BY_OTHERS: "a semaphore that only other threads post",
+}
+"""What brings work, by who ended waits."""
 _CONNECTED, _INWARD = 1 << 8, 1 << 9
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,
@@ -66,8 +76,8 @@ def object_facts(profile: Profile) -> U16:
     return np.append(profile.objects.facts, np.uint16(0))[profile.samples.object]
 
 
-def passes_work(facts: int, means: Means | None) -> bool:
-    """Return True if waits for a lock or semaphore are for work.
+def work_of_lock(facts: int, means: Means | None) -> str:
+    """Return what brings work where waits for a lock or semaphore are for work; "" where they are not.
 
     Threads that end each other's waits share a lock, even if they wait for a condition. Where others end
     waits as well, as in a pool whose workers bring work for each other, a condition is for work and a
@@ -79,12 +89,14 @@ def passes_work(facts: int, means: Means | None) -> bool:
     """
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK
-    peers, others, strangers = (facts & flag for flag in _ENDERS)
+    enders = facts & _ENDERS
     if means is Means.CONDITION:
-        return bool(not peers or others or strangers)
+        more = "" if enders == ObjectFact.BY_PEERS else "a condition that other threads signal, too"
+        return _CONDITION.get(enders, more)
     if means is Means.SEMAPHORE:
-        return not peers and not strangers and bool(others or not facts & ObjectFact.SHARED)
-    return means is None and bool(others and facts & ObjectFact.SEVERAL and not peers and not strangers)
+        return _SEMAPHORE.get(enders, "") if enders or not facts & ObjectFact.SHARED else ""
+    passes = means is None and enders == ObjectFact.BY_OTHERS and facts & ObjectFact.SEVERAL
+    return "a futex of several threads that only others wake" if passes else ""
 
 
 def class_of(code: int) -> WaitClass | None:

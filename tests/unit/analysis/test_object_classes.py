@@ -165,6 +165,7 @@ def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(
     builder.sample("a", path, 1, syscall=FUTEX, state=S, flags=SUM)  # without an object: as the other
     waits = classify(builder.build())
     assert waits.for_work.tolist() == [for_work] * 2
+    assert bool(waits.purposes[waits.purpose[0]]) is for_work, "a reason, for people"
     assert classes(builder.build()) == ["lock"] * 2
 
 
