@@ -185,15 +185,14 @@ static int child_for(std::chrono::milliseconds time)
 
 static void stopped(std::string name, bool by_tracer)
 {
-	start_process("main", [=] {
+	start_process(name, [=] {
 		int child = fork();
 
 		if (!child) {
-			prctl(PR_SET_NAME, name.c_str());
 			nap();
 			_exit(0);
 		}
-		std::this_thread::sleep_for(10ms);
+		prctl(PR_SET_NAME, "main");
 		if (by_tracer) {
 			ptrace(PTRACE_SEIZE, child, 0, 0);
 			ptrace(PTRACE_INTERRUPT, child, 0, 0);
