@@ -158,7 +158,7 @@ class PushSink:
         self._target, self._labels = target, labels
         check_labels(labels)
         self.key = hashlib.sha256(str(self._target).encode()).hexdigest()[:8]
-        self.name = self._target.server.value
+        self.name = self._target.server.value.word
         self._sender = sender
         self._spool, self._metrics, self._say = spool, metrics, say
         self._backoff = Backoff()

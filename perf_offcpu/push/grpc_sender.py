@@ -13,7 +13,7 @@ from typing import Any
 from perf_offcpu.errors import UsageError
 from perf_offcpu.push.answers import MOST_BYTES, Answer, export_answer, retry_delay_s, shown
 from perf_offcpu.push.sender import PushError, Refused, RetryLater, SendOptions, ServerRefused, authorities
-from perf_offcpu.push.targets import Server, Target
+from perf_offcpu.push.targets import Target
 from perf_offcpu.resources import version
 
 _LATER = frozenset("CANCELLED DEADLINE_EXCEEDED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split())
@@ -52,7 +52,7 @@ class GrpcSender:
             answer: bytes = call(body, timeout=self._options.timeout_s, metadata=self._metadata)
         except self._grpc.RpcError as problem:
             raise self._error(problem) from None
-        return export_answer(answer) if self._target.server is Server.OTLP else Answer()
+        return export_answer(answer) if self._target.server.value.export_answers else Answer()
 
     def _open(self) -> Any:
         options = [

@@ -17,14 +17,9 @@ from typing import Any
 
 from perf_offcpu.push.answers import MOST_BYTES, Answer, error_text, export_answer, retry_after_s, shown
 from perf_offcpu.push.sender import PushError, Refused, RetryLater, SendOptions, ServerRefused, tls_context
-from perf_offcpu.push.targets import Server, Target
+from perf_offcpu.push.targets import Target
 from perf_offcpu.resources import version
 
-_CONTENT = {
-    Server.PYROSCOPE: {"Content-Type": "application/proto", "Connect-Protocol-Version": "1"},
-    Server.PARCA: {"Content-Type": "application/json"},
-    Server.OTLP: {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"},
-}
 _LATER = frozenset({408, 425, 429})
 _NEVER = frozenset({501, 505})
 """Status codes of 5xx for a server that lacks the method or the version of HTTP."""
@@ -136,7 +131,7 @@ class HttpSender:
 
     def _request(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
         own = {"User-Agent": f"perf-offcpu/{version()}", "Accept-Encoding": "identity"}
-        headers = {**own, **dict(self._options.headers), **_CONTENT[self._target.server]}
+        headers = {**own, **dict(self._options.headers), **self._target.server.value.headers}
         try:
             connection.request("POST", self._target.path, body, headers)
         except (BrokenPipeError, ConnectionResetError):
@@ -155,7 +150,7 @@ class HttpSender:
         kind = (response.getheader("Content-Type") or "").partition(";")[0].strip().lower()
         status = response.status
         if 200 <= status < 300:
-            is_export = self._target.server is Server.OTLP and kind == "application/x-protobuf"
+            is_export = self._target.server.value.export_answers and kind == "application/x-protobuf"
             return export_answer(data) if is_export else Answer()
         where = shown((response.getheader("Location") or "").encode("latin-1", "replace"))
         reason = f"redirected to {where or 'nowhere'}" if 300 <= status < 400 else error_text(data, kind)

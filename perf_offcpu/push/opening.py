@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
 from perf_offcpu.push.sender import Sender, SendOptions
-from perf_offcpu.push.targets import Server, Target, parse_target
+from perf_offcpu.push.targets import SERVERS, Target, parse_target
 from perf_offcpu.text import printable
 
 _MOST_HEADER_BYTES = 1 << 16
@@ -74,7 +74,7 @@ def open_targets(
     ca = read_regular(ca_file, _MOST_BYTES).decode("latin-1") if ca_file else ""
     senders = []
     for target in targets_parsed:
-        own = headers.get(target.server.value) or headers.get("", ())
+        own = headers.get(target.server.value.word) or headers.get("", ())
         senders.append((target, open_sender(target, SendOptions(own, ca))))
     return senders
 
@@ -96,14 +96,13 @@ def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
 
 def _by_kind(texts: Iterable[str], targets: list[Target]) -> dict[str, str]:
     """Return the header file of each kind of server; "" stands for the only target."""
-    kinds = [server.value for server in Server]
     files: dict[str, str] = {}
     for text in texts:
         kind, _, path = text.partition("=")
-        kind, path = (kind, path) if kind in kinds else ("", text)
+        kind, path = (kind, path) if kind in SERVERS else ("", text)
         if not kind and len(targets) > 1:
-            raise UsageError(f"--push-header-file {text}: for which target? {'|'.join(kinds)}=FILE")
-        if kind and all(kind != target.server.value for target in targets):
+            raise UsageError(f"--push-header-file {text}: for which target? {'|'.join(SERVERS)}=FILE")
+        if kind and all(kind != target.server.value.word for target in targets):
             raise UsageError(f"--push-header-file {text}: there is no target {kind}")
         if kind in files:
             raise UsageError(f"--push-header-file {text}: the target has headers already")

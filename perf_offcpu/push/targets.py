@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from perf_offcpu.errors import UsageError
@@ -12,33 +14,53 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 
+class ServerRow(NamedTuple):
+    """What one kind of servers asks for; `push.messages` has the form of the messages."""
+
+    word: str  # before the equals sign of a target
+    path: str  # of the request over HTTP
+    whole_path: str  # a URL that ends with it has the path
+    headers: Mapping[str, str]  # of HTTP
+    method: str = ""  # of gRPC; "": none
+    export_answers: bool = False  # answers are those of OTLP: how much was refused
+
+
 class Server(enum.Enum):
-    """Kinds of servers; the value is the word before the equals sign of a target."""
+    """Kinds of servers."""
 
-    PYROSCOPE = "pyroscope"
-    PARCA = "parca"
-    OTLP = "otlp"
-
-
-_SCHEMES = {
-    Server.PYROSCOPE: ("http", "https"),
-    Server.PARCA: ("http", "https", "grpc", "grpcs"),
-    Server.OTLP: ("http", "https", "grpc", "grpcs"),
-}
-_PATHS = {
     # Connect's unary call, api/push/v1/push.proto of https://github.com/grafana/pyroscope
-    Server.PYROSCOPE: "/push.v1.PusherService/Push",
+    PYROSCOPE = ServerRow(
+        "pyroscope",
+        "/push.v1.PusherService/Push",
+        "/Push",
+        {"Content-Type": "application/proto", "Connect-Protocol-Version": "1"},
+    )
     # the gateway of proto/parca/profilestore/v1alpha1/profilestore.proto, mounted by pkg/server/server.go of
     # https://github.com/parca-dev/parca
-    Server.PARCA: "/api/profiles/writeraw",
+    PARCA = ServerRow(
+        "parca",
+        "/api/profiles/writeraw",
+        "/profiles/writeraw",
+        {"Content-Type": "application/json"},
+        "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw",
+    )
     # https://opentelemetry.io/docs/specs/otlp/#otlphttp-request
-    Server.OTLP: "/v1development/profiles",
-}
-_WHOLE_PATHS = {Server.PYROSCOPE: "/Push", Server.PARCA: "/profiles/writeraw", Server.OTLP: "/profiles"}
-_METHODS = {
-    Server.PARCA: "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw",
-    Server.OTLP: "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export",
-}
+    OTLP = ServerRow(
+        "otlp",
+        "/v1development/profiles",
+        "/profiles",
+        {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"},
+        "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export",
+        export_answers=True,
+    )
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of URLs."""
+        return ("http", "https", "grpc", "grpcs") if self.value.method else ("http", "https")
+
+
+SERVERS: Final = {server.value.word: server for server in Server}
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
@@ -58,7 +80,7 @@ class Target:
 
     def __str__(self) -> str:
         """Return `pyroscope=https://host/path`, as given."""
-        return f"{self.server.value}={self.url}"
+        return f"{self.server.value.word}={self.url}"
 
     @property
     def address(self) -> str:
@@ -73,24 +95,23 @@ def parse_target(text: str) -> Target:
         UsageError: it is not KIND=URL, or the URL has parts without a meaning here.
     """
     kind, equals, url = text.partition("=")
-    servers = [server.value for server in Server]
-    if not equals or kind not in servers:
+    if not equals or kind not in SERVERS:
         raise UsageError(
-            f"'{printable(text)}' is not a push target: {', '.join(f'{one}=URL' for one in servers)}"
+            f"'{printable(text)}' is not a push target: {', '.join(f'{word}=URL' for word in SERVERS)}"
         )
-    server = Server(kind)
+    server = SERVERS[kind]
     parts, port = _split(server, url)
     is_grpc, path = parts.scheme.startswith("grpc"), parts.path.rstrip("/")
     if is_grpc and (path or not port):
         raise UsageError(f"{kind}={printable(url)}: gRPC takes {parts.scheme}://HOST:PORT, without a path")
-    if not path.endswith(_WHOLE_PATHS[server]):
-        path += _PATHS[server]
+    if not path.endswith(server.value.whole_path):
+        path += server.value.path
     return Target(
         server,
         url.rstrip("/"),
         parts.hostname or "",
         port or _PORTS[parts.scheme],
-        _METHODS[server] if is_grpc else path,
+        server.value.method if is_grpc else path,
         is_grpc,
         parts.scheme in {"https", "grpcs"},
     )
@@ -98,7 +119,7 @@ def parse_target(text: str) -> Target:
 
 def _split(server: Server, url: str) -> tuple[SplitResult, int | None]:
     """Return the parts of a URL and its port; raise UsageError."""
-    shown = f"{server.value}={printable(url)}"
+    shown = f"{server.value.word}={printable(url)}"
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -109,9 +130,9 @@ def _split(server: Server, url: str) -> tuple[SplitResult, int | None]:
             "a push target's URL holds a user or password, which others can see in the list of processes: "
             "put an Authorization header into a file and name it with --push-header-file"
         )
-    if parts.scheme not in _SCHEMES[server]:
-        schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES[server])
-        raise UsageError(f"{shown}: {server.value} takes URLs with {schemes}")
+    if parts.scheme not in server.schemes:
+        schemes = ", ".join(f"{scheme}://" for scheme in server.schemes)
+        raise UsageError(f"{shown}: {server.value.word} takes URLs with {schemes}")
     if parts.query or parts.fragment or not _HOST.fullmatch(parts.hostname or "") or port == 0:
         raise UsageError(f"{shown}: not a URL with a host and, perhaps, port and path alone")
     if not _PATH.fullmatch(parts.path) or printable(url) != url or url.split() != [url]:
