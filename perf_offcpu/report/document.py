@@ -91,9 +91,8 @@ def _verdict(verdict: Verdict, meta: Meta) -> dict[str, Any]:
 
 def _cause(cause: Cause) -> dict[str, Any]:
     places = [fields(place, "function weight object mostly") | _waiting(place) for place in cause.places]
-    demand = cause.demand and fields(cause.demand, "wanted got cpus")
-    facts = fields(cause, "wait_class program meaning weight functions command")
-    return facts | _waiting(cause) | {"cpus": demand, "places": places}
+    facts = fields(cause, "wait_class program meaning weight functions cpus command")
+    return facts | _waiting(cause) | {"places": places}
 
 
 def _waiting(row: Cause | Place) -> dict[str, Any]:

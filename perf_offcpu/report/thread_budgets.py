@@ -56,7 +56,7 @@ class BudgetTable:
     total: BudgetRow | None  # of all threads; None if there are none
 
 
-class _Lives(NamedTuple):
+class Lives(NamedTuple):
     """The budgets of threads as columns, ns."""
 
     pid: I32
@@ -77,7 +77,7 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
         limit: most rows; None for all.
         by: one of BUDGETS_BY.
     """
-    lives = _counted(profile) if len(profile.budget) else _derived(profile)
+    lives = counted_lives(profile) if len(profile.budget) else _derived(profile)
     if lives is None:
         return None
     each: I64 = np.arange(len(lives.tid))
@@ -100,7 +100,7 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
     )
 
 
-def _rest(profile: Profile, lives: _Lives, cut: Bool, limit: int) -> list[BudgetRow]:
+def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetRow]:
     """Return the sums of some threads by comm, the longest lives first."""
     first, group_of = group(lives.comm)
     weight = sum_by(np.where(cut, group_of, -1), lives.wall, len(first))
@@ -112,7 +112,7 @@ def _rest(profile: Profile, lives: _Lives, cut: Bool, limit: int) -> list[Budget
     return _rows(profile, lives, np.where(cut, rank[group_of], -1), min(len(order), limit))
 
 
-def _rows(profile: Profile, lives: _Lives, row_of: I64, number: int) -> list[BudgetRow]:
+def _rows(profile: Profile, lives: Lives, row_of: I64, number: int) -> list[BudgetRow]:
     """Return the sums of threads.
 
     Args:
@@ -146,7 +146,7 @@ def _rows(profile: Profile, lives: _Lives, row_of: I64, number: int) -> list[Bud
     return rows
 
 
-_BLOCKED = {
+BLOCKED = {
     "S": "interruptible_ns",
     "D": "uninterruptible_ns",
     "I": "idle_ns",
@@ -157,7 +157,7 @@ _BLOCKED = {
 """State letter → column of Budget."""
 
 
-def _counted(profile: Profile) -> _Lives:
+def counted_lives(profile: Profile) -> Lives:
     """Return the sums of the budgets that each thread has: one for each time between pauses."""
     budget, tasks, comms = profile.budget, profile.tasks, profile.comms
     life = rows_at(tasks.tid, tasks.begin_ns, budget.tid, budget.end_ns)
@@ -168,14 +168,14 @@ def _counted(profile: Profile) -> _Lives:
 
     tid = budget.tid[first]
     comm = rows_at(comms.tid, comms.begin_ns, tid, max_by(group_of, budget.end_ns, len(first)))
-    return _Lives(
+    return Lives(
         budget.pid[first],
         tid,
         np.append(comms.comm, 0).astype(np.int64)[comm],
         sums(budget.end_ns - budget.begin_ns),
         sums(budget.running_ns),
         sums(budget.runnable_ns + budget.preempted_ns),
-        {letter: sums(getattr(budget, name)) for letter, name in _BLOCKED.items()},
+        {letter: sums(getattr(budget, name)) for letter, name in BLOCKED.items()},
         _cgroups(profile, tid),
     )
 
@@ -192,7 +192,7 @@ def _cgroups(profile: Profile, tids: I32) -> I64:
     return found
 
 
-def _derived(profile: Profile) -> _Lives | None:
+def _derived(profile: Profile) -> Lives | None:
     samples, meta = profile.samples, profile.meta
     begin, end = meta.begin_ns or meta.first_ns, meta.end_ns or meta.last_ns
     offcpu = profile.is_offcpu()
@@ -208,7 +208,7 @@ def _derived(profile: Profile) -> _Lives | None:
         return np.array([row.get(letter, 0) for row in states], np.int64)
 
     runnable = sum_by(of_waits, runq, len(first)) + column("R")
-    return _Lives(
+    return Lives(
         samples.pid[first],
         samples.tid[first],
         samples.comm[first].astype(np.int64),

@@ -54,15 +54,6 @@ class Place:
 
 
 @frozen
-class Demand:
-    """How many CPUs the threads that waited for one wanted, and got, on average."""
-
-    wanted: float
-    got: float
-    cpus: int
-
-
-@frozen
 class Cause:
     """Waits of one class, or by one rule of a program; waits for a CPU are of the class runqueue."""
 
@@ -74,7 +65,7 @@ class Cause:
     functions: int  # number of functions in which they wait
     places: list[Place]  # functions with much of the weight, the largest first
     peers: Peers
-    demand: Demand | None  # of waits for a CPU, by the threads' budgets
+    cpus: dict[str, float]  # of waits for a CPU, by budgets: how many its threads wanted, got; all
     command: str  # shows it; "" for none
 
 
@@ -100,20 +91,6 @@ SOLE_PERCENT: Final = 90
 """A function with this share of its cause is named alone."""
 
 
-class Queue(NamedTuple):
-    """Threads that waited for a CPU: columns of equal length."""
-
-    pid: I64
-    tid: I64
-    comm: I64
-    weight: I64  # waiting for a CPU
-    running: I64  # 0 without budgets
-
-    def take(self, rows: I64) -> Queue:
-        """Return some threads."""
-        return Queue(*(column[rows] for column in self))
-
-
 class Cells(NamedTuple):
     """Sums of the waits of one thread, cause and function: columns of equal length."""
 
@@ -133,9 +110,9 @@ class Cells(NamedTuple):
         """Return some cells."""
         return Cells(*(column[rows] for column in self))
 
-    def number_of_threads(self) -> int:
-        """Return the number of threads."""
-        return len(group(self.pid, self.tid)[0])
+    def threads(self, profile: Profile) -> Threads:
+        """Return the threads."""
+        return threads_of(profile, self.pid, self.tid, self.comm, self.weight)
 
 
 def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, kind: I64) -> Cells:
@@ -199,18 +176,18 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
     places = []
     for index in large:
         part, name = cells.take(function_of == index), causes.names[cells.function[first[index]]]
-        facts = (threads_of(profile, part), *_object(profile, part), _peers_of(profile, part))
+        facts = (part.threads(profile), *_object(profile, part), _peers_of(profile, part))
         places.append(Place(name, weights[index], *facts))
     return Cause(
         WaitClass(cells.wait_class[0]).label,
         rule.program if rule else "",
         rule.meaning if rule else "",
         whole,
-        threads_of(profile, cells),
+        cells.threads(profile),
         len(first),
         places,
         _peers_of(profile, cells),
-        None,
+        {},
         "",
     )
 
@@ -240,14 +217,12 @@ def _peers_of(profile: Profile, cells: Cells) -> Peers:
     return Peers(_ROLES[role], comms)
 
 
-def threads_of(profile: Profile, waiting: Cells | Queue) -> Threads:
-    """Return the threads of some cells, the longest waiting first."""
-    comms = waiting.comm
-    first, thread_of = group(comms, waiting.pid, waiting.tid)
-    comm, comm_of = group(comms[first])
-    weight = sum_by(comm_of[thread_of], waiting.weight, len(comm))
-    threads = np.bincount(comm_of, minlength=len(comm))
-    names = [thread_label(profile.strings[text]) for text in comms[first[comm]].tolist()]
-    order = np.argsort(-weight, kind="stable").tolist()
-    number = len(group(waiting.pid, waiting.tid)[0])
-    return Threads(number, {names[row]: int(threads[row]) for row in order})
+def threads_of(profile: Profile, pid: I64, tid: I64, comm: I64, weight: I64) -> Threads:
+    """Return the threads of some waits, the longest waiting first."""
+    first, thread_of = group(comm, pid, tid)
+    comm_row, comm_of = group(comm[first])
+    sums = sum_by(comm_of[thread_of], weight, len(comm_row))
+    threads = np.bincount(comm_of, minlength=len(comm_row))
+    names = [thread_label(profile.strings[text]) for text in comm[first[comm_row]].tolist()]
+    order = np.argsort(-sums, kind="stable").tolist()
+    return Threads(len(group(pid, tid)[0]), {names[row]: int(threads[row]) for row in order})

@@ -25,21 +25,19 @@ from perf_offcpu import losses
 from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.group import group, max_by, sum_by
+from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I32, I64, Bool, distinct
-from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Budget, Meta, SampleFlag
+from perf_offcpu.report.thread_budgets import BLOCKED, counted_lives
 from perf_offcpu.report.verdict.causes import (
     Cause,
     Cells,
-    Demand,
     Kind,
     Peers,
-    Queue,
     cells_of,
     largest_causes,
     named_objects,
@@ -49,12 +47,6 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 _SHOWN_BLOCKED = 2
-_ONE_FLAG = {losses.COPY_EXHAUSTED, losses.STACK_TOO_DEEP}
-_FLAG_OF_CAUSE = {
-    **dict.fromkeys(_ONE_FLAG, SampleFlag.STACK_EXHAUSTED),
-    losses.NO_CFI: SampleFlag.NO_CFI,
-    losses.OUTSIDE_MAPS: SampleFlag.OUTSIDE_MAPS,
-}
 _MOST_OF_TIME = 0.95
 """Threads are named that have this part of the time together, the others not: many wait a little."""
 _CAUSE_PERCENT = 1
@@ -87,9 +79,9 @@ class Loss:
     """The largest loss."""
 
     cause: str
-    count: int  # where stacks were cut: of one kind of sample, of waits if there are any
+    count: int
     percent: float | None  # of what `of` names
-    of: str  # "waits", "addresses" or "EVENT samples"; "" for none of these
+    of: str  # "waits", "addresses" or "samples"; "" for none of these
     causes: int  # number of causes of losses
 
 
@@ -147,35 +139,37 @@ def verdict_of(
     cells = cells_of(subject, waits, causes, holders, kind)
     idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
     budget = budget.take(~np.isin(_ids(budget.pid, budget.tid), distinct(_ids(idle.pid, idle.tid))))
-    queue = _counted(profile, budget) if len(budget) else _recorded(busy)
-    listed = [
-        _with_command(cause, options)
-        for cause in largest_causes(subject, waits, causes, busy.take(busy.kind == Kind.COUNTED))
-    ]
-    blocked = int(busy.weight[busy.kind == Kind.COUNTED].sum())
-    unrecorded = max(_blocked_ns(budget) - int(busy.weight.sum()), 0)
+    counted, elsewhere = (
+        [
+            _with_command(cause, options)
+            for cause in largest_causes(subject, waits, causes, busy.take(busy.kind == which))
+        ]
+        for which in (Kind.COUNTED, Kind.ELSEWHERE)
+    )
+    for_cpu = _waits_for_cpu(profile, budget, busy, options)
+    blocked, runq = int(busy.weight[busy.kind == Kind.COUNTED].sum()), sum(cause.weight for cause in for_cpu)
+    off_cpu = sum(int(getattr(budget, name).sum()) for name in BLOCKED.values())
+    unrecorded = max(off_cpu - int(busy.weight.sum()), 0)
     running = int(budget.running_ns.sum()) if len(budget) else None
-    weight = blocked + unrecorded + int(queue.weight.sum()) + (running or 0)
-    listed += _waits_for_cpu(profile, queue, len(budget) > 0, options)
-    listed = sorted(listed, key=lambda cause: -cause.weight)
+    weight = blocked + unrecorded + runq + (running or 0)
+    listed = sorted(counted + for_cpu, key=lambda cause: -cause.weight)
     listed = [
-        cause for row, cause in enumerate(listed) if not row or 100 * cause.weight >= _CAUSE_PERCENT * weight
+        cause for cause in listed if cause is listed[0] or 100 * cause.weight >= _CAUSE_PERCENT * weight
     ]
     still_blocked, longest = _still_blocked(subject, waits, causes, kind)
     hidden, hidden_ms = (profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
-    queued = len(budget) or _knows_runq(subject.samples, waits)
-    elsewhere = largest_causes(subject, waits, causes, busy.take(busy.kind == Kind.ELSEWHERE))
+    queued = len(budget) or (subject.samples.runq_ns >= 0).any() or runq
     view = ["--budget-by", "comm"] if len(budget) else ["--sort", "comm,class"]
     return Verdict(
         weight=weight,
         threads=len(group(*(np.append(*ids) for ids in ((busy.pid, budget.pid), (busy.tid, budget.tid))))[0]),
         running=running,
-        runq=int(queue.weight.sum()) if queued else None,
+        runq=runq if queued else None,
         causes=listed,
         others=weight - (running or 0) - sum(cause.weight for cause in listed),
         unrecorded=unrecorded,
-        elsewhere=[_with_command(cause, options) for cause in elsewhere],
-        idle_threads=idle.number_of_threads() + hidden,
+        elsewhere=elsewhere,
+        idle_threads=idle.threads(profile).number + hidden,
         idle=int((idle.weight + idle.runq).sum()) + hidden_ms * 10**6,
         still_blocked=still_blocked,
         longest_blocked=longest,
@@ -197,7 +191,8 @@ def _kinds(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> I6
     idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits.for_work)
     if is_of_machine(profile.meta):
         through = samples.has(SampleFlag.BEGAN_BEFORE) & samples.has(SampleFlag.STILL_BLOCKED)
-        passive = waits.for_work | through | np.isin(waits.wait_class, _PASSIVE)
+        timed_out = (waits.wait_class == WaitClass.LOCK) & samples.has(SampleFlag.WAKER_INTERRUPT)
+        passive = waits.for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
         idle |= _of_passive_threads(profile, subject, passive)
     recorded = distinct(np.append(samples.tid, profile.budget.tid))
     by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
@@ -225,55 +220,29 @@ def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bo
     return is_passive[group_of[: len(samples)]]
 
 
-def _knows_runq(samples: ProfileSamples, waits: Waits) -> bool:
-    return bool((samples.runq_ns >= 0).any() or (waits.wait_class == WaitClass.RUNQUEUE).any())
-
-
-def _recorded(cells: Cells) -> Queue:
-    """Return the threads that waited for a CPU, by recorded waits."""
-    first, group_of = group(cells.pid, cells.tid, cells.comm)
-    weight = sum_by(group_of, cells.runq, len(first))
-    return Queue(cells.pid[first], cells.tid[first], cells.comm[first], weight, np.zeros_like(weight))
-
-
-def _counted(profile: Profile, budget: Budget) -> Queue:
-    """Return the threads that waited for a CPU, by their budgets."""
-    comms = profile.comms
-    first, group_of = group(budget.pid, budget.tid)
-    weight, running = (
-        sum_by(group_of, column, len(first))
-        for column in (budget.preempted_ns + budget.runnable_ns, budget.running_ns)
-    )
-    pid, tid, last = budget.pid[first], budget.tid[first], max_by(group_of, budget.end_ns, len(first))
-    comm = np.append(comms.comm, 0)[rows_at(comms.tid, comms.begin_ns, tid, last)]
-    return Queue(pid.astype(np.int64), tid.astype(np.int64), comm.astype(np.int64), weight, running)
-
-
-def _blocked_ns(budget: Budget) -> int:
-    """Return the time for which threads were blocked."""
-    columns = "interruptible uninterruptible idle stopped other throttled"
-    return sum(int(getattr(budget, f"{column}_ns").sum()) for column in columns.split())
-
-
 def _waits_for_cpu(
-    profile: Profile, queue: Queue, counted: bool, options: Sequence[tuple[str, str]]
+    profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]
 ) -> list[Cause]:
-    """Return the cause, waiting for a CPU; none if no thread did. `counted`: by budgets."""
-    whole = int(queue.weight.sum())
+    """Return the cause, waiting for a CPU, by budgets, else by recorded waits; none if no thread did."""
+    lives = counted_lives(replace(profile, budget=budget)) if len(budget) else None
+    pid, tid, comm, weight = (
+        (lives.pid.astype(np.int64), lives.tid.astype(np.int64), lives.comm, lives.runnable)
+        if lives
+        else (busy.pid, busy.tid, busy.comm, busy.runq)
+    )
+    whole, descending = int(weight.sum()), np.argsort(-weight, kind="stable")
     if not whole:
         return []
-    descending = np.argsort(-queue.weight, kind="stable")
-    before = np.cumsum(queue.weight[descending]) - queue.weight[descending]
-    queue = queue.take(descending[before < _MOST_OF_TIME * whole])
-    threads, demand, meta = threads_of(profile, queue), None, profile.meta
-    view = ["--class", WaitClass.RUNQUEUE.label]
-    if counted:
-        span = sum(end - begin for begin, end in meta.recorded)
-        ran, waited = int(queue.running.sum()), int(queue.weight.sum())
-        demand = Demand((ran + waited) / span, ran / span, meta.nr_cpus) if span > 0 else None
-        view = ["--budget-by", "comm"]
+    before = np.cumsum(weight[descending]) - weight[descending]
+    rows = descending[before < _MOST_OF_TIME * whole]
+    cpus, view = dict[str, float](), ["--class", WaitClass.RUNQUEUE.label]
+    if lives and lives.running is not None:
+        view, span = ["--budget-by", "comm"], max(sum(end - begin for begin, end in profile.meta.recorded), 1)
+        ran, waited = int(lives.running[rows].sum()), int(weight[rows].sum())
+        cpus = {"wanted": (ran + waited) / span, "got": ran / span, "all": profile.meta.nr_cpus}
+    threads = threads_of(profile, pid[rows], tid[rows], comm[rows], weight[rows])
     label, command = WaitClass.RUNQUEUE.label, _command(options, view)
-    return [Cause(label, "", "", whole, threads, 1, [], Peers("", {}), demand, command)]
+    return [Cause(label, "", "", whole, threads, 1, [], Peers("", {}), cpus, command)]
 
 
 def _still_blocked(
@@ -306,48 +275,16 @@ def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSampl
     if not counts:
         return None
     names = (Stage.NAMES, Stage.LINES)
-    cause = max(
-        counts,
-        key=lambda cause_of_loss: (
-            cause_of_loss.in_last_line,
-            cause_of_loss.stage not in names,
-            counts[cause_of_loss],
-        ),
-    )
-    count, part, whole, of = counts[cause], counts[cause], 0, ""
+    cause = max(counts, key=lambda cause: (cause.in_last_line, cause.stage not in names, counts[cause]))
+    whole, of, count = 0, "", counts[cause]
     if cause.stage in names:
         whole, of = max(len(profile.frames), count), "addresses"
     elif cause.stage is Stage.BPF:
         whole, of = int(waits.count.sum()) + count, "waits"
     elif cause.stage is Stage.UNWIND:
-        flag = None if counts.keys() >= _ONE_FLAG else _FLAG_OF_CAUSE.get(cause)
-        count, part, whole, of = _cut_stacks(flag, count, profile, waits)
-    percent = round(min(100 * part / whole, 100.0), 2) if whole else None
+        whole, of = len(profile.samples), "samples"
+    percent = round(min(100 * count / whole, 100.0), 2) if whole else None
     return Loss(str(cause), count, percent, of, len(counts))
-
-
-def _cut_stacks(
-    flag: SampleFlag | None, count: int, profile: Profile, waits: ProfileSamples
-) -> tuple[int, int, int, str]:
-    """Return the stacks that unwinding cut: of waits, or else of the event with the most.
-
-    Args:
-        flag: of samples whose stack was cut by one cause; None if no flag is of this cause alone.
-        count: their number in the whole recording.
-
-    Returns:
-        (stacks, what they stand for, the same of all stacks of this kind or 0, name of the kind).
-    """
-    samples = profile.samples
-    if flag is None:
-        return count, 0, 0, ""
-    if (is_cut := waits.has(flag)).any():
-        return int(is_cut.sum()), int(waits.count[is_cut].sum()), int(waits.count.sum()), "waits"
-    number = np.bincount(samples.evsel[samples.has(flag) & (samples.evsel >= 0)])
-    if not len(number):
-        return count, 0, 0, ""
-    event, most = int(number.argmax()), int(number.max())
-    return most, most, int((samples.evsel == event).sum()), f"{profile.evsels[event].name} samples"
 
 
 def _with_command(cause: Cause, options: Sequence[tuple[str, str]]) -> Cause:

@@ -118,7 +118,8 @@ def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
     if sole:
         return [_row(cause.weight, whole, unit, *_place(cause.places[0], words))]
     where = f"{cause.functions} functions" if cause.functions > 1 else ""
-    reason = _reason(cause) or _peers(cause.peers)
+    reason = "got {got:.1f} of {all}, wanted {wanted:.1f}".format(**cause.cpus) if cause.cpus else ""
+    reason = reason or _peers(cause.peers)
     rows = [_row(cause.weight, whole, unit, words, where, _threads(cause.threads), reason)]
     for place in cause.places:
         _, weight, *texts = _row(place.weight, 0, unit, *_place(place, ""))
@@ -136,13 +137,6 @@ def _place(place: Place, words: str) -> tuple[str, str, str, str]:
     name = place.object or (place.mostly and f"mostly {place.mostly}")
     thing = f"{words}: {name}" if name and words else name or words
     return thing, place.function, _threads(place.threads), _peers(place.peers)
-
-
-def _reason(cause: Cause) -> str:
-    demand = cause.demand
-    if demand is None:
-        return ""
-    return f"got {demand.got:.1f} of {demand.cpus}, wanted {demand.wanted:.1f}"
 
 
 def _peers(peers: Peers) -> str:
