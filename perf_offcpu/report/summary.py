@@ -235,16 +235,24 @@ def _threads(
     kept, cut = heaviest(weight, limit, beside_weight)
     rows = rows[kept]
     ids = (column[first[rows]].tolist() for column in (samples.comm, samples.pid, samples.tid))
-    purpose = np.zeros(len(samples), np.int32)
-    purpose[chosen] = waits.purpose
-    works = of_idle_threads(profile, purpose > 0) & (purpose > 0)
-    purposes = sums_by_label(
-        np.where(works, group_of, -1), purpose, lambda one: waits.purposes[one], samples.period, len(first)
-    )
+    reasons = _reasons(profile, chosen, waits)
     return [
-        ThreadRow(profile.strings[comm], pid, tid, own[row], other[row], next(iter(purposes[row]), ""))
+        ThreadRow(profile.strings[comm], pid, tid, own[row], other[row], reasons.get((pid, tid), ""))
         for row, comm, pid, tid in zip(rows.tolist(), *ids, strict=True)
     ], cut
+
+
+def _reasons(profile: Profile, chosen: Bool, waits: Waits) -> dict[tuple[int, int], str]:
+    """Return (pid, tid) of each idle thread → what it waits for in most of its time."""
+    samples, purpose = profile.samples, np.zeros(len(chosen), np.int32)
+    purpose[chosen] = waits.purpose
+    rows = np.flatnonzero(of_idle_threads(profile, purpose > 0) & (purpose > 0))
+    first, of = group(samples.pid[rows], samples.tid[rows])
+    reasons = sums_by_label(
+        of, purpose[rows], lambda one: waits.purposes[one], samples.period[rows], len(first)
+    )
+    threads = zip(samples.pid[rows][first].tolist(), samples.tid[rows][first].tolist(), strict=True)
+    return {thread: next(iter(by_reason)) for thread, by_reason in zip(threads, reasons, strict=True)}
 
 
 def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[StackRow], tuple[int, int]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many small designs in one recording (workload/exam.cpp): what each thread waits for, and whether for work.
+"""Many small designs (workload/exam.cpp, exam.py): what each thread waits for, and whether for work.
 
 They are judged twice: with all names, and linked statically and stripped, where facts alone tell.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.compiled import build
+from builders.compiled import WORKLOAD, build
 from conftest import Command
 
 from perf_offcpu.analysis.classes.classify import Waits, classify
@@ -84,9 +84,23 @@ cond-queue      lock     yes   ready in exam
 sem-queue       lock     yes   ::items in exam
 count-queue     lock     yes   ::items in exam
 """
-NAMELESS = r"""
+PYTHON = """
+py-lock         lock     no
+py-rlock        lock     no
+py-semaphore    lock     no
+py-condition    lock     no
+py-mp-lock      lock     no    shared
+py-event        lock     no
+py-join         lock     no
+py-queue        lock     no
+py-simple-queue lock     yes
+py-pool         lock     yes
+py-sleep        sleep    no    sleep
+py-select       poll     yes
+py-asyncio      poll     yes   [eventpoll]
+py-subprocess   child    no    child
 """
-"""What differs without names."""
+"""A queue has a lock for each wait, as a semaphore of threading: which of both it is, nothing there tells."""
 
 
 FUTEX = "a futex of several threads that only others wake"
@@ -106,10 +120,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_what_each_thread_waits_for(
     perf_offcpu: Command, programs: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
-    perf_offcpu("record", "-q", "-e", "none", "--", programs[form], cwd=tmp_path)
+    command: list[str | Path] = [programs[form]]
+    if form == "named":
+        command = ["sh", "-c", '"$0" & /usr/bin/python3 "$1"; wait', programs[form], WORKLOAD / "exam.py"]
+    perf_offcpu("record", "-q", "-e", "none", "--", *command, cwd=tmp_path)
     profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
     waits, wrong = classify(profile), []
-    table = EXAM + NAMELESS * (form == "nameless")
+    table = EXAM + PYTHON * (form == "named")
     rows = {row.split()[0]: row.split(None, 3) for row in table.split("\n") if row}
     for comm, label, work, *things in rows.values():
         found = judged(profile, waits, comm, asleep=label == "sleep")
