@@ -39,6 +39,20 @@ PROGRAM_RULES = (
         for_work=False,
     ),
     ProgramRule(
+        "kernel",
+        "its cgroup's memory limit (memory.max, memory.high)",
+        frames=r"try_to_free_mem_cgroup_pages _*mem_cgroup_handle_over_high mem_cgroup_o(om|ut_of_memory)\w*",
+        waits="fault disk lock other",
+        for_work=False,
+    ),
+    ProgramRule(
+        "kernel",
+        "free memory (the whole machine has none)",
+        frames="try_to_free_pages throttle_direct_reclaim",
+        waits="fault disk lock other",
+        for_work=False,
+    ),
+    ProgramRule(
         "JVM",
         "the end of the program, in the thread that started it",
         frames=r"\[libjli\.so\] CallJavaMainInNewThread JVMInit",

@@ -24,6 +24,7 @@ STRIPPED = Code("", "/usr/bin/python3.11")
 """A function of an interpreter without symbols."""
 QUEUE = Code("", "/usr/lib/python3.11/lib-dynload/_queue.cpython-311-x86_64-linux-gnu.so")
 LAUNCHER = Code("", "/usr/lib/jvm/lib/libjli.so")
+RECLAIM = kernel("reclaim_throttle")
 FROZEN = (kernel("ksys_write"), kernel("vfs_write"), kernel("percpu_rwsem_wait"))
 COND = ("pthread_cond_wait@@GLIBC_2.3.2", *FUTEX)
 SEM = ("sem_wait@@GLIBC_2.34", *FUTEX)
@@ -84,6 +85,8 @@ def judged(profile: Profile) -> tuple[str, bool]:
         (("main", "ngx_process_events_and_timers", Code("", "/usr/sbin/nginx"), *EPOLL), "poll", True),
         (("new_job", "jobserver_acquire", "pselect", kernel("do_select")), "child", False),
         (("main", "__GI___libc_write", *FROZEN), "disk", False),
+        (("f", kernel("handle_mm_fault"), kernel("try_to_free_mem_cgroup_pages"), RECLAIM), "fault", False),
+        (("f", kernel("ksys_write"), kernel("try_to_free_pages"), RECLAIM), "other", False),
         (("main", kernel("cgroup_procs_write"), kernel("percpu_rwsem_wait")), "lock", False),
     ],
     ids=lambda value: value[-3] if isinstance(value, tuple) else None,
