@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,20 +39,22 @@ class DatasetBuilder:
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {name: [] for name in TABLES})
     stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
 
-    def host(self, name: str, labels: Mapping[str, str] | None = None, **columns: Any) -> None:
+    def host(self, name: str, labels: Mapping[str, str] | None = None, **columns: Any) -> Self:
         """Add a segment of an hour; `begin_ns`, `end_ns`, `period_ns` are columns."""
         row = {
             "host_id": f"id-{name}", "hostname": name, "boot_id": "b", "cpus": 2,
             "labels": dict(labels or {}),
         }  # fmt: skip
         self.rows["hosts"].append(row | {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR} | columns)
+        return self
 
-    def wait(self, host: str, ns: int, stack: Sequence[str] = (), **columns: Any) -> None:
+    def wait(self, host: str, ns: int, stack: Sequence[str] = (), **columns: Any) -> Self:
         """Add a wait; `stack` names functions, root first, those of the kernel as `name_[k]`."""
         row = {"host_id": f"id-{host}", "boot_id": "b", "time_ns": BEGIN, "event": "offcpu-time", "count": 1}
         row |= {"off_ns": ns, "weight_ns": ns, "comm": "web", "class": "lock", "flags": 1, "idle": False}
         row |= {"stack_id": self.stack(stack)} | columns
         self.rows["samples"].append(row)
+        return self
 
     def stack(self, functions: Sequence[str]) -> int:
         """Return the id of a stack, 0 for none."""

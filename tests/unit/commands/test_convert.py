@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders.refused import refused
 
 from perf_offcpu.cli import main
 from perf_offcpu.commands.shared.output import open_output
@@ -104,9 +105,8 @@ def test_errors(
     recording: Path, capsys: pytest.CaptureFixture[str], argv: list[str], status: int, message: str
 ) -> None:
     before = recording.read_bytes()
-    assert main(["convert", *argv]) == status
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("perf-offcpu convert: ") and message in err and err.count("\n") == 1
+    err = refused(capsys, "convert", *argv, status=status)
+    assert err.startswith("perf-offcpu convert: ") and message in err
     assert os.listdir() == ["perf.data"] and recording.read_bytes() == before
 
 

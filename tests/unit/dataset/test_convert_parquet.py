@@ -32,11 +32,6 @@ def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path
         assert {row["event"]: row["weight_ns_sum"] for row in weights} == {
             row["name"]: row["weight"] for row in report["events"]
         }
-        waits = mine.filter(pc.equal(mine["event"], "offcpu-time"))
-        classes = waits.group_by("class").aggregate([("weight_ns", "sum")]).to_pylist()
-        assert {row["class"]: row["weight_ns_sum"] for row in classes} == {
-            row["values"][0]: row["weight"] for row in report["groups"]["rows"]
-        }
 
 
 def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(tmp_path: Path) -> None:

@@ -177,10 +177,7 @@ def test_recorded_time_is_cut_to_the_selected_time(engine: Engine, folder: Path)
 
 
 def test_all_keys_are_columns(engine: Engine, folder: Path) -> None:
-    builder = DatasetBuilder()
-    builder.host("web1")
-    builder.wait("web1", 5, ["main"])
-    path = builder.write(folder)
+    path = DatasetBuilder().host("web1").wait("web1", 5, ["main"]).write(folder)
     for key in KEYS:
         assert [sums[0] for sums in rows(path, engine, Selection(), [key]).values()] == [5]
 

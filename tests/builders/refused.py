@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command line that is refused: no output, and one line that says why."""
+
+import pytest
+
+from perf_offcpu.cli import main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, status: int | None = 129) -> str:
+    """Run the program, which must fail, and return the line; `status` None: with any status but 0."""
+    capsys.readouterr()
+    found = main(list(words))
+    out, err = capsys.readouterr()
+    assert found == status if status is not None else found != 0
+    assert out == "" and err.count("\n") == 1, (out, err)
+    return err
