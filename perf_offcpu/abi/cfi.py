@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from perf_offcpu.abi.elf import Machine
 from perf_offcpu.structs import frozen
 
 
@@ -133,45 +132,6 @@ class Registers:
     def sample_mask(self) -> int:
         """The sample_regs_user with the bits of all these registers."""
         return sum(1 << bit for bit, number in enumerate(self.of_sample) if number >= 0)
-
-
-REGISTERS: Final = {
-    Machine.X86_64: Registers(
-        count=17,
-        pc=16,
-        sp=7,
-        fp=6,
-        ra=16,
-        saved=(6, 3, 12, 13, 14, 15),
-        # ax bx cx dx si di bp sp ip flags cs ss ds es fs gs r8 … r15
-        of_sample=(0, 3, 2, 1, 4, 5, 6, 7, 16, *(-1,) * 7, 8, 9, 10, 11, 12, 13, 14, 15),
-    ),
-    Machine.AARCH64: Registers(
-        count=33,
-        pc=32,
-        sp=31,
-        fp=29,
-        ra=30,
-        saved=(29, 30, *range(19, 29)),
-        of_sample=(*range(33),),
-        code_bits=48,
-    ),
-}
-
-MACHINE_OF_ARCH: Final = {"x86_64": Machine.X86_64, "aarch64": Machine.AARCH64}
-"""e_machine by `uname -m`, as recordings name it."""
-
-
-def arch_of_registers(mask: int) -> str:
-    """Return the architecture (`uname -m`) that a sample_regs_user belongs to; "" if it fits none.
-
-    The numbers of x86's registers are a part of arm64's, so the machine with most registers is tried first.
-    """
-    for arch, machine in sorted(MACHINE_OF_ARCH.items(), key=lambda item: -REGISTERS[item[1]].sample_mask):
-        wanted = REGISTERS[machine].sample_mask
-        if mask & wanted == wanted:
-            return arch
-    return ""
 
 
 ABI_64: Final = 2

@@ -68,6 +68,11 @@ def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
     return _names(_COMPAT.get(name, name) if compat else name)
 
 
+def syscall_number(name: str, arch: str) -> int:
+    """Return the number of a system call on an architecture; raise ValueError if it has none."""
+    return min(number for number, known in syscall_names(arch).items() if known == name)  # x32 is above
+
+
 def is_compat_entry(function: str) -> bool:
     """Return whether only system calls of 32-bit programs pass through this function of the kernel."""
     return _COMPAT_ENTRY.fullmatch(function) is not None

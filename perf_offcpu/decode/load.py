@@ -15,8 +15,8 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
-from perf_offcpu.abi.cfi import arch_of_registers
 from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.machine import arch_of_registers
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
 from perf_offcpu.decode.account import CollectorAccount, object_table
 from perf_offcpu.decode.batch import Batch, BatchCollector

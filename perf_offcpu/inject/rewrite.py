@@ -22,7 +22,7 @@ import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import PerfType, SoftwareConfig
-from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.batch import BatchCollector
 from perf_offcpu.decode.deferred import DeferredMatcher, decode_deferred
@@ -219,7 +219,7 @@ class _Rewriter:
         """Return the unwinder of copies of user stacks; None if it has nothing to unwind, or no rules to."""
         tasks, search = self.found.tasks, self.options.search
         arch = recorded_arch(self.features, self.recorded.specs)
-        if search is None or arch not in MACHINE_OF_ARCH or not any(map(has_stacks, self.recorded.specs)):
+        if search is None or arch not in MACHINES or not any(map(has_stacks, self.recorded.specs)):
             return None
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.abi.cfi import REGISTERS
+from perf_offcpu.abi.machine import REGISTERS
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.unwind.cfi.entries import read_entries

@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.abi.cfi import REGISTERS, Registers
+from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.abi.machine import REGISTERS
 from perf_offcpu.cache import Array, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording

@@ -17,8 +17,9 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, Registers
+from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.abi.elf import Machine
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.binary.gather import rows_of
 from perf_offcpu.decode.deferred import join_parts, kernel_parts
@@ -79,9 +80,9 @@ class Unwinder:
     """Unwind snapshots of one recording, by its maps and dsos."""
 
     def __init__(self, recording: Recording, search: Search) -> None:
-        machine = MACHINE_OF_ARCH[recording.meta.arch]
-        self.registers = REGISTERS[machine]
-        tables, is_x86 = FrameTables(recording, machine, search), machine == Machine.X86_64
+        row = MACHINES[recording.meta.arch]
+        self.registers = row.registers
+        tables, is_x86 = FrameTables(recording, row.machine, search), row.machine == Machine.X86_64
         trampolines = Trampolines(recording, PerfMaps(recording, search.symfs)) if is_x86 else None
         self._lookup = CfiLookup(recording, self.registers, tables.of_dso, trampolines)
         self._budget = [MAX_GENERAL]
@@ -138,7 +139,7 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
     rows = np.flatnonzero(samples.snapshot >= 0)
     if not len(rows):
         return recording.replaced(snapshots=Snapshots())
-    if recording.meta.arch not in MACHINE_OF_ARCH:
+    if recording.meta.arch not in MACHINES:
         counters.add(losses.UNKNOWN_MACHINE, len(rows))
         return cut_wrong_callers(_finished(recording, samples, recording.callchains, counters))
     unwinder = Unwinder(recording, search or Search())

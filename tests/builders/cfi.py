@@ -6,8 +6,8 @@ Written with struct, on purpose not with the code that reads them.
 
 import struct
 
-from perf_offcpu.abi.cfi import REGISTERS
 from perf_offcpu.abi.elf import Machine
+from perf_offcpu.abi.machine import REGISTERS
 from perf_offcpu.unwind.cfi.entries import Section
 from perf_offcpu.unwind.cfi.table import CfiTable, build_table
 

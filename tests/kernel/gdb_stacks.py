@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.existing.maps import parse_maps
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import Strings
@@ -123,7 +123,7 @@ def _recording(maps: bytes) -> Recording:
 
 def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Stop]:
     """Threads of a command at so many random moments; it is started again if it ends."""
-    assert REGISTERS[MACHINE_OF_ARCH[platform.machine()]].pc == 16, "registers are named for x86-64"
+    assert MACHINES[platform.machine()].registers.pc == 16, "registers are named for x86-64"
     moments, seen = random.Random(seed), 0
     while seen < number:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

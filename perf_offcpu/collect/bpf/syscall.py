@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.collect.bpf import attr as uapi
 from perf_offcpu.collect.bpf.attr import (
     NAME_BYTES,
@@ -36,7 +37,7 @@ from perf_offcpu.collect.bpf.attr import (
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_SYS_BPF = {"x86_64": 321, "ppc64le": 361, "s390x": 351}.get(platform.machine(), 280)  # 280: asm-generic
+_SYS_BPF = syscall_number("bpf", platform.machine())
 
 _LOG_BYTES = 1 << 20
 _ITERATOR_BYTES = 1 << 18

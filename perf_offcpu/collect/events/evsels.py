@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig
-from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.events import perf_event
 from perf_offcpu.collect.events.parser import SamplingEvent
 from perf_offcpu.collect.system.clock import CLOCKID
@@ -107,7 +107,7 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
         return attr
     return attr._replace(
         sample_type=attr.sample_type | SampleType.REGS_USER | SampleType.STACK_USER,
-        sample_regs_user=REGISTERS[MACHINE_OF_ARCH[platform.machine()]].sample_mask,
+        sample_regs_user=MACHINES[platform.machine()].registers.sample_mask,
         sample_stack_user=stack_bytes,
     )
 

@@ -16,6 +16,7 @@ import sys
 from typing import Final
 
 from perf_offcpu.abi.attr import Attr, PerfType
+from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.system.limits import too_many_files
 from perf_offcpu.collect.system.privileges import paranoid, privilege_remedy
@@ -23,10 +24,6 @@ from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError
 
 NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 """Byte order of this machine, and so of all its recordings."""
-
-# arch/*/kernel/syscalls; arm64, riscv and loongarch share the generic table.
-_SYSCALL_NUMBERS = {"x86_64": 298, "s390x": 331}
-_SYSCALL_NUMBER_GENERIC = 241
 
 _FLAG_FD_CLOEXEC = 1 << 3
 
@@ -49,7 +46,7 @@ def open_event(attr: Attr, cpu: int) -> int:
         OSError: as perf_event_open(2) has it.
     """
     packed = attr.pack(order=NATIVE)
-    number = _SYSCALL_NUMBERS.get(platform.machine(), _SYSCALL_NUMBER_GENERIC)
+    number = syscall_number("perf_event_open", platform.machine())
     fd = _SYSCALL(
         ctypes.c_long(number),
         ctypes.c_char_p(packed),

@@ -14,12 +14,13 @@ import os
 import platform
 import struct
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.kernel.facts import MAX_FRAMES
 from perf_offcpu.collect.kernel_totals.memory import TIME_S, Unread, of_each
@@ -34,27 +35,6 @@ _USER_HALF = 1 << 63
 _FRAME = struct.Struct("=QQ")
 
 
-class RegisterWords(NamedTuple):
-    """Words of struct pt_regs. Source: arch/*/include/uapi/asm/ptrace.h, x86 and arm64 (user_pt_regs)."""
-
-    ip: int
-    sp: int
-    fp: int
-    arguments: tuple[int, ...]
-    """The first four arguments of a system call."""
-    sampled: tuple[int, ...]
-    """The words of sample_regs_user (`abi.cfi.Registers.sample_mask`), in the order of its bits."""
-    segment: int = -1
-    """Word of the code segment, -1 without."""
-
-
-REGISTER_WORDS = {
-    # ax bx cx dx si di bp sp ip r8 … r15
-    "x86_64": RegisterWords(
-        16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17
-    ),
-    "aarch64": RegisterWords(32, 31, 29, (0, 1, 2, 3), tuple(range(33))),
-}
 _USER32_CS = 0x23  # arch/x86/include/asm/segment.h: a 32-bit program, whose frames are unlike
 
 
@@ -72,7 +52,7 @@ def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
     Args:
         tasks: rows of `struct offcpu_last`.
     """
-    words = REGISTER_WORDS[platform.machine()]
+    words = MACHINES[platform.machine()].words
     regs = tasks["regs"]
     if words.segment >= 0:
         regs = np.where(regs[:, [words.segment]] == _USER32_CS, np.uint64(0), regs)
@@ -86,7 +66,7 @@ def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
 
 def arguments_of(task: NDArray[Any]) -> tuple[int, ...]:
     """Return the first four arguments of the system call of a task, a row of `struct offcpu_last`."""
-    return tuple(int(task["regs"][word]) for word in REGISTER_WORDS[platform.machine()].arguments)
+    return tuple(int(task["regs"][word]) for word in MACHINES[platform.machine()].words.arguments)
 
 
 def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:

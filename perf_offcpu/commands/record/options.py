@@ -239,9 +239,9 @@ def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[
 
 
 def _can_unwind() -> bool:
-    from perf_offcpu.abi.cfi import MACHINE_OF_ARCH
+    from perf_offcpu.abi.machine import MACHINES
 
-    return platform.machine() in MACHINE_OF_ARCH
+    return platform.machine() in MACHINES
 
 
 def _stack_bytes(text: str) -> int:

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from perf_offcpu.abi.cfi import MACHINE_OF_ARCH, REGISTERS, arch_of_registers
-from perf_offcpu.abi.syscalls import X32_BIT, is_compat_entry, syscall_names
+from perf_offcpu.abi.machine import MACHINES, arch_of_registers
+from perf_offcpu.abi.syscalls import X32_BIT, is_compat_entry, syscall_names, syscall_number
 
 NEWEST = 471  # rseq_slice_yield, Linux 7.2
 
@@ -73,9 +73,17 @@ def test_32_bit_programs_are_known_by_how_they_enter_the_kernel() -> None:
     )
 
 
-@pytest.mark.parametrize("arch", MACHINE_OF_ARCH)
+def test_numbers_are_those_of_the_architectures_headers() -> None:
+    """Source: asm/unistd_64.h of x86 and s390, asm-generic/unistd.h for arm64."""
+    numbers = {"x86_64": (298, 321), "aarch64": (241, 280), "s390x": (331, 351), "riscv64": (241, 280)}
+    for arch, (perf_event_open, bpf) in numbers.items():
+        assert syscall_number("perf_event_open", arch) == perf_event_open
+        assert syscall_number("bpf", arch) == bpf
+
+
+@pytest.mark.parametrize("arch", MACHINES)
 def test_registers_of_samples_tell_the_machine(arch: str) -> None:
-    assert arch_of_registers(REGISTERS[MACHINE_OF_ARCH[arch]].sample_mask) == arch
+    assert arch_of_registers(MACHINES[arch].registers.sample_mask) == arch
 
 
 def test_masks_of_perf_record_and_of_unknown_machines() -> None:

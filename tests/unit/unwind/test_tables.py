@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from builders.compiled import build
 
-from perf_offcpu.abi.cfi import REGISTERS
 from perf_offcpu.abi.elf import Machine
+from perf_offcpu.abi.machine import REGISTERS
 from perf_offcpu.cache import Array, DiskCache
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces

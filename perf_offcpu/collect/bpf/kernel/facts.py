@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf_offcpu.collect.bpf.kernel.members import KERNEL_NEEDED, Defines, all_offsets, task_members
+from perf_offcpu.abi.machine import MACHINES
+from perf_offcpu.collect.bpf.kernel.members import (
+    KERNEL_NEEDED,
+    Defines,
+    all_offsets,
+    machine_offsets,
+    task_members,
+)
 from perf_offcpu.collect.bpf.kernel.objects import object_members
 from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
 from perf_offcpu.collect.bpf.kprobe import switch_end
@@ -25,14 +32,8 @@ from perf_offcpu.errors import CapabilityError
 
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
-_ANY_REGISTERS = ("REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_CS")
-_REGISTERS = {
-    "x86_64": dict(zip(_ANY_REGISTERS, ("orig_ax", "ip", "sp", "bp", "cs"), strict=True)),
-    "aarch64": dict(zip(_ANY_REGISTERS[:4], ("syscallno", "pc", "sp", "regs"), strict=True)),
-}
-"""Members of `struct pt_regs`: the number of the system call, -1 in none; cs shows 64-bit mode."""
-_FP_OF_ARM64 = 29 * 8  # x29, in pt_regs.regs
-_REGISTER_BYTES = {"x86_64": 21 * 8, "aarch64": 34 * 8}  # the user ABI's part of struct pt_regs
+_REGISTERS = ("REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_CS")
+"""The number of the system call, -1 in none; cs shows 64-bit mode."""
 
 _TRACEPOINTS = (
     "sched_switch", "sched_exit_tp", "sched_waking", "sched_process_fork", "sched_process_exec",
@@ -93,20 +94,16 @@ def setting_defines() -> Defines:
 
 def _registers(btf: Btf) -> Defines:
     """Return the offsets of saved user registers: the number of the system call, and for stack walks."""
-    machine = platform.machine()
-    names = _REGISTERS.get(machine, {})
-    register = btf.member("pt_regs", names.get("REGS_SYSCALL", "no such"))
-    found = {name: btf.member("pt_regs", names.get(name, "no such")) for name in _ANY_REGISTERS}
-    offsets = {name: member.offset if member else 0 for name, member in found.items()}
-    if machine == "aarch64":
-        offsets["REGS_FP"] += _FP_OF_ARM64
+    row = MACHINES.get(platform.machine())
+    offsets = machine_offsets(btf, _REGISTERS)
+    register = btf.member(*row.members["REGS_SYSCALL"][0].split(".", 1)) if row else None
     can = btf.has_string("BPF_FUNC_task_pt_regs")  # dd6e10fbd9fb, Linux 5.15
     return {
-        "OFFCPU_USER_REGISTERS": int(can and bool(names) and all(found[name] for name in names)),
-        "OFFCPU_FRAME_POINTERS": int(can and machine == "x86_64"),
+        "OFFCPU_USER_REGISTERS": int(can and offsets is not None),
+        "OFFCPU_FRAME_POINTERS": int(can and row is not None and row.walks_frame_pointers),
         "REGS_SYSCALL_TYPE": f"s{8 * register.size}" if register else "s32",
-        "REGS_SIZE": _REGISTER_BYTES.get(machine, 0),
-        **offsets,
+        "REGS_SIZE": 8 * row.words.number if row else 0,
+        **(offsets or dict.fromkeys(_REGISTERS, 0)),
     }
 
 
@@ -139,7 +136,8 @@ def _preempt_count(btf: Btf) -> Defines:
     if cast is not None and word is not None:  # a35b9af4ec2c, Linux 6.2
         found |= {"OFFCPU_READ_ONLY_CAST": KERNEL_FUNCTION + cast, "OFFCPU_WORD": word}
     end, in_use = (_distance(btf, name, name) for name in ("hardirq_stack_ptr", "hardirq_stack_inuse"))
-    if end is not None and in_use is not None and platform.machine() == "x86_64":
+    row = MACHINES.get(platform.machine())
+    if end is not None and in_use is not None and row and row.has_irq_stack:
         found |= {"OFFCPU_IRQ_STACK": 1, "IRQ_STACK_PTR": end, "IRQ_STACK_IN_USE": in_use}
     return found
 

@@ -7,8 +7,9 @@ The constant of a member that this kernel lacks is 0: no optional member is the 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError
 
@@ -99,6 +100,20 @@ def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
     """Return the offsets of members that are of use together only; 0 for all if one is missing."""
     known = all(btf.member(*path.split(".", 1)) for path in members.values())
     return offsets(btf, members) if known else dict.fromkeys(members, 0)
+
+
+def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
+    """Return the offsets of registers and the like, by BPF's names (`abi.machine`); 0 for what others have.
+
+    None if this machine is not known, or its kernel lacks one of them.
+    """
+    row = MACHINES.get(platform.machine())
+    if row is None:
+        return None
+    wanted = {name: row.members[name] for name in names if name in row.members}
+    found = {name: btf.member(*path.split(".", 1)) for name, (path, _) in wanted.items()}
+    places: Defines = {name: member.offset + wanted[name][1] for name, member in found.items() if member}
+    return {**dict.fromkeys(names, 0), **places} if len(places) == len(wanted) else None
 
 
 def _needed(btf: Btf) -> Defines:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import platform
-
-from perf_offcpu.collect.bpf.kernel.members import Defines, all_offsets
+from perf_offcpu.collect.bpf.kernel.members import Defines, all_offsets, machine_offsets
 from perf_offcpu.collect.system.btf import Btf
 
 _POINTER = 8
@@ -58,28 +56,14 @@ _UNIX = {
 _HEAD_BYTES = 96
 """HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once."""
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
-_ARGUMENTS = {
-    "x86_64": {
-        "REGS_ARG_0": "pt_regs.di",
-        "REGS_ARG_1": "pt_regs.si",
-        "REGS_ARG_2": "pt_regs.dx",
-        "REGS_ARG_3": "pt_regs.r10",
-        "TASK_STATUS": "task_struct.thread_info.status",
-    },
-    "aarch64": {"REGS_ARG_0": "pt_regs.orig_x0", "REGS_PSTATE": "pt_regs.pstate"},
-}
+_ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", *(f"REGS_ARG_{number}" for number in range(4)))
 """Arguments of a system call in the saved registers, and what shows a 32-bit program."""
-_ANY_ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", *(f"REGS_ARG_{number}" for number in range(4)))
 
 
 def object_members(btf: Btf) -> Defines:
     """Return the offsets with which objects of waits are found; 0 for all if one is missing."""
-    machine = platform.machine()
     files, protocol = all_offsets(btf, _OBJECTS), btf.member("sock", "sk_protocol")
-    arguments = dict.fromkeys(_ANY_ARGUMENTS, 0) | all_offsets(btf, _ARGUMENTS.get(machine, {}))
-    registers = btf.member("pt_regs", "regs")
-    if machine == "aarch64" and registers:
-        arguments |= {f"REGS_ARG_{number}": registers.offset + 8 * number for number in (1, 2, 3)}
+    arguments = machine_offsets(btf, _ARGUMENTS) or dict.fromkeys(_ARGUMENTS, 0)
     epoll = all_offsets(btf, _EPOLL)
     if any(int(epoll[name]) > _HEAD_BYTES - _POINTER for name in epoll if name != "EVENTPOLL_READY"):
         epoll = dict.fromkeys(epoll, 0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perf_offcpu.collect.kernel_totals.user_stacks import REGISTER_WORDS
+from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.wait_objects.epoll import watched_by
 from perf_offcpu.collect.wait_objects.polled import only_descriptor
 from perf_offcpu.collect.wait_objects.sockets import listening_ports
@@ -57,7 +57,7 @@ def test_sets_without_sockets_and_sets_that_are_gone() -> None:
 def task(*arguments: int) -> Any:
     row = np.zeros((), [("tid", "u4"), ("regs", "u8", 34)])
     row["tid"] = PID
-    for word, value in zip(REGISTER_WORDS[platform.machine()].arguments, arguments, strict=False):
+    for word, value in zip(MACHINES[platform.machine()].words.arguments, arguments, strict=False):
         row["regs"][word] = value
     return row
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declare the architectures, one row each: registers in call frames, in samples and in the kernel's memory.
+
+Source: the ABIs' DWARF register numbers; arch/*/include/uapi/asm/ptrace.h and perf_regs.h of Linux.
+System calls have tables of their own (`abi.syscalls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.abi.elf import Machine
+from perf_offcpu.structs import frozen
+
+
+class RegisterWords(NamedTuple):
+    """Words of struct pt_regs, as user space knows it (user_pt_regs on arm64)."""
+
+    number: int
+    ip: int
+    sp: int
+    fp: int
+    arguments: tuple[int, ...]
+    """The first four arguments of a system call."""
+    sampled: tuple[int, ...]
+    """The words of sample_regs_user (`Registers.sample_mask`), in the order of its bits."""
+    segment: int = -1
+    """Word of the code segment, -1 without."""
+
+
+@frozen
+class MachineRow:
+    """An architecture on which waits can be recorded and stacks unwound."""
+
+    machine: Machine  # e_machine
+    registers: Registers  # by DWARF number
+    words: RegisterWords
+    # BPF's constants: member of struct pt_regs or task_struct, and what to add to its offset, bytes
+    members: Mapping[str, tuple[str, int]]
+    walks_frame_pointers: bool = False  # BPF can (bpf/user_walk.h)
+    has_irq_stack: bool = False  # a per-CPU variable shows an interrupt's own stack
+
+
+_X86_64 = MachineRow(
+    Machine.X86_64,
+    Registers(
+        count=17,
+        pc=16,
+        sp=7,
+        fp=6,
+        ra=16,
+        saved=(6, 3, 12, 13, 14, 15),
+        # ax bx cx dx si di bp sp ip flags cs ss ds es fs gs r8 … r15
+        of_sample=(0, 3, 2, 1, 4, 5, 6, 7, 16, *(-1,) * 7, 8, 9, 10, 11, 12, 13, 14, 15),
+    ),
+    RegisterWords(
+        21, 16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17
+    ),
+    {
+        "REGS_SYSCALL": ("pt_regs.orig_ax", 0),
+        "REGS_IP": ("pt_regs.ip", 0),
+        "REGS_SP": ("pt_regs.sp", 0),
+        "REGS_FP": ("pt_regs.bp", 0),
+        "REGS_CS": ("pt_regs.cs", 0),
+        "REGS_ARG_0": ("pt_regs.di", 0),
+        "REGS_ARG_1": ("pt_regs.si", 0),
+        "REGS_ARG_2": ("pt_regs.dx", 0),
+        "REGS_ARG_3": ("pt_regs.r10", 0),
+        "TASK_STATUS": ("task_struct.thread_info.status", 0),
+    },
+    walks_frame_pointers=True,
+    has_irq_stack=True,
+)
+_AARCH64 = MachineRow(
+    Machine.AARCH64,
+    Registers(
+        count=33,
+        pc=32,
+        sp=31,
+        fp=29,
+        ra=30,
+        saved=(29, 30, *range(19, 29)),
+        of_sample=(*range(33),),
+        code_bits=48,
+    ),
+    RegisterWords(34, 32, 31, 29, (0, 1, 2, 3), tuple(range(33))),
+    {
+        "REGS_SYSCALL": ("pt_regs.syscallno", 0),
+        "REGS_IP": ("pt_regs.pc", 0),
+        "REGS_SP": ("pt_regs.sp", 0),
+        "REGS_FP": ("pt_regs.regs", 8 * 29),
+        "REGS_ARG_0": ("pt_regs.orig_x0", 0),
+        "REGS_ARG_1": ("pt_regs.regs", 8 * 1),
+        "REGS_ARG_2": ("pt_regs.regs", 8 * 2),
+        "REGS_ARG_3": ("pt_regs.regs", 8 * 3),
+        "REGS_PSTATE": ("pt_regs.pstate", 0),
+    },
+)
+
+MACHINES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
+"""By `uname -m`, as recordings name it."""
+REGISTERS: Final = {row.machine: row.registers for row in MACHINES.values()}
+
+
+def arch_of_registers(mask: int) -> str:
+    """Return the architecture (`uname -m`) that a sample_regs_user belongs to; "" if it fits none.
+
+    The numbers of x86's registers are a part of arm64's, so the machine with most registers is tried first.
+    """
+    for arch, row in sorted(MACHINES.items(), key=lambda item: -item[1].registers.sample_mask):
+        wanted = row.registers.sample_mask
+        if mask & wanted == wanted:
+            return arch
+    return ""
