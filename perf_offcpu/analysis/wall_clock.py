@@ -5,6 +5,9 @@ Events that count time are in ns already. Each sample taken at a frequency (`-F 
 fixed time, 10^9 / frequency ns. Samples taken after a number of occurrences have no time. Of several on-CPU
 events only one is added, because otherwise a thread would run twice at a time: the first event that counts
 time, else the first with a frequency.
+
+Unless preemption was recorded as waits, only the budgets of threads tell how long it was. That time is
+divided evenly among the stacks of a thread's on-CPU samples: where it ran, it was preempted.
 """
 
 from __future__ import annotations
@@ -15,20 +18,23 @@ from dataclasses import replace
 import numpy as np
 
 from perf_offcpu.abi.attr import AttrFlag
+from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.select import event_rows
+from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import distinct
-from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Evsel
+from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.recording import SUM_FLAGS, Evsel, SampleFlag
 
 _NS_PER_S = 10**9
 
 
-def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
+def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool = False) -> Profile:
     """Return the samples of waits and of one on-CPU event, with weights in ns.
 
     Args:
         names: the events to use instead, any number of them.
+        whole_lives: the profile has all samples of each thread; add waits for a CPU from their budgets.
 
     Raises:
         UsageError: a named event does not exist or has no time, or there is no event with a time.
@@ -47,7 +53,29 @@ def wall_clock(profile: Profile, names: Sequence[str] = ()) -> Profile:
             period[samples.evsel == row] = _sample_ns(event)
             evsels[row] = replace(event, unit="ns")
     scaled = replace(profile, samples=samples.with_columns(period=period), evsels=evsels)
-    return scaled.select(np.isin(samples.evsel, np.array(chosen, np.int32)))
+    selected = scaled.select(np.isin(samples.evsel, np.array(chosen, np.int32)))
+    return _with_preemption(selected) if whole_lives and not names else selected
+
+
+def _with_preemption(profile: Profile) -> Profile:
+    """Return the profile with sums of waits for a CPU at the stacks of on-CPU samples."""
+    samples, timeline = profile.samples, timeline_of(profile)
+    rows, offcpu = np.flatnonzero(~profile.is_offcpu()), np.flatnonzero(profile.is_offcpu())
+    track = timeline.track[rows]
+    rows, track = rows[order := np.argsort(track, kind="stable")], track[order]
+    number = np.bincount(track, minlength=len(timeline.tracks))[track]
+    rank = np.arange(len(track)) - np.searchsorted(track, track)
+    share, rest = np.divmod(CpuWaits(profile, timeline.tracks).queued[track], np.maximum(number, 1))
+    period = share + (rank < rest)
+    rows, period = rows[period > 0], period[period > 0]
+    if not len(rows) or not len(offcpu):
+        return profile
+    sums = samples.take(rows).with_columns(
+        period=period,
+        evsel=np.full(len(rows), samples.evsel[offcpu[0]]),
+        flags=np.full(len(rows), SampleFlag.OFFCPU | SampleFlag.PREEMPTED | SUM_FLAGS, samples.flags.dtype),
+    )
+    return replace(profile, samples=ProfileSamples.concat([samples, sums]))
 
 
 def _usual(profile: Profile) -> list[int]:

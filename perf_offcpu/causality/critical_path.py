@@ -17,9 +17,9 @@ import enum
 
 import numpy as np
 
+from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track
-from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.join import host_of

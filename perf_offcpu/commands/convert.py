@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
-from perf_offcpu.commands.shared.page import with_head
+from perf_offcpu.commands.shared.page import whole_lives, with_head
 from perf_offcpu.commands.shared.parquet import write_dataset
 from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.profile import (
@@ -266,7 +266,10 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
     from perf_offcpu.analysis.wall_clock import wall_clock
 
     events = split_list(args.event)
-    profile = wall_clock(profile, events) if args.all_events else select_events(profile, events)
+    if args.all_events:
+        profile = wall_clock(profile, events, whole_lives=whole_lives(args))
+    else:
+        profile = select_events(profile, events)
     return fold_interpreters(profile) if args.fold_interpreters else profile
 
 

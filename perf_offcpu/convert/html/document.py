@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, process_names, timeline_of
@@ -30,7 +31,6 @@ from perf_offcpu.callpaths.keys import NO_OBJECT, column_of
 from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import PathTree, paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
-from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.flamegraph.page import preorder, recording_facts
 from perf_offcpu.convert.registry import Options

@@ -10,10 +10,10 @@ import numpy as np
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.callpaths.options import Name
-from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.parallel import Parallelism, parallelism_of
 from perf_offcpu.causality.path_rows import functions_of
 from perf_offcpu.causality.path_stacks import shared_out

@@ -16,7 +16,7 @@ from perf_offcpu.analysis.wall_clock import wall_clock
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.model.recording import Budget, SampleFlag
 
 
 def test_waits_end_at_their_sample_and_moments_are_points() -> None:
@@ -152,3 +152,13 @@ def test_events_that_say_nothing_of_time_are_refused() -> None:
 def test_waits_alone_and_nothing() -> None:
     assert shown(wall_clock(profile())) == {"offcpu-time": 70}
     assert len(wall_clock(ProfileBuilder().build()).samples) == 0
+
+
+def test_preemption_of_budgets_is_part_of_all_time() -> None:
+    builder = ProfileBuilder().sample("a", ["main", "wait"], 70, tid=1, pid=1)
+    for function in ("f", "g", "f"):
+        builder.sample("a", ["main", function], 10, event="cpu-clock", tid=1, pid=1)
+    made = builder.build()
+    made.budget = Budget.filled(1, tid=[1], pid=[1], end_ns=[200], preempted_ns=[100], running_ns=[30])
+    assert wall_clock(made).samples.period.tolist() == [70, 10, 10, 10]
+    assert wall_clock(made, whole_lives=True).samples.period.tolist() == [70, 10, 10, 10, 34, 33, 33]

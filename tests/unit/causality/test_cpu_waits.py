@@ -7,9 +7,9 @@ import numpy as np
 from builders.profile import ProfileBuilder
 from builders.waits import wait
 
+from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.cascade import Held, cascade_of
-from perf_offcpu.causality.cpu_waits import CpuWaits
 from perf_offcpu.causality.critical_path import Doing, critical_path
 from perf_offcpu.causality.path_rows import hop_rows, path_rows
 from perf_offcpu.causality.path_stacks import chains_of
