@@ -42,6 +42,8 @@ def test_default_names(recording: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert total((recording.parent / "perf.data.folded").read_text("utf-8")) == TOTAL_NS
     assert main(["convert", "--flamegraph"]) == 0
     assert (recording.parent / "perf.data.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert main(["convert", "--callgraph"]) == main(["convert", "--callgraph", "json", "--wakers"]) == 0
+    assert all(os.path.getsize(f"perf.data.callgraph.{form}") > 100 for form in ("dot", "json"))
 
 
 def test_standard_output_is_the_file(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
