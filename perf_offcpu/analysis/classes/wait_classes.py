@@ -75,7 +75,7 @@ class WaitClass(enum.IntEnum):
         "grey",
         functions="""
             n_tty_read do_sigtimedwait sigsuspend do_sigsuspend __do_sys_pause
-            worker_thread rescuer_thread kthread_worker_fn smpboot_thread_fn
+            do_exit do_group_exit worker_thread rescuer_thread kthread_worker_fn smpboot_thread_fn
         """,
         syscalls="""
             pause rt_sigsuspend sigsuspend rt_sigtimedwait rt_sigtimedwait_time64 ptrace exit exit_group
@@ -216,7 +216,9 @@ class WaitClass(enum.IntEnum):
         "SIGCONT, a debugger, or its control group: the thread was stopped (SIGSTOP, ptrace, cgroup.freeze)",
         "brown",
         Work.NEVER,
-        functions="do_signal_stop ptrace_stop ptrace_notify do_jobctl_trap do_freezer_trap",
+        functions="""
+            do_signal_stop ptrace_stop ptrace_notify do_jobctl_trap do_freezer_trap get_signal __refrigerator
+        """,
     )
 
 

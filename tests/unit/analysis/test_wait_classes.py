@@ -61,6 +61,7 @@ def in_kernel(*functions: str) -> list[str | Code]:
     (["asm_exc_page_fault", "handle_mm_fault", "filemap_fault", "folio_wait_bit_common"], "fault"),
     (["ksys_read", "copy_page_to_iter", "asm_exc_page_fault", "do_swap_page", "io_schedule"], "fault"),
     (["asm_exc_page_fault", "lock_mm_and_find_vma", "rwsem_down_read_slowpath"], "lock"),
+    (["exit_to_user_mode_loop", "get_signal"], "stopped"), (["get_signal", "do_exit", "exit_mm"], "other"),
     (["ksys_read", "tty_read", "n_tty_read", "schedule_timeout"], "other"),
     (["ret_from_fork", "kthread", "worker_thread"], "other"),
     (
