@@ -5,6 +5,7 @@ A table of that page has a row for each module that starts a process, changes ri
 of one, signals one, calls the C library or the kernel without a function of Python, or loads code by a name.
 The row lists the calls. The test finds them in the sources with `ast`, by the names of modules and functions:
 a new call fails until its row says with whose rights it runs and why, and so does a row whose call is gone.
+Variables that name code or paths are ignored for root (how: tests/kernel/test_hostile_users.py).
 """
 
 import ast
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from builders.sources import dotted
+
+from perf_offcpu.environment import ALLOWED, FOLLOWED
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "perf_offcpu"
@@ -169,3 +172,23 @@ def test_the_test_sees_a_call(source: str, name: str) -> None:
 )
 def test_other_calls_need_no_row(source: str) -> None:
     assert found_in(source) == set()
+
+
+ASKED = re.compile(r"environ(?:\.get\(|\[)\"(\w+)\"|\"(\w+)\" in os\.environ")
+
+
+def test_every_variable_that_is_asked_for_is_ignored_or_allowed() -> None:
+    asked = {
+        name
+        for path in (ROOT / "perf_offcpu").rglob("*.py")
+        if path.name != "environment.py"
+        for found in ASKED.finditer(path.read_text())
+        for name in found.groups()
+        if name
+    }
+    assert {"XDG_CACHE_HOME", "LD_LIBRARY_PATH", "LESS"} <= asked <= ALLOWED | set(FOLLOWED)
+
+
+def test_the_page_names_every_variable() -> None:
+    page = (ROOT / "Documentation" / "security.md").read_text()
+    assert [name for name in (*FOLLOWED, *ALLOWED) if name not in page and not name.startswith("LC_")] == []

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Designs of waits as exam.cpp has them, in Python: threads and processes named by design and part."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import multiprocessing

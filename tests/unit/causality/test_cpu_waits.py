@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preemption that only budgets know is no running time where threads are followed; sums stay whole."""
 
-from __future__ import annotations
-
 import numpy as np
 from builders.profile import ProfileBuilder
 from builders.waits import wait

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deadlocks: circles of holders among threads that are still blocked; lengths of queues."""
 
-from __future__ import annotations
-
 import networkx
 import numpy as np
 import pytest

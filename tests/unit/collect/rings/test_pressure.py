@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of full rings."""
+"""Rings: their sizes, and causes of full ones."""
 
+import mmap
 import os
 import time
 
 import pytest
 
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay, TimeSpent, remedy
+from perf_offcpu.collect.rings.rings import default_ring_bytes, parse_ring_size, wakeup_bytes
 
 
 class Clock:
@@ -102,3 +104,33 @@ def test_only_what_can_be_changed_is_proposed() -> None:
     assert "copies" not in remedy(busy, copies=False, compressed=False)
     assert "-r 1" in remedy(TimeSpent(1.0, 0.0, 0.0, 1.0), copies=False, compressed=False)
     assert "-r 1" not in remedy(disk, copies=False, compressed=False)
+
+
+PAGE = mmap.PAGESIZE
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", PAGE), ("512", 512 * PAGE), ("513", 1024 * PAGE), ("4M", 4 * MB), ("3m", 4 * MB), ("1B", PAGE)],
+)
+def test_pages_and_suffixes_round_up_to_powers_of_two(text: str, size: int) -> None:
+    assert parse_ring_size(text) == max(size, PAGE)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "size"), [(1, 4 * MB), (64, 4 * MB), (65, 2 * MB), (128, 2 * MB), (5000, MB // 2)]
+)
+def test_default_stays_small_in_sum(cpus: int, size: int) -> None:
+    assert default_ring_bytes(cpus) == size
+
+
+def test_copies_have_larger_rings_as_long_as_there_are_few() -> None:
+    assert [default_ring_bytes(cpus, copies=True) for cpus in (2, 16, 17, 64, 128)] == [
+        16 * MB, 16 * MB, 8 * MB, 4 * MB, 2 * MB,
+    ]  # fmt: skip
+
+
+def test_recorder_is_woken_long_before_the_ring_is_full() -> None:
+    assert wakeup_bytes(PAGE) == PAGE // 4
+    assert wakeup_bytes(64 * MB) == MB
