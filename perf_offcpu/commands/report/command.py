@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         from perf_offcpu.report.document import document
 
         return print_json(document(summary))
+    if args.summary and summary.verdict is None:
+        raise UsageError("--summary ranks the causes of waits, of which there are none here")
     from perf_offcpu.report.terminal import first_screen, render
 
     lines = first_screen(summary) if args.summary else render(summary, style_of(args))

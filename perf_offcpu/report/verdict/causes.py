@@ -35,9 +35,9 @@ class Threads:
 
 @frozen
 class Peers:
-    """Threads that held what was waited for, or ended the waits."""
+    """Threads that held what was waited for, or ended the waits; or the control groups of a quota."""
 
-    role: str  # HELD, RELEASED or ENDED; "" if nobody is known
+    role: str  # HELD, RELEASED, ENDED or QUOTA_OF; "" if nobody is known
     comms: dict[str, int]  # comm → weight of the waits, the largest first
 
 
@@ -79,6 +79,7 @@ class Kind(enum.IntEnum):
 
 HELD, RELEASED, ENDED = "held by", "released by", "ended by"
 _ROLES = (HELD, RELEASED, ENDED)
+QUOTA_OF = "quota of"
 _NAMED = [
     *(ObjectKind.FUTEX, ObjectKind.SOCKET, ObjectKind.PIPE, ObjectKind.SEMAPHORES),
     *(ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK),

@@ -28,12 +28,14 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.idle import of_idle_threads
+from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I32, I64, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Budget, Meta, SampleFlag
 from perf_offcpu.report.thread_budgets import BLOCKED, counted_lives
 from perf_offcpu.report.verdict.causes import (
+    QUOTA_OF,
     Cause,
     Cells,
     Kind,
@@ -146,6 +148,7 @@ def verdict_of(
         ]
         for which in (Kind.COUNTED, Kind.ELSEWHERE)
     )
+    counted = [_with_cgroups(cause, subject, waits) for cause in counted]
     for_cpu = _waits_for_cpu(profile, budget, busy, options)
     blocked, runq = int(busy.weight[busy.kind == Kind.COUNTED].sum()), sum(cause.weight for cause in for_cpu)
     off_cpu = sum(int(getattr(budget, name).sum()) for name in BLOCKED.values())
@@ -285,6 +288,19 @@ def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSampl
         whole, of = len(profile.samples), "samples"
     percent = round(min(100 * count / whole, 100.0), 2) if whole else None
     return Loss(str(cause), count, percent, of, len(counts))
+
+
+def _with_cgroups(cause: Cause, subject: Profile, waits: Waits) -> Cause:
+    """Return a cause that is a quota of CPU time with the control groups that have it."""
+    if cause.wait_class != WaitClass.THROTTLED.label:
+        return cause
+    samples = subject.samples.take(np.flatnonzero(waits.wait_class == WaitClass.THROTTLED))
+    first, group_of = group(samples.cgroup)
+    sums = sum_by(group_of, samples.period, len(first)).tolist()
+    labels = [cgroup_label(subject, cgroup) for cgroup in samples.cgroup[first].tolist()]
+    heaviest = sorted(zip(labels, sums, strict=True), key=lambda item: -item[1])
+    named = {label: ns for label, ns in heaviest if label != "/"}  # of version 1, which is not recorded
+    return replace(cause, peers=Peers(QUOTA_OF, named))
 
 
 def _with_command(cause: Cause, options: Sequence[tuple[str, str]]) -> Cause:

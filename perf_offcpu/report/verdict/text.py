@@ -116,21 +116,21 @@ def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
     """Return the row of a cause, and rows without a share of its largest functions, if there are several."""
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
-        return [_row(cause.weight, whole, unit, *_place(cause.places[0], words))]
+        texts = _place(cause.places[0], words)[:3]
+        return [_row(cause.weight, whole, unit, *texts, _peers(cause.peers))]
     where = f"{cause.functions} functions" if cause.functions > 1 else ""
     reason = "got {got:.1f} of {all}, wanted {wanted:.1f}".format(**cause.cpus) if cause.cpus else ""
     reason = reason or _peers(cause.peers)
     rows = [_row(cause.weight, whole, unit, words, where, _threads(cause.threads), reason)]
     for place in cause.places:
-        _, weight, *texts = _row(place.weight, 0, unit, *_place(place, ""))
-        rows.append(("", weight, *texts))
+        rows.append(_row(place.weight, 0, unit, *_place(place, "")))
     return rows
 
 
 def _thing(cause: Cause) -> str:
     if cause.meaning:
         return printable(re.split(r"[:(]", cause.meaning)[0].strip())
-    return {"runqueue": "a CPU", "throttled": "quota of CPU time"}.get(cause.wait_class, cause.wait_class)
+    return {"runqueue": "a CPU", "throttled": "CPU time (quota)"}.get(cause.wait_class, cause.wait_class)
 
 
 def _place(place: Place, words: str) -> tuple[str, str, str, str]:

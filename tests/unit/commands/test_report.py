@@ -108,6 +108,17 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
     assert left.read_text() == "FRSX\n"
 
 
+def test_the_summary_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["report", "-f", "-i", RECORDING]
+    assert main([*options, "--summary"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert main(options) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert [f"# {line}".rstrip() for line in shown] == whole[: len(shown)] and shown[-1].startswith("Next: ")
+    assert main([*options, "--summary", "--no-verdict"]) == 129
+    assert "of which there are none here" in capsys.readouterr().err
+
+
 def test_sorted_by_keys(capsys: pytest.CaptureFixture[str]) -> None:
     shown = report(capsys, "--sort", "comm,state", "-g", "none", "--unit", "ns")
     assert "# Off-cpu time by comm, state\n" in shown and "---" not in shown
