@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests share: the built workload, the installed command, and who may touch the kernel."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

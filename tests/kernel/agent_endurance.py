@@ -5,8 +5,6 @@ Takes some minutes, so that it runs on request only: `scripts/test tests/kernel/
 PERF_OFFCPU_TEST_ROUNDS is the number of kills, PERF_OFFCPU_TEST_SEEDS the seed of the moments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run `perf-offcpu agent` for tests, and check what it delivered and counted."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -5,8 +5,6 @@ Deliberately written apart from perf_offcpu's own rings, layouts and reader, so 
 program hold its output against the description of the format and not against another part of the project.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests on the running kernel."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

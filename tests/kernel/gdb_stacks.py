@@ -8,8 +8,6 @@ our frames are made. Frames that gdb shows for inlined functions and for tail ca
 debug information) are not on the stack, and do not count.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import random

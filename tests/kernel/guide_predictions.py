@@ -3,8 +3,6 @@
 path says, within 20 %.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -13,8 +13,6 @@ line of JSON: how often each kind was made, and naps of threads: begin and end (
     PERF_OFFCPU_HOSTILE_SECONDS=60 scripts/test tests/kernel/test_hostile_names.py -s
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import itertools

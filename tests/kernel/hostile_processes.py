@@ -10,8 +10,6 @@ of the sort, and of each command its status, what it said, and the memory of its
 SCALE is 1, or 2 for the greatest numbers that the kernel allows. Needs root.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -5,8 +5,6 @@
 the clock that the BPF program uses, so the expected figures are measured, never assumed.
 """
 
-from __future__ import annotations
-
 import bisect
 import platform
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the program as another user, also from a checkout that others cannot reach (in /root)."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run `perf-offcpu record` for tests, and look up what they need of a recording."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

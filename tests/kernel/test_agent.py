@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent on the running kernel: what it delivers and what it counts, when parts of it are killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

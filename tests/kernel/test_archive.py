@@ -4,8 +4,6 @@
 The program's own code lies in no address that was recorded: only unwinding finds it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that were compiled earlier, on the running kernel: the same ones, without a compiler."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The BPF program on the running kernel: it is loaded and removed without traces, or says why not."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The BPF program on the running kernel: samples and sums of known waits, in both of its forms."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

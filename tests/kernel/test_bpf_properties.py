@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The BPF program on the running kernel: tasks chosen by user, comm, CPU, control group and pid namespace."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

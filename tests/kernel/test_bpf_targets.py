@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The BPF program on the running kernel: whose waits it records, and from when to when."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

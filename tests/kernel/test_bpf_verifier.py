@@ -5,8 +5,6 @@ Kernels differ in how well they see that two paths are one, so there has to be r
 may_goto, without which the verifier follows each round of a loop; the programs for them are tested here, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

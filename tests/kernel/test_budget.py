@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets of threads: their time adds up, and agrees with perf, the kernel and the program."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets of threads agree with the kernel's own figures: time on CPUs and run-queue delay of schedstat."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of user stacks by need: each stack once, and as far as it reaches."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections import Counter

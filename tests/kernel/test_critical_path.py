@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The critical path of a client whose requests pass through two servers; the last one sleeps and computes."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

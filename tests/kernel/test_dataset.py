@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings that were just made have the same totals in a dataset as in the report, to the nanosecond."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

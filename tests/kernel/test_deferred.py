@@ -4,8 +4,6 @@
 The kernel must be able to (Linux 7.0), and for perf's part perf as well: `scripts/vmtest 7` brings both.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@
 It runs in a copy of what it needs of the checkout, with this environment's programs: nothing is installed.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

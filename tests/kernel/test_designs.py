@@ -6,8 +6,6 @@ logs, within 2 %: what a busy machine adds to a run is in both. A CPU that the h
 to the scheduler's events and none on the CPU clock of a log: /proc/stat tells how much of that there was.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu doctor` on this machine as it is, and with one part of it taken away for real."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu dump` against `perf script -D` and `perf report -D`, on recordings made here and now."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits for several descriptors at once: their object is the one that ended them, or the whole set."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

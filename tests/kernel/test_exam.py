@@ -4,8 +4,6 @@
 They are judged twice: with all names, and linked statically and stripped, where facts alone tell.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 A command needs the files of those above it: if it is repeated alone, they run before it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

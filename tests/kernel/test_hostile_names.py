@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is a recording of everybody complete while every kind of hostile name is made (`hostile_names.py`)?"""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

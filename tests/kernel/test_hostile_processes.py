@@ -5,8 +5,6 @@ Each of them is described as far as possible, and counted; a process that sleeps
 it were alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

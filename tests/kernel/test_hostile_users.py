@@ -4,8 +4,6 @@
 Each test is an attack that worked once. The attacker is the user nobody, without any capability.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that hang: threads still blocked at the end have the stacks that gdb shows, to their roots."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """inject of recordings made here and now: by stock perf in each of its forms, and by this project."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

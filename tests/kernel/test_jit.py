@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits below code that was made at run time: its functions have the names that the runtime gave them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

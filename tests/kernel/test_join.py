@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings made here and now, given to one command: the whole is the sum of its parts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

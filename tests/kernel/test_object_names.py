@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of what threads wait for, holders in the report, and deadlocks, in programs that know better."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of real programs: files and clients of postgres, a slow upstream, locks without a holder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page about overhead: the commands for one's own machine run and print what it shows."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stock perf opens our recordings silently, and both doors return the same."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

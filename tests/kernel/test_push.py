@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recording that was just made is pushed to a server of each kind, which stores all of it, by its rules."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

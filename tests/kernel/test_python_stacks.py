@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python functions of programs that hang, read by pystack with the rights of the owner of the program."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu record` on the running kernel: targets, events, and what stock perf says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

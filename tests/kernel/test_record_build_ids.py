@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build-ids of what is mapped while recording, beside recorders that ask the kernel for them or do not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

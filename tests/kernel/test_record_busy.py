@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu record` on a busy machine: the recorder waits for nothing while rings fill."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu record` where something is missing: the sentence names it and the smallest remedy."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

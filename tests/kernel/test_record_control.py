@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`record --control`: pauses, and another period, while the programs stay loaded."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of `perf-offcpu record`: by itself, by signals, on a full disk, before it begins; what is left."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

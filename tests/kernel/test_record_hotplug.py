@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu record` while a CPU goes offline and comes back: what happens on it then is in the file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu record`: pipes, compression, several files in turn, and the line on the terminal."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`perf-offcpu record` with targets that are properties: users, comms, CPUs, control groups, namespaces."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

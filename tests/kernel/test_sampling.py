@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`record --off-cpu-period`: samples of waits in proportion to their time, and exact totals beside them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 perf 6.1 prints user addresses relative to their mapping, later ones as they were: so they are not compared.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits that are left out, limited, or have not ended when the recording does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

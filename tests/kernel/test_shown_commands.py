@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of README and man pages that record work, with a program of ours in place of theirs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

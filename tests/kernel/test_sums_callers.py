@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of short waits by caller, of programs without frame pointers: whole stacks, and right times."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

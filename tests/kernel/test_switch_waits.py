@@ -6,8 +6,6 @@ have gone on. (Not every kernel of a cloud lets tracepoints see the idle thread,
 the recordings hold SWITCH records, too.)
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass

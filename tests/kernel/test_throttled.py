@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thread whose control group has used up its quota of CPU time: a mode of budgets, and a class of waits."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole user stacks of programs as the distribution ships them: waits reach the root, and perf agrees."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

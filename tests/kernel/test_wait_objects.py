@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What threads wait for, against the log of a program that knows: locks, sockets, pipes, a file."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

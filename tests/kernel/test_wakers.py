@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wakers: thread, time and stack, for each kind of wait of the workload."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

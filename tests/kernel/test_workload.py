@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that knows its own waits, under the recorder: counts equal, times agree, threads are right."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from pathlib import Path

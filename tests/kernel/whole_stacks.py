@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count recorded waits with stacks that reach the root, by comm: for tests and benchmarks."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import dataclass
