@@ -25,7 +25,7 @@ from perf_offcpu.collect.kernel_totals.user_stacks import arguments_of
 from perf_offcpu.files import read_kernel
 
 _WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
-_REALTIME = 256
+_REALTIME, _LONGEST_NS = 256, int(np.iinfo(np.int64).max)
 _COMMAND, _WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2 = 0x7F, 0, 6, 9, 13  # include/uapi/linux/futex.h
 _TID_MASK, _WAITERS = 0x3FFFFFFF, 0x80000000
 _MUTEX, _RWLOCK = 2, 3  # values of contended locks
@@ -63,19 +63,19 @@ def _writer_in(words: tuple[int, ...]) -> int:
 
 
 def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
-    """Return the time after which a wait in futex(2) ends by itself, ns.
+    """Return the time after which a wait in futex(2) ends by itself, ns; at most that of an int64.
 
     Args:
-        spec: struct timespec.
+        spec: struct timespec, of the memory of any process.
         since_ns: begin of the wait, CLOCK_MONOTONIC.
     """
     seconds, ns = _TIMESPEC.unpack(spec)
     command, moment = operation & _COMMAND, seconds * 10**9 + ns
     if command == _WAIT:
-        return int(moment)
+        return min(max(moment, 0), _LONGEST_NS)
     if operation & _REALTIME or command == _LOCK_PI:
         moment -= time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return int(max(moment - since_ns, 0))
+    return min(max(moment - since_ns, 0), _LONGEST_NS)
 
 
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
