@@ -72,10 +72,10 @@ def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
     seconds, ns = _TIMESPEC.unpack(spec)
     command, moment = operation & _COMMAND, seconds * 10**9 + ns
     if command == _WAIT:
-        return min(max(moment, 0), _LONGEST_NS)
+        return int(min(max(moment, 0), _LONGEST_NS))
     if operation & _REALTIME or command == _LOCK_PI:
         moment -= time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return min(max(moment - since_ns, 0), _LONGEST_NS)
+    return int(min(max(moment - since_ns, 0), _LONGEST_NS))
 
 
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
