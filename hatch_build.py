@@ -44,9 +44,7 @@ class BuildHook(BuildHookInterface[Any]):
             return
         pages = pages or plain_pages(Path(self.root), Path(self.made))
         build_data["shared_data"].update({str(page): f"share/man/man1/{page.name}" for page in pages})
-        build_data["shared_data"].update(
-            {str(Path(self.root, name)): place for name, place in SCRIPTS.items()}
-        )
+        build_data["shared_data"].update({str(Path(self.root, name)): place for name, place in SCRIPTS.items()})
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the pages: they are in the archive now."""
@@ -106,13 +104,7 @@ def plain_page(text: str) -> str:
         elif page[-1][:3] not in (".SH", ".SS"):
             page.append(".PP")
         for line in map(str.strip, lines):
-            page += (
-                [".br"]
-                if line == "+"
-                else [".br", rf"\(bu {line[2:]}"]
-                if line[:2] == "* "
-                else [_text(line)]
-            )
+            page += [".br"] if line == "+" else [".br", rf"\(bu {line[2:]}"] if line[:2] == "* " else [_text(line)]
     return "\n".join(page).replace("-", "\\-") + "\n"
 
 

@@ -114,9 +114,7 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "sums by stack, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, wakers=False)),
     "sums by stack, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER)),
     "sums by stack and caller": lambda: ours(OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192, **BARE)),
-    "sums by stack and caller, budget, wakers": lambda: ours(
-        OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192)
-    ),
+    "sums by stack and caller, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192)),
     "sums by stack and caller, lock owners": lambda: ours(
         OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192, lock_owners=True)
     ),
@@ -133,9 +131,7 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "every wait, no kernel stacks": lambda: ours(OffCpuConfig(threshold_ns=0, kernel_stacks=False)),
     "every wait, wakers' stacks": lambda: ours(OffCpuConfig(threshold_ns=0, waker_stacks=True)),
     "in sched_switch: sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, in_switch=True)),
-    "in sched_switch: without stacks": lambda: ours(
-        OffCpuConfig(threshold_ns=NEVER, in_switch=True, **THREADS)
-    ),
+    "in sched_switch: without stacks": lambda: ours(OffCpuConfig(threshold_ns=NEVER, in_switch=True, **THREADS)),
     "in sched_switch: every wait": lambda: ours(OffCpuConfig(threshold_ns=0, in_switch=True)),
 }
 
@@ -188,14 +184,10 @@ def show(runs: dict[str, list[Run]]) -> None:
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loops", type=int, default=50_000)
-    parser.add_argument(
-        "--waits", choices=("pipe", "epoll", "mutex"), default="pipe", help="what is waited for"
-    )
+    parser.add_argument("--waits", choices=("pipe", "epoll", "mutex"), default="pipe", help="what is waited for")
     parser.add_argument("--only", default="", help="measure only forms with this text in their names")
     options = parser.parse_args()
     *others, cpu = online_cpus()

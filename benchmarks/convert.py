@@ -90,9 +90,7 @@ def main() -> None:
     tasks = {name: formatted(name) for name in FORMATS}
     tasks |= {"report": report, "report --json": report_document}
     for name, task in tasks.items():
-        graph = (
-            large_profile(args.waits, args.stacks, functions=GRAPH_FUNCTIONS) if name == "callgraph" else None
-        )
+        graph = large_profile(args.waits, args.stacks, functions=GRAPH_FUNCTIONS) if name == "callgraph" else None
         seconds, cpu, size = best_of(args.runs, task, graph or profile)
         print(f"{name:<14}{seconds:>9.3f}{cpu:>9.3f}{MARKS_S.get(name, ''):>9}{size:>14}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")

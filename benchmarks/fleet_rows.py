@@ -272,8 +272,7 @@ def host_rows(hosts: list[Machine], hour: int) -> Columns:
 
     every = np.arange(len(hosts))
     columns: Columns = {
-        name: Texts([getattr(one.host, name) for one in hosts], every)
-        for name in ("hostname", "kernel", "arch")
+        name: Texts([getattr(one.host, name) for one in hosts], every) for name in ("hostname", "kernel", "arch")
     }
     labels = [sorted((one.host.labels or {}).items()) for one in hosts]
     numbers = {
@@ -351,9 +350,7 @@ def main() -> None:
             for table, columns in fleet.beside(fleet.hosts, hour).items():
                 output.write(table, hour, name, [columns])
             output.write("samples", hour, name, batches)
-        print(
-            f"hour {of_day}: {output.rows['samples']:,} samples, {time.monotonic() - began:.0f} s", flush=True
-        )
+        print(f"hour {of_day}: {output.rows['samples']:,} samples, {time.monotonic() - began:.0f} s", flush=True)
     for table, rows in output.rows.items():
         size = output.bytes[table]
         print(f"{table:8} {rows:12,} rows {size:14,} bytes {size / max(rows, 1):8.2f} a row")

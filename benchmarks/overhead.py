@@ -83,8 +83,7 @@ def measure(forms: dict[str, Form], loops: int, rounds: int) -> dict[str, Cells]
     counted = {row: bpf_cost.FORMS[form] for row, (form, _) in OURS.items()} | forms
     stats_on = bpf_syscall.call(Command.ENABLE_STATS, bpf_cost.EnableStats(type=0))
     runs = [
-        {row: bpf_cost.measure(form, pipe, loops).ns_per_switch for row, form in counted.items()}
-        for _ in range(rounds)
+        {row: bpf_cost.measure(form, pipe, loops).ns_per_switch for row, form in counted.items()} for _ in range(rounds)
     ]
     os.close(stats_on)
     table = {"not recorded": Cells(0, statistics.median(bare) / loops * 1e6, [])}
@@ -100,9 +99,7 @@ def measure(forms: dict[str, Form], loops: int, rounds: int) -> dict[str, Cells]
 
 def markdown(table: dict[str, Cells], rounds: int) -> str:
     """Return the table with a sentence on where and when it was measured."""
-    commit = subprocess.check_output(
-        ["git", "rev-parse", "--short=7", "HEAD"], text=True, cwd=record_cost.ROOT
-    )
+    commit = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], text=True, cwd=record_cost.ROOT)
     perf = subprocess.check_output(["perf", "--version"], text=True).split()[-1]
     cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     load = os.getloadavg()[1]
@@ -131,9 +128,7 @@ def markdown(table: dict[str, Cells], rounds: int) -> str:
 
 def main() -> None:
     """Measure, print the table, and write it into the page if asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--loops", type=int, default=50_000, help="operations of the pipe benchmark")
     parser.add_argument("--perf", metavar="PERF", help="a perf whose `record --off-cpu` works")

@@ -139,9 +139,7 @@ def measure(path: str, runs: int) -> None:
 def best(path: str, runs: int, extra: list[str]) -> dict[str, Any]:
     """Return the fastest of several runs in new processes."""
     command = [sys.executable, __file__, "--once", path, *extra]
-    results = [
-        json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(runs)
-    ]
+    results = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(runs)]
     return min(results, key=lambda result: result["seconds"])
 
 

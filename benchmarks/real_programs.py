@@ -135,9 +135,7 @@ def shell(script: str, environment: dict[str, str]) -> subprocess.CompletedProce
 
 def outcome(scenario: Scenario) -> Outcome:
     """Record a scenario and report on it."""
-    with tempfile.TemporaryDirectory(
-        prefix="real-programs.", dir="/var/tmp", ignore_cleanup_errors=True
-    ) as place:
+    with tempfile.TemporaryDirectory(prefix="real-programs.", dir="/var/tmp", ignore_cleanup_errors=True) as place:
         os.chmod(place, 0o777)
         environment = {**os.environ, "D": place, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(HERE.parent)}
         with running(scenario.serve, environment):
@@ -164,9 +162,7 @@ def rows(report: subprocess.CompletedProcess[str]) -> list[str]:
     verdict = json.loads(report.stdout)["verdict"]
     lines = [] if verdict is None else verdict["lines"]
     below = itertools.dropwhile(lambda line: not line.startswith("Share"), lines)
-    causes = itertools.takewhile(
-        lambda line: line and not line.startswith("Not"), itertools.islice(below, 1, None)
-    )
+    causes = itertools.takewhile(lambda line: line and not line.startswith("Not"), itertools.islice(below, 1, None))
     return [" ".join(line.split()) for line in causes if line[:5].strip()] or ["no cause"]
 
 
@@ -174,9 +170,7 @@ def page(outcomes: list[Outcome]) -> str:
     """Return the page of the results."""
     counts = Counter(one.place for one in outcomes)
     numbers = ", ".join(f"{counts[place]} {place}" for place in ("right at once", "in the table", "wrong"))
-    cells = (
-        (one.scenario.name, one.scenario.cause, one.truth or "-", one.rows[0], one.place) for one in outcomes
-    )
+    cells = ((one.scenario.name, one.scenario.cause, one.truth or "-", one.rows[0], one.place) for one in outcomes)
     table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells)
     return f"""# Real programs
 

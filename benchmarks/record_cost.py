@@ -237,11 +237,7 @@ def cost_in_bpf(ways: dict[str, list[str]], command: list[str], directory: Path)
     with bpf_stats():
         for way, options in ways.items():
             programs = recorded(options, command, directory)["programs"]
-            shown = [
-                f"{name.removeprefix('offcpu_')} {ns / n:.0f} ({n})"
-                for name, (n, ns) in programs.items()
-                if n
-            ]
+            shown = [f"{name.removeprefix('offcpu_')} {ns / n:.0f} ({n})" for name, (n, ns) in programs.items() if n]
             print(f"  {way:<30} {', '.join(shown)}")
 
 
@@ -258,19 +254,13 @@ def messaging(runs: int, directory: Path) -> None:
 
 def main() -> None:
     """Run everything and print it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20, help="rounds of all ways (default: 20)")
-    parser.add_argument(
-        "--loops", type=int, default=50_000, help="operations of the pipe benchmark (default: 50000)"
-    )
+    parser.add_argument("--loops", type=int, default=50_000, help="operations of the pipe benchmark (default: 50000)")
     parser.add_argument("--cpu", default="0", help="CPUs of the benchmark: 0 (default), 0,1 or any")
     parser.add_argument("--only", default="", help="measure only ways with this text in their names")
     parser.add_argument("--output", type=Path, default=Path("/dev/shm"), help="directory for recordings")
-    parser.add_argument(
-        "--messaging", action="store_true", help="also run perf bench sched messaging with 400 tasks"
-    )
+    parser.add_argument("--messaging", action="store_true", help="also run perf bench sched messaging with 400 tasks")
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error("--rounds: 2 or more, for a middle half")

@@ -187,9 +187,7 @@ def full(args: argparse.Namespace, directory: str) -> None:
 
 def storm(args: argparse.Namespace, directory: str) -> None:
     """Record short processes."""
-    script = (
-        "import os\nfor _ in range(10000): os.waitpid(os.posix_spawn('/bin/true', ['true'], os.environ), 0)"
-    )
+    script = "import os\nfor _ in range(10000): os.waitpid(os.posix_spawn('/bin/true', ['true'], os.environ), 0)"
     begin = time.monotonic()
     recorder = Recorder([*args.options, "--", sys.executable, "-c", script], directory)
     print(f"{recorder.end()}\n10000 processes in {time.monotonic() - begin:.1f} s")
@@ -243,11 +241,7 @@ def attach(args: argparse.Namespace, directory: str) -> None:
             collector.end()
         if turn in (0, 10, args.times // 2, args.times):
             time.sleep(1)  # the kernel frees programs and maps after a grace period
-            print(
-                "after {}: {} descriptors, {} programs and {} maps on the machine, {} kB".format(
-                    turn + 1, *state()
-                )
-            )
+            print("after {}: {} descriptors, {} programs and {} maps on the machine, {} kB".format(turn + 1, *state()))
 
 
 def opens(path: Path) -> None:
@@ -274,12 +268,8 @@ TESTS = {
 
 def main() -> None:
     """Run the named tests, by default all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "tests", nargs="*", metavar="TEST", help=f"of {', '.join(TESTS)}; all if none is named"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", nargs="*", metavar="TEST", help=f"of {', '.join(TESTS)}; all if none is named")
     parser.add_argument("--seconds", type=float, default=60, help="length of floods (default: 60)")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of processes in floods (default: 4)")
     parser.add_argument("--rate", type=float, default=5, help="MB/s that the slow reader takes (default: 5)")

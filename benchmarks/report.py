@@ -85,9 +85,7 @@ def main() -> None:
         from builders.large_recording import write_large_recording
 
         with tempfile.NamedTemporaryFile(suffix=".data") as file:
-            write_large_recording(
-                Path(file.name), samples, processes=8, deferred=0, storm=0, stacks=2000, depth=30
-            )
+            write_large_recording(Path(file.name), samples, processes=8, deferred=0, storm=0, stacks=2000, depth=30)
             measure(Path(file.name), samples, args.runs, args.perf)
     print(f"mark for {MARK_SAMPLES} samples: {MARK_S} s of CPU, {MARK_MB} MB")
 

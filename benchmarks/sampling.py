@@ -196,9 +196,7 @@ def names_of(profile: Profile) -> list[Stack]:
 
 def main() -> int:
     """Run all, print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--period", type=float, default=1.0, metavar="MS")
     parser.add_argument("program", nargs="*", help=", ".join(PROGRAMS))

@@ -97,9 +97,7 @@ def addresses_of(program: Path) -> np.ndarray[Any, np.dtype[np.uint64]]:
     table = load_elf_symbols(str(program)).symbols
     draw = np.random.default_rng(1)
     rows = draw.integers(0, len(table), ADDRESSES)
-    return table.start[rows] + (draw.random(ADDRESSES) * (table.end[rows] - table.start[rows])).astype(
-        np.uint64
-    )
+    return table.start[rows] + (draw.random(ADDRESSES) * (table.end[rows] - table.start[rows])).astype(np.uint64)
 
 
 def measure(program: Path, directory: Path) -> None:

@@ -92,9 +92,7 @@ def measure_file(path: str) -> list[str]:
     count = len(elf.symbols)
     print(f"{path}: {count} functions")
     show("load", f"{seconds * 1e3:.1f} ms", f"{count / seconds / 1e6:.2f} M functions/s")
-    peak = subprocess.run(
-        [sys.executable, "-c", _PEAK, path], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    peak = subprocess.run([sys.executable, "-c", _PEAK, path], cwd=ROOT, check=True, capture_output=True, text=True)
     measure_cached(path)
     tables = table_bytes(path)
     show(
@@ -105,9 +103,7 @@ def measure_file(path: str) -> list[str]:
     low, high = int(elf.symbols.start[0]), int(elf.symbols.end.max())
     addresses = np.random.default_rng(1).integers(low, high, LOOKUPS, np.uint64)
     seconds, rows = best(lambda: elf.symbols.lookup(addresses))
-    show(
-        f"look up {LOOKUPS} random addresses", f"{seconds * 1e3:.1f} ms", f"{LOOKUPS / seconds / 1e6:.1f} M/s"
-    )
+    show(f"look up {LOOKUPS} random addresses", f"{seconds * 1e3:.1f} ms", f"{LOOKUPS / seconds / 1e6:.1f} M/s")
     in_order = np.sort(addresses)
     seconds, _ = best(lambda: elf.symbols.lookup(in_order))
     show("the same, sorted", f"{seconds * 1e3:.1f} ms", f"{LOOKUPS / seconds / 1e6:.1f} M/s")
@@ -131,9 +127,7 @@ def measure_cached(path: str) -> None:
 def measure_names(elf: ElfFile) -> None:
     """Measure a million different addresses to interned names, as symbolization does."""
     low, high = int(elf.symbols.start[0]), int(elf.symbols.end.max())
-    addresses = np.unique(np.random.default_rng(2).integers(low, high, LOOKUPS * 11 // 10, np.uint64))[
-        :LOOKUPS
-    ]
+    addresses = np.unique(np.random.default_rng(2).integers(low, high, LOOKUPS * 11 // 10, np.uint64))[:LOOKUPS]
 
     def work() -> int:
         places = file_offset_to_vaddr(elf.loads, addresses)

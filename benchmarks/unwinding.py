@@ -138,17 +138,13 @@ def recordings(directory: str) -> list[str]:
     for seconds in SECONDS:
         made.append(f"{directory}/{seconds}s.data")
         how = ["-q", "-m", "16384", "-e", "cpu-clock", "-F", "12000", "--call-graph", "dwarf,4096"]
-        subprocess.run(
-            ["perf", "record", *how, "-o", made[-1], program, str(seconds)], check=True, capture_output=True
-        )
+        subprocess.run(["perf", "record", *how, "-o", made[-1], program, str(seconds)], check=True, capture_output=True)
     return made
 
 
 def main() -> None:
     """Run the named measurements."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measurements", nargs="*")
     os.environ["DEBUGINFOD_URLS"] = ""
     asked = dict(word.partition("=")[::2] for word in parser.parse_args().measurements) or {

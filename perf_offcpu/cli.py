@@ -68,9 +68,7 @@ def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> in
     """
     replace_closed_streams()
     if ignored := ignore_variables_of_others():
-        what = (
-            "variables that name programs or paths are ignored for root with the environment of another user"
-        )
+        what = "variables that name programs or paths are ignored for root with the environment of another user"
         print(f"{prefix}: {what}: {', '.join(ignored)}", file=sys.stderr)
     try:
         status = _status(run)
@@ -175,11 +173,7 @@ def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
 
     text = str(problem)
     if isinstance(problem, OSError) and problem.strerror:
-        name = (
-            f"{os.fsdecode(problem.filename)}: "
-            if problem.filename
-            else _NAMELESS.get(problem.errno or 0, "")
-        )
+        name = f"{os.fsdecode(problem.filename)}: " if problem.filename else _NAMELESS.get(problem.errno or 0, "")
         remedy = ": raise the limit with ulimit -n" if problem.errno == errno.EMFILE else ""
         text = f"{name}{problem.strerror}{remedy}"
     print(f"{prefix}: {printable(text)}", file=sys.stderr)

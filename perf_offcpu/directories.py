@@ -162,11 +162,7 @@ class Directory:
     def names_of_others(self) -> list[str]:
         """Return the names of entries such as links: neither regular files nor directories."""
         with self._listed() as listed, os.scandir(listed) as entries:
-            others = [
-                entry.name
-                for entry in entries
-                if not (entry.is_dir(follow_symlinks=False) or _is_file(entry))
-            ]
+            others = [entry.name for entry in entries if not (entry.is_dir(follow_symlinks=False) or _is_file(entry))]
         return sorted(others)
 
     @contextlib.contextmanager
@@ -178,9 +174,7 @@ class Directory:
         finally:
             os.close(listed)
 
-    def open_regular(
-        self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None
-    ) -> int:
+    def open_regular(self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None) -> int:
         """Open a regular file of this directory, never through a link; as the function of that name."""
         return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
 

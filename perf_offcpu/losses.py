@@ -95,19 +95,13 @@ STACK_COLLISION = _missing("stack-collision", "waits summed without stack becaus
 WAITS_LOST = _missing("waits-lost", "waits neither sampled nor summed")
 USER_STACK_FAILED = _missing("user-stack-failed", "user stacks that could not be walked")
 KERNEL_STACK_FAILED = _missing("kernel-stack-failed", "kernel stacks that could not be walked")
-STORAGE_FAILED = _missing(
-    "storage-failed", "switches not traced because the kernel had no memory for the task"
-)
+STORAGE_FAILED = _missing("storage-failed", "switches not traced because the kernel had no memory for the task")
 ENDS_MISSED = _bpf("ends-missed", "waits whose end was not traced")
 BEGINS_MISSED = _bpf("begins-missed", "times off the CPU whose start was not traced")
-WAKEUPS_MISSED = _bpf(
-    "wakeups-missed", "waits whose wake-up was not traced (their run-queue delay is not known)"
-)
+WAKEUPS_MISSED = _bpf("wakeups-missed", "waits whose wake-up was not traced (their run-queue delay is not known)")
 TOO_SHORT = _bpf("too-short", "waits left out because they were shorter than asked for (--min-block)")
 DROPPED = _bpf("dropped", "waits under the threshold left out as asked for (--short-waits drop)")
-RATE_LIMITED = _bpf(
-    "rate-limited", "waits over the threshold summed to limit the rate of samples (--max-rate)"
-)
+RATE_LIMITED = _bpf("rate-limited", "waits over the threshold summed to limit the rate of samples (--max-rate)")
 BUDGETS_LOST = _bpf("budgets-lost", "threads that ended and whose budget found no room in its map")
 SNAPSHOTS = _bpf("snapshots", "short waits sampled with a copy of their stack", is_loss=False)
 SNAPSHOTS_LOST = _missing(
@@ -151,12 +145,8 @@ PROCESSES_STUCK = _recorder(
     "processes-stuck", "processes whose mappings are missing because the kernel did not answer in time"
 )
 PROCESSES_ODD = _recorder("processes-odd", "processes left out because /proc has another form than expected")
-MAPS_LEFT_OUT = _recorder(
-    "maps-left-out", "mappings left out, or more: those of a process, or of all, have a bound"
-)
-THREADS_LEFT_OUT = _recorder(
-    "threads-left-out", "threads without a name or a parent: those of a process have a bound"
-)
+MAPS_LEFT_OUT = _recorder("maps-left-out", "mappings left out, or more: those of a process, or of all, have a bound")
+THREADS_LEFT_OUT = _recorder("threads-left-out", "threads without a name or a parent: those of a process have a bound")
 LONG_NAMES = _recorder("long-names", "names of mapped files longer than 4087 bytes, written as //toolong")
 FILES_UNREAD = _recorder(
     "files-unread", "mapped files without a build-id because reading them took too long, or never ended"
@@ -171,9 +161,7 @@ WAITERS_UNREAD = _recorder(
     "waiters-unread",
     "threads still blocked whose memory was not read, because there was no time or they are too many",
 )
-PYTHON_UNREAD = _recorder(
-    "python-unread", "threads, blocked at the end, whose Python functions could not be read"
-)
+PYTHON_UNREAD = _recorder("python-unread", "threads, blocked at the end, whose Python functions could not be read")
 _FULL = "not written because the file took no more (disk full)"
 RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")
 SUMS_UNWRITTEN = _recorder("sums-unwritten", f"sums of short waits {_FULL}")
@@ -229,25 +217,19 @@ CALLERS_NOT_COPIED = _decode(
     "callers-not-copied",
     "waits whose stack should be in another sample, and is not: their stacks end where frame pointers do",
 )
-NO_ROOM_FOR_STACKS = _decode(
-    "no-room-for-stacks", "user stacks not kept for unwinding: no room for them in TMPDIR"
-)
+NO_ROOM_FOR_STACKS = _decode("no-room-for-stacks", "user stacks not kept for unwinding: no room for them in TMPDIR")
 
 _switches = partial(LossCause, Stage.SWITCHES)
 END_NOT_RECORDED = _switches("end-not-recorded", "waits left out because their end was not recorded")
 BEGIN_NOT_RECORDED = _switches("begin-not-recorded", "waits left out because their start was not recorded")
-BEGIN_UNKNOWN = _switches(
-    "begin-unknown", "waits left out because they began before the recording, at an unknown time"
-)
+BEGIN_UNKNOWN = _switches("begin-unknown", "waits left out because they began before the recording, at an unknown time")
 IN_GAP = _switches("in-gap", "waits left out because switches may have been lost while they lasted")
 BROKEN_SWITCHES = _switches(
     "broken-switches",
     "places where switches are missing: those of a CPU do not follow each other",
     "record with -a, unfiltered",
 )
-BAD_TRACEPOINT = _switches(
-    "bad-tracepoint", "scheduler tracepoints whose raw data is not as their format says"
-)
+BAD_TRACEPOINT = _switches("bad-tracepoint", "scheduler tracepoints whose raw data is not as their format says")
 
 _unwind = partial(LossCause, Stage.UNWIND)
 COPY_EXHAUSTED = _unwind(
@@ -285,9 +267,7 @@ FILE_DENIED = _names("file-denied", "the file may not be read")
 NOT_REGULAR = _names("not-regular", "it is not a regular file")
 FILE_DAMAGED = _names("file-damaged", "it is not an ELF executable or shared object, or is damaged")
 OTHER_BUILD = _names("other-build", "the file here has another build-id than the recorded one")
-FILE_CHANGED = _names(
-    "file-changed", "the file was changed after the recording, which holds no build-id of it"
-)
+FILE_CHANGED = _names("file-changed", "the file was changed after the recording, which holds no build-id of it")
 NO_SYMBOLS = _names("no-symbols", "it holds no symbols")
 NO_PERF_MAP = _names("no-perf-map", "code generated at run time, without a map of it (/tmp/perf-PID.map)")
 PERF_MAP_REFUSED = _names("perf-map-refused", "not read")

@@ -18,9 +18,7 @@ from perf_offcpu.objects import search
 
 TESTS = Path(__file__).resolve().parent
 DEBUG_ROOTS = search.DEBUG_ROOTS
-KEPT = re.compile(
-    r"PATH|TMPDIR|CC|CI|\w+_proxy|(PERF_OFFCPU_TEST|PYTEST|HYPOTHESIS|COVERAGE|COV|PIP)_\w+|PYTHON\w+"
-)
+KEPT = re.compile(r"PATH|TMPDIR|CC|CI|\w+_proxy|(PERF_OFFCPU_TEST|PYTEST|HYPOTHESIS|COVERAGE|COV|PIP)_\w+|PYTHON\w+")
 """Variables that tests take over: the others are settings of a user, of whom no result may depend."""
 
 # A deadline for each example judges how busy the machine is; pytest-timeout ends what hangs.
@@ -62,9 +60,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     of_kernel = item.get_closest_marker("kernel") is not None
     search.DEBUG_ROOTS = DEBUG_ROOTS if of_kernel else ("/nonexistent",)
     if of_kernel and os.geteuid() != 0:
-        pytest.fail(
-            'needs root: use scripts/test, or leave kernel tests out with -m "not kernel"', pytrace=False
-        )
+        pytest.fail('needs root: use scripts/test, or leave kernel tests out with -m "not kernel"', pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

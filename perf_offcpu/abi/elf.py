@@ -94,9 +94,7 @@ EHDR: Final = {
     for bits, word in ((ElfClass.BITS32, U32), (ElfClass.BITS64, U64))
 }
 PHDR: Final = {
-    ElfClass.BITS32: Layout(
-        "Elf32_Phdr", ("p_type p_offset p_vaddr p_paddr p_filesz p_memsz p_flags p_align", U32)
-    ),
+    ElfClass.BITS32: Layout("Elf32_Phdr", ("p_type p_offset p_vaddr p_paddr p_filesz p_memsz p_flags p_align", U32)),
     ElfClass.BITS64: Layout(
         "Elf64_Phdr", ("p_type p_flags", U32), ("p_offset p_vaddr p_paddr p_filesz p_memsz p_align", U64)
     ),

@@ -108,9 +108,7 @@ FEATURE_LAYOUTS: dict[int, Layout] = {
 EVENT_DESC_HEADER = Layout("event_desc", ("nr attr_size", U32))
 """Then, per event: attr bytes, `EVENT_DESC_ENTRY`. Names belong to events by position."""
 
-EVENT_DESC_ENTRY = Layout(
-    "event_desc entry", ("nr_ids", U32), ("name", STRING), Field("ids", U64, count="nr_ids")
-)
+EVENT_DESC_ENTRY = Layout("event_desc entry", ("nr_ids", U32), ("name", STRING), Field("ids", U64, count="nr_ids"))
 
 BUILD_ID_ENTRY = Layout(
     "perf_record_header_build_id",

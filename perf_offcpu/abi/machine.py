@@ -55,9 +55,7 @@ _X86_64 = MachineRow(
         # ax bx cx dx si di bp sp ip flags cs ss ds es fs gs r8 … r15
         of_sample=(0, 3, 2, 1, 4, 5, 6, 7, 16, *(-1,) * 7, 8, 9, 10, 11, 12, 13, 14, 15),
     ),
-    RegisterWords(
-        21, 16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17
-    ),
+    RegisterWords(21, 16, 19, 4, (14, 13, 12, 7), (10, 5, 11, 12, 13, 14, 4, 19, 16, 9, 8, 7, 6, 3, 2, 1, 0), 17),
     {
         "REGS_SYSCALL": ("pt_regs.orig_ax", 0),
         "REGS_IP": ("pt_regs.ip", 0),

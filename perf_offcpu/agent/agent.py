@@ -162,9 +162,7 @@ class Agent:
     def _on_recording(self, _text: str) -> None:
         self._in_pause, self._segment_began_s = False, self._segment_began_s or time.monotonic()
         self.metrics.set("recording", 1)
-        self._notifier.send(
-            f"STATUS=recording, one sample for {self._keeper.period_ns / 1e6:g} ms of waiting"
-        )
+        self._notifier.send(f"STATUS=recording, one sample for {self._keeper.period_ns / 1e6:g} ms of waiting")
 
     def _on_paused(self, _text: str) -> None:
         self._in_pause = True

@@ -194,9 +194,7 @@ class Delivery:
         self._metrics.add("dataset_failures_total")
         pause_s = self._backoff.failed()
         if self._backoff.failures in (1, 2, 5) or self._backoff.failures % 50 == 0:
-            self._say(
-                f"not delivered: {problem}; again in {pause_s:.0f} s ({self._backoff.failures} attempts)"
-            )
+            self._say(f"not delivered: {problem}; again in {pause_s:.0f} s ({self._backoff.failures} attempts)")
 
     def _save(self) -> None:
         try:

@@ -65,8 +65,7 @@ class Endpoint:
             self._listener = socket.create_server((ADDRESS, port), backlog=_ACCEPT_QUEUE)
         except OSError as problem:
             raise UsageError(
-                f"--port {port}: {ADDRESS}:{port}: {problem.strerror}; "
-                "choose another (--port N) or none (--port 0)"
+                f"--port {port}: {ADDRESS}:{port}: {problem.strerror}; choose another (--port N) or none (--port 0)"
             ) from None
         self.port = int(self._listener.getsockname()[1])
         self._clients: dict[socket.socket, _Client] = {}  # oldest first

@@ -56,9 +56,7 @@ def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
     yield from _sentence("pid", tuple(map(str, selection.pids)), samples.pid, str)
     yield from _sentence("tid", tuple(map(str, selection.tids)), samples.tid, str)
     yield from _sentence("cpu", tuple(map(str, selection.cpus)), samples.cpu, str)
-    yield from _sentence(
-        "state", selection.states, state_codes(samples), lambda code: STATES[code].letter or "unknown"
-    )
+    yield from _sentence("state", selection.states, state_codes(samples), lambda code: STATES[code].letter or "unknown")
     if selection.objects or selection.locks:
         yield from _absent_objects(profile, selection)
     if selection.classes:
@@ -69,9 +67,7 @@ def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
 def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
     """Return sentences for patterns that match no name of an object, and for addresses that match no lock."""
     samples, strings = profile.samples, profile.strings
-    name, address = (
-        np.append(one, 0)[samples.object] for one in (profile.objects.name, profile.objects.address)
-    )
+    name, address = (np.append(one, 0)[samples.object] for one in (profile.objects.name, profile.objects.address))
     has_object = samples.object >= 0
     if not has_object.any():
         yield "no wait in the recording has an object"

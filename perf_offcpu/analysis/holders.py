@@ -101,7 +101,5 @@ def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64) -> Bool:
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))
-    lived: Bool = (
-        (row >= 0) & (pid == profile.samples.pid[rows]) & (begin <= time_ns) & ((end < 0) | (end >= time_ns))
-    )
+    lived: Bool = (row >= 0) & (pid == profile.samples.pid[rows]) & (begin <= time_ns) & ((end < 0) | (end >= time_ns))
     return lived

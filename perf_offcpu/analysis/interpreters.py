@@ -61,9 +61,7 @@ def fold_interpreters(profile: Profile) -> Profile:
     stacks, node = _without(parent, shown[frame], repeated)
     samples = profile.samples
     samples = samples.with_columns(stack=node[samples.stack], waker_stack=node[samples.waker_stack])
-    return replace(
-        profile, frames=Frames.concat([frames, added]), stacks=stacks, samples=samples, strings=strings
-    )
+    return replace(profile, frames=Frames.concat([frames, added]), stacks=stacks, samples=samples, strings=strings)
 
 
 def _kinds(profile: Profile) -> I64:

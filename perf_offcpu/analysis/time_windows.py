@@ -54,8 +54,7 @@ class Window:
         """Return begin and end in ns; infinite where it is open."""
         edges = (self.begin, -math.inf), (self.end, math.inf)
         begin, end = (
-            unknown if edge is None else float(self._absolute(edge, first_ns, last_ns))
-            for edge, unknown in edges
+            unknown if edge is None else float(self._absolute(edge, first_ns, last_ns)) for edge, unknown in edges
         )
         return begin, end
 

@@ -40,9 +40,7 @@ def gather_fields(
     data: NDArray[np.uint8], starts: I64, fields: Sequence[Field], order: Order
 ) -> dict[str, NDArray[Any]]:
     """Return neighbouring integers by name; each record is copied once."""
-    kinds = np.dtype(
-        [(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)]
-    )
+    kinds = np.dtype([(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)])
     records = _windows(data, kinds.itemsize)[starts].view(kinds)
     return {field.name: records[field.name].astype(native(field.type)) for field in fields}
 
@@ -184,9 +182,7 @@ def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.u
     return offsets, data[byte]
 
 
-def move_rows(
-    target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64
-) -> None:
+def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
     """Copy n pieces of bytes from one buffer to another.
 
     Args:
@@ -202,9 +198,7 @@ def move_rows(
         _move_by_item(target, places, source, starts, sizes)
 
 
-def _move_by_item(
-    target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64
-) -> None:
+def _move_by_item(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
     """Copy pieces of many different sizes, in the largest items that divide all sizes."""
     width = next(width for width in (8, 4, 1) if not int(np.bitwise_or.reduce(sizes)) % width)
     counts = sizes // width
@@ -213,7 +207,6 @@ def _move_by_item(
     for first, stop in row_blocks(offsets):
         items = np.arange(width * int(offsets[first]), width * int(offsets[stop]), width)
         shifts = [
-            np.repeat((begins - width * offsets[:-1])[first:stop], counts[first:stop])
-            for begins in (places, starts)
+            np.repeat((begins - width * offsets[:-1])[first:stop], counts[first:stop]) for begins in (places, starts)
         ]
         into[shifts[0] + items] = out_of[shifts[1] + items]

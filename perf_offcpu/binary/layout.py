@@ -80,9 +80,7 @@ class Layout:
         values, _ = self.unpack_from(data, order, shape, start, len(data) if end is None else end)
         return values
 
-    def unpack_from(
-        self, data: Buffer, order: Order, shape: Shape, start: int, end: int
-    ) -> tuple[dict[str, Any], int]:
+    def unpack_from(self, data: Buffer, order: Order, shape: Shape, start: int, end: int) -> tuple[dict[str, Any], int]:
         """Read one structure as `unpack` does, and return where it ended, too."""
         values, stop, problem = self.unpack_sound(data, order, shape, start, end)
         if problem is not None:
@@ -127,9 +125,7 @@ class Layout:
         full = _with_counts(fields, values)
         try:
             return b"".join(
-                _pack_field(field, full, order, shape)
-                for field in fields
-                if field.where is None or full[field.where]
+                _pack_field(field, full, order, shape) for field in fields if field.where is None or full[field.where]
             )
         except KeyError as missing:
             raise LayoutError(f"{self.name}: no value for field {missing}") from None
@@ -214,9 +210,7 @@ class _Reader:
         """Claim `size` bytes and return where they begin."""
         start = self.at
         if size < 0 or size > self.end - start:
-            raise LayoutError(
-                f"{self.name}: field {field} needs {size} bytes at {start}, {self.end - start} are left"
-            )
+            raise LayoutError(f"{self.name}: field {field} needs {size} bytes at {start}, {self.end - start} are left")
         self.at += size
         return start
 

@@ -41,9 +41,7 @@ def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
         chosen: bool[samples], the samples that are counted; of the others the functions and calls are listed.
     """
     tree = build_paths(profile, options, rooted=False)
-    own, waits = (
-        tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count)
-    )
+    own, waits = (tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count))
     below = subtree_sums(tree, own)
     used, function = np.unique(tree.name, return_inverse=True)
     inner = np.flatnonzero(tree.parent >= 0)

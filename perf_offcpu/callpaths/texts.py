@@ -89,9 +89,7 @@ def _objects(profile: Profile) -> Texts:
 
 def _kinds(profile: Profile) -> Texts:
     names = {int(kind): kind.name.lower() for kind in ObjectKind}
-    kinds, inverse = np.unique(
-        np.append(profile.objects.kind, 0)[profile.samples.object], return_inverse=True
-    )
+    kinds, inverse = np.unique(np.append(profile.objects.kind, 0)[profile.samples.object], return_inverse=True)
     texts = [names.get(kind, names[0]) for kind in kinds.tolist()]
     return merged(texts, inverse.astype(np.int64), profile.samples.object >= 0)
 

@@ -77,9 +77,7 @@ class PathTree:
         return Ragged(offsets, self.name[path].astype(np.uint64))
 
 
-def build_paths(
-    profile: Profile, options: PathOptions, *, rooted: bool = True, merged: bool = True
-) -> PathTree:
+def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, merged: bool = True) -> PathTree:
     """Build the tree of all samples of a profile.
 
     Args:
@@ -186,8 +184,7 @@ class _Builder:
     def tree(self, leaf_of_sample: I64) -> PathTree:
         """Return all nodes as a tree."""
         parent, name, frames = (
-            np.concatenate([np.empty(0, np.int64), *parts])
-            for parts in (self._parents, self._names, self._frames)
+            np.concatenate([np.empty(0, np.int64), *parts]) for parts in (self._parents, self._names, self._frames)
         )
         parent, name, of_sample = (one.astype(np.int32) for one in (parent, name, leaf_of_sample))
         return PathTree(self.names, parent, name, of_sample, frames)

@@ -180,9 +180,7 @@ class _Steps(WaitTable):
         until = self.queued.copy()
         some = np.flatnonzero(self.waker >= 0)
         span_of, wait = self.overlapping(self.waker[some], self.queued[some] - 1, self.queued[some])
-        asleep = (self.begin[wait] < self.queued[some[span_of]]) & (
-            self.queued[wait] >= self.queued[some[span_of]]
-        )
+        asleep = (self.begin[wait] < self.queued[some[span_of]]) & (self.queued[wait] >= self.queued[some[span_of]])
         rows = some[span_of[asleep]]
         until[rows] = np.maximum(self.begin[wait[asleep]], self.begin[rows])
         return until
@@ -223,9 +221,7 @@ class _Steps(WaitTable):
         followed &= follow
         _add(self.carried, passed.at[followed | devices], weight[followed | devices])
         self._keep(passed.at[target < 0], weight[target < 0])
-        there = _Parts(
-            target[followed], *(column[followed] for column in (passed.begin, passed.end, passed.number))
-        )
+        there = _Parts(target[followed], *(column[followed] for column in (passed.begin, passed.end, passed.number)))
         return self._explained(self._merged(there))
 
     def _awake(self, parts: _Parts) -> _Parts:
@@ -238,9 +234,7 @@ class _Steps(WaitTable):
     def _weight(self, parts: _Parts) -> I64:
         length = self.times[parts.end] - self.times[parts.begin]
         if float(length.max(initial=0)) * float(parts.number.max(initial=0)) >= _WEIGHT_LIMIT:
-            raise PerfOffcpuError(
-                "the waits weigh more than 2^62 ns: some times of the recording are damaged"
-            )
+            raise PerfOffcpuError("the waits weigh more than 2^62 ns: some times of the recording are damaged")
         weight: I64 = length * parts.number
         return weight
 
@@ -267,9 +261,7 @@ class _Steps(WaitTable):
     def _explained(self, parts: _Parts) -> _Parts:
         """Let threads hold weight that they do not pass on; return the parts of waits that they pass on."""
         born = np.clip(self.birth[parts.at], parts.begin, parts.end)
-        self._hold(
-            parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number))
-        )
+        self._hold(parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number)))
         parts = _Parts(parts.at, born, parts.end, parts.number)
         key = parts.at * self.size
         first = np.searchsorted(self.by_end, key + parts.begin, "right")

@@ -80,9 +80,7 @@ class CriticalPath:
         return self.end_ns - self.begin_ns
 
 
-def critical_path(
-    profile: Profile, timeline: Timeline, root: int, begin_ns: int, end_ns: int
-) -> CriticalPath:
+def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int, end_ns: int) -> CriticalPath:
     """Return the critical path of a thread.
 
     Args:
@@ -154,9 +152,7 @@ class _Spans:
 class _Walk(WaitTable):
     """Explain spans of threads, all spans of one depth at once."""
 
-    def explain(
-        self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool
-    ) -> tuple[_Spans, _Spans, I64, Hops]:
+    def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
         """Return the segments of spans that explain themselves, the spans of wakers, and the hops to them.
 
         Args:
@@ -208,12 +204,7 @@ def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
     """Return the path in order of time; its running parts within pauses become not recorded."""
     edges = pauses.reshape(-1)
     span = np.searchsorted(path.begin, edges, "right") - 1
-    cuts = (
-        (span >= 0)
-        & (path.begin[span] < edges)
-        & (edges < path.end[span])
-        & (path.doing[span] == Doing.RUNNING)
-    )
+    cuts = (span >= 0) & (path.begin[span] < edges) & (edges < path.end[span]) & (path.doing[span] == Doing.RUNNING)
     begin, row = np.append(path.begin, edges[cuts]), np.append(np.arange(len(path.begin)), span[cuts])
     order = np.argsort(begin, kind="stable")
     begin, parts = begin[order], path.take(row[order])

@@ -171,9 +171,7 @@ def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
     if len(time) < 2:
         return np.zeros(len(moment), sums.dtype)
     length, step = time[row + 1] - time[row], sums[row + 1] - sums[row]
-    sums_at: NDArray[Any] = sums[row] + np.where(
-        moment == time[row + 1], step, (moment - time[row]) * (step / length)
-    )
+    sums_at: NDArray[Any] = sums[row] + np.where(moment == time[row + 1], step, (moment - time[row]) * (step / length))
     return sums_at
 
 

@@ -121,9 +121,7 @@ def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
         comm = path.tracks[path.root].comm if node == 0 else chains.comms[comms[node]]
         spent = {doing: int(own[node, doing]) for doing in Doing}
         rows.append(HopRow(depth, comm, wakeups[node] if node else 0, total[node], spent))
-        waiting += [
-            (child, depth + 1) for child in sorted(below.get(node, ()), key=lambda child: total[child])
-        ]
+        waiting += [(child, depth + 1) for child in sorted(below.get(node, ()), key=lambda child: total[child])]
     return rows
 
 
@@ -132,9 +130,7 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
     samples = profile.samples
     waiting = np.flatnonzero((path.doing == Doing.RUNNABLE) & (path.wait >= 0))
     cpu = samples.cpu[path.wait[waiting]].astype(np.int64)
-    moments = np.flatnonzero(
-        timeline.moments & (samples.cpu >= 0) & (samples.tid >= 0) & ~is_idle_task(samples.tid)
-    )
+    moments = np.flatnonzero(timeline.moments & (samples.cpu >= 0) & (samples.tid >= 0) & ~is_idle_task(samples.tid))
     time_ns = timeline.begin_ns[moments] + timeline.origin_ns
     segment = np.searchsorted(path.begin_ns[waiting], time_ns, "right") - 1
     hit = segment >= 0

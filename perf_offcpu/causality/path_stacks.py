@@ -70,9 +70,7 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
     chain, doing, stack, weight, count = _cells(profile, timeline, path, chains)
     strings = profile.strings.copy()
     texts = [*_STATES.values(), *(f"{WOKEN_BY} {comm}" for comm in chains.comms)]
-    added = Frames.filled(
-        len(texts), symbol=strings.intern_all(texts), cpumode=np.full(len(texts), CpuMode.USER)
-    )
+    added = Frames.filled(len(texts), symbol=strings.intern_all(texts), cpumode=np.full(len(texts), CpuMode.USER))
     rows = _frame_rows(profile, chains, chain, doing, stack)
     parent, frame, leaf = build_stack_tree(Ragged.from_lists(list(rows)))
     root, event = path.tracks[path.root], max(0, _offcpu_event(profile))
@@ -108,9 +106,7 @@ def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) ->
     return moments[hit], segment[hit]
 
 
-def _cells(
-    profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains
-) -> tuple[I64, I64, I64, I64, I64]:
+def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains) -> tuple[I64, I64, I64, I64, I64]:
     """Return (chain, doing, stack, ns, number of segments or CPU samples) of each stack: int64[m] each."""
     chain = np.append(chains.of_hop, -1)[path.hop]
     stack = np.where(path.doing == Doing.WAITING, profile.samples.stack[path.wait], -1).astype(np.int64)
@@ -163,9 +159,7 @@ def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack:
     first_comm = recorded_frames + len(_STATES)
     parent, frame = profile.stacks.parent, profile.stacks.frame
     prefixes = list[list[int]]()
-    for above, at, comm in zip(
-        chains.parent.tolist(), chains.stack.tolist(), chains.comm.tolist(), strict=True
-    ):
+    for above, at, comm in zip(chains.parent.tolist(), chains.stack.tolist(), chains.comm.tolist(), strict=True):
         before = prefixes[above] if above >= 0 else []
         prefixes.append([*before, *frames_of(parent, frame, at), first_comm + comm])
     for above, state, leaf in zip(chain.tolist(), doing.tolist(), stack.tolist(), strict=True):

@@ -42,9 +42,7 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
     return min(tracks_found, key=lambda row: (tracks[row].tid != tracks[row].pid, int(first[row])))
 
 
-def window_of(
-    profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]
-) -> tuple[int, int]:
+def window_of(profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]) -> tuple[int, int]:
     """Return (begin, end) in ns of the recording's clock.
 
     By default a window reaches from the first to the last appearance of the thread: birth, exit, or a sample.

@@ -112,14 +112,10 @@ class Collector:
             return support
         deferring = evsels.with_deferral(support, cpu)
         if deferring is None:
-            self._say(
-                "this kernel does not defer user callchains (Linux 7.0 and newer do): they are taken at once"
-            )
+            self._say("this kernel does not defer user callchains (Linux 7.0 and newer do): they are taken at once")
         return deferring or support
 
-    def _open_rings(
-        self, support: Support, cpus: tuple[int, ...], deferred: bool, stack: contextlib.ExitStack
-    ) -> None:
+    def _open_rings(self, support: Support, cpus: tuple[int, ...], deferred: bool, stack: contextlib.ExitStack) -> None:
         """Open the events that own the rings of samples and of side-band records."""
         options, wait_bytes = self.options, self._wait_bytes()
         self.rings = Rings(
@@ -142,9 +138,7 @@ class Collector:
     def _wait_bytes(self) -> int:
         """Return the bytes of the user stack that samples of waits hold."""
         if self.options.stack_bytes and not self.program.ends_at_exit:
-            self._say(
-                "stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes"
-            )
+            self._say("stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes")
             return 0
         return self.options.stack_bytes
 

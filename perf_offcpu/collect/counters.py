@@ -62,8 +62,7 @@ def counters_event(support: Support) -> EventSpec:
 def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, Counter]) -> bytes:
     """Return the sample with all counters, at the end of the recorded span."""
     rows = [
-        {"events": counter.events, "ns": counter.ns, "name": cause.name.encode()}
-        for cause, counter in counters.items()
+        {"events": counter.events, "ns": counter.ns, "name": cause.name.encode()} for cause, counter in counters.items()
     ]
     values = {
         "magic": MAGIC,

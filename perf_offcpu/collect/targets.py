@@ -94,9 +94,7 @@ def choose_target(
     lists = [("-p", pids), ("-t", tids), ("-u", users), ("--comm", comms), ("-C", cpus)]
     for option, text in (*lists, *(("-G", group) for group in groups)):
         if text is not None and not text.strip():  # `-p "$(pgrep …)"` of a program that does not run
-            raise UsageError(
-                f"{option} '{text}': nothing is named; leave {option} out if it is not to matter"
-            )
+            raise UsageError(f"{option} '{text}': nothing is named; leave {option} out if it is not to matter")
     if system and (pids or tids):
         raise UsageError(f"-a is everybody, {'-p' if pids else '-t'} is not: choose one")
     processes, forked = _parse_processes(pids)
@@ -172,9 +170,7 @@ def _cpus(text: str | None) -> tuple[int, ...]:
     online = online_cpus()
     missing = [cpu for cpu in wanted if cpu not in online]
     if missing or not wanted:
-        raise TargetError(
-            f"-C {text}: CPU {missing[0] if missing else 'none'} is not online; {_joined(online)} are"
-        )
+        raise TargetError(f"-C {text}: CPU {missing[0] if missing else 'none'} is not online; {_joined(online)} are")
     return tuple(sorted(set(wanted)))
 
 

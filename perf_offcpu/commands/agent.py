@@ -75,9 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "label": _MANY,
     }
     add_options(parser.add_argument_group("where to"), _OUTPUT, **output)
-    add_options(
-        parser.add_argument_group("recording"), _RECORDING, off_cpu_period={}, segment={}, duration={}
-    )
+    add_options(parser.add_argument_group("recording"), _RECORDING, off_cpu_period={}, segment={}, duration={})
     add_options(
         parser.add_argument_group("budgets"),
         _BUDGETS,
@@ -118,9 +116,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
     from perf_offcpu.agent.config import load_config
 
     given = {
-        name.replace("_", "-"): value
-        for name, value in vars(args).items()
-        if name not in _OWN and value is not None
+        name.replace("_", "-"): value for name, value in vars(args).items() if name not in _OWN and value is not None
     }
     words = args.record[1:] if args.record[:1] == ["--"] else args.record
     if args.record and args.record[0] != "--":

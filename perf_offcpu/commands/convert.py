@@ -175,9 +175,7 @@ def _chains(args: argparse.Namespace) -> int:
 
         chains = waker_chains(profile, options)
         if len(profile.samples) and not any(name.any() for name, _ in chains.hops):
-            raise UsageError(
-                "--wakers: none was recorded (perf-offcpu record does unless --no-wakers is given)"
-            )
+            raise UsageError("--wakers: none was recorded (perf-offcpu record does unless --no-wakers is given)")
         return profile.select(selected[0]), replace(options, chains=chains.take(selected[0]))
 
     return convert(args, load, complete)
@@ -281,9 +279,7 @@ def _options(args: argparse.Namespace) -> Options:
         given[name] = SHOW in values
         setattr(args, name, [text for text in values if text != SHOW])
     if args.objects and (args.wakers or args.cascade or args.critical_path or args.all_events):
-        raise UsageError(
-            "--objects is a graph of its own: no --wakers, --cascade, --critical-path, --all-events"
-        )
+        raise UsageError("--objects is a graph of its own: no --wakers, --cascade, --critical-path, --all-events")
     if args.objects and args.diff is not None:
         raise UsageError("--objects shows one recording: no --diff (report --diff compares objects)")
     if args.svg and args.form not in {"", "dot"}:

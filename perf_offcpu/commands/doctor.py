@@ -80,9 +80,7 @@ def _as_text(findings: list[Finding], can_record: bool) -> str:
             lines.append(f"  {finding.state:<8} {finding.part:<{width}}  {printable(finding.found)}")
             if finding.advice:
                 lines.append(f"  {'':<8} {'':<{width}}  -> {printable(finding.advice)}")
-    verdict = (
-        "Recording works here." if can_record else "Recording does not work here: see what is missing above."
-    )
+    verdict = "Recording works here." if can_record else "Recording does not work here: see what is missing above."
     return "\n".join([*lines, "", verdict])
 
 
@@ -128,9 +126,7 @@ def examine_perf() -> Iterator[Finding]:
         yield Finding(PERF, "off-cpu samples", State.WORKS, "perf report shows recordings as they are")
     else:
         found = "perf before 6.16 shows their number, neither times nor stacks"
-        yield Finding(
-            PERF, "off-cpu samples", State.LIMITED, found, "perf-offcpu inject -i perf.data -o for-perf.data"
-        )
+        yield Finding(PERF, "off-cpu samples", State.LIMITED, found, "perf-offcpu inject -i perf.data -o for-perf.data")
     yield _python(version)
 
 
@@ -146,9 +142,7 @@ def _python(version: tuple[int, int]) -> Finding:
         return Finding(PERF, part, State.LIMITED, "this perf was built without Python", advice)
     missing = [package for package, module in _SCRIPT_NEEDS.items() if not _has_module(library, module)]
     if not missing:
-        return Finding(
-            PERF, part, State.WORKS, f"perf's Python is {library}, with {' and '.join(_SCRIPT_NEEDS)}"
-        )
+        return Finding(PERF, part, State.WORKS, f"perf's Python is {library}, with {' and '.join(_SCRIPT_NEEDS)}")
     found = f"perf's Python is {library}, without {' and '.join(missing)}"
     debian = " ".join(f"python3-{package}" for package in missing)
     advice = f"apt install {debian}, or {' and '.join(missing)} for Python {library}"

@@ -55,9 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     accept_without_effect(parser, "script")
     add_options(parser.add_argument_group("output"), _OUTPUT, fields=LIST)
-    add_profile_arguments(
-        parser, default_events="all that were recorded; with --state, --class, --min-dur the waits"
-    )
+    add_profile_arguments(parser, default_events="all that were recorded; with --state, --class, --min-dur the waits")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,9 +90,7 @@ def _profile(args: argparse.Namespace) -> Profile:
 
     events = split_list(args.event)
     # Waits derived from context switches are no samples of the recording: only --event shows them.
-    profile = profile_from_args(
-        args, keep_ips=True, merge=not args.no_merge_callchains, switches=bool(events)
-    )
+    profile = profile_from_args(args, keep_ips=True, merge=not args.no_merge_callchains, switches=bool(events))
     return select_events(profile, events) if events or selection_from_args(args).is_of_waits else profile
 
 
@@ -104,7 +100,5 @@ def _describe_fields() -> str:
     width = max(map(len, [*PERF_FIELDS, *OWN_FIELDS]))
     for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:
         first, others = f"  {name:<{width}}  ", " " * (width + 4)
-        lines += textwrap.wrap(
-            meaning, 110, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
-        )
+        lines += textwrap.wrap(meaning, 110, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
     return "\n".join([*lines, ""])

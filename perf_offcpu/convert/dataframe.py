@@ -54,9 +54,7 @@ COLUMNS = {
 }
 """Name → meaning of the columns, in order."""
 
-_NUMBERS = (
-    "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked_ns waker_pid waker_tid".split()
-)
+_NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked_ns waker_pid waker_tid".split()
 """Columns of ProfileSamples that are taken as they are; -1 means: not known."""
 
 

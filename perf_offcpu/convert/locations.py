@@ -137,9 +137,7 @@ class Locations:
         rows = used
         while len(more := outer[rows[outer[rows] >= 0]]) and not is_among(more, rows).all():
             rows = distinct(np.append(rows, more))
-        mapping = {
-            dso: _add(self._mappings, self._mapping(dso)) for dso in distinct(frames.dso[rows]).tolist()
-        }
+        mapping = {dso: _add(self._mappings, self._mapping(dso)) for dso in distinct(frames.dso[rows]).tolist()}
         function = self._add_functions(rows, options)
         numbers = []
         for row in used.tolist():

@@ -96,9 +96,7 @@ def _samples(tables: Locations, content: Content) -> Iterator[bytes]:
         head = protobuf.lengths(2, stack_lengths[stack[rows]] + rest.lengths)
         each = np.arange(head.count + 1)
         bodies = map(stacks.__getitem__, stack[rows].tolist())
-        yield b"".join(
-            part for row in zip(ragged(head, each), bodies, ragged(rest, each), strict=True) for part in row
-        )
+        yield b"".join(part for row in zip(ragged(head, each), bodies, ragged(rest, each), strict=True) for part in row)
 
 
 def _labels(tables: Locations, labels: dict[str, str | int]) -> bytes:
@@ -113,9 +111,7 @@ def _label(tables: Locations, name: str, value: str | int) -> bytes:
 
 
 def _mapping(number: int, mapping: Mapping, build_id: int) -> bytes:
-    body = (
-        field(1, number) + field(3, mapping.limit) + field(5, mapping.path) + field(6, build_id) + field(7, 1)
-    )
+    body = field(1, number) + field(3, mapping.limit) + field(5, mapping.path) + field(6, build_id) + field(7, 1)
     return body + (field(8, 1) + field(9, 1) if mapping.has_lines else b"") + field(10, 1)
 
 

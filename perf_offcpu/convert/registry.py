@@ -113,9 +113,7 @@ _ROWS = (
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),
     Format("flamegraph", "flamegraph.page", ".html", "interactive flame graph, one HTML file", _PICTURE),
     _json("speedscope", "speedscope", ".speedscope.json", "speedscope.app: each thread in time", _TITLED),
-    _timed_json(
-        "chrome-trace", "chrome_trace", ".trace.json", "Trace Event JSON: Perfetto, chrome://tracing"
-    ),
+    _timed_json("chrome-trace", "chrome_trace", ".trace.json", "Trace Event JSON: Perfetto, chrome://tracing"),
     _timed(
         "perfetto",
         "perfetto.trace",

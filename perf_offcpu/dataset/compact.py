@@ -132,9 +132,7 @@ def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | No
     with store.replacing(f"{folder}/{compacted}") as out:
         written = _write(table, out, merge(dataset, table, folder, inputs))
         if table not in _IDS and written != done.rows:
-            raise PerfOffcpuError(
-                f"{store.path(folder)}: {done.rows} rows were there, and {written} are merged"
-            )
+            raise PerfOffcpuError(f"{store.path(folder)}: {done.rows} rows were there, and {written} are merged")
         done.bytes_after = out.tell()
         held = {*segments, *before} - {compacted}
         put(store, f"{folder}/{note_name(compacted)}", note_of(held))

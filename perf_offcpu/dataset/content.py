@@ -57,9 +57,7 @@ class Content:
         rows = np.searchsorted(self.stack_ids, ids[ids != 0])
         lengths = np.diff(self.offsets)[rows]
         offsets = offsets_of(lengths)
-        values = self.frame_ids[
-            np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        ]
+        values = self.frame_ids[np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])]
         lists = pa.ListArray.from_arrays(
             offsets.astype(np.int32), values, pa.list_(pa.field("element", pa.int64(), nullable=False))
         )
@@ -123,9 +121,7 @@ def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
     unique, place = np.unique(ids, return_index=True)
     id_of = np.zeros(len(profile.frames), np.int64)
     id_of[rows] = ids[group_of]
-    return id_of, {"frame_id": unique} | {
-        name: _taken(column, first[place]) for name, column in columns.items()
-    }
+    return id_of, {"frame_id": unique} | {name: _taken(column, first[place]) for name, column in columns.items()}
 
 
 def _ids(columns: dict[str, Any]) -> list[int]:

@@ -34,9 +34,7 @@ class Dataset:
         """Return the path or URL of the dataset."""
         return self.store.url
 
-    def folders(
-        self, table: str, begin_ns: int | None = None, end_ns: int | None = None
-    ) -> Iterator[tuple[int, str]]:
+    def folders(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> Iterator[tuple[int, str]]:
         """Return (hour since 1970, folder) of the partitions of a table, in order of time.
 
         Args:
@@ -86,9 +84,7 @@ class Dataset:
         files = list(data_files(names))
         if len(files) == 1:
             return files
-        held = {
-            name for file in files if COMPACTED.fullmatch(file) for name in self.held_by(folder, file, names)
-        }
+        held = {name for file in files if COMPACTED.fullmatch(file) for name in self.held_by(folder, file, names)}
         return [file for file in files if file not in held]
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:

@@ -167,9 +167,7 @@ def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
         "comm": named(np.append(comms.comm, 0)[comm_row], profile.strings),
         **_host_columns(host, len(budget)),
     }
-    return columns | {
-        column.name: getattr(budget, column.name) for column in BUDGETS if column.name not in columns
-    }
+    return columns | {column.name: getattr(budget, column.name) for column in BUDGETS if column.name not in columns}
 
 
 def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:

@@ -37,12 +37,8 @@ class Column:
 SAMPLES = (
     Column("time_ns", "int64", "end of the wait, or time of the sample: ns since 1970, UTC"),
     Column("off_ns", "int64", "length of the wait; of a sum, of all its waits; 0 for other events"),
-    Column(
-        "weight_ns", "int64", "the sample's period: off-CPU time that it stands for, or what its event counts"
-    ),
-    Column(
-        "runq_ns", "int64", "part of weight_ns that is waiting for a CPU; the rest is blocked", nullable=True
-    ),
+    Column("weight_ns", "int64", "the sample's period: off-CPU time that it stands for, or what its event counts"),
+    Column("runq_ns", "int64", "part of weight_ns that is waiting for a CPU; the rest is blocked", nullable=True),
     Column("count", "int64", "number of waits in a sum; an estimate where waits were sampled by length"),
     Column("event", "string", "name of the event: offcpu-time, cpu-clock, …"),
     Column("pid", "int32", "process (tgid)"),

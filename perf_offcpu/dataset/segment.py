@@ -76,18 +76,14 @@ def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence
     return Segment(name, len(profile.samples), size, files, skipped)
 
 
-def _parts(
-    profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]
-) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _parts(profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Return (table, hour, columns) in the order of writing."""
     content = content_of(profile)
     samples = sample_columns(profile, content, host, span)
     hours = samples["time_ns"] // HOUR_NS
     if len(hours) and hours[-1] - hours[0] > _MOST_HOURS:
         raise FormatError(profile.meta.source, "times of samples", "they are more than a year apart")
-    bounds = [
-        (hour, slice(*np.searchsorted(hours, (hour, hour + 1)).tolist())) for hour in distinct(hours).tolist()
-    ]
+    bounds = [(hour, slice(*np.searchsorted(hours, (hour, hour + 1)).tolist())) for hour in distinct(hours).tolist()]
     for hour, rows in bounds:
         ids = np.concatenate([samples["stack_id"][rows], samples["waker_stack_id"][rows]])
         stacks, frames = content.of_stacks(ids)

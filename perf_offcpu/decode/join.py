@@ -88,10 +88,7 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
         begins = [spans[row].begin + deltas[row] for row in rows]
         # Tasks and maps that a later recording found at its begin are known from then on only.
         since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
-        moved = [
-            _moved(recordings[row], deltas[row], start, clockid)
-            for row, start in zip(rows, since, strict=True)
-        ]
+        moved = [_moved(recordings[row], deltas[row], start, clockid) for row, start in zip(rows, since, strict=True)]
         cpus = max(one.meta.nr_cpus or int(one.samples.cpu.max(initial=-1)) + 1 for one in moved)
         cpus = min(cpus, _MOST_CPUS)
         name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)
@@ -127,9 +124,7 @@ def _wall_offset(meta: Meta, span: _Span) -> int | None:
     return None if not meta.wall_clock_ns or is_shifted or abs(offset) > _LAST_NS // 2 else offset
 
 
-def _rows_by_host(
-    recordings: Sequence[Recording], walls: list[int | None], *, apart: bool
-) -> list[list[int]]:
+def _rows_by_host(recordings: Sequence[Recording], walls: list[int | None], *, apart: bool) -> list[list[int]]:
     hosts: list[list[int]] = []
     for row, recording in enumerate(recordings):
         for rows in hosts:

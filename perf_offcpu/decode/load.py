@@ -197,9 +197,7 @@ def _paths(features: Features) -> dict[str, list[str]]:
     return paths
 
 
-def _read_meta(
-    events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount
-) -> Meta:
+def _read_meta(events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount) -> Meta:
     """Return facts about machine and run; they are complete after the last chunk."""
     attrs = [spec.attr for spec in events.specs]
     with_clock = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]

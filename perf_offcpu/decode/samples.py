@@ -122,9 +122,7 @@ class SampleDecoder:
             if chains is not None:
                 batch.callchains, samples.callchain = chains, np.arange(len(rows), dtype=np.int32)
         if self.switches is not None:
-            batch.switches = self.switches.of_samples(
-                chunk.data, columns, ok, batch.samples, self.events, number
-            )
+            batch.switches = self.switches.of_samples(chunk.data, columns, ok, batch.samples, self.events, number)
         if self.snapshots is not None:
             mask = spec.attr.sample_regs_user
             snapshot = self.snapshots.add(chunk, columns, mask, ok, order)

@@ -42,9 +42,7 @@ def cut_wrong_callers(recording: Recording) -> Recording:
     return recording.replaced(
         samples=samples.with_columns(
             callchain=_renumbered(samples, known, pairs, ids),
-            waker_callchain=np.where(
-                samples.waker_callchain >= 0, ids[samples.waker_callchain], np.int32(-1)
-            ),
+            waker_callchain=np.where(samples.waker_callchain >= 0, ids[samples.waker_callchain], np.int32(-1)),
         ),
         callchains=unique,
         losses=dict(counters),

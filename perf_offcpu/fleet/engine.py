@@ -129,9 +129,7 @@ class Engine:
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
         for name, column in columns.items():
             if of_rows and None in column:
-                raise EngineError(
-                    f"{self.name}: {name} is null in a row: perf-offcpu did not write that file"
-                )
+                raise EngineError(f"{self.name}: {name} is null in a row: perf-offcpu did not write that file")
         return {name: _exact(column) for name, column in columns.items()}
 
     def sql(self, text: str) -> dict[str, list[Any]]:
@@ -169,9 +167,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         numbered = (f"{name}_{number}" for number in itertools.count(1))
-        unique = next(
-            candidate for candidate in itertools.chain([name], numbered) if candidate not in columns
-        )
+        unique = next(candidate for candidate in itertools.chain([name], numbered) if candidate not in columns)
         values = column.to_pylist()
         if str(column.type).startswith("map<"):
             values = [None if pairs is None else dict(pairs) for pairs in values]
@@ -254,9 +250,7 @@ def _spark(url: str) -> Any:
         session.sparkContext.setLogLevel("ERROR")
         return ibis.pyspark.connect(session)
     except Exception as problem:  # py4j's, pyspark's and RuntimeError
-        raise EngineError(
-            f"--engine {url}: Spark does not start: {str(problem).splitlines()[0]}"
-        ) from problem
+        raise EngineError(f"--engine {url}: Spark does not start: {str(problem).splitlines()[0]}") from problem
 
 
 def _by_url(url: str) -> Engine:

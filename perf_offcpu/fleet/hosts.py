@@ -176,9 +176,7 @@ def _rows(tables: Tables, table: Any) -> list[Span]:
 def _overlap(spans: Sequence[Span]) -> bool:
     """Return True if a host had other labels within a span, so that its segments must be looked at."""
     different = _united(spans)
-    return any(
-        earlier.last_ns > later.first_ns for earlier, later in zip(different, different[1:], strict=False)
-    )
+    return any(earlier.last_ns > later.first_ns for earlier, later in zip(different, different[1:], strict=False))
 
 
 def _united(spans: Sequence[Span]) -> list[Span]:
@@ -203,7 +201,4 @@ def _bounded(spans: Sequence[Span]) -> list[Span]:
     """Give each span of a host the time up to the next one; nothing is left between them."""
     begins = [ALWAYS[0], *(span.first_ns for span in spans[1:])]
     ends = [*begins[1:], ALWAYS[1]]
-    return [
-        replace(span, begin_ns=begin, end_ns=end)
-        for span, begin, end in zip(spans, begins, ends, strict=True)
-    ]
+    return [replace(span, begin_ns=begin, end_ns=end) for span, begin, end in zip(spans, begins, ends, strict=True)]

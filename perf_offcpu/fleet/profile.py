@@ -99,9 +99,7 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
         syscall=_syscalls(groups["syscall"]),
     )
     evsels = [Evsel(name, Attr(), unit_of([name])) for name in events]
-    profile = Profile(
-        samples=samples, stacks=Stacks(parent, frame), frames=frames, strings=strings, evsels=evsels
-    )
+    profile = Profile(samples=samples, stacks=Stacks(parent, frame), frames=frames, strings=strings, evsels=evsels)
     profile.meta = Meta(source=title)
     return profile
 
@@ -160,6 +158,4 @@ def _by_id(
     kept = {column: table[column].arbitrary() for column in columns if column != "frame_ids"}
     if "frame_ids" in columns:  # a list of millions of equal frames takes a kilobyte in a file
         kept["frame_ids"] = table.frame_ids[:_MOST_FRAMES].arbitrary()
-    return tables.engine.run(
-        table.group_by(key).aggregate(**kept).order_by(key)
-    )  # the same picture each time
+    return tables.engine.run(table.group_by(key).aggregate(**kept).order_by(key))  # the same picture each time

@@ -205,9 +205,7 @@ def gaps_of(selected: Selected) -> list[Gap]:
     rows = of_hosts(rows, selected.spans, selected.all_spans, time="end_ns")  # the begin of a segment
     each = rows.select("host_id", "cause", begin=begin, end=end).distinct()
     each = each.filter(each.begin < each.end)
-    found = each.group_by("host_id", "cause").aggregate(
-        ns=(each.end - each.begin).cast("decimal(38, 0)").sum()
-    )
+    found = each.group_by("host_id", "cause").aggregate(ns=(each.end - each.begin).cast("decimal(38, 0)").sum())
     columns = selected.tables.engine.run(found)
     names = host_names(selected)
     gaps = [

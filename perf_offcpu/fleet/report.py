@@ -245,9 +245,7 @@ def _label(key: str, value: Any, hosts: dict[str, str]) -> str:
     return printable(value) or ("[none]" if key in OBJECT_KEYS else UNKNOWN)
 
 
-def labels_of_rows(
-    selected: Selected, keys: Sequence[str], rows: Sequence[tuple[Any, ...]]
-) -> list[tuple[str, ...]]:
+def labels_of_rows(selected: Selected, keys: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     """Return the values of keys as printable texts, with names of hosts in place of ids."""
     names = host_names(selected)
     return [tuple(_label(key, value, names) for key, value in zip(keys, row, strict=True)) for row in rows]

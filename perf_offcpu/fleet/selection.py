@@ -148,9 +148,7 @@ def filtered(samples: Any, selection: Selection) -> Any:
         conditions.append(samples.idle == (selection.idle == "only"))
     if selection.objects:
         conditions.append(
-            ibis.or_(
-                *(samples.object.re_search(_pattern(pattern_text)) for pattern_text in selection.objects)
-            )
+            ibis.or_(*(samples.object.re_search(_pattern(pattern_text)) for pattern_text in selection.objects))
         )
     if selection.containers:
         starts = (samples.container.startswith(container) for container in selection.containers)

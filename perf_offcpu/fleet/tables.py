@@ -62,13 +62,9 @@ class Tables:
 
         for column in TABLES[name]:
             wanted, found = ibis.dtype(_ibis_type(column)), schema.get(column.name)
-            if found is not None and (
-                _plain(found) == _plain(wanted) or found.is_integer() and wanted.is_integer()
-            ):
+            if found is not None and (_plain(found) == _plain(wanted) or found.is_integer() and wanted.is_integer()):
                 continue
-            problem = (
-                f"no column '{column.name}'" if found is None else f"{column.name} of type {_plain(found)}"
-            )
+            problem = f"no column '{column.name}'" if found is None else f"{column.name} of type {_plain(found)}"
             raise UsageError(
                 f"{self.path}: table {name} has {problem}: the first of its files at least was written by "
                 "another version or program"
@@ -175,9 +171,7 @@ def ask(tables: Tables, query: str) -> dict[str, list[Any]]:
 
 def document(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """Return the rows of a result as a JSON document: numbers stay exact, NaN and infinity become null."""
-    return [
-        dict(zip(columns, map(_plain_value, row), strict=True)) for row in zip(*columns.values(), strict=True)
-    ]
+    return [dict(zip(columns, map(_plain_value, row), strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _plain_value(value: Any) -> Any:

@@ -26,9 +26,7 @@ def head(facts: Head, style: Style) -> Iterator[str]:
     yield say.comment(f"Selected: {facts.selection}")
     times = f"{utc(facts.first_ns)} to {utc(facts.last_ns)} UTC, {hours(facts.recorded_ns)} in all"
     facts_known = (
-        f"{say.plural(facts.hosts, 'host')}, {times}"
-        if facts.hosts
-        else "not known: the table hosts is empty"
+        f"{say.plural(facts.hosts, 'host')}, {times}" if facts.hosts else "not known: the table hosts is empty"
     )
     yield say.comment(f"Recorded: {facts_known}")
     if facts.periods and EVENT_NAME in facts.events:

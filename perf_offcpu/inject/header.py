@@ -51,9 +51,7 @@ def has_stacks(spec: EventSpec) -> bool:
     return spec.attr.sample_type & _STACK == _STACK
 
 
-def written_events(
-    specs: Sequence[EventSpec], options: RewriteOptions, features: Features
-) -> list[EventSpec]:
+def written_events(specs: Sequence[EventSpec], options: RewriteOptions, features: Features) -> list[EventSpec]:
     """Return the events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice.
 
     Where no event has ids, samples cannot be told apart; then all are the first event's, and perf reads them

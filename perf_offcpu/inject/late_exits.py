@@ -125,9 +125,7 @@ class LateExits:
         threads, times = threads[by_thread], times[by_thread]
         follows = (threads[1:] == threads[:-1]) & (times[1:] >> _INTERVAL == times[:-1] >> _INTERVAL)
         last = np.flatnonzero(~np.append(follows, False)[: len(times)])
-        pids, tids = (
-            (threads[last] >> np.uint64(shift)).astype(np.uint32).view(np.int32) for shift in (32, 0)
-        )
+        pids, tids = ((threads[last] >> np.uint64(shift)).astype(np.uint32).view(np.int32) for shift in (32, 0))
         self._waits.append((pids, tids, times[last]))
 
     def moved(self, tasks: Tasks, events: Events) -> list[tuple[I64, Chunk]]:

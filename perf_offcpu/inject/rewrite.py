@@ -223,9 +223,7 @@ class _Rewriter:
             return None
         spaces, maps = tasks.spaces.tables()
         meta = Meta(arch=arch, source=self.reader.path)
-        recording = Recording(
-            strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.notes.dsos(), meta=meta
-        )
+        recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.notes.dsos(), meta=meta)
         return Unwinder(recording, search)
 
     def _added(self) -> list[tuple[I64, Chunk]]:

@@ -147,9 +147,7 @@ class StackUnwinder:
         done: stacks that were unwound, and those that could not be to their root, are counted here.
     """
 
-    def __init__(
-        self, unwinder: Unwinder, tasks: TaskReplay, late: LateCopies, keep: bool, done: Rewritten
-    ) -> None:
+    def __init__(self, unwinder: Unwinder, tasks: TaskReplay, late: LateCopies, keep: bool, done: Rewritten) -> None:
         self.unwinder, self.tasks, self.keep, self.done = unwinder, tasks, keep, done
         snapshots, samples, callers = late.release()
         spaces = tasks.attribute(samples).space
@@ -171,9 +169,7 @@ class StackUnwinder:
         of_caller = self._note_callers(batch, snapshot, found)
         others = np.flatnonzero((snapshot < 0) & (of_caller >= 0))
         shared = self._of_callers.take(of_caller[others])
-        rows, found = (
-            (others, shared) if self.keep else (np.append(rows, others), Unwound.concat([found, shared]))
-        )
+        rows, found = (others, shared) if self.keep else (np.append(rows, others), Unwound.concat([found, shared]))
         self.done.unwound += len(rows)
         whole = join_parts(kernel_parts(batch.chains.take(rows)), found.chains)
         batch = replace(batch, chains=batch.chains.replaced(rows, whole))

@@ -32,9 +32,7 @@ from perf_offcpu.structs import frozen
 _WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
 """A callchain is in the field and in the payload, that of the waker in the payload alone."""
 
-_PLACES_OF_ID = (
-    SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
-)
+_PLACES_OF_ID = SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
 """Fields that decide where samples and trailers have their id, and that must be as in the other events."""
 _BEFORE_ID = SampleType.IP | SampleType.TID | SampleType.TIME
 _OWN = _BEFORE_ID | SampleType.PERIOD | SampleType.CALLCHAIN | SampleType.RAW

@@ -224,8 +224,6 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
 def _unique_by_bytes(chains: Ragged) -> tuple[Ragged, I32]:
     """Do the work of `unique_rows` for the one input in 2^64 / n^2 whose hashes collide."""
     seen: dict[bytes, int] = {}
-    ids = np.array(
-        [seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32
-    )
+    ids = np.array([seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32)
     first = np.unique(ids, return_index=True)[1]
     return chains.take(first), ids

@@ -61,9 +61,7 @@ class ChainTable:
             self._append(chains.take(first))
             fresh = np.arange(before, len(self), dtype=np.int32)
         # New rows are compared, too: two of them may have the same hash.
-        if equal_rows(chains, self.ragged(), rows) and (
-            not len(new) or self._index.add(hashes[first], fresh)
-        ):
+        if equal_rows(chains, self.ragged(), rows) and (not len(new) or self._index.add(hashes[first], fresh)):
             return rows
         self._values.cut(int(self._offsets.view()[before]))
         self._offsets.cut(before + 1)

@@ -107,9 +107,7 @@ class Table:
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
         """Make a table of tuples in column order: for rare records, never for samples."""
         arrays = zip(*rows, strict=True) if rows else ((),) * len(cls.columns)
-        return cls(
-            *(np.array(c, declared.dtype) for c, declared in zip(arrays, cls.columns.values(), strict=True))
-        )
+        return cls(*(np.array(c, declared.dtype) for c, declared in zip(arrays, cls.columns.values(), strict=True)))
 
     @classmethod
     def concat(cls, tables: Iterable[Self]) -> Self:

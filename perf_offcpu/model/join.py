@@ -97,8 +97,7 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
         done.append(renumbered(part, changes))
         first.update({name: len(table) for name, table in tables_of(part).items()})
     joined: dict[str, Any] = {
-        name: type(table).concat([getattr(part, name) for part in done])
-        for name, table in tables_of(done[0]).items()
+        name: type(table).concat([getattr(part, name) for part in done]) for name, table in tables_of(done[0]).items()
     }
     joined |= {"strings": strings, "evsels": [one for _, one in evsels.values()]}
     joined["losses"] = dict(sum((Counter(part.losses) for part in parts), Counter()))

@@ -105,9 +105,7 @@ class Objects(Table):
 
     kind: U16 = column("u2", "abi.wait_objects.ObjectKind")
     name: U32 = column("u4", "string: as it is shown to people; equal names are one object", domain="strings")
-    stable: U32 = column(
-        "u4", "string: name without what differs from run to run: addresses, ids", domain="strings"
-    )
+    stable: U32 = column("u4", "string: name without what differs from run to run: addresses, ids", domain="strings")
     protocol: U32 = column("u4", "string: of a socket, such as tcp", domain="strings")
     shared: Bool = column("?", "of a futex: in memory that processes share")
     connected: Bool = column("?", "a pipe, or a socket that has another end")
@@ -161,6 +159,4 @@ class Profile:
         """Raise AssertionError unless every table is well-formed and every row id leads somewhere."""
         for table in tables_of(self).values():
             table.check(self)
-        assert bool((self.stacks.parent < np.arange(len(self.stacks))).all()), (
-            "a parent comes after its child"
-        )
+        assert bool((self.stacks.parent < np.arange(len(self.stacks))).all()), "a parent comes after its child"

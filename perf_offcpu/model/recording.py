@@ -117,9 +117,7 @@ class Samples(SampleColumns):
     callchain: I32 = _row("row in callchains", domain="callchains")
     waker_callchain: I32 = _row("row in callchains: where the waker was", domain="callchains")
     snapshot: I32 = _row("row in snapshots: the user stack, to be unwound", domain="snapshots")
-    object_id: U64 = column(
-        "u8", "id of the object waited for, of a row in objects; 0 none", domain="object_ids"
-    )
+    object_id: U64 = column("u8", "id of the object waited for, of a row in objects; 0 none", domain="object_ids")
 
 
 class Maps(Table):

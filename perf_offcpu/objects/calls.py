@@ -110,9 +110,7 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
 def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
     """Return bool[n]: the code at a file offset is a signal trampoline, whose return address is no call."""
     code = _SIGNAL_RETURNS.get(image.machine, b"")
-    return np.array(
-        [bool(code) and _bytes(image, offset, len(code)) == code for offset in offsets.tolist()], np.bool_
-    )
+    return np.array([bool(code) and _bytes(image, offset, len(code)) == code for offset in offsets.tolist()], np.bool_)
 
 
 def _bytes(image: ElfImage, offset: int, size: int) -> bytes:

@@ -174,9 +174,7 @@ def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -
     rows = image.array(table, elf.SYM[image.bits])
     rows = rows[rows["st_name"] < len(strings)]
     rows = rows[np.frombuffer(strings, np.uint8)[rows["st_name"]] != 0]  # nameless
-    rows = rows[
-        (rows["st_shndx"] != elf.SHN_UNDEF) & (rows["st_shndx"] < min(len(image.sections), elf.SHN_LORESERVE))
-    ]
+    rows = rows[(rows["st_shndx"] != elf.SHN_UNDEF) & (rows["st_shndx"] < min(len(image.sections), elf.SHN_LORESERVE))]
     if starts is not None:
         rows = rows[starts[rows["st_shndx"]] != NO_ADDRESS]
     return _counted(image, rows, strings, starts), strings

@@ -59,9 +59,7 @@ class Search:
     cache: DiskCache | None = None
 
     @classmethod
-    def usual(
-        cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None
-    ) -> Search:
+    def usual(cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None) -> Search:
         """Return the directories of the options, else of the environment, else the defaults."""
         home = os.path.expanduser("~")
         environ = os.environ

@@ -169,9 +169,7 @@ def _with_markers(event: Event) -> list[int]:
 
 def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
     """Give frames without a symbol perf's name; other user frames get their address."""
-    name_of = {
-        node["ip"]: node["sym"]["name"] for event in events for node in event["chain"] if "sym" in node
-    }
+    name_of = {node["ip"]: node["sym"]["name"] for event in events for node in event["chain"] if "sym" in node}
     frames, strings = profile.frames, profile.strings
     for row in np.flatnonzero(frames.symbol == 0).tolist():
         address = int(frames.address[row])

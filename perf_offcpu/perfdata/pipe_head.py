@@ -46,9 +46,7 @@ class PipeHead:
         events: the evsels so far; replaced, not changed, when one is added or named.
     """
 
-    def __init__(
-        self, features: Features, order: Order, counters: Losses, specs: Sequence[EventSpec] = ()
-    ) -> None:
+    def __init__(self, features: Features, order: Order, counters: Losses, specs: Sequence[EventSpec] = ()) -> None:
         self.features, self.order, self.counters = features, order, counters
         self._specs: list[EventSpec] = list(specs)
         self.events = Events(list(specs), order)

@@ -153,18 +153,14 @@ class Scanner:
         width = 4 if self._is_tracing_data else 8
         size = walk.data[record + HEADER_SIZE : end][:width]  # the record's first field
         self.counters.add(losses.BAD_RECORD, int(len(size) < width))
-        self._skip = (
-            int.from_bytes(size, "little" if self.order == "<" else "big") if len(size) == width else 0
-        )
+        self._skip = int.from_bytes(size, "little" if self.order == "<" else "big") if len(size) == width else 0
         return end + self._skip_blob(walk.data, end)
 
     def _skip_blob(self, data: Buffer, offset: int) -> int:
         """Return the number of bytes from `offset` on that belong to a blob."""
         skipped = min(self._skip, len(data) - offset)
         if self._is_tracing_data:
-            self.tracing_data += data[
-                offset : offset + min(skipped, MAX_TRACING_DATA - len(self.tracing_data))
-            ]
+            self.tracing_data += data[offset : offset + min(skipped, MAX_TRACING_DATA - len(self.tracing_data))]
         self._skip -= skipped
         return skipped
 

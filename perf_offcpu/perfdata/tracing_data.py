@@ -106,9 +106,7 @@ def parse_format(system: str, text: str) -> TracepointFormat | None:
             offset, size = int(match["offset"]), int(match["size"])
             fields[declared[1]] = TracepointField(offset, size, match["signed"] == "1")
     print_fmt = _PRINT_FMT.search(text)
-    return TracepointFormat(
-        system, name[1], int(number[1]), fields, print_fmt[1].strip() if print_fmt else ""
-    )
+    return TracepointFormat(system, name[1], int(number[1]), fields, print_fmt[1].strip() if print_fmt else "")
 
 
 def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:

@@ -45,11 +45,7 @@ def error_text(data: bytes, content_type: str) -> str:
             document = json.loads(data)
         except (ValueError, RecursionError):
             return shown(data)
-        return (
-            shown(str(document.get("message", "")).encode("utf-8", "replace"))
-            if isinstance(document, dict)
-            else ""
-        )
+        return shown(str(document.get("message", "")).encode("utf-8", "replace")) if isinstance(document, dict) else ""
     return shown(data) if content_type.startswith("text/plain") else ""
 
 
@@ -114,9 +110,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
             value, offset = _varint(data, offset)
             yield tag >> 3, value
             continue
-        length, offset = (
-            _varint(data, offset) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data) + 1), offset)
-        )
+        length, offset = _varint(data, offset) if kind == 2 else ({1: 8, 5: 4}.get(kind, len(data) + 1), offset)
         if length > len(data) - offset:
             return
         yield tag >> 3, data[offset : offset + length] if kind == 2 else None

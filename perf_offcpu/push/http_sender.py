@@ -80,9 +80,7 @@ class HttpSender:
         except ssl.SSLCertVerificationError as problem:
             raise self._failed(ServerRefused, f"its certificate: {problem.verify_message}") from None
         except ssl.SSLError as problem:
-            kind = (
-                RetryLater if isinstance(problem, ssl.SSLEOFError | ssl.SSLZeroReturnError) else ServerRefused
-            )
+            kind = RetryLater if isinstance(problem, ssl.SSLEOFError | ssl.SSLZeroReturnError) else ServerRefused
             raise self._failed(kind, f"TLS: {problem.reason or problem}") from None
         except TimeoutError:
             raise self._failed(RetryLater, f"no answer in {self._options.timeout_s:g} s") from None
@@ -109,9 +107,7 @@ class HttpSender:
         if self._context is None:
             connection = http.client.HTTPConnection(target.host, target.port, timeout=timeout)
         else:
-            connection = http.client.HTTPSConnection(
-                target.host, target.port, timeout=timeout, context=self._context
-            )
+            connection = http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=self._context)
         connection.response_class = _Response
         return connection
 
@@ -154,9 +150,7 @@ class HttpSender:
             return export_answer(data) if is_export else Answer()
         where = shown((response.getheader("Location") or "").encode("latin-1", "replace"))
         reason = f"redirected to {where or 'nowhere'}" if 300 <= status < 400 else error_text(data, kind)
-        text = f"{self._target}: {status} {shown(response.reason.encode())}" + (
-            f": {reason}" if reason else ""
-        )
+        text = f"{self._target}: {status} {shown(response.reason.encode())}" + (f": {reason}" if reason else "")
         if status in _LATER or (status >= 500 and status not in _NEVER):
             after_s = retry_after_s(response.getheader("Retry-After"), time.time())
             raise RetryLater(text, after_s, was_answered=True)

@@ -51,9 +51,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
                 f"label '{printable(name)}': a name is a letter, then letters, digits, dots and underscores"
             )
         if not value.strip() or printable(value) != value or len(value.encode()) > _LONGEST:
-            raise UsageError(
-                f"label {name}: the value is empty, too long, or has characters that cannot be shown"
-            )
+            raise UsageError(f"label {name}: the value is empty, too long, or has characters that cannot be shown")
     if taken := sorted({underscored(THREAD), underscored(WAIT_CLASS)} & set(spelled)):
         raise UsageError(f"label {taken[0]}: samples have a label of this name")
     if twice := [name for name in spelled if spelled.count(name) > 1]:

@@ -83,9 +83,7 @@ class _Dictionary:
         first, group_of = group(self.tables.of_sample, content.label_set)
         values = varints(sum_by(group_of, content.values[0], len(first)))
         stack = numbers(1, self.tables.of_sample[first] + 1)
-        yield messages(
-            2, joined(stack, sets.take(content.label_set[first]), lengths(4, values.lengths), values)
-        ).flat()
+        yield messages(2, joined(stack, sets.take(content.label_set[first]), lengths(4, values.lengths), values)).flat()
 
     def _label_set(self, labels: Mapping[str, str | int]) -> bytes:
         rows = [self._attribute(name, str(text)) for name, text in labels.items() if text != ""]

@@ -113,9 +113,7 @@ def pause_s(attempt: int, after_s: float | None) -> float:
     return longest * random.uniform(0.5, 1.0)
 
 
-def send_until(
-    sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]
-) -> Answer:
+def send_until(sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]) -> Answer:
     """Send a message; if the server may accept it later, try again until a moment of time.monotonic().
 
     Args:

@@ -96,9 +96,7 @@ def parse_target(text: str) -> Target:
     """
     kind, equals, url = text.partition("=")
     if not equals or kind not in SERVERS:
-        raise UsageError(
-            f"'{printable(text)}' is not a push target: {', '.join(f'{word}=URL' for word in SERVERS)}"
-        )
+        raise UsageError(f"'{printable(text)}' is not a push target: {', '.join(f'{word}=URL' for word in SERVERS)}")
     server = SERVERS[kind]
     parts, port = _split(server, url)
     is_grpc, path = parts.scheme.startswith("grpc"), parts.path.rstrip("/")

@@ -78,9 +78,7 @@ def _thread_names(profile: Profile) -> tuple[list[str], I64]:
     """Return names of threads, OTHERS for threads with little off-CPU time, and int64[samples], the rows."""
     first, group_of = group(profile.samples.comm)
     weights = sum_by(group_of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
-    comms = [
-        printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()
-    ]
+    comms = [printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()]
     by_name: Counter[str] = Counter()
     for comm, weight in zip(comms, weights, strict=True):
         by_name[comm] += weight

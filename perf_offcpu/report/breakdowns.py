@@ -142,9 +142,7 @@ def histogram(samples: ProfileSamples) -> Histogram:
     return Histogram(buckets, len(summed), total)
 
 
-def heavy_stacks(
-    profile: Profile, rows: I64, weight: I64, most: int
-) -> Iterator[tuple[str, tuple[Name, ...], int]]:
+def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> Iterator[tuple[str, tuple[Name, ...], int]]:
     """Yield comm, frames and weight of the heaviest stacks of some samples, the heaviest first.
 
     Args:

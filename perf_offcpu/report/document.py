@@ -76,9 +76,7 @@ def _stack(row: StackRow) -> dict[str, Any]:
 
 def _verdict(verdict: Verdict, meta: Meta) -> dict[str, Any]:
     blocked = "comm pid tid wait_class object function weight since began_before"
-    numbers = (
-        "weight threads running runq others unrecorded goroutines idle_threads idle still_blocked command"
-    )
+    numbers = "weight threads running runq others unrecorded goroutines idle_threads idle still_blocked command"
     return {
         "lines": list(map(printable, lines_of(verdict, meta))),
         **fields(verdict, numbers),
@@ -137,10 +135,7 @@ def _functions(table: FunctionTable) -> dict[str, Any]:
 
 
 def _histogram(table: Histogram) -> dict[str, Any]:
-    buckets = [
-        {"from": bucket.low, "below": bucket.high, **fields(bucket, "count weight")}
-        for bucket in table.buckets
-    ]
+    buckets = [{"from": bucket.low, "below": bucket.high, **fields(bucket, "count weight")} for bucket in table.buckets]
     return {"buckets": buckets, "sums": {"samples": table.sums, **total_fields(table.summed)}}
 
 

@@ -46,9 +46,7 @@ def head_of(
     lost = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
     waits, holders = classify(subject), holders_of(subject)
     deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders))
-    verdict = verdict_of(
-        profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives
-    )
+    verdict = verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
     sentences = (*deadlocks, *(lines_of(verdict, profile.meta) if verdict else ()))
     return Head(sentences, _idle_threads(profile, chosen, waits) if whole_lives else frozenset())
 

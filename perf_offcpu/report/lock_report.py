@@ -53,11 +53,7 @@ def report_of(profile: Profile, limit: int | None, hand_limit: int | None) -> Lo
     subject = profile.select(chosen)
     waits, holders = classify(subject), holders_of(subject)
     table = lock_table(subject, waits, holders, limit, hand_limit, idle)
-    lost = {
-        printable(str(cause)): count
-        for cause, count in losses.by_text(profile.losses).items()
-        if cause.is_loss
-    }
+    lost = {printable(str(cause)): count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
     weight = sum(row.row.total.weight for row in table.rows) + table.more[1]
     total = int(subject.samples.period.sum())
     return LockReport(profile.meta.source, total, weight, table, deadlocks_of(subject, waits, holders), lost)
@@ -185,9 +181,7 @@ def _rest(lock: LockRow, style: Style) -> Iterator[str]:
 def _title(lock: LockRow) -> str:
     if lock.row.role != HELD:
         return f"{lock.row.name}: who released it while others waited"
-    changed = (
-        "" if lock.changed is None else f"; in {say.plural(lock.changed, 'wait')} another thread released it"
-    )
+    changed = "" if lock.changed is None else f"; in {say.plural(lock.changed, 'wait')} another thread released it"
     return f"{lock.row.name}: who held it while others waited{changed}"
 
 

@@ -79,16 +79,12 @@ class LockRow:
     row: ObjectRow
     queue: int  # most threads that waited at one time
     hand_overs: int  # waits that another thread ended by releasing it
-    changed: (
-        int | None
-    )  # waits in which it was released by another thread than held it at the begin; None unknown
+    changed: int | None  # waits in which it was released by another thread than held it at the begin; None unknown
     waiting_in: dict[str, int]  # function of the program → weight, the largest first
     hands: list[Hand]  # holders, or releasers, by weight of the waits
     more_hands: tuple[int, int]  # (threads, weight) over the limit
     weight_known: int  # weight of all hands
-    weight_unknown: (
-        int  # weight of the waits in which it is not known who held it; the rest followed the wake-up
-    )
+    weight_unknown: int  # weight of the waits in which it is not known who held it; the rest followed the wake-up
 
 
 @frozen
@@ -175,9 +171,7 @@ class _Objects:
         ended = sums_by_label(not_held, comm, label, samples.period, self.number)
         comm = _comms(self.profile, held.tid, held.time_ns)
         hands = sums_by_label(held.of, comm, label, held.weight, self.number)
-        return [
-            {name: ns for name, ns in (ended[row] | hands[row]).items() if name} for row in range(self.number)
-        ]
+        return [{name: ns for name, ns in (ended[row] | hands[row]).items() if name} for row in range(self.number)]
 
 
 @mutable
@@ -274,9 +268,7 @@ def _counts(object_of: I64, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], 
 
 
 def _functions(profile: Profile, causes: Causes, object_of: I64, groups: int) -> list[dict[str, int]]:
-    sums = sums_by_label(
-        object_of, causes.function, lambda row: causes.names[row], profile.samples.period, groups
-    )
+    sums = sums_by_label(object_of, causes.function, lambda row: causes.names[row], profile.samples.period, groups)
     return [{name: ns for name, ns in sums_of_thing.items() if name} for sums_of_thing in sums]
 
 

@@ -183,9 +183,7 @@ def summarize(
         deadlocks=deadlocks_of(subject, waits, holders),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
-        verdict=verdict_of(
-            profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives
-        )
+        verdict=verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
         if judged
         else None,
         losses=lost,
@@ -226,9 +224,7 @@ def _threads(
     beside = samples.evsel == beside_row
     first, group_of = group(samples.tid, samples.pid, samples.comm)
     own = totals_of(samples, group_of, len(first), None if chosen.all() else chosen)
-    other = (
-        totals_of(samples, group_of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
-    )
+    other = totals_of(samples, group_of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
     used = np.array([bool(a.count or b.count) for a, b in zip(own, other, strict=True)], np.bool_)
     rows = np.flatnonzero(used)
     weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, other))
@@ -248,9 +244,7 @@ def _reasons(profile: Profile, chosen: Bool, waits: Waits) -> dict[tuple[int, in
     purpose[chosen] = waits.purpose
     rows = np.flatnonzero(of_idle_threads(profile, purpose > 0) & (purpose > 0))
     first, of = group(samples.pid[rows], samples.tid[rows])
-    reasons = sums_by_label(
-        of, purpose[rows], lambda one: waits.purposes[one], samples.period[rows], len(first)
-    )
+    reasons = sums_by_label(of, purpose[rows], lambda one: waits.purposes[one], samples.period[rows], len(first))
     threads = zip(samples.pid[rows][first].tolist(), samples.tid[rows][first].tolist(), strict=True)
     return {thread: next(iter(by_reason)) for thread, by_reason in zip(threads, reasons, strict=True)}
 

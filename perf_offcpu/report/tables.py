@@ -75,9 +75,7 @@ def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> li
     ]
 
 
-def _weights(
-    title: str, values: Sequence[int | None], summary: Summary, style: Style, spare: int = 0
-) -> Column:
+def _weights(title: str, values: Sequence[int | None], summary: Summary, style: Style, spare: int = 0) -> Column:
     """Return a column of weights in the subject's unit."""
     unit = f" {style.unit}" if summary.unit == "ns" else ""
     return Column(f"{title}{unit}", [say.amount(value, summary.unit, style) for value in values], spare=spare)
@@ -105,9 +103,7 @@ def budget(summary: Summary, style: Style) -> Iterator[str]:
     yield from say.section(f"Thread budget: where the wall time went, {source}", style)
     yield from coloured_table(_budget_columns(table, style), style)
     parts = "runnable + blocked + rest" if table.derived else "running + runnable + blocked + unknown"
-    yield say.comment(
-        f"{parts} = wall" + ("; the rest was running, or is not known" if table.derived else "")
-    )
+    yield say.comment(f"{parts} = wall" + ("; the rest was running, or is not known" if table.derived else ""))
 
 
 def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
@@ -197,9 +193,7 @@ def functions(summary: Summary, style: Style) -> Iterator[str]:
     table = summary.functions
     if table is None or not table.rows:
         return
-    yield from say.section(
-        f"Functions by {summary.subject_name}, with all that they call (rows overlap)", style
-    )
+    yield from say.section(f"Functions by {summary.subject_name}, with all that they call (rows overlap)", style)
     weights = [row.inclusive for row in table.rows]
     yield from coloured_table(_function_columns(table, summary, style), style, weights, summary)
     if table.more:

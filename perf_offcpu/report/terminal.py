@@ -235,8 +235,6 @@ def _oversleep(oversleep: Oversleep | None, style: Style) -> Iterator[str]:
     """Print a line if sleeps took at least a millisecond longer than asked."""
     if oversleep is None or oversleep.longest < _SAID_FROM_NS:
         return
-    median, longest = (
-        f"{say.amount(ns, 'ns', style)} {style.unit}" for ns in (oversleep.median, oversleep.longest)
-    )
+    median, longest = (f"{say.amount(ns, 'ns', style)} {style.unit}" for ns in (oversleep.median, oversleep.longest))
     sleeps = say.plural(oversleep.sleeps, "sleep")
     yield say.comment(f"{sleeps} took longer than asked: {median} in the median, {longest} at most")

@@ -94,9 +94,7 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
         by=by,
         more=more,
         rest=_rest(profile, lives, row_of < 0, min(limit or _REST_ROWS, _REST_ROWS)),
-        total=next(
-            iter(_rows(profile, lives, np.zeros(len(group_of), np.int64), min(1, len(group_of)))), None
-        ),
+        total=next(iter(_rows(profile, lives, np.zeros(len(group_of), np.int64), min(1, len(group_of)))), None),
     )
 
 

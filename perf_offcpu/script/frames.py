@@ -39,9 +39,7 @@ def where(condition: Bool, texts: list[str], others: list[str]) -> list[str]:
     """Return row by row the first or the second text, as np.where() does for arrays."""
     if condition.all():
         return texts
-    return [
-        one if holds else other for holds, one, other in zip(condition.tolist(), texts, others, strict=True)
-    ]
+    return [one if holds else other for holds, one, other in zip(condition.tolist(), texts, others, strict=True)]
 
 
 def format_times(values: I64, digits: int, end: str = "") -> list[str]:

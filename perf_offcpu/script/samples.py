@@ -60,8 +60,7 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
     kinds = [*(EVENT_TYPES.get(evsel.attr.type, "") for evsel in profile.evsels), ""]
     used = sorted({kind if kind in options.fields.of_type else "" for kind in kinds})
     printers = [
-        _Printer(profile, replace(options, fields=options.fields.of_type.get(kind, options.fields)))
-        for kind in used
+        _Printer(profile, replace(options, fields=options.fields.of_type.get(kind, options.fields))) for kind in used
     ]
     of_event = np.array([used.index(kind if kind in used else "") for kind in kinds])
     # Samples without a time stand first in a profile. perf takes their dummy for a late time and so prints
@@ -94,9 +93,7 @@ class _Printer:
         stacks = options.call_graph and self._with_frames
         self._has_stack = np.array([*(stacks and _has_callchain(evsel) for evsel in evsels), True])
         self._has_stack[distinct(profile.samples.evsel[profile.is_offcpu()])] |= stacks
-        self._has_frames = np.array(
-            [*(self._with_frames and self._shows_frames(evsel) for evsel in evsels), True]
-        )
+        self._has_frames = np.array([*(self._with_frames and self._shows_frames(evsel) for evsel in evsels), True])
         self._has_period = np.array([*(self._shows_period(evsel) for evsel in evsels), False])
         width = max((len(evsel.name) for evsel in evsels), default=0)
         self._events = [*(f"{printable(evsel.name):>{width}}: " for evsel in evsels), ""]

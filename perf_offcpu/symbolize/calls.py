@@ -138,9 +138,7 @@ class _Code:
         self.dso, self.offset = np.full(len(locations), -1, np.int32), np.zeros(len(locations), np.uint64)
         maps, lookup = recording.maps, locations.lookup[rows]
         mapping = find_mappings(maps, recording.spaces, locations.space[rows], lookup)
-        is_jit = np.array(
-            [is_jit_memory(recording.strings[path]) for path in recording.dsos.path.tolist()], np.bool_
-        )
+        is_jit = np.array([is_jit_memory(recording.strings[path]) for path in recording.dsos.path.tolist()], np.bool_)
         in_file = np.flatnonzero(mapping != NO_MAP)
         in_file = in_file[~is_jit[maps.dso[mapping[in_file]]]]
         rows, lookup, mapping = rows[in_file], lookup[in_file], mapping[in_file]
@@ -198,6 +196,4 @@ def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[in
         return {}
     table, wanted = symbols_of(image, search).symbols, np.array(sorted(addresses), np.uint64)
     symbol_rows = zip(wanted.tolist(), table.lookup(wanted).tolist(), strict=True)
-    return {
-        address: table.name(row) for address, row in symbol_rows if row >= 0 and table.start[row] == address
-    }
+    return {address: table.name(row) for address, row in symbol_rows if row >= 0 and table.start[row] == address}

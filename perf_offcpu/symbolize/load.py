@@ -66,9 +66,7 @@ def join_profiles(
 
 
 def _is_same_kernel(first: Recording, second: Recording) -> bool:
-    builds = [
-        recording.meta.kernel_build_id or kernel_map(recording).build_id for recording in (first, second)
-    ]
+    builds = [recording.meta.kernel_build_id or kernel_map(recording).build_id for recording in (first, second)]
     if all(builds):
         return builds[0] == builds[1]
     return first.meta.os_release == second.meta.os_release

@@ -71,9 +71,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     names, inlined = _name(recording, locations, strings, options, unresolved)
     has_inlined = np.bincount(inlined.location, minlength=len(locations)) > 0
     named = Named(locations, names, rows)
-    locations, names, rows = name_by_calls(
-        recording, named, has_inlined, strings, options.search(), unresolved
-    )
+    locations, names, rows = name_by_calls(recording, named, has_inlined, strings, options.search(), unresolved)
     if options.demangle:
         _demangle(names, inlined, strings)
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
@@ -154,9 +152,7 @@ def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
     rows = np.flatnonzero(samples.waker_callchain >= 0)
     if len(rows):
         order = np.lexsort((spaces.begin_ns, spaces.pid))
-        found = rows_at(
-            spaces.pid[order], spaces.begin_ns[order], samples.waker_pid[rows], samples.wakeup_ns[rows]
-        )
+        found = rows_at(spaces.pid[order], spaces.begin_ns[order], samples.waker_pid[rows], samples.wakeup_ns[rows])
         space[rows] = np.append(order, -1)[found]
     return space
 
@@ -251,9 +247,7 @@ def with_python_functions(
         for name, file in zip(python.name.tolist(), python.file.tolist(), strict=True)
     )
     functions.file = python.file
-    interprets = np.array(
-        [bool(_INTERPRETS.fullmatch(strings[symbol])) for symbol in frames.symbol.tolist()], np.bool_
-    )
+    interprets = np.array([bool(_INTERPRETS.fullmatch(strings[symbol])) for symbol in frames.symbol.tolist()], np.bool_)
     blocked = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (pair_of[: len(samples)] >= 0))
     sample_of = {
         (tid, since): row
@@ -275,11 +269,7 @@ def with_python_functions(
             own = np.array([row for row, _ in rows])
             call = python.call[own]
             last = int(call.max(initial=0))
-            at = (
-                calls[np.minimum(last - call, last - 1)]
-                if last == len(calls)
-                else np.full(len(own), calls[0])
-            )
+            at = calls[np.minimum(last - call, last - 1)] if last == len(calls) else np.full(len(own), calls[0])
             pair_of[sample] = len(chains) + len(added)
             added.append(np.insert(chain, at, own + len(frames)).tolist())
     whole = Ragged.concat([chains, Ragged.from_lists(added)]) if added else chains

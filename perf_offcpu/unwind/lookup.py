@@ -124,9 +124,7 @@ class CfiLookup:
         rules_row = self._found.take(slot)
         is_kept = self._keys.take(slot) == keys
         # The key of wider numbers is ambiguous: they are looked up each time.
-        if len(keys) and (
-            addresses.max() >= _WIDE_ADDRESS or spaces.max() >= _WIDE_SPACE or spaces.min() < 0
-        ):
+        if len(keys) and (addresses.max() >= _WIDE_ADDRESS or spaces.max() >= _WIDE_SPACE or spaces.min() < 0):
             narrow = (addresses < _WIDE_ADDRESS) & (spaces >= 0) & (spaces < _WIDE_SPACE)
             keys[~narrow] = _NO_KEY
             is_kept &= narrow
@@ -160,9 +158,7 @@ class CfiLookup:
             rules_row[mapped[mine]] = self._in_file(dso, offsets[mine])
             if self._tables[dso] is None and self.trampolines is not None:
                 map_row = mapped[mine]
-                rules_row[map_row[self.trampolines.are_calls(spaces[map_row], addresses[map_row])]] = (
-                    self._trampoline
-                )
+                rules_row[map_row[self.trampolines.are_calls(spaces[map_row], addresses[map_row])]] = self._trampoline
         return rules_row
 
     def _in_file(self, dso: int, offsets: U64) -> I32:

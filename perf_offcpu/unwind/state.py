@@ -74,8 +74,7 @@ class WalkState:
         self.words, self.begins, self.lengths = stacks.words, stacks.begins, stacks.lengths
         always = {registers.sp, registers.fp, registers.ra}
         self.values = [
-            column.copy() if follow_all or number in always else column
-            for number, column in enumerate(values)
+            column.copy() if follow_all or number in always else column for number, column in enumerate(values)
         ]
         """By DWARF number; registers that are not followed keep the value of the interrupted frame."""
         self.sp, self.fp = self.values[registers.sp], self.values[registers.fp]

@@ -56,9 +56,7 @@ def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Rag
 class Walk(WalkState):
     """n walks up the stack; arguments as for `walk_up` and `WalkState`."""
 
-    def __init__(
-        self, lookup: CfiLookup, threads: Threads, budget: list[int], follow_all: bool = False
-    ) -> None:
+    def __init__(self, lookup: CfiLookup, threads: Threads, budget: list[int], follow_all: bool = False) -> None:
         super().__init__(lookup, threads, follow_all)
         self.budget = budget
 
@@ -114,9 +112,7 @@ class Walk(WalkState):
         away = cfa - self.bottom.take(lanes)
         begins, lengths = self.begins.take(lanes), self.lengths.take(lanes)
         offset = rules.common_ra_offset
-        ra, is_known = self.read_at(
-            away + (rules.ra_offset.take(rule) if offset is None else offset), begins, lengths
-        )
+        ra, is_known = self.read_at(away + (rules.ra_offset.take(rule) if offset is None else offset), begins, lengths)
         ahead = self.advances(lanes, sp, cfa)
         good = is_known & ahead
         if self.lacks_fp:

@@ -38,9 +38,7 @@ def profile() -> Profile:
             syscall=202, waker_tid=102, waker_pid=100, wakeup_ns=at - 1_500, runq_ns=1_500,
             waker_path=["main", handle],
         )  # fmt: skip
-        builder.sample(
-            "writer", ["main", HOSTILE, kernel("io_schedule")], 2 * MS, time_ns=at + MS, tid=102, state=2
-        )
+        builder.sample("writer", ["main", HOSTILE, kernel("io_schedule")], 2 * MS, time_ns=at + MS, tid=102, state=2)
     return builder.build()
 
 
@@ -141,7 +139,5 @@ def test_wakeups_are_markers_of_the_waker(ask: Ask) -> None:
 
 
 def test_code_has_its_library(ask: Ask) -> None:
-    (handle,) = (
-        one for one in ask("thread", "functions", "--thread", "t-0")["functions"] if one["name"] == "handle"
-    )
+    (handle,) = (one for one in ask("thread", "functions", "--thread", "t-0")["functions"] if one["name"] == "handle")
     assert handle["library"] == "/bin/a"

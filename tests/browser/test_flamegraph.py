@@ -62,9 +62,7 @@ def colour_at(browser: Browser, box: dict[str, Any], part: float) -> list[int]:
 
 
 def simple() -> Profile:
-    builder = ProfileBuilder(
-        meta={"hostname": "box", "cmdline": ("record", "./server")}, losses={"records lost": 3}
-    )
+    builder = ProfileBuilder(meta={"hostname": "box", "cmdline": ("record", "./server")}, losses={"records lost": 3})
     builder.sample(
         "server", ["main", "handle", Code("read", "/lib/libc.so.6"), kernel("io_wait")], 6 * SECONDS, count=3
     )
@@ -102,9 +100,7 @@ def test_click_zooms_and_reset_brings_all_back(browser: Browser, show: Show) -> 
     assert zoomed["handle"]["width"] == zoomed["io_wait"]["width"] == pytest.approx(before["all"]["width"])
     assert zoomed["main"]["width"] == before["all"]["width"], "its callers span the view"
     assert "idle" not in zoomed and "logger" not in zoomed
-    reset = (
-        "const box = document.getElementById('reset').getBoundingClientRect(); return [box.x + 5, box.y + 5]"
-    )
+    reset = "const box = document.getElementById('reset').getBoundingClientRect(); return [box.x + 5, box.y + 5]"
     browser.click(*browser.run(reset))
     assert boxes(browser) == before
     assert browser.run("return document.getElementById('reset').disabled") is True
@@ -120,9 +116,7 @@ def test_click_on_nothing_does_nothing(browser: Browser, show: Show) -> None:
 def test_tooltip(browser: Browser, show: Show) -> None:
     show(simple())
     browser.hover(*middle(boxes(browser)["read"]))
-    lines = browser.run(
-        "return Array.from(document.querySelectorAll('#tip div'), (line) => line.textContent)"
-    )
+    lines = browser.run("return Array.from(document.querySelectorAll('#tip div'), (line) => line.textContent)")
     assert lines == [
         "read", "in libc.so.6", "waiting: 6 s (6,000,000,000 ns), 3 waits, average 2 s", "60.00 % of all",
     ]  # fmt: skip
@@ -234,9 +228,7 @@ def test_the_policy_stops_scripts_and_network(browser: Browser, show: Show) -> N
 
 def test_waiting_is_cold_running_is_hot(browser: Browser, show: Show) -> None:
     builder = ProfileBuilder()
-    builder.sample("both", ["main", "waits"], 3 * SECONDS).sample(
-        "both", ["main", "runs"], SECONDS, event="cpu-clock"
-    )
+    builder.sample("both", ["main", "waits"], 3 * SECONDS).sample("both", ["main", "runs"], SECONDS, event="cpu-clock")
     show(builder.build())
     drawn = boxes(browser)
 
@@ -311,9 +303,7 @@ def test_small_screens(browser: Browser, show: Show, width: int, height: int) ->
 
 def test_deep_stacks_scroll(browser: Browser, show: Show) -> None:
     show(ProfileBuilder().sample("a", [f"level_{depth}" for depth in range(250)], 5).build())
-    visible = (
-        "return flamegraph.boxes().filter((box) => box.y > 80 && box.y < innerHeight).map((box) => box.label)"
-    )
+    visible = "return flamegraph.boxes().filter((box) => box.y > 80 && box.y < innerHeight).map((box) => box.label)"
     assert "a" in browser.run(visible), "the view begins at the root"
     browser.run("document.getElementById('view').scrollTop = 0")
     browser.settle()
@@ -356,9 +346,7 @@ def test_the_legend_says_what_colours_mean(browser: Browser, show: Show) -> None
     browser.hover(*middle(boxes(browser)["a"]))
     assert "class: lock 75.00 %, pipe 25.00 %" in text(browser, "tip")
     show(waits.sample("a", ["f"], SECONDS, event="cpu-clock").build())
-    assert text(browser, "legend").endswith(
-        "running, userrunning, kernelwall clock: a frame shows both shares"
-    )
+    assert text(browser, "legend").endswith("running, userrunning, kernelwall clock: a frame shows both shares")
     show(simple(), diff=simple())
     assert text(browser, "legend").startswith("grown since then (paler: less)as beforeshrunk")
     assert browser.run("return document.getElementById('colours').hidden") is True

@@ -126,20 +126,15 @@ def check_sums(sums: dict[str, Any], profile: Profile, selection: Selection) -> 
         rows = sums["keys"][key]
         found = reported(profile, selection, key)
         expected = {
-            row["values"][0]: (row["weight"], row["count"], row["runq"] or 0)
-            for row in found["groups"]["rows"]
+            row["values"][0]: (row["weight"], row["count"], row["runq"] or 0) for row in found["groups"]["rows"]
         }
         assert {label: (int(w), c, int(r)) for label, w, c, r in rows} == expected, key
     total = found["subject"]
     assert [int(sums["total"][0]), sums["total"][1]] == [total["weight"], total["count"]]
-    stacks = {
-        (row["comm"], *(one["name"] for one in row["frames"])): row["weight"] for row in found["stacks"]
-    }
+    stacks = {(row["comm"], *(one["name"] for one in row["frames"])): row["weight"] for row in found["stacks"]}
     assert {tuple(path): int(weight) for path, weight, _ in sums["stacks"]} == stacks
     histogram = found["histogram"]
-    buckets = {
-        str(one["from"]): (one["weight"], one["count"]) for one in histogram["buckets"] if one["count"]
-    }
+    buckets = {str(one["from"]): (one["weight"], one["count"]) for one in histogram["buckets"] if one["count"]}
     assert {edge: (int(weight), count) for edge, weight, count in sums["lengths"]} == buckets
     by_tid: dict[int, int] = {}
     assert total["unit"] == "ns"
@@ -287,9 +282,7 @@ def test_a_drag_on_the_axis_selects_all_threads(browser: Browser, show: Show) ->
     show(threads())
     x0, _ = place(browser, 101, 100 * MS)
     x1, _ = place(browser, 101, 200 * MS)
-    y = browser.run(
-        "const box = document.getElementById('axis').getBoundingClientRect(); return box.bottom - 6"
-    )
+    y = browser.run("const box = document.getElementById('axis').getBoundingClientRect(); return box.bottom - 6")
     drag(browser, (x0, y), (x1, y))
     assert browser.run("return page.state.sel.tracks") is None
     assert text(browser, "subject").startswith("100")
@@ -462,9 +455,7 @@ def test_lanes_by_process_and_in_other_orders(browser: Browser, show: Show) -> N
     assert browser.run(lanes) == [-100, 103], "a click on the mark folds the process"
     browser.click(left + 60, y - 17)
     assert text(browser, "subject") == "2 threads"
-    order = (
-        "const s = document.getElementById('sort'); s.value = 'tid'; s.dispatchEvent(new Event('change'));"
-    )
+    order = "const s = document.getElementById('sort'); s.value = 'tid'; s.dispatchEvent(new Event('change'));"
     browser.run(order)
     assert browser.run(lanes) == [-100, 103]
 
@@ -475,9 +466,7 @@ def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser,
     browser.settle()
     labels = {box["label"] for box in browser.run("return page.graph.boxes()")}
     assert "work_1" in labels and "work_0" not in labels
-    weights = (
-        "return [...document.querySelectorAll('#panel tr[data-weight]')].map((row) => row.dataset.weight)"
-    )
+    weights = "return [...document.querySelectorAll('#panel tr[data-weight]')].map((row) => row.dataset.weight)"
     for tab in ("waker", "syscall", "state", "thread", "stack"):
         press(browser, f"#tab-{tab}")
         assert sum(map(int, browser.run(weights))) == 300 * MS + sum(range(30)), tab
@@ -507,9 +496,7 @@ def test_critical_path_has_a_lane(browser: Browser, tmp_path: Path) -> None:
     options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
     run("convert", "--html", "--critical-path", "--comm", "waiter", "-o", str(page), *options)
     opened(browser, page)
-    title, command = browser.run(
-        "return [page.lanes.view.lanes[0].name, document.getElementById('command').value]"
-    )
+    title, command = browser.run("return [page.lanes.view.lanes[0].name, document.getElementById('command').value]")
     assert title.startswith("critical path of waiter (pid ") and "--comm" not in command
     script = """
         const box = document.getElementById("lanes").getBoundingClientRect();

@@ -217,11 +217,7 @@ def test_a_critical_path_is_a_process_of_a_chrome_trace(browser: Browser, addres
     assert found["warnings"] == []
     origin = int(path.begin_ns[0])
     slices = sorted(
-        (start, title, length)
-        for _, category, title, start, length in found["slices"]
-        if category == "critical path"
+        (start, title, length) for _, category, title, start, length in found["slices"] if category == "critical path"
     )
-    assert [(title, round(start * MS) + origin, round(ms * MS)) for start, title, ms in slices] == segments(
-        path
-    )
+    assert [(title, round(start * MS) + origin, round(ms * MS)) for start, title, ms in slices] == segments(path)
     assert path.title in {name for _, name in found["processes"]}

@@ -128,9 +128,7 @@ def test_a_hundred_thousand_waits(browser: Browser, show: Show) -> None:
     assert colours(browser) > 100
     table = sandwich(browser)
     for name, self_ns in own_times(profile).most_common(5):
-        assert table[name][1] == (
-            f"{self_ns / 10**9:.2f}s" if self_ns > 10**9 else f"{self_ns / 10**6:.2f}ms"
-        )
+        assert table[name][1] == (f"{self_ns / 10**9:.2f}s" if self_ns > 10**9 else f"{self_ns / 10**6:.2f}ms")
 
 
 def test_a_chrome_trace(browser: Browser, show: Show) -> None:

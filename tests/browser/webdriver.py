@@ -68,9 +68,7 @@ class Browser:
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self._url + path, data, {"Content-Type": "application/json"}, method=method
-        )
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
         try:
             with _DIRECT.open(request, timeout=120) as answer:
                 return json.load(answer)["value"]
@@ -91,9 +89,7 @@ class Browser:
 
     def settle(self) -> None:
         """Wait until pending changes are drawn."""
-        script = (
-            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
-        )
+        script = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
         self.run_async(script)
 
     def click(self, x: float, y: float) -> None:

@@ -22,9 +22,7 @@ class BtfBuilder:
         self.strings += name.encode() + b"\0"
         return len(self.strings) - len(name) - 1
 
-    def _add(
-        self, name: str, kind: Kind, vlen: int, size_or_type: int, tail: bytes = b"", flag: int = 0
-    ) -> int:
+    def _add(self, name: str, kind: Kind, vlen: int, size_or_type: int, tail: bytes = b"", flag: int = 0) -> int:
         info = flag << 31 | kind << 24 | vlen
         self.types += struct.pack("=III", self._name(name), info, size_or_type) + tail
         self.count += 1
@@ -39,9 +37,7 @@ class BtfBuilder:
     def modifier(self, kind: Kind, to: int, name: str = "") -> int:
         return self._add(name, kind, 0, to)
 
-    def composite(
-        self, name: str, size: int, *members: tuple[str, int, int], kind: Kind = Kind.STRUCT
-    ) -> int:
+    def composite(self, name: str, size: int, *members: tuple[str, int, int], kind: Kind = Kind.STRUCT) -> int:
         tail = b"".join(struct.pack("=III", self._name(m), t, bits) for m, t, bits in members)
         return self._add(name, kind, len(members), size, tail)
 

@@ -41,9 +41,7 @@ def is_alone(command: str) -> bool:
 
 def shown() -> dict[str, str]:
     """Where ("README.md: 2") → command, without sudo."""
-    pages = {
-        path.name: _EXAMPLES.findall(path.read_text()) for path in sorted(TOP.glob("Documentation/*.txt"))
-    }
+    pages = {path.name: _EXAMPLES.findall(path.read_text()) for path in sorted(TOP.glob("Documentation/*.txt"))}
     found = {name: block.splitlines() for name, (block,) in ((n, b) for n, b in pages.items() if b)}
     found["README.md"] = _README.findall((TOP / "README.md").read_text())
     return {

@@ -17,9 +17,7 @@ def sample_rows(recording: Recording, without: Iterable[str] = ()) -> list[tuple
     """Samples as tuples, in order: all columns but `without`, then comm, callchain and maps, spelt out."""
     samples, strings = recording.samples, recording.strings
     skipped = {*_ROWS_ELSEWHERE, *without}
-    columns: list[Iterable[Any]] = [
-        getattr(samples, name).tolist() for name in samples.columns if name not in skipped
-    ]
+    columns: list[Iterable[Any]] = [getattr(samples, name).tolist() for name in samples.columns if name not in skipped]
     columns.append(strings[row] for row in samples.comm.tolist())
     chains = [tuple(recording.callchains.row(row).tolist()) for row in range(len(recording.callchains))]
     for rows in (samples.callchain, samples.waker_callchain):
@@ -57,9 +55,7 @@ def assert_same_surroundings(before: Recording, after: Recording) -> None:
     assert _maps_of_spaces(before).get(-1) == _maps_of_spaces(after).get(-1)
     assert Counter(_maps_of_spaces(before).values()) == Counter(_maps_of_spaces(after).values())
     assert before.cgroups == after.cgroups
-    assert [(evsel.name, evsel.unit) for evsel in before.evsels] == [
-        (evsel.name, evsel.unit) for evsel in after.evsels
-    ]
+    assert [(evsel.name, evsel.unit) for evsel in before.evsels] == [(evsel.name, evsel.unit) for evsel in after.evsels]
     for field in fields(before.meta):
         if field.name not in ("source", "first_ns", "last_ns"):
             assert getattr(before.meta, field.name) == getattr(after.meta, field.name), field.name

@@ -81,10 +81,7 @@ class DatasetBuilder:
     def _write_stacks(self, path: Path, hour: int, used: set[int]) -> None:
         numbers = {name: at for at, name in enumerate(sorted({one for key in self.stacks for one in key}), 1)}
         known = {id_: key for key, id_ in self.stacks.items() if id_ in used}
-        stacks = [
-            {"stack_id": id_, "frame_ids": [numbers[one] for one in reversed(key)]}
-            for id_, key in known.items()
-        ]
+        stacks = [{"stack_id": id_, "frame_ids": [numbers[one] for one in reversed(key)]} for id_, key in known.items()]
         frames = [
             {
                 "frame_id": numbers[name],

@@ -130,9 +130,7 @@ class ElfBuilder:
         shndx = numbers[symbol.section] if isinstance(symbol.section, str) else symbol.section
         info = symbol.bind << 4 | symbol.type
         if self.bits == 64:
-            return struct.pack(
-                f"{self.order}IBBHQQ", name, info, symbol.other, shndx, symbol.value, symbol.size
-            )
+            return struct.pack(f"{self.order}IBBHQQ", name, info, symbol.other, shndx, symbol.value, symbol.size)
         return struct.pack(f"{self.order}IIIBBH", name, symbol.value, symbol.size, info, symbol.other, shndx)
 
     def _phdr(self, load: Load) -> bytes:

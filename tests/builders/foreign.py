@@ -154,9 +154,7 @@ def turned_tracepoint(raw: bytes, one: TracepointFormat) -> bytes:
     data = bytearray(raw)
     for field in one.fields.values():
         if field.type is not None:
-            data[field.offset : field.offset + field.size] = raw[field.offset : field.offset + field.size][
-                ::-1
-            ]
+            data[field.offset : field.offset + field.size] = raw[field.offset : field.offset + field.size][::-1]
     return bytes(data)
 
 

@@ -16,9 +16,7 @@ _CALLEES = 6
 _CALL_SITES = 3
 
 
-def large_profile(
-    waits: int, stacks: int, *, functions: int = 4000, threads: int = 64, seed: int = 1
-) -> Profile:
+def large_profile(waits: int, stacks: int, *, functions: int = 4000, threads: int = 64, seed: int = 1) -> Profile:
     """A profile of so many off-cpu samples over about so many different stacks, 8 to 40 frames deep."""
     rng = np.random.default_rng(seed)
     chains, _ = unique_rows(_chains(rng, stacks, functions))

@@ -34,14 +34,7 @@ CHAINS = 40_000
 ROUND = 20_000
 """Samples between two visits to the same ring."""
 
-_BASE = (
-    SampleType.IDENTIFIER
-    | SampleType.IP
-    | SampleType.TID
-    | SampleType.TIME
-    | SampleType.CPU
-    | SampleType.PERIOD
-)
+_BASE = SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.CPU | SampleType.PERIOD
 _FLAGS = AttrFlag.SAMPLE_ID_ALL | AttrFlag.MMAP | AttrFlag.MMAP2 | AttrFlag.COMM | AttrFlag.TASK
 EVENTS = (
     EventSpec(
@@ -99,9 +92,7 @@ def write_large_recording(
 
 
 class _Maker:
-    def __init__(
-        self, rng: np.random.Generator, chains: Ragged, processes: int, deferred: float, storm: float
-    ) -> None:
+    def __init__(self, rng: np.random.Generator, chains: Ragged, processes: int, deferred: float, storm: float) -> None:
         self.rng, self.processes, self.deferred, self.storm = rng, processes, deferred, storm
         self.chains = chains
         self.next_pid = 100_000
@@ -109,11 +100,7 @@ class _Maker:
 
     def existing(self) -> list[bytes]:
         """What was there before: the long-lived processes."""
-        return [
-            record
-            for pid in range(processes_begin(), 1000 + self.processes)
-            for record in _process(pid, 0, 0)
-        ]
+        return [record for pid in range(processes_begin(), 1000 + self.processes) for record in _process(pid, 0, 0)]
 
     def round(self, number: int, count: int) -> Iterator[bytes]:
         """All records of one CPU's ring, in time order within it."""
@@ -150,9 +137,7 @@ class _Maker:
         records = pack_samples(SampleShape(EVENTS[0].attr.sample_type), int(Misc(1)), columns, count)
         return records + b"".join(self._deferred(chains, cookies | np.uint64(cpu + 1), pid, tid, times, cpu))
 
-    def _deferred(
-        self, chains: Ragged, cookies: U64, pid: I64, tid: I64, times: I64, cpu: int
-    ) -> Iterator[bytes]:
+    def _deferred(self, chains: Ragged, cookies: U64, pid: I64, tid: I64, times: I64, cpu: int) -> Iterator[bytes]:
         for row, cookie in enumerate(cookies.tolist()):
             user = chains.row(row)[2 + KERNEL_FRAMES :].tolist()
             values = {"cookie": cookie, "nr": len(user), "ips": user}
@@ -259,9 +244,7 @@ def _process(pid: int, time: int, cpu: int) -> list[bytes]:
     for thread in range(1, 8) if not time else ():
         tid = pid * 8 + thread
         records.append(
-            pack_record(
-                RecordType.COMM, 0, {"pid": pid, "tid": tid, "comm": b"pool"}, _trailer(pid, tid, 0, 0)
-            )
+            pack_record(RecordType.COMM, 0, {"pid": pid, "tid": tid, "comm": b"pool"}, _trailer(pid, tid, 0, 0))
         )
     if time:
         task = {"pid": pid, "ppid": 1, "tid": pid, "ptid": 1, "time": time + 50_000_000}

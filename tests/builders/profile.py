@@ -124,21 +124,14 @@ class ProfileBuilder:
         stack, waker_stack = np.split(both, [len(self._chains)])
         given = {name for row in self._rows for name in row}
         defaults = ProfileSamples.filled(1)
-        columns = {
-            name: [row.get(name, int(getattr(defaults, name)[0])) for row in self._rows] for name in given
-        }
+        columns = {name: [row.get(name, int(getattr(defaults, name)[0])) for row in self._rows] for name in given}
         profile = Profile(
-            samples=ProfileSamples.filled(
-                len(self._rows), **{"stack": stack, "waker_stack": waker_stack} | columns
-            ),
+            samples=ProfileSamples.filled(len(self._rows), **{"stack": stack, "waker_stack": waker_stack} | columns),
             stacks=Stacks(parent, frame),
             frames=self._frames(),
             objects=self._things(),
             strings=self._strings,
-            evsels=[
-                Evsel(name, Attr(sample_type=SampleType.CALLCHAIN), unit)
-                for name, unit in self.events.items()
-            ],
+            evsels=[Evsel(name, Attr(sample_type=SampleType.CALLCHAIN), unit) for name, unit in self.events.items()],
             losses={_cause(cause): count for cause, count in self.losses.items()},
             build_ids={self._strings.intern(dso): build_id for dso, build_id in self.build_ids.items()},
             meta=Meta(**self.meta),
@@ -149,9 +142,7 @@ class ProfileBuilder:
     def _things(self) -> Objects:
         given = {name for row in self._objects for name in row}
         blank = Objects.filled(1)
-        columns = {
-            name: [row.get(name, int(getattr(blank, name)[0])) for row in self._objects] for name in given
-        }
+        columns = {name: [row.get(name, int(getattr(blank, name)[0])) for row in self._objects] for name in given}
         return Objects.filled(len(self._objects), **columns)
 
     def _frames(self) -> Frames:

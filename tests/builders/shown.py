@@ -28,9 +28,7 @@ from perf_offcpu.unwind.unwinder import unwind
 
 _KALLSYMS = Path(__file__).resolve().parent.parent / "data" / "demo.kallsyms"
 
-EVERY_FIELD = FieldChoice(
-    frozenset([*PERF_FIELDS, *OWN_FIELDS]), frozenset({"ip", "sym", "dso", "cpu", "period"})
-)
+EVERY_FIELD = FieldChoice(frozenset([*PERF_FIELDS, *OWN_FIELDS]), frozenset({"ip", "sym", "dso", "cpu", "period"}))
 """All fields are shown, and only some are asked for: the others may be missing in a recording."""
 
 

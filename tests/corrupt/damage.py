@@ -71,9 +71,7 @@ class Damaged:
         """Where the n-th record of a type begins."""
         return [at for at, one, _ in self.records if one == kind][number]
 
-    def put_record(
-        self, kind: RecordType, offset: int, value: int, size: int = 8, number: int = 0
-    ) -> Damaged:
+    def put_record(self, kind: RecordType, offset: int, value: int, size: int = 8, number: int = 0) -> Damaged:
         """Change a number in the n-th record of a type, at an offset in it."""
         return self.put(self.record(kind, number) + offset, value, size)
 

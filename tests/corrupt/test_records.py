@@ -45,9 +45,7 @@ def load(path: Path, *records: bytes, features: dict[int, bytes] | None = None) 
         sample(TRACKER, 1, pid=70, tid=70, time=4000, period=10, callchain=CHAIN),
         sample(WAITS, 1, time=5000, raw=raw_wait(70, 70, 900, [USER, 0x401010])),
     ]
-    recording = load_recording(
-        write(path / "x.data", [TRACKER, WAITS], [*around, *records, *behind], features)
-    )
+    recording = load_recording(write(path / "x.data", [TRACKER, WAITS], [*around, *records, *behind], features))
     recording.check()
     return recording
 
@@ -243,9 +241,7 @@ def test_names_of_any_bytes_come_back_as_they_were(name: bytes, tmp_path: Path) 
     assert text.encode("utf-8", "surrogateescape") == name.rstrip(b"\0")
 
 
-@pytest.mark.parametrize(
-    "addr, size", [(0x401000, 0), (2**64 - 4096, 8192), (2**64 - 1, 2**64 - 1), (0, 2**64 - 1)]
-)
+@pytest.mark.parametrize("addr, size", [(0x401000, 0), (2**64 - 4096, 8192), (2**64 - 1, 2**64 - 1), (0, 2**64 - 1)])
 def test_mappings_that_are_empty_or_wrap(addr: int, size: int, tmp_path: Path) -> None:
     odd = side(
         TRACKER, R.MMAP2, 2, pid=70, tid=70, addr=addr, len=size, pgoff=0, maj=8, min=1, ino=5,

@@ -91,9 +91,7 @@ def prepare(place: Path) -> None:
     subprocess.run(["chown", "-R", "65534:65534", home], check=True)
 
 
-def outcomes(
-    place: Path, name: str, environment: dict[str, str], rights: str, again: bool = False
-) -> dict[str, str]:
+def outcomes(place: Path, name: str, environment: dict[str, str], rights: str, again: bool = False) -> dict[str, str]:
     """Return test → outcome of the unit part in an environment; a test that failed is repeated once."""
     scratch = place / (f"{name}-again" if again else name)
     scratch.mkdir()
@@ -113,15 +111,10 @@ def outcomes(
     words = ["unshare", "-m", "sh", "-c", ENTER, "sh", place, *rights.split(), "sh", scratch / "run"]
     line = reachable(shlex.join(map(str, words)))
     with (scratch / "output").open("w") as output:
-        subprocess.run(
-            line, shell=True, cwd=TESTS.parent, env=environment, stdout=output, stderr=output, check=False
-        )
+        subprocess.run(line, shell=True, cwd=TESTS.parent, env=environment, stdout=output, stderr=output, check=False)
     print((scratch / "output").read_text()[-20000:])
     cases = ET.parse(results).iter("testcase")
-    found = {
-        f"{case.get('classname')}::{case.get('name')}": case[0].tag if len(case) else "passed"
-        for case in cases
-    }
+    found = {f"{case.get('classname')}::{case.get('name')}": case[0].tag if len(case) else "passed" for case in cases}
     failed = not again and {"failure", "error"} & set(found.values())
     return found | outcomes(place, name, arguments, rights, again=True) if failed else found
 

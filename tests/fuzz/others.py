@@ -64,9 +64,7 @@ def archive(number: int) -> bytes:
                 "GNU.sparse.minor": "0",
                 "GNU.sparse.realsize": str(draw.choice(EVIL)),
             }
-            member.pax_headers = draw.choice(
-                (sparse, {"size": str(draw.choice(EVIL))}, {"path": draw.choice(NAMES)})
-            )
+            member.pax_headers = draw.choice((sparse, {"size": str(draw.choice(EVIL))}, {"path": draw.choice(NAMES)}))
         with contextlib.suppress(ValueError, UnicodeError, OverflowError):
             form = draw.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT))
             out.write(member.tobuf(form, "utf-8", "surrogateescape") + body + bytes(-len(body) % 512))
@@ -101,9 +99,7 @@ def read_archive(data: bytes) -> None:
         except (PerfOffcpuError, OSError):
             left = [path for path in inside.rglob("*") if path.is_symlink() or not path.is_dir()]
             assert left == [], "something is left after an error"
-        assert sorted(os.listdir(base)) == ["canary", "one", "x.tar"] and os.listdir(f"{base}/one") == [
-            "there"
-        ]
+        assert sorted(os.listdir(base)) == ["canary", "one", "x.tar"] and os.listdir(f"{base}/one") == ["there"]
         assert Path(base, "canary").read_bytes() == b"untouched"
         size = 0
         for place, directories, files in os.walk(inside):

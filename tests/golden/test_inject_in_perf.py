@@ -60,9 +60,7 @@ def test_perf_before_7_refuses_the_recordings_themselves() -> None:
     if version() >= (7, 0):
         return  # perf 6.1's own
     for name in NAMES:
-        done = subprocess.run(
-            ["perf", "script", "-i", DATA / f"{name}.data"], capture_output=True, check=False
-        )
+        done = subprocess.run(["perf", "script", "-i", DATA / f"{name}.data"], capture_output=True, check=False)
         assert done.returncode != 0, name
 
 

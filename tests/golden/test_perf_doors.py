@@ -22,15 +22,9 @@ SYMBOLS += ["--buildid-dir", "nowhere"]  # perf sets PERF_BUILDID_DIR for its ch
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> bytes:
-    done = subprocess.run(
-        command, cwd=cwd, env=os.environ | environment, capture_output=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, timeout=120, check=False)
     # perf's warning on other kernels than the recorded one; the symbols come from our options.
-    said = [
-        line
-        for line in done.stderr.splitlines()
-        if not line.startswith(b"No kallsyms or vmlinux with build-id")
-    ]
+    said = [line for line in done.stderr.splitlines() if not line.startswith(b"No kallsyms or vmlinux with build-id")]
     assert (done.returncode, said) == (0, []), done.stderr.decode()
     return done.stdout
 

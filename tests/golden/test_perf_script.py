@@ -149,13 +149,9 @@ def test_each_thread_has_its_own_waits(symfs: Path) -> None:
 
 def test_no_cookie_is_left_after_merging(symfs: Path) -> None:
     merged = parse(our_text("deferred", symfs))
-    assert not [
-        frame for sample in merged for frame in sample.frames if is_cookie(frame.ip) or "cookie" in frame.sym
-    ]
+    assert not [frame for sample in merged for frame in sample.frames if is_cookie(frame.ip) or "cookie" in frame.sym]
     assert not [sample for sample in merged if "unmerged" in sample.rest]
-    cookies = [
-        frame for sample in perfs_samples("deferred") for frame in sample.frames if is_cookie(frame.ip)
-    ]
+    cookies = [frame for sample in perfs_samples("deferred") for frame in sample.frames if is_cookie(frame.ip)]
     assert len(cookies) == 3  # perf's text has some
 
 

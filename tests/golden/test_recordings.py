@@ -31,9 +31,7 @@ def waits(recording: Recording) -> dict[str, tuple[int, int]]:
 def test_every_form_is_read_whole(name: str) -> None:
     recording = load_recording(DATA / f"{name}.data", switches=False)
     recording.check()
-    assert set(recording.losses) == {losses.WRONG_CALLERS}, (
-        "sound files: nothing but what frame pointers made up"
-    )
+    assert set(recording.losses) == {losses.WRONG_CALLERS}, "sound files: nothing but what frame pointers made up"
     # As many samples as perf 7.2 itself prints (`perf script | grep -c '^[^ \t]'`).
     expected = dict(direct=509, atend=17, hybrid=646, deferred=544, compressed=400, pipe=546, sched=271)
     assert len(recording.samples) == expected[name]

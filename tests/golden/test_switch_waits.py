@@ -149,9 +149,7 @@ def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any]
     ]
     rows.sort(key=lambda row: (row["tid"], row["switch_out_ns"]))
     waits = sorted(expected.waits, key=lambda wait: (wait.tid, wait.out))
-    assert [(row["tid"], row["switch_out_ns"] // NS_OF_US) for row in rows] == [
-        (wait.tid, wait.out) for wait in waits
-    ]
+    assert [(row["tid"], row["switch_out_ns"] // NS_OF_US) for row in rows] == [(wait.tid, wait.out) for wait in waits]
     return list(zip(rows, waits, strict=True))
 
 

@@ -71,8 +71,7 @@ class Rings:
     def __init__(self, pages: int = 256) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         self.rings = {
-            cpu: Ring(open_event(self.kind, self.config, self.sample_type, self.period, cpu), pages)
-            for cpu in cpus
+            cpu: Ring(open_event(self.kind, self.config, self.sample_type, self.period, cpu), pages) for cpu in cpus
         }
 
     def __enter__(self) -> Self:
@@ -84,9 +83,7 @@ class Rings:
 
     def bodies(self) -> list[bytes]:
         """Sample records of all rings. A LOST record is an error unless `lost` is asked."""
-        return [
-            body for ring in self.rings.values() for kind, body in ring.records() if kind == _RECORD_SAMPLE
-        ]
+        return [body for ring in self.rings.values() for kind, body in ring.records() if kind == _RECORD_SAMPLE]
 
 
 class CpuClock(Rings):

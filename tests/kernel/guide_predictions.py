@@ -32,9 +32,7 @@ def path_of(perf_offcpu: Command, comm: str, cwd: Path) -> dict[str, Any]:
 
 
 def shell(command: str, cwd: Path) -> str:
-    done = subprocess.run(
-        command, shell=True, cwd=cwd, check=True, capture_output=True, text=True, timeout=90
-    )
+    done = subprocess.run(command, shell=True, cwd=cwd, check=True, capture_output=True, text=True, timeout=90)
     return done.stdout
 
 

@@ -335,9 +335,7 @@ def main() -> None:
     """Run the commands beside the processes; print the account."""
     LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     kinds, *commands = [
-        list(words)
-        for is_end, words in itertools.groupby(sys.argv[2:], lambda one: one == "--")
-        if not is_end
+        list(words) for is_end, words in itertools.groupby(sys.argv[2:], lambda one: one == "--") if not is_end
     ]
     if kinds == ["all"]:
         kinds = list(KINDS)

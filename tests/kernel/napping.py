@@ -160,9 +160,7 @@ def about(total_ns: int, tally: Tally) -> bool:
     The way from reading the clock to the switch and back takes longer on slower machines, and 10 ms where
     the host takes the CPU away once.
     """
-    beside = (
-        max(0.02 * tally.ns, 200_000 * tally.waits * PATIENCE) + 10 * MS * (tally.preemptions + 1) * PATIENCE
-    )
+    beside = max(0.02 * tally.ns, 200_000 * tally.waits * PATIENCE) + 10 * MS * (tally.preemptions + 1) * PATIENCE
     return -0.02 * tally.ns <= tally.ns - total_ns <= beside
 
 

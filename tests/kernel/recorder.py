@@ -130,9 +130,7 @@ class Task:
 
 
 def recording_tasks(recording: Recording) -> list[Task]:
-    return [
-        Task(int(tid), int(pid)) for tid, pid in zip(recording.tasks.tid, recording.tasks.pid, strict=True)
-    ]
+    return [Task(int(tid), int(pid)) for tid, pid in zip(recording.tasks.tid, recording.tasks.pid, strict=True)]
 
 
 def bpf_programs_of(pid: int) -> set[int]:
@@ -141,9 +139,7 @@ def bpf_programs_of(pid: int) -> set[int]:
     for path in Path(f"/proc/{pid}/fdinfo").iterdir():
         with suppress(FileNotFoundError):  # closed since
             texts.append(path.read_text())
-    return {
-        int(found[1]) for text in texts if (found := re.search(r"^prog_id:\s*(\d+)$", text, re.MULTILINE))
-    }
+    return {int(found[1]) for text in texts if (found := re.search(r"^prog_id:\s*(\d+)$", text, re.MULTILINE))}
 
 
 @contextmanager

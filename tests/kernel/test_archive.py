@@ -23,9 +23,7 @@ def folded(perf_offcpu: Command, recording: Path, *options: str | Path) -> str:
     return done.stdout
 
 
-def test_an_archive_names_all_frames_and_holds_no_stack(
-    cpp: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_an_archive_names_all_frames_and_holds_no_stack(cpp: Path, perf_offcpu: Command, tmp_path: Path) -> None:
     here, recorded, archive = tmp_path / "waits", tmp_path / "x.data", tmp_path / "x.tar"
     shutil.copy(cpp, here)
     record(recorded, here, "3", options=("-F", "999"), event="cpu-clock")

@@ -73,17 +73,13 @@ def parts(recipe: Recipe, cache: ProgramCache | None) -> tuple[Any, Any]:
 
     def load(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> None:
         made = describe(functions, maps)
-        infos = {
-            name: bpf_syscall.read_info(fd, MapInfo()) for name, fd in maps.items() if name in recipe.maps
-        }
+        infos = {name: bpf_syscall.read_info(fd, MapInfo()) for name, fd in maps.items() if name in recipe.maps}
         seen.append((made, {name: told(info) for name, info in infos.items()}))
 
     bpf_cache.build(recipe, load, cache)
     made, infos = seen[0]
     rows = {shape.name: shape for shape in made.maps}
-    loads = {
-        name: [made.maps[row].name for row in bpf_object_rows(code)] for name, code in made.functions.items()
-    }
+    loads = {name: [made.maps[row].name for row in bpf_object_rows(code)] for name, code in made.functions.items()}
     code = {name: without_rows(code) for name, code in made.functions.items()}
     return (code, loads, rows, made.btf), infos
 
@@ -248,9 +244,7 @@ class StandIn:
         self.function = ""
 
 
-def test_a_refused_program_leaves_the_kprobe_open_for_the_next(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_program_leaves_the_kprobe_open_for_the_next(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels before 6.16, with copies of stacks: their form is built, and the running one refuses it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
     if not kprobe.TYPE.exists():

@@ -77,10 +77,7 @@ def test_two_recorders_at_once_do_not_disturb_each_other(napper: Path) -> None:
 
 def is_same(one: Wait, other: Wait) -> bool:
     """Return whether two recorders saw the same wait of a thread."""
-    together = (
-        one.switch_out_ns < other.switch_out_ns + other.ns
-        and other.switch_out_ns < one.switch_out_ns + one.ns
-    )
+    together = one.switch_out_ns < other.switch_out_ns + other.ns and other.switch_out_ns < one.switch_out_ns + one.ns
     return (one.tid, one.syscall) == (other.tid, other.syscall) and together
 
 
@@ -96,9 +93,7 @@ def test_success_is_silent_and_leaves_the_environment_alone(capfd: pytest.Captur
 
 def test_no_privilege() -> None:
     said = failure("os.setgroups([]); os.setgid(65534); os.setuid(65534)")
-    assert said.startswith(
-        "CapabilityError: BPF programs cannot be loaded (Operation not permitted): run as root"
-    )
+    assert said.startswith("CapabilityError: BPF programs cannot be loaded (Operation not permitted): run as root")
 
 
 def test_no_bcc() -> None:

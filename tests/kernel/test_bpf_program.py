@@ -187,11 +187,7 @@ def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switc
     assert len(np.unique(keys)) == len(keys)
     balance = Balance(counters, in_switch)
     for tally in tallies:
-        mine = [
-            i
-            for i, row in enumerate(sums)
-            if row["tid"] == tally.tid and is_of(napper, tally, ips, offsets, i)
-        ]
+        mine = [i for i, row in enumerate(sums) if row["tid"] == tally.tid and is_of(napper, tally, ips, offsets, i)]
         balance.check(tally, *(sum(int(sums[name][i]) for i in mine) for name in ("count", "total_ns")))
         assert {int(sums["state"][i]) & 0xFF for i in mine} <= {2 if tally.kind == "vfork" else 1}
         assert {int(sums["syscall"][i]) for i in mine} <= {tally.syscall}
@@ -214,9 +210,7 @@ def is_of(program: Path, tally: Tally, ips: Any, offsets: Any, row: int) -> bool
 
 @both_forms
 def test_sums_without_stacks(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(
-        targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.THREADS, in_switch=in_switch
-    )
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.THREADS, in_switch=in_switch)
     tallies, waits, sums, counters = record_napper(napper, config)
     assert waits == [] and not unexpected(counters)
     balance = Balance(counters, in_switch)

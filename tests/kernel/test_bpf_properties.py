@@ -101,9 +101,7 @@ def hierarchies() -> list[tuple[str, Path]]:
     """(controller, mount) of cgroup v2 ("") and of one v1 hierarchy, where there is one."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     unified = [("", Path(mount[1])) for mount in mounts if mount[2] == "cgroup2"][:1]
-    freezer = [
-        ("freezer", Path(mount[1])) for mount in mounts if mount[2] == "cgroup" and "freezer" in mount[3]
-    ]
+    freezer = [("freezer", Path(mount[1])) for mount in mounts if mount[2] == "cgroup" and "freezer" in mount[3]]
     return unified + freezer[:1]
 
 

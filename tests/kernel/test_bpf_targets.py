@@ -56,8 +56,7 @@ def test_everybody_is_recorded_but_kernel_threads_and_idle_cpus(napper: Path) ->
 def is_kernel_thread(process: Path) -> bool:
     try:
         return (
-            process.name.isdigit()
-            and int((process / "stat").read_text().rpartition(")")[2].split()[6]) & 0x200000 > 0
+            process.name.isdigit() and int((process / "stat").read_text().rpartition(")")[2].split()[6]) & 0x200000 > 0
         )
     except OSError:
         return False
@@ -95,8 +94,7 @@ def test_a_thread_brings_what_it_starts_but_not_its_siblings() -> None:
         waits = waits_of(rings)
     assert {w.tid for w in waits} == {tid, started, child}
     naps = {
-        t: sum(w.tid == t and w.ns > 1.9 * MS and w.syscall == NANOSLEEP for w in waits)
-        for t in (tid, started, child)
+        t: sum(w.tid == t and w.ns > 1.9 * MS and w.syscall == NANOSLEEP for w in waits) for t in (tid, started, child)
     }
     assert naps == {tid: 10, started: 7, child: 5}
     assert process.pid not in {w.tid for w in waits}
@@ -204,9 +202,7 @@ def test_nothing_is_recorded_before_enable_and_after_disable() -> None:
 @pytest.mark.beside
 @both_forms
 def test_cgroup_of_the_sleeper(tmp_path: Path, in_switch: bool) -> None:
-    (mount,) = [
-        m.split()[1] for m in Path("/proc/mounts").read_text().splitlines() if m.split()[2] == "cgroup2"
-    ][:1]
+    (mount,) = [m.split()[1] for m in Path("/proc/mounts").read_text().splitlines() if m.split()[2] == "cgroup2"][:1]
     group = Path(mount) / f"perf-offcpu-test-{os.getpid()}"
     group.mkdir()
     try:

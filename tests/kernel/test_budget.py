@@ -77,9 +77,7 @@ def record_beside_perf(waiter: Path, folder: Path) -> tuple[Recording, dict[str,
 
 
 @pytest.fixture(scope="module")
-def both(
-    waiter: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Recording, dict[str, Thread], Beside]:
+def both(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, dict[str, Thread], Beside]:
     """One run of the workload under perf-offcpu and, beside it, under perf record -e sched:*."""
     for _ in range(10):
         found = record_beside_perf(waiter, tmp_path_factory.mktemp("budget"))

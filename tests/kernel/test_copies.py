@@ -37,9 +37,7 @@ def by_function(path: Path) -> Counter[str]:
     return found
 
 
-def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
-    perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(perf_offcpu: Command, tmp_path: Path) -> None:
     path = tmp_path / "x.data"
     record(path, compiled("callers.c", tmp_path))
     recording = load_recording(path, snapshots=True)
@@ -109,9 +107,7 @@ def copies_of_processes(path: Path) -> list[set[int]]:
     recording = load_recording(path, snapshots=True)
     samples = recording.samples
     named = samples.comm == list(recording.strings).index("callers")
-    return [
-        set(samples.snapshot[named & (samples.pid == pid)].tolist()) for pid in np.unique(samples.pid[named])
-    ]
+    return [set(samples.snapshot[named & (samples.pid == pid)].tolist()) for pid in np.unique(samples.pid[named])]
 
 
 def test_each_recording_has_other_numbers_of_stacks(tmp_path: Path) -> None:

@@ -65,9 +65,7 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Comm
     assert frontend["waiting"] <= 0.05 * path["total"]
     waits = {(row["comm"], row["class"]) for row in path["rows"] if row["time"] > 0.05 * path["total"]}
     assert ("backend", "sleep") in waits and not {("client", "pipe"), ("frontend", "pipe")} & waits
-    folded = perf_offcpu(
-        "convert", "--folded", "--critical-path", "--comm", "client", "-o", "-", cwd=tmp_path
-    )
+    folded = perf_offcpu("convert", "--folded", "--critical-path", "--comm", "client", "-o", "-", cwd=tmp_path)
     lines = [line.rpartition(" ") for line in folded.stdout.splitlines()]
     assert sum(int(weight) for _, _, weight in lines) == path["total"]
     chained = sum(int(ns) for stack, _, ns in lines if "by] frontend;" in stack and "by] backend;" in stack)
@@ -78,9 +76,7 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Comm
 def assert_chains_and_bottlenecks(perf_offcpu: Command, folder: Path) -> None:
     """The client's waits lead through both servers to a timer."""
     chains, plain = (
-        perf_offcpu(
-            "convert", "--folded", "--comm", "client", *more, "-o", "-", cwd=folder
-        ).stdout.splitlines()
+        perf_offcpu("convert", "--folded", "--comm", "client", *more, "-o", "-", cwd=folder).stdout.splitlines()
         for more in (("--wakers",), ())
     )
     weights = [sum(int(line.rpartition(" ")[2]) for line in lines) for lines in (chains, plain)]

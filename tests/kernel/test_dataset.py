@@ -33,9 +33,7 @@ def test_totals_of_fresh_recordings(waiter: Path, perf_offcpu: Command, tmp_path
     }
     reports, inputs, before_ns = {}, [], time.time_ns()
     for name, options in forms.items():
-        done = perf_offcpu(
-            "record", "-o", f"{name}.data", *options, "--", waiter, "--rounds", "3", cwd=tmp_path
-        )
+        done = perf_offcpu("record", "-o", f"{name}.data", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
         reports[name] = json.loads(program.run("report", "-i", f"{name}.data", "--json", cwd=tmp_path).stdout)
         inputs += ["-i", f"{name}.data"]
     done = program.run("convert", "--parquet", "set", *inputs, cwd=tmp_path)
@@ -52,12 +50,7 @@ def test_totals_of_fresh_recordings(waiter: Path, perf_offcpu: Command, tmp_path
 def _same(dataset: Any, report: dict[str, Any], begin_ns: int, end_ns: int) -> None:
     part = f"-{begin_ns}-{end_ns}-"
     tables = {
-        table: [
-            row
-            for path in dataset.files(table)
-            if part in path
-            for row in pq.ParquetFile(path).read().to_pylist()
-        ]
+        table: [row for path in dataset.files(table) if part in path for row in pq.ParquetFile(path).read().to_pylist()]
         for table in ("samples", "budgets", "losses")
     }
     samples, budgets = tables["samples"], tables["budgets"]
@@ -67,9 +60,7 @@ def _same(dataset: Any, report: dict[str, Any], begin_ns: int, end_ns: int) -> N
     assert waits and all(begin_ns <= row["time_ns"] <= end_ns for row in waits)
     classes = report["groups"]["rows"]
     assert summed(waits, "class") == {row["values"][0]: row["weight"] for row in classes}
-    assert summed(waits, "class", "runq_ns") == +Counter(
-        {row["values"][0]: row["runq"] or 0 for row in classes}
-    )
+    assert summed(waits, "class", "runq_ns") == +Counter({row["values"][0]: row["runq"] or 0 for row in classes})
     assert summed(waits, "tid") == {row["tid"]: row["weight"] for row in report["threads"] if row["weight"]}
     total = report["budget"]["total"]
     assert len(budgets) == total["threads"] > 5

@@ -161,9 +161,7 @@ def test_our_recordings_give_the_same_folded_stacks(ours: Path, perf_offcpu: Com
 
 
 @pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
-def test_any_perf_shows_them_after_inject(
-    ours: Path, perf_offcpu: Command, tmp_path: Path, event: str
-) -> None:
+def test_any_perf_shows_them_after_inject(ours: Path, perf_offcpu: Command, tmp_path: Path, event: str) -> None:
     injected = tmp_path / "injected.data"
     perf_offcpu("inject", "-i", ours, "-o", injected)
     assert_same(folded_by_us(perf_offcpu, ours, event), folded_by_perf(injected, event))

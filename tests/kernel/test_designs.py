@@ -182,9 +182,7 @@ def test_a_pipeline_is_as_fast_as_its_third_stage(record: Record, seed: int) -> 
     assert first.held[Held.RUNNING] + first.held[Held.RUNNABLE] >= 0.98 * first.held_ns
     path = spent(run.path("stage-4"))
     at_third = path["stage-3", "RUNNING"] + path["stage-3", "RUNNABLE"]
-    blocked = run.log("stage-4").waited - run.queued_ns(
-        Selection(comms=("stage-4",), classes=(WaitClass.PIPE,))
-    )
+    blocked = run.log("stage-4").waited - run.queued_ns(Selection(comms=("stage-4",), classes=(WaitClass.PIPE,)))
     # On a busy machine the third stage has to wait for the others now and then.
     elsewhere = sum(ns for (comm, _), ns in path.items() if comm in {"stage-1", "stage-2"})
     elsewhere += path["stage-3", "WAITING"]
@@ -208,14 +206,9 @@ def test_a_lock_convoy(record: Record, seed: int) -> None:
     path = run.path("worker")
     at_holder = spent(path)["worker", "RUNNING"]
     inside = [log for log in run.logs if log.tid != run.log("worker").tid]
-    assert (
-        at_holder <= sum(log.cpu for log in run.logs) * 1.02 + run.stolen_ns + rounds * threads * PER_CALL_NS
-    )
+    assert at_holder <= sum(log.cpu for log in run.logs) * 1.02 + run.stolen_ns + rounds * threads * PER_CALL_NS
     assert at_holder >= 0.96 * sum(log.cpu for log in inside)
-    assert (
-        len({path.tracks[track].tid for track in path.track.tolist()} & {log.tid for log in run.logs})
-        == threads
-    )
+    assert len({path.tracks[track].tid for track in path.track.tolist()} & {log.tid for log in run.logs}) == threads
 
 
 @pytest.mark.parametrize("seed", SEEDS)

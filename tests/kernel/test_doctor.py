@@ -28,9 +28,7 @@ def privately(mounts: str, options: str = "", before: str = "") -> str:
 
 def doctor(shell: str = DOCTOR) -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
     """(exit status, the whole document, its findings by part) of a shell line that ends in the doctor."""
-    done = subprocess.run(
-        ["bash", "-c", f"{shell} --json"], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(["bash", "-c", f"{shell} --json"], capture_output=True, text=True, timeout=120, check=False)
     assert done.stderr == ""
     document = json.loads(done.stdout)
     return done.returncode, document, {one["part"]: one for one in document["findings"]}

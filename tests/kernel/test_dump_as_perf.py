@@ -63,9 +63,7 @@ class Both(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=RECORDINGS)
-def recording(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, perf_offcpu: Command
-) -> Both:
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, perf_offcpu: Command) -> Both:
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
     perf("record", "-o", path, *RECORDINGS[request.param], "--", *WORKLOAD)
     return Both(path, perf("script", "-D", "-i", path), dumped(perf_offcpu, path))
@@ -107,9 +105,7 @@ def test_the_same_samples(recording: Both) -> None:
             assert ours.number("stack_user_dyn_size") == int(stack[1])
         registers = re.findall(r"^\.\.\.\. \w+ +(0x[0-9a-f]+)$", rest, re.M)
         shown = ours.fields.get("regs_user", ["[]"])[0]
-        assert [int(word, 16) for word in re.findall(r"0x[0-9a-f]+", shown)] == [
-            int(r, 16) for r in registers
-        ]
+        assert [int(word, 16) for word in re.findall(r"0x[0-9a-f]+", shown)] == [int(r, 16) for r in registers]
 
 
 def test_the_same_tasks_and_mappings(recording: Both) -> None:

@@ -257,7 +257,5 @@ def test_the_upstream_of_nginx_comes_first(perf_offcpu: Command, tmp_path: Path)
     (place,) = cause["places"]
     assert first["name"] in (place["object"], place["mostly"]), "the verdict names it"
     done = perf_offcpu("report", "--comm", "nginx", "--sort", "object", cwd=tmp_path)
-    rows = [
-        line for line in done.stdout.splitlines() if line[:1] == " " and "%  " in line and "tcp 127." in line
-    ]
+    rows = [line for line in done.stdout.splitlines() if line[:1] == " " and "%  " in line and "tcp 127." in line]
     assert f"tcp 127.0.0.2:{slow} (upstream" in rows[0], rows

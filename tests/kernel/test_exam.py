@@ -115,9 +115,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("form", ["named", "nameless"])
-def test_what_each_thread_waits_for(
-    perf_offcpu: Command, programs: dict[str, Path], tmp_path: Path, form: str
-) -> None:
+def test_what_each_thread_waits_for(perf_offcpu: Command, programs: dict[str, Path], tmp_path: Path, form: str) -> None:
     command: list[str | Path] = [programs[form]]
     if form == "named":
         command = ["sh", "-c", '"$0" & /usr/bin/python3 "$1"; wait', programs[form], WORKLOAD / "exam.py"]

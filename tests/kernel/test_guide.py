@@ -20,9 +20,7 @@ pytestmark = pytest.mark.beside
 DOCUMENTS = Path(__file__).parents[2] / "Documentation"
 GUIDE = DOCUMENTS / "guide.md"
 STEPS = list(steps(GUIDE))
-INVESTIGATIONS = [
-    number for number, line in enumerate(GUIDE.read_text().splitlines(), 1) if line.startswith("## ")
-]
+INVESTIGATIONS = [number for number, line in enumerate(GUIDE.read_text().splitlines(), 1) if line.startswith("## ")]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +51,7 @@ def above(step: Step) -> list[Step]:
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: f"line-{step.line}")
-def test_a_command_of_the_guide(
-    step: Step, examples: Path, environment: dict[str, str], done: set[Step]
-) -> None:
+def test_a_command_of_the_guide(step: Step, examples: Path, environment: dict[str, str], done: set[Step]) -> None:
     for one in above(step):
         if one not in done:
             run(one, examples, environment)

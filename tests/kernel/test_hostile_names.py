@@ -39,9 +39,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
     said = done.stderr.decode(errors="replace")
     assert done.returncode == 0 and "Traceback" not in said, said
     account = json.loads(done.stdout)
-    naps = {
-        int(tid): [(begin, end, name) for begin, end, name in one] for tid, one in account["naps"].items()
-    }
+    naps = {int(tid): [(begin, end, name) for begin, end, name in one] for tid, one in account["naps"].items()}
     recording = load_recording(path)
     recording.check()
     print(f"{said}{account['made']}, {sum(map(len, naps.values()))} naps, {len(recording.samples)} samples")

@@ -84,9 +84,7 @@ def root(
             environment.pop(name, None)
         environment |= {name: str(value) for name, value in variables.items()}
         environment |= {"HOME": str(home), "SUDO_USER": "nobody", "SUDO_UID": str(NOBODY)}
-    return subprocess.run(
-        [PROGRAM, *words], cwd=cwd, env=environment, capture_output=True, timeout=120, check=False
-    )
+    return subprocess.run([PROGRAM, *words], cwd=cwd, env=environment, capture_output=True, timeout=120, check=False)
 
 
 def test_no_name_of_a_file_ends_a_recording_of_everybody(place: Path) -> None:
@@ -103,9 +101,7 @@ def test_no_name_of_a_mount_point_ends_a_recording(place: Path) -> None:
     points = [os.fsencode(place) + b"/m" + separator + b"cgroup2 x" for separator in SEPARATORS.values()]
     for point in points:
         os.mkdir(point)
-    line = (
-        'for point; do mount -t tmpfs none "$point" || exit 99; done; exec "$0" record -o /dev/null -- true'
-    )
+    line = 'for point; do mount -t tmpfs none "$point" || exit 99; done; exec "$0" record -o /dev/null -- true'
     words = ["unshare", "-m", "sh", "-c", line, PROGRAM, *points]
     done = subprocess.run(words, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()
@@ -129,9 +125,7 @@ def jitting(jit: Path, place: Path) -> Iterator[int]:
         yield process.pid
 
 
-def test_an_archive_takes_no_file_that_a_map_of_made_code_links_to(
-    jit: Path, place: Path, secret: Path
-) -> None:
+def test_an_archive_takes_no_file_that_a_map_of_made_code_links_to(jit: Path, place: Path, secret: Path) -> None:
     with jitting(jit, place) as pid:
         map_path = Path(f"/tmp/perf-{pid}.map")
         nobody("ln", "-s", secret, map_path, cwd=place)
@@ -161,9 +155,7 @@ def test_the_build_id_cache_takes_no_such_file_either(jit: Path, place: Path, se
     assert not kept.exists()
 
 
-def test_a_map_inside_the_root_of_a_process_leads_to_no_file_of_root(
-    jit: Path, place: Path, secret: Path
-) -> None:
+def test_a_map_inside_the_root_of_a_process_leads_to_no_file_of_root(jit: Path, place: Path, secret: Path) -> None:
     """In a mount namespace of the attacker's own, /tmp is not sticky, and links there work."""
     here = place / "jit"
     shutil.copy(jit, here)
@@ -230,9 +222,7 @@ def test_a_link_in_the_build_id_cache_puts_no_file_elsewhere(jit: Path, place: P
 
 
 @pytest.mark.parametrize("name", ["out.folded", "x.data.folded"], ids=["named", "default"])
-def test_an_output_does_not_replace_the_target_of_a_link_of_another_user(
-    name: str, place: Path, secret: Path
-) -> None:
+def test_an_output_does_not_replace_the_target_of_a_link_of_another_user(name: str, place: Path, secret: Path) -> None:
     shutil.copy(DEMO, place / "x.data")
     nobody("ln", "-s", secret, place / name, cwd=place)
     options = ("-o", name) if name == "out.folded" else ()

@@ -72,9 +72,7 @@ def test_a_circle_of_timed_waits_is_no_deadlock(tmp_path: Path) -> None:
     with hanging(timed, threads=3) as pid:
         run("-p", str(pid), "--duration", "0.5", cwd=tmp_path)
         run("-o", "end", "-p", str(pid), "--until-exit", str(pid), cwd=tmp_path)
-    texts = [
-        program.run("report", "-i", name, "--json", cwd=tmp_path).stdout for name in ("perf.data", "end")
-    ]
+    texts = [program.run("report", "-i", name, "--json", cwd=tmp_path).stdout for name in ("perf.data", "end")]
     found = [json.loads(text) for text in texts]
     assert [one["deadlocks"] for one in found] == [[], []]
     assert [len(one["timed_circles"]) for one in found] == [1, 0], "it is over in the second one"

@@ -18,9 +18,7 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 
 pytestmark = pytest.mark.beside
 
-WORK = (
-    "for i in 1 2 3; do ls /usr/lib; sleep 0.01; done > /dev/null; head -c 20M /dev/zero | cksum > /dev/null"
-)
+WORK = "for i in 1 2 3; do ls /usr/lib; sleep 0.01; done > /dev/null; head -c 20M /dev/zero | cksum > /dev/null"
 SHELL = ["--", "sh", "-c", WORK]
 
 FORMS = {
@@ -128,9 +126,7 @@ def test_what_we_recorded(options: str, own: Path, perf_offcpu: Command, tmp_pat
             found[comm.strip()] += int(period)
     expected: Counter[str] = Counter()
     samples = before.samples
-    for evsel, comm, period in zip(
-        samples.evsel.tolist(), samples.comm.tolist(), samples.period.tolist(), strict=True
-    ):
+    for evsel, comm, period in zip(samples.evsel.tolist(), samples.comm.tolist(), samples.period.tolist(), strict=True):
         if before.evsels[evsel].name == "offcpu-time":
             expected[before.strings[comm]] += period
     assert found == expected

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.beside
 HERE = Path(__file__).with_name("jit")
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node here (Debian: nodejs)")
-needs_java = pytest.mark.skipif(
-    shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)"
-)
+needs_java = pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
 
 
 @cache

@@ -28,9 +28,7 @@ SHIFTED = ("unshare", "--uts", "--time", "--fork", "--monotonic", "1000", "--boo
 
 
 @pytest.fixture(scope="module")
-def recordings(
-    waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path, Path]:
+def recordings(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Two runs of ours, the second in half the rounds, and one of perf on the same clock."""
     directory = tmp_path_factory.mktemp("runs")
     ours = (directory / "first.data", directory / "second.data")

@@ -53,9 +53,7 @@ CLASSES = {"tcp": "network", "unix": "pipe", "pipe": "pipe", "fsync": "disk"}
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_each_wait_has_the_name_of_what_the_program_waited_for(
-    kind: str, recorded: Recorded, profile: Profile
-) -> None:
+def test_each_wait_has_the_name_of_what_the_program_waited_for(kind: str, recorded: Recorded, profile: Profile) -> None:
     samples, names = profile.samples, profile.objects.name.tolist()
     classes = classify(profile).wait_class
     syscall = {"tcp": "read", "unix": "read", "pipe": "read", "fsync": "fsync"}.get(kind, "futex")
@@ -69,9 +67,7 @@ def test_each_wait_has_the_name_of_what_the_program_waited_for(
     assert len(found) <= (2 if kind == "cond" else 1), "one object has one name"
 
 
-def test_holders_in_the_report_are_those_of_the_log(
-    recorded: Recorded, directory: Path, perf_offcpu: Command
-) -> None:
+def test_holders_in_the_report_are_those_of_the_log(recorded: Recorded, directory: Path, perf_offcpu: Command) -> None:
     done = perf_offcpu("report", "--locks", "--json", cwd=directory)
     locks = {lock["name"]: lock for lock in json.loads(done.stdout)["locks"]}
     samples = recorded.recording.samples

@@ -37,9 +37,7 @@ def names(profile: Profile) -> set[str]:
     return {profile.strings[profile.objects.name[row]] for row in used}
 
 
-def test_postgres_waits_for_its_log_and_its_client(
-    perf_offcpu: Command, database: Path, tmp_path: Path
-) -> None:
+def test_postgres_waits_for_its_log_and_its_client(perf_offcpu: Command, database: Path, tmp_path: Path) -> None:
     found = names(record(perf_offcpu, tmp_path, *AS_POSTGRES, database / "run", "load", database))
     assert any(name.startswith(f"{database}/data/pg_wal/0000") for name in found), found
     assert any(f"unix {database}/.s.PGSQL" in name for name in found), found

@@ -46,9 +46,7 @@ def test_perf_opens_a_recording_without_a_word(recording: Path, verb: list[str])
     assert done.stdout
 
 
-def test_perf_shows_the_same_total_after_inject(
-    recording: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_perf_shows_the_same_total_after_inject(recording: Path, perf_offcpu: Command, tmp_path: Path) -> None:
     injected = tmp_path / "injected.data"
     perf_offcpu("inject", "-i", recording, "-o", injected)
     done = perf("script", "-i", injected, "-F", "comm,event,period", "-G")
@@ -61,9 +59,7 @@ def test_perf_shows_the_same_total_after_inject(
     ours: Counter[str] = Counter()
     original = load_recording(recording)
     samples = original.samples
-    for comm, period, flags in zip(
-        samples.comm.tolist(), samples.period.tolist(), samples.flags.tolist(), strict=True
-    ):
+    for comm, period, flags in zip(samples.comm.tolist(), samples.period.tolist(), samples.flags.tolist(), strict=True):
         if flags & SampleFlag.OFFCPU:
             ours[original.strings[comm]] += period
     named = with_names(Counter({(comm,): period for comm, period in totals.items()}), original, 0)
@@ -138,9 +134,7 @@ def test_inside_perf_stacks_are_whole_too(waiter: Path, perf_offcpu: Command, tm
     assert len(direct.stdout) > 100
 
 
-def test_what_was_injected_is_the_same_through_both_doors(
-    waiter: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_what_was_injected_is_the_same_through_both_doors(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
     """Some stacks are whole, those of `deep` are cut, and are marked as that."""
     recorded, injected = tmp_path / "perf.data", tmp_path / "injected.data"
     options = ("--call-graph", "cfi,512", "--off-cpu-thresh", "0")
@@ -167,9 +161,7 @@ def test_script_writes_files_and_other_formats(recording: Path, tmp_path: Path) 
     folded, page = tmp_path / "out.folded", tmp_path / "out.html"
     assert perf("script", "-i", recording, "-s", SCRIPT, "--", "--folded", str(folded)).returncode == 0
     assert "wait_for_answer" in folded.read_text()
-    assert (
-        perf("script", "-i", recording, "-s", SCRIPT, "--", "--flamegraph", "-o", str(page)).returncode == 0
-    )
+    assert perf("script", "-i", recording, "-s", SCRIPT, "--", "--flamegraph", "-o", str(page)).returncode == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 

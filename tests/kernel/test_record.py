@@ -56,9 +56,7 @@ def threads(known: tuple[Path, Run]) -> dict[str, Thread]:
     return parse(known[1].stdout)
 
 
-def test_each_thread_has_its_own_name_and_process(
-    known: tuple[Path, Run], threads: dict[str, Thread]
-) -> None:
+def test_each_thread_has_its_own_name_and_process(known: tuple[Path, Run], threads: dict[str, Thread]) -> None:
     recording = load_recording(known[0])
     for thread in threads.values():
         mine = recording.samples.tid == thread.tid
@@ -68,16 +66,12 @@ def test_each_thread_has_its_own_name_and_process(
 
 
 @pytest.mark.alone
-def test_short_waits_are_sums_and_long_ones_are_not(
-    known: tuple[Path, Run], threads: dict[str, Thread]
-) -> None:
+def test_short_waits_are_sums_and_long_ones_are_not(known: tuple[Path, Run], threads: dict[str, Thread]) -> None:
     samples = load_recording(known[0]).samples
     summed = samples.flags & SampleFlag.AGGREGATED > 0
     short, sleeper = threads["short-sleeper"], threads["sleeper"]
     # On a busy machine some of the 0.2 ms naps last longer than the threshold.
-    assert (
-        samples.count[(samples.tid == short.tid) & summed].sum() >= short.site("short-sleep").short_switches
-    )
+    assert samples.count[(samples.tid == short.tid) & summed].sum() >= short.site("short-sleep").short_switches
     assert not (summed & (samples.tid == sleeper.tid)).any()
     assert (samples.period[off_cpu(load_recording(known[0])) & ~summed] >= 1 * MS).all()
 
@@ -93,9 +87,7 @@ def test_samples_lie_in_the_recorded_time(known: tuple[Path, Run], threads: dict
     assert span["first"] < threads["waiter"].begin_ns < threads["waiter"].end_ns < span["last"]
 
 
-def test_on_cpu_samples_are_of_the_target_and_have_stacks(
-    known: tuple[Path, Run], threads: dict[str, Thread]
-) -> None:
+def test_on_cpu_samples_are_of_the_target_and_have_stacks(known: tuple[Path, Run], threads: dict[str, Thread]) -> None:
     recording = load_recording(known[0])
     on_cpu = event(recording, "cpu-clock")
     assert on_cpu.sum() >= 3
@@ -304,9 +296,7 @@ def test_tracepoints_of_everybody_with_what_perf_needs_to_print_them(tmp_path: P
 
 
 def test_deferred_callchains_or_the_word_that_there_are_none(tmp_path: Path) -> None:
-    done = run(
-        "--call-graph", "fp,defer", "-F", "999", "--", sys.executable, "-c", "sum(range(10**7))", cwd=tmp_path
-    )
+    done = run("--call-graph", "fp,defer", "-F", "999", "--", sys.executable, "-c", "sum(range(10**7))", cwd=tmp_path)
     recording = load_recording(tmp_path / "perf.data")
     assert (recording.samples.callchain[event(recording, "cpu-clock")] >= 0).all()
     deferring = any(evsel.attr.flags & AttrFlag.DEFER_CALLCHAIN for evsel in evsels(tmp_path / "perf.data"))

@@ -59,9 +59,7 @@ def test_signal_ends_the_recording_and_the_file_is_whole(tmp_path: Path, signum:
 
 
 def test_signal_ends_the_command_too(tmp_path: Path) -> None:
-    with recorder(
-        "--", "sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.05; done", cwd=tmp_path
-    ) as process:
+    with recorder("--", "sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.05; done", cwd=tmp_path) as process:
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 3
@@ -84,9 +82,7 @@ def test_interrupt_from_the_terminal_reaches_both_and_the_command_may_take_its_t
 
 def test_interrupt_before_the_recording_leaves_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    process = subprocess.Popen(
-        [*PROGRAM, "--", "touch", mark], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([*PROGRAM, "--", "touch", mark], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
     time.sleep(0.05)  # the command's child is made; the BPF program is being compiled
     process.send_signal(signal.SIGINT)
@@ -139,9 +135,7 @@ def test_two_recorders_at_once(tmp_path: Path) -> None:
         statuses.append(run("-p", str(pid), "--duration", "0.8", cwd=directory).returncode)
 
     with two_threads() as (first, first_tids), two_threads() as (second, second_tids):
-        runs = [
-            threading.Thread(target=one, args=pair) for pair in zip(directories, (first, second), strict=True)
-        ]
+        runs = [threading.Thread(target=one, args=pair) for pair in zip(directories, (first, second), strict=True)]
         for thread in runs:
             thread.start()
         for thread in runs:
@@ -238,9 +232,7 @@ def sent(recording: Recording) -> int:
 def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, packed: tuple[str, ...]) -> None:
     with small_disk(tmp_path / "disk", str(DISK_BYTES)) as disk:
         done = run("-o", disk / "perf.data", *EVERY_NAP, *packed, "--", *NAPPING, cwd=tmp_path, status=1)
-        assert done.stderr.startswith(
-            f"perf-offcpu record: {disk}/perf.data: cannot write the recording: No space"
-        )
+        assert done.stderr.startswith(f"perf-offcpu record: {disk}/perf.data: cannot write the recording: No space")
         assert done.stderr.count("\n") == 1
         recording = load_recording(disk / "perf.data")
         assert off_cpu(recording).sum() > 100

@@ -70,9 +70,7 @@ def test_a_process_that_started_in_a_pause_on_a_cpu_that_came_back_has_its_name(
     assert {recording.strings[row] for row in samples.comm[mine].tolist()} == {"came-unseen"}
     lives = recording.tasks.take(recording.tasks.tid == os.getpid())
     assert lives.begin_ns.tolist() == [0], "who was there before is not born"
-    assert f"came-unseen {started.pid}" in " ".join(
-        perf("script", "-F", "comm,pid", "-i", tmp_path / "out").split()
-    )
+    assert f"came-unseen {started.pid}" in " ".join(perf("script", "-F", "comm,pid", "-i", tmp_path / "out").split())
 
 
 @pytest.mark.skipif(not SWITCH.exists(), reason="this CPU cannot be taken offline")

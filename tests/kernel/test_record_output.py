@@ -57,15 +57,11 @@ def test_pipe_goes_straight_into_perf_and_the_commands_output_beside_it(tmp_path
 
 def test_pipe_holds_what_a_file_holds(tmp_path: Path) -> None:
     with (tmp_path / "pipe").open("wb") as out:
-        subprocess.run(
-            [*PROGRAM, "-o", "-", "--off-cpu-thresh", "0", "--", *napping(50)], stdout=out, check=True
-        )
+        subprocess.run([*PROGRAM, "-o", "-", "--off-cpu-thresh", "0", "--", *napping(50)], stdout=out, check=True)
     recording = load_recording(tmp_path / "pipe")
     assert lost(recording) == set()
     naps = off_cpu(recording) & (recording.samples.period >= 3_500_000)
-    assert (
-        naps.sum() >= 48
-    )  # one that is preempted on its way to sleep is two waits, the second of them shorter
+    assert naps.sum() >= 48  # one that is preempted on its way to sleep is two waits, the second of them shorter
     assert recording.meta.hostname == os.uname().nodename
     python = os.fsencode(Path(sys.executable).resolve()).decode()
     assert any(recording.strings[path] == python for path in recording.dsos.path)

@@ -153,9 +153,7 @@ for thread in threads: thread.join()
     assert abs(samples.period[last].sum() - 3700 * MS) < 500 * MS
 
 
-def test_stock_perf_shows_the_weights(
-    recording: Recording, naps: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_stock_perf_shows_the_weights(recording: Recording, naps: Path, perf_offcpu: Command, tmp_path: Path) -> None:
     perf_offcpu("inject", "-i", naps / "perf.data", "-o", "plain.data", cwd=tmp_path)
     text = perf("script", "-i", "plain.data", "-F", "event,period", cwd=tmp_path)
     weights = [int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line]
@@ -177,9 +175,7 @@ def test_what_needs_every_wait_refuses_samples_of_them(option: str, naps: Path, 
     assert f"{option} needs every wait" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_wakers_are_those_of_all_waits_and_chains_of_them_are_refused(
-    perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_wakers_are_those_of_all_waits_and_chains_of_them_are_refused(perf_offcpu: Command, tmp_path: Path) -> None:
     program = """
 import os, threading, time
 (r, w), naps = os.pipe(), 600

@@ -100,9 +100,7 @@ def is_perfs_mistake(index: int, perf: Frame, own: Frame) -> bool:
 @cache
 def modules_of(function: str) -> frozenset[str]:
     """The modules that have a function of this name, as dso."""
-    found = re.findall(
-        rf" \w {re.escape(function)}\t(\[\w+\])$", Path("/proc/kallsyms").read_text(), re.MULTILINE
-    )
+    found = re.findall(rf" \w {re.escape(function)}\t(\[\w+\])$", Path("/proc/kallsyms").read_text(), re.MULTILINE)
     return frozenset(found)
 
 
@@ -135,9 +133,7 @@ def test_plt_entries_are_those_of_objdump() -> None:
     """A sample in one is rare: each of libc's and ls's is looked at here."""
     for dso in (LIBC, "/bin/ls"):
         table = load_elf_symbols(dso).symbols
-        ours = [
-            table.name(row).partition("@plt")[0] for row in range(len(table)) if "@plt" in table.name(row)
-        ]
+        ours = [table.name(row).partition("@plt")[0] for row in range(len(table)) if "@plt" in table.name(row)]
         assert len(ours) > 10
         assert set(ours) <= plt_functions(dso)
 

@@ -33,9 +33,7 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 
 @both_forms
 def test_short_waits_can_be_dropped_and_are_counted(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(
-        targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.DROP, in_switch=in_switch
-    )
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.DROP, in_switch=in_switch)
     tallies, waits, sums, counters = record_napper(napper, config)
     assert waits == [] and len(sums) == 0
     assert counters["dropped"] >= sum(t.waits for t in tallies if t.kind in ("nap", "blink", "pipe")) - 3

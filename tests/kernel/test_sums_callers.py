@@ -98,9 +98,7 @@ def test_without_stack_bytes_sums_end_where_frame_pointers_do(callers: Path, tmp
 
 
 @pytest.mark.parametrize("path", ["python_waits", "bash_waits"])
-def test_sums_of_programs_as_debian_ships_them_reach_the_root(
-    path: str, request: pytest.FixtureRequest
-) -> None:
+def test_sums_of_programs_as_debian_ships_them_reach_the_root(path: str, request: pytest.FixtureRequest) -> None:
     found = sum_wholeness(request.getfixturevalue(path))
     waits = sum(one.waits for one in found.values())
     assert waits >= 15

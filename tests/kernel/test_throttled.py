@@ -73,7 +73,5 @@ def test_a_quota_of_cpu_time_is_a_class_and_a_mode_of_its_own(
     of_class = classify(profile).wait_class == WaitClass.THROTTLED
     assert (flagged == of_class).all()
     assert abs(int(profile.samples.period[of_class].sum()) - throttled) < 0.02 * throttled
-    report = subprocess.run(
-        [PROGRAM, "report", "-g", "none"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    report = subprocess.run([PROGRAM, "report", "-g", "none"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "throttled" in report.stdout and "Throttled" in report.stdout

@@ -96,14 +96,10 @@ func main() {
 
 
 @pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
-def test_stacks_of_gos_scheduler_end_where_it_left_the_goroutine(
-    perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_stacks_of_gos_scheduler_end_where_it_left_the_goroutine(perf_offcpu: Command, tmp_path: Path) -> None:
     (tmp_path / "main.go").write_text(GO)
     environment = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "CGO_ENABLED": "0"}
-    subprocess.run(
-        ["go", "build", "-o", "sleepers", "main.go"], cwd=tmp_path, env=environment, check=True, timeout=200
-    )
+    subprocess.run(["go", "build", "-o", "sleepers", "main.go"], cwd=tmp_path, env=environment, check=True, timeout=200)
     options = ["-e", "none", "--call-graph", "cfi", "--off-cpu-thresh", "1"]
     perf_offcpu("record", *options, "--", "./sleepers", cwd=tmp_path)
     lines = perf_offcpu("convert", "--folded", "-o", "-", cwd=tmp_path).stdout.splitlines()

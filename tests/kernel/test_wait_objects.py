@@ -71,9 +71,7 @@ def record(directory: Path, *options: str) -> Recorded:
     for line in done.stdout.splitlines():
         kind, waiter, holder, begin_ns, end_ns, *rest = line.split()
         rounds.append(Round(kind, int(waiter), int(holder), int(begin_ns), int(end_ns), tuple(rest)))
-    assert Counter(one.kind for one in rounds) == dict.fromkeys(
-        [*FUTEXES, "tcp", "unix", "pipe", "fsync"], ROUNDS
-    )
+    assert Counter(one.kind for one in rounds) == dict.fromkeys([*FUTEXES, "tcp", "unix", "pipe", "fsync"], ROUNDS)
     return Recorded(load_recording(directory / "perf.data"), rounds, file)
 
 

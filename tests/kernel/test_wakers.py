@@ -70,9 +70,7 @@ def of_pipes(function: str) -> str:
     ("pipe-reader", "pipe_read", "pipe-writer"),
     ("cond-waiter", "futex_wait", "cond-signaler"),
 ])  # fmt: skip
-def test_a_thread_is_woken_by_the_one_that_lets_it_go(
-    run: Run, sleeper: str, kernel_function: str, waker: str
-) -> None:
+def test_a_thread_is_woken_by_the_one_that_lets_it_go(run: Run, sleeper: str, kernel_function: str, waker: str) -> None:
     rows = run.waits(sleeper, of_pipes(kernel_function))
     inside = rows[run.samples.switch_out_ns[rows] > run.threads[sleeper].begin_ns + 25 * MS]
     assert len(inside) >= 15
@@ -123,9 +121,7 @@ def test_folded_stacks_lead_from_the_sleeper_to_the_waker(run: Run, perf_offcpu:
                 assert f"{of_pipes('pipe_write')}_[w]" in names and of_pipes("pipe_read") in sleeper
     assert found[("locker-a", "locker-b_[w]")] > 100 * MS
     assert found[("cond-waiter", "cond-signaler_[w]")] > 100 * MS
-    timers = [
-        path for path, _, _ in lines if path.startswith("deep-sleeper;") and path.endswith(";[interrupt]")
-    ]
+    timers = [path for path, _, _ in lines if path.startswith("deep-sleeper;") and path.endswith(";[interrupt]")]
     assert timers and all("hrtimer_wakeup_[w]" in path for path in timers)
 
 
@@ -150,9 +146,7 @@ def loop_device(tmp_path: Path) -> Iterator[str]:
     subprocess.run(["losetup", "-d", device], check=True)
 
 
-def test_who_waits_for_a_disk_is_woken_by_the_disk(
-    loop_device: str, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_who_waits_for_a_disk_is_woken_by_the_disk(loop_device: str, perf_offcpu: Command, tmp_path: Path) -> None:
     blocks = 50
     read = ["dd", f"if={loop_device}", "of=/dev/null", "bs=4k", f"count={blocks}", "iflag=direct"]
     options = ["-e", "none", "--waker-stacks", "--off-cpu-thresh", "0", "--call-graph", "fp"]

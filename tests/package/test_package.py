@@ -53,9 +53,7 @@ def prefix(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(directory, system_site_packages=True, with_pip=True)
     run(directory / "bin/python", "-m", "pip", "install", "-q", "--no-index", "--no-deps", built.wheel)
     packages = Path(
-        sysconfig.get_path(
-            "purelib", vars={"base": str(directory), "platbase": str(directory)}, scheme="venv"
-        )
+        sysconfig.get_path("purelib", vars={"base": str(directory), "platbase": str(directory)}, scheme="venv")
     )
     # A path in a .pth file is searched, but .pth files there (that of the checkout) have no effect.
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -72,9 +70,7 @@ def test_wheel_holds_bpf_sources_assets_licences_and_man_pages(built: Built) -> 
     assert "perf_offcpu/py.typed" in names and {"flame.js", "page.css", "lanes.js"} <= {
         name.rpartition("/")[2] for name in names
     }
-    assert {"Apache-2.0.txt", "BSD-2-Clause.txt", "GPL-2.0-only.txt"} <= {
-        name.split("/")[-1] for name in names
-    }
+    assert {"Apache-2.0.txt", "BSD-2-Clause.txt", "GPL-2.0-only.txt"} <= {name.split("/")[-1] for name in names}
     assert not [name for name in names if name.startswith(("tests/", "scripts/", "benchmarks/"))]
 
 

@@ -168,9 +168,7 @@ CHAIN_SHAPE = SampleShape(
 def test_written_columns_equal_packed_records(rows: list[Any], order: Any) -> None:
     raws = [bytes(range(8 * size + 4)) for *_, size in rows]
     expected = b"".join(
-        SAMPLE.pack(
-            {"identifier": i, "pid": p, "tid": 1, "time": 2, "callchain": c, "raw": raw}, order, CHAIN_SHAPE
-        )
+        SAMPLE.pack({"identifier": i, "pid": p, "tid": 1, "time": 2, "callchain": c, "raw": raw}, order, CHAIN_SHAPE)
         for (i, p, c, _), raw in zip(rows, raws, strict=True)
     )
     columns: dict[str, Any] = {

@@ -84,9 +84,7 @@ def late_records(path: Path) -> int:
     rounds = 0
     with PerfDataReader.open(path) as reader:
         for chunk in reader.chunks():
-            for kind, time in zip(
-                chunk.types.tolist(), record_times(chunk, reader.events).tolist(), strict=True
-            ):
+            for kind, time in zip(chunk.types.tolist(), record_times(chunk, reader.events).tolist(), strict=True):
                 late += 0 < time < passed
                 highest = max(highest, time)
                 if kind == RecordType.FINISHED_ROUND:

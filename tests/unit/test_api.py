@@ -23,9 +23,7 @@ DATA = ROOT / "tests" / "data"
 
 
 def demo() -> perf_offcpu.Profile:
-    return perf_offcpu.load(
-        DATA / "demo.data", symfs=str(DATA / "demo.symfs"), kallsyms=str(DATA / "demo.kallsyms")
-    )
+    return perf_offcpu.load(DATA / "demo.data", symfs=str(DATA / "demo.symfs"), kallsyms=str(DATA / "demo.kallsyms"))
 
 
 def test_the_documented_example(tmp_path: Path) -> None:
@@ -47,8 +45,7 @@ def test_the_document_names_all_columns() -> None:
 
 def test_the_import_costs_nothing() -> None:
     script = (
-        "import sys, perf_offcpu\n"
-        "sys.exit(any(name.startswith(('numpy', 'perf_offcpu.')) for name in sys.modules))"
+        "import sys, perf_offcpu\nsys.exit(any(name.startswith(('numpy', 'perf_offcpu.')) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

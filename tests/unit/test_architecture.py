@@ -188,9 +188,7 @@ def test_the_rules_themselves_can_fail(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path / "perf_offcpu")
     bad = tmp_path / "perf_offcpu" / "perfdata" / "bad.py"
     bad.parent.mkdir(parents=True)
-    bad.write_text(
-        "from ..model import strings\ndef f():\n    import bcc\nif True:\n    from perf_offcpu import cli\n"
-    )
+    bad.write_text("from ..model import strings\ndef f():\n    import bcc\nif True:\n    from perf_offcpu import cli\n")
     assert rooms_imported(bad) == {"model", "cli"}
     assert not any(is_allowed("perfdata", room) for room in rooms_imported(bad))
     assert "bcc" in set(imports(bad)) - set(imports_at_load_time(bad))

@@ -22,9 +22,7 @@ def image(order: str, bits: int, notes: bytes, align: int = 4, count: int = 1) -
     data, word = (1, 2)[order == ">"], "I" if bits == 32 else "Q"
     ident = b"\x7fELF" + bytes([1 if bits == 32 else 2, data, 1]) + bytes(9)
     head_size, entry_size = (52, 32) if bits == 32 else (64, 56)
-    head = struct.pack(
-        f"{order}HHI3{word}I6H", 3, 8, 1, 0, head_size, 0, 0, head_size, entry_size, count, 0, 0, 0
-    )
+    head = struct.pack(f"{order}HHI3{word}I6H", 3, 8, 1, 0, head_size, 0, 0, head_size, entry_size, count, 0, 0, 0)
     at = head_size + entry_size
     if bits == 32:
         entry = struct.pack(f"{order}8I", 4, at, 0, 0, len(notes), 0, 4, align)
@@ -127,9 +125,7 @@ def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
         assert known.files[os.fsencode(copy) + b" (deleted)"] == expected != b""
         # Without a mapping at that address the path counts, if it still is that file.
         libc = next(one for one in code if b"libc.so" in one.name)
-        others = [
-            known.of_mapping(child.pid, 0, 4096, "other", inode, libc.name) for inode in (libc.inode, 1)
-        ]
+        others = [known.of_mapping(child.pid, 0, 4096, "other", inode, libc.name) for inode in (libc.inode, 1)]
         assert others == [known.files[libc.name], None]
         assert known.of_mapping(child.pid, 0, 4096, "none", os.stat("/dev/null").st_ino, b"/dev/null") is None
     finally:

@@ -128,9 +128,7 @@ class TestDirectory:
         cache.write("one", COLUMNS)
         assert os.listdir(tmp_path / "cache") == []
 
-    def test_a_link_or_fifo_in_place_of_a_file_is_not_followed(
-        self, cache: DiskCache, tmp_path: Path
-    ) -> None:
+    def test_a_link_or_fifo_in_place_of_a_file_is_not_followed(self, cache: DiskCache, tmp_path: Path) -> None:
         cache.write("one", COLUMNS)
         (tmp_path / "elsewhere").write_bytes(Path(cache.directory, "one").read_bytes())
         Path(cache.directory, "two").symlink_to(tmp_path / "elsewhere")

@@ -172,9 +172,7 @@ def cpu_seconds(*argv: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize(
-    "argv", [["--help"], ["record", "--help"], ["convert", "--help"], ["report", "--help"]]
-)
+@pytest.mark.parametrize("argv", [["--help"], ["record", "--help"], ["convert", "--help"], ["report", "--help"]])
 def test_help_is_instant(argv: list[str]) -> None:
     assert min(cpu_seconds(*argv) for _ in range(3)) < 0.2
 
@@ -197,9 +195,7 @@ def test_a_closed_pipe_ends_it_quietly() -> None:
     # With unbuffered output, argparse from Python 3.12 on hides the error.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with os.fdopen(write_end, "wb") as nobody:
-        done = subprocess.run(
-            command, check=False, stdout=nobody, stderr=subprocess.PIPE, env=env, timeout=30
-        )
+        done = subprocess.run(command, check=False, stdout=nobody, stderr=subprocess.PIPE, env=env, timeout=30)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
@@ -313,9 +309,7 @@ def test_closed_standard_input_is_empty() -> None:
     assert done.stderr.startswith("perf-offcpu report: standard input: file header at offset 0x0: 0 bytes")
 
 
-def test_an_output_with_a_slash_at_its_end_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_with_a_slash_at_its_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["convert", "-f", "--folded", "-i", str(DEMO), "-o", f"{tmp_path}/x/"]) == 129
     assert capsys.readouterr().err.endswith("x/: is the name of a directory: give that of a file\n")
     assert list(tmp_path.iterdir()) == []

@@ -87,9 +87,7 @@ def test_owner_and_size_are_those_of_the_opened_file(tmp_path: Path) -> None:
         read_regular(str(path), 5, owners={OTHER})
 
 
-def test_a_file_that_grows_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"1234")
     read = os.read

@@ -28,11 +28,7 @@ def page(name: str) -> str:
 
 def options_of(verb: str, *, shown: bool = False) -> set[str]:
     """Return the options of a verb, or those in its help."""
-    actions = [
-        one
-        for one in actions_of(make_parsers((verb,))[1][verb])
-        if not shown or one.help != argparse.SUPPRESS
-    ]
+    actions = [one for one in actions_of(make_parsers((verb,))[1][verb]) if not shown or one.help != argparse.SUPPRESS]
     return {option for one in actions for option in one.option_strings} - {"-h", "--help"}
 
 
@@ -52,9 +48,7 @@ def test_pages_have_the_parsers_options(verb: str) -> None:
 
 def test_the_page_of_the_command_lists_all_verbs() -> None:
     text = page("perf-offcpu")
-    verbs = dict(
-        re.findall(r"^([a-z]+):: (.*)$", text[text.index("VERBS\n") : text.index("EXIT STATUS")], re.M)
-    )
+    verbs = dict(re.findall(r"^([a-z]+):: (.*)$", text[text.index("VERBS\n") : text.index("EXIT STATUS")], re.M))
     subparsers: Any = make_parsers(VERBS)[0]._subparsers
     assert verbs == {
         action.dest: action.help for group in subparsers._group_actions for action in group._choices_actions

@@ -64,9 +64,7 @@ def names_of(node: ast.AST, libraries: set[str]) -> Iterator[str]:
     """Return the calls to list that a node makes: none, one, or several where it imports names."""
     if isinstance(node, ast.Import):
         yield from (f"import {one.name}" for one in node.names if one.name.partition(".")[0] in IMPORTS)
-        yield from (
-            f"{one.name} as {one.asname}" for one in node.names if one.asname and one.name in OTHER_MODULES
-        )
+        yield from (f"{one.name} as {one.asname}" for one in node.names if one.asname and one.name in OTHER_MODULES)
     elif isinstance(node, ast.ImportFrom) and not node.level:
         yield from imported_from(node.module or "", [one.name for one in node.names])
     elif isinstance(node, ast.Attribute):  # also where it is not called here: handed to another function
@@ -102,9 +100,7 @@ MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE
 def test_the_page_lists_the_calls_of_each_module() -> None:
     rows = listed()
     calls = {module: found for module, path in MODULES.items() if (found := found_in(path.read_text()))}
-    assert {module: row[0] for module, row in rows.items()} == calls, (
-        f"see the table {HEADING!r} of {PAGE.name}"
-    )
+    assert {module: row[0] for module, row in rows.items()} == calls, f"see the table {HEADING!r} of {PAGE.name}"
     assert len(rows) > 5
     bare = [module for module, (_, rights, reason) in rows.items() if not rights or len(reason) <= 8]
     assert not bare, "with whose rights it runs, and why"

@@ -117,9 +117,7 @@ def test_printable_text_drives_nothing(raw: str) -> None:
     shown.encode("utf-8")
     assert len(shown.splitlines()) <= 1
     assert not {"Cc", "Cs", "Zl", "Zp"} & {unicodedata.category(char) for char in shown}
-    assert not {"RLO", "LRO", "RLE", "LRE", "RLI", "LRI", "FSI"} & {
-        unicodedata.bidirectional(c) for c in shown
-    }
+    assert not {"RLO", "LRO", "RLE", "LRE", "RLI", "LRI", "FSI"} & {unicodedata.bidirectional(c) for c in shown}
 
 
 @pytest.mark.parametrize(("symbol", "dso", "address", "label"), [

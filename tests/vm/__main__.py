@@ -48,16 +48,12 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", default=list(kernels.DEFAULT))
     parser.add_argument("--all", action="store_true", help="all of tests/kernel")
     parser.add_argument("--list", action="store_true", help="print what is run without --all, and why")
-    parser.add_argument(
-        "--kept", action="store_true", help="run nothing: print the last whole run on each, by feature"
-    )
+    parser.add_argument("--kept", action="store_true", help="run nothing: print the last whole run on each, by feature")
     parser.add_argument(
         "--two-boots", action="store_true", help="boot twice: compiled programs survive (tests/vm/boots.py)"
     )
     parser.add_argument("--root", choices=roots.SUITES, help="use this Debian, not that of the kernel's time")
-    parser.add_argument(
-        "--run", metavar="COMMAND", help="run a command instead of the tests, show its output"
-    )
+    parser.add_argument("--run", metavar="COMMAND", help="run a command instead of the tests, show its output")
     parser.add_argument("--timeout", metavar="S", type=float, default=7200, help="per kernel (default 7200)")
     return parser.parse_args(words[:at]), words[at + 1 :]
 
@@ -96,15 +92,10 @@ def _table(releases: list[str], part: bool) -> str:
     """Return kept results by feature, those of chosen tests by test; then checkout and day of each run."""
     found = {name.removesuffix("-cloud-amd64"): _results(name, part) for name in releases}
     runs = {
-        name: table.read(path / "junit.xml")
-        if (path / "junit.xml").exists()
-        else table.read_console(path / "console")
+        name: table.read(path / "junit.xml") if (path / "junit.xml").exists() else table.read_console(path / "console")
         for name, path in found.items()
     }
-    if part:
-        lines = [table.render(runs)]
-    else:
-        lines = [table.matrix(runs, selection.FEATURES), "", *table.failures(runs)]
+    lines = [table.render(runs)] if part else [table.matrix(runs, selection.FEATURES), "", *table.failures(runs)]
     for name, path in found.items():
         checkout = path / "checkout"
         if checkout.exists():

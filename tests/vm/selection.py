@@ -112,6 +112,4 @@ def share() -> str:
 
 def text() -> str:
     """Return the table above as text."""
-    return "\n".join(
-        f"{feature}\n" + "".join(f"    {name}\n" for name in names) for feature, names in FEATURES.items()
-    )
+    return "\n".join(f"{feature}\n" + "".join(f"    {name}\n" for name in names) for feature, names in FEATURES.items())

@@ -65,8 +65,7 @@ def render(runs: Mapping[str, Run]) -> str:
     """Return a line for each test, a column for each kernel, totals, and the first failure of each test."""
     cases = sorted({case for run in runs.values() for case in run.outcomes})
     rows = [
-        (f"{file}::{name}", [_cell(run.outcomes.get((file, name))) for run in runs.values()])
-        for file, name in cases
+        (f"{file}::{name}", [_cell(run.outcomes.get((file, name))) for run in runs.values()]) for file, name in cases
     ]
     rows.append(("passed / run", [_total(run) for run in runs.values()]))
     first = max((len(name) for name, _ in rows), default=0)

@@ -39,9 +39,7 @@ def test_all_threads_report(threads: dict[str, Thread]) -> None:
 
 def test_kernel_counts_switches_inside_measured_places(threads: dict[str, Thread]) -> None:
     """Elsewhere a thread waits, seldom, only for a page of the program or the lock of its address space."""
-    elsewhere = {
-        thread.comm: thread.nvcsw - sum(site.switches for site in thread.sites) for thread in threads.values()
-    }
+    elsewhere = {thread.comm: thread.nvcsw - sum(site.switches for site in thread.sites) for thread in threads.values()}
     assert min(elsewhere.values()) >= 0
     assert sum(elsewhere.values()) <= 2, elsewhere
 
@@ -85,10 +83,7 @@ def test_short_sleeps_are_far_under_the_record_threshold(threads: dict[str, Thre
     assert site.total_ns / site.waits < 1 * MS
     assert 0.5 * site.switches < site.short_switches <= site.switches
     assert all(
-        site.short_switches == 0
-        for thread in threads.values()
-        for site in thread.sites
-        if site.min_ns >= 1 * MS
+        site.short_switches == 0 for thread in threads.values() for site in thread.sites if site.min_ns >= 1 * MS
     )
 
 
@@ -115,9 +110,7 @@ def test_hold_and_delay_are_waits_of_the_main_thread(waiter: Path, tmp_path: Pat
     assert main.site("hold").min_ns >= 200 * MS
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--rounds", "0"), ("--rounds", "x"), ("--hold", "-1"), ("--nonsense",)]
-)
+@pytest.mark.parametrize("arguments", [("--rounds", "0"), ("--rounds", "x"), ("--hold", "-1"), ("--nonsense",)])
 def test_nonsense_is_refused(waiter: Path, arguments: tuple[str, ...]) -> None:
     done = subprocess.run([waiter, *arguments], timeout=10, check=False, capture_output=True, text=True)
     assert done.returncode == 2

@@ -116,12 +116,8 @@ def classify(profile: Profile) -> Waits:
                 work = f"{rule.program}: {rule.meaning}" if rule.for_work else ""
         classes[index] = wait_class
         purpose[index] = purposes.setdefault(work, len(purposes))
-    found_class, purpose = like_single_waits(
-        profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE
-    )
-    return Waits(
-        found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules
-    )
+    found_class, purpose = like_single_waits(profile, classes[group_of], purpose[group_of], ruled[group_of] == _NONE)
+    return Waits(found_class, syscalls[group_of], list(names), purpose, list(purposes), ruled[group_of], programs.rules)
 
 
 class _Judge:
@@ -154,9 +150,7 @@ class _Judge:
             return by_object or by_function if by_function is WaitClass.POLL else by_function
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
-    def work(
-        self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int
-    ) -> str:
+    def work(self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int) -> str:
         """Return what brings the next piece of work; "" for waits that are not for work."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
             busy = answers(thing) if syscall in _EPOLLS else is_connected(thing)

@@ -321,17 +321,13 @@ class Rules:
         if not fits(self._any_frame, function):
             return 0
         return sum(
-            1 << bit
-            for bit, pattern in enumerate(self._frames)
-            if self.rules[bit].frames and fits(pattern, function)
+            1 << bit for bit, pattern in enumerate(self._frames) if self.rules[bit].frames and fits(pattern, function)
         )
 
     def of_caller(self, function: str) -> int:
         """Return the rules of `by_caller` whose condition on callers a function meets."""
         return sum(
-            1 << bit
-            for bit, rule in enumerate(self.rules)
-            if rule.callers and fits(pattern(rule.callers), function)
+            1 << bit for bit, rule in enumerate(self.rules) if rule.callers and fits(pattern(rule.callers), function)
         )
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:

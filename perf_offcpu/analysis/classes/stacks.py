@@ -79,9 +79,7 @@ def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     evidence = [Evidence(*row)._replace(rules=met_sets[row[-1]]) for row in rows]
     evidence = [
-        row_evidence._replace(entry_name=strings[row_evidence.entry])
-        if row_evidence.entry > 0
-        else row_evidence
+        row_evidence._replace(entry_name=strings[row_evidence.entry]) if row_evidence.entry > 0 else row_evidence
         for row_evidence in evidence
     ]
     return evidence, group_of[of_sample]
@@ -137,10 +135,7 @@ class _Stacks:
         if not number_of_set:
             return [0], np.zeros(len(is_met), np.int32)
         different, set_of_stack = np.unique(is_met, axis=0, return_inverse=True)
-        sets = [
-            functools.reduce(operator.or_, itertools.compress(number_of_set, row), 0)
-            for row in different.tolist()
-        ]
+        sets = [functools.reduce(operator.or_, itertools.compress(number_of_set, row), 0) for row in different.tolist()]
         return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
@@ -161,9 +156,7 @@ class _Stacks:
         symbol, dso = frames.symbol[rows], frames.dso[rows]
         first, group_of = group(symbol, np.where(symbol > 0, 0, dso))
         names = zip(symbol[first].tolist(), dso[first].tolist(), strict=True)
-        judged = (
-            judge(suffix.sub("", strings[one] or frame_label("", strings[file]))) for one, file in names
-        )
+        judged = (judge(suffix.sub("", strings[one] or frame_label("", strings[file]))) for one, file in names)
         values[rows] = np.array([_NONE if value is None else value for value in judged], np.int32)[group_of]
         return values
 

@@ -228,9 +228,7 @@ BY_LABEL = {one.label: one for one in CLASSES}
 CLASS_OF_SYSCALL = {name: one for one in CLASSES for name in one.row.syscalls.split()}
 """System calls with one purpose. Others (read, write, ioctl, close, …) do not tell the object of a wait."""
 
-FILE_SYSCALLS = frozenset(
-    "read write readv writev open openat openat2 close sendfile sendfile64 ioctl".split()
-)
+FILE_SYSCALLS = frozenset("read write readv writev open openat openat2 close sendfile sendfile64 ioctl".split())
 """System calls whose waits in state D are for storage: pipes, sockets and terminals are waited for in S."""
 FILE_WRAPPER = r"_*(read|write)v?(64)? _*open(at)?(64)?(_nocancel)? _*close _*sendfile(64)? _*ioctl"
 

@@ -41,9 +41,7 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
     return {**births, **wake_ups, **at_exit, "offcpu_switch": "sched_switch"}
 
 
-def option_defines(
-    config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool
-) -> dict[str, int | str]:
+def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool) -> dict[str, int | str]:
     """Return the constants for off_cpu.bpf.c that depend on the config.
 
     Raises:

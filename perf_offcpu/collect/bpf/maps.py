@@ -105,9 +105,7 @@ class ProgramMaps:
         control: the options, members of `struct offcpu_control`.
     """
 
-    def __init__(
-        self, descriptors: Mapping[str, int], header: SharedHeader, control: Mapping[str, int]
-    ) -> None:
+    def __init__(self, descriptors: Mapping[str, int], header: SharedHeader, control: Mapping[str, int]) -> None:
         self.header = header
         self._grace = GracePeriod()
         self._stopped = False

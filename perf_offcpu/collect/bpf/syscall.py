@@ -224,9 +224,7 @@ def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
     """Delete the entries with these keys; a key without an entry ends it."""
     if len(keys):
         packed = np.ascontiguousarray(keys)
-        _finds(
-            Command.MAP_DELETE_BATCH, uapi.Batch(keys=packed.ctypes.data, count=len(packed), map_fd=map_fd)
-        )
+        _finds(Command.MAP_DELETE_BATCH, uapi.Batch(keys=packed.ctypes.data, count=len(packed), map_fd=map_fd))
 
 
 class GracePeriod:

@@ -37,12 +37,7 @@ from perf_offcpu.collect.system.clock import CLOCKID
 from perf_offcpu.perfdata.events import EventSpec
 
 SAMPLE_TYPE = (
-    SampleType.IDENTIFIER
-    | SampleType.IP
-    | SampleType.TID
-    | SampleType.TIME
-    | SampleType.CPU
-    | SampleType.PERIOD
+    SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.CPU | SampleType.PERIOD
 )
 """Fields of all samples; sampling adds CALLCHAIN, off-cpu RAW, and CALLCHAIN for deferred user stacks."""
 
@@ -80,9 +75,7 @@ def basic_attr(kind: int, config: int, support: Support, **changes: Any) -> Attr
     return attr._replace(**changes)
 
 
-def offcpu_attr(
-    support: Support, wakeup_bytes: int, stack_bytes: int = 0, deferred_stacks: bool = False
-) -> Attr:
+def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, deferred_stacks: bool = False) -> Attr:
     """Return the attr of the event through which BPF sends off-cpu samples.
 
     Args:
@@ -96,9 +89,7 @@ def offcpu_attr(
         sample_type |= SampleType.CALLCHAIN
         flags |= AttrFlag.DEFER_CALLCHAIN | AttrFlag.EXCLUDE_CALLCHAIN_KERNEL
     changes = {"sample_type": sample_type, "flags": flags, "wakeup": wakeup_bytes}
-    return _with_stack(
-        basic_attr(PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT, support, **changes), stack_bytes
-    )
+    return _with_stack(basic_attr(PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT, support, **changes), stack_bytes)
 
 
 def _with_stack(attr: Attr, stack_bytes: int) -> Attr:

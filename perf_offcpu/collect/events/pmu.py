@@ -72,9 +72,7 @@ def _apply(event: Fields, text: str, directory: Path, name: str, value: str | No
             _apply(event, text, directory, inner, "1" if inner_value is None else inner_value)
     else:
         known = sorted({path.name for kind in ("format", "events") for path in (directory / kind).glob("*")})
-        raise UsageError(
-            f"-e {text}: PMU {directory.name} has no term {name}; it has {', '.join(known) or 'none'}"
-        )
+        raise UsageError(f"-e {text}: PMU {directory.name} has no term {name}; it has {', '.join(known) or 'none'}")
 
 
 def _number(text: str, name: str, value: str | None) -> int:

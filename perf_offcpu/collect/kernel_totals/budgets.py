@@ -26,9 +26,7 @@ BATCH = 256
 """Budgets in one sample: a record has room for some 500."""
 
 
-def budget_samples(
-    event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int
-) -> Iterator[bytes]:
+def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int) -> Iterator[bytes]:
     """Yield the records of budgets, `BATCH` at a time.
 
     Args:
@@ -40,9 +38,7 @@ def budget_samples(
     rows = _as_in_file(budgets, modes)
     for low in range(0, len(rows), BATCH):
         part = rows[low : low + BATCH]
-        head = BUDGETS.pack(
-            {"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "nr": 0, "budgets": []}, NATIVE
-        )
+        head = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "nr": 0, "budgets": []}, NATIVE)
         raw = head[:6] + np.uint16(len(part)).tobytes() + part.tobytes()
         yield account_sample(event, raw, time_ns)
 

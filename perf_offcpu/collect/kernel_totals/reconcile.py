@@ -42,8 +42,7 @@ def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[An
     others = [index for mode, index in number.items() if mode != "running" and index not in queues]
     own: I64 = budgets["ns"][rows].astype(np.int64)
     ran, queued = (
-        (budgets[f"{name}_ns"][rows] - budgets[f"{name}_before_ns"][rows]).view(np.int64)
-        for name in ("ran", "queued")
+        (budgets[f"{name}_ns"][rows] - budgets[f"{name}_before_ns"][rows]).view(np.int64) for name in ("ran", "queued")
     )
     wall = own.sum(axis=1)
     ran = np.clip(ran, 0, wall)

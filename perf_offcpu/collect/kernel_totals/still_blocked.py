@@ -36,9 +36,7 @@ BATCH = 512
 """Tasks whose records are packed at once: some MB of copies."""
 
 
-def with_user_stacks(
-    last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread
-) -> LastTasks:
+def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread) -> LastTasks:
     """Add the user stacks of waiting tasks: copies, and frames where the BPF program took none.
 
     The stack of a task that has run meanwhile belongs to something else, and is not taken.

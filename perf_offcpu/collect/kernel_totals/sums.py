@@ -33,9 +33,7 @@ BATCH = 8192
 """Sums that are packed at once: some MB."""
 
 # The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
-_RAW = Layout(
-    "raw data of an offcpu-time sample", *PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32)
-)
+_RAW = Layout("raw data of an offcpu-time sample", *PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32))
 _FROM_ROWS = ("pid", "tid", "cgroup", "flags", "lost", "state", "syscall")
 """Members that `struct offcpu_sum` and `struct offcpu_last` have in common with the payload."""
 

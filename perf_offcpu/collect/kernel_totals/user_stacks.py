@@ -82,9 +82,7 @@ def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
     return np.where(end > sp, reach, copy_bytes)
 
 
-def take_user_stacks(
-    tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_s: float = TIME_S
-) -> list[UserStack]:
+def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_s: float = TIME_S) -> list[UserStack]:
     """Return the user stack of each task.
 
     Args:

@@ -55,9 +55,7 @@ class KnownObjects:
         self._known: dict[tuple[int, ...], tuple[float, Described]] = {}
         self._tidied_s = time.monotonic()
 
-    def described(
-        self, rows: NDArray[Any], describe_new: Callable[[NDArray[Any]], list[Described]]
-    ) -> list[Described]:
+    def described(self, rows: NDArray[Any], describe_new: Callable[[NDArray[Any]], list[Described]]) -> list[Described]:
         """Return the descriptions of rows of `struct offcpu_object`, in this order."""
         if not self._valid_s:
             return describe_new(rows)

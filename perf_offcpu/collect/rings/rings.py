@@ -165,10 +165,7 @@ class Rings:
         while not self._map(CpuEvent(name, attr_for(wakeup_bytes(self.data_bytes)), cpus)):
             self.data_bytes //= 2
         if self.data_bytes < data_bytes:
-            say(
-                f"ring buffers of {data_bytes >> 10} kB per CPU are not to be had, "
-                f"using {self.data_bytes >> 10} kB"
-            )
+            say(f"ring buffers of {data_bytes >> 10} kB per CPU are not to be had, using {self.data_bytes >> 10} kB")
 
     def _map(self, owner: CpuEvent) -> bool:
         """Map a ring for each CPU; return False where smaller ones may do."""

@@ -171,9 +171,7 @@ class SideBand:
     def _complete(self, records: list[memoryview]) -> None:
         """Write the build-ids of the files into MMAP2 records, and remove the claims of the others."""
         keys = [_key(record) for record in records]
-        new = {
-            key: record for key, record in zip(keys, records, strict=True) if key and key not in self._known
-        }
+        new = {key: record for key, record in zip(keys, records, strict=True) if key and key not in self._known}
         found = self._read(new) if new else {}
         for record, key in zip(records, keys, strict=True):
             misc = int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & ~_FLAG

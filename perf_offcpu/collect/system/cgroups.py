@@ -53,9 +53,7 @@ def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
     mounted = hierarchies(read_kernel(MOUNTS))
     groups = tuple(_find_group(name, mounted) for name in names)
     if len({group.controller for group in groups}) > 1:
-        raise UsageError(
-            f"-G: {' and '.join(group.path for group in groups)} are of different hierarchies: choose one"
-        )
+        raise UsageError(f"-G: {' and '.join(group.path for group in groups)} are of different hierarchies: choose one")
     return groups
 
 

@@ -21,9 +21,7 @@ CAP_SYSLOG: Final = 34
 CAP_PERFMON: Final = 38
 CAP_BPF: Final = 39
 CAP_CHECKPOINT_RESTORE: Final = 40
-READING: Final = (
-    1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_SYSLOG | 1 << CAP_CHECKPOINT_RESTORE
-)
+READING: Final = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_SYSLOG | 1 << CAP_CHECKPOINT_RESTORE
 """Capabilities to read programs of others, files below /proc/PID/root, addresses in /proc/kallsyms, and files
 that processes have mapped, through /proc/PID/map_files."""
 _VERSION_3: Final = 0x20080522

@@ -73,9 +73,7 @@ class Describer:
         texts = [_own_texts(row) for row in rows]
         if names:
             self._add_names(rows, texts)
-        objects = [
-            _numbers(row) | dict.fromkeys(TEXTS, b"") | one for row, one in zip(rows, texts, strict=True)
-        ]
+        objects = [_numbers(row) | dict.fromkeys(TEXTS, b"") | one for row, one in zip(rows, texts, strict=True)]
         if names:
             self._add_peers(objects)
         return objects

@@ -79,9 +79,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
     flamegraph = verbs.add_parser("flamegraph", help="a flame graph of the selected samples")
     add_dataset(flamegraph)
-    add_options(
-        flamegraph, "-o, --output OUT: HTML file to write (-: standard output)", output={"required": True}
-    )
+    add_options(flamegraph, "-o, --output OUT: HTML file to write (-: standard output)", output={"required": True})
     add_selection(flamegraph)
     flamegraph.set_defaults(fleet_run=_flamegraph)
 
@@ -94,9 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
     sql = verbs.add_parser("sql", help="a query in the engine's own SQL")
     add_dataset(sql)
-    sql.add_argument(
-        "query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses, gaps"
-    )
+    sql.add_argument("query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses, gaps")
     add_options(sql, "--json: print a JSON document")
     sql.set_defaults(fleet_run=_sql)
     add_verbs(verbs)

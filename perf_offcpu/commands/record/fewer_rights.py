@@ -60,8 +60,6 @@ def _has_succeeded(pid: int) -> bool:
             before, seen_s = now, time.monotonic()
         elif time.monotonic() > seen_s + _MOST_IDLE_S:
             os.kill(pid, signal.SIGKILL)
-            print(
-                "perf-offcpu record: a file system does not answer: not all symbols are kept", file=sys.stderr
-            )
+            print("perf-offcpu record: a file system does not answer: not all symbols are kept", file=sys.stderr)
             return False
         time.sleep(_NAP_S)

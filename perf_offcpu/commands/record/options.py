@@ -178,9 +178,7 @@ def _frequency(text: str | None) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
         raise UsageError(f"-F {text}: not a frequency in Hz, nor max")
     if int(text) > limit:
-        raise UsageError(
-            f"-F {text}: more than the kernel allows (kernel.perf_event_max_sample_rate is {limit})"
-        )
+        raise UsageError(f"-F {text}: more than the kernel allows (kernel.perf_event_max_sample_rate is {limit})")
     return int(text)
 
 

@@ -160,9 +160,7 @@ def _locks(args: argparse.Namespace) -> int:
     if args.diff is not None or args.event:
         raise UsageError("--locks is about the waits of one recording: no --diff, --event")
     profile, limit = profile_from_args(args), limits_of(args).stacks
-    report = report_of(
-        fold_interpreters(profile) if args.fold_interpreters else profile, limit, hand_limit(limit)
-    )
+    report = report_of(fold_interpreters(profile) if args.fold_interpreters else profile, limit, hand_limit(limit))
     if args.json:
         return print_json(document(report))
     return print_lines(render(report, style_of(args)), args)
@@ -225,9 +223,7 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?),(\d{1,15}(?:\.\d{1,9})?)", text, re.ASCII)
     units = [float(number) for number in match.groups()] if match else []
     if not all(units) or not units:
-        raise UsageError(
-            f"--per {text}: give second, run, or units of work of OLD and of the input: 800,1200"
-        )
+        raise UsageError(f"--per {text}: give second, run, or units of work of OLD and of the input: 800,1200")
     return Per("unit", units=(units[0], units[1]))
 
 

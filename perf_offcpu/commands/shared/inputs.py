@@ -33,9 +33,7 @@ class _OneInput(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         if getattr(namespace, self.dest) is not self.default:
-            raise UsageError(
-                "-i is given twice: one recording is read (report, script and convert join more)"
-            )
+            raise UsageError("-i is given twice: one recording is read (report, script and convert join more)")
         setattr(namespace, self.dest, values)
 
 

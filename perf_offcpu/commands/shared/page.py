@@ -28,10 +28,7 @@ def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
     kept = [("-i", path) for path in args.input or ()]
     for name in _KEPT:
         value = getattr(args, name)
-        kept += [
-            (f"--{name.replace('_', '-')}", text)
-            for text in ([value] if isinstance(value, str) else value or ())
-        ]
+        kept += [(f"--{name.replace('_', '-')}", text) for text in ([value] if isinstance(value, str) else value or ())]
     return kept if args.idle == "show" else [*kept, ("--idle", args.idle)]
 
 

@@ -42,9 +42,7 @@ def write_dataset(args: argparse.Namespace) -> int:
 
     open_dataset(args.parquet, make=True)  # before the recordings are read: it may be impossible
     status = 0
-    for path, (text, messages, cut) in zip(
-        paths, _results(partial(_outcome, args), paths, jobs), strict=True
-    ):
+    for path, (text, messages, cut) in zip(paths, _results(partial(_outcome, args), paths, jobs), strict=True):
         sys.stderr.write(messages)
         if cut is not None:
             args.cut += cut

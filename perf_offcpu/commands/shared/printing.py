@@ -37,9 +37,7 @@ def paged(wanted: bool = True) -> Iterator[TextIO]:
     import subprocess
 
     less = os.environ.get("LESS", "FRSX")
-    with subprocess.Popen(
-        command, shell=True, stdin=subprocess.PIPE, env=child_environment(LESS=less)
-    ) as process:
+    with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=child_environment(LESS=less)) as process:
         assert process.stdin is not None
         with (
             contextlib.suppress(BrokenPipeError),

@@ -31,9 +31,7 @@ def graph_of(profile: Profile, options: Options) -> Any:
     heavy = calls.inclusive if old is None else np.maximum(calls.inclusive, old.inclusive)
     least = max(calls.total * options.min_share / 100, 1)
     kept = [row for row, weight in enumerate(heavy.tolist()) if weight >= least]
-    graph = networkx.DiGraph(
-        title=title_of(profile, options.title), unit=unit, total=calls.total, kind="calls"
-    )
+    graph = networkx.DiGraph(title=title_of(profile, options.title), unit=unit, total=calls.total, kind="calls")
     graph.graph |= {"left_out": len(calls.names) - len(kept), "min_share": options.min_share}
     for row in sorted(kept, key=lambda row: (-int(heavy[row]), ids[row])):
         graph.add_nodes_from([(ids[row], _function(calls, old, row))])

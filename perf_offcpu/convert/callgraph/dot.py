@@ -101,9 +101,7 @@ def drawn(dot: str) -> str:
     """Return the picture that graphviz makes of DOT text."""
     program = shutil.which("dot")
     if program is None:
-        raise CapabilityError(
-            "--svg needs graphviz's dot", "install it (Debian: graphviz), or write --callgraph dot"
-        )
+        raise CapabilityError("--svg needs graphviz's dot", "install it (Debian: graphviz), or write --callgraph dot")
     done = subprocess.run(
         [program, "-Tsvg"],
         input=dot,

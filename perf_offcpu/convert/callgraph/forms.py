@@ -54,9 +54,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 def _xml(write_xml: Callable[..., None], graph: Any) -> str:
     """Return the graph as XML, whose attributes cannot be lists: they are joined."""
     plain, out = graph.copy(), io.BytesIO()
-    plain.graph = {
-        key: "; ".join(fact) if isinstance(fact, list) else fact for key, fact in graph.graph.items()
-    }
+    plain.graph = {key: "; ".join(fact) if isinstance(fact, list) else fact for key, fact in graph.graph.items()}
     write_xml(plain, out, encoding="utf-8")
     return _DATE.sub("", out.getvalue().decode()) + "\n"
 
@@ -68,9 +66,7 @@ def _json(graph: Any) -> str:
         "multigraph": False,
         "graph": graph.graph,
         "nodes": [{"id": id_, **facts} for id_, facts in graph.nodes(data=True)],
-        "edges": [
-            {"source": source, "target": target, **facts} for source, target, facts in graph.edges(data=True)
-        ],
+        "edges": [{"source": source, "target": target, **facts} for source, target, facts in graph.edges(data=True)],
     }
     return json.dumps(document, indent=1) + "\n"
 

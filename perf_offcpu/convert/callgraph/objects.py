@@ -56,9 +56,7 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
     other, what = _other_ends(subject, holders)
     is_known = other != -1
     held = _sums(labels.threads(other), name, what, subject, is_known)
-    edges = [
-        _Edge(labels.texts[one], texts[thing], "waited", *sums) for (one, thing, _), sums in waited.items()
-    ]
+    edges = [_Edge(labels.texts[one], texts[thing], "waited", *sums) for (one, thing, _), sums in waited.items()]
     edges += _merged(
         _Edge(texts[thing], labels.texts[one], _WHAT[how], *sums) for (one, thing, how), sums in held.items()
     )

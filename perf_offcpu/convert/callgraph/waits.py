@@ -40,9 +40,7 @@ class Component:
 
 def labels_of(cascade: Cascade, per_thread: bool) -> tuple[list[str], I64]:
     """Return the distinct labels of nodes, and int64[nodes], the label of each node."""
-    names = [
-        f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in cascade.tracks
-    ]
+    names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in cascade.tracks]
     names += DEVICES
     rows = {name: row for row, name in enumerate(dict.fromkeys(names))}
     return list(rows), np.array([rows[name] for name in names], np.int64)
@@ -69,9 +67,7 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
         sum_by(edge, cascade.own_ns[rows], len(first)),
         np.bincount(edge, minlength=len(first)),
     )
-    edges = sorted(
-        zip(*(column.tolist() for column in columns), strict=True), key=lambda one: (-one[2], one[:2])
-    )
+    edges = sorted(zip(*(column.tolist() for column in columns), strict=True), key=lambda one: (-one[2], one[:2]))
     kept = [one for one in edges if one[2] >= least]
     held = np.zeros((len(labels), len(Held)), np.int64)
     np.add.at(held, label_of, cascade.held_ns)
@@ -157,11 +153,7 @@ def _mark_knots(graph: Any) -> None:
 
 
 def _dropped(graph: Any) -> list[tuple[str, str, int]]:
-    return [
-        (source, target, facts["weight"])
-        for source, target, facts in graph.edges(data=True)
-        if facts["dropped"]
-    ]
+    return [(source, target, facts["weight"]) for source, target, facts in graph.edges(data=True) if facts["dropped"]]
 
 
 def _to_drop(part: Any) -> list[tuple[str, str]]:

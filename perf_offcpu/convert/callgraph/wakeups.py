@@ -60,9 +60,7 @@ def _mark_knots(graph: Any) -> None:
     for _, place, facts in condensed.edges(data=True):
         facts["weight"] += inside[place]
     chain = networkx.dag_longest_path(condensed) if len(condensed) else []
-    tied = sorted(
-        (place for place, knot in enumerate(knots) if len(knot) > 1), key=lambda at: (-inside[at], knots[at])
-    )
+    tied = sorted((place for place, knot in enumerate(knots) if len(knot) > 1), key=lambda at: (-inside[at], knots[at]))
     number = {place: row for row, place in enumerate(tied, 1)}
     for label, place in knot_of.items():
         graph.nodes[label]["knot"] = number.get(place, 0)

@@ -63,9 +63,7 @@ class Rows:
 
     def where(self, present: Bool) -> Rows:
         """Return the strings with the absent ones emptied."""
-        masked = (
-            _Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts
-        )
+        masked = (_Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts)
         return Rows(self.count, tuple(masked))
 
     def flat(self) -> bytes:

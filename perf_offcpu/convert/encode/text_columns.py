@@ -33,9 +33,7 @@ def microseconds(times_ns: I64) -> list[str]:
     return list(map(operator.add, whole, map(_FRACTIONS.__getitem__, (times_ns % 1000).tolist())))
 
 
-def path_texts(
-    tree: PathTree, nodes: I64, labels: Sequence[str] | None = None, separator: str = ";"
-) -> list[str]:
+def path_texts(tree: PathTree, nodes: I64, labels: Sequence[str] | None = None, separator: str = ";") -> list[str]:
     """Join the labels on the path to each node, root first: `main;handle;read`.
 
     Args:

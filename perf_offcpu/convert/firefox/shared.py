@@ -181,9 +181,7 @@ class SharedTables:
         lib = np.array([self._lib_of_dso.get(number, -1) for number in dso.tolist()], np.int64)
         has_address = real & (lib >= 0) & (address > 0) & (address < _MOST_ADDRESS)
         begin = address.astype(np.int64) - frames.offset.astype(np.int64)
-        native = self._native_symbols(
-            has_address & (symbol > 0) & ~frames.is_called & (begin >= 0), lib, begin, symbol
-        )
+        native = self._native_symbols(has_address & (symbol > 0) & ~frames.is_called & (begin >= 0), lib, begin, symbol)
         self._lib_of_frame = lib
         yield from table(
             len(row),

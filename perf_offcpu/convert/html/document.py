@@ -89,9 +89,7 @@ def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Column
         "span": _span(profile, timeline, options.path),
         "pauses": _pauses(profile.meta, timeline),
         "edges": list(map(str, EDGES)),
-        "classes": [
-            {"label": wait_class.label, "meaning": wait_class.row.meaning} for wait_class in WaitClass
-        ],
+        "classes": [{"label": wait_class.label, "meaning": wait_class.row.meaning} for wait_class in WaitClass],
         "flags": {name: int(flag) for flag, name in FLAGS.items()},
         "keys": keys,
         "tracks": _tracks(profile, timeline, tracks, options),
@@ -130,10 +128,7 @@ def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
         if meta.hosts:
             pauses = [(None, meta.hosts[host][0][0]), *pauses, (meta.hosts[host][-1][1], None)]
         found.append(
-            [
-                [None if time is None else float(time - timeline.origin_ns) for time in pause]
-                for pause in pauses
-            ]
+            [[None if time is None else float(time - timeline.origin_ns) for time in pause] for pause in pauses]
         )
     return found
 
@@ -176,9 +171,7 @@ def _tracks(profile: Profile, timeline: Timeline, tracks: list[Track], options: 
     """Return ids, names and lives of threads; times in ns since the origin, null if unknown."""
     names = process_names(profile, tracks)
     tasks = profile.tasks
-    rows = zip(
-        *(column.tolist() for column in (tasks.pid, tasks.tid, tasks.begin_ns, tasks.end_ns)), strict=True
-    )
+    rows = zip(*(column.tolist() for column in (tasks.pid, tasks.tid, tasks.begin_ns, tasks.end_ns)), strict=True)
     lives: dict[tuple[int, int], list[float | None]] = {}
     for pid, tid, begin, end in rows:
         if (pid, tid) in lives:
@@ -205,9 +198,7 @@ def _without_samples(profile: Profile, tracks: list[Track]) -> list[Track]:
     return [Track(pid, tid, comm_of(profile, tid), none) for pid, tid in sorted(others)]
 
 
-def _between(
-    profile: Profile, waits: Waits, tracks: list[Track], timeline: Timeline
-) -> list[list[list[int]]]:
+def _between(profile: Profile, waits: Waits, tracks: list[Track], timeline: Timeline) -> list[list[list[int]]]:
     """Return for each track (class, ns) of its time outside of single waits; class -1 is running.
 
     Threads without a budget ran, for all that is known, whenever they did not wait.

@@ -82,6 +82,4 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     document, columns = describe(profile, options)
     directory, text = packed(columns)
     document["columns"] = directory
-    write_page(
-        out, "html/page.html", ("flamegraph/base.css", "html/page.css"), _SCRIPTS, document, columns=text
-    )
+    write_page(out, "html/page.html", ("flamegraph/base.css", "html/page.css"), _SCRIPTS, document, columns=text)

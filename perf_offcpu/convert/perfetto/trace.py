@@ -83,9 +83,7 @@ class _Writer:
             self._intern_path(interned, self.path)
         events = [printable(event.name) for event in self.profile.evsels]
         # The last element is for evsel -1.
-        self.event_names = np.array(
-            [*(interned.iid(packets.EVENT_NAMES, name) for name in events), 1], np.int64
-        )
+        self.event_names = np.array([*(interned.iid(packets.EVENT_NAMES, name) for name in events), 1], np.int64)
         self.interned, self.names = interned, interned.event_names
 
     def _intern_wakers(self, interned: packets.Interned) -> None:
@@ -111,15 +109,11 @@ class _Writer:
         for stacks in packets.callstacks(self.tree, ends, self.names):
             yield packets.packet(field(12, stacks))
         placed = self.timeline.placed
-        yield from packets.track_packets(
-            self.profile, self.wakeups.tracks, set(self.timeline.track[~placed].tolist())
-        )
+        yield from packets.track_packets(self.profile, self.wakeups.tracks, set(self.timeline.track[~placed].tolist()))
         for rows in blocks(self.timeline.waits, BLOCK):
             yield from self._waits(rows)
         for rows in blocks(self.timeline.moments, BLOCK):
-            yield self._weighed(
-                rows, packets.INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows]
-            )
+            yield self._weighed(rows, packets.INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows])
         begins = running_sums(self.timeline.track, np.where(placed, 0, self.samples.period))
         for rows in blocks(~placed, BLOCK):
             begin, uuid = self._time(begins[rows]), packets.sums_uuid(self.timeline.track[rows])
@@ -198,9 +192,7 @@ class _Writer:
         names = numbers(10, self.wakes[self.timeline.track[rows]])
         flows = fixed64(47, (arrow + 1).astype(np.uint64))
         stack = numbers(56, self.waker_node[rows] + 1).where(self.waker_node[rows] >= 0)
-        yield events(
-            queued_ns, SLICE_BEGIN, uuid, self._in_category("wakeup", len(rows)), names, flows, stack
-        )
+        yield events(queued_ns, SLICE_BEGIN, uuid, self._in_category("wakeup", len(rows)), names, flows, stack)
         yield events(queued_ns + self.wakeups.mark_ns[arrow], SLICE_END, uuid)
 
 

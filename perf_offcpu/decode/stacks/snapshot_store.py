@@ -193,9 +193,7 @@ class CallerRows:
         """Return int64[n]: the row of each caller, -2 - its number in `awaited` if that is unknown."""
         unique, place = np.unique(callers, return_inverse=True)
         rows = [
-            self._rows[caller]
-            if caller in self._rows
-            else -2 - self.awaited.setdefault(caller, len(self.awaited))
+            self._rows[caller] if caller in self._rows else -2 - self.awaited.setdefault(caller, len(self.awaited))
             for caller in unique.tolist()
         ]
         return np.array(rows, np.int64)[place]

@@ -59,9 +59,7 @@ class Switches(Table):
     state: I32 = column("i4", sentinel=-1, doc="of SWITCH: state of `tid`, raw (TASK_* bits)")
     preempted: U8 = column("u1", doc="of SWITCH, OUT: 1 if `tid` stayed runnable")
     pid: I32 = column("i4", sentinel=-1, doc="tgid of `current`")
-    current: I32 = column(
-        "i4", sentinel=-1, doc="the thread that ran: of WAKING and WAKEUP the waker, 0 an interrupt"
-    )
+    current: I32 = column("i4", sentinel=-1, doc="the thread that ran: of WAKING and WAKEUP the waker, 0 an interrupt")
     callchain: I32 = column("i4", "row in callchains: where it ran", sentinel=-1, domain="callchains")
     ip: U64 = column("u8", doc="instruction pointer as sampled; 0 unknown")
     cpumode: U8 = column("u1", doc="abi.records.CpuMode of ip")
@@ -91,8 +89,7 @@ _FLAGS_SINCE_4_14 = [(str(1 << bit), letter) for bit, letter in enumerate("SDTtX
 def may_hold_switches(events: Events) -> bool:
     """Return True if a recording of these events may hold switches; a cheap test before decoding."""
     return any(
-        spec.attr.type == PerfType.TRACEPOINT or spec.attr.flags & AttrFlag.CONTEXT_SWITCH
-        for spec in events.specs
+        spec.attr.type == PerfType.TRACEPOINT or spec.attr.flags & AttrFlag.CONTEXT_SWITCH for spec in events.specs
     )
 
 
@@ -144,9 +141,7 @@ class SwitchDecoder:
         is_repeated = self._first[kind, config] != number  # each switch counts once
         if tracepoint is None or "raw" not in columns.arrays or is_repeated:
             return Switches()
-        return self._of_tracepoint(
-            tracepoint, _Raw(data, columns.arrays["raw"], ok, tracepoint, events.order), samples
-        )
+        return self._of_tracepoint(tracepoint, _Raw(data, columns.arrays["raw"], ok, tracepoint, events.order), samples)
 
     def _read_kinds(self, specs: Sequence[EventSpec]) -> None:
         """Read the kinds of all events, once for each list of them: a recording can have thousands."""
@@ -171,18 +166,14 @@ class SwitchDecoder:
         kind = _TRACEPOINTS[tracepoint_format.name]
         found = _rows(samples, kind)
         if kind == SwitchKind.SWITCH:
-            found.tid, found.next_tid = (
-                raw.field(name).astype(np.int32) for name in ("prev_pid", "next_pid")
-            )
+            found.tid, found.next_tid = (raw.field(name).astype(np.int32) for name in ("prev_pid", "next_pid"))
             found.state, found.preempted = _states(raw.field("prev_state"), tracepoint_format.print_fmt)
         else:
             found.tid = raw.field("pid").astype(np.int32)
             # An interrupt as waker is 0: it has nothing to do with the interrupted thread.
             in_interrupt = raw.field("common_flags") & _IN_INTERRUPT != 0
             none = np.int32(0)
-            found.current, found.pid = (
-                np.where(in_interrupt, none, ids) for ids in (found.current, found.pid)
-            )
+            found.current, found.pid = (np.where(in_interrupt, none, ids) for ids in (found.current, found.pid))
         self.counters.add(losses.BAD_TRACEPOINT, int((raw.was_ok & ~raw.ok).sum()))
         return found.take(raw.ok & (found.time_ns > 0))
 

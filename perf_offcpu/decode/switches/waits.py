@@ -127,8 +127,7 @@ def _chosen(switches: Switches, rows: I64) -> Switches:
     """Take rows; -1 yields a row of sentinels."""
     nothing = Switches.filled(1)
     columns = {
-        name: np.where(rows >= 0, getattr(switches, name)[rows], getattr(nothing, name))
-        for name in Switches.columns
+        name: np.where(rows >= 0, getattr(switches, name)[rows], getattr(nothing, name)) for name in Switches.columns
     }
     return Switches(**columns)
 

@@ -96,9 +96,7 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
     if kind < FIRST_USER_TYPE and events.sample_id_all:
         ends = np.where(trailers.size == 0, starts, ends)  # too short for a trailer, and for anything else
     columns = read_columns(_OWN[kind], chunk.data, starts + HEADER_SIZE, ends, events.order)
-    example, firsts = _alike(
-        chunk, rows, Rows(columns.ends, np.maximum(ends - columns.ends, 0) // 8, 8), columns.ok
-    )
+    example, firsts = _alike(chunk, rows, Rows(columns.ends, np.maximum(ends - columns.ends, 0) // 8, 8), columns.ok)
     own = columns.scalars
     times: I64 = np.where(trailers.time < NO_TIME, trailers.time, np.uint64(0)).astype(np.int64)
     if "time" in own:  # without trailers, FORK and EXIT hold their time themselves

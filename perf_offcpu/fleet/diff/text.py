@@ -74,10 +74,7 @@ def _method(compared: Comparison) -> Iterator[str]:
 
 
 def _total(row: Row, rates: _Rates) -> str:
-    return (
-        f"{rates.text(row.before)} → {rates.text(row.after)} {rates.unit}/s of a host, "
-        f"{_percent(row)}, {_p(row.p)}"
-    )
+    return f"{rates.text(row.before)} → {rates.text(row.after)} {rates.unit}/s of a host, {_percent(row)}, {_p(row.p)}"
 
 
 def _shown(table: Table, limit: int | None) -> tuple[list[Row], list[Row]]:
@@ -99,9 +96,7 @@ def _table(table: Table, rates: _Rates, limit: int | None) -> Iterator[str]:
             Column("p", [_p(row.p).removeprefix("p ") for row in rows], spare=2),
         ]
         columns += [
-            Column(
-                TITLES.get(key, printable(key).capitalize()), [row.values[index] for row in rows], left=True
-            )
+            Column(TITLES.get(key, printable(key).capitalize()), [row.values[index] for row in rows], left=True)
             for index, key in enumerate(table.keys)
         ]
         yield from coloured_table(columns, rates.style)

@@ -99,9 +99,7 @@ def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -
 def inline(layout: Layout, values: Mapping[str, Any]) -> str:
     """Return all fields on one line: `{pid: 126, tid: 126}`."""
     parts = (
-        f"{field.name}: {_text(layout, field, values[field.name])}"
-        for field in layout.fields
-        if field.name in values
+        f"{field.name}: {_text(layout, field, values[field.name])}" for field in layout.fields if field.name in values
     )
     return "{" + ", ".join(parts) + "}"
 

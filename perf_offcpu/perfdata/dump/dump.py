@@ -134,9 +134,7 @@ class _Dump:
         evsels[evsels == UNKNOWN] = 0  # laid out most likely as the first event's
         evsels[samples] = self.reader.events.of_samples(chunk, samples)
         columns = (chunk.starts, chunk.types, chunk.miscs, evsels)
-        for row, (start, kind, misc, evsel) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
+        for row, (start, kind, misc, evsel) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             record = bytes(chunk.record(row))
             name = record_name(kind)
             self.types[name] += 1

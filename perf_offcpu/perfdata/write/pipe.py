@@ -87,9 +87,7 @@ class PipeWriter:
             )
         head = PIPE_HEADER.pack({"magic": int.from_bytes(MAGIC, "little"), "size": PIPE_HEADER_SIZE}, order)
         build_ids = Features(features, order, Losses()).build_ids()
-        self._write(
-            [head, *map(self._attr, self.events), *self._features(features), *event_names(self.events, order)]
-        )
+        self._write([head, *map(self._attr, self.events), *self._features(features), *event_names(self.events, order)])
         self._write([*self._tracing_data(features), *map(self._build_id, build_ids)])
 
     def append(self, *pieces: Buffer) -> None:
@@ -112,8 +110,7 @@ class PipeWriter:
     def _attr(self, event: EventSpec) -> bytes:
         if len(event.ids) > _MAX_IDS:
             raise UsageError(
-                f"event {event.name} has {len(event.ids)} ids, the pipe form has room for {_MAX_IDS}: "
-                "write a file"
+                f"event {event.name} has {len(event.ids)} ids, the pipe form has room for {_MAX_IDS}: write a file"
             )
         ids = HEADER_ATTR_IDS.pack({"ids": event.ids}, self.order)
         attr = event.attr.pack(ATTR_SIZE_PERF_6_1, self.order)

@@ -80,9 +80,7 @@ class Bottlenecks:
     has_wakers: bool
 
 
-def bottlenecks_of(
-    profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None
-) -> Bottlenecks:
+def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None) -> Bottlenecks:
     """Return the components of the wait-for graph with the largest weight.
 
     Args:
@@ -262,17 +260,11 @@ def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
         yield say.comment(f"and {say.plural(bottlenecks.others, 'other')}: {rest}")
 
 
-def _bottleneck_lines(
-    number: int, bottleneck: Bottleneck, bottlenecks: Bottlenecks, style: Style
-) -> Iterator[str]:
+def _bottleneck_lines(number: int, bottleneck: Bottleneck, bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
     percent = 100 * bottleneck.held_ns / (bottlenecks.total_ns or 1)
     held = say.exact_amount(bottleneck.held_ns, "ns", style)
-    yield from say.section(
-        f"{number}. {_listed(bottleneck.members)}: {held}, {percent:.1f} % of all waits", style
-    )
-    states = [
-        f"{_HOW[how]} {say.amount(ns, 'ns', style)} {style.unit}" for how, ns in bottleneck.held.items() if ns
-    ]
+    yield from say.section(f"{number}. {_listed(bottleneck.members)}: {held}, {percent:.1f} % of all waits", style)
+    states = [f"{_HOW[how]} {say.amount(ns, 'ns', style)} {style.unit}" for how, ns in bottleneck.held.items() if ns]
     if states and not is_device(bottleneck):
         yield say.comment(f"  {', '.join(states)}")
     if bottleneck.behind:

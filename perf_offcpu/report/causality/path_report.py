@@ -59,11 +59,7 @@ def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathR
     root, ran = path.tracks[path.root], path.doing == Doing.RUNNING
     running = sum_by(path.track[ran], path.length_ns[ran], len(path.tracks))
     summed = int(np.minimum(running, path.summed_ns).sum())
-    lost = {
-        printable(str(cause)): count
-        for cause, count in losses.by_text(profile.losses).items()
-        if cause.is_loss
-    }
+    lost = {printable(str(cause)): count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
     return PathReport(
         profile.meta.source,
         root.comm,
@@ -135,9 +131,7 @@ def _facts(report: PathReport, style: Style) -> Iterator[str]:
     runnable = report.spent_ns(Doing.RUNNABLE)
     number = sum(report.rivals.values())
     if runnable and number >= _LEAST_RIVALS:
-        comms = [
-            f"{comm} {100 * one / number:.0f} %" for comm, one in list(report.rivals.items())[:_SHOWN_RIVALS]
-        ]
+        comms = [f"{comm} {100 * one / number:.0f} %" for comm, one in list(report.rivals.items())[:_SHOWN_RIVALS]]
         amount = say.exact_amount(runnable, "ns", style)
         yield f"It waited for a CPU for {amount}; CPU samples on its CPUs then were of {', '.join(comms)}."
     if report.preempted_ns:
@@ -172,9 +166,7 @@ def _hops(report: PathReport, style: Style, limit: int | None) -> Iterator[str]:
     rows = report.hops[:limit]
 
     def own(doing: Doing) -> Column:
-        return Column(
-            DOING.get(doing, "waiting"), [say.amount(row.own_ns[doing], "ns", style) for row in rows]
-        )
+        return Column(DOING.get(doing, "waiting"), [say.amount(row.own_ns[doing], "ns", style) for row in rows])
 
     shown = [doing for doing in Doing if doing != Doing.NOT_RECORDED or report.spent_ns(doing)]
     columns = [

@@ -150,9 +150,7 @@ def _sampled(
     moment, track = timeline.begin_ns[rows], timeline.track[rows]
     moment_of, wait = table.overlapping(track, moment, moment + 1)
     number = parallelism.numbers_at(moment)
-    number[moment_of[table.begin[wait] < moment[moment_of]]] = (
-        0  # the clocks of samples and switches differ a little
-    )
+    number[moment_of[table.begin[wait] < moment[moment_of]]] = 0  # the clocks of samples and switches differ a little
     rows, track, number = (column[number > 0] for column in (rows, track, number))
     order = np.argsort(track, kind="stable")
     rows, track, number = rows[order], track[order], number[order]
@@ -210,15 +208,11 @@ def _stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[SerialS
     return [SerialStack(comm, frames, ns) for comm, frames, ns in stacks]
 
 
-def _lone_waits(
-    profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool
-) -> list[LoneWaits]:
+def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool) -> list[LoneWaits]:
     """Return the waits of chosen threads at whose end one thread ran, by kind, the longest first."""
     mine = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
     before = parallelism.numbers_at(table.queued - 1)
-    ends = (
-        (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)
-    )
+    ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)
     rows = np.flatnonzero(mine & ends & (before == 1))
     begin, end = table.begin[rows], table.queued[rows]
     one, none = (

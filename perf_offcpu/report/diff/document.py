@@ -46,9 +46,7 @@ def _side(side: Side) -> dict[str, Any]:
         "cpus": meta.nr_cpus,
         "command": list(map(printable, meta.cmdline)),
         "recorded_ns": round(side.recorded.total_ns),
-        "losses": {
-            printable(str(cause)): n for cause, n in by_text(side.profile.losses).items() if cause.is_loss
-        },
+        "losses": {printable(str(cause)): n for cause, n in by_text(side.profile.losses).items() if cause.is_loss},
     }
 
 
@@ -80,8 +78,7 @@ def _table(table: Table) -> dict[str, Any]:
 
 def _row(row: Row, keys: tuple[str, ...]) -> dict[str, Any]:
     old, new = (
-        total_fields(side) | {"threads": threads}
-        for side, threads in zip((row.old, row.new), row.threads, strict=True)
+        total_fields(side) | {"threads": threads} for side, threads in zip((row.old, row.new), row.threads, strict=True)
     )
     stack = {"frames": [frame(name) for name in row.frames]} if row.frames else {}
     return {

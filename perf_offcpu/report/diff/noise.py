@@ -91,9 +91,7 @@ def variance_by_length(
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
     left = squares * (1 - np.clip(weight / whole_ns, 0, 1)) ** 2
     doubtful = (squares - left) / (waits + 1)
-    by_group = [
-        np.zeros(groups) + np.bincount(group_of[first], values, groups) for values in (left, doubtful)
-    ]
+    by_group = [np.zeros(groups) + np.bincount(group_of[first], values, groups) for values in (left, doubtful)]
     return by_group[0], by_group[1]
 
 
@@ -104,9 +102,7 @@ def _squares(samples: ProfileSamples, threshold_ns: int) -> F64:
     return period * np.where(shorter, np.minimum(bound, period), period)
 
 
-def variance_between_slices(
-    samples: ProfileSamples, group_of: I64, groups: int, recorded: RecordedTime
-) -> F64:
+def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int, recorded: RecordedTime) -> F64:
     """Return float64[groups]: the variance of the weight of each group, by slices of the recorded time.
 
     The weight of a wait is spread over its time, that of a sum over the time from its first to its last wait.
@@ -124,9 +120,7 @@ def variance_between_slices(
     last = np.minimum(end.astype(np.int64), SLICES - 1)
     within = np.minimum(begin.astype(np.int64), SLICES - 1) == last
     weight = samples.period.astype(np.float64)
-    sums = np.zeros(groups * SLICES) + np.bincount(
-        (group_of * SLICES + last)[within], weight[within], groups * SLICES
-    )
+    sums = np.zeros(groups * SLICES) + np.bincount((group_of * SLICES + last)[within], weight[within], groups * SLICES)
     begin, end, group_of, weight = begin[~within], end[~within], group_of[~within], weight[~within]
     for index in range(SLICES):
         part = np.clip(np.minimum(end, index + 1) - np.maximum(begin, index), 0, None) / (end - begin)

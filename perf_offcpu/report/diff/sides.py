@@ -104,9 +104,7 @@ def common_unit(old: Side, new: Side) -> str:
         raise UsageError(f"{old.source} and {new.source} have no samples to compare")
     units = {unit_of(side.subject) for side in sides}
     if len(units) > 1:
-        raise UsageError(
-            f"the events of {old.source} and {new.source} have different units: name one with --event"
-        )
+        raise UsageError(f"the events of {old.source} and {new.source} have different units: name one with --event")
     return units.pop()
 
 
@@ -139,9 +137,7 @@ def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         made = [
-            object_column(side.subject, lasting=True)
-            if key == OBJECT
-            else column_of(key, side.subject, side.waits)
+            object_column(side.subject, lasting=True) if key == OBJECT else column_of(key, side.subject, side.waits)
             for key in keys
         ]
         first, group_of = group(*(column for column, _ in made))

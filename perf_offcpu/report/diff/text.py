@@ -167,9 +167,7 @@ class _Text:
     def _rest(self, table: Table, thing: str) -> Iterator[str]:
         """Return the lines about rows that are left out, and about noise."""
         if table.more.rows:
-            yield say.comment(
-                f"and {say.plural(table.more.rows, f'more {thing}')}: {self._changes(table.more)}"
-            )
+            yield say.comment(f"and {say.plural(table.more.rows, f'more {thing}')}: {self._changes(table.more)}")
         if table.noise.rows:
             marked = "marked ~" if any(row.is_noise for row in table.rows) else "left out"
             yield say.comment(

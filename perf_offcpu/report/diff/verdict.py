@@ -121,12 +121,8 @@ def sentences_of(comparison: Comparison, verdict: Verdict) -> list[str]:
 def _total(row: Row, per: Per) -> str:
     percent = f", {_percent(row)}" if row.before else ""
     change = f"{signed(row.change)}{percent}"
-    judged = (
-        f"noise, which is up to {_time(row.noise)}" if row.is_noise else f"noise: up to {_time(row.noise)}"
-    )
-    return (
-        f"Off-cpu time {per_text(per)}: {_time(row.after)}, before {_time(row.before)} ({change}; {judged})."
-    )
+    judged = f"noise, which is up to {_time(row.noise)}" if row.is_noise else f"noise: up to {_time(row.noise)}"
+    return f"Off-cpu time {per_text(per)}: {_time(row.after)}, before {_time(row.before)} ({change}; {judged})."
 
 
 def per_text(per: Per) -> str:

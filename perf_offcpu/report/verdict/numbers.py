@@ -134,9 +134,7 @@ def verdict_of(
     budget = profile.budget if whole_lives else Budget()
     if not len(subject.samples) and not len(budget):
         return None
-    kind = (
-        _kinds(profile, chosen, subject, waits) if whole_lives else np.zeros(len(subject.samples), np.int64)
-    )
+    kind = _kinds(profile, chosen, subject, waits) if whole_lives else np.zeros(len(subject.samples), np.int64)
     causes = causes_of(subject, waits)
     cells = cells_of(subject, waits, causes, holders, kind)
     idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
@@ -156,9 +154,7 @@ def verdict_of(
     running = int(budget.running_ns.sum()) if len(budget) else None
     weight = blocked + unrecorded + runq + (running or 0)
     listed = sorted(counted + for_cpu, key=lambda cause: -cause.weight)
-    listed = [
-        cause for cause in listed if cause is listed[0] or 100 * cause.weight >= _CAUSE_PERCENT * weight
-    ]
+    listed = [cause for cause in listed if cause is listed[0] or 100 * cause.weight >= _CAUSE_PERCENT * weight]
     still_blocked, longest = _still_blocked(subject, waits, causes, kind)
     hidden, hidden_ms = (profile.losses.get(one, 0) for one in (losses.IDLE_THREADS, losses.IDLE_MS))
     queued = len(budget) or (subject.samples.runq_ns >= 0).any() or runq
@@ -223,9 +219,7 @@ def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bo
     return is_passive[group_of[: len(samples)]]
 
 
-def _waits_for_cpu(
-    profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]
-) -> list[Cause]:
+def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]) -> list[Cause]:
     """Return the cause, waiting for a CPU, by budgets, else by recorded waits; none if no thread did."""
     lives = counted_lives(replace(profile, budget=budget)) if len(budget) else None
     pid, tid, comm, weight = (
@@ -248,9 +242,7 @@ def _waits_for_cpu(
     return [Cause(label, "", "", whole, threads, 1, [], Peers("", {}), cpus, command)]
 
 
-def _still_blocked(
-    profile: Profile, waits: Waits, causes: Causes, kind: I64
-) -> tuple[int, list[BlockedThread]]:
+def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) -> tuple[int, list[BlockedThread]]:
     samples = profile.samples
     rows = np.flatnonzero((kind != Kind.IDLE) & profile.is_still_blocked())
     elsewhere = waits.for_work[rows] | (waits.wait_class[rows] == WaitClass.CHILD)

@@ -117,9 +117,7 @@ def given_kallsyms(path: str) -> Kallsyms:
     except OSError as problem:
         raise UsageError(f"--kallsyms {path}: {problem.strerror}") from None
     if not len(kallsyms.symbols) and not kallsyms.hidden:
-        raise UsageError(
-            f"--kallsyms {path}: no line of it names a function of a kernel, as /proc/kallsyms does"
-        )
+        raise UsageError(f"--kallsyms {path}: no line of it names a function of a kernel, as /proc/kallsyms does")
     return kallsyms
 
 

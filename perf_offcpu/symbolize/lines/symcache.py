@@ -143,9 +143,7 @@ class Symcache:
         slot_of = slot + len(self._locations["line"]) - len(self._starts)
         has_line = (slot >= 0) & (addresses < np.uint64(_NONE))
         has_line &= self._locations["function"][slot_of] < len(self._functions)
-        has_line &= (self._locations["file"][slot_of] < len(self._files)) & (
-            self._locations["line"][slot_of] != _NONE
-        )
+        has_line &= (self._locations["file"][slot_of] < len(self._files)) & (self._locations["line"][slot_of] != _NONE)
         return np.where(has_line, slot_of, -1)
 
     def _level(self, rows: I64, location: I64) -> Calls:

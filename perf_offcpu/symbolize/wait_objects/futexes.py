@@ -84,9 +84,7 @@ def futex_names(
     space, stack = _usual(rows, row, recording.samples.space), _usual(rows, row, profile.samples.stack)
     elsewhere = np.array([_is_elsewhere(objects[one].place) for one in rows.tolist()], np.bool_)
     addresses = recording.objects.address[rows]
-    variables = find_variables(
-        recording, np.where(elsewhere, -1, space).astype(np.int32), addresses, options.search()
-    )
+    variables = find_variables(recording, np.where(elsewhere, -1, space).astype(np.int32), addresses, options.search())
     names = [one.symbol if one else "" for one in variables]
     if options.demangle:
         names = demangle(names)

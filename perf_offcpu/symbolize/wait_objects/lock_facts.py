@@ -77,9 +77,7 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
     is_known = (words.kind == ObjectKind.FUTEX) & (words.number != -1)
     waits = is_known & np.isin(command, _WAITS)
     is_id = waits & (words.operation & _PRIVATE == 0) & (value > 0) & (value <= _TID_MASK)
-    is_thread = np.isin(
-        words.pid.astype(np.int64) << 32 | value, tasks.pid.astype(np.int64) << 32 | tasks.tid
-    )
+    is_thread = np.isin(words.pid.astype(np.int64) << 32 | value, tasks.pid.astype(np.int64) << 32 | tasks.tid)
     # In a pid namespace the program has other ids: there, an exit ended the wait.
     ended = (samples.waker_tid[rows] > 0) & (samples.waker_pid[rows] == samples.pid[rows])
     ended &= _exits(recording, samples.waker_tid[rows], samples.wakeup_ns[rows])

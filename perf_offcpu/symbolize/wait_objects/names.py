@@ -100,8 +100,7 @@ def _apart(named: Sequence[_Named]) -> list[str]:
     for thing in named:
         marks.setdefault(thing.text, set()).add(thing.mark)
     return [
-        f"{thing.text} {thing.mark}" if len(marks[thing.text]) > 1 and thing.mark else thing.text
-        for thing in named
+        f"{thing.text} {thing.mark}" if len(marks[thing.text]) > 1 and thing.mark else thing.text for thing in named
     ]
 
 
@@ -121,9 +120,7 @@ class _Namer:
         if one.kind == ObjectKind.FUTEX:
             name = self._futexes[row]
             mark = f"({one.pid})"
-            if (
-                name.is_shared
-            ):  # what has no name any more is told apart by the address, which children inherit
+            if name.is_shared:  # what has no name any more is told apart by the address, which children inherit
                 mark = f"at {one.address:#x}" if DELETED in one.place else ""
             return _Named(name.text, name.stable, mark, name.is_shared)
         if one.kind == ObjectKind.PIPE:
@@ -217,6 +214,4 @@ def _file(object_row: ObjectRow) -> _Named:
         where = f"inode {object_row.inode} on {object_row.device >> 20}:{object_row.device & 0xFFFFF}"
         return _Named(where if object_row.inode else "unknown", "file" if object_row.inode else "unknown")
     whole = object_row.name.startswith(("/", "[")) or not object_row.inode
-    return _Named(
-        object_row.name, _MORE.sub("", object_row.name), "" if whole else f"(inode {object_row.inode})"
-    )
+    return _Named(object_row.name, _MORE.sub("", object_row.name), "" if whole else f"(inode {object_row.inode})")

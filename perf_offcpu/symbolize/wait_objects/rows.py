@@ -80,9 +80,7 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
     users_by_row: dict[int, list[User]] = {}
     for one, *numbers in zip(distinct.tolist(), *counts, strict=True):
         users_by_row.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
-    return {
-        row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in users_by_row.items()
-    }
+    return {row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in users_by_row.items()}
 
 
 def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:

@@ -79,9 +79,7 @@ class _File(NamedTuple):
     table: SymbolTable
 
 
-def find_variables(
-    recording: Recording, spaces: I32, addresses: U64, search: Search
-) -> list[Variable | None]:
+def find_variables(recording: Recording, spaces: I32, addresses: U64, search: Search) -> list[Variable | None]:
     """Return the variable at each of n addresses; None where it is not in the data of a known file.
 
     Args:

@@ -228,9 +228,7 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
         span = gather(section.data, offsets + form.size, Int(form.size)).astype(np.uint64)
         first = _after_augmentation(section, cies, cie[rows], offsets + 2 * form.size, end[rows])
         sound = (first <= end[rows]) & (span > 0) & (start + span > start)
-        part = Fdes.filled(
-            len(rows), cie=cie[rows], start=start, end=start + span, begin=first, stop=end[rows]
-        )
+        part = Fdes.filled(len(rows), cie=cie[rows], start=start, end=start + span, begin=first, stop=end[rows])
         parts.append(part.take(sound))
     return Fdes.concat(parts)
 

@@ -81,9 +81,7 @@ class Dictionary:
         """There SHOULD NOT be orphaned items in a dictionary."""
         for table, used in self.used.items():
             size = len(self.strings if table == "string" else self.tables[table])
-            demand(
-                len(used) == size, f"{table} table has entries without use: {sorted({*range(size)} - used)}"
-            )
+            demand(len(used) == size, f"{table} table has entries without use: {sorted({*range(size)} - used)}")
 
     def attributes(self, indices: Iterable[int]) -> dict[str, str]:
         rows = [self.row("attribute", index) for index in indices]
@@ -94,9 +92,7 @@ class Dictionary:
         kind, period = profile.sample_type, profile.period_type
         demand(profile.HasField("period_type"), "period type is nil")
         pair = (self.string(kind.type_strindex), self.string(kind.unit_strindex))
-        demand(
-            pair == ("off_cpu", "nanoseconds") and profile.period == 0, "Pyroscope takes it for another type"
-        )
+        demand(pair == ("off_cpu", "nanoseconds") and profile.period == 0, "Pyroscope takes it for another type")
         demand((period.type_strindex, period.unit_strindex) == (0, 0), "Parca makes another type of it")
         demand(len(profile.profile_id) == 16 and any(profile.profile_id), "profile ID must be 16 bytes")
         demand(profile.samples, "sample is empty")
@@ -125,9 +121,7 @@ class Dictionary:
         mapping = self.row("mapping", location.mapping_index)
         path, own = self.string(mapping.filename_strindex), self.attributes(mapping.attribute_indices)
         if location.mapping_index:
-            demand(
-                mapping.memory_start <= location.address < mapping.memory_limit, "address outside its mapping"
-            )
+            demand(mapping.memory_start <= location.address < mapping.memory_limit, "address outside its mapping")
             build_id = own.get("process.executable.build_id.gnu", "")
             found.addresses.add((path, build_id, location.address))
         demand(location.lines, "a location without a function")

@@ -48,8 +48,7 @@ RawSample: 1 raw_profile bytes
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
-    name: getattr(_Field, f"TYPE_{name.upper()}")
-    for name in ("string", "bytes", "bool", "int64", "uint64", "double")
+    name: getattr(_Field, f"TYPE_{name.upper()}") for name in ("string", "bytes", "bool", "int64", "uint64", "double")
 }
 
 

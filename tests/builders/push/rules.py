@@ -163,9 +163,7 @@ def stored_pprof(data: bytes, labels: Mapping[str, str]) -> list[Series]:
     demand(found, "missing sample type information")
     for sample in profile.sample:
         demand(len(sample.value) == len(found), "mismatch of values and types")
-        demand(
-            all(1 <= id_ <= len(profile.location) for id_ in sample.location_id), "location is out of range"
-        )
+        demand(all(1 <= id_ <= len(profile.location) for id_ in sample.location_id), "location is out of range")
         demand(all(label.key for label in sample.label), "label has no key")
         own = _unique((strings[label.key], strings[label.str]) for label in sample.label if label.str)
         stack = [name for id_ in sample.location_id for name in _names(profile, id_)]

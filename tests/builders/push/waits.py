@@ -34,9 +34,7 @@ def some_waits() -> Profile:
         Code("inlined", "/bin/x", 0x20, file="y.h", line=9, inline_depth=1),
     ]
     for weight in (30, 12):
-        builder.sample(
-            "a", ["main", read, kernel("do_nanosleep"), kernel("schedule")], weight, state=1, tid=7
-        )
+        builder.sample("a", ["main", read, kernel("do_nanosleep"), kernel("schedule")], weight, state=1, tid=7)
     builder.sample("a", ["main", read], 5, flags=SampleFlag.NO_KERNEL_STACK, tid=7)
     builder.sample("a", [*inlined, kernel("schedule")], 7, state=2, tid=9)
     builder.sample("a", ["main"], 0, tid=7)

@@ -68,9 +68,7 @@ def test_what_is_not_there() -> None:
 def test_32_bit_programs_are_known_by_how_they_enter_the_kernel() -> None:
     compat = ["do_fast_syscall_32", "entry_INT80_compat", "entry_SYSENTER_compat_after_hwframe"]
     assert all(map(is_compat_entry, [*compat, "__do_fast_syscall_32", "do_el0_svc_compat"]))
-    assert not any(
-        map(is_compat_entry, ["do_syscall_64", "entry_SYSCALL_64_after_hwframe", "do_el0_svc", ""])
-    )
+    assert not any(map(is_compat_entry, ["do_syscall_64", "entry_SYSCALL_64_after_hwframe", "do_el0_svc", ""]))
 
 
 def test_numbers_are_those_of_the_architectures_headers() -> None:

@@ -153,9 +153,7 @@ def test_a_time_in_which_nothing_was_recorded_is_a_failure(
     assert main([*words, "--duration", "0.1"]) == 0
 
 
-def test_an_agent_whose_log_cannot_be_written_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_whose_log_cannot_be_written_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log is on a disk that is full, or its reader has gone."""
 
     class Full(io.StringIO):

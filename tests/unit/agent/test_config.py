@@ -35,9 +35,7 @@ def test_file_and_command_line_say_the_same(tmp_path: Path) -> None:
     assert from_file.record == ("-e", "none", "-m", "2M", "-G", "shop")
 
 
-def test_command_line_holds_over_the_file_and_labels_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_holds_over_the_file_and_labels_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "agent.toml"
     file.write_text('dataset = "d"\nmax-cpu = 2\nlabel = ["a=1", "b=1"]\n')
     monkeypatch.setenv("PERF_OFFCPU_LABELS", "a=0,z=0")
@@ -143,9 +141,7 @@ UNIT, DAEMONSET, EXAMPLE = (
 
 def test_systemd_takes_the_unit() -> None:
     assert shutil.which("systemd-analyze"), "apt install systemd"
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", UNIT], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", UNIT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -327,9 +327,7 @@ def test_step_of_the_wall_clock_is_counted_and_lengths_stay(place: Place) -> Non
     second = 10**9
     for number, offset in enumerate((0, 0, 5, 5, -3600)):
         begin = (number + 1) * 60 * second
-        place.ledger.deliver(
-            f"{1:08}.data.{number:016}", [(begin, begin + 60 * second)], (10**6 + offset) * second
-        )
+        place.ledger.deliver(f"{1:08}.data.{number:016}", [(begin, begin + 60 * second)], (10**6 + offset) * second)
     assert place.value("clock_steps_total") == 2
     assert place.value("recorded_seconds_total") == 300
     assert place.ledger.metrics.sum("gap_seconds_total") == 0

@@ -16,9 +16,7 @@ LOOK_S = 10.0
 """Time between two looks at the cost."""
 
 
-def minutes(
-    cost: Callable[[int], float], once: float = 0.2, bpf: float = 0.5
-) -> Iterator[tuple[float, float]]:
+def minutes(cost: Callable[[int], float], once: float = 0.2, bpf: float = 0.5) -> Iterator[tuple[float, float]]:
     """Simulate four hours of an agent; yield seconds recorded and CPU time of each minute.
 
     Recording takes `cost(minute)` of a CPU, `bpf` of it in BPF programs; a piece takes `once` seconds

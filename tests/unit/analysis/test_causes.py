@@ -110,8 +110,6 @@ def test_each_sample_has_its_own() -> None:
     assert causes.names[0] == ""
 
 
-@pytest.mark.parametrize(
-    "name", ["PyramidBuild", "syscalls_total", "sleeper", "stdout_lock", "main", "Javac"]
-)
+@pytest.mark.parametrize("name", ["PyramidBuild", "syscalls_total", "sleeper", "stdout_lock", "main", "Javac"])
 def test_functions_of_programs_are_no_runtime(name: str) -> None:
     assert FUNCTIONS and named(["main_loop", name, *FUTEX]) == name

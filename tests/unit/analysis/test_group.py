@@ -144,9 +144,7 @@ def test_walks_are_those_of_each_stack(stacks: list[list[str]], names: set[str],
 
     hits = [[node for node in way if wanted[frame_of[node]]] for way in ways]
     assert outermost_node(profile, leaves, wanted).tolist() == [(found or [-1])[-1] for found in hits]
-    for way, found, node in zip(
-        ways, hits, innermost_node(profile, leaves, wanted, user_frames).tolist(), strict=True
-    ):
+    for way, found, node in zip(ways, hits, innermost_node(profile, leaves, wanted, user_frames).tolist(), strict=True):
         users = np.cumsum([not is_kernel[frame_of[one]] for one in way]).tolist()
         near = [
             one

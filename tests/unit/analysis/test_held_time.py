@@ -67,9 +67,7 @@ def test_a_thread_that_is_blocked_at_the_end_knows_the_holder_of_that_moment() -
     builder = ProfileBuilder()
     lock = builder.thing("m in bank")
     for tid, begin, flags in ((1, 0, SampleFlag(0)), (2, 50, SampleFlag.STILL_BLOCKED)):
-        builder.sample(
-            "a", [], 100 - begin, tid=tid, object=lock, switch_out_ns=begin, time_ns=100, flags=flags
-        )
+        builder.sample("a", [], 100 - begin, tid=tid, object=lock, switch_out_ns=begin, time_ns=100, flags=flags)
     holders = Holders(np.array([-1, 9], np.int32), np.array([-1, -1], np.int32), np.zeros(2, np.bool_), 0)
     time = held_time(builder.build(), holders, np.ones(2, np.bool_))
     assert dict(zip(time.tid.tolist(), time.weight.tolist(), strict=True)) == {9: 150}

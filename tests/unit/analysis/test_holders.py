@@ -58,9 +58,7 @@ def test_refused_holders_are_counted() -> None:
     builder = ProfileBuilder()
     lock = builder.thing("m in a")
     for holder in (11, 99, 20, -1):
-        builder.sample(
-            "a", [], 1, pid=10, tid=10, object=lock, holder_tid=holder, switch_out_ns=300, time_ns=400
-        )
+        builder.sample("a", [], 1, pid=10, tid=10, object=lock, holder_tid=holder, switch_out_ns=300, time_ns=400)
     assert holders_of(profile(builder)).refused == 2
 
 
@@ -114,7 +112,5 @@ def test_the_end_of_the_process_releases_nothing() -> None:
     ends = [(10, 10, 6_000), (11, 10, 5_500), (12, 10, late), (13, 10, -1), (20, 20, late)]
     profile.tasks = Tasks.from_rows([(tid, pid, 0, end) for tid, pid, end in ends])
     found = holders_of(profile)
-    assert found.cut_off.tolist() == [True, False, True, False, False, False], (
-        "10 waited for the last time, too"
-    )
+    assert found.cut_off.tolist() == [True, False, True, False, False, False], "10 waited for the last time, too"
     assert found.released.tolist() == [-1, 99, -1, 99, 99, 99]

@@ -38,9 +38,7 @@ def judged(
     (K.SOCKET, "tcp", "network"), (K.SOCKET, "netlink", "network"), (K.SOCKET, "unix", "pipe"),
     (K.PIPE, "", "pipe"), (K.FILE, "", "disk"), (K.CHARACTER, "", "other"), (K.UNKNOWN, "", "other"),
 ])  # fmt: skip
-def test_a_read_without_kernel_functions_has_the_class_of_its_object(
-    kind: K, protocol: str, label: str
-) -> None:
+def test_a_read_without_kernel_functions_has_the_class_of_its_object(kind: K, protocol: str, label: str) -> None:
     assert judged(READ, kind, protocol=protocol) == (label, False)
     assert judged(IOCTL, kind, protocol=protocol) == (label, False)
 
@@ -156,9 +154,7 @@ CONDITION, SEMAPHORE, MUTEX = ("pthread_cond_wait",), ("sem_wait", "[libc]"), ("
     (MUTEX, F.BY_OTHERS | F.SEVERAL, False),
     ((), F.BY_OTHERS | F.SEVERAL, True), ((), F.BY_OTHERS, False), ((), F.BY_PEERS | F.SEVERAL, False),
 ])  # fmt: skip
-def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(
-    wrapper: tuple[str, ...], facts: int, for_work: bool
-) -> None:
+def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(wrapper: tuple[str, ...], facts: int, for_work: bool) -> None:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     path, thing = ["main", *wrapper], builder.thing("x", facts=facts)
     builder.sample("a", path, 5, syscall=FUTEX, state=S, object=thing)

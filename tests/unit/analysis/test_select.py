@@ -122,9 +122,7 @@ def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
     ({"pids": (10,), "comms": ("ran",)}, []), ({"idle": "only"}, []),
     ({"idle": "hide"}, [10, 11, 20, 30]),
 ])  # fmt: skip
-def test_budgets_of_the_chosen_threads_also_of_those_without_samples(
-    chosen: dict[str, Any], tids: list[int]
-) -> None:
+def test_budgets_of_the_chosen_threads_also_of_those_without_samples(chosen: dict[str, Any], tids: list[int]) -> None:
     profile = mixed()
     columns = {"tid": [10, 11, 20, 30], "pid": [10, 10, 20, 30], "begin_ns": [0] * 4, "end_ns": [9] * 4}
     profile.budget = Budget.filled(4, **columns)

@@ -95,9 +95,7 @@ def test_functions_of_the_kernel(functions: list[str], label: str) -> None:
     ([], UNKNOWN, S, "other"),
     ([], UNKNOWN, I, "other"),
 ])  # fmt: skip
-def test_without_functions_of_the_kernel(
-    path: list[str | Code], syscall: int, state: int, label: str
-) -> None:
+def test_without_functions_of_the_kernel(path: list[str | Code], syscall: int, state: int, label: str) -> None:
     assert class_of(path, syscall, state) == label
 
 

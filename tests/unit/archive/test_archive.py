@@ -34,11 +34,7 @@ def machine(tmp_path: Path) -> Path:
     shutil.copy(PERF / "blocker", f"{root}{BLOCKER}")
     # A tenth of the kernel's symbols, those of sleeps among them: xz takes seconds for all.
     with gzip.open(PERF / "kallsyms.gz", "rt") as whole:
-        kept = [
-            line
-            for number, line in enumerate(whole)
-            if number % 10 == 0 or "nanosleep" in line or "_text" in line
-        ]
+        kept = [line for number, line in enumerate(whole) if number % 10 == 0 or "nanosleep" in line or "_text" in line]
     (tmp_path / "kallsyms").write_text("".join(kept))
     return root
 

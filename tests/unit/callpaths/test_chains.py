@@ -106,9 +106,7 @@ def test_a_recording(selection: tuple[str, ...], capsys: pytest.CaptureFixture[s
     plain = capsys.readouterr().out.splitlines()
     assert main([*given, "--wakers"]) == 0
     chained = capsys.readouterr().out.splitlines()
-    plain_sum, chained_sum = (
-        sum(int(line.rpartition(" ")[2]) for line in lines) for lines in (plain, chained)
-    )
+    plain_sum, chained_sum = (sum(int(line.rpartition(" ")[2]) for line in lines) for lines in (plain, chained))
     assert plain_sum == chained_sum > 0
     assert any(line.count(";--;") > 1 for line in chained)
 

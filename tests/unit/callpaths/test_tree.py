@@ -53,9 +53,7 @@ def expected(profile: Profile, row: int) -> tuple[str, ...]:
     elif flags & SampleFlag.TRUNCATED:
         labels.append("[truncated]")
     for frame in frames_of(profile.stacks.parent, profile.stacks.frame, stack):
-        symbol, dso = (
-            profile.strings[int(column[frame])] for column in (profile.frames.symbol, profile.frames.dso)
-        )
+        symbol, dso = (profile.strings[int(column[frame])] for column in (profile.frames.symbol, profile.frames.dso))
         labels.append(frame_label(symbol, dso))
     return (*labels, "[missed kernel stack]") if flags & SampleFlag.NO_KERNEL_STACK else tuple(labels)
 

@@ -108,9 +108,7 @@ def test_waits_that_contradict_each_other_end_the_walk() -> None:
 
 def test_stacks_name_each_hop_and_running_time_is_shared_out_by_samples(chain: ProfileBuilder) -> None:
     for at in (1200, 1300, 1400):
-        chain.sample(
-            "disk", ["main3", "sum" if at < 1400 else "sort"], 1, event="cpu-clock", tid=3, pid=3, time_ns=at
-        )
+        chain.sample("disk", ["main3", "sum" if at < 1400 else "sort"], 1, event="cpu-clock", tid=3, pid=3, time_ns=at)
     profile = chain.build()
     path = follow(profile, window=(0, 2000))
     shown = path_profile(profile, timeline_of(profile), path)

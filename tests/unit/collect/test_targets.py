@@ -73,9 +73,7 @@ def test_malformed_lists(texts: dict[str, Any]) -> None:
 
 def test_names_that_no_thread_can_have() -> None:
     assert choose_target(comms="123456789012345").comms == (b"123456789012345",)
-    with pytest.raises(
-        UsageError, match=r"^--comm 1234567890123456: .* 15 bytes of a name: use 123456789012345$"
-    ):
+    with pytest.raises(UsageError, match=r"^--comm 1234567890123456: .* 15 bytes of a name: use 123456789012345$"):
         choose_target(comms="a,1234567890123456")
 
 

@@ -69,11 +69,7 @@ def test_selections_and_labels(recording: Path, capsys: pytest.CaptureFixture[st
         "reader-126/132",
         "writer-126/133",
     }
-    assert (
-        folded("--tid", "132,133")
-        == folded("--tid", "132", "--tid", "133")
-        == folded("--comm", "reader,writer")
-    )
+    assert folded("--tid", "132,133") == folded("--tid", "132", "--tid", "133") == folded("--comm", "reader,writer")
     assert folded("--pid", "126", "--pid").startswith("blocker-126;")
     assert total(folded("--event", "cpu-clock")) == 402206609
     assert total(folded("--event", "cpu-clock,offcpu-time")) == TOTAL_NS + 402206609
@@ -228,12 +224,8 @@ def test_a_full_disk_is_reported_with_the_files_name(binary: bool) -> None:
     assert caught.value.filename == "/dev/full"
 
 
-@pytest.mark.parametrize(
-    ("own", "old", "mode"), [(0o644, 0o664, 0o644), (0o600, 0o644, 0o600), (0o644, 0o640, 0o640)]
-)
-def test_who_may_read_the_output_may_read_all_recordings(
-    own: int, old: int, mode: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("own", "old", "mode"), [(0o644, 0o664, 0o644), (0o600, 0o644, 0o600), (0o644, 0o640, 0o640)])
+def test_who_may_read_the_output_may_read_all_recordings(own: int, old: int, mode: int, tmp_path: Path) -> None:
     for name, bits in (("x.data", own), ("old.data", old)):
         shutil.copy(DEMO, tmp_path / name)
         (tmp_path / name).chmod(bits)

@@ -60,9 +60,7 @@ def test_pyroscope_refuses_what_is_old() -> None:
 def test_one_target_fails_the_others_get_theirs(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Authorization: Bearer geheim\n")
     with receiver(None, Reply(401)) as found, receiver(None, Reply(503, {"Retry-After": "0"})) as other:
-        first, second = (
-            f"{kind}=http://127.0.0.1:{one.port}" for kind, one in (("otlp", found), ("parca", other))
-        )
+        first, second = (f"{kind}=http://127.0.0.1:{one.port}" for kind, one in (("otlp", found), ("parca", other)))
         done = push(first, second, "--push-header-file", f"parca={tmp_path / 'token'}", status=1)
         assert (len(found.stored), len(other.stored)) == (0, 1)
         assert "authorization" not in found.requests[0].headers
@@ -81,9 +79,7 @@ def test_rejected_profiles_are_a_failure() -> None:
     assert "1 profiles rejected: nope" in done.stderr
 
 
-def test_a_part_that_was_taken_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_part_that_was_taken_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(waits, "MOST_SAMPLES", 2)
     with receiver(None, Reply(), Reply(401)) as found:
         target = f"otlp=http://127.0.0.1:{found.port}"

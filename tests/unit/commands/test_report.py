@@ -168,7 +168,5 @@ def test_short_work_and_dumb_terminals_show_nothing(seconds: float, term: str) -
 
 
 def test_pipes_and_files_never_get_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WORK.format(1.5)], capture_output=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", WORK.format(1.5)], capture_output=True, check=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"", b"")

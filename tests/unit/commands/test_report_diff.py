@@ -11,9 +11,7 @@ from builders.refused import refused
 from perf_offcpu.cli import main
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
-DIRECT, COMPRESSED, HYBRID, SCHED = (
-    str(DATA / f"{name}.data") for name in ("direct", "compressed", "hybrid", "sched")
-)
+DIRECT, COMPRESSED, HYBRID, SCHED = (str(DATA / f"{name}.data") for name in ("direct", "compressed", "hybrid", "sched"))
 
 
 def report(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -45,9 +43,7 @@ def test_weights_are_those_of_both_reports(capsys: pytest.CaptureFixture[str]) -
         assert sum(row[side]["weight"] for row in made["stacks"]["rows"]) == alone["subject"]["weight"]
         assert sum(row[side]["count"] for row in made["functions"]["rows"]) == alone["subject"]["count"]
     assert made["per"]["name"] == "second"
-    assert made["total"]["before"] == pytest.approx(
-        made["total"]["old"]["weight"] * 1e9 / made["old"]["recorded_ns"]
-    )
+    assert made["total"]["before"] == pytest.approx(made["total"]["old"]["weight"] * 1e9 / made["old"]["recorded_ns"])
 
 
 def test_two_recordings_of_one_program_have_not_changed(capsys: pytest.CaptureFixture[str]) -> None:

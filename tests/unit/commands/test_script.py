@@ -100,9 +100,7 @@ def test_waits_between_switches_show_when_asked_for(script: Script) -> None:
 
 def test_standard_input_gives_the_same(script: Script) -> None:
     with (DATA / "pipe.data").open("rb") as stdin:
-        done = subprocess.run(
-            [PROGRAM, "script", "-i", "-"], stdin=stdin, capture_output=True, check=True, timeout=60
-        )
+        done = subprocess.run([PROGRAM, "script", "-i", "-"], stdin=stdin, capture_output=True, check=True, timeout=60)
     assert done.stdout.decode() == script("pipe")
 
 

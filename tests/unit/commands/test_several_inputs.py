@@ -78,8 +78,6 @@ def test_load_takes_several(runs: list[str]) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_is_refused(
-    words: list[str], sentence: str, runs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(words: list[str], sentence: str, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(capsys, *words)
     assert not Path("x").exists()

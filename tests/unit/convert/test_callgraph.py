@@ -91,13 +91,9 @@ def test_networkx_reads_what_it_should(wakers: bool) -> None:
     assert {frozenset((e["source"], e["target"], e["weight"])) for e in document["edges"]} == edges
     assert document["graph"]["total"] == graph.graph["total"]
     graphml = networkx.parse_graphml(text(profile, form="graphml", wakers=wakers, per_thread=wakers))
-    gexf = networkx.read_gexf(
-        io.BytesIO(text(profile, form="gexf", wakers=wakers, per_thread=wakers).encode())
-    )
+    gexf = networkx.read_gexf(io.BytesIO(text(profile, form="gexf", wakers=wakers, per_thread=wakers).encode()))
     for read in (graphml, gexf):
-        assert {
-            frozenset((one, other, facts["weight"])) for one, other, facts in read.edges(data=True)
-        } == edges
+        assert {frozenset((one, other, facts["weight"])) for one, other, facts in read.edges(data=True)} == edges
     own = [node["off_cpu" if wakers else "own"] for _, node in graphml.nodes(data=True)]
     unconnected = 1000 if wakers else 0
     assert sum(own) == sum(profile.samples.period.tolist()) - unconnected
@@ -159,8 +155,7 @@ def test_wakers_knots_and_the_critical_chain() -> None:
     graph = wakeups.graph_of(waking(), ALL)
     a, b, c, d = (f"{name}-100/{ord(name)}" for name in "abcd")
     found = {
-        (one, other): (edge["weight"], edge["count"], edge["longest"])
-        for one, other, edge in graph.edges(data=True)
+        (one, other): (edge["weight"], edge["count"], edge["longest"]) for one, other, edge in graph.edges(data=True)
     }
     assert found == {
         (b, a): (40, 1, 40), (a, b): (45, 2, 30), (b, c): (70, 1, 70), (c, d): (60, 1, 60),
@@ -186,9 +181,7 @@ def test_threads_of_one_comm_are_one() -> None:
     ):
         builder.sample(comm, ["f"], period, tid=tid, pid=tid, waker_tid=waker, waker_pid=waker, runq_ns=1)
     graph = wakeups.graph_of(builder.build(), Options(min_share=0))
-    found = {
-        (*ends, edge["weight"], edge["count"], edge["longest"]) for *ends, edge in graph.edges(data=True)
-    }
+    found = {(*ends, edge["weight"], edge["count"], edge["longest"]) for *ends, edge in graph.edges(data=True)}
     assert found == {("cc", "make", 48, 2, 29), ("make", "cc", 6, 1, 6), ("cc", "cc", 4, 1, 4)}
     assert {id_: node["off_cpu"] for id_, node in graph.nodes(data=True)} == {"make": 50, "cc": 12}
     assert graph.graph["knots"] == ["cc make"] and graph.graph["total"] == 58

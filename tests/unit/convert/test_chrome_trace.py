@@ -50,9 +50,7 @@ def weights(found: list[Event]) -> int:
 @pytest.fixture
 def profile() -> Profile:
     builder = ProfileBuilder()
-    builder.sample(
-        "main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, tid=100, state=1, syscall=202
-    )
+    builder.sample("main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, tid=100, state=1, syscall=202)
     builder.sample(
         "io", ["main", kernel("io")], 2_500, time_ns=5_002_500, tid=101, state=2, runq_ns=700,
         wakeup_ns=5_001_800,
@@ -61,9 +59,7 @@ def profile() -> Profile:
         "wk", ["main", "f"], 9_000, time_ns=5_020_000, tid=102, state=1, runq_ns=1_000, wakeup_ns=5_019_000,
         waker_tid=100, waker_pid=100,
     )  # fmt: skip
-    builder.sample(
-        "wk", ["main"], 400, time_ns=5_030_000, tid=102, state=0, flags=SampleFlag.PREEMPTED, runq_ns=400
-    )
+    builder.sample("wk", ["main"], 400, time_ns=5_030_000, tid=102, state=0, flags=SampleFlag.PREEMPTED, runq_ns=400)
     builder.sample("wk", ["main"], 77, time_ns=5_031_000, tid=102, flags=SampleFlag.AGGREGATED, count=9)
     builder.sample("wk", ["main"], 23, time_ns=-1, tid=102)
     builder.sample("wk", ["main", "run"], 11, time_ns=5_032_000, tid=102, event="cpu-clock")

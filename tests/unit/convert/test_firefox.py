@@ -90,9 +90,7 @@ def samples(parsed: Table, thread: Table) -> list[tuple[int, str, int]]:
     """(when, path, ns)."""
     table = thread["samples"]
     rows = zip(table["time"], table["stack"], table["weight"], strict=True)
-    return [
-        (ns(time), "" if stack is None else path(parsed, stack), ns(weight)) for time, stack, weight in rows
-    ]
+    return [(ns(time), "" if stack is None else path(parsed, stack), ns(weight)) for time, stack, weight in rows]
 
 
 def markers(parsed: Table, thread: Table) -> list[tuple[str, int, int, Table]]:
@@ -114,9 +112,7 @@ def markers(parsed: Table, thread: Table) -> list[tuple[str, int, int, Table]]:
             for key, value in data.items()
             if key != "type"
         }
-        found.append(
-            (strings[table["name"][at]], ns(table["startTime"][at]), ns(table["endTime"][at]), texts)
-        )
+        found.append((strings[table["name"][at]], ns(table["startTime"][at]), ns(table["endTime"][at]), texts))
     return found
 
 
@@ -233,9 +229,7 @@ def test_sums_are_exact() -> None:
         assert sum(weights) == whole.samples.period.sum()
         waits = [one for thread in parsed["threads"] for one in markers(parsed, thread) if one[0] != "wakes"]
         assert sum(end - begin for _, begin, end, _ in waits) == whole.samples.period.sum()
-    woken = [
-        one for thread in document(large_profile(3_000, 200))["threads"] for one in thread["markers"]["phase"]
-    ]
+    woken = [one for thread in document(large_profile(3_000, 200))["threads"] for one in thread["markers"]["phase"]]
     assert woken.count(1) == 3_000 and woken.count(0) > 1_000
 
 

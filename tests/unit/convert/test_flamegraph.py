@@ -26,11 +26,7 @@ def page_of(profile: Profile, **options: Any) -> Page:
 
 def weights(document: dict[str, Any]) -> int:
     """Everything that the page shows, by the page's own rule."""
-    return sum(
-        hi * 10**9 + lo
-        for layer in document["layers"]
-        for hi, lo in zip(layer["hi"], layer["lo"], strict=True)
-    )
+    return sum(hi * 10**9 + lo for layer in document["layers"] for hi, lo in zip(layer["hi"], layer["lo"], strict=True))
 
 
 def paths(document: dict[str, Any]) -> dict[str, int]:
@@ -113,9 +109,7 @@ def slow_preorder(tree: PathTree) -> list[int]:
     return [node for root in children(-1) for node in walk(root)]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("xyz"), st.lists(st.sampled_from("abcd"), max_size=5)), max_size=20)
-)
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.lists(st.sampled_from("abcd"), max_size=5)), max_size=20))
 def test_preorder_agrees_with_a_recursive_walk(samples: list[tuple[str, list[str]]]) -> None:
     builder = ProfileBuilder()
     for comm, path in samples:

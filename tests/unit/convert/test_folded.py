@@ -37,9 +37,7 @@ def profile() -> Profile:
     builder.sample("web server", ["main", Code("read", "libc", 16), kernel("schedule")], 5, tid=101)
     builder.sample("web server", ["main", Code("read", "libc", 32), kernel("schedule")], 7, tid=102)
     builder.sample("web server", [], 11, flags=SampleFlag.NO_USER_STACK)
-    builder.sample(
-        "db", ["f;g", Code(dso="/lib/libx.so", address=0x1234)], 13, flags=SampleFlag.TRUNCATED, pid=-1
-    )
+    builder.sample("db", ["f;g", Code(dso="/lib/libx.so", address=0x1234)], 13, flags=SampleFlag.TRUNCATED, pid=-1)
     builder.sample("db", [kernel("io_schedule")], 17, flags=SampleFlag.NO_USER_STACK, pid=-1)
     builder.sample("db", ["f;g"], 19, flags=SampleFlag.NO_KERNEL_STACK, pid=-1)
     return builder.build()
@@ -71,9 +69,7 @@ def test_nothing_selected_or_without_weight_is_an_empty_file() -> None:
     assert folded(ProfileBuilder().build()) == folded(ProfileBuilder().sample("a", ["f"], 0).build()) == []
 
 
-@pytest.mark.parametrize(
-    ("unit", "lines"), [("us", ["a;f 1", "a;g 2"]), ("ms", []), ("ns", ["a;f 1400", "a;g 1500"])]
-)
+@pytest.mark.parametrize(("unit", "lines"), [("us", ["a;f 1", "a;g 2"]), ("ms", []), ("ns", ["a;f 1400", "a;g 1500"])])
 def test_units_round_by_line_and_keep_the_total(unit: str, lines: list[str]) -> None:
     """1400 + 1500 ns are 3 us: the line that lost more of its fraction has the third."""
     profile = ProfileBuilder().sample("a", ["f"], 1400).sample("a", ["g"], 1500).build()

@@ -33,8 +33,7 @@ def unpacked(directory: dict[str, dict[str, int]], text: str) -> dict[str, list[
         for plane in range(where["planes"]):
             at = where["at"] + plane * where["length"]
             values = [
-                value + (byte << 8 * plane)
-                for value, byte in zip(values, data[at : at + where["length"]], strict=True)
+                value + (byte << 8 * plane) for value, byte in zip(values, data[at : at + where["length"]], strict=True)
             ]
         columns[name] = values
     return columns
@@ -64,9 +63,7 @@ def test_columns_come_back(columns: dict[str, list[int]]) -> None:
 
 
 def test_a_plane_that_is_zero_is_not_there() -> None:
-    directory, _ = packed(
-        {"same": np.full(9, 10**15), "small": np.arange(200), "none": np.empty(0, np.int64)}
-    )
+    directory, _ = packed({"same": np.full(9, 10**15), "small": np.arange(200), "none": np.empty(0, np.int64)})
     assert [directory[name]["planes"] for name in directory] == [0, 1, 0]
 
 

@@ -112,9 +112,7 @@ def track(profile: Profile) -> PathTrack:
 def test_the_track_of_a_path(track: PathTrack) -> None:
     columns = (track.name, track.begin_ns, track.end_ns, track.chain)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    assert [
-        (track.names[name], begin, end, track.chains[chain]) for name, begin, end, chain in rows
-    ] == EXPECTED
+    assert [(track.names[name], begin, end, track.chains[chain]) for name, begin, end, chain in rows] == EXPECTED
     assert track.title == "critical path of client (pid 1, tid 1)"
 
 
@@ -141,10 +139,7 @@ def test_a_path_in_a_chrome_trace(profile: Profile, track: PathTrack) -> None:
 def test_a_path_in_firefox(profile: Profile, track: PathTrack) -> None:
     parsed = json.loads(converted("firefox", profile, path=track), parse_float=Decimal)
     thread = parsed["threads"][-1]
-    assert (
-        thread["name"] == track.title
-        and len(parsed["threads"]) - 1 in parsed["meta"]["initialVisibleThreads"]
-    )
+    assert thread["name"] == track.title and len(parsed["threads"]) - 1 in parsed["meta"]["initialVisibleThreads"]
     markers, strings = thread["markers"], parsed["shared"]["stringArray"]
     rows = zip(markers["name"], markers["startTime"], markers["endTime"], markers["data"], strict=True)
     found = [

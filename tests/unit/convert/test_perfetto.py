@@ -23,21 +23,15 @@ def found() -> Read:
     )
     builder.sample("main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, state=1, cpu=1)
     columns: dict[str, Any] = {"waker_tid": 100, "waker_pid": 100, "wakeup_ns": 5_019_000, "runq_ns": 1_000}
-    builder.sample(
-        "wk", ["main", Code("f", "/lib/x.so")], 9_000, time_ns=5_020_000, tid=102, state=2, cpu=0, **columns
-    )
-    builder.sample(
-        "wk", ["main"], 400, time_ns=5_030_000, tid=102, cpu=1, flags=SampleFlag.PREEMPTED, runq_ns=400
-    )
+    builder.sample("wk", ["main", Code("f", "/lib/x.so")], 9_000, time_ns=5_020_000, tid=102, state=2, cpu=0, **columns)
+    builder.sample("wk", ["main"], 400, time_ns=5_030_000, tid=102, cpu=1, flags=SampleFlag.PREEMPTED, runq_ns=400)
     builder.sample("wk", ["main"], 77, time_ns=5_031_000, tid=102, flags=SampleFlag.AGGREGATED, count=9)
     builder.sample("wk", ["main", "run"], 11, time_ns=5_032_000, tid=102, event="cpu-clock")
     return read(builder.build())
 
 
 def test_waits_and_their_run_queue(found: Read) -> None:
-    shown = [
-        (one.track, one.category, one.name, one.begin, one.end, one.depth, one.weight) for one in found.slices
-    ]
+    shown = [(one.track, one.category, one.name, one.begin, one.end, one.depth, one.weight) for one in found.slices]
     sums = "sums of short waits: no time"
     assert shown == [
         ("main", "offcpu", "futex", 4_000_000, 5_000_001, 0, 1_000_001),

@@ -142,8 +142,6 @@ def test_pprof_itself(tmp_path: Path) -> None:
 
     top = pprof("-top", "-unit=ns", "-nodefraction=0")
     assert "Type: off_cpu" in top and "56ns total" in top
-    assert any(
-        line.split()[:2] == ["42ns", "75.00%"] and line.endswith("schedule") for line in top.splitlines()
-    )
+    assert any(line.split()[:2] == ["42ns", "75.00%"] and line.endswith("schedule") for line in top.splitlines())
     assert "100ns total" in pprof("-top", "-unit=ns", "-sample_index=cpu")
     assert "interruptible sleep" in pprof("-tags")

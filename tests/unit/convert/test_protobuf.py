@@ -42,9 +42,7 @@ def test_columns_of_numbers_are_single_numbers_in_a_row(values: list[int]) -> No
 
 @given(NUMBERS, st.data())
 def test_messages_of_messages(values: list[int], data: st.DataObject) -> None:
-    present = np.array(
-        data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))), np.bool_
-    )
+    present = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))), np.bool_)
     column = np.array(values, np.uint64)
     names = from_bytes([b"", b"x" * 200, "größe".encode()])
     pick = np.arange(len(values)) % 3

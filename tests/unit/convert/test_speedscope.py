@@ -51,9 +51,7 @@ def read(parsed: dict[str, Any]) -> dict[str, Read]:
 
 def sample_profile() -> ProfileBuilder:
     builder = ProfileBuilder(meta={"hostname": "box"})
-    builder.sample(
-        "a", ["main", Code("read", "/lib/libc.so.6"), kernel("schedule")], 30, time_ns=1_050, tid=1
-    )
+    builder.sample("a", ["main", Code("read", "/lib/libc.so.6"), kernel("schedule")], 30, time_ns=1_050, tid=1)
     builder.sample("b", ["main"], 500, time_ns=1_520, tid=2)
     builder.sample("a", ["main"], 40, time_ns=1_200, tid=1)
     builder.sample("a", ["main"], 7, time_ns=1_300, tid=1, flags=SampleFlag.AGGREGATED, count=3)

@@ -48,9 +48,7 @@ def test_totals_are_those_of_the_report(profile: Profile, tmp_path: Path) -> Non
     waits = [row for row in samples if row["event"] == "offcpu-time"]
     classes = report["groups"]["rows"]
     assert sums(waits, "class", "weight_ns") == {row["values"][0]: row["weight"] for row in classes}
-    assert sums(waits, "tid", "weight_ns") == {
-        row["tid"]: row["weight"] for row in report["threads"] if row["weight"]
-    }
+    assert sums(waits, "tid", "weight_ns") == {row["tid"]: row["weight"] for row in report["threads"] if row["weight"]}
     states: dict[str, int] = {}
     for stack in report["stacks"]:
         for state, weight in stack["states"].items():
@@ -95,9 +93,7 @@ def test_package_that_is_missing_is_told_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        UsageError, match=r"datasets need the package pyarrow: pip install 'perf-offcpu\[fleet\]'"
-    ):
+    with pytest.raises(UsageError, match=r"datasets need the package pyarrow: pip install 'perf-offcpu\[fleet\]'"):
         open_dataset(str(tmp_path / "set"), make=True)
     assert not (tmp_path / "set").exists()
 

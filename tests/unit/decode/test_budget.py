@@ -122,9 +122,7 @@ def test_rows_are_sorted_by_thread_and_time() -> None:
 def test_what_files_in_turn_have_of_a_life_is_one_row() -> None:
     """Not so what separate recordings have: they do not go on at the very ns."""
     first = block(row(8, 5, 9, running_ns=3, switches=1), row(9, 5, 9), row(10, 5, 9))
-    second = block(
-        row(8, 9, 9, switches=0), row(8, 9, 20, running_ns=4, stopped_ns=2, switches=2), row(9, 10, 20)
-    )
+    second = block(row(8, 9, 9, switches=0), row(8, 9, 20, running_ns=4, stopped_ns=2, switches=2), row(9, 10, 20))
     parts = [read_budgets(payload, "<") for payload in (second, first)]
     budget, borders = joined_budget([part for part in parts if part is not None])
     assert budget.tid.tolist() == [8, 9, 9, 10]
@@ -174,8 +172,7 @@ def test_a_wait_that_is_told_again_counts_once() -> None:
 def counters(begin_ns: int, end_ns: int, **counts: tuple[int, int]) -> bytes:
     """Return the payload of an account; `counts` are (events, ns) by the names of causes ("_" for "-")."""
     rows = [
-        {"events": events, "ns": ns, "name": name.replace("_", "-").encode()}
-        for name, (events, ns) in counts.items()
+        {"events": events, "ns": ns, "name": name.replace("_", "-").encode()} for name, (events, ns) in counts.items()
     ]
     values = {"magic": MAGIC, "version": VERSION, "nr": len(rows), "counters": rows}
     return COUNTERS.pack(values | {"begin_ns": begin_ns, "end_ns": end_ns, "threshold_ns": 0}, "<")
@@ -193,9 +190,7 @@ def account_of(*payloads: bytes) -> CollectorAccount:
     ([(20, 30), (5, 9), (6, 10), (20, 30)], ((5, 10), (20, 30))),
     ([(5, 9), (40, 30), (10, 12)], ((5, 9), (10, 12))),
 ])  # fmt: skip
-def test_parts_are_the_times_between_pauses(
-    spans: list[tuple[int, int]], parts: tuple[tuple[int, int], ...]
-) -> None:
+def test_parts_are_the_times_between_pauses(spans: list[tuple[int, int]], parts: tuple[tuple[int, int], ...]) -> None:
     account = account_of(*(counters(*span) for span in spans))
     assert account.parts() == parts
     if spans:

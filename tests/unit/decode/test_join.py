@@ -48,9 +48,7 @@ def comms(recording: Recording) -> list[str]:
 
 def lives(recording: Recording, tid: int) -> list[tuple[int, int]]:
     rows = recording.tasks.tid == tid
-    return list(
-        zip(recording.tasks.begin_ns[rows].tolist(), recording.tasks.end_ns[rows].tolist(), strict=True)
-    )
+    return list(zip(recording.tasks.begin_ns[rows].tolist(), recording.tasks.end_ns[rows].tolist(), strict=True))
 
 
 # One host.
@@ -315,10 +313,7 @@ SPENT = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]
 def budget(path: Path, *rows: tuple[int, int, int, dict[str, int]], name: str = "here") -> Path:
     """A file with budgets: (tid, begin, end, times)."""
     made = [
-        {"pid": 7, "tid": tid, "switches": 3}
-        | dict.fromkeys(SPENT, 0)
-        | {"begin_ns": begin, "end_ns": end}
-        | spent
+        {"pid": 7, "tid": tid, "switches": 3} | dict.fromkeys(SPENT, 0) | {"begin_ns": begin, "end_ns": end} | spent
         for tid, begin, end, spent in rows
     ]
     payload = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "budgets": made}, "<")
@@ -336,9 +331,7 @@ def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
     ]
     here, there = hosts(paths)
     mine, others = here.recording.budget, there.recording.budget
-    rows = zip(
-        mine.tid.tolist(), (mine.begin_ns - 10**18).tolist(), (mine.end_ns - 10**18).tolist(), strict=True
-    )
+    rows = zip(mine.tid.tolist(), (mine.begin_ns - 10**18).tolist(), (mine.end_ns - 10**18).tolist(), strict=True)
     assert list(rows) == [(8, 100, 200), (8, 201, 300), (9, 250, 310)]
     assert mine.running_ns.tolist() == [100, 0, 10]
     assert mine.idle_ns.tolist() == [0, 99, 0]

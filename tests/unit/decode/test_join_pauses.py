@@ -23,9 +23,7 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 PERF = Path(__file__).resolve().parents[2] / "data/perf-7.2"
-STEP = (
-    8  # times are multiples of half of it, plus the number of the file (0 to 3): no two waits begin at once
-)
+STEP = 8  # times are multiples of half of it, plus the number of the file (0 to 3): no two waits begin at once
 
 
 @dataclass(frozen=True)
@@ -131,9 +129,7 @@ def test_real_recordings_joined(names: tuple[str, ...]) -> None:
 def test_threads_of_a_host_live_while_it_is_recorded() -> None:
     """Budgets derived from waits: of each host those of its own recording, however long the other one is."""
     files = [load_recording(PERF / f"{name}.data") for name in ("sched", "direct")]
-    files = [
-        file.replaced(meta=replace(file.meta, hostname=name)) for name, file in zip("ab", files, strict=True)
-    ]
+    files = [file.replaced(meta=replace(file.meta, hostname=name)) for name, file in zip("ab", files, strict=True)]
     begin, end = files[1].meta.recorded[0]
     files[1].meta.parts = ((begin, begin + 10**8), (begin + 2 * 10**8, end))
     alone = [budget_table(symbolize(file, SymbolizeOptions())) for file in files]

@@ -80,9 +80,7 @@ def extended(path: Path, **values: Any) -> Recording:
 
 
 def test_what_is_unknown_is_not_0(tmp_path: Path) -> None:
-    table = extended(
-        tmp_path, runq_ns=2**64 - 1, prev_state=2**32 - 1, longest_ns=2**64 - 1, syscall=-2
-    ).samples
+    table = extended(tmp_path, runq_ns=2**64 - 1, prev_state=2**32 - 1, longest_ns=2**64 - 1, syscall=-2).samples
     sentinels = ("state", "wakeup_ns", "runq_ns", "switch_out_ns", "longest_ns", "waker_tid")
     assert [int(getattr(table, name)[0]) for name in sentinels] == [-1] * 6
     assert (int(table.syscall[0]), int(table.count[0])) == (-2, 1)

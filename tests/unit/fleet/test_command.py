@@ -149,9 +149,7 @@ def test_flamegraph_says_what_it_lacks(dataset: Path, capsys: pytest.CaptureFixt
     assert f"{dataset}: host web2 (1 host)" in other
 
 
-def test_what_is_missing_is_that_of_the_chosen_label(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_is_that_of_the_chosen_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     builder = DatasetBuilder()
     for hour, version in enumerate("12"):
         times = {"begin_ns": BEGIN + hour * HOUR, "end_ns": BEGIN + hour * HOUR + HOUR // 2}
@@ -301,9 +299,7 @@ def test_a_segment_of_another_version_among_others(
     assert f"b.parquet: it has version '{VERSION + 1}' of the tables" in capsys.readouterr().err
 
 
-def test_a_dataset_without_hosts_does_not_say_1970(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_without_hosts_does_not_say_1970(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "report", DatasetBuilder().wait("web1", 1).write(tmp_path / "dataset"))
     assert "# Recorded: not known: the table hosts is empty\n" in out and "1970" not in out
 

@@ -96,9 +96,7 @@ def test_rates_of_other_events(tmp_path: Path, capsys: pytest.CaptureFixture[str
     versions = ("--label", "version=1", "--baseline", "version=0", "--event")
     assert main([*words, *versions, "instructions"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "2000.000 → 2000.000 /s of a host" in out and "# Instructions per second of a host, by class\n" in out
-    )
+    assert "2000.000 → 2000.000 /s of a host" in out and "# Instructions per second of a host, by class\n" in out
     assert main([*words, *versions, "cpu-clock", "--unit", "us"]) == 0
     out = capsys.readouterr().out
     assert "10000.000 → 10000.000 us/s of a host" in out and "# Cpu-clock us per second of a host" in out
@@ -131,9 +129,7 @@ def test_few_hosts_are_compared_in_all_ways() -> None:
 
     def welch(second: tuple[int, ...]) -> float:
         one, other = every[[at for at in hosts if at not in second]], every[list(second)]
-        return float(
-            (other.mean() - one.mean()) / np.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other))
-        )
+        return float((other.mean() - one.mean()) / np.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other)))
 
     sizes = [abs(welch(second)) for second in itertools.combinations(hosts, 3)]
     expected = sum(size >= abs(welch((4, 5, 6))) - 1e-9 for size in sizes) / len(sizes)

@@ -128,9 +128,7 @@ def expected(waits: list[Row], selection: Selection, keys: list[str]) -> Sums:
 
 @settings(max_examples=12, deadline=None)
 @given(WAITS, SELECTIONS, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
-def test_sums_of_random_selections(
-    engine: Engine, waits: list[Row], selection: Selection, keys: list[str]
-) -> None:
+def test_sums_of_random_selections(engine: Engine, waits: list[Row], selection: Selection, keys: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         write(waits, Path(name))
         try:

@@ -81,9 +81,7 @@ def path(tmp_path: Path) -> Path:
 )
 def test_every_layout_of_raw_samples(kind: SampleType, flags: AttrFlag, path: Path) -> None:
     """Ids stay where they were, for all events have to agree on the place; other fields stay, too."""
-    clock = event(
-        "cpu-clock", (1, 2), kind & ~S.RAW | S.CALLCHAIN, flags=flags | CLOCK.attr.flags & ~(1 << 18)
-    )
+    clock = event("cpu-clock", (1, 2), kind & ~S.RAW | S.CALLCHAIN, flags=flags | CLOCK.attr.flags & ~(1 << 18))
     offcpu = event("offcpu-time", (3, 4), kind | S.RAW, flags=flags)
     records = [comm(clock, 7, 8, "worker"), wait(offcpu), sample(clock, tid=8, pid=7, time=600, period=9)]
     out, done = inject(write(path, [clock, offcpu], records))
@@ -259,9 +257,7 @@ def test_deferred_chains_are_merged_in_both_directions(path: Path) -> None:
         assert not reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
 
 
-WAITING = event(
-    "offcpu-time", (3,), BASE | S.RAW | S.CALLCHAIN, flags=CLOCK.attr.flags | AttrFlag.DEFER_CALLCHAIN
-)
+WAITING = event("offcpu-time", (3,), BASE | S.RAW | S.CALLCHAIN, flags=CLOCK.attr.flags | AttrFlag.DEFER_CALLCHAIN)
 
 
 def waiting(cookie: int, time: int, kernel: list[int]) -> bytes:
@@ -317,9 +313,7 @@ def test_a_sample_that_would_grow_too_large_goes_without_its_user_part(path: Pat
     stack = dict[str, Any](stack_user_size=65_000, stack_user=bytes(65_000), stack_user_dyn_size=65_000)
     ips = list(range(0x1000, 0x1000 + 100))
     large = sample(spec, 1, time=10, pid=7, tid=8, callchain=[KERNEL, FRAME, USER_DEFERRED, COOKIE], **stack)
-    small = sample(
-        spec, 1, time=11, pid=7, tid=8, callchain=[KERNEL, FRAME, USER_DEFERRED, COOKIE], stack_user_size=0
-    )
+    small = sample(spec, 1, time=11, pid=7, tid=8, callchain=[KERNEL, FRAME, USER_DEFERRED, COOKIE], stack_user_size=0)
     out, done = inject(write(path, [spec], [*THREAD, large, small, deferred(COOKIE, ips, 30)]))
     assert chains(out) == [[KERNEL, FRAME], [KERNEL, FRAME, USER, *ips]]
     assert done.losses == {losses.UNMERGED: 1}
@@ -329,15 +323,11 @@ def test_a_sample_that_would_grow_too_large_goes_without_its_user_part(path: Pat
 def test_event_counters_of_branches_are_left_out(path: Path) -> None:
     """They are newer than perf 6.1, which takes them for the fields behind them."""
     with_counters = int(BranchSampleType.HW_INDEX | BranchSampleType.COUNTERS)
-    spec = event(
-        "cpu-clock", (1, 2), BASE | S.CALLCHAIN | S.BRANCH_STACK | S.WEIGHT, branch_sample_type=with_counters
-    )
+    spec = event("cpu-clock", (1, 2), BASE | S.CALLCHAIN | S.BRANCH_STACK | S.WEIGHT, branch_sample_type=with_counters)
     branch = {"from": 0x10, "to": 0x20, "flags": 0}
     values = dict[str, Any](pid=7, tid=8, period=1, callchain=[USER, 0x10], branch_hw_idx=1, weight=77)
     records = [
-        sample(
-            spec, time=100 + nr, branch_stack=[branch] * nr, branch_nr=nr, branch_counters=[5] * nr, **values
-        )
+        sample(spec, time=100 + nr, branch_stack=[branch] * nr, branch_nr=nr, branch_counters=[5] * nr, **values)
         for nr in (0, 3, 1)
     ]
     records[1:1] = [comm(spec, 7, 8, "worker")]
@@ -429,9 +419,7 @@ def test_an_exit_stands_after_its_threads_last_wait(path: Path) -> None:
     out, done = inject(write(path, [CLOCK, OFFCPU], records))
     assert (done.retyped, done.losses) == (4, {})
     before, after = load_recording(path), load_recording(out)
-    rows = [
-        list(zip(one.tasks.tid.tolist(), one.tasks.end_ns.tolist(), strict=True)) for one in (before, after)
-    ]
+    rows = [list(zip(one.tasks.tid.tolist(), one.tasks.end_ns.tolist(), strict=True)) for one in (before, after)]
     assert rows[0] == [(7, -1), (8, 1000), (8, 4 * 10**9), (9, 1100)]
     assert rows[1] == [(7, -1), (8, 1500), (8, 4 * 10**9), (9, 1100)], "before the next life"
     shown = perf(out, "comm,time,period,event")

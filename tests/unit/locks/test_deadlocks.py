@@ -42,9 +42,7 @@ def test_abba() -> None:
 
 
 def test_a_circle_with_a_timeout_is_no_deadlock() -> None:
-    threads = [
-        DeadThread("t", 10, tid, "x", "", 5, False, asked) for tid, asked in ((11, -1), (12, 3 * 10**9))
-    ]
+    threads = [DeadThread("t", 10, tid, "x", "", 5, False, asked) for tid, asked in ((11, -1), (12, 3 * 10**9))]
     assert sentence_of(threads) == (
         "A circle of timed waits, which ends after 3.0 s and is no deadlock: "
         "t 11 waits for x, held by t 12; t 12 waits for x, held by t 11."
@@ -105,9 +103,7 @@ def test_what_a_thread_waited_for_before_does_not_count() -> None:
     builder = ProfileBuilder()
     lock = builder.thing("a in bank")
     for time, tid, holder in ((100, 12, 11), (900, 11, 12), (900, 12, 13)):
-        builder.sample(
-            "t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED, time_ns=time
-        )
+        builder.sample("t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED, time_ns=time)
     profile = builder.build()
     profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 14)])
     assert deadlocks_of(profile, classify(profile), holders_of(profile)) == []
@@ -136,10 +132,7 @@ def test_queues_and_waiters(waits: list[tuple[int, int, int, int]]) -> None:
     of = np.array([group for group, *_ in waits], np.int64)
     expected = [
         max(
-            (
-                sum(g == group and begin <= at < begin + length for g, begin, length, _ in waits)
-                for at in range(30)
-            ),
+            (sum(g == group and begin <= at < begin + length for g, begin, length, _ in waits) for at in range(30)),
             default=0,
         )
         for group in range(3)

@@ -54,9 +54,7 @@ def test_a_hash_depends_on_the_words_and_their_order_only(rows: list[list[int]])
     alone = [int(hash_rows(Ragged.from_lists([row]))[0]) for row in rows]
     assert hashes == alone
     reordered = [row[::-1] for row in rows]
-    for row, other, value, turned in zip(
-        rows, reordered, hashes, hash_rows(Ragged.from_lists(reordered)), strict=True
-    ):
+    for row, other, value, turned in zip(rows, reordered, hashes, hash_rows(Ragged.from_lists(reordered)), strict=True):
         assert (value == int(turned)) == (row == other)
 
 

@@ -74,12 +74,8 @@ def put(source: Path, target: str) -> None:
     shutil.copy(source, target)
 
 
-@pytest.mark.parametrize(
-    ("place", "tail"), [("debug_roots", ".debug"), ("buildid_dir", "/debug"), ("symfs", "/debug")]
-)
-def test_debug_files_are_found_by_build_id(
-    built: Built, copy: Path, tmp_path: Path, place: str, tail: str
-) -> None:
+@pytest.mark.parametrize(("place", "tail"), [("debug_roots", ".debug"), ("buildid_dir", "/debug"), ("symfs", "/debug")])
+def test_debug_files_are_found_by_build_id(built: Built, copy: Path, tmp_path: Path, place: str, tail: str) -> None:
     root = str(tmp_path / "root")
     roots: dict[str, Any] = {"debug_roots": (root,), "buildid_dir": root, "symfs": root}
     search = Search(**{place: roots[place]})
@@ -102,9 +98,7 @@ def test_debuginfods_cache_is_used(built: Built, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["", ".debug/", "root/"])
-def test_a_debuglink_leads_to_the_file_of_the_right_crc(
-    without_id: Built, tmp_path: Path, where: str
-) -> None:
+def test_a_debuglink_leads_to_the_file_of_the_right_crc(without_id: Built, tmp_path: Path, where: str) -> None:
     program = tmp_path / "bin" / "program"
     link_debug(without_id)
     put(without_id.stripped, str(program))
@@ -216,9 +210,7 @@ class TestProcesses:
             yield program, process.pid
             process.kill()
 
-    def test_a_deleted_program_is_found_through_its_process(
-        self, built: Built, running: tuple[Path, int]
-    ) -> None:
+    def test_a_deleted_program_is_found_through_its_process(self, built: Built, running: tuple[Path, int]) -> None:
         program, pid = running
         program.unlink()
         name = f"{program} (deleted)"

@@ -207,9 +207,7 @@ class TestSeparateDebugFiles:
         whole = load_elf_symbols(str(program))
         subprocess.run(["strip", program], check=True, timeout=60)
         stripped = load_elf_symbols(str(program))
-        again = load_elf_symbols(
-            str(program), Search(debug_roots=(str(tmp_path / "nothing"), str(tmp_path / "debug")))
-        )
+        again = load_elf_symbols(str(program), Search(debug_roots=(str(tmp_path / "nothing"), str(tmp_path / "debug"))))
         assert "hidden" not in names_of(stripped.symbols)
         assert names_of(again.symbols) == names_of(whole.symbols)
         assert "hidden" in names_of(whole.symbols)
@@ -305,9 +303,7 @@ class TestThisSystem:
         elf = load_elf_symbols(path)
         addresses = sized_addresses(elf, 3000)
         command, asked = ["addr2line", "-f", "-e", path], "\n".join(map(hex, addresses))
-        out = subprocess.run(
-            command, input=asked, check=True, timeout=60, capture_output=True, text=True
-        ).stdout
+        out = subprocess.run(command, input=asked, check=True, timeout=60, capture_output=True, text=True).stdout
         starts = elf.symbols.start[elf.symbols.lookup(np.array(addresses, np.uint64))].tolist()
         answers = {at: answer for at, answer in zip(addresses, out.splitlines()[::2], strict=True)}
         with_size = set().union(*names_of.values())  # addr2line names labels within functions, too

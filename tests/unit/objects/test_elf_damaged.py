@@ -158,9 +158,7 @@ class TestTables:
 
     def test_symbols_that_all_enclose_each_other_cost_no_more_than_others(self) -> None:
         count = 400_000
-        row = np.zeros(
-            count, [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("at", "<u8", 2)]
-        )
+        row = np.zeros(count, [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("at", "<u8", 2)])
         row["name"], row["info"], row["shndx"] = 1, 2, 1
         row["at"][:, 0] = np.arange(count)
         row["at"][:, 1] = 2 * count - 2 * np.arange(count)
@@ -235,9 +233,7 @@ class TestSparseFiles:
     def make(self, path: Path, strings: int, symbols: int) -> str:
         start = 1 << 20
         table = Sec(".symtab", type=SYMTAB, flags=0, size=symbols, link=3, entsize=24)
-        data = bytearray(
-            ElfBuilder(sections=[TEXT, table, Sec(".strtab", type=STRTAB, size=strings)]).build()
-        )
+        data = bytearray(ElfBuilder(sections=[TEXT, table, Sec(".strtab", type=STRTAB, size=strings)]).build())
         for index, at in ((2, start), (3, start + symbols)):
             struct.pack_into("<Q", data, section_header(bytes(data), index) + 24, at)
         with open(path, "wb") as file:

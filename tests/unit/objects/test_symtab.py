@@ -12,9 +12,7 @@ from perf_offcpu.objects.symtab import MAX_NAME, NO_ADDRESS, Symbols, SymbolTabl
 LOCAL, WEAK, GLOBAL, LABEL = 1, 3, 0, 5  # alias_rank of typed local, weak, global and NOTYPE local symbols
 
 
-def table(
-    *rows: tuple[int, int, str] | tuple[int, int, str, int], limit: int = int(NO_ADDRESS)
-) -> SymbolTable:
+def table(*rows: tuple[int, int, str] | tuple[int, int, str, int], limit: int = int(NO_ADDRESS)) -> SymbolTable:
     """A table of (start, size, name[, rank]) rows; names in capitals only bound others."""
     strings, offsets = b"\0", []
     for row in rows:
@@ -82,9 +80,7 @@ def test_source_tells_the_row_a_name_came_from() -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(0x1001, 0x3000), (0x1000, 0x2000), (0x1FFF, 0x3000)])
-def test_the_last_one_without_size_reaches_to_the_end_of_the_page_behind_its_own(
-    start: int, end: int
-) -> None:
+def test_the_last_one_without_size_reaches_to_the_end_of_the_page_behind_its_own(start: int, end: int) -> None:
     assert names_at(table((start, 0, "last")), end - 1, end) == ["last", ""]
 
 

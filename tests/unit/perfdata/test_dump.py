@@ -73,9 +73,7 @@ def test_a_deferred_callchain_and_the_sample_that_waits_for_it() -> None:
     assert len(chains) == 506
     assert all(one.number("nr") == len(one.words("ips")) for one in chains)
     waiting = [one.fields["callchain"] for one in records if one.name == "PERF_RECORD_SAMPLE"]
-    assert (
-        sum(chain[-2].endswith(" PERF_CONTEXT_USER_DEFERRED") for chain in waiting if len(chain) > 1) == 543
-    )
+    assert sum(chain[-2].endswith(" PERF_CONTEXT_USER_DEFERRED") for chain in waiting if len(chain) > 1) == 543
 
 
 def test_the_counts_at_the_end_are_those_of_the_records() -> None:
@@ -151,9 +149,7 @@ def test_a_payload_that_lies_is_shown_as_far_as_it_fits(tmp_path: Path) -> None:
 def test_a_sample_of_no_event_is_shown_in_hex(tmp_path: Path) -> None:
     sample = one_of("SAMPLE")
     records = records_of(patched(tmp_path, {sample.offset + 8: struct.pack("<Q", 12345)}))
-    assert [one.problems for one in records if one.offset == sample.offset] == [
-        ["its id belongs to no event"]
-    ]
+    assert [one.problems for one in records if one.offset == sample.offset] == [["its id belongs to no event"]]
 
 
 def test_an_impossible_size_ends_the_data_and_is_said(tmp_path: Path) -> None:
@@ -201,9 +197,7 @@ def test_random_damage_never_raises(tmp_path: Path) -> None:
     for _ in range(100):  # tests/fuzz/mutate.py does 100 000
         data = bytearray(originals[rng.choice(names)])
         for _ in range(rng.choice([1, 4, 32])):
-            data[rng.randrange(rng.choice([104, 1000, len(data)]))] = rng.choice(
-                [0, 1, 0x7F, 0xFF, rng.randrange(256)]
-            )
+            data[rng.randrange(rng.choice([104, 1000, len(data)]))] = rng.choice([0, 1, 0x7F, 0xFF, rng.randrange(256)])
         path.write_bytes(data)
         try:
             dumped += len(records_of(path)) > 0

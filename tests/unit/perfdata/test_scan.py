@@ -146,6 +146,4 @@ def test_which_flags_are_leaked(record: bytes, spec: EventSpec, is_leaked: bool,
     written = bytes(with_written_miscs(read, "<").record(0))
     assert written == (record[:4] + (2).to_bytes(2, "little") + record[6:] if is_leaked else record)
     recording = load_recording(path)
-    assert recording.strings[int(recording.dsos.build_id[0])] == (
-        "" if is_leaked else "ab" * min(record[40], 20)
-    )
+    assert recording.strings[int(recording.dsos.build_id[0])] == ("" if is_leaked else "ab" * min(record[40], 20))

@@ -54,9 +54,7 @@ def test_what_perf_recorded(body: bytes) -> None:
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_both_byte_orders(order: Order) -> None:
     found = tracepoint_formats(tracing_data(order, ("sched", [OLD_FORMAT]), ("irq", [])), Losses())
-    assert {number: (one.system, one.name) for number, one in found.items()} == {
-        60: ("sched", "sched_wakeup")
-    }
+    assert {number: (one.system, one.name) for number, one in found.items()} == {60: ("sched", "sched_wakeup")}
 
 
 def test_formats_of_old_kernels() -> None:

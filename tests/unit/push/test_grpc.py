@@ -55,8 +55,7 @@ def test_servers_take_messages_and_their_rules_hold() -> None:
     total = sum(some_waits().samples.period[some_waits().is_offcpu()].tolist())
     headers = [("Authorization", "Bearer geheim")]
     calls = [
-        {"server": server, "body": body_for(server), "times": 2, "headers": headers}
-        for server in ("otlp", "parca")
+        {"server": server, "body": body_for(server), "times": 2, "headers": headers} for server in ("otlp", "parca")
     ]
     broken = [{"server": server, "body": text(b"\x0a\x03abc")} for server in ("otlp", "parca")]
     large = {"server": "otlp", "body": text(bytes(5 << 20))}

@@ -82,14 +82,10 @@ def test_servers_take_messages_on_one_connection(server: str) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_message_against_the_rules_is_refused(server: str) -> None:
-    body = (
-        gzip.compress(b"\x0a\x03abc") if server == "otlp" else b"{}}" if server == "parca" else b"\x0a\x03abc"
-    )
+    body = gzip.compress(b"\x0a\x03abc") if server == "otlp" else b"{}}" if server == "parca" else b"\x0a\x03abc"
     with receiver() as found:
         problem = failure(server, found.port, body)
-        assert type(
-            problem
-        ) is Refused and f"{server}=http://127.0.0.1:{found.port}: 400 Bad Request: " in str(problem)
+        assert type(problem) is Refused and f"{server}=http://127.0.0.1:{found.port}: 400 Bad Request: " in str(problem)
 
 
 @pytest.mark.parametrize(("status", "kind"), [
@@ -259,9 +255,7 @@ def test_again_until_the_server_takes_it(monkeypatch: pytest.MonkeyPatch) -> Non
     pauses: list[float] = []
     replies = [Reply(503), Reply(429, {"Retry-After": "1"}), Reply(500)]
     with receiver(None, *replies) as found, sender("otlp", found.port) as one:
-        send_until(
-            one, body_for("otlp"), time.monotonic() + 3600, lambda _problem, pause: pauses.append(pause)
-        )
+        send_until(one, body_for("otlp"), time.monotonic() + 3600, lambda _problem, pause: pauses.append(pause))
         assert len(found.stored) == 1 and len(found.requests) == 4
     assert 0.05 <= pauses[0] <= 0.1 and pauses[1] == 1 and 0.2 <= pauses[2] <= 0.4
 

@@ -26,9 +26,7 @@ def recursive() -> Profile:
 
 
 def test_recursion_counts_once_and_objects_stand_apart() -> None:
-    rows = [
-        (row.name.label, row.name.dso, row.inclusive, row.own) for row in function_table(recursive()).rows
-    ]
+    rows = [(row.name.label, row.name.dso, row.inclusive, row.own) for row in function_table(recursive()).rows]
     program = rows[0][1]
     assert rows == [
         ("main", program, 17, 0), ("g", program, 15, 5), ("wait", "[kernel.kallsyms]", 10, 10),

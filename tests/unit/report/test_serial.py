@@ -89,8 +89,6 @@ def test_recordings_sum_to_wall_time(
     (("--comm", "nobody"), "no such thread"), (("--time", "0,1"), "no samples in that time"),
     (("--time", "0,1 2,3"), "more than one window"),
 ])  # fmt: skip
-def test_impossible_questions(
-    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_questions(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "-f", "-i", str(DATA / "demo.data"), "--serial", *options]) == 129
     assert message in capsys.readouterr().err

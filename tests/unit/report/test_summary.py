@@ -59,8 +59,7 @@ def mixed() -> ProfileBuilder:
 def test_threads() -> None:
     summary = summarize(mixed().build())
     rows = [
-        (r.comm, r.pid, r.tid, r.total.weight, r.total.count, r.beside.weight, r.beside.count)
-        for r in summary.threads
+        (r.comm, r.pid, r.tid, r.total.weight, r.total.count, r.beside.weight, r.beside.count) for r in summary.threads
     ]
     assert rows == [
         ("sleeper", 100, 1, 40, 2, 3, 1),
@@ -148,9 +147,7 @@ SAMPLES = st.lists(
 
 
 @given(SAMPLES, st.integers(0, 4))
-def test_rows_and_what_was_cut_are_the_total(
-    samples: list[tuple[str, int, list[str], int]], limit: int
-) -> None:
+def test_rows_and_what_was_cut_are_the_total(samples: list[tuple[str, int, list[str], int]], limit: int) -> None:
     builder = ProfileBuilder()
     for comm, tid, path, weight in samples:
         builder.sample(comm, [*path], weight, tid=tid)

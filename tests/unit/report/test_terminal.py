@@ -25,9 +25,7 @@ def sample_profile() -> Profile:
     for extra in (0, 1):
         lock = ["start_thread", Code("pthread_mutex_lock", "/lib/libc.so.6"), kernel("futex_wait")]
         builder.sample("locker", lock, 12_345_678 + extra, tid=101, state=1)
-    builder.sample(
-        "deep", ["start_thread", *["recurse"] * 100, kernel("schedule")], 6_000_000, tid=102, state=2
-    )
+    builder.sample("deep", ["start_thread", *["recurse"] * 100, kernel("schedule")], 6_000_000, tid=102, state=2)
     builder.sample("deep", ["burn"], 10_101_010, event="cpu-clock", tid=102)
     upstream = SampleFlag.AGGREGATED | SampleFlag.UNTIMED | SampleFlag.NO_USER_STACK
     builder.sample("old", [], 2_000_000, tid=103, flags=upstream)

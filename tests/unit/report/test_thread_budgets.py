@@ -53,9 +53,7 @@ def test_counted_by_the_collector() -> None:
         stopped_ns=[3, 0, 0], other_ns=[1, 0, 0],
     )  # fmt: skip
     strings = profile.strings
-    profile.comms = Comms.from_rows(
-        [(1, 1, 0, strings.intern("first")), (1, 1, 1500, strings.intern("last"))]
-    )
+    profile.comms = Comms.from_rows([(1, 1, 0, strings.intern("first")), (1, 1, 1500, strings.intern("last"))])
     table = budget_table(profile)
     assert table is not None and not table.derived
     assert table.rows == [
@@ -120,9 +118,7 @@ def test_rows_and_rest_add_up_to_the_total(by: str, limit: int | None) -> None:
         assert sum(getattr(row, name) for row in shown) == getattr(table.total, name)
     assert sum(row.blocked["S"] for row in shown) == table.total.blocked["S"] == 60 * 61 // 2
     assert (table.total.threads, table.total.wall) == (60, 60_000)
-    assert (
-        bool(table.rest) == bool(table.more) == (limit is not None and limit < len(table.rows) + table.more)
-    )
+    assert bool(table.rest) == bool(table.more) == (limit is not None and limit < len(table.rows) + table.more)
 
 
 def test_sums_of_threads() -> None:

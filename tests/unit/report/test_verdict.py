@@ -125,9 +125,7 @@ def test_only_idle_threads() -> None:
 
 def test_a_selection_of_waits_judges_no_thread_idle() -> None:
     builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
-    assert "100 % 3.000 ms the next command of a client ReadCommand postgres" in table(
-        builder, whole_lives=False
-    )
+    assert "100 % 3.000 ms the next command of a client ReadCommand postgres" in table(builder, whole_lives=False)
 
 
 def test_two_functions_of_one_cause() -> None:

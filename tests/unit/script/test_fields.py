@@ -37,9 +37,7 @@ def test_the_last_change_of_a_field_counts() -> None:
     assert choice.asked == {"sym"}
 
 
-@pytest.mark.parametrize(
-    "texts", [["comm,+tid"], ["-cpu", "tid"], ["nonsense"], ["+nonsense"], ["+"], ["comm,pid,-"]]
-)
+@pytest.mark.parametrize("texts", [["comm,+tid"], ["-cpu", "tid"], ["nonsense"], ["+nonsense"], ["+"], ["comm,pid,-"]])
 def test_what_cannot_be_meant_is_refused(texts: list[str]) -> None:
     with pytest.raises(UsageError, match="--fields"):
         choose_fields(texts)
@@ -93,7 +91,5 @@ def test_the_date_is_that_of_the_first_sample() -> None:
 @pytest.mark.parametrize(("last", "end", "known"), [(200, 0, False), (200, 950, True), (950, 0, True)])
 def test_a_clock_that_began_after_all_samples_is_another_one(last: int, end: int, known: bool) -> None:
     """As perf's is in a time namespace whose clock is ahead; a recording may end without samples, though."""
-    said = captured(
-        wall_clock_at_ns=1000 * SECOND, first_ns=105 * SECOND, last_ns=last * SECOND, end_ns=end * SECOND
-    )
+    said = captured(wall_clock_at_ns=1000 * SECOND, first_ns=105 * SECOND, last_ns=last * SECOND, end_ns=end * SECOND)
     assert len(said) == 1 and said[0].startswith("unknown, ") != known

@@ -77,9 +77,7 @@ def test_own_fields_show_on_off_cpu_samples_only() -> None:
         switch_out_ns=1_500_000_000, wakeup_ns=1_999_999_000, waker_pid=7, waker_tid=8, runq_ns=90,
     )  # fmt: skip
     builder.sample("other", [], 1, event="cpu-clock").sample("unknown", [], 2)
-    lines = text(
-        builder.build(), "event,state,syscall,count,longest,switch_out,wakeup,waker,runq,flags"
-    ).splitlines()
+    lines = text(builder.build(), "event,state,syscall,count,longest,switch_out,wakeup,waker,runq,flags").splitlines()
     assert lines == [
         "offcpu-time: state=D syscall=35 count=3 longest=600 switch_out=1.500000 wakeup=1.999999 waker=7/8 "
         "runq=90 flags=truncated ",
@@ -105,9 +103,7 @@ def test_system_calls_have_names_and_waits_a_class() -> None:
 
 
 def test_ids() -> None:
-    profile = (
-        ProfileBuilder().sample("a", [], 1, pid=4, tid=123456).sample("b", [], 1, pid=-1, tid=-1).build()
-    )
+    profile = ProfileBuilder().sample("a", [], 1, pid=4, tid=123456).sample("b", [], 1, pid=-1, tid=-1).build()
     assert text(profile, "tid").splitlines() == [" 123456 ", "     -1 "]
     assert text(profile, "pid").splitlines() == ["      4 ", "     -1 "]
     assert text(profile, "pid,tid").splitlines() == ["      4/123456  ", "     -1/-1      "]
@@ -148,9 +144,7 @@ def test_tracepoints_have_no_period_unless_asked() -> None:
 
 
 def test_inlined_functions_are_marked_as_perf_marks_them() -> None:
-    profile = with_ips(
-        ProfileBuilder().sample("a", [Code("f", "/x"), Code("g", "/x")], 1).build(), {"f": 1, "g": 1}
-    )
+    profile = with_ips(ProfileBuilder().sample("a", [Code("f", "/x"), Code("g", "/x")], 1).build(), {"f": 1, "g": 1})
     profile.frames.inline_depth[0] = 1  # g, the leaf, was declared first
     assert text(profile, "ip,sym,dso").splitlines()[1:3] == [
         "\t               1 g (inlined)",
@@ -171,9 +165,7 @@ def test_a_deferred_callchain_has_its_cookie_in_front() -> None:
     profile.samples.evsel[:] = -1
     profile.frames.cpumode[0] = CpuMode.UNKNOWN
     shown = text(with_ips(profile, {"(cookie)": 0x300000001}, offset=0), "comm,event,period,ip,sym")
-    assert shown == (
-        "a DEFERRED CALLCHAIN [cookie: 300000001]\n\t               0 main\n\na DEFERRED CALLCHAIN\n\n"
-    )
+    assert shown == ("a DEFERRED CALLCHAIN [cookie: 300000001]\n\t               0 main\n\na DEFERRED CALLCHAIN\n\n")
 
 
 def test_blocks_and_forgotten_stacks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +196,7 @@ def test_nothing_gives_nothing() -> None:
     assert text(ProfileBuilder().build()) == ""
 
 
-@pytest.mark.parametrize(
-    "fields", [*itertools.combinations(["comm", "time", "sym", "state"], 2)], ids=",".join
-)
+@pytest.mark.parametrize("fields", [*itertools.combinations(["comm", "time", "sym", "state"], 2)], ids=",".join)
 def test_every_sample_has_its_line(fields: tuple[str, str]) -> None:
     profile = ProfileBuilder().sample("a", ["f"], 1).sample("b", ["f"], 1).build()
     lines = text(profile, ",".join(fields)).splitlines()

@@ -124,9 +124,7 @@ def test_imported_functions(case: str, tmp_path: Path) -> None:
     assert names(profile) == ["", ""], "of another file that exports it"
 
 
-@pytest.mark.parametrize(
-    ("target", "frame", "name"), [(OWN, 0xB0, "own"), (OWN + 4, 0xB0, ""), (0xB0, 0xB4, "")]
-)
+@pytest.mark.parametrize(("target", "frame", "name"), [(OWN, 0xB0, "own"), (OWN + 4, 0xB0, ""), (0xB0, 0xB4, "")])
 def test_functions_of_the_same_file(target: int, frame: int, name: str, tmp_path: Path) -> None:
     chain = [PROGRAM + frame, PROGRAM + CALL + 5]
     profile = symbolized(tmp_path, program(relative(b"\xe8", target)), library(), [chain])
@@ -142,9 +140,7 @@ def test_each_call_names_its_frames_only(tmp_path: Path) -> None:
     assert profile.losses[losses.NO_SYMBOL] == 4, "the inner function, the end of the handler and two callers"
     profile = symbolized(tmp_path, program(CALL_STUB), library(), [called])
     assert profile.losses[losses.NO_SYMBOL] == 1
-    lines = FrameTexts(profile, FieldChoice(frozenset({"sym", "symoff"}))).lines(
-        int(profile.samples.stack[0])
-    )
+    lines = FrameTexts(profile, FieldChoice(frozenset({"sym", "symoff"}))).lines(int(profile.samples.stack[0]))
     assert lines == "\twait (called)\n\t[unknown]\n"
 
 

@@ -76,9 +76,7 @@ def cxx_functions() -> set[str]:
         ["gcc", "-print-file-name=libstdc++.so.6"], check=True, timeout=20, capture_output=True, text=True
     ).stdout.strip()
     command = ["nm", "-D", "--defined-only", path]
-    lines = subprocess.run(
-        command, check=True, timeout=60, capture_output=True, text=True
-    ).stdout.splitlines()
+    lines = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout.splitlines()
     fields = [line.split() for line in lines]
     return {name.split("@")[0] for _, kind, name in fields if kind in "TtWw" and name.startswith("_Z")}
 

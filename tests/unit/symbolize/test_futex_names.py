@@ -47,9 +47,7 @@ def symbols(program: Path) -> dict[str, int]:
     return {row[2]: int(row[0], 16) for row in rows if len(row) == 3}
 
 
-def names(
-    program: Path, addresses: list[int], bias: int, place: str = "", chain: tuple[int, ...] = ()
-) -> list[str]:
+def names(program: Path, addresses: list[int], bias: int, place: str = "", chain: tuple[int, ...] = ()) -> list[str]:
     """The names of futexes at addresses as in the file, in a process that has it mapped at `bias`."""
     with open_elf(str(program)) as image:
         (code,) = image.loads[(image.loads["p_flags"] & np.uint64(SegmentFlag.X)) != 0]
@@ -125,9 +123,7 @@ def test_other_builds_name_nothing(tmp_path: Path) -> None:
     address = symbols(program)["ledger_lock"]
     assert names(program, [address], 0) == ["ledger_lock in bank"]
     data = program.with_suffix(".data").read_bytes()
-    compiled(
-        tmp_path, "-no-pie", "-O2", "-DOTHER", "-Wl,--build-id=0x1234567890123456789012345678901234567890"
-    )
+    compiled(tmp_path, "-no-pie", "-O2", "-DOTHER", "-Wl,--build-id=0x1234567890123456789012345678901234567890")
     program.with_suffix(".data").write_bytes(data)
     profile = symbolize(load_recording(program.with_suffix(".data")))
     assert profile.strings[int(profile.objects.name[0])] == f"futex {address:#x}"

@@ -124,9 +124,7 @@ def test_all_numbers_of_a_wait_move(tmp_path: Path) -> None:
 
 def test_losses_add_up(tmp_path: Path) -> None:
     lost = side(CLOCK, RecordType.LOST, id=1, lost=5)
-    paths = [
-        write(tmp_path / name, [CLOCK], [tick(1000), lost], host(name, DAY_NS)) for name in ("a", "b", "c")
-    ]
+    paths = [write(tmp_path / name, [CLOCK], [tick(1000), lost], host(name, DAY_NS)) for name in ("a", "b", "c")]
     (count,) = (count for cause, count in load(paths).losses.items() if not str(cause).startswith("no name"))
     assert count == 15
 
@@ -199,10 +197,7 @@ def test_the_same_path_on_two_hosts_is_two_files(in_header: bool, tmp_path: Path
 
 
 def test_too_many_hosts(tmp_path: Path) -> None:
-    paths = [
-        write(tmp_path / str(number), [CLOCK], [tick(1000)], host(str(number), DAY_NS))
-        for number in range(215)
-    ]
+    paths = [write(tmp_path / str(number), [CLOCK], [tick(1000)], host(str(number), DAY_NS)) for number in range(215)]
     with pytest.raises(UsageError, match="215 hosts"):
         load(paths)
     pids = set(load(paths[:214]).samples.pid.tolist())

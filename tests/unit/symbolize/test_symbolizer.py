@@ -39,9 +39,7 @@ def kallsyms(tmp_path: Path) -> str:
 
 def recording(chains: list[list[int]], **columns: list[int]) -> Recording:
     """One sample a chain, None of it mapped but two processes' code at different places."""
-    mapped = [
-        (space, start, start + 0x1000, 0, "/nowhere/app") for space, start in enumerate((0x1000, 0x5000))
-    ]
+    mapped = [(space, start, start + 0x1000, 0, "/nowhere/app") for space, start in enumerate((0x1000, 0x5000))]
     spaces = Spaces.filled(2, pid=[1, 2])
     return recording_of_chains(chains, *mapped, columns=columns, spaces=spaces)
 
@@ -132,14 +130,10 @@ def shown(functions: list[Function], *, since: int = 5, chain: list[int] | None 
     strings = Strings(["/srv/app.py", *C_FUNCTIONS, *(name for name, _ in functions)])
     rows = [(8, since, strings.find(name), strings.find("/srv/app.py"), 3, call) for name, call in functions]
     columns = {"tid": [8], "switch_out_ns": [5], "flags": [int(BLOCKED)], "callchain": [0]}
-    recording = Recording(
-        samples=Samples.filled(1, **columns), strings=strings, python=PythonFrames.from_rows(rows)
-    )
+    recording = Recording(samples=Samples.filled(1, **columns), strings=strings, python=PythonFrames.from_rows(rows))
     frames = Frames.filled(5, symbol=[strings.find(name) for name in C_FUNCTIONS])
     chains = Ragged.from_lists([chain or [0, 1, 2, 3, 4]])
-    frames, chains, pair_of = with_python_functions(
-        recording, frames, chains, np.array([0, -1], np.int32), strings
-    )
+    frames, chains, pair_of = with_python_functions(recording, frames, chains, np.array([0, -1], np.int32), strings)
     frames.check(recording)
     rows_of = chains.row(int(pair_of[0])).astype(int).tolist()[::-1]
     assert pair_of[1] == -1

@@ -125,8 +125,7 @@ def test_the_recorder_may_tell_the_end_of_a_pipe(tmp_path: Path) -> None:
 def test_shared_memory_without_a_name_is_one_where_children_inherited_it(tmp_path: Path) -> None:
     ids = [(7, 10, 0x7000), (8, 20, 0x7000), (9, 30, 0x9000)]
     locks = [
-        thing(id_, K.FUTEX, pid=pid, address=address, place="/dev/zero (deleted)+0x0")
-        for id_, pid, address in ids
+        thing(id_, K.FUTEX, pid=pid, address=address, place="/dev/zero (deleted)+0x0") for id_, pid, address in ids
     ]
     waits = [wait(id_, time=90 + id_, pid=pid, tid=pid) for id_, pid, _ in ids]
     assert names(profile_of(tmp_path, described(*locks), *waits)) == [
@@ -146,9 +145,7 @@ def test_who_ends_the_waits_is_at_the_other_end_of_a_pipe(tmp_path: Path) -> Non
     pipe = described(thing(7, K.PIPE, pid=10, inode=5))
     ends = [20, 20, 30]
     waits = [
-        wait(
-            7, time=90 + at, pid=10, tid=10, syscall=READ, waker_pid=waker, waker_tid=waker, wakeup_ns=90 + at
-        )
+        wait(7, time=90 + at, pid=10, tid=10, syscall=READ, waker_pid=waker, waker_tid=waker, wakeup_ns=90 + at)
         for at, waker in enumerate(ends)
     ]
     assert set(names(profile_of(tmp_path, pipe, *waits))) == {"pipe from xz (20)"}
@@ -184,8 +181,7 @@ def test_unix_sockets_find_each_other_by_inode(tmp_path: Path) -> None:
 def test_private_locks_of_two_processes_are_two_and_shared_ones_are_one(tmp_path: Path) -> None:
     private = [thing(7 + at, K.FUTEX, pid=pid, address=64, place="heap") for at, pid in enumerate((10, 20))]
     shared = [
-        thing(17 + at, K.FUTEX, pid=pid, address=64 + at, place="/dev/shm/q+0x0")
-        for at, pid in enumerate((10, 20))
+        thing(17 + at, K.FUTEX, pid=pid, address=64 + at, place="/dev/shm/q+0x0") for at, pid in enumerate((10, 20))
     ]
     waits = [wait(one["id"], time=90 + at, pid=one["pid"], tid=one["pid"])
              for at, one in enumerate([*private, *shared])]  # fmt: skip
@@ -233,8 +229,7 @@ def test_ids_of_joined_recordings_do_not_clash(tmp_path: Path) -> None:
         [described(thing(8, K.FILE, pid=10, name="/c")), wait(9, time=93, pid=10, tid=10)],
     ]  # fmt: skip
     recordings = [
-        load_recording(write(tmp_path / f"{at}.data", EVENTS, [*NAMES, *part]))
-        for at, part in enumerate(parts)
+        load_recording(write(tmp_path / f"{at}.data", EVENTS, [*NAMES, *part])) for at, part in enumerate(parts)
     ]
     joined = join(recordings, 4)
     joined.check()
@@ -271,9 +266,7 @@ def test_hosts_have_files_of_their_own(tmp_path: Path) -> None:
     (K.PIPE, {"inode": 9}, True),
     (K.FILE, {"inode": 9}, False),
 ])  # fmt: skip
-def test_whose_events_are_work_that_comes_in(
-    kind: K, fields: dict[str, Any], inward: bool, tmp_path: Path
-) -> None:
+def test_whose_events_are_work_that_comes_in(kind: K, fields: dict[str, Any], inward: bool, tmp_path: Path) -> None:
     assert profile_of(tmp_path, *one_wait(kind, fields)).objects.inward.tolist()[0] is inward
 
 
@@ -296,9 +289,7 @@ def test_who_ended_the_waits(waits: list[tuple[int, dict[str, Any]]], found: int
 def test_who_ended_waits_for_shared_memory(tmp_path: Path) -> None:
     things = described(*(thing(pid, K.FUTEX, pid=pid, place="/dev/shm/x+0x40") for pid in (10, 20)))
     ends = ((10, 20), (20, 10), (20, 99))
-    records = (
-        wait(pid, time=90 + pid, pid=pid, tid=pid, waker_pid=waker, waker_tid=waker) for pid, waker in ends
-    )
+    records = (wait(pid, time=90 + pid, pid=pid, tid=pid, waker_pid=waker, waker_tid=waker) for pid, waker in ends)
     found = Fact.SEVERAL | Fact.BY_PEERS | Fact.BY_STRANGERS | Fact.SHARED
     assert set(profile_of(tmp_path, things, *records).objects.facts.tolist()[:-1]) == {found}
 
@@ -309,9 +300,7 @@ def test_who_ended_waits_for_shared_memory(tmp_path: Path) -> None:
     (0, 0, 11, Fact.BY_OTHERS), (128, 2, 0, Fact.MUTEX), (137, 3, 0, Fact.RWLOCK), (137, 0, 0, 0),
     (0, 0x8000000B - (1 << 32), 0, Fact.MUTEX), (134, 0, 0, Fact.MUTEX), (129, 2, 0, 0), (128, -1, 0, 0),
 ])  # fmt: skip
-def test_what_the_word_of_a_futex_tells(
-    operation: int, value: int, ended_by: int, found: int, tmp_path: Path
-) -> None:
+def test_what_the_word_of_a_futex_tells(operation: int, value: int, ended_by: int, found: int, tmp_path: Path) -> None:
     """Thread 11 of process 10 exits at 200; thread 12 is one of another process."""
     births = [task(WAITS, RecordType.FORK, pid, tid, 1) for pid, tid in ((10, 10), (10, 11), (20, 12))]
     waker: dict[str, Any] = {"waker_pid": 10, "waker_tid": ended_by, "wakeup_ns": 190} if ended_by else {}

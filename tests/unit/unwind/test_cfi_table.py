@@ -105,9 +105,7 @@ def test_addresses_relative_to_themselves_and_debug_frame() -> None:
 @pytest.mark.parametrize("kind", ["zlib", "zstd"])
 def test_compressed_sections_are_unpacked(tmp_path: Path, kind: str) -> None:
     """Distributions compress sections of debug files."""
-    functions = [
-        f"int f{n}(int x) {{ volatile int y[{n + 1}]; y[{n}] = x; return y[{n}]; }}" for n in range(99)
-    ]
+    functions = [f"int f{n}(int x) {{ volatile int y[{n + 1}]; y[{n}] = x; return y[{n}]; }}" for n in range(99)]
     (tmp_path / "x.c").write_text("\n".join([*functions, "int main(void) { return f7(7); }"]))
     options = ["-O1", "-g", "-fno-asynchronous-unwind-tables", "-fno-exceptions"]
     subprocess.run(["gcc", *options, "-o", "plain", "x.c"], cwd=tmp_path, check=True)

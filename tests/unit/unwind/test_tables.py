@@ -95,9 +95,7 @@ def test_columns_that_do_not_fit_together_are_no_table() -> None:
     assert [table_from_columns(one, X86) for one in wrong] == [None] * len(wrong)
 
 
-@pytest.mark.parametrize(
-    ("option", "keeps"), [("-fno-omit-frame-pointer", True), ("-fomit-frame-pointer", False)]
-)
+@pytest.mark.parametrize(("option", "keeps"), [("-fno-omit-frame-pointer", True), ("-fomit-frame-pointer", False)])
 def test_how_a_program_was_built(option: str, keeps: bool, tmp_path: Path) -> None:
     program = str(build("waiter.c", tmp_path / "program", "-O2", option))
     share = frame_pointer_share(program)

@@ -154,9 +154,7 @@ def test_code_without_rules_is_passed_by_its_frame_pointer(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("size, call", [(0xF, 10), (0xB, 6)], ids=["with endbr64", "without"])
-def test_pythons_trampolines_are_passed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, call: int
-) -> None:
+def test_pythons_trampolines_are_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, call: int) -> None:
     """Two Python functions, and one that is not Python's but as large."""
     (tmp_path / "tmp").mkdir()
     names = ["py::inner:/x.py", "py::outer:/x.py", "other"]
@@ -191,9 +189,7 @@ def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch
     back = bytes([Cfa.DEF_CFA_OFFSET_SF]) + b"\x01"  # RSP-8
     content = section(*FUNCTIONS, (BARE, 0x20, still), (BARE + 0x20, 0x20, back))
     stack = [CODE + BARE + 4] * 50
-    result, chains = unwound(
-        monkeypatch, recording_of([stack, stack], [CODE + BARE, CODE + BARE + 0x24]), content
-    )
+    result, chains = unwound(monkeypatch, recording_of([stack, stack], [CODE + BARE, CODE + BARE + 0x24]), content)
     assert max(map(len, chains)) <= 6
     assert (result.samples.flags & np.uint32(SampleFlag.TRUNCATED)).all()
 
@@ -209,9 +205,7 @@ def test_a_plt_stub_and_its_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     # What linkers write: CFA = rsp + 8 + ((rip & 15) >= 11) * 8
     block = bytes([Op.BREG0 + 7, 8, Op.BREG0 + 16, 0, 0x3F, Op.AND, 0x3B, Op.GE, 0x33, Op.SHL, Op.PLUS])
     content = section(*FUNCTIONS, (BARE, 0x20, bytes([Cfa.DEF_CFA_EXPRESSION, len(block)]) + block))
-    recording = recording_of(
-        [[CODE + ROOT + 1, 0], [7, CODE + ROOT + 1]], [CODE + BARE + 0x10, CODE + BARE + 0x1B]
-    )
+    recording = recording_of([[CODE + ROOT + 1, 0], [7, CODE + ROOT + 1]], [CODE + BARE + 0x10, CODE + BARE + 0x1B])
     result, chains = unwound(monkeypatch, recording, content)
     assert [chain[-1] for chain in chains] == [CODE + ROOT + 1] * 2
     assert result.samples.flags.tolist() == [0, 0]

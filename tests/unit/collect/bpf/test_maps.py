@@ -110,9 +110,7 @@ def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
     ([0, 11, 2**64 - 2], [[], [], []]),  # before, between and behind the known ones
     ([2**64 - 1, 30, 0, 10], [[], [1, 2, 3], [], [4, 5]]),
 ])  # fmt: skip
-def test_stacks_are_found_in_the_order_asked(
-    stacks: UserStacks, hashes: list[int], frames: list[list[int]]
-) -> None:
+def test_stacks_are_found_in_the_order_asked(stacks: UserStacks, hashes: list[int], frames: list[list[int]]) -> None:
     offsets, ips = stacks.find(np.array(hashes, np.uint64))
     assert [ips[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)] == frames
     assert len(offsets) == len(hashes) + 1 and offsets[-1] == len(ips)
@@ -126,7 +124,5 @@ def test_nothing_is_found_where_nothing_is(stacks: UserStacks) -> None:
 
 def test_a_kernel_without_the_tracepoint_is_too_old() -> None:
     empty = bytes.fromhex("9feb0100180000000000000000000000000000000100000000")
-    with pytest.raises(
-        CapabilityError, match=r"lacks the tracepoint sched_switch in its BTF: boot Linux 5\.15"
-    ):
+    with pytest.raises(CapabilityError, match=r"lacks the tracepoint sched_switch in its BTF: boot Linux 5\.15"):
         explore(Btf(empty))

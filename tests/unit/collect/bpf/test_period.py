@@ -52,9 +52,7 @@ def weights(
     before = np.zeros(len(waits.end), np.int64) if paused is None else paused
     numbers = (period, control["max_rate"], control["window_ns"], seed, len(found))
     arrays = [np.ascontiguousarray(column, np.int64) for column in (*waits, before, phases, found)]
-    library.draw_all(
-        *map(ctypes.c_uint64, numbers), *(ctypes.c_void_p(column.ctypes.data) for column in arrays)
-    )
+    library.draw_all(*map(ctypes.c_uint64, numbers), *(ctypes.c_void_p(column.ctypes.data) for column in arrays))
     return arrays[-1]
 
 
@@ -93,9 +91,7 @@ def test_a_steady_load_uses_the_limit_and_stays_below_it(library: ctypes.CDLL, l
 
 
 @pytest.mark.parametrize("limit", [60, 500, 5000])
-def test_bursts_cost_windows_not_seconds_and_the_period_falls_after_them(
-    library: ctypes.CDLL, limit: int
-) -> None:
+def test_bursts_cost_windows_not_seconds_and_the_period_falls_after_them(library: ctypes.CDLL, limit: int) -> None:
     """Fifty times the load for 0.3 s of each 4 s."""
     rng = np.random.default_rng(limit)
     bursts = [naps(rng, range(1, 51), begin, begin + 0.3) for begin in range(3, 43, 4)]

@@ -44,9 +44,7 @@ def test_modifiers(text: str, flags: AttrFlag) -> None:
 
 def test_cycles_fall_back_to_the_clock_as_in_perf_and_nothing_else_does() -> None:
     (cycles,) = parse_events(["cycles:uppp"])
-    assert cycles.fallback() == SamplingEvent(
-        "cpu-clock:uppp", 1, 0, AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV
-    )
+    assert cycles.fallback() == SamplingEvent("cpu-clock:uppp", 1, 0, AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV)
     assert all(one.fallback() is None for one in parse_events(["instructions,cs,r0,LLC-loads"]))
 
 

@@ -41,9 +41,7 @@ def unpacked(record: bytes) -> tuple[int, dict[str, object]]:
 
 
 def test_kernel_and_bpf_programs(maps: KernelMaps) -> None:
-    kernel, *programs = [
-        unpacked(record) for record in maps.records() if unpacked(record)[0] != RecordType.MMAP
-    ]
+    kernel, *programs = [unpacked(record) for record in maps.records() if unpacked(record)[0] != RecordType.MMAP]
     assert kernel[0] == RecordType.MMAP2
     wanted = {"pid": 2**32 - 1, "addr": 0xFFFFFFFF81000000, "len": 1 << 24, "pgoff": 0xFFFFFFFF81000000}
     wanted["filename"] = b"[kernel.kallsyms]_text"

@@ -28,9 +28,7 @@ def test_maps() -> None:
 def test_a_line_that_makes_no_sense_is_counted_and_the_others_are_read() -> None:
     good = b"00400000-0040b000 r-xp 00001000 fe:1f 260131 /a\rb\x0bc\x85d\n"
     skipped = Losses()
-    bad = b"".join(
-        line + b"\n" for line in (b"", b"x", b"1-2 r 3", b"g-h r-xp 0 0:0 0 /x", b"1-2 r-xp 0 00 0 /x")
-    )
+    bad = b"".join(line + b"\n" for line in (b"", b"x", b"1-2 r 3", b"g-h r-xp 0 0:0 0 /x", b"1-2 r-xp 0 00 0 /x"))
     assert [one.name for one in parse_maps(good + bad + good, skipped)] == [b"/a\rb\x0bc\x85d"] * 2
     assert skipped == {losses.ODD_KERNEL_TEXT: 5}
 

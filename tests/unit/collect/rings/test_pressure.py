@@ -47,9 +47,7 @@ def test_sleep_until_a_ring_wakes_does_not_count_but_the_way_to_a_cpu_does() -> 
     with pressure.draining(lambda: 1.0):
         pass
     assert pressure.longest == pressure.full == TimeSpent(elapsed_s=3.0, runnable_s=2.0)
-    assert (
-        str(pressure.longest) == "3000 ms (0 busy, 2000 without a CPU, 0 for the file, 1000 for the kernel)"
-    )
+    assert str(pressure.longest) == "3000 ms (0 busy, 2000 without a CPU, 0 for the file, 1000 for the kernel)"
 
 
 def test_a_thread_without_a_cpu_is_seen() -> None:
@@ -118,9 +116,7 @@ def test_pages_and_suffixes_round_up_to_powers_of_two(text: str, size: int) -> N
     assert parse_ring_size(text) == max(size, PAGE)
 
 
-@pytest.mark.parametrize(
-    ("cpus", "size"), [(1, 4 * MB), (64, 4 * MB), (65, 2 * MB), (128, 2 * MB), (5000, MB // 2)]
-)
+@pytest.mark.parametrize(("cpus", "size"), [(1, 4 * MB), (64, 4 * MB), (65, 2 * MB), (128, 2 * MB), (5000, MB // 2)])
 def test_default_stays_small_in_sum(cpus: int, size: int) -> None:
     assert default_ring_bytes(cpus) == size
 

@@ -52,9 +52,7 @@ def test_each_item_is_answered_or_not_on_its_own(asked: Helper) -> None:
     steps: list[int] = []
     answers = {item: answer for item, answer in ask_each(asked, items, Avoided(), lambda: steps.append(1))}
     assert len(answers) == len(items) and steps
-    assert {item[0] for item, answer in answers.items() if answer.is_stuck} == {2, 4}, (
-        "with their other items"
-    )
+    assert {item[0] for item, answer in answers.items() if answer.is_stuck} == {2, 4}, "with their other items"
     assert answers[1, b"a"].value == (b"a",) and answers[6, bytes(1 << 20)].value == (bytes(1 << 20),)
     assert answers[3, RAISE].problem == "RecursionError: too deep" and answers[5, OTHER].problem
 
@@ -89,9 +87,7 @@ def test_it_has_no_descriptor_of_the_recorder_and_no_signal_ends_it() -> None:
     assert answer.value == ["/dev/null"] * 3 + ["socket"], answer
 
 
-def test_without_a_process_to_be_had_the_work_is_done_here(
-    asked: Helper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_process_to_be_had_the_work_is_done_here(asked: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError
 

@@ -321,9 +321,7 @@ def test_what_was_seen_whole_is_found_whole(machine: Machine) -> None:
     assert len(waits) == len(set(waits))
     assert set(waits) == machine.waits | lasting
     assert (
-        not counters[losses.BROKEN_SWITCHES]
-        and not counters[losses.BEGIN_NOT_RECORDED]
-        and not counters[losses.IN_GAP]
+        not counters[losses.BROKEN_SWITCHES] and not counters[losses.BEGIN_NOT_RECORDED] and not counters[losses.IN_GAP]
     )
 
 
@@ -340,9 +338,7 @@ def test_time_adds_up(machine: Machine) -> None:
             for first, second in zip(own, own[1:], strict=False)
             if first["next_tid"] == tid
         )
-        ended = sum(
-            end - begin for who, begin, end in waits if who == tid and (tid, begin, end) in machine.waits
-        )
+        ended = sum(end - begin for who, begin, end in waits if who == tid and (tid, begin, end) in machine.waits)
         assert ran + ended == own[-1]["time_ns"] - own[0]["time_ns"]
 
 

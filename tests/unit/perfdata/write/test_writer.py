@@ -54,9 +54,7 @@ FEATURES: dict[int, bytes] = {
     Feature.NRCPUS: feature_body(Feature.NRCPUS, available=2, online=2),
     Feature.CMDLINE: cmdline_body(["perf-offcpu", "record", "-a", "caf\udce9"]),
     Feature.EVENT_DESC: event_desc_body(EVENTS),
-    Feature.BUILD_ID: build_id_body(
-        [BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[k]")]
-    ),
+    Feature.BUILD_ID: build_id_body([BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[k]")]),
 }
 
 
@@ -84,9 +82,7 @@ def path(tmp_path: Path) -> Path:
 def records(path: Path) -> list[tuple[int, bytes]]:
     with PerfDataReader.open(path) as reader:
         found = [
-            (int(chunk.types[row]), bytes(chunk.record(row)))
-            for chunk in reader.chunks()
-            for row in range(len(chunk))
+            (int(chunk.types[row]), bytes(chunk.record(row))) for chunk in reader.chunks() for row in range(len(chunk))
         ]
         assert not reader.counters or set(reader.counters) == {losses.NO_END}
         return found
@@ -152,9 +148,7 @@ def test_without_finish_it_is_known_as_a_killed_recorders(fd: int, path: Path) -
 def test_big_endian(fd: int, path: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out", ">")
     writer.append(pack_record(RecordType.COMM, 0, {"pid": 1, "tid": 2, "comm": b"big"}, TRAILER, ">"))
-    writer.finish(
-        {Feature.HOSTNAME: text_body("there", ">"), Feature.EVENT_DESC: event_desc_body(EVENTS, ">")}
-    )
+    writer.finish({Feature.HOSTNAME: text_body("there", ">"), Feature.EVENT_DESC: event_desc_body(EVENTS, ">")})
     with PerfDataReader.open(path) as reader:
         assert reader.order == ">"
         assert [(spec.name, spec.ids, spec.attr) for spec in reader.events.specs] == [

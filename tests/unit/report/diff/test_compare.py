@@ -55,8 +55,7 @@ def compared(
 ) -> Comparison:
     per = per or Per("second")
     sides = [
-        side_of(profile, (), per, units, (), whole=True)
-        for profile, units in zip((old, new), per.units, strict=True)
+        side_of(profile, (), per, units, (), whole=True) for profile, units in zip((old, new), per.units, strict=True)
     ]
     return compare(sides[0], sides[1], per, keys=keys, limits=(limit, limit))
 
@@ -90,10 +89,7 @@ def test_a_lock_held_twice_as_long_comes_first() -> None:
     comparison = compared(old, new)
     row, *others = comparison.groups.rows
     assert (row.values, others) == (("lock",), [])
-    weights = [
-        sum(period for period, tid, path in rows_of(profile) if path == "futex_wait")
-        for profile in (old, new)
-    ]
+    weights = [sum(period for period, tid, path in rows_of(profile) if path == "futex_wait") for profile in (old, new)]
     assert [row.old.weight, row.new.weight] == weights
     assert row.before == pytest.approx(weights[0] / 10) and row.after == pytest.approx(weights[1] / 10)
     # 4 threads: 4 / 44 of 10 s, then 8 / 48
@@ -199,9 +195,7 @@ def test_recordings_that_cannot_be_compared() -> None:
     cpu = ProfileBuilder(events={"cpu-clock": "ns"}, meta={"source": "cpu.data", "end_ns": 10})
     cpu_only = cpu.sample("a", ["f"], 3, event="cpu-clock").build()
     for pair in ((cpu_only, service(rng)), (service(rng), cpu_only)):
-        with pytest.raises(
-            UsageError, match=r"cpu.data has no off-cpu samples to compare .its events: cpu-clock."
-        ):
+        with pytest.raises(UsageError, match=r"cpu.data has no off-cpu samples to compare .its events: cpu-clock."):
             compared(*pair)
     empty = ProfileBuilder(meta={"source": "none.data", "end_ns": 10}).build()
     with pytest.raises(UsageError, match=r"none.data and none.data have no samples to compare"):

@@ -42,9 +42,7 @@ def bank(*, owners: bool) -> Profile:
     profile = builder.build()
     profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 17)])
     text = profile.strings.intern
-    profile.comms = Comms.from_rows(
-        [(tid, 10, 0, text(name)) for tid, name in ((13, "holder"), (14, "other"))]
-    )
+    profile.comms = Comms.from_rows([(tid, 10, 0, text(name)) for tid, name in ((13, "holder"), (14, "other"))])
     return profile
 
 
@@ -160,20 +158,14 @@ def test_a_deadlock_comes_before_the_verdict() -> None:
     builder = ProfileBuilder()
     a, b = builder.thing("a in bank"), builder.thing("b in bank")
     for tid, lock, holder in ((11, b, 12), (12, a, 11)):
-        builder.sample(
-            "bank", ["main"], 10**9, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED
-        )
+        builder.sample("bank", ["main"], 10**9, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED)
     profile = builder.build()
     profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (11, 12)])
     first = next(line for line in list(render(summarize(profile), Style())))
-    assert first.startswith(
-        "# Deadlock of 2 threads: bank 11 waits in main for b in bank, held by bank 12; bank 12"
-    )
+    assert first.startswith("# Deadlock of 2 threads: bank 11 waits in main for b in bank, held by bank 12; bank 12")
     assert [one["lock"] for one in document(summarize(profile))["deadlocks"][0]] == ["b in bank", "a in bank"]
     assert "Deadlock of 2" in "\n".join(render(summarize(profile, verdict=False), Style()))
-    assert "Deadlock of 2" in "\n".join(
-        lock_report.render(lock_report.report_of(profile, None, None), Style())
-    )
+    assert "Deadlock of 2" in "\n".join(lock_report.render(lock_report.report_of(profile, None, None), Style()))
 
 
 @pytest.mark.parametrize(("selection", "weights"), [

@@ -21,9 +21,7 @@ def sleeps(*waits: tuple[int, int], flags: SampleFlag | None = None, syscall: in
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     thing = builder.thing("sleep", ObjectKind.UNKNOWN)
     for asked, slept in waits:
-        builder.sample(
-            "a", ["main"], slept, asked_ns=asked, syscall=syscall, state=1, object=thing, flags=flags
-        )
+        builder.sample("a", ["main"], slept, asked_ns=asked, syscall=syscall, state=1, object=thing, flags=flags)
     return builder.build()
 
 

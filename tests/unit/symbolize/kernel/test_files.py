@@ -63,10 +63,7 @@ def shown(result: Profile) -> list[str]:
     """symbol+offset (dso) of each frame, by address."""
     table, strings = result.frames, result.strings
     rows = np.argsort(table.address, kind="stable").tolist()
-    return [
-        f"{strings[table.symbol[row]]}+{int(table.offset[row]):#x} ({strings[table.dso[row]]})"
-        for row in rows
-    ]
+    return [f"{strings[table.symbol[row]]}+{int(table.offset[row]):#x} ({strings[table.dso[row]]})" for row in rows]
 
 
 FIRST, SECOND = "first+0x10 ([kernel.kallsyms])", "second+0x0 ([kernel.kallsyms])"

@@ -54,12 +54,8 @@ def test_modules_have_their_name_and_end_with_their_page() -> None:
     rows = kallsyms.lookup(
         np.array([0xFFFFFFFFC0A81000, 0xFFFFFFFFC0A81FFF, 0xFFFFFFFFC0A90FFE, 0xFFFFFFFFC0B00000], np.uint64)
     )
-    assert [kallsyms.module_name(row) for row in rows.tolist()] == [
-        *("[nf_nat]", "[nf_nat]", "[virtio_blk]", "[bpf]")
-    ]
-    assert [kallsyms.symbols.name(row) for row in rows[:3].tolist()] == [
-        *("nf_nat_ipv4_fn", "nf_last", "virtblk_done")
-    ]
+    assert [kallsyms.module_name(row) for row in rows.tolist()] == [*("[nf_nat]", "[nf_nat]", "[virtio_blk]", "[bpf]")]
+    assert [kallsyms.symbols.name(row) for row in rows[:3].tolist()] == [*("nf_nat_ipv4_fn", "nf_last", "virtblk_done")]
     assert names_at(kallsyms, 0xFFFFFFFFC0A82FFF, 0xFFFFFFFFC0A83000) == ["nf_last", ""]
     assert kallsyms.module_name(int(kallsyms.lookup(np.array([0xFFFFFFFF81000130], np.uint64))[0])) == ""
 
@@ -68,9 +64,7 @@ def test_unsorted_modules_are_sorted() -> None:
     lines = MODULES.splitlines(keepends=True)
     kallsyms = parse_kallsyms(KERNEL + b"".join(reversed(lines)))
     assert names_at(kallsyms, 0xFFFFFFFFC0A81080, 0xFFFFFFFFC0A90001) == ["nf_nat_ipv4_fn", "virtblk_done"]
-    assert kallsyms.module_name(int(kallsyms.lookup(np.array([0xFFFFFFFFC0A90001], np.uint64))[0])) == (
-        "[virtio_blk]"
-    )
+    assert kallsyms.module_name(int(kallsyms.lookup(np.array([0xFFFFFFFFC0A90001], np.uint64))[0])) == ("[virtio_blk]")
 
 
 def test_the_reference_symbols_are_found_whatever_their_type() -> None:

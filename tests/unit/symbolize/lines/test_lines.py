@@ -218,9 +218,7 @@ class TestCache:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-        assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == list(
-            EXPECTED.values()
-        )
+        assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == list(EXPECTED.values())
 
 
 @pytest.fixture(scope="module")
