@@ -34,7 +34,7 @@ SAMPLES_PER_S = 500_000
 MEMORY_MB = 300
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("scan", PerfDataReader, "chunks"),
-    ("sample columns", SampleDecoder, "decode_parts"),
+    ("sample columns", SampleDecoder, "decode"),
     ("deferred columns", load, "decode_deferred"),
     ("gather samples", BatchCollector, "add_interleaved"),
     ("gather deferred", BatchCollector, "add"),

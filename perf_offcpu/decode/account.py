@@ -37,8 +37,6 @@ from perf_offcpu.structs import mutable
 ObjectRow = dict[str, Any]
 """Fields of an object by name, with texts as bytes."""
 
-_MOST_PID = 2**31 - 1
-
 
 def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
     """Return id → object of a payload; none if it is damaged."""
@@ -49,11 +47,10 @@ def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
     rows, texts = values["objects"], values["text"].split(b"\0")
     if len(texts) != len(TEXTS) * len(rows) + 1:
         return {}
-    found = {}
-    for index, row in enumerate(rows):
-        words = texts[len(TEXTS) * index :][: len(TEXTS)]
-        found[row["id"]] = row | dict(zip(TEXTS, words, strict=True))
-    return found
+    texts_of_row = (texts[begin : begin + len(TEXTS)] for begin in range(0, len(texts) - 1, len(TEXTS)))
+    return {
+        row["id"]: row | dict(zip(TEXTS, words, strict=True)) for row, words in zip(rows, texts_of_row, strict=True)
+    }
 
 
 def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObjects:
@@ -63,7 +60,7 @@ def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObje
     for name in ("id", "kind", "device", "inode", "number", "operation", "address", "peer_inode"):
         columns[name] = [row[name] for row in rows]
     for name in ("pid", "peer_pid"):  # 0 is no process of a user
-        columns[name] = [row[name] if 0 < row[name] <= _MOST_PID else -1 for row in rows]
+        columns[name] = [row[name] if 0 < row[name] < 2**31 else -1 for row in rows]
     return WaitObjects.filled(len(rows), **columns)
 
 
@@ -74,8 +71,8 @@ BUDGET_SUMS = (
 )  # fmt: skip
 _LIMIT = np.uint64(2**62)
 _FUNCTION = re.compile(r"(?P<name>[^\t]*)\t(?P<file>[^\t]*)\t(?P<line>[0-9]{1,9})\t(?P<call>[0-9]{1,9})")
-PythonRow = tuple[int, int, str, str, int, int]
-"""A row of `PythonFrames`, with texts."""
+PythonRow = tuple[int, int, tuple[str, str], tuple[int, int]]
+"""A row of `PythonFrames`: (tid, time ns, (name, file), (line, line of the call))."""
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -102,41 +99,35 @@ class CollectorAccount:
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
         """Read the payloads of an `offcpu-counters` event; damaged ones are counted."""
         for payload in payloads:
-            if is_budget(payload, order):
-                if (budgets := read_budgets(payload, order)) is None:
-                    counters.add(losses.BAD_SAMPLE)
-                else:
-                    self.budgets.append(budgets)
-                continue
-            if payload[:4] == OBJECTS_MAGIC.to_bytes(4, "little" if order == "<" else "big"):
-                objects = read_objects(payload, order)
-                counters.add(losses.BAD_SAMPLE, int(not objects))
-                self.objects.update(objects)
-                continue
-            if payload[:4] == PYTHON_MAGIC.to_bytes(4, "little" if order == "<" else "big"):
-                rows = read_python(payload, order)
-                counters.add(losses.BAD_SAMPLE, int(not rows))
-                self.python += rows
-                continue
-            try:
-                values = COUNTERS.unpack(payload, order)
-            except LayoutError:
-                counters.add(losses.BAD_SAMPLE)
-                continue
-            if values["magic"] == MAGIC:
-                self._read(values)
+            magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
+            if magic == BUDGET_MAGIC:
+                budget = read_budgets(payload, order)
+                is_sound = budget is not None
+                self.budgets += [budget] if budget is not None else []
+            elif magic == OBJECTS_MAGIC:
+                self.objects |= (objects := read_objects(payload, order))
+                is_sound = bool(objects)
+            elif magic == PYTHON_MAGIC:
+                self.python += (rows := read_python(payload, order))
+                is_sound = bool(rows)
+            else:
+                is_sound = self._read_counters(payload, order)
+            counters.add(losses.BAD_SAMPLE, int(not is_sound))
 
     def python_frames(self, strings: Strings) -> PythonFrames:
         """Return the Python functions of threads."""
-        rows = [
-            (tid, since, strings.intern(name), strings.intern(file), line, call)
-            for tid, since, name, file, line, call in self.python
-        ]
+        rows = [(*ids, *map(strings.intern, names), *numbers) for *ids, names, numbers in self.python]
         return PythonFrames.from_rows(rows)
 
-    def _read(self, values: dict[str, Any]) -> None:
-        names = ("begin_ns", "end_ns", "threshold_ns")
-        begin, end, threshold = (min(values[name], 2**63 - 1) for name in names)
+    def _read_counters(self, payload: bytes, order: Order) -> bool:
+        """Read times and losses; return False if the payload is damaged."""
+        try:
+            values = COUNTERS.unpack(payload, order)
+        except LayoutError:
+            return False
+        if values["magic"] != MAGIC:
+            return True
+        begin, end, threshold = (min(values[name], 2**63 - 1) for name in ("begin_ns", "end_ns", "threshold_ns"))
         # An account for each time between pauses; and other tools may have put several files into one.
         self.spans.append((begin, end))
         self.begin_ns = min(begin, self.begin_ns or begin)
@@ -147,6 +138,7 @@ class CollectorAccount:
             if cause.is_loss:
                 self.counted.add(cause, counter["events"])
             self._note(cause, counter["events"], min(counter["ns"], 2**63 - 1))
+        return True
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
         """Add to a counter. Of times that are no sums (a period, a threshold) the longest counts."""
@@ -163,9 +155,8 @@ class CollectorAccount:
 def _cause(name: str) -> LossCause:
     """Return the row of a counter; a row made of its name if a newer recorder wrote it."""
     cause = losses.CAUSES.get(name)
-    if cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER):
-        return cause
-    return LossCause(Stage.RECORDER, name, f"collector: {name}")
+    is_ours = cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER)
+    return cause if cause and is_ours else LossCause(Stage.RECORDER, name, f"collector: {name}")
 
 
 def read_python(payload: bytes, order: Order) -> list[PythonRow]:
@@ -179,14 +170,9 @@ def read_python(payload: bytes, order: Order) -> list[PythonRow]:
         match = _FUNCTION.fullmatch(text)
         if match is None or values["tid"] >= 1 << 31 or values["switch_out_ns"] >= _LIMIT:
             return []
-        numbers = int(match["line"]), int(match["call"])
-        rows.append((values["tid"], values["switch_out_ns"], match["name"], match["file"], *numbers))
+        names, numbers = (match["name"], match["file"]), (int(match["line"]), int(match["call"]))
+        rows.append((values["tid"], values["switch_out_ns"], names, numbers))
     return rows
-
-
-def is_budget(payload: bytes, order: Order) -> bool:
-    """Return whether a payload of the event holds budgets."""
-    return payload[:4] == BUDGET_MAGIC.to_bytes(4, "little" if order == "<" else "big")
 
 
 def read_budgets(payload: bytes, order: Order) -> Budget | None:

@@ -67,28 +67,24 @@ def _renumbered(rows: I32, column: I32) -> I32:
 
 
 class BatchCollector:
-    """Takes batch after batch and keeps the columns and the different callchains of a Recording.
-
-    Attributes:
-        chains: the callchains so far. A batch that has none of its own refers to them.
-    """
+    """Takes batch after batch and keeps the columns and the different callchains of a Recording."""
 
     def __init__(self) -> None:
         self._samples, self._deferred = GrowingTable(Samples), GrowingTable(DeferredChains)
-        self._switches = GrowingTable(Switches)
-        self._from_upstream = GrowingArray("?")
+        self._switches, self._from_upstream = GrowingTable(Switches), GrowingArray("?")
         self.chains = ChainTable()
+        """The callchains so far. A batch that has none of its own refers to them."""
 
     def add(self, batch: Batch) -> None:
         """Add a batch."""
         self.add_interleaved([batch], [np.arange(len(batch.samples))])
 
-    def add_interleaved(self, batches: list[Batch], places: list[I64]) -> None:
-        """Add several batches, interleaved by the place of each sample (per batch int64[n], ascending).
+    def add_interleaved(self, batches: list[Batch], rows: list[I64]) -> None:
+        """Add several batches, interleaved by the rows of their samples (per batch int64[n], ascending).
 
-        All places together are 0 to the number of samples.
+        No two rows are the same.
         """
-        batches = [in_table(batch, self.chains) for batch in batches]
+        batches, places = [in_table(batch, self.chains) for batch in batches], _ranks(rows)
         self._samples.interleave([batch.samples for batch in batches], places)
         if count := sum(map(len, places)):
             from_upstream = self._from_upstream.extend(count)
@@ -107,3 +103,14 @@ class BatchCollector:
             self._deferred.release(),
             self._switches.release(),
         )
+
+
+def _ranks(rows: list[I64]) -> list[I64]:
+    """Convert row numbers to dense ranks among all of them."""
+    if len(rows) < 2:
+        return [np.arange(len(part)) for part in rows]
+    is_row = np.zeros(max(int(part[-1]) if len(part) else 0 for part in rows) + 1, np.int64)
+    for part in rows:
+        is_row[part] = 1
+    rank = np.cumsum(is_row) - 1
+    return [rank[part] for part in rows]

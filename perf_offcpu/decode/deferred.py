@@ -33,16 +33,13 @@ from perf_offcpu.perfdata.events import Events
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.trailers import read_trailers
 
-_USER = np.uint64(CallchainContext.USER)
+_USER, _MARKER = np.uint64(CallchainContext.USER), np.uint64(CallchainContext.USER_DEFERRED)
+MARKER_WORDS = 2
+"""Words at the end of a callchain that show whether it waits for a user part, and for which."""
 
 
-def kernel_parts(chains: Ragged) -> Ragged:
-    """Return the part of each callchain before its user part."""
-    return chains.cut(_kernel_lengths(chains))
-
-
-def without_user_parts(chains: Ragged, chosen: Bool) -> Ragged:
-    """Return the callchains, the chosen ones (bool[n]) without their user part."""
+def without_user_parts(chains: Ragged, chosen: Bool | bool = True) -> Ragged:
+    """Return the callchains, the chosen ones (bool[n]; all by default) without their user part."""
     return chains.cut(np.where(chosen, _kernel_lengths(chains), chains.lengths))
 
 
@@ -55,7 +52,7 @@ def join_parts(kernel: Ragged, user: Ragged) -> Ragged:
 def _kernel_lengths(chains: Ragged) -> I64:
     """Return int64[n]: the words of each callchain before its user part."""
     words = chains.values
-    is_user = (words == _USER) | (words == np.uint64(CallchainContext.USER_DEFERRED))
+    is_user = (words == _USER) | (words == _MARKER)
     starts = chains.offsets[:-1]
     place = np.append(np.where(is_user, np.arange(len(words)), len(words)), len(words))
     next_user = np.minimum.accumulate(place[::-1])[::-1]
@@ -64,11 +61,6 @@ def _kernel_lengths(chains: Ragged) -> I64:
     unmarked = filled[words[starts[filled]] < np.uint64(CallchainContext.MAX)]
     kept[unmarked] = 0  # without any marker the words are the user's
     return kept
-
-
-MARKER_WORDS = 2
-"""Words at the end of a callchain that show whether it waits for a user part, and for which."""
-_MARKER = np.uint64(CallchainContext.USER_DEFERRED)
 
 
 def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
@@ -87,7 +79,7 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
     counters.add(losses.BAD_RECORD, int((~final & ~v12).sum()))
     sound = final | v12
     # The v12 form repeats the marker that ends the sample's own chain: it is not taken twice.
-    skipped = np.where(final, 2, np.where(words >= 2, 2, 1))[sound]
+    skipped = np.minimum(words, 2)[sound]
     addresses = Rows(starts[sound] + 8 * skipped, words[sound] - skipped, 8)
     table = DeferredChains.filled(
         int(sound.sum()),
@@ -102,7 +94,7 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
 
 
 class PendingChains(NamedTuple):
-    """n callchains by whether they wait for a deferred user part."""
+    """Which of n callchains wait for a deferred user part."""
 
     is_pending: Bool  # bool[n]
     kept: I64  # int64[n], words that stay; all words of a callchain that is not pending
@@ -122,33 +114,32 @@ def pending_chains(chains: Ragged) -> PendingChains:
 
 
 def merge_deferred(recording: Recording) -> Recording:
-    """Complete the samples whose user callchain was deferred.
+    """Return the recording with completed samples, and without deferred records.
 
-    Returns:
-        A recording without deferred records. Merged callchains have an ordinary USER marker. Others keep
-        their kernel part, lose marker and cookie, are flagged UNMERGED and counted.
+    Merged callchains have an ordinary USER marker. Others keep their kernel part, lose marker and cookie, are
+    flagged UNMERGED and counted.
     """
-    samples, deferred = recording.samples, recording.deferred
-    matcher = DeferredMatcher(deferred, recording.callchains)
-    merged = matcher.merge(recording.callchains, samples.callchain, samples.tid, samples.time_ns)
-    pending, found = merged.samples, merged.deferred
-    if not len(pending):
+    samples, deferred, chains = recording.samples, recording.deferred, recording.callchains
+    merged = DeferredMatcher(deferred, chains).merge(chains, samples.callchain, samples.tid, samples.time_ns)
+    if not len(merged.samples):
         return recording.replaced(deferred=DeferredChains())
+    is_merged = merged.deferred >= 0
+    completed, unmerged = merged.samples[is_merged], merged.samples[~is_merged]
     callchain, flags, space = samples.callchain.copy(), samples.flags.copy(), samples.space.copy()
-    callchain[pending] = merged.row + len(recording.callchains)
+    callchain[merged.samples] = merged.row + len(chains)
     # The user part was walked later than the sample was taken: perhaps after an exec.
-    walked = deferred.space[found[found >= 0]]
-    space[pending[found >= 0]] = np.where(walked >= 0, walked, space[pending[found >= 0]])
-    flags[pending[found < 0]] |= np.uint32(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
-    callchains, ids = unique_rows(Ragged.concat([recording.callchains, merged.chains]))
+    walked = deferred.space[merged.deferred[is_merged]]
+    space[completed] = np.where(walked >= 0, walked, space[completed])
+    flags[unmerged] |= np.uint32(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
+    callchains, ids = unique_rows(Ragged.concat([chains, merged.chains]))
     # The stack of a waker may be that of a sample, the one of its sched_waking.
-    successor = np.arange(len(recording.callchains), dtype=np.int32)
-    successor[samples.callchain[pending]] = callchain[pending]
-    wakers = np.append(successor, np.int32(-1))[samples.waker_callchain]
-    ids = np.append(ids, np.int32(-1))  # of no callchain, row -1
-    callchain, wakers = ids[callchain], ids[wakers]
+    successor = np.arange(len(chains), dtype=np.int32)
+    successor[samples.callchain[merged.samples]] = callchain[merged.samples]
+    none = np.int32(-1)
+    wakers = np.append(successor, none)[samples.waker_callchain]
+    callchain, wakers = (np.append(ids, none)[rows] for rows in (callchain, wakers))
     lost = Losses(recording.losses)
-    lost.add(losses.UNMERGED, int((found < 0).sum()))
+    lost.add(losses.UNMERGED, len(unmerged))
     return recording.replaced(
         samples=samples.with_columns(callchain=callchain, waker_callchain=wakers, flags=flags, space=space),
         callchains=callchains,
@@ -158,9 +149,9 @@ def merge_deferred(recording: Recording) -> Recording:
 
 
 class MergedChains(NamedTuple):
-    """The callchains of samples that waited for a deferred user part."""
+    """The callchains of the m samples that waited for a deferred user part."""
 
-    samples: I64  # int64[m], rows of the samples that waited
+    samples: I64  # int64[m], their rows
     deferred: I32  # int32[m], the deferred record of each, -1 where it never came
     chains: Ragged  # the callchains that they have now
     row: I32  # int32[m], rows of `chains`
@@ -170,11 +161,7 @@ class DeferredMatcher:
     """Finds the deferred records of samples, and completes their callchains.
 
     (thread, cookie) becomes the rank of that pair, a time its rank among the times, and both together one
-    int64 key, so that a binary search answers for any number of samples.
-
-    Args:
-        deferred: the records; `callchain` is a row of `chains`.
-        chains: their user addresses.
+    int64 key, so that a binary search answers for any number of samples. `chains` are the user addresses.
     """
 
     def __init__(self, deferred: DeferredChains, chains: Ragged) -> None:
@@ -191,25 +178,17 @@ class DeferredMatcher:
         return pair
 
     def merge(self, chains: Ragged, chain: I32 | I64, tid: I32, time_ns: I64) -> MergedChains:
-        """Complete the callchains of n samples that wait for a user part.
-
-        Args:
-            chains: callchains; chain: int32[n], the row of each sample, -1 none.
-            tid, time_ns: of the samples.
-        """
+        """Complete the callchains of samples that wait for a user part (chain: int32[n], row of each, -1 none)."""
         pending = pending_chains(chains)
         # A sample without a callchain has row -1: the False at the end.
         rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])
-        if not len(rows):
-            return MergedChains(rows, np.empty(0, np.int32), Ragged(), np.empty(0, np.int32))
         head = chain[rows]
         deferred = self.find(tid[rows], time_ns[rows], pending.cookie[head])
         user = np.append(self.deferred.callchain, np.int32(-1))[deferred]
         # Each different pair of a callchain and a user part once.
         pairs, row = np.unique(head.astype(np.int64) << 32 | (user + 1).astype(np.int64), return_inverse=True)
         head, tail = pairs >> 32, (pairs & 0xFFFFFFFF) - 1
-        kept = chains.take(head).cut(pending.kept[head])
-        completed = join_parts(kept, self.chains.take(tail))
+        completed = join_parts(chains.take(head).cut(pending.kept[head]), self.chains.take(tail))
         return MergedChains(rows, deferred, completed, row.astype(np.int32))
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:

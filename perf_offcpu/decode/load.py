@@ -23,7 +23,7 @@ from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.continued import at_pauses, joined_budget
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
-from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, ranks
+from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, read_account
 from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore
 from perf_offcpu.decode.switches.events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switches.waits import has_switches, with_waits
@@ -90,21 +90,16 @@ def read_recording(reader: PerfDataReader, *, switches: bool = True, snapshots: 
     # cleared and faulted in again, when twice as much is free as the largest block that the program has ever
     # freed (malloc.c: the dynamic mmap threshold): here, one that is never written to.
     np.empty(_LARGEST_BLOCK, np.uint8)
-    collector, tasks = BatchCollector(), TaskReplay(Strings())
-    account = CollectorAccount()
-    switch_decoder = SwitchDecoder(reader.features, reader.counters)
+    collector, tasks, account = BatchCollector(), TaskReplay(Strings()), CollectorAccount()
     store = SnapshotStore(reader.counters, reopen=reader.reopen)
+    switch_decoder = SwitchDecoder(reader.features, reader.counters) if switches else None
+    stacks = store if snapshots else None
+    decoder = SampleDecoder(reader.counters, account, collector.chains, switch_decoder, stacks)
     for chunk in reader.chunks():
-        wanted = switch_decoder if switches and not any(map(is_offcpu, reader.events.specs)) else None
-        stacks = store if snapshots else None
-        decoder = SampleDecoder(reader.events, reader.counters, account, wanted, stacks, collector.chains)
-        places, parts = decoder.decode_parts(chunk)
-        collector.add_interleaved(parts, ranks(places))
+        rows, parts = decoder.decode(chunk, reader.events)
+        collector.add_interleaved(parts, rows)
         collector.add(decode_deferred(chunk, reader.events, reader.counters))
-        if wanted is not None:
-            collector.add(Batch(switches=wanted.of_records(chunk, reader.events)))
-        tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
-        _count_losses(chunk, reader)
+        _note_tasks(chunk, reader, tasks)
     batch = collector.release()
     batch.samples.snapshot = store.callers.settled(batch.samples.snapshot, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
@@ -114,10 +109,15 @@ def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
     """Read everything but the samples of a recording, for `assemble`."""
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
-        SampleDecoder(reader.events, Losses(), account).decode_account(chunk)
-        tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
-        _count_losses(chunk, reader)
+        read_account(chunk, reader.events, account)
+        _note_tasks(chunk, reader, tasks)
     return tasks, account
+
+
+def _note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
+    """Note the records about tasks, and count what is lost by the other records."""
+    tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
+    _count_losses(chunk, reader)
 
 
 def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:

@@ -29,10 +29,11 @@ from perf_offcpu.decode.switches.events import SwitchDecoder
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import I64, U64
+from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.recording import SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.structs import mutable
 
 _OFFCPU_CONFIGS = (SoftwareConfig.BPF_OUTPUT, SoftwareConfig.CPU_CLOCK)
 
@@ -62,51 +63,44 @@ def sample_columns(chunk: Chunk, rows: I64, spec: EventSpec, order: Order) -> Co
     return read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, ends, order, spec.shape)
 
 
+@mutable
 class SampleDecoder:
-    """Decodes the samples of a recording, chunk by chunk.
+    """Decodes the samples of a recording, chunk by chunk."""
 
-    Args:
-        counters: where samples that cannot be decoded are counted.
-        account: gets the samples with the collector's own counters, which are no samples of the machine.
-        switches: finds context switches in samples; None leaves them.
-        snapshots: gets copies of user stacks; None leaves them.
-        chains: gets callchains, and samples refer to its rows; None if each batch has its own.
-    """
+    counters: Losses  # where samples that cannot be decoded are counted
+    account: CollectorAccount  # gets the samples with the collector's own counters
+    chains: ChainTable  # gets callchains, and samples refer to its rows
+    switches: SwitchDecoder | None = None  # finds context switches, until there is an off-cpu event
+    snapshots: SnapshotStore | None = None  # gets copies of user stacks
 
-    def __init__(
-        self,
-        events: Events,
-        counters: Losses,
-        account: CollectorAccount,
-        switches: SwitchDecoder | None = None,
-        snapshots: SnapshotStore | None = None,
-        chains: ChainTable | None = None,
-    ) -> None:
-        self.events, self.counters, self.account = events, counters, account
-        self.switches, self.snapshots, self.chains = switches, snapshots, chains
-
-    def decode_parts(self, chunk: Chunk) -> tuple[list[I64], list[Batch]]:
+    def decode(self, chunk: Chunk, events: Events) -> tuple[list[I64], list[Batch]]:
         """Return the rows of samples of a chunk, evsel by evsel, and the samples."""
-        places: list[I64] = []
+        switches = None if any(map(is_offcpu, events.specs)) else self.switches
+        rows_of_parts: list[I64] = []
         parts: list[Batch] = []
-        for number, rows in samples_by_event(chunk, self.events, self.counters):
-            place, part = self._decode_evsel(chunk, rows, number)
-            places.append(place)
+        for number, rows in samples_by_event(chunk, events, self.counters):
+            columns = sample_columns(chunk, rows, events.specs[number], events.order)
+            if is_counters(events.specs[number]):
+                _take_account(chunk, columns, self.account, events.order, self.counters)
+                continue
+            sound, part = self._decode_evsel(chunk, rows, columns, events, number)
+            if switches is not None:
+                part.switches = switches.of_samples(chunk.data, columns, sound, part.samples, events, number)
+            if not sound.all():
+                part.samples, part.from_upstream = part.samples.take(sound), part.from_upstream[sound]
+            rows_of_parts.append(rows[sound])
             # Callchains of one evsel have few lengths: now they are found fastest.
-            parts.append(part if self.chains is None else in_table(part, self.chains))
-        return places, parts
+            parts.append(in_table(part, self.chains))
+        if switches is not None:
+            rows_of_parts.append(np.empty(0, np.int64))
+            parts.append(Batch(switches=switches.of_records(chunk, events)))
+        return rows_of_parts, parts
 
-    def decode_account(self, chunk: Chunk) -> None:
-        """Read the collector's own counters only."""
-        for number, rows in samples_by_event(chunk, self.events, Losses()):
-            if is_counters(self.events.specs[number]):
-                self._decode_evsel(chunk, rows, number)
-
-    def _decode_evsel(self, chunk: Chunk, rows: I64, number: int) -> tuple[I64, Batch]:
-        spec, order = self.events.specs[number], self.events.order
-        columns = sample_columns(chunk, rows, spec, order)
-        if is_counters(spec):
-            return self._take_account(chunk, columns)
+    def _decode_evsel(
+        self, chunk: Chunk, rows: I64, columns: Columns, events: Events, number: int
+    ) -> tuple[Bool, Batch]:
+        """Return bool[n], which samples are sound, and all n samples."""
+        spec, order = events.specs[number], events.order
         samples = model_samples(columns, spec, number, chunk.miscs[rows])
         columns.ok &= samples.period >= 0
         self.counters.add(losses.BAD_SAMPLE, int((~columns.ok).sum()))
@@ -121,25 +115,27 @@ class SampleDecoder:
             batch = Batch(samples, Ragged(), np.zeros(len(rows), np.bool_))
             if chains is not None:
                 batch.callchains, samples.callchain = chains, np.arange(len(rows), dtype=np.int32)
-        if self.switches is not None:
-            batch.switches = self.switches.of_samples(chunk.data, columns, ok, batch.samples, self.events, number)
         if self.snapshots is not None:
-            mask = spec.attr.sample_regs_user
-            snapshot = self.snapshots.add(chunk, columns, mask, ok, order)
+            snapshot = self.snapshots.add(chunk, columns, spec.attr.sample_regs_user, ok, order)
             if is_offcpu(spec):
                 callers = np.where(ok, callers_of(chunk.data, columns, order), np.uint64(0))
                 snapshot = with_callers(snapshot, callers, self.snapshots.callers)
             batch.samples.snapshot = snapshot
-        if not ok.all():
-            batch.samples, batch.from_upstream = batch.samples.take(ok), batch.from_upstream[ok]
-        return rows[ok], batch
+        return ok, batch
 
-    def _take_account(self, chunk: Chunk, columns: Columns) -> tuple[I64, Batch]:
-        if "raw" in columns.arrays:
-            offsets, data = gather_bytes(chunk.data, columns.arrays["raw"])
-            pieces = (data[low:high].tobytes() for low, high in pairwise(offsets.tolist()))
-            self.account.take(pieces, self.events.order, self.counters)
-        return np.empty(0, np.int64), Batch()
+
+def read_account(chunk: Chunk, events: Events, account: CollectorAccount) -> None:
+    """Read the collector's own counters only; damage is not counted."""
+    for number, rows in samples_by_event(chunk, events, Losses()):
+        if is_counters(events.specs[number]):
+            columns = sample_columns(chunk, rows, events.specs[number], events.order)
+            _take_account(chunk, columns, account, events.order, Losses())
+
+
+def _take_account(chunk: Chunk, columns: Columns, account: CollectorAccount, order: Order, counters: Losses) -> None:
+    if "raw" in columns.arrays:
+        offsets, data = gather_bytes(chunk.data, columns.arrays["raw"])
+        account.take((data[low:high].tobytes() for low, high in pairwise(offsets.tolist())), order, counters)
 
 
 def _keep_injected(batch: Batch, samples: Samples, chains: Ragged | None) -> None:
@@ -153,27 +149,16 @@ def _keep_injected(batch: Batch, samples: Samples, chains: Ragged | None) -> Non
         batch.callchains = Ragged.concat([chains, batch.callchains.take(wakers)])
 
 
-def ranks(places: list[I64]) -> list[I64]:
-    """Convert row numbers, of which no two are the same, to dense ranks."""
-    if len(places) < 2:
-        return [np.arange(len(place)) for place in places]
-    rank = np.zeros(max(int(place[-1]) if len(place) else 0 for place in places) + 1, np.int64)
-    for place in places:
-        rank[place] = 1
-    rank = np.cumsum(rank) - 1
-    return [rank[place] for place in places]
-
-
 def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray[np.uint16]) -> Samples:
-    """Return the model's rows of n samples of one evsel, without callchains; damaged periods are -1.
+    """Return the model's rows of n samples of evsel `number`, without callchains; damaged periods are -1.
 
     Args:
-        number: the evsel's row.
         miscs: of the records' headers.
     """
-    scalars = columns.scalars
-    rows = len(columns.ok)
-    time_ns, untimed = _times(scalars.get("time"), rows)
+    scalars, rows = columns.scalars, len(columns.ok)
+    time_ns = scalars["time"].astype(np.int64) if "time" in scalars else np.full(rows, -1, np.int64)
+    untimed = (time_ns < 0) & ("time" in scalars)
+    time_ns[untimed] = -1
     # perf 5.19 to 6.15, and re-typed files: an ordinary sample whose period is the time off cpu.
     all_flags = SampleFlag.OFFCPU if is_offcpu(spec) else SampleFlag(0)
     flags = np.full(rows, all_flags, np.uint32)
@@ -197,13 +182,3 @@ def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray
         cgroup=scalars.get("cgroup"),
         flags=flags,
     )
-
-
-def _times(values: U64 | None, rows: int) -> tuple[I64, NDArray[np.bool_]]:
-    """Return (time_ns, untimed): dummies of 2^63 or more are no time."""
-    if values is None:
-        return np.full(rows, -1, np.int64), np.zeros(rows, np.bool_)
-    times = values.astype(np.int64)
-    dummy = times < 0
-    times[dummy] = -1
-    return times, dummy

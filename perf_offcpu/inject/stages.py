@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.decode.deferred import DeferredMatcher, join_parts, kernel_parts, without_user_parts
+from perf_offcpu.decode.deferred import DeferredMatcher, join_parts, without_user_parts
 from perf_offcpu.decode.retype import repair_ids, retype
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.stacks.snapshot_store import (
@@ -171,7 +171,7 @@ class StackUnwinder:
         shared = self._of_callers.take(of_caller[others])
         rows, found = (others, shared) if self.keep else (np.append(rows, others), Unwound.concat([found, shared]))
         self.done.unwound += len(rows)
-        whole = join_parts(kernel_parts(batch.chains.take(rows)), found.chains)
+        whole = join_parts(without_user_parts(batch.chains.take(rows)), found.chains)
         batch = replace(batch, chains=batch.chains.replaced(rows, whole))
         if batch.extensions is not None:
             batch.extensions = with_walk_ends(batch.extensions, rows, found.is_cut(), batch.order)

@@ -24,7 +24,7 @@ from perf_offcpu.decode.batch import Batch, BatchCollector
 from perf_offcpu.decode.deferred import pending_chains
 from perf_offcpu.decode.load import assemble, load_recording, read_tasks
 from perf_offcpu.decode.retype import retype
-from perf_offcpu.decode.samples import is_offcpu, ranks
+from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.decode.tasks.columns import SideRecord, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
@@ -100,7 +100,7 @@ def _batch(samples: list[Event], events: Events, counters: Losses) -> Batch:
     rows[0] = rows[0][sound]
     collector = BatchCollector()
     others = _ordinary([samples[row] for row in rows[1]], number, raw_offcpu)
-    collector.add_interleaved([waits, others], ranks(rows))
+    collector.add_interleaved([waits, others], rows)
     return collector.release()
 
 

@@ -22,7 +22,7 @@ from perf_offcpu.abi.elf import Machine
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.binary.gather import rows_of
-from perf_offcpu.decode.deferred import join_parts, kernel_parts
+from perf_offcpu.decode.deferred import join_parts, without_user_parts
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
@@ -145,7 +145,7 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
     unwinder = Unwinder(recording, search or Search())
     chains = ChainTable()
     chains.add(recording.callchains)  # distinct, so they keep their numbers
-    kernel = kernel_parts(recording.callchains)
+    kernel = without_user_parts(recording.callchains)
     stack_bytes = np.array([*(evsel.attr.sample_stack_user for evsel in recording.evsels), 0], np.int64)
     callchain, flags = samples.callchain.copy(), samples.flags.copy()
     # Snapshots are in the order of the file, which samples need not be. Sums share those of their callers.

@@ -23,7 +23,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.counters import counters_event
 from perf_offcpu.collect.events.evsels import Support
-from perf_offcpu.decode.account import CollectorAccount, is_budget, read_budgets
+from perf_offcpu.decode.account import CollectorAccount, read_budgets
 from perf_offcpu.decode.continued import joined_budget, without_continued
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.losses import Losses
@@ -71,7 +71,10 @@ def test_budgets_of_version_1_have_no_throttled_time() -> None:
 def test_every_time_comes_to_its_column(order: Order) -> None:
     spent = {name: 10**at for at, name in enumerate(SPENT)}
     payload = block(row(8, 5, 5 + sum(spent.values()), **spent), order=order)
-    assert is_budget(payload, order) and not is_budget(payload, "<" if order == ">" else ">")
+    account = CollectorAccount()
+    account.take([payload], "<", Losses())
+    account.take([payload], ">", Losses())
+    assert len(account.budgets) == 1  # in its own order
     budget = read_budgets(payload, order)
     assert budget is not None
     budget.check()
