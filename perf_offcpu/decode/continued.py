@@ -26,10 +26,9 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
     """
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
+    pairs = ((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))
     goes_on = np.zeros(len(budget), np.bool_)
-    goes_on[1:] = budget.begin_ns[1:] == budget.end_ns[:-1]
-    for column in (budget.tid, budget.pid):
-        goes_on[1:] &= column[1:] == column[:-1]
+    goes_on[1:] = np.all([later[1:] == earlier[:-1] for later, earlier in pairs], axis=0)
     borders = budget.tid[goes_on], budget.begin_ns[goes_on]
     if not goes_on.any():
         return budget, borders
@@ -43,9 +42,7 @@ def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Sample
     """Drop samples of threads still blocked at the end of a file, if their wait goes on in a later file.
 
     It does where the thread's budget goes on; where budgets are missing, if a later sample is of the wait.
-
-    Args:
-        end_ns: of the whole recording: samples of threads that are still blocked then stay.
+    Samples of threads still blocked at the end of the whole recording (`end_ns`) stay.
     """
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (samples.time_ns < end_ns))
     if not len(rows):
@@ -57,11 +54,7 @@ def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Sample
 
 
 def at_pauses(samples: Samples, parts: Spans) -> Samples:
-    """Mark the threads still blocked at a pause, which are not blocked at the end of the recording.
-
-    Args:
-        parts: the times between pauses; () without pauses.
-    """
+    """Mark the threads still blocked at a pause (between `parts`), not at the end of the recording."""
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
     return _marked(samples, np.flatnonzero(blocked & (samples.time_ns < parts[-1][0]))) if parts else samples
 
@@ -74,9 +67,9 @@ def seen_again(samples: Samples) -> Samples:
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
     tids = distinct(samples.tid[rows])
     first_ns = samples.time_ns[rows].min(initial=_NEVER)
-    theirs = np.flatnonzero((samples.time_ns > first_ns) & is_among(samples.tid, tids))
+    later = np.flatnonzero((samples.time_ns > first_ns) & is_among(samples.tid, tids))
     last_ns = np.full(len(tids), -1, np.int64)
-    np.maximum.at(last_ns, np.searchsorted(tids, samples.tid[theirs]), samples.time_ns[theirs])
+    np.maximum.at(last_ns, np.searchsorted(tids, samples.tid[later]), samples.time_ns[later])
     return _marked(samples, rows[last_ns[np.searchsorted(tids, samples.tid[rows])] > samples.time_ns[rows]])
 
 
@@ -91,12 +84,10 @@ def _repeated(samples: Samples, rows: I64) -> Bool:
     # Those few moments are looked for in all samples; to sort all would take a third of the time of a report.
     began_ns = distinct(samples.switch_out_ns[rows])
     others = np.flatnonzero((samples.switch_out_ns >= 0) & is_among(samples.switch_out_ns, began_ns))
-    mine, theirs = _numbered(
-        (samples.tid[rows], samples.switch_out_ns[rows]), (samples.tid[others], samples.switch_out_ns[others])
-    )
-    last_ns = np.full(len(mine) + len(theirs), -1, np.int64)
-    np.maximum.at(last_ns, theirs, samples.time_ns[others])
-    repeated: Bool = last_ns[mine] > samples.time_ns[rows]
+    wait, wait_of_other = _numbered(*((samples.tid[some], samples.switch_out_ns[some]) for some in (rows, others)))
+    last_ns = np.full(len(wait) + len(wait_of_other), -1, np.int64)
+    np.maximum.at(last_ns, wait_of_other, samples.time_ns[others])
+    repeated: Bool = last_ns[wait] > samples.time_ns[rows]
     return repeated
 
 

@@ -46,8 +46,8 @@ class JoinOptions:
     """Options of joining recordings."""
 
     apart: bool = False  # take every recording to be of a host of its own
-    # let all recordings begin at the same moment, whatever their clocks say; implies `apart`, because a
-    # process that is in two of them would be in two places at once
+    # all recordings begin at the same moment, whatever their clocks say; implies `apart`, because a process
+    # that is in two of them would be in two places at once
     from_start: bool = False
     prefix: bool = True  # let comms and cgroups begin with the host's name, if there are several
 
@@ -66,38 +66,38 @@ class _Span(NamedTuple):
 
 
 def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = None) -> list[Host]:
-    """Join the recordings of each host, and put all on one clock.
+    """Join the recordings of each host, and put all on one clock; hosts in order of their first recordings.
 
     Args:
         recordings: without snapshots, that is unwound.
-
-    Returns:
-        One entry for each host, in order of their first recordings.
 
     Raises:
         UsageError: architectures differ, or a clock is not known.
     """
     options = options or JoinOptions()
-    _check_alike(recordings)
+    _check_alike([recording.meta for recording in recordings if recording.meta.arch])
     spans = [_span(recording) for recording in recordings]
-    walls = [_wall_offset(one.meta, span) for one, span in zip(recordings, spans, strict=True)]
+    walls = [_wall_offset(recording.meta, span) for recording, span in zip(recordings, spans, strict=True)]
     hosts = _rows_by_host(recordings, walls, apart=options.apart or options.from_start)
     clockid, deltas = _clock(recordings, spans, walls, one_host=len(hosts) == 1, options=options)
-    found = []
-    for rows in hosts:
-        begins = [spans[row].begin + deltas[row] for row in rows]
-        # Tasks and maps that a later recording found at its begin are known from then on only.
-        since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
-        moved = [_moved(recordings[row], deltas[row], start, clockid) for row, start in zip(rows, since, strict=True)]
-        cpus = max(one.meta.nr_cpus or int(one.samples.cpu.max(initial=-1)) + 1 for one in moved)
-        cpus = min(cpus, _MOST_CPUS)
-        name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)
-        found.append(Host(name, cpus, moved[0] if len(moved) == 1 else _joined(moved, since, cpus)))
-    return found
+    return [_host([(recordings[row], deltas[row], spans[row].begin) for row in rows], clockid) for rows in hosts]
 
 
-def _check_alike(recordings: Sequence[Recording]) -> None:
-    metas = [recording.meta for recording in recordings if recording.meta.arch]
+def _host(parts: list[tuple[Recording, int, int]], clockid: int) -> Host:
+    """Return the host with these recordings: (recording, offset that moves its times, its begin) each."""
+    begins = [begin + delta for _, delta, begin in parts]
+    # Tasks and maps that a later recording found at its begin are known from then on only.
+    since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
+    moved = [
+        _moved(recording, delta, start, clockid) for (recording, delta, _), start in zip(parts, since, strict=True)
+    ]
+    cpus = max(part.meta.nr_cpus or int(part.samples.cpu.max(initial=-1)) + 1 for part in moved)
+    cpus = min(cpus, _MOST_CPUS)
+    name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)
+    return Host(name, cpus, moved[0] if len(moved) == 1 else _joined(moved, since, cpus))
+
+
+def _check_alike(metas: Sequence[Meta]) -> None:
     for meta in metas:
         if meta.arch != metas[0].arch:
             archs = " and ".join(sorted((meta.arch, metas[0].arch)))
@@ -106,11 +106,10 @@ def _check_alike(recordings: Sequence[Recording]) -> None:
 
 def _span(recording: Recording) -> _Span:
     meta, tasks = recording.meta, recording.tasks
-    times = [np.array([meta.begin_ns, meta.end_ns, meta.first_ns, meta.last_ns], np.int64)]
-    times += [tasks.begin_ns, tasks.end_ns, recording.comms.begin_ns, recording.spaces.begin_ns]
-    positive = np.concatenate(times)
-    positive = positive[positive > 0]
-    return _Span(int(positive.min()), int(positive.max())) if len(positive) else _Span(0, 0)
+    own = np.array([meta.begin_ns, meta.end_ns, meta.first_ns, meta.last_ns], np.int64)
+    times = np.concatenate([own, tasks.begin_ns, tasks.end_ns, recording.comms.begin_ns, recording.spaces.begin_ns])
+    times = times[times > 0]
+    return _Span(int(times.min()), int(times.max())) if len(times) else _Span(0, 0)
 
 
 def _wall_offset(meta: Meta, span: _Span) -> int | None:
@@ -127,12 +126,12 @@ def _wall_offset(meta: Meta, span: _Span) -> int | None:
 def _rows_by_host(recordings: Sequence[Recording], walls: list[int | None], *, apart: bool) -> list[list[int]]:
     hosts: list[list[int]] = []
     for row, recording in enumerate(recordings):
-        for rows in hosts:
-            if not apart and _is_same_boot(recordings[rows[0]], recording, (walls[rows[0]], walls[row])):
-                rows.append(row)
-                break
-        else:
+        same = (rows for rows in hosts if _is_same_boot(recordings[rows[0]], recording, (walls[rows[0]], walls[row])))
+        rows = None if apart else next(same, None)
+        if rows is None:
             hosts.append([row])
+        else:
+            rows.append(row)
     return hosts
 
 
@@ -141,11 +140,8 @@ def _is_same_boot(recording: Recording, other: Recording, walls: tuple[int | Non
         if len({getattr(recording.meta, name), getattr(other.meta, name)} - {""}) > 1:
             return False
     texts = kernel_map(recording).address, kernel_map(other).address
-    if all(texts):
-        if texts[0] != texts[1]:
-            return False
-    elif not (recording.meta.hostname and other.meta.hostname):
-        return False  # no evidence for the same boot
+    if texts[0] != texts[1] if all(texts) else not (recording.meta.hostname and other.meta.hostname):
+        return False  # another boot, or no evidence for the same one
     if recording.meta.clockid == other.meta.clockid and walls[0] is not None and walls[1] is not None:
         return abs(walls[0] - walls[1]) < _SAME_BOOT_NS
     return True
@@ -165,10 +161,10 @@ def _clock(
         return clocks[0], [spans[0].begin - span.begin for span in spans]
     if one_host and len(set(clocks)) == 1:
         return clocks[0], [0] * len(recordings)
-    for one, wall in zip(recordings, walls, strict=True):
+    for recording, wall in zip(recordings, walls, strict=True):
         if wall is None:
             raise UsageError(
-                f"{one.meta.source}: its times cannot be put next to those of another clock or host, because "
+                f"{recording.meta.source}: its times cannot be put next to those of another clock or host, because "
                 "it does not say what time it was (perf record -k mono does, outside of time namespaces): "
                 "use --from-start to let all begin at once"
             )
@@ -189,10 +185,9 @@ def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Record
         meta,
         clockid=clockid,
         wall_clock_at_ns=meta.wall_clock_at_ns + delta if meta.wall_clock_ns else 0,
+        parts=tuple((begin + delta, end + delta) for begin, end in meta.parts),
         **dict(zip(names, times, strict=True)),
     )
-    if meta.parts:
-        meta.parts = tuple((begin + delta, end + delta) for begin, end in meta.parts)
     moved = renumbered(recording, {"time": later, "since": begins}) if delta or since else recording
     return moved.replaced(meta=meta)
 
@@ -208,7 +203,7 @@ def _later(delta: int) -> Renumber:
 
 
 def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recording:
-    """Join the recordings of one host, on one clock, which begin at the times `since`."""
+    """Join the recordings of one host, on one clock; later ones found tasks at the times `since`."""
     joined = join(recordings, cpus)
     budget, borders = joined_budget([joined.budget])
     samples = seen_again(without_continued(joined.samples, borders, joined.meta.end_ns))

@@ -30,7 +30,7 @@ from perf_offcpu.decode.switches.waits import has_switches, with_waits
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
-from perf_offcpu.losses import LossCause, Losses
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, SampleFlag, Samples
 from perf_offcpu.model.sampling import Sampling
@@ -39,10 +39,7 @@ from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 
-_LOSS_CAUSES: dict[int, LossCause] = {
-    RecordType.LOST: losses.LOST_RECORDS,
-    RecordType.LOST_SAMPLES: losses.LOST_SAMPLES,
-}
+_LOSS_CAUSES = {int(RecordType.LOST): losses.LOST_RECORDS, int(RecordType.LOST_SAMPLES): losses.LOST_SAMPLES}
 
 _OTHERS = RECORD_LAYOUTS.keys() - SIDE_TYPES - SWITCH_RECORDS - {RecordType.CALLCHAIN_DEFERRED}
 """Types of records that are read for losses, and because damage in any record is counted."""
@@ -66,14 +63,12 @@ class Head(Protocol):
 def load_recording(
     path: str | os.PathLike[str], *, merge: bool = True, switches: bool = True, snapshots: bool = False
 ) -> Recording:
-    """Read a recording.
+    """Read a recording: a file, a directory of `perf record --threads`, or "-" for standard input.
 
     Args:
-        path: a file, a directory of `perf record --threads`, or "-" for standard input.
         merge: complete samples whose user callchain was deferred.
         switches: if the recording has context switches (sched_switch tracepoints or SWITCH records) and no
-            off-cpu event, add one: a sample for each wait between two switches
-            (`decode.switches.intervals`). The recorded samples stay.
+            off-cpu event, add a sample for each wait between two switches (`decode.switches.intervals`).
         snapshots: keep copies of user stacks, for `unwind.unwinder`.
 
     Raises:
@@ -124,16 +119,12 @@ def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:
     reader.counters.add(losses.UNKNOWN_RECORD, int((~np.isin(chunk.types, _KNOWN_TYPES)).sum()))
     for group in task_records(chunk, _OTHERS, reader.events, reader.counters):
         if cause := _LOSS_CAUSES.get(group.kind):
-            lost = [record.values["lost"] for record in group.examples]
-            reader.counters.add(cause, sum(lost[example] for example in group.example.tolist()))
+            records = (group.examples[example] for example in group.example.tolist())
+            reader.counters.add(cause, sum(record.values["lost"] for record in records))
 
 
 def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
-    """Put samples and side-band records together: every sample gets its comm and address space.
-
-    Args:
-        tasks: with the notes of all side-band records.
-    """
+    """Put samples and side-band records (noted in `tasks`) together: every sample gets its comm and space."""
     if losses.RECORDS_UNWRITTEN in account.counted:  # where compressed, the file ends within one of them
         head.counters.pop(losses.FILE_CUT, None)
     for cause, count in account.counted.items():
@@ -177,15 +168,13 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
 
 def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
     """Return the objects; where no map has a build-id, that of the header for their path is taken."""
-    build_ids: dict[int, set[str]] = {}
+    ids_of_path: dict[int, set[str]] = {}
     for entry in features.build_ids():
         path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
-        build_ids.setdefault(path, set()).add(entry.build_id)
-    build_id_of = {path: strings.intern(ids.pop()) for path, ids in build_ids.items() if len(ids) == 1}
+        ids_of_path.setdefault(path, set()).add(entry.build_id)
+    id_of_path = {path: strings.intern(ids.pop()) for path, ids in ids_of_path.items() if len(ids) == 1}
     pairs = zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
-    return dsos.with_columns(
-        build_id=np.array([build_id or build_id_of.get(path, 0) for path, build_id in pairs], np.uint32)
-    )
+    return dsos.with_columns(build_id=np.array([own or id_of_path.get(path, 0) for path, own in pairs], np.uint32))
 
 
 def _paths(features: Features) -> dict[str, list[str]]:
@@ -199,10 +188,8 @@ def _paths(features: Features) -> dict[str, list[str]]:
 
 def _read_meta(events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount) -> Meta:
     """Return facts about machine and run; they are complete after the last chunk."""
-    attrs = [spec.attr for spec in events.specs]
-    with_clock = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
+    clockids = (spec.attr.clockid for spec in events.specs if spec.attr.flags & AttrFlag.USE_CLOCKID)
     clock = features.values(Feature.CLOCK_DATA) or {}
-    cpus = features.values(Feature.NRCPUS) or {}
     timed = samples.time_ns[samples.time_ns >= 0]
     kernel = (
         entry.build_id
@@ -216,8 +203,8 @@ def _read_meta(events: Events, features: Features, path: str, samples: Samples, 
         version=features.text(Feature.VERSION),
         cmdline=features.cmdline(),
         cpu_desc=features.text(Feature.CPUDESC),
-        nr_cpus=cpus.get("available", 0),
-        clockid=with_clock[0].clockid if with_clock else -1,
+        nr_cpus=(features.values(Feature.NRCPUS) or {}).get("available", 0),
+        clockid=next(clockids, -1),
         wall_clock_ns=clock.get("wall_clock", 0),
         wall_clock_at_ns=clock.get("clockid_time", 0),
         begin_ns=account.begin_ns,
@@ -238,17 +225,11 @@ def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
     if not period_ns:
         return Sampling()
     # Those that could not be sent were summed, or are counted as lost.
-    ended = [account.notes.get(cause.name, (0, 0)) for cause in (losses.SAMPLES, losses.UNSAMPLED)]
-    single = samples.has(SampleFlag.SAMPLED | SampleFlag.BEGAN_BEFORE)
-    single &= ~samples.has(SampleFlag.STILL_BLOCKED)
-    return Sampling(
-        period_ns,
-        sum(number for number, _ in ended),
-        sum(ns for _, ns in ended),
-        int(samples.count[single].sum()),
-        int(samples.period[single].sum()),
-        _longest_period_ns(account, samples, period_ns),
-    )
+    ended = (account.notes.get(cause.name, (0, 0)) for cause in (losses.SAMPLES, losses.UNSAMPLED))
+    number, ns = map(sum, zip(*ended, strict=True))
+    is_single = samples.has(SampleFlag.SAMPLED | SampleFlag.BEGAN_BEFORE) & ~samples.has(SampleFlag.STILL_BLOCKED)
+    count, weight = (int(column[is_single].sum()) for column in (samples.count, samples.period))
+    return Sampling(period_ns, number, ns, count, weight, _longest_period_ns(account, samples, period_ns))
 
 
 def _longest_period_ns(account: CollectorAccount, samples: Samples, period_ns: int) -> int:
@@ -259,8 +240,8 @@ def _longest_period_ns(account: CollectorAccount, samples: Samples, period_ns: i
     """
     if account.notes.get(losses.THRESHOLD_RAISED.name, (0, 0))[1] <= period_ns:
         return 0
-    single = samples.has(SampleFlag.SAMPLED) & (samples.period > 2 * samples.longest_ns)
-    longest = int(samples.period[single & (samples.longest_ns >= 0)].max(initial=0))
+    is_one_period = samples.has(SampleFlag.SAMPLED) & (samples.period > 2 * samples.longest_ns)
+    longest = int(samples.period[is_one_period & (samples.longest_ns >= 0)].max(initial=0))
     return longest if longest > period_ns else 0
 
 

@@ -59,16 +59,11 @@ FLAGS_OF_LOST = (
 def retype(
     data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order, counters: Losses
 ) -> tuple[Batch, Bool]:
-    """Re-type n raw samples of one evsel.
-
-    Args:
-        columns: the samples' fields, RAW among them.
-        samples: their model rows so far: time, cpu and flags are kept.
-        counters: where samples are counted that are `ok` in `columns` and have a damaged payload.
+    """Re-type n raw samples of one evsel, of whose model rows time, cpu and flags are kept.
 
     Returns:
         (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed or of another
-        version than this module reads.
+        version than this module reads. Such samples are counted if they are `ok` in `columns`.
     """
     payload = Payload(data, columns, order)
     result = Samples.sparse(
@@ -96,27 +91,21 @@ def retype(
         result.waker_callchain = result.waker_callchain.copy()
         result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
         chains = Ragged.concat([chains, wakers.take(woken)])
-    sound = payload.sound & (result.period >= 0)
     others = payload.version[payload.is_other_version]
-    for version in distinct(others).tolist():
-        cause = OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}")
-        counters.add(cause, int((others == version).sum()))
+    for version, count in zip(*(column.tolist() for column in np.unique(others, return_counts=True)), strict=True):
+        counters.add(OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}"), count)
+    sound = payload.sound & (result.period >= 0) & ~payload.is_other_version
     counters.add(BAD_SAMPLE, int((columns.ok & ~payload.is_other_version & ~sound).sum()))
-    return Batch(result, chains, ~payload.ours), sound & ~payload.is_other_version
+    return Batch(result, chains, ~payload.ours), sound
 
 
 class Payload:
-    """Fields of n raw payloads, each read only where it lies inside its sample.
-
-    Args:
-        columns: the samples' fields, RAW among them.
-    """
+    """Fields of n raw payloads, each read only where it lies inside its sample."""
 
     def __init__(self, data: NDArray[np.uint8], columns: Columns, order: Order) -> None:
         raw = columns.arrays["raw"]
         self.data, self.order, self.at = data, order, raw.starts
-        self.words = raw.counts // 8
-        self.end = self.at + raw.counts
+        self.words, self.end = raw.counts // 8, raw.starts + raw.counts
         self.sound = columns.ok & (self.words >= _FIXED_WORDS)
         self.head = read_columns(_HEAD, data, self.at, self.at + 8 * self.words, order).scalars
         nr: I64 = np.minimum(self.head["nr"], np.uint64(2**31)).astype(np.int64)
@@ -150,10 +139,11 @@ class Payload:
             field.name: np.broadcast_to(np.array(field.unknown, native(field.type)), len(size))
             for field in abi.EXTENSION.fields
         }
-        for each in distinct(size_read).tolist():
-            rows = np.flatnonzero(size_read == each)
+        for bytes_read in distinct(size_read).tolist():
+            rows = np.flatnonzero(size_read == bytes_read)
             begin = self.extension_at[rows]
-            scalars = read_columns(abi.fixed_part(each), self.data, begin, begin + each, self.order).scalars
+            layout = abi.fixed_part(bytes_read)
+            scalars = read_columns(layout, self.data, begin, begin + bytes_read, self.order).scalars
             if len(rows) == len(size):
                 return fields | scalars
             for name, values in scalars.items():
@@ -198,19 +188,11 @@ def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
 def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
     """Return (ip, cpumode): the first address of each callchain, and the mode of the marker before it."""
     starts, lengths = chains.offsets[:-1], chains.lengths
-    if len(chains) and int(lengths.min()) > 1:
-        marker, ip = chains.values[starts], chains.values[starts + 1]
-        return ip, _modes(marker)
-    ip = np.zeros(len(chains), np.uint64)
-    marker = np.zeros(len(chains), np.uint64)
+    marker, ip = np.zeros((2, len(chains)), np.uint64)
     marker[lengths > 0] = chains.values[starts[lengths > 0]]
     ip[lengths > 1] = chains.values[starts[lengths > 1] + 1]
-    return ip, _modes(marker)
-
-
-def _modes(markers: U64) -> NDArray[np.uint8]:
-    kernel = markers == np.uint64(CallchainContext.KERNEL)
-    return np.where(kernel, np.uint8(CpuMode.KERNEL), np.uint8(CpuMode.USER))
+    kernel = marker == np.uint64(CallchainContext.KERNEL)
+    return ip, np.where(kernel, np.uint8(CpuMode.KERNEL), np.uint8(CpuMode.USER))
 
 
 def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
@@ -220,9 +202,8 @@ def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
         unknown = np.array(abi.BLANK_EXTENSION[name], fields[name].dtype).astype(dtype)
         # "Unknown" is the lowest value of each column: larger numbers than it can hold become that, too.
         setattr(samples, name, np.maximum(fields[name].astype(dtype), unknown))
-    kind = fields["kind"]
     for number, flag in FLAGS_OF_KIND:
-        samples.flags |= np.where(kind == np.uint32(number), np.uint32(flag), np.uint32(0))
+        samples.flags |= np.where(fields["kind"] == np.uint32(number), np.uint32(flag), np.uint32(0))
     for name, table in (("flags", FLAGS_OF_WAIT), ("lost", FLAGS_OF_LOST)):
         bits = fields[name]
         for bit, flag in table if bits.any() else ():
@@ -268,17 +249,13 @@ def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
 
 
 def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
-    """Put pid and tid of upstream's off-cpu samples in order; others pass unchanged.
+    """Return the samples with pid = tgid; upstream's exchanged ones are flagged REPAIRED_IDS.
 
-    COMM, FORK and EXIT records name the process of each thread. Of other threads, samples with a dummy time
-    are taken for sums, which perf writes in order.
+    COMM, FORK and EXIT records name the process of each thread (`tasks`, whatever the time). Of other threads,
+    samples with a dummy time are taken for sums, which perf writes in order.
 
     Args:
         samples: `pid` holds the payload's low half, `tid` its high half, where `from_upstream`.
-        tasks: every thread that the recording knows, whatever the time.
-
-    Returns:
-        The samples with pid = tgid; exchanged ones are flagged REPAIRED_IDS.
     """
     if not from_upstream.any():
         return samples
@@ -298,5 +275,4 @@ def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
 def _tgid(tasks: Tasks, tids: I32) -> I32:
     """Return int32[n]: the process of each thread, -1 unknown."""
     slot, none = np.searchsorted(tasks.tid, tids), np.int32(-1)
-    is_task = np.append(tasks.tid, none)[slot] == tids
-    return np.where(is_task, np.append(tasks.pid, none)[slot], none)
+    return np.where(np.append(tasks.tid, none)[slot] == tids, np.append(tasks.pid, none)[slot], none)

@@ -39,14 +39,11 @@ def cut_wrong_callers(recording: Recording) -> Recording:
     unique, ids = unique_rows(Ragged.concat([chains, shorter]))
     counters = Losses(recording.losses)
     counters.add(losses.WRONG_CALLERS, len(pairs))
-    return recording.replaced(
-        samples=samples.with_columns(
-            callchain=_renumbered(samples, known, pairs, ids),
-            waker_callchain=np.where(samples.waker_callchain >= 0, ids[samples.waker_callchain], np.int32(-1)),
-        ),
-        callchains=unique,
-        losses=dict(counters),
+    samples = samples.with_columns(
+        callchain=_renumbered(samples, known, pairs, ids),
+        waker_callchain=np.where(samples.waker_callchain >= 0, ids[samples.waker_callchain], np.int32(-1)),
     )
+    return recording.replaced(samples=samples, callchains=unique, losses=dict(counters))
 
 
 _BLOCK = 1 << 15
