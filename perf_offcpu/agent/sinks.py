@@ -158,7 +158,7 @@ class PushSink:
         self._target, self._labels = target, labels
         check_labels(labels)
         self.key = hashlib.sha256(str(self._target).encode()).hexdigest()[:8]
-        self.name = self._target.server.value.word
+        self.name = self._target.server.word
         self._sender = sender
         self._spool, self._metrics, self._say = spool, metrics, say
         self._backoff = Backoff()
@@ -194,7 +194,7 @@ class PushSink:
             check_labels(labels := self._labels if labels is None else labels)
         except UsageError:  # this server was not in the configuration of then
             labels = self._labels
-        return (message.body for message in messages(self._target, profile, labels))
+        return (message.body for message in messages(self._target.form, profile, labels))
 
     def close(self, patience_s: float) -> None:
         """Send messages for some time; the others stay in the spool."""

@@ -76,7 +76,7 @@ def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, st
     deadline = time.monotonic() + limit_s
     sent = samples = weight = rejected = 0
     try:
-        for message in messages(target, profile, labels):
+        for message in messages(target.form, profile, labels):
             answer = send_until(sender, message.body, deadline, waiting)
             rejected += answer.rejected
             if answer.text or answer.rejected:

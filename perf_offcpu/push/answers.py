@@ -24,7 +24,7 @@ _RETRY_INFO = b"/google.rpc.RetryInfo"
 
 @frozen
 class Answer:
-    """The answer of a server that accepted a message, perhaps not all of it."""
+    """The answer of a server that accepted a message, perhaps in part."""
 
     rejected: int = 0  # profiles of the message that it did not take
     text: str = ""  # its remark, printable; "" for none
@@ -70,7 +70,7 @@ def retry_delay_s(status: bytes) -> float | None:
 
 
 def shown(data: bytes) -> str:
-    """Return the first line of a text, printable and not too long."""
+    """Return the first line of a text, printable and of bounded length."""
     line = data[: 4 * _LONGEST_TEXT].decode("utf-8", "replace").strip().partition("\n")[0]
     return printable(line[:_LONGEST_TEXT].strip())
 
@@ -80,23 +80,23 @@ def _bounded(seconds: float) -> float:
 
 
 def _number(data: bytes, number: int) -> int:
-    """Return the value of an int64 field; 0 if it is absent."""
+    """Return an int64; 0 if it is absent."""
     numbers = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
     return numbers[-1] - (numbers[-1] >> 63 << 64) if numbers else 0
 
 
 def _parts(data: bytes, number: int) -> list[bytes]:
-    """Return the strings or messages of a repeated field."""
+    """Return the values of a repeated field of strings or messages."""
     return [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
 
 
 def _last(data: bytes, number: int) -> bytes:
-    """Return the value of a string field; b"" if it is absent."""
+    """Return a string; b"" if it is absent."""
     return (_parts(data, number) or [b""])[-1]
 
 
 def _message(data: bytes, number: int) -> bytes:
-    """Return the value of a message field; repeated fields are parts of one message."""
+    """Return a message; several values are parts of one."""
     return b"".join(_parts(data, number))
 
 

@@ -19,11 +19,7 @@ from perf_offcpu.resources import version
 _LATER = frozenset("CANCELLED DEADLINE_EXCEEDED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split())
 _SERVER = frozenset("UNAUTHENTICATED PERMISSION_DENIED UNIMPLEMENTED NOT_FOUND".split())
 _DETAILS = "grpc-status-details-bin"
-_BAD_CERTIFICATES = (
-    "CERTIFICATE_VERIFY_FAILED",
-    "Hostname Verification Check failed",
-    "not in peer certificate",
-)
+_BAD_CERTIFICATES = "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "not in peer certificate"
 """Words in the details of UNAVAILABLE that mean a wrong certificate, for which gRPC has no code."""
 
 
@@ -31,7 +27,11 @@ class GrpcSender:
     """A channel to a gRPC server."""
 
     def __init__(self, target: Target, options: SendOptions) -> None:
-        self._grpc = _import_grpc()
+        try:
+            import grpc
+        except ImportError:
+            raise UsageError("grpc:// and grpcs:// need grpcio: pip install 'perf-offcpu[push]'") from None
+        self._grpc: Any = grpc
         self._target, self._options = target, options
         self._metadata = [(name.lower(), value) for name, value in options.headers]
         self._ca = authorities(options.ca) if target.is_tls else b""
@@ -52,7 +52,7 @@ class GrpcSender:
             answer: bytes = call(body, timeout=self._options.timeout_s, metadata=self._metadata)
         except self._grpc.RpcError as problem:
             raise self._error(problem) from None
-        return export_answer(answer) if self._target.server.value.export_answers else Answer()
+        return export_answer(answer) if self._target.server.export_answers else Answer()
 
     def _open(self) -> Any:
         options = [
@@ -62,27 +62,18 @@ class GrpcSender:
             ("grpc.enable_http_proxy", 0),
             ("grpc.enable_retries", 0),
         ]
-        address = self._target.address
-        if not self._target.is_tls:
-            return self._grpc.insecure_channel(address, options)
-        return self._grpc.secure_channel(address, self._grpc.ssl_channel_credentials(self._ca), options)
+        if self._target.is_tls:
+            credentials = self._grpc.ssl_channel_credentials(self._ca)
+            return self._grpc.secure_channel(self._target.address, credentials, options)
+        return self._grpc.insecure_channel(self._target.address, options)
 
     def _error(self, problem: Any) -> PushError:
         """Return the error of a failed call."""
         code, details = problem.code().name, problem.details() or ""
-        trailing = {name: value for name, value in problem.trailing_metadata() or ()}
-        after_s = retry_delay_s(trailing.get(_DETAILS, b""))
+        after_s = retry_delay_s(dict(problem.trailing_metadata() or ()).get(_DETAILS, b""))
         text = f"{self._target}: {code}: {shown(details.encode('utf-8', 'replace'))}"
         if code in _SERVER or any(words in details for words in _BAD_CERTIFICATES):
             return ServerRefused(text)
         if code in _LATER or (code == "RESOURCE_EXHAUSTED" and after_s is not None):
             return RetryLater(text, after_s, was_answered=code == "RESOURCE_EXHAUSTED")
         return Refused(text)
-
-
-def _import_grpc() -> Any:
-    try:
-        import grpc
-    except ImportError:
-        raise UsageError("grpc:// and grpcs:// need grpcio: pip install 'perf-offcpu[push]'") from None
-    return grpc

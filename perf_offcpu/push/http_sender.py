@@ -78,17 +78,18 @@ class HttpSender:
         except PushError:
             raise
         except ssl.SSLCertVerificationError as problem:
-            raise self._failed(ServerRefused, f"its certificate: {problem.verify_message}") from None
+            raise self._failure(ServerRefused, f"its certificate: {problem.verify_message}") from None
         except ssl.SSLError as problem:
             kind = RetryLater if isinstance(problem, ssl.SSLEOFError | ssl.SSLZeroReturnError) else ServerRefused
-            raise self._failed(kind, f"TLS: {problem.reason or problem}") from None
+            raise self._failure(kind, f"TLS: {problem.reason or problem}") from None
         except TimeoutError:
-            raise self._failed(RetryLater, f"no answer in {self._options.timeout_s:g} s") from None
+            raise self._failure(RetryLater, f"no answer in {self._options.timeout_s:g} s") from None
         except (OSError, http.client.HTTPException) as problem:
             text = problem.strerror if isinstance(problem, OSError) and problem.strerror else ""
-            raise self._failed(RetryLater, text or "the connection broke off") from None
+            raise self._failure(RetryLater, text or "the connection broke off") from None
 
-    def _failed(self, kind: type[PushError], text: str) -> PushError:
+    def _failure(self, kind: type[PushError], text: str) -> PushError:
+        """Close the connection, which may be in the middle of an answer; return the error."""
         self.close()
         return kind(f"{self._target}: {shown(text.encode('utf-8', 'replace'))}")
 
@@ -103,11 +104,10 @@ class HttpSender:
         return self._exchange(self._connection, body)
 
     def _connect(self) -> http.client.HTTPConnection:
-        target, timeout = self._target, self._options.timeout_s
-        if self._context is None:
-            connection = http.client.HTTPConnection(target.host, target.port, timeout=timeout)
-        else:
-            connection = http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=self._context)
+        place: Any = {"host": self._target.host, "port": self._target.port, "timeout": self._options.timeout_s}
+        connection = http.client.HTTPConnection(**place)
+        if self._context is not None:
+            connection = http.client.HTTPSConnection(**place, context=self._context)
         connection.response_class = _Response
         return connection
 
@@ -127,7 +127,7 @@ class HttpSender:
 
     def _request(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
         own = {"User-Agent": f"perf-offcpu/{version()}", "Accept-Encoding": "identity"}
-        headers = {**own, **dict(self._options.headers), **self._target.server.value.headers}
+        headers = {**own, **dict(self._options.headers), **self._target.server.headers}
         try:
             connection.request("POST", self._target.path, body, headers)
         except (BrokenPipeError, ConnectionResetError):
@@ -146,7 +146,7 @@ class HttpSender:
         kind = (response.getheader("Content-Type") or "").partition(";")[0].strip().lower()
         status = response.status
         if 200 <= status < 300:
-            is_export = self._target.server.value.export_answers and kind == "application/x-protobuf"
+            is_export = self._target.server.export_answers and kind == "application/x-protobuf"
             return export_answer(data) if is_export else Answer()
         where = shown((response.getheader("Location") or "").encode("latin-1", "replace"))
         reason = f"redirected to {where or 'nowhere'}" if 300 <= status < 400 else error_text(data, kind)

@@ -47,9 +47,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
     spelled = [underscored(_ALIASES.get(name, name)) for name in labels]
     for name, value in labels.items():
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:
-            raise UsageError(
-                f"label '{printable(name)}': a name is a letter, then letters, digits, dots and underscores"
-            )
+            rule = "a name is a letter, then letters, digits, dots and underscores"
+            raise UsageError(f"label '{printable(name)}': {rule}")
         if not value.strip() or printable(value) != value or len(value.encode()) > _LONGEST:
             raise UsageError(f"label {name}: the value is empty, too long, or has characters that cannot be shown")
     if taken := sorted({underscored(THREAD), underscored(WAIT_CLASS)} & set(spelled)):

@@ -13,6 +13,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
+from typing import NamedTuple
 from uuid import UUID
 
 from perf_offcpu.convert.encode.protobuf import field
@@ -21,13 +22,19 @@ from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.push import otlp
 from perf_offcpu.push.labels import check_labels, labels_of, underscored
-from perf_offcpu.push.targets import Server, Target
 from perf_offcpu.push.waits import TYPE, Waits, encode_parts, waits_of
 from perf_offcpu.structs import frozen
 
 PARCA_NAME = "perf_offcpu"
 """Name of the profile in Parca, which takes it from OTLP's scope: perf_offcpu:off_cpu:nanoseconds:::delta."""
 _LEVEL = 1
+
+
+class Form(NamedTuple):
+    """The form of a server's messages."""
+
+    encode: Callable[[Waits, Mapping[str, str]], bytes]  # waits and labels → profile, whose size is limited
+    wrap: Callable[[bytes, Mapping[str, str]], bytes]  # profile and labels → request
 
 
 @frozen
@@ -39,20 +46,16 @@ class Message:
     weight_ns: int  # their off-CPU time
 
 
-def messages(target: Target, profile: Profile, labels: Mapping[str, str]) -> Iterator[Message]:
+def messages(form: Form, profile: Profile, labels: Mapping[str, str]) -> Iterator[Message]:
     """Make the messages of the waits of a profile; none if it has no waits.
 
-    Args:
-        labels: of all samples; `service` and `host` stand for OpenTelemetry's names of service and host.
-
-    Raises:
-        UsageError: a server would refuse a label.
+    `labels` are of all samples; `service` and `host` stand for OpenTelemetry's names of service and host.
+    Raise UsageError if a server would refuse a label.
     """
     check_labels(labels)
     own = labels_of(profile, labels)
-    encode, wrap = _FORMS[target.server, target.is_grpc]
-    for part, encoded in encode_parts(waits_of(profile), lambda waits: encode(waits, own)):
-        yield Message(wrap(encoded, own), len(part.profile.samples), part.weight_ns)
+    for part, encoded in encode_parts(waits_of(profile), lambda waits: form.encode(waits, own)):
+        yield Message(form.wrap(encoded, own), len(part.profile.samples), part.weight_ns)
 
 
 def _pprof(waits: Waits, _labels: Mapping[str, str]) -> bytes:
@@ -66,42 +69,32 @@ def _pprof(waits: Waits, _labels: Mapping[str, str]) -> bytes:
 def _pyroscope(profile: bytes, labels: Mapping[str, str]) -> bytes:
     named = {"__name__": TYPE, "__delta__": "false", **labels}  # no delta: each profile has its own waits
     pairs = (field(1, underscored(name)) + field(2, text) for name, text in named.items())
-    sample = field(1, _packed(profile)) + field(2, str(UUID(bytes=identity(profile))))
+    identity = UUID(bytes=blake2b(profile, digest_size=16).digest())  # a profile that is sent twice is recognised
+    sample = field(1, _packed(profile)) + field(2, str(identity))
     return field(1, b"".join(field(1, pair) for pair in pairs) + field(2, sample))
 
 
 def _parca(profile: bytes, labels: Mapping[str, str]) -> bytes:
-    pairs = (field(1, underscored(name)) + field(2, text) for name, text in _parca_labels(labels))
+    pairs = (field(1, name) + field(2, text) for name, text in _parca_labels(labels).items())
     series = field(1, b"".join(field(1, pair) for pair in pairs)) + field(2, field(1, _packed(profile)))
     return field(2, series) + field(3, 1)  # addresses are those of the files
 
 
 def _parca_json(profile: bytes, labels: Mapping[str, str]) -> bytes:
-    pairs = [{"name": underscored(name), "value": text} for name, text in _parca_labels(labels)]
+    pairs = [{"name": name, "value": text} for name, text in _parca_labels(labels).items()]
     sample = {"rawProfile": base64.b64encode(_packed(profile)).decode()}
     series = {"labels": {"labels": pairs}, "samples": [sample]}
     return json.dumps({"series": [series], "normalized": True}).encode()
 
 
-def _parca_labels(labels: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [("__name__", PARCA_NAME), *labels.items()]
+def _parca_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return {"__name__": PARCA_NAME} | {underscored(name): text for name, text in labels.items()}
 
 
 def _packed(data: bytes) -> bytes:
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
-def identity(data: bytes) -> bytes:
-    """Return 16 bytes that identify a profile: a profile that is sent twice can be recognised."""
-    return blake2b(data, digest_size=16).digest()
-
-
-_Encode = Callable[[Waits, Mapping[str, str]], bytes]
-_Wrap = Callable[[bytes, Mapping[str, str]], bytes]
-_FORMS: dict[tuple[Server, bool], tuple[_Encode, _Wrap]] = {
-    (Server.PYROSCOPE, False): (_pprof, _pyroscope),
-    (Server.PARCA, False): (_pprof, _parca_json),
-    (Server.PARCA, True): (_pprof, _parca),
-    (Server.OTLP, False): (otlp.request, lambda encoded, _: _packed(encoded)),
-    (Server.OTLP, True): (otlp.request, lambda encoded, _: encoded),
-}
+PYROSCOPE, PARCA_HTTP, PARCA_GRPC = Form(_pprof, _pyroscope), Form(_pprof, _parca_json), Form(_pprof, _parca)
+OTLP_HTTP = Form(otlp.request, lambda encoded, _: _packed(encoded))
+OTLP_GRPC = Form(otlp.request, lambda encoded, _: encoded)

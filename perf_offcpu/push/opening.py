@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
@@ -12,7 +13,7 @@ from perf_offcpu.push.sender import Sender, SendOptions
 from perf_offcpu.push.targets import SERVERS, Target, parse_target
 from perf_offcpu.text import printable
 
-_MOST_HEADER_BYTES = 1 << 16
+_MOST_HEADER_BYTES, _MOST_CA_BYTES = 1 << 16, 1 << 22
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 _OWN = re.compile(
@@ -26,9 +27,8 @@ _OWN = re.compile(
 def read_headers(path: str) -> tuple[tuple[str, str], ...]:
     """Return the headers of a file: one `Name: value` a line; empty lines and lines with # are left out.
 
-    Raises:
-        UsageError: a line is no header, or one that the protocols set. The message never holds a value.
-        OSError: the file cannot be read.
+    Raise UsageError, without a value in its text, if a line is no header, or one that the protocols set; OSError
+    if the file cannot be read.
     """
     headers: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_regular(path, _MOST_HEADER_BYTES).decode("latin-1").split("\n"), 1):
@@ -47,16 +47,13 @@ def read_headers(path: str) -> tuple[tuple[str, str], ...]:
     return tuple(headers.values())
 
 
-_MOST_BYTES = 1 << 22
-
-
 def open_targets(
-    targets: Iterable[str], header_files: Iterable[str] = (), ca_file: str = ""
+    texts: Iterable[str], header_files: Iterable[str] = (), ca_file: str = ""
 ) -> list[tuple[Target, Sender]]:
     """Return the targets and a sender for each; nothing is sent yet.
 
     Args:
-        targets: `KIND=URL`.
+        texts: `KIND=URL`.
         header_files: `--push-header-file`: `FILE`, or with several targets `KIND=FILE`.
         ca_file: `--push-ca`; "" for the system's certificates.
 
@@ -64,26 +61,21 @@ def open_targets(
         UsageError: a target, header or certificate is invalid, or grpcio is missing.
         OSError: a file cannot be read.
     """
-    targets_parsed = [parse_target(text) for text in targets]
-    if twice := [
-        target for target in targets_parsed if [str(named) for named in targets_parsed].count(str(target)) > 1
-    ]:
-        raise UsageError(f"{twice[0]}: given twice")
-    files = _by_kind(header_files, targets_parsed)
+    targets = [parse_target(text) for text in texts]
+    (text, times), *_ = Counter(map(str, targets)).most_common(1) or [("", 0)]
+    if times > 1:
+        raise UsageError(f"{text}: given twice")
+    files = _by_kind(header_files, targets)
     headers = {kind: read_headers(path) for kind, path in files.items()}
-    ca = read_regular(ca_file, _MOST_BYTES).decode("latin-1") if ca_file else ""
-    senders = []
-    for target in targets_parsed:
-        own = headers.get(target.server.value.word) or headers.get("", ())
-        senders.append((target, open_sender(target, SendOptions(own, ca))))
-    return senders
+    ca = read_regular(ca_file, _MOST_CA_BYTES).decode("latin-1") if ca_file else ""
+    options = [SendOptions(headers.get(target.server.word) or headers.get("", ()), ca) for target in targets]
+    return list(zip(targets, map(open_sender, targets, options), strict=True))
 
 
 def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
     """Return a sender; nothing is sent yet.
 
-    Raises:
-        UsageError: the target needs grpcio, which is not installed, or the certificates cannot be read.
+    Raise UsageError if grpcio is needed and not installed, or if the certificates cannot be read.
     """
     if target.is_grpc:
         from perf_offcpu.push.grpc_sender import GrpcSender
@@ -94,7 +86,7 @@ def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
     return HttpSender(target, options or SendOptions())
 
 
-def _by_kind(texts: Iterable[str], targets: list[Target]) -> dict[str, str]:
+def _by_kind(texts: Iterable[str], targets: Sequence[Target]) -> dict[str, str]:
     """Return the header file of each kind of server; "" stands for the only target."""
     files: dict[str, str] = {}
     for text in texts:
@@ -102,7 +94,7 @@ def _by_kind(texts: Iterable[str], targets: list[Target]) -> dict[str, str]:
         kind, path = (kind, path) if kind in SERVERS else ("", text)
         if not kind and len(targets) > 1:
             raise UsageError(f"--push-header-file {text}: for which target? {'|'.join(SERVERS)}=FILE")
-        if kind and all(kind != target.server.value.word for target in targets):
+        if kind and all(kind != target.server.word for target in targets):
             raise UsageError(f"--push-header-file {text}: there is no target {kind}")
         if kind in files:
             raise UsageError(f"--push-header-file {text}: the target has headers already")

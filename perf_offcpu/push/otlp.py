@@ -21,18 +21,8 @@ from hashlib import blake2b
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
-from perf_offcpu.convert.encode.protobuf import (
-    field,
-    fixed64,
-    from_bytes,
-    joined,
-    lengths,
-    messages,
-    numbers,
-    ragged,
-    varint,
-    varints,
-)
+from perf_offcpu.convert.encode import protobuf as pb
+from perf_offcpu.convert.encode.protobuf import field, varint, varints
 from perf_offcpu.convert.locations import Function, Location, Locations
 from perf_offcpu.convert.locations import Mapping as Code
 from perf_offcpu.convert.pprof import Content, utc_ns
@@ -50,14 +40,9 @@ def request(waits: Waits, labels: Mapping[str, str]) -> bytes:
     tables = _Dictionary(Locations(waits.profile, Options()))
     profile = tables.profile(waits)
     scope = field(1, SCOPE) + field(2, version())
-    resource = b"".join(field(1, field(1, name) + field(2, _text(text))) for name, text in labels.items())
+    resource = b"".join(field(1, field(1, name) + field(2, field(1, text))) for name, text in labels.items())
     scoped = field(1, scope) + field(2, profile)
     return field(1, field(1, resource) + field(2, scoped)) + field(2, b"".join(tables.encoded()))
-
-
-def _text(text: str) -> bytes:
-    """Return an AnyValue."""
-    return field(1, text)
 
 
 class _Dictionary:
@@ -73,24 +58,25 @@ class _Dictionary:
         name, unit = waits.content.types[0]
         samples = b"".join(self._samples(waits.content))
         begin = np.array([utc_ns(waits.profile)], np.uint64)
-        head = field(1, field(1, string(name)) + field(2, string(unit))) + samples + fixed64(3, begin).flat()
+        head = field(1, field(1, string(name)) + field(2, string(unit))) + samples + pb.fixed64(3, begin).flat()
         head += field(4, max(meta.duration_ns, 1)) + field(5, b"")
         return head + field(7, blake2b(head, digest_size=16).digest())
 
     def _samples(self, content: Content) -> Iterator[bytes]:
         """Write a sample for each stack with its labels."""
-        sets = from_bytes([self._label_set(label_set) for label_set in content.label_sets])
+        sets = pb.from_bytes([self._label_set(label_set) for label_set in content.label_sets])
         first, group_of = group(self.tables.of_sample, content.label_set)
         values = varints(sum_by(group_of, content.values[0], len(first)))
-        stack = numbers(1, self.tables.of_sample[first] + 1)
-        yield messages(2, joined(stack, sets.take(content.label_set[first]), lengths(4, values.lengths), values)).flat()
+        stack = pb.numbers(1, self.tables.of_sample[first] + 1)
+        labels, lengths = sets.take(content.label_set[first]), pb.lengths(4, values.lengths)
+        yield pb.messages(2, pb.joined(stack, labels, lengths, values)).flat()
 
     def _label_set(self, labels: Mapping[str, str | int]) -> bytes:
         rows = [self._attribute(name, str(text)) for name, text in labels.items() if text != ""]
         return field(2, b"".join(map(varint, rows)))
 
     def _attribute(self, name: str, text: str) -> int:
-        body = field(1, self.tables.string(name)) + field(2, _text(text))
+        body = field(1, self.tables.string(name)) + field(2, field(1, text))
         return self._attributes.setdefault(body, len(self._attributes))
 
     def encoded(self) -> Iterator[bytes]:
@@ -101,7 +87,7 @@ class _Dictionary:
         yield from (field(3, one) for one in (b"", *map(_function, tables.functions)))
         yield field(4, b"")
         yield from (field(6, attribute) for attribute in self._attributes)
-        stacks = ragged(varints(tables.stacks.values), tables.stacks.offsets)
+        stacks = pb.ragged(varints(tables.stacks.values), tables.stacks.offsets)
         yield from (field(7, one) for one in (b"", *(field(1, stack) for stack in stacks)))
         yield from (field(5, text) for text in tables.strings)
 

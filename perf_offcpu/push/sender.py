@@ -17,11 +17,7 @@ from perf_offcpu.structs import frozen
 def tls_context(ca: str) -> ssl.SSLContext:
     """Return a context that checks name and certificate of a server.
 
-    Args:
-        ca: PEM of the authorities; "" for the system's.
-
-    Raises:
-        UsageError: `ca` is no PEM.
+    `ca` is the PEM of the authorities, "" for the system's; raise UsageError if it is no PEM.
     """
     try:
         return ssl.create_default_context(cadata=ca or None)
@@ -32,8 +28,7 @@ def tls_context(ca: str) -> ssl.SSLContext:
 def authorities(ca: str) -> bytes:
     """Return the PEM of the authorities for gRPC, which has its own list instead of the system's.
 
-    Raises:
-        UsageError: `ca` is no PEM, or the system has no authorities.
+    Raise UsageError if `ca` is no PEM, or the system has no authorities.
     """
     certificates = tls_context(ca).get_ca_certs(binary_form=True)
     if not certificates:
@@ -48,10 +43,7 @@ class PushError(PerfOffcpuError):
 class RetryLater(PushError):
     """The server cannot be reached, is busy or failed: it may accept the same message later.
 
-    Args:
-        text: the message.
-        after_s: seconds that the server asked to wait; None if it did not.
-        was_answered: the server got the message and answered.
+    `after_s` is the pause in seconds that it asked for, None if it did not; `was_answered`: it got the message.
     """
 
     def __init__(self, text: str, after_s: float | None = None, *, was_answered: bool = False) -> None:
@@ -67,16 +59,13 @@ class ServerRefused(Refused):
     """The server accepts no message at all: wrong address, credentials or certificate."""
 
 
-TIMEOUT_S = 30.0
-
-
 @frozen
 class SendOptions:
     """Options of connections to targets."""
 
     headers: tuple[tuple[str, str], ...] = ()  # of each request: credentials, tenants
     ca: str = ""  # PEM of the certificates that sign the server's; "" for the system's
-    timeout_s: float = TIMEOUT_S  # of a whole request
+    timeout_s: float = 30.0  # of a whole request
 
 
 class Sender(Protocol):
@@ -85,9 +74,7 @@ class Sender(Protocol):
     def send(self, body: bytes) -> Answer:
         """Send a message (`Message.body`) and return the server's answer.
 
-        Raises:
-            RetryLater: the server may accept the message later.
-            Refused: the server will never accept it. ServerRefused: the server accepts no message at all.
+        Raise RetryLater if the server may accept it later, Refused if never, ServerRefused if it accepts none.
         """
         ...
 
@@ -100,28 +87,20 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 def pause_s(attempt: int, after_s: float | None) -> float:
-    """Return the pause after a failed attempt.
+    """Return the pause after an attempt, counted from 0: the one that the server asked for, if it did.
 
-    Args:
-        attempt: number of the attempt, from 0.
-        after_s: the pause that the server asked for; None: a random one that doubles with each attempt, so
-            that many machines do not try again at the same moment.
+    Else it is random, so that many machines do not try again at the same moment, and doubles with each attempt.
     """
     if after_s is not None:
         return after_s
-    longest: float = min(FIRST_PAUSE_S * 2.0 ** min(attempt, 16), LONGEST_PAUSE_S)
-    return longest * random.uniform(0.5, 1.0)
+    return min(FIRST_PAUSE_S * 2.0 ** min(attempt, 16), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
 def send_until(sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]) -> Answer:
     """Send a message; if the server may accept it later, try again until a moment of time.monotonic().
 
-    Args:
-        waiting: is called before each pause with the failure and the length of the pause.
-
-    Raises:
-        RetryLater: the next attempt would be after the deadline.
-        Refused: the server will never accept the message.
+    `waiting` is called before each pause with the failure and the length of the pause. Raise RetryLater if the
+    next attempt would be after the deadline, Refused if the server will never accept the message.
     """
     attempt = 0
     while True:

@@ -1,66 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse push targets: `pyroscope=https://host/path`, `parca=grpc://host:7070`, `otlp=http://host:4318`."""
+"""The servers that take profiles, a row each; and targets that the command line names: `parca=grpc://host:7070`."""
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from perf_offcpu.errors import UsageError
+from perf_offcpu.push.messages import OTLP_GRPC, OTLP_HTTP, PARCA_GRPC, PARCA_HTTP, PYROSCOPE, Form
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
 
-class ServerRow(NamedTuple):
-    """What one kind of servers asks for; `push.messages` has the form of the messages."""
+@frozen
+class Server:
+    """A kind of servers."""
 
     word: str  # before the equals sign of a target
     path: str  # of the request over HTTP
     whole_path: str  # a URL that ends with it has the path
     headers: Mapping[str, str]  # of HTTP
-    method: str = ""  # of gRPC; "": none
+    http: Form
+    grpc: Form | None = None
+    method: str = ""  # of gRPC
     export_answers: bool = False  # answers are those of OTLP: how much was refused
 
 
-class Server(enum.Enum):
-    """Kinds of servers."""
-
-    # Connect's unary call, api/push/v1/push.proto of https://github.com/grafana/pyroscope
-    PYROSCOPE = ServerRow(
-        "pyroscope",
-        "/push.v1.PusherService/Push",
-        "/Push",
-        {"Content-Type": "application/proto", "Connect-Protocol-Version": "1"},
+SERVERS: Final = {
+    server.word: server
+    for server in (
+        # Connect's unary call, api/push/v1/push.proto of https://github.com/grafana/pyroscope
+        Server(
+            "pyroscope",
+            "/push.v1.PusherService/Push",
+            "/Push",
+            {"Content-Type": "application/proto", "Connect-Protocol-Version": "1"},
+            PYROSCOPE,
+        ),
+        # the gateway of proto/parca/profilestore/v1alpha1/profilestore.proto, mounted by pkg/server/server.go of
+        # https://github.com/parca-dev/parca
+        Server(
+            "parca",
+            "/api/profiles/writeraw",
+            "/profiles/writeraw",
+            {"Content-Type": "application/json"},
+            PARCA_HTTP,
+            PARCA_GRPC,
+            "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw",
+        ),
+        # https://opentelemetry.io/docs/specs/otlp/#otlphttp-request
+        Server(
+            "otlp",
+            "/v1development/profiles",
+            "/profiles",
+            {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"},
+            OTLP_HTTP,
+            OTLP_GRPC,
+            "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export",
+            export_answers=True,
+        ),
     )
-    # the gateway of proto/parca/profilestore/v1alpha1/profilestore.proto, mounted by pkg/server/server.go of
-    # https://github.com/parca-dev/parca
-    PARCA = ServerRow(
-        "parca",
-        "/api/profiles/writeraw",
-        "/profiles/writeraw",
-        {"Content-Type": "application/json"},
-        "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw",
-    )
-    # https://opentelemetry.io/docs/specs/otlp/#otlphttp-request
-    OTLP = ServerRow(
-        "otlp",
-        "/v1development/profiles",
-        "/profiles",
-        {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"},
-        "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export",
-        export_answers=True,
-    )
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        """Schemes of URLs."""
-        return ("http", "https", "grpc", "grpcs") if self.value.method else ("http", "https")
-
-
-SERVERS: Final = {server.value.word: server for server in Server}
+}
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
@@ -75,12 +77,13 @@ class Target:
     host: str
     port: int
     path: str  # of HTTP the path of the request, of gRPC that of the method
+    form: Form
     is_grpc: bool
     is_tls: bool
 
     def __str__(self) -> str:
         """Return `pyroscope=https://host/path`, as given."""
-        return f"{self.server.value.word}={self.url}"
+        return f"{self.server.word}={self.url}"
 
     @property
     def address(self) -> str:
@@ -89,35 +92,33 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that a command line names.
-
-    Raises:
-        UsageError: it is not KIND=URL, or the URL has parts without a meaning here.
-    """
+    """Return the target of `KIND=URL`; raise UsageError for other texts, and parts without a meaning here."""
     kind, equals, url = text.partition("=")
     if not equals or kind not in SERVERS:
         raise UsageError(f"'{printable(text)}' is not a push target: {', '.join(f'{word}=URL' for word in SERVERS)}")
     server = SERVERS[kind]
     parts, port = _split(server, url)
-    is_grpc, path = parts.scheme.startswith("grpc"), parts.path.rstrip("/")
-    if is_grpc and (path or not port):
+    grpc = server.grpc if parts.scheme.startswith("grpc") else None
+    path = parts.path.rstrip("/")
+    if grpc and (path or not port):
         raise UsageError(f"{kind}={printable(url)}: gRPC takes {parts.scheme}://HOST:PORT, without a path")
-    if not path.endswith(server.value.whole_path):
-        path += server.value.path
+    if not path.endswith(server.whole_path):
+        path += server.path
     return Target(
         server,
         url.rstrip("/"),
         parts.hostname or "",
         port or _PORTS[parts.scheme],
-        server.value.method if is_grpc else path,
-        is_grpc,
+        server.method if grpc else path,
+        grpc or server.http,
+        grpc is not None,
         parts.scheme in {"https", "grpcs"},
     )
 
 
 def _split(server: Server, url: str) -> tuple[SplitResult, int | None]:
     """Return the parts of a URL and its port; raise UsageError."""
-    shown = f"{server.value.word}={printable(url)}"
+    shown = f"{server.word}={printable(url)}"
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -128,9 +129,9 @@ def _split(server: Server, url: str) -> tuple[SplitResult, int | None]:
             "a push target's URL holds a user or password, which others can see in the list of processes: "
             "put an Authorization header into a file and name it with --push-header-file"
         )
-    if parts.scheme not in server.schemes:
-        schemes = ", ".join(f"{scheme}://" for scheme in server.schemes)
-        raise UsageError(f"{shown}: {server.value.word} takes URLs with {schemes}")
+    schemes = ["http", "https", *(["grpc", "grpcs"] if server.grpc else [])]
+    if parts.scheme not in schemes:
+        raise UsageError(f"{shown}: {server.word} takes URLs with {', '.join(f'{scheme}://' for scheme in schemes)}")
     if parts.query or parts.fragment or not _HOST.fullmatch(parts.hostname or "") or port == 0:
         raise UsageError(f"{shown}: not a URL with a host and, perhaps, port and path alone")
     if not _PATH.fullmatch(parts.path) or printable(url) != url or url.split() != [url]:

@@ -39,7 +39,7 @@ def run(*calls: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def body_for(server: str) -> str:
-    (message,) = messages(parse_target(f"{server}=grpc://host:1"), some_waits(), {"service": "web"})
+    (message,) = messages(parse_target(f"{server}=grpc://host:1").form, some_waits(), {"service": "web"})
     return text(message.body)
 
 

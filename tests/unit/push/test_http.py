@@ -40,7 +40,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def body_for(server: str) -> bytes:
-    (message,) = messages(parse_target(f"{server}=http://host"), some_waits(), {"service": "web"})
+    (message,) = messages(parse_target(f"{server}=http://host").form, some_waits(), {"service": "web"})
     return message.body
 
 

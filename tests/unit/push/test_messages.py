@@ -41,7 +41,7 @@ def stored(target: str, body: bytes) -> list[Series]:
 
 
 def pushed(target: str, profile: Profile, labels: dict[str, str]) -> Iterator[tuple[Message, Series]]:
-    for message in messages(parse_target(target), profile, labels):
+    for message in messages(parse_target(target).form, profile, labels):
         (series,) = stored(target, message.body)
         yield message, series
 
@@ -86,9 +86,9 @@ def test_without_labels_the_host_is_known_and_the_service_is_not(target: str) ->
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_waits_no_message(target: str) -> None:
-    assert list(messages(parse_target(target), ProfileBuilder().build(), {})) == []
+    assert list(messages(parse_target(target).form, ProfileBuilder().build(), {})) == []
     cpu = ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock").build()
-    assert list(messages(parse_target(target), cpu, {})) == []
+    assert list(messages(parse_target(target).form, cpu, {})) == []
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -159,7 +159,7 @@ def test_where_the_kernel_is_loaded_is_not_told(target: str) -> None:
 def test_the_same_profile_yields_the_same_bytes() -> None:
     profile = some_waits()
     for target in map(parse_target, TARGETS):
-        first, again = (list(messages(target, profile, LABELS)) for _ in range(2))
+        first, again = (list(messages(target.form, profile, LABELS)) for _ in range(2))
         assert [one.body for one in first] == [one.body for one in again]
 
 
@@ -172,4 +172,4 @@ def test_the_same_profile_yields_the_same_bytes() -> None:
 ])  # fmt: skip
 def test_labels_that_some_server_refuses(labels: dict[str, str], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        list(messages(parse_target(TARGETS[0]), some_waits(), labels))
+        list(messages(parse_target(TARGETS[0]).form, some_waits(), labels))
