@@ -24,24 +24,9 @@ _ANY_TEXT: Final = frozenset({"PATH", "PERF_OFFCPU_LABELS"})
 _NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)
 """The value of a name: neither a path nor a format."""
 FOLLOWED: Final = (
-    *(
-        "BCC_KERNEL_SOURCE",
-        "DEBUGINFOD_CACHE_PATH",
-        "DEBUGINFOD_URLS",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "LESS",
-    ),
+    *("BCC_KERNEL_SOURCE", "DEBUGINFOD_CACHE_PATH", "DEBUGINFOD_URLS", "LD_LIBRARY_PATH", "LD_PRELOAD", "LESS"),
     *("LESSCLOSE", "LESSKEY", "LESSOPEN", "PAGER", "PERF_BUILDID_DIR", "PERF_CONFIG", "PERF_EXEC_PATH"),
-    *(
-        "PERF_PAGER",
-        "PYTHONHOME",
-        "PYTHONPATH",
-        "STATE_DIRECTORY",
-        "TMPDIR",
-        "XDG_CACHE_HOME",
-        "XDG_CONFIG_HOME",
-    ),
+    *("PERF_PAGER", "PYTHONHOME", "PYTHONPATH", "STATE_DIRECTORY", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
     *("XDG_STATE_HOME", "HOME"),
 )
 """Variables that users set for this program and its pager: the sentence about ignored ones names them."""

@@ -87,8 +87,7 @@ ONCPU_SAMPLES = _bpf("oncpu-samples", "on-CPU samples of recorded tasks", is_los
 RING_FULL = _missing("ring-full", "waits summed instead of sampled because the ring was full", _RING_REMEDY)
 OUTPUT_FAILED = _missing("output-failed", "waits summed instead of sampled because their CPU had no event")
 SUM_MAP_FULL = _bpf(
-    "sum-map-full",
-    "short waits sampled instead of summed because the map of sums was full (nothing is missing)",
+    "sum-map-full", "short waits sampled instead of summed because the map of sums was full (nothing is missing)"
 )
 STACK_MAP_FULL = _missing("stack-map-full", "waits summed without stack because the map of stacks was full")
 STACK_COLLISION = _missing("stack-collision", "waits summed without stack because of a hash collision")
@@ -105,9 +104,7 @@ RATE_LIMITED = _bpf("rate-limited", "waits over the threshold summed to limit th
 BUDGETS_LOST = _bpf("budgets-lost", "threads that ended and whose budget found no room in its map")
 SNAPSHOTS = _bpf("snapshots", "short waits sampled with a copy of their stack", is_loss=False)
 SNAPSHOTS_LOST = _missing(
-    "snapshots-lost",
-    "short waits summed without a copy of their stack because the ring was full",
-    _RING_REMEDY,
+    "snapshots-lost", "short waits summed without a copy of their stack because the ring was full", _RING_REMEDY
 )
 OBJECTS_CLOSED = _bpf("objects-closed", "waits for descriptors that were not open: their object is not known")
 OBJECTS_UNREADABLE = _bpf("objects-unreadable", "waits whose object could not be read from memory")
@@ -122,9 +119,7 @@ UNSAMPLED = _bpf("unsampled", "waits that samples of others stand for (--off-cpu
 
 _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(
-    "missed-runs",
-    "switches not traced because the BPF program was already running on that CPU",
-    in_last_line=True,
+    "missed-runs", "switches not traced because the BPF program was already running on that CPU", in_last_line=True
 )
 SAMPLING_PERIOD = _recorder("sampling-period", "period of off-cpu samples, ns", is_loss=False)
 THRESHOLD_RAISED = _recorder(
@@ -158,8 +153,7 @@ OBJECTS_UNNAMED = _recorder(
     "objects-unnamed", "objects of waits without a name because the kernel did not answer in time"
 )
 WAITERS_UNREAD = _recorder(
-    "waiters-unread",
-    "threads still blocked whose memory was not read, because there was no time or they are too many",
+    "waiters-unread", "threads still blocked whose memory was not read, because there was no time or they are too many"
 )
 PYTHON_UNREAD = _recorder("python-unread", "threads, blocked at the end, whose Python functions could not be read")
 _FULL = "not written because the file took no more (disk full)"
@@ -252,9 +246,7 @@ NOT_MAPPED = _names("not-mapped", "user addresses outside every mapping")
 NO_SYMBOL = _names("no-symbol", "addresses outside every symbol of their file")
 NO_KERNEL_SYMBOL = _names("no-kernel-symbol", "kernel addresses outside every symbol")
 OTHER_KERNEL = _names(
-    "other-kernel",
-    "kernel addresses: this machine runs another kernel than the recorded one",
-    "give --kallsyms",
+    "other-kernel", "kernel addresses: this machine runs another kernel than the recorded one", "give --kallsyms"
 )
 KALLSYMS_HIDDEN = _names("kallsyms-hidden", "kernel addresses: hidden by kernel.kptr_restrict")
 NO_FILE = _names("no-file", "it is memory without a file")
@@ -285,8 +277,7 @@ _inject = partial(LossCause, Stage.INJECT)
 UNREADABLE_BY_PERF = _inject("unreadable-by-perf", "records left out because perf 6.1 cannot read their type")
 NO_TRACES = _inject("no-traces", "records of processor traces (AUX area) left out: only samples are copied")
 NO_ID_IN_SAMPLES = _inject(
-    "no-id-in-samples",
-    "waits between switches not written: samples carry no id that would tell a second event apart",
+    "no-id-in-samples", "waits between switches not written: samples carry no id that would tell a second event apart"
 )
 CALLCHAIN_TOO_LONG = _inject(
     "callchain-too-long", "waits between switches not written: their callchain is longer than a record can be"

@@ -65,9 +65,7 @@ BUDGET = Layout(
     Field("traced_ns", U64, doc="ns stopped by a tracer, t"),
     Field("other_ns", U64, doc="ns off the CPU in any other state"),
     Field(
-        "throttled_ns",
-        U64,
-        doc="ns waiting for the control group's quota of CPU time, and then for a CPU (version 2)",
+        "throttled_ns", U64, doc="ns waiting for the control group's quota of CPU time, and then for a CPU (version 2)"
     ),
 )
 """The ns fields add up to end_ns - begin_ns."""

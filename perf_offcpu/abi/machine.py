@@ -74,14 +74,7 @@ _X86_64 = MachineRow(
 _AARCH64 = MachineRow(
     Machine.AARCH64,
     Registers(
-        count=33,
-        pc=32,
-        sp=31,
-        fp=29,
-        ra=30,
-        saved=(29, 30, *range(19, 29)),
-        of_sample=(*range(33),),
-        code_bits=48,
+        count=33, pc=32, sp=31, fp=29, ra=30, saved=(29, 30, *range(19, 29)), of_sample=(*range(33),), code_bits=48
     ),
     RegisterWords(34, 32, 31, 29, (0, 1, 2, 3), tuple(range(33))),
     {

@@ -184,11 +184,7 @@ _ROWS: dict[RecordType, list[Field | tuple[str, Type]]] = {
         ("offset reference", U64),
         ("idx tid cpu reserved", U32),
     ],
-    RecordType.AUXTRACE_ERROR: [
-        ("type code cpu pid tid fmt", U32),
-        ("ip time", U64),
-        Field("msg", BYTE, count=64),
-    ],
+    RecordType.AUXTRACE_ERROR: [("type code cpu pid tid fmt", U32), ("ip time", U64), Field("msg", BYTE, count=64)],
     RecordType.THREAD_MAP: [("nr", U64), Field("entries", THREAD_MAP_ENTRY, count="nr")],
     RecordType.CPU_MAP: [("type", U16), Field("data", BYTE, count=REST)],
     RecordType.STAT_CONFIG: [("nr", U64), Field("data", STAT_CONFIG_ENTRY, count="nr")],

@@ -146,10 +146,7 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
         for length, which in lengths:
             count = max(1, BLOCK // max(1, length))
             for index in range(0, len(which) if length else 0, count):
-                yield (
-                    length,
-                    slice(index, min(index + count, len(which))) if whole else which[index : index + count],
-                )
+                yield (length, slice(index, min(index + count, len(which))) if whole else which[index : index + count])
 
     return groups()
 

@@ -24,20 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.binary.fields import (
-    BYTE,
-    REST,
-    STRING,
-    TEXT,
-    U32,
-    Buffer,
-    Field,
-    Int,
-    Order,
-    Shape,
-    Special,
-    Type,
-)
+from perf_offcpu.binary.fields import BYTE, REST, STRING, TEXT, U32, Buffer, Field, Int, Order, Shape, Special, Type
 from perf_offcpu.errors import LayoutError
 
 

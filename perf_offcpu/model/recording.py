@@ -206,9 +206,7 @@ class WaitObjects(Table):
     device: U32 = column("u4", "of the file system: major * 2^20 + minor; 0 unknown")
     inode: U64 = column("u8", "of the file, pipe or socket; 0 none")
     number: I32 = column(
-        "i4",
-        "child waited for, number of descriptors, id of a System V object, value expected in a futex",
-        sentinel=-1,
+        "i4", "child waited for, number of descriptors, id of a System V object, value expected in a futex", sentinel=-1
     )
     operation: U16 = column("u2", "of futex(2), as the first waiter of a futex called it")
     address: U64 = column("u8", "of the futex; 0 none")

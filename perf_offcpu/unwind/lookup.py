@@ -194,10 +194,7 @@ class Trampolines:
                 continue
             rule_row = table.lookup(addresses[mine])
             mine, rule_row = mine[rule_row >= 0], rule_row[rule_row >= 0]
-            sizes, offsets = (
-                table.end[rule_row] - table.start[rule_row],
-                addresses[mine] - table.start[rule_row],
-            )
+            sizes, offsets = (table.end[rule_row] - table.start[rule_row], addresses[mine] - table.start[rule_row])
             for size, call in _CALL_IN.items():
                 hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
                 is_python = [table.name(row).startswith("py::") for row in rule_row[hits].tolist()]

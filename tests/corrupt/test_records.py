@@ -5,20 +5,7 @@ from pathlib import Path
 
 import pytest
 from builders import zoo
-from builders.recording import (
-    BASE,
-    KERNEL,
-    TRACKING,
-    USER,
-    S,
-    comm,
-    event,
-    raw_wait,
-    sample,
-    side,
-    task,
-    write,
-)
+from builders.recording import BASE, KERNEL, TRACKING, USER, S, comm, event, raw_wait, sample, side, task, write
 from builders.shown import show
 from corrupt.damage import SOUND, Damaged, periods
 

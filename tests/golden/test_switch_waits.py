@@ -226,11 +226,7 @@ def test_switches_without_a_wait_are_counted(recording: Recording, expected: Exp
 def test_the_event_is_an_ordinary_off_cpu_event(recording: Recording) -> None:
     event = recording.evsels[-1]
     assert (event.name, event.unit) == ("offcpu-time", "ns")
-    assert {evsel.name for evsel in recording.evsels[:-1]} == {
-        "sched:sched_switch",
-        "sched:sched_wakeup",
-        "dummy:u",
-    }
+    assert {evsel.name for evsel in recording.evsels[:-1]} == {"sched:sched_switch", "sched:sched_wakeup", "dummy:u"}
     assert set(waits_of(recording).evsel.tolist()) == {len(recording.evsels) - 1}
 
 

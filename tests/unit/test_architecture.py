@@ -58,13 +58,7 @@ FORBIDDEN |= {(room, "decode") for room in _OF_PROFILES.split()}
 SOLE_IMPORTERS = {"bcc": "collect/", "elftools": "objects/elf/headers.py", "networkx": "convert/"}
 SOLE_IMPORTERS |= {"pandas": "convert/dataframe.py", "polars": "convert/dataframe.py"}
 SOLE_IMPORTERS |= {"shtab": "commands/completion.py"}
-SOLE_IMPORTERS |= {
-    "pyarrow": "dataset/",
-    "fsspec": "dataset/",
-    "duckdb": "fleet/",
-    "ibis": "fleet/",
-    "grpc": "push/",
-}
+SOLE_IMPORTERS |= {"pyarrow": "dataset/", "fsspec": "dataset/", "duckdb": "fleet/", "ibis": "fleet/", "grpc": "push/"}
 
 
 def modules() -> list[Path]:

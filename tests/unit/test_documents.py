@@ -23,10 +23,7 @@ def test_man_page_of_record_names_every_software_event_and_modifier() -> None:
     text = (DOCUMENTS / "perf-offcpu-record.txt").read_text()
     aliases = {"faults", "migrations"}
     assert [name for name in SOFTWARE if name not in text and name not in aliases] == []
-    for option, value in (
-        ("-F", DEFAULT_FREQUENCY_HZ),
-        ("--off-cpu-thresh", DEFAULT_THRESHOLD_NS // 1_000_000),
-    ):
+    for option, value in (("-F", DEFAULT_FREQUENCY_HZ), ("--off-cpu-thresh", DEFAULT_THRESHOLD_NS // 1_000_000)):
         entry = text[text.index(f"\n{option}") :]
         assert f"Default: {value}" in entry[: entry.index("\n\n")]
 

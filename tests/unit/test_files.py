@@ -13,14 +13,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.directories import Directory
-from perf_offcpu.files import (
-    FileRefusedError,
-    allocated_bytes,
-    kernel_lines,
-    open_regular,
-    read_kernel,
-    read_regular,
-)
+from perf_offcpu.files import FileRefusedError, allocated_bytes, kernel_lines, open_regular, read_kernel, read_regular
 
 OTHER = 12345
 """Somebody who is not the caller and not root."""

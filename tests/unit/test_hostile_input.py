@@ -19,13 +19,7 @@ from perf_offcpu.decode.switches.events import _states
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import FileRefusedError
 from perf_offcpu.objects.elf.image import open_elf
-from perf_offcpu.objects.perf_map import (
-    MAX_LINES,
-    _not_replaced,
-    parse_perf_map,
-    read_jit_name,
-    read_perf_map,
-)
+from perf_offcpu.objects.perf_map import MAX_LINES, _not_replaced, parse_perf_map, read_jit_name, read_perf_map
 from perf_offcpu.objects.search import file_crc
 from perf_offcpu.objects.symtab import _ends_of_names
 from perf_offcpu.perfdata.events import EventSpec

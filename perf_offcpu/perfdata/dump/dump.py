@@ -23,13 +23,7 @@ import numpy as np
 
 from perf_offcpu.abi import counters, offcpu
 from perf_offcpu.abi.attr import ATTR, unpack_attr
-from perf_offcpu.abi.features import (
-    FEATURE_LAYOUTS,
-    FILE_HEADER,
-    FILE_HEADER_SIZE,
-    FILE_HEADER_SIZE_OLD,
-    Feature,
-)
+from perf_offcpu.abi.features import FEATURE_LAYOUTS, FILE_HEADER, FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD, Feature
 from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, HEADER_ATTR_IDS, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import SAMPLE, TRAILER
 from perf_offcpu.binary.fields import Shape

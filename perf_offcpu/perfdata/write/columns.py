@@ -110,13 +110,7 @@ class _Writer:
     """The sizes of n structures, then their bytes."""
 
     def __init__(
-        self,
-        layout: Layout,
-        columns: Mapping[str, Column],
-        count: int,
-        order: Order,
-        shape: Shape,
-        alignment: int = 1,
+        self, layout: Layout, columns: Mapping[str, Column], count: int, order: Order, shape: Shape, alignment: int = 1
     ) -> None:
         self.name, self.order, self.count, self.shape = layout.name, order, count, shape
         self.fields = layout.active(shape)

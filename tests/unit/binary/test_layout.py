@@ -111,8 +111,4 @@ def test_of_a_damaged_structure_the_fields_before_the_damage_are_read() -> None:
     assert (values, at) == ({"a": 7, "nr": 2}, 8)
     assert str(problem) == "s: field ips needs 16 bytes at 8, 8 are left"
     whole = struct.pack("<IIQI", 7, 1, 9, 5)
-    assert layout.unpack_sound(whole, "<", None, 0, len(whole)) == (
-        {"a": 7, "nr": 1, "ips": [9], "b": 5},
-        20,
-        None,
-    )
+    assert layout.unpack_sound(whole, "<", None, 0, len(whole)) == ({"a": 7, "nr": 1, "ips": [9], "b": 5}, 20, None)

@@ -80,10 +80,7 @@ def recording_of(
 
 
 def unwound(
-    monkeypatch: pytest.MonkeyPatch,
-    recording: Recording,
-    content: bytes | None = None,
-    search: Search | None = None,
+    monkeypatch: pytest.MonkeyPatch, recording: Recording, content: bytes | None = None, search: Search | None = None
 ) -> tuple[Recording, list[list[int]]]:
     tables = Tables(section(*FUNCTIONS) if content is None else content)
     monkeypatch.setattr(module, "FrameTables", lambda *_: tables)

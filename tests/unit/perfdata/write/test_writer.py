@@ -21,14 +21,7 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import FileFullError, LayoutError
 from perf_offcpu.perfdata.compressed import CompressedWriter
 from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features import (
-    BuildId,
-    build_id_body,
-    cmdline_body,
-    event_desc_body,
-    feature_body,
-    text_body,
-)
+from perf_offcpu.perfdata.features import BuildId, build_id_body, cmdline_body, event_desc_body, feature_body, text_body
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.write.writer import FileWriter, frame_record, pack_record, write_all
 
@@ -102,10 +95,7 @@ def test_what_was_written_is_read(fd: int, path: Path) -> None:
         assert reader.features.text(Feature.HOSTNAME) == "here"
         assert reader.features.cmdline() == ("perf-offcpu", "record", "-a", "caf\udce9")
         assert reader.features.values(Feature.NRCPUS) == {"available": 2, "online": 2}
-        assert reader.features.build_ids() == [
-            BuildId(-1, 2, "ab" * 20, b"/bin/a"),
-            BuildId(-1, 1, "cd" * 16, b"[k]"),
-        ]
+        assert reader.features.build_ids() == [BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[k]")]
         assert sorted(reader.features.bodies) == sorted(FEATURES)
 
 
