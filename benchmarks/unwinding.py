@@ -27,7 +27,6 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 
 from builders.cfi import X86, section, table_of  # noqa: E402
 
-from perf_offcpu.abi.cfi import Cfa  # noqa: E402
 from perf_offcpu.binary.gather import offsets_of  # noqa: E402
 from perf_offcpu.decode.load import load_recording  # noqa: E402
 from perf_offcpu.model.callchains import Ragged  # noqa: E402
@@ -35,6 +34,7 @@ from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Samples, Sp
 from perf_offcpu.model.snapshots import Snapshots  # noqa: E402
 from perf_offcpu.objects.elf.image import open_elf  # noqa: E402
 from perf_offcpu.unwind import unwinder as module  # noqa: E402
+from perf_offcpu.unwind.cfi.program import Cfa  # noqa: E402
 from perf_offcpu.unwind.cfi.table import build_table, frame_sections  # noqa: E402
 from perf_offcpu.unwind.lookup import FileTable  # noqa: E402
 

@@ -63,8 +63,7 @@ def build_id_of(fd: int) -> bytes:
 def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
     """Unpack the file header of an ELF file from its first bytes: (fields, byte order of the file).
 
-    Raises:
-        LayoutError: this is no ELF file.
+    Raises LayoutError if this is no ELF file.
     """
     if start[:4] != MAGIC or len(start) < 16 or start[4] not in EHDR:
         raise LayoutError("no ELF file")
@@ -85,18 +84,16 @@ def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[
 def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
     """Return the first build-id in a note segment or section; b"" if there is none.
 
-    Args:
-        align: of the segment or section; some linkers align all notes of one to 8 bytes.
+    `align` is that of the segment or section; some linkers align all notes of one to 8 bytes.
     """
     offset, align = 0, 8 if align == 8 else 4
-    while offset + NOTE.size() <= len(notes):
+    while (name_at := offset + NOTE.size()) <= len(notes):
         note = NOTE.unpack(notes, order, start=offset)
-        name_at = offset + NOTE.size()
         name_end = name_at + note["n_namesz"]
-        text_at = name_end + -name_end % align
-        end = text_at + note["n_descsz"]
+        begin = name_end + -name_end % align
+        end = begin + note["n_descsz"]
         if note["n_type"] == NT_GNU_BUILD_ID and notes[name_at:name_end] == b"GNU\0":
-            build_id = notes[text_at:end]
+            build_id = notes[begin:end]
             if 0 < len(build_id) == note["n_descsz"] <= _MAX_BUILD_ID:
                 return build_id
         offset = end + -end % align

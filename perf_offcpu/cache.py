@@ -53,15 +53,13 @@ _SUM: Final = 3
 class DiskCache:
     """Columns of numbers and bytes by name.
 
-    Args:
-        directory: made by the first write. It is used only if it belongs to this user alone.
-        limit: bytes that its files may take together.
+    The directory is made by the first write, and used only if it belongs to this user alone. Its files may take
+    `limit` bytes together.
     """
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         self.directory, self.limit = directory, limit
-        self._unchecked = limit
-        """Bytes written since `_shrink`, which looks at all files."""
+        self._unchecked = limit  # bytes written since `_shrink`, which looks at all files
 
     @classmethod
     def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> DiskCache | None:
@@ -115,15 +113,14 @@ class DiskCache:
         return Directory.private(self.directory, make=make)
 
     def _shrink(self, directory: Directory) -> None:
-        """Remove the files used longest ago until the others fit, and temporary files of crashes.
-
-        Only names that this cache gives are looked at: other entries stay.
+        """Remove the files used longest ago until the others fit, and temporary files of crashes, but no names of
+        others.
         """
-        entries = [(status, name) for name in directory.names() if (status := directory.status(name))]
+        own_names = filter(_OWN_NAME.fullmatch, directory.names())
         files = [
             (status.st_mtime, status.st_size, name)
-            for status, name in entries
-            if stat.S_ISREG(status.st_mode) and _OWN_NAME.fullmatch(name)
+            for name in own_names
+            if (status := directory.status(name)) and stat.S_ISREG(status.st_mode)
         ]
         newest, total = max(files, default=(0.0, 0, ""))[0], 0
         for used, size, name in sorted(files, reverse=True):
@@ -168,16 +165,14 @@ def unpack(data: memoryview) -> dict[str, Array] | None:
     if _HEAD.itemsize + int(head["columns"]) * _COLUMN.itemsize > len(data):
         return None
     rows = np.frombuffer(data, _COLUMN, int(head["columns"]), _HEAD.itemsize)
-    columns = {row["name"].decode("ascii", "replace"): _column(data, row) for row in rows}
-    sound = {name: column for name, column in columns.items() if column is not None}
-    return sound if len(sound) == len(rows) else None
-
-
-def _column(data: memoryview, row: Any) -> Array | None:
-    dtype, offset, items = row["dtype"].decode("ascii", "replace"), int(row["offset"]), int(row["items"])
-    if dtype not in _DTYPES or offset % 8 or offset + items * np.dtype(dtype).itemsize > len(data):
-        return None
-    return np.frombuffer(data, dtype, items, offset)
+    columns = dict[str, Array]()
+    for row in rows:
+        name, dtype = (row[field].decode("ascii", "replace") for field in ("name", "dtype"))
+        offset, items = int(row["offset"]), int(row["items"])
+        if dtype not in _DTYPES or offset % 8 or offset + items * np.dtype(dtype).itemsize > len(data):
+            return None
+        columns[name] = np.frombuffer(data, dtype, items, offset)
+    return columns if len(columns) == len(rows) else None
 
 
 def _map(directory: Directory, name: str) -> memoryview | None:

@@ -21,6 +21,7 @@ from typing import BinaryIO, Final, Self
 from perf_offcpu.files import FileRefusedError, is_shared, open_regular
 
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_LINKS: Final = 40
 """The kernel's limit of symbolic links in one path (MAXSYMLINKS)."""
@@ -41,16 +42,10 @@ class Directory:
     def private(cls, path: str, *, make: bool = False) -> Self:
         """Open a directory that only its user and root can change, like every directory above it.
 
-        Every component, directory or link, has to belong to root or to the user; a directory that others may
-        write to needs the sticky bit (as /tmp has). So root does not use what a kept HOME names.
-
-        Args:
-            path: absolute.
-            make: create missing components with mode 0700.
-
-        Raises:
-            FileRefusedError: it is not private.
-            OSError: it cannot be opened or made.
+        Every component, directory or link, has to belong to root or to the user; a directory that others may write to
+        needs the sticky bit (as /tmp has). So root does not use what a kept HOME names. The path is absolute; with
+        `make`, missing components are created with mode 0700. Raises FileRefusedError if it is not private, OSError
+        if it cannot be opened or made.
         """
         user = os.geteuid()
         handle = _resolve(path, _Private({0, user}), make=make)
@@ -64,15 +59,11 @@ class Directory:
 
     @classmethod
     def named(cls, path: str, *, make: bool = False) -> Self:
-        """Open a directory that the user named, wherever it is.
+        """Open a directory that the user named, wherever it is; with `make`, create missing components.
 
-        In a directory that all may write to (sticky, as /tmp), only links of the caller or of the owner of
-        that directory are followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is
-        switched off.
-
-        Raises:
-            FileRefusedError: a link on the way is another user's.
-            OSError: it cannot be opened or made.
+        In a directory that all may write to (sticky, as /tmp), only links of the caller or of the owner of that
+        directory are followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is switched off.
+        Raises FileRefusedError if a link on the way is another user's, OSError if it cannot be opened or made.
         """
         handle = _resolve(os.path.abspath(path), _Protected(os.geteuid()), make=make)
         try:
@@ -82,10 +73,8 @@ class Directory:
 
     @classmethod
     def of_process(cls, path: str) -> Self:
-        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow.
-
-        Raises:
-            OSError: it cannot be opened.
+        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow; raise OSError if that
+        fails.
         """
         return cls(os.open(path, _DIRECTORY), path)
 
@@ -93,13 +82,10 @@ class Directory:
     def of_output(cls, path: str) -> tuple[Self, str]:
         """Open the directory of a file that the user wants written, and return it with the file's name in it.
 
-        A link at the end of the path is followed, by the rule of `named`, so the name is never that of a link
-        and the file can be replaced without replacing the link. The exception is a link of /proc/self/fd,
-        which only the kernel can follow.
-
-        Raises:
-            FileRefusedError: a link on the way, or at the end, is another user's.
-            OSError: the directory cannot be opened.
+        A link at the end of the path is followed, by the rule of `named`, so the name is never that of a link and the
+        file can be replaced without replacing the link. The exception is a link of /proc/self/fd, which only the
+        kernel can follow. Raises FileRefusedError if a link on the way, or at the end, is another user's; OSError if
+        the directory cannot be opened.
         """
         wanted = os.path.abspath(path)
         for _ in range(_MAX_LINKS):
@@ -143,9 +129,7 @@ class Directory:
     def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
         """Return the target of a symbolic link of certain owners; "" for any other entry, or a missing one.
 
-        Raises:
-            FileRefusedError: another user owns the link.
-            OSError: it cannot be read.
+        Raises FileRefusedError if another user owns the link, OSError if it cannot be read.
         """
         status = self.status(name)
         if status is None or not stat.S_ISLNK(status.st_mode):
@@ -162,8 +146,7 @@ class Directory:
     def names_of_others(self) -> list[str]:
         """Return the names of entries such as links: neither regular files nor directories."""
         with self._listed() as listed, os.scandir(listed) as entries:
-            others = [entry.name for entry in entries if not (entry.is_dir(follow_symlinks=False) or _is_file(entry))]
-        return sorted(others)
+            return sorted(entry.name for entry in entries if not _is_usual(entry))
 
     @contextlib.contextmanager
     def _listed(self) -> Iterator[int]:
@@ -179,10 +162,8 @@ class Directory:
         return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
 
     def create(self, name: str, mode: int = 0o600) -> int:
-        """Create a file that did not exist and return its descriptor, readable and writable.
-
-        Raises:
-            OSError: an entry of that name exists, or it cannot be made.
+        """Create a file and return its descriptor, readable and writable; raise OSError if an entry of that name
+        exists.
         """
         return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
 
@@ -195,10 +176,8 @@ class Directory:
     def replacing(self, name: str, mode: int = 0o600) -> Iterator[BinaryIO]:
         """Write a file that appears under its name, whole, when the block ends without an exception.
 
-        Until then it has a name of its own in the same directory; after an exception nothing is left.
-
-        Raises:
-            OSError: it cannot be written.
+        Until then it has a name of its own in the same directory; after an exception nothing is left. Raises OSError
+        if it cannot be written.
         """
         hidden, fd = self.create_hidden(name, mode)
         try:
@@ -227,14 +206,10 @@ class Directory:
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
     def subdirectory(self, path: str, *, make: bool = False) -> Directory:
-        """Open a directory below this one, never through a link.
+        """Open the directory at a relative path below this one, never through a link; with `make`, create missing
+        ones.
 
-        Args:
-            path: relative, names joined by `/`.
-            make: create missing components.
-
-        Raises:
-            OSError: a component is a link or another kind of file, or it cannot be opened or made.
+        Raises OSError if a component is a link or another kind of file, or cannot be opened or made.
         """
         fd = os.dup(self.fd)
         try:
@@ -251,11 +226,8 @@ class Directory:
             raise
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)
-
-
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+def _is_usual(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
 
 
 class _Private:
@@ -287,9 +259,7 @@ class _Protected:
 def _resolve(path: str, policy: _Private | _Protected, *, make: bool) -> int:
     """Open an absolute path as an O_PATH descriptor of a directory, component by component.
 
-    Raises:
-        FileRefusedError: the policy refuses a component.
-        OSError: a component is missing, or is not a directory.
+    Raises FileRefusedError if the policy refuses a component, OSError if one is missing or is no directory.
     """
     if not path.startswith("/"):
         raise FileRefusedError(path, "the path is not absolute")
@@ -349,11 +319,7 @@ def _reopen_directory(handle: int, path: str) -> int:
 
 
 def _entry(name: str) -> str:
-    """Return the name if it names an entry of a directory.
-
-    Raises:
-        ValueError: it is empty, `.`, `..`, or a path.
-    """
+    """Return the name if it names an entry of a directory; raise ValueError if it is empty, `.`, `..`, or a path."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is not the name of a directory entry")
     return name

@@ -23,11 +23,10 @@ ALLOWED: Final = frozenset(
 _ANY_TEXT: Final = frozenset({"PATH", "PERF_OFFCPU_LABELS"})
 _NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)
 """The value of a name: neither a path nor a format."""
-FOLLOWED: Final = (
-    *("BCC_KERNEL_SOURCE", "DEBUGINFOD_CACHE_PATH", "DEBUGINFOD_URLS", "LD_LIBRARY_PATH", "LD_PRELOAD", "LESS"),
-    *("LESSCLOSE", "LESSKEY", "LESSOPEN", "PAGER", "PERF_BUILDID_DIR", "PERF_CONFIG", "PERF_EXEC_PATH"),
-    *("PERF_PAGER", "PYTHONHOME", "PYTHONPATH", "STATE_DIRECTORY", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
-    *("XDG_STATE_HOME", "HOME"),
+FOLLOWED: Final = tuple(
+    "BCC_KERNEL_SOURCE DEBUGINFOD_CACHE_PATH DEBUGINFOD_URLS LD_LIBRARY_PATH LD_PRELOAD LESS LESSCLOSE LESSKEY "
+    "LESSOPEN PAGER PERF_BUILDID_DIR PERF_CONFIG PERF_EXEC_PATH PERF_PAGER PYTHONHOME PYTHONPATH STATE_DIRECTORY "
+    "TMPDIR XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME HOME".split()
 )
 """Variables that users set for this program and its pager: the sentence about ignored ones names them."""
 _CALLERS: Final = ("SUDO_UID", "PKEXEC_UID")
@@ -47,11 +46,7 @@ def ignore_variables_of_others() -> list[str]:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Return the environment for a process that this program starts; every start has it.
-
-    Args:
-        changes: variables to set.
-    """
+    """Return the environment for a process that this program starts, with changes; every start has it."""
     return {**(_believed() if _is_of_other() else os.environ), **changes}
 
 

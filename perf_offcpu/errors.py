@@ -36,12 +36,7 @@ class LayoutError(PerfOffcpuError):
 
 
 class CapabilityError(PerfOffcpuError):
-    """The machine or the user lacks something.
-
-    Args:
-        what: what is missing.
-        remedy: the package, setting or privilege that provides it.
-    """
+    """The machine or the user lacks `what`; `remedy` is the package, setting or privilege that provides it."""
 
     def __init__(self, what: str, remedy: str) -> None:
         self.what, self.remedy = what, remedy
@@ -63,13 +58,7 @@ class RecordingError(PerfOffcpuError):
 
 
 class FileFullError(RecordingError):
-    """A file took only a part of the appended records.
-
-    Args:
-        text: the message.
-        taken: bytes of the whole records that are in the file.
-        records: their number.
-    """
+    """A file took only a part of the appended records: `taken` bytes, in which `records` are whole."""
 
     def __init__(self, text: str, taken: int, records: int) -> None:
         self.taken, self.records = taken, records

@@ -34,12 +34,7 @@ _MOST_HOLES: Final = 16
 
 
 class FileRefusedError(OSError):
-    """A file exists and is not used; `strerror` says why, so messages read as those of other OSErrors.
-
-    Args:
-        path: the name that the user knows.
-        reason: completes "PATH: …".
-    """
+    """A file exists and is not used: `reason` completes "PATH: …", so messages read as those of other OSErrors."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(errno.EACCES, reason, path)
@@ -56,16 +51,14 @@ def open_regular(
 ) -> int:
     """Open a regular file for reading and return its descriptor.
 
+    Raises FileRefusedError if it is no regular file, or has the wrong owner or size; OSError if it cannot be opened.
+
     Args:
         dir_fd: descriptor of the directory to which a relative path refers; None: the working directory.
         follow: follow a symbolic link at the end of the path.
         fifo: open a FIFO as well; reading from the descriptor does not wait (O_NONBLOCK).
         owners: user ids that may own the file; None: any.
         max_bytes: largest size; None: any.
-
-    Raises:
-        FileRefusedError: it is not a regular file, or has the wrong owner or size.
-        OSError: it cannot be opened.
     """
     handle = os.open(path, _HANDLE | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
     try:
@@ -84,11 +77,9 @@ def open_regular(
 
 
 def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = None) -> bytes:
-    """Return the content of a regular file of at most `max_bytes` bytes; arguments as for `open_regular`.
+    """Return the content of a regular file of at most `max_bytes` bytes; arguments and errors as `open_regular`.
 
-    Raises:
-        FileRefusedError: as `open_regular`, also for a file that grows beyond `max_bytes` meanwhile.
-        OSError: it cannot be read.
+    A file that grows beyond `max_bytes` meanwhile is refused, too.
     """
     fd = open_regular(path, owners=owners, max_bytes=max_bytes)
     try:
@@ -100,12 +91,9 @@ def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = 
 def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
     """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read.
 
-    Their text holds names that any user can choose: it is bytes, and lines end at `\\n` alone
-    (`bytes.splitlines` would also split at `\\r`, which the kernel does not escape).
-
-    Raises:
-        FileRefusedError: it is longer than `max_bytes`.
-        OSError: it cannot be read.
+    Their text holds names that any user can choose: it is bytes, and lines end at `\\n` alone (`bytes.splitlines`
+    would also split at `\\r`, which the kernel does not escape). Raises FileRefusedError if it is longer than
+    `max_bytes`, OSError if it cannot be read.
     """
     text = read_kernel_begin(path, max_bytes + 1)
     if len(text) > max_bytes:
@@ -114,10 +102,8 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
 
 
 def read_kernel_begin(path: str, most_bytes: int) -> bytes:
-    """Return the first bytes of a file as of `read_kernel`, all if there are fewer.
-
-    Raises:
-        OSError: it cannot be read.
+    """Return the first bytes of a file as of `read_kernel`, all if there are fewer; raise OSError if it cannot be
+    read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
     try:
@@ -133,11 +119,9 @@ def kernel_lines(text: bytes) -> list[bytes]:
 
 
 def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
-    """Return the content of a descriptor from its position on.
+    """Return the content of a descriptor, `shown` in errors, from its position on.
 
-    Raises:
-        FileRefusedError: that is more than `max_bytes`; `shown` is its name.
-        OSError: it cannot be read.
+    Raises FileRefusedError if that is more than `max_bytes`, OSError if it cannot be read.
     """
     content = _read_begin(fd, max_bytes + 1)
     if len(content) > max_bytes:
@@ -146,12 +130,10 @@ def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
 
 
 def _read_begin(fd: int, most_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    room = most_bytes
-    while room and (part := os.read(fd, min(_BLOCK, room))):
-        parts.append(part)
-        room -= len(part)
-    return b"".join(parts)
+    content = bytearray()
+    while len(content) < most_bytes and (part := os.read(fd, min(_BLOCK, most_bytes - len(content)))):
+        content += part
+    return bytes(content)
 
 
 def allocated_bytes(status: os.stat_result) -> int:

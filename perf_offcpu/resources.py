@@ -20,11 +20,7 @@ PROGRAM = "off_cpu.bpf.c"
 
 
 def bpf_dir() -> Path:
-    """Return the directory of off_cpu.bpf.c and include/.
-
-    Raises:
-        CapabilityError: the installation lacks it.
-    """
+    """Return the directory of off_cpu.bpf.c and include/; raise CapabilityError if the installation lacks it."""
     from pathlib import Path
 
     for place in (Path(PACKAGE, "bpf"), Path(PACKAGE).parent / "bpf"):

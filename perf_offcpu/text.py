@@ -43,18 +43,16 @@ def printable(text: str) -> str:
 
 
 def _escape(match: re.Match[str]) -> str:
-    char = match[0]
-    code = ord(char)
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # surrogateescape: byte 0x80 + n became U+DC80 + n
         code -= 0xDC00
-    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
 def frame_label(symbol: str, dso: str, address: int | None = None) -> str:
     """Return the name of a frame: its symbol, else `[dso]`, else `[unknown]`.
 
-    Args:
-        address: shown where there is no symbol, as stackcollapse-perf.pl --addrs does: `[libc.so.6 <1f3a>]`.
+    Where there is no symbol, the address is shown as by stackcollapse-perf.pl --addrs: `[libc.so.6 <1f3a>]`.
     """
     if symbol:
         return printable(symbol)

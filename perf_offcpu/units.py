@@ -30,8 +30,7 @@ SIZES: Final = "512K, 100M, 2G"
 def time_ns(text: str, unit: str = "") -> int | None:
     """Return the nanoseconds of a length of time; None if the text is none.
 
-    Args:
-        unit: of a number without suffix; "" if there must be a suffix.
+    `unit` is that of a number without suffix; "" if there must be a suffix.
     """
     match = _TIME.fullmatch(text)
     factor = _TIMES.get(match[3] or unit) if match else None
@@ -41,8 +40,7 @@ def time_ns(text: str, unit: str = "") -> int | None:
 def size_bytes(text: str, unit: int = 1) -> int | None:
     """Return the bytes of a size, with a suffix in upper or lower case; None if the text is none.
 
-    Args:
-        unit: bytes that a number without suffix counts; 0 if there must be a suffix.
+    `unit` is the bytes that a number without suffix counts; 0 if there must be a suffix.
     """
     match = _SIZE.fullmatch(text)
     factor = 0 if match is None else _SIZES[match[3].upper()] if match[3] or match[4] else unit
@@ -57,15 +55,12 @@ def _product(match: re.Match[str], factor: int) -> int:
 
 
 def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: str = LONGEST) -> int:
-    """Parse an option's length of time; return ns.
+    """Return the ns of an option's value, a text or a number of a file of options; UsageError if it is no length of
+    time.
 
     Args:
-        value: a text, or a number of a file of options.
         unit: of a number without suffix; "" if there must be a suffix.
-        least, most: bounds, as lengths of time.
-
-    Raises:
-        UsageError: the value is no length of time, or out of bounds.
+        least, most: bounds, as lengths of time; UsageError beyond them.
     """
     ns = time_ns(_text(value), unit)
     if ns is None:
@@ -77,15 +72,11 @@ def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: 
 def parse_size(
     option: str, value: object, unit: tuple[str, int] = ("bytes", 1), least: str = "0", most: str = "1024T"
 ) -> int:
-    """Return the bytes of an option's value.
+    """Return the bytes of an option's value, a text or a number of a file of options; UsageError if it is no size.
 
     Args:
-        value: a text, or a number of a file of options.
         unit: name and bytes of the unit of a number without suffix.
-        least, most: bounds, as sizes.
-
-    Raises:
-        UsageError: the value is no size, or out of bounds.
+        least, most: bounds, as sizes; UsageError beyond them.
     """
     size = size_bytes(_text(value), unit[1])
     if size is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple
 
-from perf_offcpu.binary.fields import S32, U16, U32, U64, Buffer, Field, Order
+from perf_offcpu.binary.fields import S32, U16, U32, U64, Buffer, Field, Order, to_int
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 
@@ -118,10 +118,8 @@ class Attr(NamedTuple):
     config4: int = 0
 
     def pack(self, size: int | None = None, order: Order = "<") -> bytes:
-        """Return the attr as `size` bytes (default: its own `size`), with that as its `size` field.
-
-        Raises:
-            LayoutError: a field after `size` is not zero and would be lost.
+        """Return the attr as `size` bytes (default: its own `size`), with that as its `size` field; raise LayoutError
+        if a field after these is not zero and would be lost.
         """
         size = self.size if size is None else size
         values = self._asdict() | {"size": size}
@@ -143,18 +141,15 @@ class Attr(NamedTuple):
 def unpack_attr(data: Buffer, order: Order = "<") -> Attr:
     """Read an attr of any size up to its own `size`; missing fields are zero, unknown ones dropped.
 
-    Raises:
-        LayoutError: fewer than 64 bytes, the first published size.
+    Raises LayoutError for fewer than 64 bytes, the first published size.
     """
     if len(data) < ATTR_SIZE_VER0:
         raise LayoutError(f"perf_event_attr: {len(data)} bytes, at least {ATTR_SIZE_VER0} expected")
-    stated = int.from_bytes(data[4:8], "little" if order == "<" else "big") or ATTR_SIZE_VER0
+    stated = to_int(data[4:8], order) or ATTR_SIZE_VER0
     stated_bytes = bytes(data[: min(max(stated, ATTR_SIZE_VER0), len(data), ATTR_SIZE_MAX)])
     values: dict[str, Any] = ATTR.unpack(stated_bytes.ljust(ATTR_SIZE_MAX, b"\0"), order)
     if order == ">":
         values["flags"] = int.from_bytes(stated_bytes[_FLAGS_AT].translate(_BIT_REVERSED), "little")
-    values["size"] = stated
-    values["sample_type"] = SampleType(values["sample_type"])
-    values["read_format"] = ReadFormat(values["read_format"])
-    values["flags"] = AttrFlag(values["flags"])
-    return Attr(**values)
+    values |= {"size": stated, "flags": AttrFlag(values["flags"])}
+    sample_type, read_format = SampleType(values["sample_type"]), ReadFormat(values["read_format"])
+    return Attr(**values)._replace(sample_type=sample_type, read_format=read_format)

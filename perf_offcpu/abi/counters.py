@@ -14,7 +14,7 @@ at the end of the recording. A third kind holds the Python functions of a thread
 from __future__ import annotations
 
 from perf_offcpu.abi import wait_objects
-from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order
+from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order, to_int
 from perf_offcpu.binary.layout import Layout
 
 EVENT_NAME = "offcpu-counters"
@@ -76,8 +76,7 @@ BUDGETS = Layout("offcpu-counters budgets", *_HEAD, Field("budgets", BUDGET, cou
 
 def budget_layout(payload: bytes, order: Order) -> Layout:
     """Return the layout of a budget in a payload: in version 1 it ends before `throttled_ns`."""
-    version = int.from_bytes(payload[4:6], "little" if order == "<" else "big")
-    return BUDGET.prefix(BUDGET.offset("throttled_ns")) if version == 1 else BUDGET
+    return BUDGET.prefix(BUDGET.offset("throttled_ns")) if to_int(payload[4:6], order) == 1 else BUDGET
 
 
 def budgets_layout(payload: bytes, order: Order) -> Layout:
@@ -105,7 +104,7 @@ PYTHON = Layout(
 
 def payload_layout(payload: bytes, order: Order) -> Layout:
     """Return the layout of a payload, by its magic."""
-    magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
+    magic = to_int(payload[:4], order)
     if magic == BUDGET_MAGIC:
         return budgets_layout(payload, order)
     return {PYTHON_MAGIC: PYTHON, wait_objects.MAGIC: wait_objects.OBJECTS}.get(magic, COUNTERS)

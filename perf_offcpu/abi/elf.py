@@ -29,34 +29,25 @@ ElfType = enum.IntEnum("ElfType", "REL EXEC DYN")
 class Machine(enum.IntEnum):
     """e_machine, as far as it has rules of its own here."""
 
-    ARM = 40
-    X86_64 = 62
-    AARCH64 = 183
-    RISCV = 243
+    ARM, X86_64, AARCH64, RISCV = 40, 62, 183, 243
 
 
 class SectionType(enum.IntEnum):
     """sh_type."""
 
-    SYMTAB = 2
-    NOTE = 7
-    NOBITS = 8
-    DYNSYM = 11
+    SYMTAB, NOTE, NOBITS, DYNSYM = 2, 7, 8, 11
 
 
 class SectionFlag(enum.IntFlag):
     """sh_flags."""
 
-    ALLOC = 0x2
-    EXECINSTR = 0x4
-    COMPRESSED = 0x800
+    ALLOC, EXECINSTR, COMPRESSED = 0x2, 0x4, 0x800
 
 
 class SegmentType(enum.IntEnum):
     """p_type."""
 
-    LOAD = 1
-    NOTE = 4
+    LOAD, NOTE = 1, 4
 
 
 SegmentFlag = enum.IntFlag("SegmentFlag", "X W R")
@@ -66,10 +57,7 @@ SegmentFlag = enum.IntFlag("SegmentFlag", "X W R")
 class SymbolType(enum.IntEnum):
     """Low half of st_info."""
 
-    NOTYPE = 0
-    OBJECT = 1
-    FUNC = 2
-    GNU_IFUNC = 10
+    NOTYPE, OBJECT, FUNC, GNU_IFUNC = 0, 1, 2, 10
 
 
 Binding = enum.IntEnum("Binding", "LOCAL GLOBAL WEAK", start=0)

@@ -53,29 +53,20 @@ _STRINGS = Layout("perf_header_strings", ("nr", U32), Field("texts", _ONE_STRING
 PMU_MAPPING = Layout("pmu_mapping", ("type", U32), ("name", STRING))
 _NUMA_NODE = Layout("numa_node", ("node", U32), ("total_kb free_kb", U64), ("cpus", STRING))
 _GROUP = Layout("group_desc entry", ("name", STRING), ("leader nr_members", U32))
-_CACHE_LEVEL = Layout(
-    "cpu_cache_level",
-    *(Field(name, U32) for name in ("level", "line_size", "sets", "ways")),
-    *(Field(name, STRING) for name in ("type", "size", "cpus")),
-)
+_CACHE_LEVEL = Layout("cpu_cache_level", ("level line_size sets ways", U32), ("type size cpus", STRING))
 _CAP = Layout("pmu_cap", ("name value", STRING))
 _PMU_CAPS = Layout("pmu_caps entry", ("nr", U32), Field("caps", _CAP, count="nr"), ("pmu", STRING))
 _HYBRID_NODE = Layout("hybrid_topology node", ("pmu cpus", STRING))
 
 
 def _counted(name: str, items: str, layout: Layout) -> Layout:
-    """Declare a body of u32 nr and nr structures."""
     return Layout(name, ("nr", U32), Field(items, layout, count="nr"))
 
 
+_TEXTS = (Feature.HOSTNAME, Feature.OSRELEASE, Feature.VERSION, Feature.ARCH, Feature.CPUDESC, Feature.CPUID)
 FEATURE_LAYOUTS: dict[int, Layout] = {
-    Feature.HOSTNAME: _ONE_STRING,
-    Feature.OSRELEASE: _ONE_STRING,
-    Feature.VERSION: _ONE_STRING,
-    Feature.ARCH: _ONE_STRING,
+    **dict.fromkeys(_TEXTS, _ONE_STRING),
     Feature.NRCPUS: Layout("nr_cpus", ("available online", U32)),
-    Feature.CPUDESC: _ONE_STRING,
-    Feature.CPUID: _ONE_STRING,
     Feature.TOTAL_MEM: Layout("total_mem", ("kb", U64)),
     Feature.CMDLINE: _STRINGS,
     Feature.NUMA_TOPOLOGY: _counted("numa_topology", "nodes", _NUMA_NODE),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the architectures, one row each: registers in call frames, in samples and in the kernel's memory.
 
-Source: the ABIs' DWARF register numbers; arch/*/include/uapi/asm/ptrace.h and perf_regs.h of Linux.
+Source: the ABIs' DWARF register numbers (System V ABI for x86-64, figure 3.36; DWARF for the Arm 64-bit
+Architecture, 4.1); arch/*/include/uapi/asm/ptrace.h and perf_regs.h of Linux.
 System calls have tables of their own (`abi.syscalls`).
 """
 
@@ -10,9 +11,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.abi.elf import Machine
 from perf_offcpu.structs import frozen
+
+ABI_64: Final = 2
+"""PERF_SAMPLE_REGS_ABI_64; 1 is a 32-bit task, 0 a task without user registers."""
+
+
+@frozen
+class Registers:
+    """The registers of one machine, by DWARF number."""
+
+    count: int  # the number of registers that unwinding follows
+    # pc, sp, fp: program counter, stack and frame pointer
+    pc: int
+    sp: int
+    fp: int
+    ra: int  # the column of the return address
+    saved: tuple[int, ...]  # registers that functions return unchanged, besides sp
+    # DWARF numbers by perf's register number (bit of sample_regs_user); -1 for none
+    of_sample: tuple[int, ...]
+    # significant bits of a code address; above them a return address may carry a signature
+    code_bits: int = 64
+
+    @property
+    def sample_mask(self) -> int:
+        """The sample_regs_user with the bits of all these registers."""
+        return sum(1 << bit for bit, number in enumerate(self.of_sample) if number >= 0)
 
 
 class RegisterWords(NamedTuple):

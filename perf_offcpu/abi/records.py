@@ -11,58 +11,20 @@ from __future__ import annotations
 
 import enum
 
-from perf_offcpu.binary.fields import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Type
+from perf_offcpu.binary.fields import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Neighbours
 from perf_offcpu.binary.layout import Layout
 
 
 class RecordType(enum.IntEnum):
     """enum perf_event_type and enum perf_user_event_type. Unknown numbers stay integers."""
 
-    MMAP = 1
-    LOST = 2
-    COMM = 3
-    EXIT = 4
-    THROTTLE = 5
-    UNTHROTTLE = 6
-    FORK = 7
-    READ = 8
-    SAMPLE = 9
-    MMAP2 = 10
-    AUX = 11
-    ITRACE_START = 12
-    LOST_SAMPLES = 13
-    SWITCH = 14
-    SWITCH_CPU_WIDE = 15
-    NAMESPACES = 16
-    KSYMBOL = 17
-    BPF_EVENT = 18
-    CGROUP = 19
-    TEXT_POKE = 20
-    AUX_OUTPUT_HW_ID = 21
-    CALLCHAIN_DEFERRED = 22
-    HEADER_ATTR = 64
-    HEADER_EVENT_TYPE = 65
-    HEADER_TRACING_DATA = 66
-    HEADER_BUILD_ID = 67
-    FINISHED_ROUND = 68
-    ID_INDEX = 69
-    AUXTRACE_INFO = 70
-    AUXTRACE = 71
-    AUXTRACE_ERROR = 72
-    THREAD_MAP = 73
-    CPU_MAP = 74
-    STAT_CONFIG = 75
-    STAT = 76
-    STAT_ROUND = 77
-    EVENT_UPDATE = 78
-    TIME_CONV = 79
-    HEADER_FEATURE = 80
-    COMPRESSED = 81
-    FINISHED_INIT = 82
-    COMPRESSED2 = 83
-    BPF_METADATA = 84
-    SCHEDSTAT_CPU = 85
-    SCHEDSTAT_DOMAIN = 86
+    MMAP, LOST, COMM, EXIT, THROTTLE, UNTHROTTLE, FORK, READ, SAMPLE = range(1, 10)
+    MMAP2, AUX, ITRACE_START, LOST_SAMPLES, SWITCH, SWITCH_CPU_WIDE, NAMESPACES = range(10, 17)
+    KSYMBOL, BPF_EVENT, CGROUP, TEXT_POKE, AUX_OUTPUT_HW_ID, CALLCHAIN_DEFERRED = range(17, 23)
+    HEADER_ATTR, HEADER_EVENT_TYPE, HEADER_TRACING_DATA, HEADER_BUILD_ID = range(64, 68)
+    FINISHED_ROUND, ID_INDEX, AUXTRACE_INFO, AUXTRACE, AUXTRACE_ERROR, THREAD_MAP = range(68, 74)
+    CPU_MAP, STAT_CONFIG, STAT, STAT_ROUND, EVENT_UPDATE, TIME_CONV, HEADER_FEATURE = range(74, 81)
+    COMPRESSED, FINISHED_INIT, COMPRESSED2, BPF_METADATA, SCHEDSTAT_CPU, SCHEDSTAT_DOMAIN = range(81, 87)
 
 
 FIRST_USER_TYPE = RecordType.HEADER_ATTR
@@ -74,15 +36,9 @@ class Misc(enum.IntFlag):
 
     CPUMODE_MASK = 7
     PROC_MAP_PARSE_TIMEOUT = 1 << 12
-    MMAP_DATA = 1 << 13
-    COMM_EXEC = 1 << 13
-    FORK_EXEC = 1 << 13
-    SWITCH_OUT = 1 << 13
-    EXACT_IP = 1 << 14
-    SWITCH_OUT_PREEMPT = 1 << 14
-    MMAP_BUILD_ID = 1 << 14
-    BUILD_ID_SIZE = 1 << 15
-    LOST_SAMPLES_BPF = 1 << 15
+    MMAP_DATA = COMM_EXEC = FORK_EXEC = SWITCH_OUT = 1 << 13
+    EXACT_IP = SWITCH_OUT_PREEMPT = MMAP_BUILD_ID = 1 << 14
+    BUILD_ID_SIZE = LOST_SAMPLES_BPF = 1 << 15
 
 
 CpuMode = enum.IntEnum("CpuMode", "UNKNOWN KERNEL USER HYPERVISOR GUEST_KERNEL GUEST_USER", start=0)
@@ -116,7 +72,7 @@ BPF_METADATA_ENTRY = Layout(
     "perf_record_bpf_metadata_entry", Field("key", BYTE, count=64), Field("value", BYTE, count=256)
 )
 
-_ROWS: dict[RecordType, list[Field | tuple[str, Type]]] = {
+_ROWS: dict[RecordType, list[Field | Neighbours]] = {
     RecordType.MMAP: [("pid tid", U32), ("addr len pgoff", U64), ("filename", TEXT)],
     RecordType.LOST: [("id lost", U64)],
     RecordType.COMM: [("pid tid", U32), ("comm", TEXT)],
@@ -129,13 +85,10 @@ _ROWS: dict[RecordType, list[Field | tuple[str, Type]]] = {
     RecordType.MMAP2: [
         ("pid tid", U32),
         ("addr len pgoff", U64),
-        Field("maj", U32, if_=_mmap_has_inode),
-        Field("min", U32, if_=_mmap_has_inode),
-        Field("ino", U64, if_=_mmap_has_inode),
-        Field("ino_generation", U64, if_=_mmap_has_inode),
-        Field("build_id_size", U8, if_=Misc.MMAP_BUILD_ID),
-        Field("reserved_1", U8, if_=Misc.MMAP_BUILD_ID),
-        Field("reserved_2", U16, if_=Misc.MMAP_BUILD_ID),
+        ("maj min", U32, _mmap_has_inode),
+        ("ino ino_generation", U64, _mmap_has_inode),
+        ("build_id_size reserved_1", U8, Misc.MMAP_BUILD_ID),
+        ("reserved_2", U16, Misc.MMAP_BUILD_ID),
         Field("build_id", BYTE, count=20, if_=Misc.MMAP_BUILD_ID),
         ("prot flags", U32),
         ("filename", TEXT),

@@ -20,13 +20,8 @@ from perf_offcpu.binary.layout import Layout
 class CallchainContext(enum.IntEnum):
     """enum perf_callchain_context: words of a callchain that are markers, not addresses (u64)."""
 
-    HV = 2**64 - 32
-    KERNEL = 2**64 - 128
-    USER = 2**64 - 512
-    USER_DEFERRED = 2**64 - 640
-    GUEST = 2**64 - 2048
-    GUEST_KERNEL = 2**64 - 2176
-    GUEST_USER = 2**64 - 2560
+    HV, KERNEL, USER, USER_DEFERRED = 2**64 - 32, 2**64 - 128, 2**64 - 512, 2**64 - 640
+    GUEST, GUEST_KERNEL, GUEST_USER = 2**64 - 2048, 2**64 - 2176, 2**64 - 2560
     MAX = 2**64 - 4095
 
 
@@ -67,6 +62,10 @@ def _branches(bit: BranchSampleType) -> Predicate:
     return lambda shape: bool(shape.flags & SampleType.BRANCH_STACK and shape.branch_sample_type & bit)
 
 
+def _registers(mask: str) -> Callable[[SampleShape], int]:
+    return lambda shape: int(getattr(shape, mask)).bit_count()
+
+
 READ_ENTRY = Layout(
     "read_format entry",
     ("value", U64),
@@ -87,9 +86,8 @@ SAMPLE = Layout(
     Field("addr", U64, if_=SampleType.ADDR),
     Field("id", U64, if_=SampleType.ID),
     Field("stream_id", U64, if_=SampleType.STREAM_ID),
-    Field("cpu", U32, if_=SampleType.CPU),
-    Field("cpu_res", U32, if_=SampleType.CPU),
-    Field("period", U64, if_=SampleType.PERIOD),
+    ("cpu cpu_res", U32, SampleType.CPU),
+    ("period", U64, SampleType.PERIOD),
     Field("read_value", U64, if_=_reading(group=False)),
     Field("read_nr", U64, if_=_reading(group=True)),
     Field("read_time_enabled", U64, if_=_reading(ReadFormat.TOTAL_TIME_ENABLED)),
@@ -106,13 +104,7 @@ SAMPLE = Layout(
     Field("branch_stack", BRANCH_ENTRY, count="branch_nr", if_=SampleType.BRANCH_STACK),
     Field("branch_counters", U64, count="branch_nr", if_=_branches(BranchSampleType.COUNTERS)),
     Field("regs_user_abi", U64, if_=SampleType.REGS_USER, doc="0 none, 1 32-bit, 2 64-bit"),
-    Field(
-        "regs_user",
-        U64,
-        count=lambda shape: int(shape.sample_regs_user).bit_count(),
-        if_=SampleType.REGS_USER,
-        where="regs_user_abi",
-    ),
+    Field("regs_user", U64, _registers("sample_regs_user"), SampleType.REGS_USER, where="regs_user_abi"),
     Field("stack_user_size", U64, if_=SampleType.STACK_USER),
     Field("stack_user", BYTE, count="stack_user_size", if_=SampleType.STACK_USER, where="stack_user_size"),
     Field("stack_user_dyn_size", U64, if_=SampleType.STACK_USER, where="stack_user_size"),
@@ -120,13 +112,7 @@ SAMPLE = Layout(
     Field("data_src", U64, if_=SampleType.DATA_SRC),
     Field("transaction", U64, if_=SampleType.TRANSACTION),
     Field("regs_intr_abi", U64, if_=SampleType.REGS_INTR),
-    Field(
-        "regs_intr",
-        U64,
-        count=lambda shape: int(shape.sample_regs_intr).bit_count(),
-        if_=SampleType.REGS_INTR,
-        where="regs_intr_abi",
-    ),
+    Field("regs_intr", U64, _registers("sample_regs_intr"), SampleType.REGS_INTR, where="regs_intr_abi"),
     Field("phys_addr", U64, if_=SampleType.PHYS_ADDR),
     Field("cgroup", U64, if_=SampleType.CGROUP, doc="cgroup id"),
     Field("data_page_size", U64, if_=SampleType.DATA_PAGE_SIZE),
@@ -138,14 +124,12 @@ SAMPLE = Layout(
 
 TRAILER = Layout(
     "sample_id",
-    Field("pid", U32, if_=SampleType.TID),
-    Field("tid", U32, if_=SampleType.TID),
-    Field("time", U64, if_=SampleType.TIME),
-    Field("id", U64, if_=SampleType.ID),
-    Field("stream_id", U64, if_=SampleType.STREAM_ID),
-    Field("cpu", U32, if_=SampleType.CPU),
-    Field("cpu_res", U32, if_=SampleType.CPU),
-    Field("identifier", U64, if_=SampleType.IDENTIFIER),
+    ("pid tid", U32, SampleType.TID),
+    ("time", U64, SampleType.TIME),
+    ("id", U64, SampleType.ID),
+    ("stream_id", U64, SampleType.STREAM_ID),
+    ("cpu cpu_res", U32, SampleType.CPU),
+    ("identifier", U64, SampleType.IDENTIFIER),
     source="include/uapi/linux/perf_event.h: struct sample_id, with attr.sample_id_all",
 )
 """Last in every kernel record but SAMPLE: read it backwards from the record's end."""

@@ -55,14 +55,9 @@ _COMPAT_ENTRY = re.compile(
 
 
 def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
-    """Return number → name.
+    """Return number → name on an architecture, as `uname -m` prints it; nothing for an unknown one.
 
-    Args:
-        arch: as `uname -m` prints it.
-        compat: of a 32-bit program on a 64-bit kernel.
-
-    Returns:
-        An empty mapping for an unknown architecture.
+    With `compat`, those of a 32-bit program on a 64-bit kernel.
     """
     name = next((table for pattern, table in _ALIASES if pattern.fullmatch(arch)), arch)
     return _names(_COMPAT.get(name, name) if compat else name)

@@ -45,10 +45,7 @@ _LETTERS = "RSDTtXZP"
 
 
 def state_letter(state: int, preempted: bool = False) -> str:
-    """Return the letter of a raw task state at switch-out, "" for -1, unknown.
-
-    A preempted task is runnable, whatever its state.
-    """
+    """Return the letter of a raw task state at switch-out, "" for -1, unknown; a preempted task is runnable."""
     if preempted:
         return "R"
     if state < 0:

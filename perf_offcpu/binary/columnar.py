@@ -30,10 +30,8 @@ class Columns:
     ok: Bool  # bool[n], False where the record did not fit its layout; its values mean nothing
     # name → array[n] in native byte order; 0 where a `where` field is absent
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
-    # name → Rows; read them with `gather_u64`, `gather_bytes`
-    arrays: dict[str, Rows] = field(default_factory=dict)
-    ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    """End of the last field of each record: int64[n]."""
+    arrays: dict[str, Rows] = field(default_factory=dict)  # name → Rows, for `gather_rows` or `gather_bytes`
+    ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # int64[n], after the last field
 
     def take(self, rows: I64 | Bool) -> Columns:
         """Return the fields of some of the records."""
@@ -45,15 +43,11 @@ class Columns:
 def read_columns(
     layout: Layout, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order = "<", shape: Shape = None
 ) -> Columns:
-    """Read all fields that records of one shape have.
+    """Read all fields of n records of one shape.
 
     Args:
         layout: integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count.
-        data: the buffer that holds the records.
-        starts, ends: int64[n], each record's first byte and the byte after its last.
-
-    Returns:
-        Columns of n records, in the given order.
+        starts, ends: int64[n], each record's first byte in `data` and the byte after its last.
     """
     reader = _Columnar(data, starts, ends, order, shape)
     fields = layout.active(shape)
@@ -72,11 +66,7 @@ class _Columnar:
         self.columns = Columns(ok=np.ones(len(starts), np.bool_))
 
     def read_prefix(self, fields: tuple[Field, ...]) -> int:
-        """Read the scalars before the first field of any other kind, at once if no record is too short.
-
-        Returns:
-            The number of fields that were read.
-        """
+        """Read the scalars before the first field of any other kind, if no record is too short; return their number."""
         prefix = list(itertools.takewhile(is_scalar, fields))
         size = sum(field.type.size for field in prefix if isinstance(field.type, Int))
         if not bool((self.limit - self.at >= size).all()):
@@ -87,11 +77,11 @@ class _Columnar:
         return len(prefix)
 
     def read(self, field: Field) -> None:
-        present = None if field.where is None else self.columns.scalars[field.where] != 0
+        is_present = None if field.where is None else self.columns.scalars[field.where] != 0
         if field.count is None and isinstance(field.type, Int):
-            self._scalar(field, field.type, present)
+            self._scalar(field, field.type, is_present)
         else:
-            self._array(field, present)
+            self._array(field, is_present)
 
     def _claim(self, sizes: I64 | int) -> I64:
         """Advance the cursors; records that are too short stop being `ok` and stay where they are."""
@@ -102,31 +92,29 @@ class _Columnar:
         self.at = start + np.where(fits, sizes, 0)
         return start
 
-    def _scalar(self, field: Field, type_: Int, present: Bool | None) -> None:
-        sizes = type_.size if present is None else np.where(present, type_.size, 0).astype(np.int64)
+    def _scalar(self, field: Field, type_: Int, is_present: Bool | None) -> None:
+        sizes = type_.size if is_present is None else np.where(is_present, type_.size, 0).astype(np.int64)
         start = self._claim(sizes)
-        readable = self.columns.ok if present is None else self.columns.ok & present
+        readable = self.columns.ok if is_present is None else self.columns.ok & is_present
         values = gather(self.data, np.where(readable, start, 0), type_, self.order)
         if not readable.all():
             values[~readable] = 0
         self.columns.scalars[field.name] = values
 
-    def _array(self, field: Field, present: Bool | None) -> None:
+    def _array(self, field: Field, is_present: Bool | None) -> None:
         width = item_size(field, self.shape)
         counts = self._counts(field)
-        if present is not None:
-            counts = np.where(present, counts, 0)
+        if is_present is not None:
+            counts = np.where(is_present, counts, 0)
         # A count from a hostile file may be 2^63: compare before multiplying.
         sound = (counts >= 0) & (counts <= (self.limit - self.at) // width) & self.columns.ok
         self.columns.ok &= sound
         counts = np.where(sound, counts, 0)
-        start = self._claim(counts * width)
-        self.columns.arrays[field.name] = Rows(start, counts, width)
+        self.columns.arrays[field.name] = Rows(self._claim(counts * width), counts, width)
 
     def _counts(self, field: Field) -> I64:
         if isinstance(field.count, str):
-            counts = self.columns.scalars[field.count]
-            return counts.astype(np.int64)  # 2^63 and more turn negative, and are refused
+            return self.columns.scalars[field.count].astype(np.int64)  # from 2^63 on negative, and refused
         fixed = field.items(self.shape, {})
         return np.full(len(self.at), 1 if fixed is None else fixed, np.int64)
 

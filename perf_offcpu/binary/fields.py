@@ -60,6 +60,8 @@ class Structure(Protocol):
 
 
 Type: TypeAlias = Int | Special | Structure
+Neighbours = tuple[str, Type] | tuple[str, Type, Condition]
+"""Names, with blanks between them, of neighbouring fields of one type, and when they are present."""
 
 
 @frozen
@@ -91,6 +93,11 @@ class Field:
         if isinstance(self.count, str):
             return int(values[self.count]) if self.count in values else None
         return self.count(shape) if callable(self.count) else self.count
+
+
+def to_int(data: Buffer, order: Order) -> int:
+    """Return the unsigned number that some bytes hold."""
+    return int.from_bytes(data, "little" if order == "<" else "big")
 
 
 def padding(size: int) -> int:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.binary.fields import Field, Int, Order
+from perf_offcpu.binary.fields import U64, Field, Int, Order
 from perf_offcpu.structs import mutable
 
 BLOCK = 1 << 15
 """Items that are worked on at once: as many as fit a core's cache."""
-
 I64 = NDArray[np.int64]
 
 
@@ -58,7 +57,7 @@ def native(type_: object) -> np.dtype[Any]:
 
 def gather_u64(data: NDArray[np.uint8], starts: I64, order: Order = "<") -> NDArray[np.uint64]:
     """Return the words at byte offsets `starts` (raw data lies at 4 mod 8): uint64[n]."""
-    words: NDArray[np.uint64] = _overlapping(data, 8, order)[starts].astype(np.uint64, copy=False)
+    words: NDArray[np.uint64] = gather(data, starts, U64, order)
     return words
 
 
@@ -91,20 +90,18 @@ def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
 def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tuple[I64, NDArray[np.uint64]]:
     """Return all u64 items of an array field (nested layouts of u64 included).
 
-    Returns:
-        (offsets int64[n + 1], values uint64[offsets[n]]); the items of record i are
-        `values[offsets[i]:offsets[i + 1]]`.
+    Returns (offsets int64[n + 1], values uint64[offsets[n]]): record i has `values[offsets[i]:offsets[i + 1]]`.
     """
     counts = rows.counts if rows.width == 8 else rows.counts * (rows.width // 8)
     offsets = offsets_of(counts)
     lengths = _lengths(counts)
     if lengths is None:
         return offsets, _gather_by_word(data, rows.starts, counts, offsets, order)
-    native = f"{order}u8"
+    wire = f"{order}u8"
     if len(lengths) == 1 and lengths[0][0]:
-        values = _windows(data, 8 * lengths[0][0])[rows.starts].view(native)
+        values = _windows(data, 8 * lengths[0][0])[rows.starts].view(wire)
         return offsets, values.astype(np.uint64, copy=False)
-    values = np.empty(offsets[-1], native)
+    values = np.empty(offsets[-1], wire)
     for length, which in lengths:
         if length:
             places = _windows(values.view(np.uint8), 8 * length, step=8)
@@ -140,21 +137,22 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
     lengths = _lengths(np.diff(offsets))
     if lengths is None:
         return None
-    whole = len(lengths) == 1
+    are_equal = len(lengths) == 1
 
     def groups() -> Iterator[tuple[int, I64 | slice]]:
         for length, which in lengths:
             count = max(1, BLOCK // max(1, length))
             for index in range(0, len(which) if length else 0, count):
-                yield (length, slice(index, min(index + count, len(which))) if whole else which[index : index + count])
+                rows = slice(index, min(index + count, len(which)))
+                yield length, rows if are_equal else which[rows]
 
     return groups()
 
 
 def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
     """Return `length` words from each of `starts` (int64[n]) on: uint64[n, length]."""
-    found = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
-    return found.view(np.uint64).reshape(-1, length)
+    rows = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
+    return rows.view(np.uint64).reshape(-1, length)
 
 
 def _gather_by_word(
@@ -180,10 +178,9 @@ def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.u
 
 
 def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
-    """Copy n pieces of bytes from one buffer to another.
+    """Copy n pieces of bytes from one buffer to another, in which they must not overlap.
 
     Args:
-        target: the buffer to write; the pieces must not overlap in it.
         places, starts: int64[n], where each piece goes in `target` and begins in `source`, at any alignment.
         sizes: int64[n], bytes of each piece.
     """

@@ -9,7 +9,7 @@ A row depends on at most two things, which is enough for every structure of perf
 
     COMM = Layout("PERF_RECORD_COMM", ("pid tid", U32), ("comm", TEXT))
 
-A row is a Field, or (names, type) for neighbours that have nothing else to say.
+A row is a Field, or (names, type) or (names, type, condition) for neighbours that have nothing else to say.
 
 Every read is checked against the end of the record; a violation is a `LayoutError`, never an over-read.
 Whole columns of one field over many records are read by `columnar`, from the same tables.
@@ -24,7 +24,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.binary.fields import BYTE, REST, STRING, TEXT, U32, Buffer, Field, Int, Order, Shape, Special, Type
+from perf_offcpu.binary.fields import (
+    BYTE,
+    REST,
+    STRING,
+    TEXT,
+    U32,
+    Buffer,
+    Field,
+    Int,
+    Neighbours,
+    Order,
+    Shape,
+    Special,
+)
 from perf_offcpu.errors import LayoutError
 
 
@@ -33,11 +46,11 @@ class Layout:
 
     Args:
         name: the kernel's or perf's name of the structure.
-        fields: rows in wire order, each a Field or (names, type) of neighbours.
+        fields: rows in wire order.
         source: the header or source file that defines it.
     """
 
-    def __init__(self, name: str, *fields: Field | tuple[str, Type], source: str = "") -> None:
+    def __init__(self, name: str, *fields: Field | Neighbours, source: str = "") -> None:
         self.name, self.source = name, source
         self.fields = tuple(itertools.chain.from_iterable(map(_fields_of, fields)))
         self._active: dict[Shape, tuple[Field, ...]] = {}
@@ -55,17 +68,12 @@ class Layout:
     def unpack(
         self, data: Buffer, order: Order = "<", shape: Shape = None, start: int = 0, end: int | None = None
     ) -> dict[str, Any]:
-        """Read one structure from `data[start:end]`.
+        """Read one structure from `data[start:end]`: field name to value; raise LayoutError if it does not fit.
 
-        Returns:
-            Field name to value: int; list of int or dict for a count; bytes for BYTE, TEXT (without its
-            padding) and STRING. Bytes after the last field are ignored: newer kernels append fields.
-
-        Raises:
-            LayoutError: the structure does not fit.
+        A value is an int, a list of ints or dicts for a count, or bytes for BYTE, TEXT (without its padding) and
+        STRING. Bytes after the last field are ignored: newer kernels append fields.
         """
-        values, _ = self.unpack_from(data, order, shape, start, len(data) if end is None else end)
-        return values
+        return self.unpack_from(data, order, shape, start, len(data) if end is None else end)[0]
 
     def unpack_from(self, data: Buffer, order: Order, shape: Shape, start: int, end: int) -> tuple[dict[str, Any], int]:
         """Read one structure as `unpack` does, and return where it ended, too."""
@@ -79,8 +87,7 @@ class Layout:
     ) -> tuple[dict[str, Any], int, LayoutError | None]:
         """Read one structure as `unpack_from` does, of a damaged one the fields before the damage.
 
-        Returns:
-            (values, where reading stopped, why; None if the structure is whole).
+        Returns (values, where reading stopped, why; None if the structure is whole).
         """
         reader = _Reader(self.name, data, order, shape, start, end)
         try:
@@ -105,11 +112,13 @@ class Layout:
     def pack(self, values: Mapping[str, Any], order: Order = "<", shape: Shape = None) -> bytes:
         """Write one structure, the inverse of `unpack`. Absent counts are taken from their arrays.
 
-        Raises:
-            LayoutError: a value is missing, out of range, or contradicts its count.
+        Raises LayoutError if a value is missing, out of range, or contradicts its count.
         """
         fields = self.active(shape)
-        full = _with_counts(fields, values)
+        full = dict(values)
+        for field in fields:
+            if isinstance(field.count, str) and field.count != REST and field.name in full:
+                full.setdefault(field.count, len(full[field.name]))
         try:
             return b"".join(
                 _pack_field(field, full, order, shape) for field in fields if field.where is None or full[field.where]
@@ -120,11 +129,7 @@ class Layout:
             raise LayoutError(f"{self.name}: {problem}") from None
 
     def size(self, shape: Shape = None) -> int:
-        """Return the bytes of a structure of fixed size.
-
-        Raises:
-            LayoutError: its size depends on its content.
-        """
+        """Return the bytes of a structure; raise LayoutError if its size depends on its content."""
         return sum(_fixed_size(self.name, field, shape) for field in self.active(shape))
 
     def offset(self, name: str, shape: Shape = None) -> int:
@@ -147,11 +152,11 @@ class Layout:
         return np.dtype([(f.name, *_numpy_type(self.name, f, order, shape)) for f in self.active(shape)])
 
 
-def _fields_of(row: Field | tuple[str, Type]) -> Iterable[Field]:
+def _fields_of(row: Field | Neighbours) -> Iterable[Field]:
     if isinstance(row, Field):
         return (row,)
-    names, type_ = row
-    return (Field(name, type_) for name in names.split())
+    names, type_, *conditions = row
+    return (Field(name, type_, None, *conditions) for name in names.split())
 
 
 _MAX_PLANS = 256
@@ -180,7 +185,7 @@ def _fixed_code(field: Field) -> str | None:
     """Return the struct code of a field that every record of its shape has, None for other fields."""
     if field.where is not None:
         return None
-    if field.type is BYTE and (field.count is None or isinstance(field.count, int)):
+    if field.type is BYTE and isinstance(field.count, int | None):
         return f"{1 if field.count is None else field.count}s"
     return field.type.code if isinstance(field.type, Int) and field.count is None else None
 
@@ -229,25 +234,24 @@ class _Reader:
 
     def _special(self, field: Field) -> bytes:
         if field.type is TEXT:
-            return self._bytes(self.end - self.at, field.name).split(b"\0", 1)[0]
-        if field.type is STRING:
+            size = self.end - self.at
+        elif field.type is STRING:
             size = self._ints(U32, 1, field.name)[0]
-            return self._bytes(size, field.name).split(b"\0", 1)[0]
-        return self._bytes(1 if field.count is None else self._count(field), field.name)
-
-    def _bytes(self, size: int, name: str) -> bytes:
-        start = self._claim(size, name)
-        return bytes(self.data[start : start + size])
+        else:
+            size = 1 if field.count is None else self._count(field)
+        start = self._claim(size, field.name)
+        content = bytes(self.data[start : start + size])
+        return content if field.type is BYTE else content.split(b"\0", 1)[0]
 
     def _nested(self, field: Field, layout: Layout) -> Any:
         if field.count is None:
             return self._struct(field, layout)
-        if field.count == REST:
-            rows = []
-            while self.at < self.end:
-                rows.append(self._struct(field, layout))
-            return rows
-        return [self._struct(field, layout) for _ in range(self._count(field))]
+        if field.count != REST:
+            return [self._struct(field, layout) for _ in range(self._count(field))]
+        rows = []
+        while self.at < self.end:
+            rows.append(self._struct(field, layout))
+        return rows
 
     def _struct(self, field: Field, layout: Layout) -> dict[str, Any]:
         before = self.at
@@ -255,15 +259,6 @@ class _Reader:
         if self.at == before and field.count is not None:
             raise LayoutError(f"{self.name}: empty {layout.name} repeats in {field.name}")
         return values
-
-
-def _with_counts(fields: tuple[Field, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with the counts that follow from arrays."""
-    full = dict(values)
-    for field in fields:
-        if isinstance(field.count, str) and field.count != REST and field.name in full:
-            full.setdefault(field.count, len(full[field.name]))
-    return full
 
 
 def _pack_field(field: Field, values: Mapping[str, Any], order: Order, shape: Shape) -> bytes:

@@ -8,12 +8,12 @@ branches; an expression with any other operation has no value. Source: DWARF 5, 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from perf_offcpu.abi.cfi import Op
 from perf_offcpu.binary.fields import Int
 from perf_offcpu.model.columns import I64, U64, Bool
 from perf_offcpu.unwind.cfi.entries import leb128
@@ -21,17 +21,23 @@ from perf_offcpu.unwind.state import Value, WalkState
 
 MAX_STACK: Final = 32
 
-_CONSTANTS: Final[dict[int, Int]] = {
-    Op.ADDR: Int(8),
-    Op.CONST1U: Int(1),
-    Op.CONST1S: Int(1, signed=True),
-    Op.CONST2U: Int(2),
-    Op.CONST2S: Int(2, signed=True),
-    Op.CONST4U: Int(4),
-    Op.CONST4S: Int(4, signed=True),
-    Op.CONST8U: Int(8),
-    Op.CONST8S: Int(8, signed=True),
+
+class Op(enum.IntEnum):
+    """DW_OP_*: the operations that rules of frames use (DWARF 5, 7.7.1)."""
+
+    ADDR, DEREF = 0x03, 0x06
+    CONST1U, CONST1S, CONST2U, CONST2S, CONST4U, CONST4S, CONST8U, CONST8S, CONSTU, CONSTS = range(0x08, 0x12)
+    DUP, DROP, OVER, PICK, SWAP, ROT = range(0x12, 0x18)
+    AND, MINUS, MUL, NEG, NOT, OR, PLUS = 0x1A, 0x1C, 0x1E, 0x1F, 0x20, 0x21, 0x22
+    PLUS_UCONST, SHL, SHR, SHRA, XOR = range(0x23, 0x28)
+    EQ, GE, GT, LE, LT, NE = range(0x29, 0x2F)
+    LIT0, LIT31, BREG0, BREG31, BREGX, NOP = 0x30, 0x4F, 0x70, 0x8F, 0x92, 0x96
+
+
+_CONSTANTS: Final[dict[int, Int]] = {Op.ADDR: Int(8)} | {
+    op: Int(1 << (op - Op.CONST1U) // 2, signed=bool((op - Op.CONST1U) % 2)) for op in range(Op.CONST1U, Op.CONST8S + 1)
 }
+"""Operations that push the number after them. Signed and unsigned ones alternate, of 1, 2, 4 and 8 bytes."""
 
 
 class CannotEvaluateError(Exception):

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.abi.machine import Registers
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct
 from perf_offcpu.model.mappings import NO_MAP, find_mappings

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.abi.cfi import Registers
-from perf_offcpu.abi.machine import REGISTERS
+from perf_offcpu.abi.machine import REGISTERS, Registers
 from perf_offcpu.cache import Array, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording

@@ -17,9 +17,8 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi.cfi import Registers
 from perf_offcpu.abi.elf import Machine
-from perf_offcpu.abi.machine import MACHINES
+from perf_offcpu.abi.machine import MACHINES, Registers
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.binary.gather import rows_of
 from perf_offcpu.decode.deferred import join_parts, without_user_parts

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.cfi import ABI_64
+from perf_offcpu.abi.machine import ABI_64
 from perf_offcpu.abi.offcpu import UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
-from perf_offcpu.abi.cfi import ABI_64
+from perf_offcpu.abi.machine import ABI_64
 from perf_offcpu.abi.offcpu import REFERENCE_BYTES
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order

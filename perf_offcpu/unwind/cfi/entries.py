@@ -1,28 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the entries of .eh_frame and .debug_frame: ranges of code and their call frame instructions.
 
-A CIE holds the common part of many functions; an FDE describes one function and refers to its CIE. The list
-is walked entry by entry, because only the length of an entry tells where the next begins. The contents of the
-entries are then read for all of them at once.
+A CIE holds the common part of many functions; an FDE describes one function and refers to its CIE. The list is walked
+entry by entry, because only the length of an entry tells where the next begins. The contents of the entries are then
+read for all of them at once.
 
-Source: DWARF 5, 7.6. A number of more than ten bytes, which no producer writes, is cut at ten; values are
-taken modulo 2^64.
+Source: Linux Standard Base Core 5, 10.6; DWARF 5, 7.6. A number of more than ten bytes, which no producer writes, is
+cut at ten; values are taken modulo 2^64.
 """
 
 from __future__ import annotations
 
+import enum
 import struct
 from typing import Final
 
 import numpy as np
 
-from perf_offcpu.abi.cfi import Pe
 from perf_offcpu.binary.fields import S32, S64, U16, U32, U64, Int
 from perf_offcpu.binary.gather import gather
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, U8, Bool, Table, column, distinct
 
 MAX_BYTES = 10
+
+
+class Pe(enum.IntEnum):
+    """DW_EH_PE_*: how .eh_frame writes an address. Low half the form, high half what it is relative to."""
+
+    ABSPTR, UDATA2, UDATA4, UDATA8, SDATA2, SDATA4, SDATA8 = 0x00, 0x02, 0x03, 0x04, 0x0A, 0x0B, 0x0C
+    PCREL = 0x10
 
 
 def leb128(data: bytes, offset: int, signed: bool = False) -> tuple[int, int]:

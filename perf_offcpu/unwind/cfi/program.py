@@ -23,7 +23,6 @@ from typing import Final
 
 import numpy as np
 
-from perf_offcpu.abi.cfi import Cfa
 from perf_offcpu.binary.fields import U8, U16, U32, Int
 from perf_offcpu.binary.gather import gather
 from perf_offcpu.model import columns as model
@@ -49,14 +48,20 @@ _MAX_VALUE: Final = 1 << 40
 class Kind(enum.IntEnum):
     """Low three bits of a rule."""
 
-    SAME = 0
-    UNDEFINED = 1
-    OFFSET = 2
-    VAL_OFFSET = 3
-    REGISTER = 4
-    EXPRESSION = 5
-    VAL_EXPRESSION = 6
-    INVALID = 7
+    SAME, UNDEFINED, OFFSET, VAL_OFFSET, REGISTER, EXPRESSION, VAL_EXPRESSION, INVALID = range(8)
+
+
+class Cfa(enum.IntEnum):
+    """DW_CFA_*, the instructions (DWARF 5, 6.4 and 7.24)."""
+
+    ADVANCE_LOC, OFFSET, RESTORE = 0x40, 0x80, 0xC0  # the high two bits, with an operand in the low six
+    NOP, SET_LOC, ADVANCE_LOC1, ADVANCE_LOC2, ADVANCE_LOC4, OFFSET_EXTENDED, RESTORE_EXTENDED = range(7)
+    UNDEFINED, SAME_VALUE, REGISTER, REMEMBER_STATE, RESTORE_STATE = range(0x07, 0x0C)
+    DEF_CFA, DEF_CFA_REGISTER, DEF_CFA_OFFSET, DEF_CFA_EXPRESSION, EXPRESSION = range(0x0C, 0x11)
+    OFFSET_EXTENDED_SF, DEF_CFA_SF, DEF_CFA_OFFSET_SF = range(0x11, 0x14)
+    VAL_OFFSET, VAL_OFFSET_SF, VAL_EXPRESSION = range(0x14, 0x17)
+    GNU_WINDOW_SAVE = 0x2D  # on arm64: toggles whether the return address is signed
+    GNU_ARGS_SIZE, GNU_NEGATIVE_OFFSET_EXTENDED = 0x2E, 0x2F
 
 
 @mutable

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.abi.cfi import Registers
+from perf_offcpu.abi.machine import Registers
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct

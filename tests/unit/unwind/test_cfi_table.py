@@ -13,12 +13,11 @@ from builders.cfi import RBP, RIP, RSP, X86, cie, entry, section, table_of, uleb
 from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
 
-from perf_offcpu.abi.cfi import Cfa
 from perf_offcpu.abi.elf import SectionFlag
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.unwind.cfi import program as cfi_program
 from perf_offcpu.unwind.cfi.entries import Section
-from perf_offcpu.unwind.cfi.program import Kind
+from perf_offcpu.unwind.cfi.program import Cfa, Kind
 from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections
 
 BLOCKER = Path(__file__).parents[2] / "data" / "perf-7.2" / "blocker"
