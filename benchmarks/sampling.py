@@ -43,9 +43,10 @@ sys.path.insert(0, str(ROOT))
 from waiting_programs import PROGRAMS  # noqa: E402
 
 from perf_offcpu.model.columns import I64, Bool  # noqa: E402
+from perf_offcpu.model.coverage import Sampling  # noqa: E402
+from perf_offcpu.model.join import joined_sampling  # noqa: E402
 from perf_offcpu.model.profile import Profile  # noqa: E402
 from perf_offcpu.model.recording import SampleFlag  # noqa: E402
-from perf_offcpu.model.sampling import Sampling, joined_sampling  # noqa: E402
 from perf_offcpu.symbolize.load import load_profile  # noqa: E402
 from perf_offcpu.symbolize.options import SymbolizeOptions  # noqa: E402
 

@@ -29,9 +29,8 @@ from builders.cfi import X86, section, table_of  # noqa: E402
 
 from perf_offcpu.binary.gather import offsets_of  # noqa: E402
 from perf_offcpu.decode.load import load_recording  # noqa: E402
-from perf_offcpu.model.callchains import Ragged  # noqa: E402
+from perf_offcpu.model.callchains import Ragged, Snapshots  # noqa: E402
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Samples, Spaces  # noqa: E402
-from perf_offcpu.model.snapshots import Snapshots  # noqa: E402
 from perf_offcpu.objects.elf.image import open_elf  # noqa: E402
 from perf_offcpu.unwind import unwinder as module  # noqa: E402
 from perf_offcpu.unwind.cfi.program import Cfa  # noqa: E402

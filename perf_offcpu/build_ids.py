@@ -20,8 +20,7 @@ from perf_offcpu.abi.elf import EHDR, MAGIC, NOTE, NT_GNU_BUILD_ID, PHDR, ElfCla
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 
-RECORDED_BYTES: Final = 20
-"""Bytes of a build-id that records hold (BUILD_ID_SIZE of perf); longer ones are cut."""
+RECORDED_BYTES: Final = 20  # bytes of a build-id that records hold (BUILD_ID_SIZE of perf); longer ones are cut
 KERNEL_NOTES: Final = "/sys/kernel/notes"
 _NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 _MAX_PROGRAM_HEADERS: Final = 256

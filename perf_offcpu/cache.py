@@ -32,22 +32,18 @@ from perf_offcpu.files import is_shared
 from perf_offcpu.units import size_bytes
 
 Array = NDArray[Any]
-
 MAGIC: Final = b"POCACHE2"
-LIMIT: Final = 1 << 30
-"""Bytes that all files together may take, unless PERF_OFFCPU_CACHE_BYTES is set (0: no cache)."""
+LIMIT: Final = 1 << 30  # bytes that all files together may take, unless PERF_OFFCPU_CACHE_BYTES is set (0: no cache)
 _MAX_COLUMNS: Final = 64
 _NAME: Final = re.compile(r"[0-9a-zA-Z_-][0-9a-zA-Z._-]{0,199}")
 _OWN_NAME: Final = re.compile(rf"{_NAME.pattern}|\.{_NAME.pattern}\.[0-9a-f]{{8}}")
 """Names of files, and of files that are being written (`Directory.replacing`)."""
 _DTYPES: Final = frozenset({"<u8", "<u4", "<i8", "<i4", "|u1"})
 _OLD_S: Final = 3600.0
-
 _HEAD: Final = np.dtype([("magic", "S8"), ("columns", "<u8"), ("size", "<u8"), ("sum", "<u8")])
 """`size` is that of the whole file, `sum` that of all its words but this one, modulo 2^64."""
 _COLUMN: Final = np.dtype([("name", "S16"), ("dtype", "S8"), ("offset", "<u8"), ("items", "<u8")])
-_SUM: Final = 3
-"""Index of the word `sum`."""
+_SUM: Final = 3  # index of the word `sum`
 
 
 class DiskCache:

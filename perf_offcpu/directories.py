@@ -23,8 +23,7 @@ from perf_offcpu.files import FileRefusedError, is_shared, open_regular
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_MAX_LINKS: Final = 40
-"""The kernel's limit of symbolic links in one path (MAXSYMLINKS)."""
+_MAX_LINKS: Final = 40  # the kernel's limit of symbolic links in one path (MAXSYMLINKS)
 
 
 class Directory:

@@ -21,8 +21,7 @@ ALLOWED: Final = frozenset(
 )
 """Variables of another user that root believes: PATH (sudo has secure_path), and names without paths."""
 _ANY_TEXT: Final = frozenset({"PATH", "PERF_OFFCPU_LABELS"})
-_NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)
-"""The value of a name: neither a path nor a format."""
+_NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)  # the value of a name: neither a path nor a format
 FOLLOWED: Final = tuple(
     "BCC_KERNEL_SOURCE DEBUGINFOD_CACHE_PATH DEBUGINFOD_URLS LD_LIBRARY_PATH LD_PRELOAD LESS LESSCLOSE LESSKEY "
     "LESSOPEN PAGER PERF_BUILDID_DIR PERF_CONFIG PERF_EXEC_PATH PERF_PAGER PYTHONHOME PYTHONPATH STATE_DIRECTORY "
@@ -30,7 +29,6 @@ FOLLOWED: Final = tuple(
 )
 """Variables that users set for this program and its pager: the sentence about ignored ones names them."""
 _CALLERS: Final = ("SUDO_UID", "PKEXEC_UID")
-
 _ignored: dict[str, str] = {}
 
 

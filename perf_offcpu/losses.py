@@ -79,7 +79,6 @@ def by_text(counts: Mapping[LossCause, int]) -> dict[LossCause, int]:
 LARGER_RINGS = "larger rings (-m 64M)"
 FEWER_SAMPLES = "a higher --off-cpu-thresh, or --max-rate"
 _RING_REMEDY = f"record with {LARGER_RINGS}, {FEWER_SAMPLES}"
-
 _bpf = partial(LossCause, Stage.BPF)
 _missing = partial(LossCause, Stage.BPF, in_last_line=True)
 SAMPLES = _bpf("samples", "waits sampled", is_loss=False)
@@ -116,7 +115,6 @@ EVENTS_TAKEN = _bpf(
     "wait, so that all watched descriptors are its object",
 )
 UNSAMPLED = _bpf("unsampled", "waits that samples of others stand for (--off-cpu-period)", is_loss=False)
-
 _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(
     "missed-runs", "switches not traced because the BPF program was already running on that CPU", in_last_line=True
@@ -163,7 +161,6 @@ STILL_BLOCKED_UNWRITTEN = _recorder("still-blocked-unwritten", f"threads still b
 PYTHON_UNWRITTEN = _recorder("python-unwritten", f"Python functions of threads {_FULL}")
 OBJECTS_UNWRITTEN = _recorder("objects-unwritten", f"descriptions of wait objects {_FULL}")
 BUDGETS_UNWRITTEN = _recorder("budgets-unwritten", f"budgets of threads {_FULL}")
-
 _file = partial(LossCause, Stage.FILE)
 LOST_RECORDS = _file(
     "lost-records", "records lost in full rings (LOST)", f"record with {LARGER_RINGS}", in_last_line=True
@@ -186,7 +183,6 @@ BAD_IDS = _file("bad-ids", "event ids that could not be read")
 DUPLICATE_ID = _file("duplicate-id", "event ids that several events claim (the first one has their samples)")
 BAD_WRAPPER = _file("bad-wrapper", "packed files that are damaged: read as far as they could be unpacked")
 UNREADABLE = _file("unreadable", "parts of the file that could not be read (I/O error)")
-
 CUT = (NO_END, BAD_WRAPPER, FILE_CUT, BAD_SIZE, UNREADABLE)
 """Causes by which a recording lacks its end. With NO_END all that was written is there."""
 
@@ -212,7 +208,6 @@ CALLERS_NOT_COPIED = _decode(
     "waits whose stack should be in another sample, and is not: their stacks end where frame pointers do",
 )
 NO_ROOM_FOR_STACKS = _decode("no-room-for-stacks", "user stacks not kept for unwinding: no room for them in TMPDIR")
-
 _switches = partial(LossCause, Stage.SWITCHES)
 END_NOT_RECORDED = _switches("end-not-recorded", "waits left out because their end was not recorded")
 BEGIN_NOT_RECORDED = _switches("begin-not-recorded", "waits left out because their start was not recorded")
@@ -224,7 +219,6 @@ BROKEN_SWITCHES = _switches(
     "record with -a, unfiltered",
 )
 BAD_TRACEPOINT = _switches("bad-tracepoint", "scheduler tracepoints whose raw data is not as their format says")
-
 _unwind = partial(LossCause, Stage.UNWIND)
 COPY_EXHAUSTED = _unwind(
     "copy-exhausted",
@@ -264,7 +258,6 @@ NO_SYMBOLS = _names("no-symbols", "it holds no symbols")
 NO_PERF_MAP = _names("no-perf-map", "code generated at run time, without a map of it (/tmp/perf-PID.map)")
 PERF_MAP_REFUSED = _names("perf-map-refused", "not read")
 PERF_MAP_LACKS = _names("perf-map-lacks", "addresses that it does not list")
-
 _lines = partial(LossCause, Stage.LINES)
 NO_LINE_READER = _lines("no-line-reader", "the Python package symbolic is not installed")
 DWARF_SPLIT = _lines("dwarf-split", "its DWARF is split off into .dwo files, which are not read")
@@ -272,7 +265,6 @@ DWARF_SHARED = _lines("dwarf-shared", "its DWARF is shared with other files by d
 DWARF_TOO_LARGE = _lines("dwarf-too-large", "its DWARF is too large")
 DWARF_STOPPED = _lines("dwarf-stopped", "reading its DWARF took too long or too much memory")
 DWARF_DAMAGED = _lines("dwarf-damaged", "its DWARF cannot be read")
-
 _inject = partial(LossCause, Stage.INJECT)
 UNREADABLE_BY_PERF = _inject("unreadable-by-perf", "records left out because perf 6.1 cannot read their type")
 NO_TRACES = _inject("no-traces", "records of processor traces (AUX area) left out: only samples are copied")
@@ -288,7 +280,6 @@ UNTIMED = _select("untimed", "samples without a time of their own, left out by -
 IDLE_THREADS = _select("idle-threads", "idle threads left out by --idle hide, which merely waited for work")
 IDLE_MS = _select("idle-ms", "ms of the waits of idle threads, left out with them")
 KEPT_SUMS = _select("kept-sums", "sums that --min-dur kept whole, although some of their waits are shorter")
-
 _samples = partial(LossCause, Stage.SAMPLES, is_loss=False)
 NO_STACK = _samples("no-stack", "no stack at all")
 NO_USER_STACK = _samples("no-user-stack", "user stack not recorded")
@@ -298,6 +289,5 @@ STACK_CUT = _samples("stack-cut", "stack cut before its root")
 REPAIRED_IDS = _samples("repaired-ids", "pid and tid were exchanged (perf 6.16 to 7.2), and are put right")
 STILL_BLOCKED = _samples("still-blocked", "still blocked when the recording ended or paused")
 BEGAN_BEFORE = _samples("began-before", "began before the recording")
-
 CAUSES = {row.name: row for row in list(vars().values()) if isinstance(row, LossCause)}
 """All rows by name, in the order of this table."""

@@ -18,10 +18,8 @@ MISSED_STACK = "[missed stack]"
 MISSED_USER_STACK = "[missed user stack]"
 MISSED_KERNEL_STACK = "[missed kernel stack]"
 NO_STACK = "[no stack]"
-KERNEL_SUFFIX = "_[k]"
+KERNEL_SUFFIX = "_[k]"  # flamegraph.pl --colors=chain colours frames of these two suffixes apart
 WAKER_SUFFIX = "_[w]"
-"""flamegraph.pl --colors=chain colours these apart."""
-
 SYMBOL_SUFFIX = re.compile(r"@.*|\.(?:constprop|isra|part|cold|llvm|lto_priv)\b.*")
 """Match the suffix of a name: a symbol version (`@GLIBC_2.2.5`), or the mark of a copy (`.cold`)."""
 

@@ -13,18 +13,15 @@ from typing import Final
 
 from perf_offcpu.errors import UsageError
 
-UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-"""Nanoseconds in each unit of `--unit`."""
+UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}  # nanoseconds in each unit of `--unit`
 _TIMES: Final = UNITS | {"m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9, "w": 7 * 86400 * 10**9}
 _SIZES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER: Final = r"(?=\.?\d)(\d{0,15})(?:\.(\d{0,9}))?"
 _TIME: Final = re.compile(_NUMBER + "([a-z]*)", re.ASCII)
 _SIZE: Final = re.compile(_NUMBER + "(?:([KMGT]?)(i?B)?)", re.ASCII | re.IGNORECASE)
-LONGEST: Final = "100000d"
-"""Longest time that is accepted: its nanoseconds fit an int64."""
-TIMES: Final = "250us, 5ms, 60s, 2h"
+LONGEST: Final = "100000d"  # longest time that is accepted: its nanoseconds fit an int64
+TIMES: Final = "250us, 5ms, 60s, 2h"  # examples for messages, as SIZES
 SIZES: Final = "512K, 100M, 2G"
-"""Examples for messages."""
 
 
 def time_ns(text: str, unit: str = "") -> int | None:

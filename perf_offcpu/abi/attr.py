@@ -18,7 +18,6 @@ ATTR_SIZE_VER0 = 64
 ATTR_SIZE_PERF_6_1 = 128
 """The largest attr that perf 6.1 accepts in a file; it holds everything that this project records."""
 ATTR_SIZE_MAX = 144
-
 PerfType = enum.IntEnum("PerfType", "HARDWARE SOFTWARE TRACEPOINT HW_CACHE RAW BREAKPOINT", start=0)
 """enum perf_type_id."""
 

@@ -20,9 +20,7 @@ from perf_offcpu.binary.layout import Layout
 EVENT_NAME = "offcpu-counters"
 """The name of its evsel, which has one id, chosen by the recorder: there is no such event in the kernel."""
 
-EVENT_ID = int.from_bytes(b"offcpu-c", "big")
-"""That id. The kernel counts from 1 and will not reach it."""
-
+EVENT_ID = int.from_bytes(b"offcpu-c", "big")  # its id. The kernel counts from 1 and will not reach it
 MAGIC = int.from_bytes(b"OFCC", "little")
 BUDGET_MAGIC = int.from_bytes(b"OFCB", "little")
 PYTHON_MAGIC = int.from_bytes(b"OFCP", "little")

@@ -15,15 +15,10 @@ from perf_offcpu.binary.layout import Layout
 
 MAGIC: Final = b"\x7fELF"
 SHN_UNDEF: Final = 0
-SHN_LORESERVE: Final = 0xFF00
-"""Section numbers from here on are not sections: SHN_ABS, SHN_COMMON, SHN_XINDEX."""
+SHN_LORESERVE: Final = 0xFF00  # section numbers from here on are not sections: SHN_ABS, SHN_COMMON, SHN_XINDEX
 NT_GNU_BUILD_ID: Final = 3
-
-ElfClass = enum.IntEnum("ElfClass", "BITS32 BITS64")
-"""EI_CLASS: the size of addresses."""
-
-ElfType = enum.IntEnum("ElfType", "REL EXEC DYN")
-"""e_type."""
+ElfClass = enum.IntEnum("ElfClass", "BITS32 BITS64")  # EI_CLASS: the size of addresses
+ElfType = enum.IntEnum("ElfType", "REL EXEC DYN")  # e_type
 
 
 class Machine(enum.IntEnum):
@@ -50,8 +45,7 @@ class SegmentType(enum.IntEnum):
     LOAD, NOTE = 1, 4
 
 
-SegmentFlag = enum.IntFlag("SegmentFlag", "X W R")
-"""p_flags."""
+SegmentFlag = enum.IntFlag("SegmentFlag", "X W R")  # p_flags
 
 
 class SymbolType(enum.IntEnum):
@@ -60,12 +54,8 @@ class SymbolType(enum.IntEnum):
     NOTYPE, OBJECT, FUNC, GNU_IFUNC = 0, 1, 2, 10
 
 
-Binding = enum.IntEnum("Binding", "LOCAL GLOBAL WEAK", start=0)
-"""High half of st_info."""
-
-Visibility = enum.IntEnum("Visibility", "DEFAULT INTERNAL HIDDEN", start=0)
-"""Low two bits of st_other."""
-
+Binding = enum.IntEnum("Binding", "LOCAL GLOBAL WEAK", start=0)  # high half of st_info
+Visibility = enum.IntEnum("Visibility", "DEFAULT INTERNAL HIDDEN", start=0)  # low two bits of st_other
 NOTE: Final = Layout("Elf_Nhdr", ("n_namesz n_descsz n_type", U32))
 EHDR: Final = {
     bits: Layout(

@@ -13,17 +13,13 @@ from perf_offcpu.binary.fields import BYTE, S32, STRING, TEXT, U8, U16, U32, U64
 from perf_offcpu.binary.layout import Layout
 
 MAGIC = b"PERFILE2"
-MAGIC_SWAPPED = MAGIC[::-1]
-"""The magic is a number: a big-endian recorder writes its bytes in the other order."""
+MAGIC_SWAPPED = MAGIC[::-1]  # the magic is a number: a big-endian recorder writes its bytes in the other order
 MAGIC_V1 = b"PERFFILE"
-
 FILE_HEADER_SIZE = 104
 FILE_HEADER_SIZE_OLD = 72
 PIPE_HEADER_SIZE = 16
 FEATURE_BITS = 256
-
 SECTION = Layout("perf_file_section", ("offset size", U64))
-
 PIPE_HEADER = Layout("perf_pipe_file_header", ("magic size", U64))
 
 FILE_HEADER = Layout(
@@ -113,5 +109,4 @@ BUILD_ID_ENTRY = Layout(
     ("filename", TEXT),
     source="tools/perf/util/header.h; type is 0 here and sizes may be 4 mod 8",
 )
-BUILD_ID_FIXED_SIZE = 36
-"""Bytes of an entry before its name."""
+BUILD_ID_FIXED_SIZE = 36  # bytes of an entry before its name

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 from perf_offcpu.abi.elf import Machine
 from perf_offcpu.structs import frozen
 
-ABI_64: Final = 2
-"""PERF_SAMPLE_REGS_ABI_64; 1 is a 32-bit task, 0 a task without user registers."""
+ABI_64: Final = 2  # PERF_SAMPLE_REGS_ABI_64; 1 is a 32-bit task, 0 a task without user registers
 
 
 @frozen
@@ -47,12 +46,9 @@ class RegisterWords(NamedTuple):
     ip: int
     sp: int
     fp: int
-    arguments: tuple[int, ...]
-    """The first four arguments of a system call."""
-    sampled: tuple[int, ...]
-    """The words of sample_regs_user (`Registers.sample_mask`), in the order of its bits."""
-    segment: int = -1
-    """Word of the code segment, -1 without."""
+    arguments: tuple[int, ...]  # the first four arguments of a system call
+    sampled: tuple[int, ...]  # the words of sample_regs_user (`Registers.sample_mask`), in the order of its bits
+    segment: int = -1  # word of the code segment, -1 without
 
 
 @frozen
@@ -115,8 +111,7 @@ _AARCH64 = MachineRow(
     },
 )
 
-MACHINES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
-"""By `uname -m`, as recordings name it."""
+MACHINES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}  # by `uname -m`, as recordings name it
 REGISTERS: Final = {row.machine: row.registers for row in MACHINES.values()}
 
 

@@ -19,9 +19,7 @@ import functools
 from perf_offcpu.binary.fields import S32, U16, U32, U64, Field
 from perf_offcpu.binary.layout import Layout
 
-EVENT_NAME = "offcpu-time"
-"""The evsel name that perf >= 6.16 looks for, and that this project gives its events."""
-
+EVENT_NAME = "offcpu-time"  # the evsel name that perf >= 6.16 looks for, and that this project gives its events
 EXTENSION_MAGIC = int.from_bytes(b"OFCP", "little")
 EXTENSION_VERSION = 2
 """Changes when a field changes its meaning, not when one is added. Version 1 had another fixed part."""
@@ -30,74 +28,50 @@ EXTENSION_VERSION = 2
 class Kind(enum.IntEnum):
     """Kinds of off-cpu samples."""
 
-    UNKNOWN = 0
-    """not known"""
-    WAIT = 1
-    """one wait"""
-    SUM = 2
-    """the sum of `count` waits, each shorter than the threshold"""
-    STILL_BLOCKED = 3
-    """a wait that had not ended when the recording, or this file of it, did"""
-    BEGAN_BEFORE = 4
-    """a wait that began before the recording"""
+    UNKNOWN = 0  # not known
+    WAIT = 1  # one wait
+    SUM = 2  # the sum of `count` waits, each shorter than the threshold
+    STILL_BLOCKED = 3  # a wait that had not ended when the recording, or this file of it, did
+    BEGAN_BEFORE = 4  # a wait that began before the recording
 
 
 class WaitFlag(enum.IntFlag):
     """Begin and end of the wait."""
 
-    PREEMPTED = 1 << 0
-    """the thread stayed runnable (preempted, or it yielded): the wait is run-queue delay, or see THROTTLED"""
-    WAKER_INTERRUPT = 1 << 1
-    """woken from an interrupt: the waker is the task that the interrupt hit, 0 for an idle CPU"""
-    YIELDED = 1 << 2
-    """with PREEMPTED: the thread gave up its CPU by itself"""
-    BEGAN_BEFORE = 1 << 3
-    """the wait began before the recording"""
-    THROTTLED = 1 << 4
-    """with PREEMPTED: the thread's control group had used up its quota of CPU time"""
-    SAMPLED = 1 << 5
-    """one of many, drawn by length: `offcpu_ns` is its weight, `longest_ns` its length"""
-    UNTIMED = 1 << 15
-    """the time of the sample is a guess, set by `inject` for sums without a time of their own"""
+    PREEMPTED = 1 << 0  # stayed runnable (preempted, or it yielded): the wait is run-queue delay, or see THROTTLED
+    WAKER_INTERRUPT = 1 << 1  # woken from an interrupt: the waker is the task that the interrupt hit, 0 for an idle CPU
+    YIELDED = 1 << 2  # with PREEMPTED: the thread gave up its CPU by itself
+    BEGAN_BEFORE = 1 << 3  # the wait began before the recording
+    THROTTLED = 1 << 4  # with PREEMPTED: the thread's control group had used up its quota of CPU time
+    SAMPLED = 1 << 5  # one of many, drawn by length: `offcpu_ns` is its weight, `longest_ns` its length
+    UNTIMED = 1 << 15  # the time of the sample is a guess, set by `inject` for sums without a time of their own
 
 
 class Lost(enum.IntFlag):
     """Parts of the sample that the collector could not take."""
 
-    USER_STACK = 1 << 0
-    """the user stack could not be taken"""
-    KERNEL_STACK = 1 << 1
-    """the kernel stack could not be taken"""
-    USER_STACK_CUT = 1 << 2
-    """the user stack was cut at the frame limit (127)"""
-    KERNEL_STACK_CUT = 1 << 3
-    """the kernel stack was cut at the frame limit (127)"""
+    USER_STACK = 1 << 0  # the user stack could not be taken
+    KERNEL_STACK = 1 << 1  # the kernel stack could not be taken
+    USER_STACK_CUT = 1 << 2  # the user stack was cut at the frame limit (127)
+    KERNEL_STACK_CUT = 1 << 3  # the kernel stack was cut at the frame limit (127)
 
 
 class ObjectLost(enum.IntFlag):
     """Reasons why the object of the wait, or a part of it, is not known."""
 
-    CLOSED = 1 << 0
-    """the descriptor was not open any more, or never"""
-    FAULT = 1 << 1
-    """memory of the kernel or of the program could not be read"""
-    COMPAT = 1 << 2
-    """a 32-bit program, whose arguments are not read"""
-    FULL = 1 << 3
-    """the queue of new objects was full"""
-    TAKEN = 1 << 4
-    """epoll: nothing was ready any more, so that the object is the epoll instance"""
+    CLOSED = 1 << 0  # the descriptor was not open any more, or never
+    FAULT = 1 << 1  # memory of the kernel or of the program could not be read
+    COMPAT = 1 << 2  # a 32-bit program, whose arguments are not read
+    FULL = 1 << 3  # the queue of new objects was full
+    TAKEN = 1 << 4  # epoll: nothing was ready any more, so that the object is the epoll instance
 
 
 SYSCALL_NONE = -1
 SYSCALL_UNKNOWN = -2
 UNKNOWN_U32 = 2**32 - 1
 UNKNOWN_U64 = 2**64 - 1
-
-LARGEST_COPY = 32768
-"""Size of the largest copy of a user stack, bytes; MOST_COPIED in bpf/copies.h."""
-REFERENCE_BYTES = 8
-"""Size of the copy of the user stack in samples that refer, by `caller`, to the copy of another."""
+LARGEST_COPY = 32768  # size of the largest copy of a user stack, bytes; MOST_COPIED in bpf/copies.h
+REFERENCE_BYTES = 8  # size of the copy of the user stack in samples that refer, by `caller`, to the copy of another
 
 PAYLOAD = Layout(
     "offcpu-time raw payload",
@@ -146,8 +120,7 @@ it has no value, and what a reader takes for fields that an older writer did not
 EXTENSION_SIZE = EXTENSION.size()
 WHOLE_EXTENSION = (*EXTENSION.fields, *([Field("padding", U32)] if EXTENSION_SIZE % 8 else []))
 """The fields of the fixed part up to a multiple of 8 bytes, where variable parts begin."""
-EXTENSION_WORDS = -(-EXTENSION_SIZE // 8)
-"""u64 words of the fixed part with its padding."""
+EXTENSION_WORDS = -(-EXTENSION_SIZE // 8)  # u64 words of the fixed part with its padding
 
 BLANK_EXTENSION = {field.name: field.unknown for field in EXTENSION.fields} | {
     "magic": EXTENSION_MAGIC,

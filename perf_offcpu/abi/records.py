@@ -27,8 +27,7 @@ class RecordType(enum.IntEnum):
     COMPRESSED, FINISHED_INIT, COMPRESSED2, BPF_METADATA, SCHEDSTAT_CPU, SCHEDSTAT_DOMAIN = range(81, 87)
 
 
-FIRST_USER_TYPE = RecordType.HEADER_ATTR
-"""Records from this type on are made by perf itself and have no trailer."""
+FIRST_USER_TYPE = RecordType.HEADER_ATTR  # records from this type on are made by perf itself and have no trailer
 
 
 class Misc(enum.IntFlag):

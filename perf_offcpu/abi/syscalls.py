@@ -22,9 +22,7 @@ from collections.abc import Mapping
 
 from perf_offcpu.abi import syscall_tables as tables
 
-X32_BIT = 1 << 30
-"""arch/x86/include/uapi/asm/unistd.h: __X32_SYSCALL_BIT."""
-
+X32_BIT = 1 << 30  # arch/x86/include/uapi/asm/unistd.h: __X32_SYSCALL_BIT
 _64 = (tables.SHARED,)
 _32 = (tables.TIME64, tables.SHARED)
 _OLD = tables.FIRST_PORTS
@@ -98,8 +96,7 @@ def _numbered(text: str) -> dict[int, str]:
     return names
 
 
-SYSCALL_NUMBERS = 512
-"""Numbers of system calls that the table may have; those of x32 are larger."""
+SYSCALL_NUMBERS = 512  # numbers of system calls that the table may have; those of x32 are larger
 
 _DESCRIPTOR = """
 read write pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 recvfrom recvmsg recvmmsg sendto

@@ -40,8 +40,7 @@ STATE_NAMES = {
 _IDLE = TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD
 _LIKE_UNINTERRUPTIBLE = TaskState.RTLOCK_WAIT | TaskState.FROZEN
 _REPORTED = 0x7F
-_LETTERS = "RSDTtXZP"
-"""By the number of the highest reported bit, R for none."""
+_LETTERS = "RSDTtXZP"  # by the number of the highest reported bit, R for none
 
 
 def state_letter(state: int, preempted: bool = False) -> str:

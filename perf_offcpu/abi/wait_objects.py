@@ -19,35 +19,21 @@ VERSION = 1
 class ObjectKind(enum.IntEnum):
     """Kinds of wait objects."""
 
-    UNKNOWN = 0
-    """not known"""
-    FILE = 1
-    """regular file"""
-    DIRECTORY = 2
-    """directory"""
-    CHARACTER = 3
-    """character device, such as a terminal"""
-    BLOCK = 4
-    """block device"""
-    PIPE = 5
-    """pipe or FIFO"""
-    SOCKET = 6
-    """socket"""
-    ANONYMOUS = 7
-    """eventfd, epoll, timerfd, signalfd, io_uring and the like: `name` tells which"""
-    FUTEX = 8
-    """word in memory: a lock, condition variable, semaphore or other futex; `number` is the value that its
-    first waiter expected there, -1 if not known"""
-    DESCRIPTORS = 9
-    """several file descriptors at once (poll): `number` of them"""
-    PROCESS = 10
-    """child process: `number` is its pid as the caller passed it, -1 for any child"""
-    SEMAPHORES = 11
-    """set of System V semaphores with the id `number`"""
-    MESSAGES = 12
-    """System V message queue with the id `number`"""
-    PATH = 13
-    """file by the path that was passed to the system call"""
+    UNKNOWN = 0  # not known
+    FILE = 1  # regular file
+    DIRECTORY = 2  # directory
+    CHARACTER = 3  # character device, such as a terminal
+    BLOCK = 4  # block device
+    PIPE = 5  # pipe or FIFO
+    SOCKET = 6  # socket
+    ANONYMOUS = 7  # eventfd, epoll, timerfd, signalfd, io_uring and the like: `name` tells which
+    FUTEX = 8  # word in memory: a lock, condition variable, semaphore or other futex; `number` is the value that its
+    # first waiter expected there, -1 if not known
+    DESCRIPTORS = 9  # several file descriptors at once (poll): `number` of them
+    PROCESS = 10  # child process: `number` is its pid as the caller passed it, -1 for any child
+    SEMAPHORES = 11  # set of System V semaphores with the id `number`
+    MESSAGES = 12  # System V message queue with the id `number`
+    PATH = 13  # file by the path that was passed to the system call
 
 
 OBJECT = Layout(

@@ -17,9 +17,9 @@ from perf_offcpu.collect.system.clock import wall_clock_pair
 from perf_offcpu.decode.continued import at_pauses
 from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag, Spans
-from perf_offcpu.model.sampling import Sampling
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind

@@ -28,7 +28,7 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.files import FileRefusedError, is_mostly_holes
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import distinct
-from perf_offcpu.model.mappings import KERNEL_DSO, NO_MAP, find_mappings
+from perf_offcpu.model.lookup import KERNEL_DSO, NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source

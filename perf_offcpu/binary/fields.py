@@ -43,11 +43,8 @@ class Special(enum.Enum):
 U8, U16, U32, U64 = Int(1), Int(2), Int(4), Int(8)
 S32, S64 = Int(4, signed=True), Int(8, signed=True)
 BYTE, TEXT, STRING = Special.BYTE, Special.TEXT, Special.STRING
-REST: Final = "<rest>"
-"""A `count`: the items that fit before the end of the record."""
-
-Shape = Any
-"""Known before a record is read: a word of flags, or an object whose `flags` is one; hashable."""
+REST: Final = "<rest>"  # a `count`: the items that fit before the end of the record
+Shape = Any  # known before a record is read: a word of flags, or an object whose `flags` is one; hashable
 Condition = enum.IntFlag | Callable[[Shape], object]
 Count = int | str | Callable[[Shape], int]
 

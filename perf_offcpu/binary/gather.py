@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from perf_offcpu.binary.fields import U64, Field, Int, Order
 from perf_offcpu.structs import mutable
 
-BLOCK = 1 << 15
-"""Items that are worked on at once: as many as fit a core's cache."""
+BLOCK = 1 << 15  # items that are worked on at once: as many as fit a core's cache
 I64 = NDArray[np.int64]
 
 
@@ -109,8 +108,7 @@ def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tupl
     return offsets, values.astype(np.uint64, copy=False)
 
 
-_ROWS_OF_A_LENGTH = 16
-"""Rows of one length that are worth a step of numpy."""
+_ROWS_OF_A_LENGTH = 16  # rows of one length that are worth a step of numpy
 
 
 def _lengths(counts: I64) -> list[tuple[int, I64]] | None:

@@ -155,8 +155,8 @@ class Layout:
 def _fields_of(row: Field | Neighbours) -> Iterable[Field]:
     if isinstance(row, Field):
         return (row,)
-    names, type_, *conditions = row
-    return (Field(name, type_, None, *conditions) for name in names.split())
+    names, type_ = row[0], row[1]
+    return (Field(name, type_, if_=row[2] if len(row) == 3 else None) for name in names.split())
 
 
 _MAX_PLANS = 256

@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    from perf_offcpu.perfdata.dump.dump import dump
+    from perf_offcpu.perfdata.dump import dump
     from perf_offcpu.perfdata.reader import PerfDataReader
 
     check_ownership(args.input, args.force)

@@ -29,8 +29,8 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, Stage
 from perf_offcpu.model.columns import Strings
+from perf_offcpu.model.coverage import united
 from perf_offcpu.model.recording import Budget, PythonFrames, Spans, WaitObjects
-from perf_offcpu.model.spans import united
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
 

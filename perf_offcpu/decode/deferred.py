@@ -29,9 +29,8 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag, Samples
-from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.events import Events, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.trailers import read_trailers
 
 _USER, _MARKER = np.uint64(CallchainContext.USER), np.uint64(CallchainContext.USER_DEFERRED)
 MARKER_WORDS = 2

@@ -27,7 +27,7 @@ from perf_offcpu.decode.continued import joined_budget, seen_again, without_cont
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Renumber
 from perf_offcpu.model.join import join, renumbered, to_rows
-from perf_offcpu.model.mappings import KERNEL_SPACE, kernel_map
+from perf_offcpu.model.lookup import KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Maps, Meta, Recording, Tasks
 from perf_offcpu.structs import frozen
 

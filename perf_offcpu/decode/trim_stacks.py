@@ -17,7 +17,7 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, Bool, distinct
-from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording, Samples
 
 _KERNEL_HALF = np.uint64(1 << 63)

@@ -19,9 +19,9 @@ from perf_offcpu.fleet.profile import MARKS, profile_of
 from perf_offcpu.fleet.selection import Selection, cut_to_times, filtered, in_hours, utc
 from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.losses import LossCause, Losses, Stage
+from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.sampling import Sampling
 from perf_offcpu.report.style import plural
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable

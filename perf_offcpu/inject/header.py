@@ -17,10 +17,9 @@ from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.inject.options import RewriteOptions
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.events import NO_TIME, EventSpec
 from perf_offcpu.perfdata.features import Features, event_desc_body, feature_body, text_body
 from perf_offcpu.perfdata.tracing_data import tracepoint_formats
-from perf_offcpu.perfdata.trailers import NO_TIME
 
 LAST_FEATURE_6_1 = Feature.PMU_CAPS
 """perf 6.1 skips later ones as it reads, but its own inject crashes on them."""

@@ -26,13 +26,12 @@ from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, callers_of, 
 from perf_offcpu.decode.tasks.columns import TaskRecords
 from perf_offcpu.inject.header import has_stacks
 from perf_offcpu.losses import Losses
+from perf_offcpu.model.callchains import Snapshots
 from perf_offcpu.model.columns import I32, I64, U64, distinct, is_among
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Samples, Tasks
-from perf_offcpu.model.snapshots import Snapshots
-from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
 from perf_offcpu.perfdata.write.columns import woven
 
 

@@ -41,10 +41,9 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.recording import Meta, Recording
 from perf_offcpu.perfdata.compressed import CompressedWriter
-from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.events import Events, EventSpec, record_times, with_written_miscs
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.trailers import record_times, with_written_miscs
 from perf_offcpu.perfdata.write.columns import bytes_of, woven
 from perf_offcpu.perfdata.write.pipe import PipeWriter
 from perf_offcpu.perfdata.write.readable import readable_events, readable_records

@@ -26,9 +26,8 @@ from perf_offcpu.inject.payload_words import payloads
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.recording import Samples
-from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, sample_times
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.trailers import NO_TIME, sample_times
 from perf_offcpu.perfdata.write.columns import (
     Column,
     Pieces,

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold callchains before symbolization, ragged rows of raw words, and find equal ones.
+"""Hold callchains before symbolization, ragged rows of raw words, and find equal ones; hold snapshots of stacks.
 
-The words are those of the wire, leaf first, context markers included (`abi.sample.CallchainContext`), so
-that writing a chain back gives the same bytes. Rows with equal 64-bit hashes are compared word by word: a
-collision of hashes can never merge two chains.
+The words are those of the wire, leaf first, context markers included (`abi.sample.CallchainContext`), so that writing
+a chain back gives the same bytes. Rows with equal 64-bit hashes are compared word by word: a collision of hashes can
+never merge two chains.
+
+A snapshot is the thread's user registers and the bytes of its stack from the stack pointer upwards, to be unwound
+later. The bytes can be anything that the program had on its stack, secrets included, and are dropped once they are
+unwound.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,13 +32,11 @@ _HALF = np.uint64(32)
 class Ragged:
     """n rows of different length in one array (compressed sparse rows).
 
-    Args:
-        offsets: int64[n + 1], ascending from 0; row i is `values[offsets[i]:offsets[i + 1]]`.
-        values: uint64[offsets[n]].
+    Row i is `values[offsets[i]:offsets[i + 1]]`.
     """
 
-    offsets: I64 = field(default_factory=lambda: np.zeros(1, np.int64))
-    values: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    offsets: I64 = field(default_factory=lambda: np.zeros(1, np.int64))  # int64[n + 1], ascending from 0
+    values: U64 = field(default_factory=lambda: np.empty(0, np.uint64))  # uint64[offsets[n]]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -51,8 +54,7 @@ class Ragged:
     def from_lists(cls, rows: list[list[int]]) -> Ragged:
         """Make rows of Python lists; for tests and rare records."""
         lengths = np.array([len(row) for row in rows], np.int64)
-        flat = [word for row in rows for word in row]
-        return cls(offsets_of(lengths), np.array(flat, np.uint64))
+        return cls(offsets_of(lengths), np.array([word for row in rows for word in row], np.uint64))
 
     @classmethod
     def concat(cls, parts: list[Ragged]) -> Ragged:
@@ -85,7 +87,7 @@ class Ragged:
         return Ragged(*gather_rows(self.values.view(np.uint8), rows))
 
     def replaced(self, rows: I64, others: Ragged) -> Ragged:
-        """Replace the rows `some` (int64[m], distinct) by `others`."""
+        """Replace the rows `rows` (int64[m], distinct) by `others`."""
         if not len(rows):
             return self
         row = np.arange(len(self))
@@ -164,11 +166,7 @@ def _powers(bits: int) -> tuple[U64, U64]:
 
 
 def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
-    """Return the different rows in order of first appearance.
-
-    Returns:
-        (unique, ids): ids is int32[n], the row in `unique` that equals row i.
-    """
+    """Return the different rows in order of first appearance, and int32[n], which of them each row equals."""
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
     first, ids = first_of_each(hash_rows(chains))
@@ -181,8 +179,7 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 def first_of_each(keys: U64) -> tuple[I64, I32]:
     """Number the distinct keys in order of first appearance.
 
-    Returns:
-        (first, ids): int64[k], where each appears first; int32[n], which of them each key is.
+    Returns (first, ids): int64[k], where each appears first; int32[n], which of them each key is.
     """
     order = np.argsort(keys)
     ascending = keys[order]
@@ -219,3 +216,51 @@ def _unique_by_bytes(chains: Ragged) -> tuple[Ragged, I32]:
     ids = np.array([seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32)
     first = np.unique(ids, return_index=True)[1]
     return chains.take(first), ids
+
+
+class StackWords(NamedTuple):
+    """n stacks: `words[begins[i]:begins[i] + lengths[i]]`, lowest address first."""
+
+    words: U64
+    begins: I64
+    lengths: I64
+
+
+class StoredStacks(Protocol):
+    """Words of stacks that are not in memory."""
+
+    @property
+    def lengths(self) -> I64:
+        """Return the number of words of each stack: int64[n]."""
+
+    def read_stacks(self, rows: I64) -> StackWords:
+        """Read some stacks, which are valid until the next call."""
+
+
+@mutable
+class Snapshots:
+    """n snapshots of 64-bit tasks."""
+
+    # uint64[n], the registers of each, a bit for each of perf's numbers (attr.sample_regs_user)
+    mask: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    registers: Ragged = field(default_factory=Ragged)  # their values, lowest number first
+    stack: Ragged | StoredStacks = field(default_factory=Ragged)  # words of the stack, lowest address first
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def read_stacks(self, rows: I64 | I32) -> StackWords:
+        """Read the stacks of some snapshots, which are valid until the next call."""
+        rows = rows.astype(np.int64, copy=False)
+        if not isinstance(self.stack, Ragged):
+            return self.stack.read_stacks(rows)
+        begins = self.stack.offsets[rows]
+        return StackWords(self.stack.values, begins, self.stack.offsets[1:][rows] - begins)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every snapshot has the registers that its mask names."""
+        self.registers.check()
+        if isinstance(self.stack, Ragged):
+            self.stack.check()
+        assert len(self.mask) == len(self.registers) == len(self.stack.lengths)
+        assert [int(mask).bit_count() for mask in self.mask.tolist()] == self.registers.lengths.tolist()

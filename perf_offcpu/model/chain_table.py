@@ -18,7 +18,6 @@ from perf_offcpu.model.growing import GrowingArray
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BITS = 10
-
 MAX_STEPS = 100
 """By accident, one hash in 2^100 takes that many; hashes made to collide would take as many as there are."""
 
@@ -121,18 +120,13 @@ class HashIndex:
     def add(self, hashes: U64, rows: I32) -> bool:
         """Add different hashes that are not here yet.
 
-        Returns:
-            True if each found a slot within `MAX_STEPS`; if not, the index can no longer be used.
+        Returns True if each found a slot within `MAX_STEPS`; if not, the index can no longer be used.
         """
         self._used += len(hashes)
-        if 2 * self._used > len(self._rows) and not self._grow():
-            return False
-        return self._put(hashes, rows)
-
-    def _grow(self) -> bool:
-        taken = np.flatnonzero(self._rows >= 0)
-        hashes, rows = self._hashes[taken], self._rows[taken]
-        self._make((4 * self._used - 1).bit_length())
+        if 2 * self._used > len(self._rows):
+            taken = np.flatnonzero(self._rows >= 0)
+            hashes, rows = np.append(self._hashes[taken], hashes), np.append(self._rows[taken], rows)
+            self._make((4 * self._used - 1).bit_length())
         return self._put(hashes, rows)
 
     def _put(self, hashes: U64, rows: I32) -> bool:
@@ -140,10 +134,10 @@ class HashIndex:
         for _ in range(MAX_STEPS):
             free = np.flatnonzero(self._rows[slot] < 0)
             self._rows[slot[free]] = rows[free]
-            mine = free[self._rows[slot[free]] == rows[free]]  # of several hashes with a slot, one gets it
-            self._hashes[slot[mine]] = hashes[mine]
+            placed = free[self._rows[slot[free]] == rows[free]]  # of several hashes with a slot, one gets it
+            self._hashes[slot[placed]] = hashes[placed]
             left = np.ones(len(slot), np.bool_)
-            left[mine] = False
+            left[placed] = False
             slot, step, hashes, rows = slot[left], step[left], hashes[left], rows[left]
             if not len(slot):
                 return True

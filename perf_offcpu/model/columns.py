@@ -41,8 +41,7 @@ strings that are names of threads), times, times since when a row holds (0: befo
 processes and threads, CPUs, ids of cgroups and of wait objects. "": something that means the same in every
 recording."""
 
-Renumber = Callable[[NDArray[Any]], NDArray[Any]]
-"""Return the new values of a column."""
+Renumber = Callable[[NDArray[Any]], NDArray[Any]]  # returns the new values of a column
 
 
 class Column(NamedTuple):
@@ -63,8 +62,7 @@ def column(dtype: str, doc: str, *, unit: str = "", sentinel: int | None = None,
 class Table:
     """Base of all tables. A subclass declares its columns with `column`, after those of its base."""
 
-    columns: ClassVar[Mapping[str, Column]] = {}
-    """Declarations by name, in order."""
+    columns: ClassVar[Mapping[str, Column]] = {}  # declarations by name, in order
 
     def __init_subclass__(cls) -> None:
         own = {name: attribute for name, attribute in vars(cls).items() if isinstance(attribute, Column)}
@@ -84,14 +82,11 @@ class Table:
     @classmethod
     def filled(cls, rows: int, **columns: Any) -> Self:
         """Make a table of the given columns, converted to their dtype, and sentinels or 0 elsewhere."""
-        arrays = {}
-        for name, declared in cls.columns.items():
-            value = columns.pop(name, None)
-            if value is None:
-                arrays[name] = np.full(rows, declared.sentinel or 0, declared.dtype)
-            else:
-                arrays[name] = np.ascontiguousarray(value, declared.dtype)
-        return cls(**arrays, **columns)
+        table = cls.sparse(rows, **columns)
+        for name in cls.columns:
+            if columns.get(name) is None:
+                setattr(table, name, getattr(table, name).copy())
+        return table
 
     @classmethod
     def sparse(cls, rows: int, **columns: Any) -> Self:

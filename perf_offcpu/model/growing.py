@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from perf_offcpu.model.columns import I64, Table
 
 _FIRST = 1 << 14
-_HUGE = 4 << 20
-"""Bytes from which on a column gets huge pages (of 2 MB on most machines)."""
-
+_HUGE = 4 << 20  # bytes from which on a column gets huge pages (of 2 MB on most machines)
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -37,11 +35,7 @@ class GrowingArray:
         return self._used // self.dtype.itemsize
 
     def append(self, values: NDArray[Any]) -> None:
-        """Add values of that dtype.
-
-        Raises:
-            BufferError: the mapping has to grow, and a view of it is alive, so that it cannot move.
-        """
+        """Add values of that dtype; raise BufferError if the mapping has to move and a view of it is alive."""
         if len(values):
             self.extend(len(values))[:] = values
 
@@ -53,11 +47,12 @@ class GrowingArray:
         return np.frombuffer(room, self.dtype, count, begin)
 
     def _with_room_for(self, size: int) -> mmap.mmap:
-        room = self._room
+        # Rounded up to a power of two: a mapping of whole huge pages begins at one, and moves as a whole.
+        room, rounded = self._room, max(_FIRST, 1 << (size - 1).bit_length())
         if room is None:
-            room = self._room = mmap.mmap(-1, _rounded(size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            room = self._room = mmap.mmap(-1, rounded, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         elif size > len(room):
-            room.resize(_rounded(size))
+            room.resize(rounded)
         else:
             return room
         if len(room) >= _HUGE and _ADVICE is not None:
@@ -79,11 +74,6 @@ class GrowingArray:
         """Return the values, not copied, and leave the array empty."""
         values, self._room, self._used = self.view(), None, 0
         return values
-
-
-def _rounded(size: int) -> int:
-    """Round up to a power of two: a mapping of whole huge pages begins at one, and moves as a whole."""
-    return max(_FIRST, 1 << (size - 1).bit_length())
 
 
 Kind = TypeVar("Kind", bound=Table)
@@ -130,25 +120,19 @@ def _repeats(part: NDArray[Any], value: NDArray[Any]) -> bool:
 
 
 class GrowingTable(Generic[Kind]):
-    """A table that grows.
-
-    Args:
-        kind: the table's class.
-    """
+    """A table of a class that grows."""
 
     def __init__(self, kind: type[Kind]) -> None:
         self._kind = kind
-        self._columns = {name: GrowingColumn(one.dtype) for name, one in kind.columns.items()}
+        self._columns = {name: GrowingColumn(declared.dtype) for name, declared in kind.columns.items()}
 
     def append(self, table: Kind) -> None:
         """Add rows."""
         self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Append the rows of several tables; the places of all parts are a permutation of 0 to n - 1.
-
-        Args:
-            places: int64[n], ascending, for each table.
+        """Append the rows of several tables, at places (int64[n], ascending) that together are a permutation of 0 to
+        n - 1.
         """
         count = sum(map(len, places))
         runs = [_as_run(place) for place in places]

@@ -20,13 +20,11 @@ from perf_offcpu.abi.attr import AttrFlag, SampleType
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import Bool, Renumber, Strings, tables_of
+from perf_offcpu.model.coverage import Sampling, united
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Evsel, Meta, Recording, WaitObjects
-from perf_offcpu.model.sampling import joined_sampling
-from perf_offcpu.model.spans import united
 
 Part = TypeVar("Part", Recording, Profile)
-
 PID_STEP: Final = 10_000_000
 """Pids and tids of host k are increased by k times this number, in profiles of several hosts.
 
@@ -78,9 +76,7 @@ def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
 def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     """Join recordings, or profiles, to one whose rows come part by part.
 
-    Args:
-        parts: at least one; recordings without snapshots, because those are unwound before.
-        nr_cpus: the CPUs of all together.
+    Recordings have no snapshots, because those are unwound before. `nr_cpus` are the CPUs of all together.
     """
     strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
     first: Counter[str] = Counter()
@@ -99,7 +95,7 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     joined: dict[str, Any] = {
         name: type(table).concat([getattr(part, name) for part in done]) for name, table in tables_of(done[0]).items()
     }
-    joined |= {"strings": strings, "evsels": [one for _, one in evsels.values()]}
+    joined |= {"strings": strings, "evsels": [evsel for _, evsel in evsels.values()]}
     joined["losses"] = dict(sum((Counter(part.losses) for part in parts), Counter()))
     joined["cgroups"] = {id_: path for part in parts for id_, path in part.cgroups.items()}
     meta = joined["meta"] = _joined_meta([part.meta for part in parts], nr_cpus)
@@ -120,13 +116,13 @@ def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
     first = offsets_of(np.array([len(table) for table in tables], np.int64))
 
     def change(ids: NDArray[Any]) -> NDArray[Any]:
-        found = np.zeros(len(ids), np.uint64)
-        for other in [number, *(index for index in range(len(tables)) if index != number)]:
+        joined_ids = np.zeros(len(ids), np.uint64)
+        for other in sorted(range(len(tables)), key=lambda index: index != number):
             ids_before = tables[other].id
             place = np.searchsorted(ids_before, ids)
-            hit = (found == 0) & (ids != 0) & (np.append(ids_before, np.uint64(0))[place] == ids)
-            found[hit] = place[hit] + int(first[other]) + 1
-        return found
+            hit = (joined_ids == 0) & (ids != 0) & (np.append(ids_before, np.uint64(0))[place] == ids)
+            joined_ids[hit] = place[hit] + int(first[other]) + 1
+        return joined_ids
 
     return change
 
@@ -153,13 +149,12 @@ def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
     clock = next((meta for meta in metas if meta.wall_clock_ns), metas[0])
     commands = dict.fromkeys(meta.cmdline for meta in metas if meta.cmdline)
     builds = {meta.kernel_build_id for meta in metas}
+    names = ("os_release", "arch", "version", "cpu_desc", "source")
+    texts = {name: _listed([getattr(meta, name) for meta in metas]) for name in names}
     return Meta(
+        **texts,
         hostname=_listed([meta.hostname for meta in metas], ","),
-        os_release=_listed([meta.os_release for meta in metas]),
-        arch=_listed([meta.arch for meta in metas]),
-        version=_listed([meta.version for meta in metas]),
         cmdline=tuple(word for command in commands for word in (";", *command))[1:],
-        cpu_desc=_listed([meta.cpu_desc for meta in metas]),
         nr_cpus=nr_cpus,
         clockid=clock.clockid,
         wall_clock_ns=clock.wall_clock_ns,
@@ -171,10 +166,16 @@ def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
         first_ns=min((meta.first_ns for meta in metas if meta.first_ns >= 0), default=-1),
         last_ns=max(meta.last_ns for meta in metas),
         kernel_build_id=builds.pop() if len(builds) == 1 else "",
-        source=_listed([meta.source for meta in metas]),
         parts=tuple(united(span for meta in metas for span in meta.recorded)),
     )
 
 
 def _listed(texts: Sequence[str], comma: str = ", ") -> str:
     return comma.join(dict.fromkeys(filter(None, texts)))
+
+
+def joined_sampling(parts: Sequence[Sampling]) -> Sampling:
+    """Return the sampling of several recordings; the longest period stands for all."""
+    names = Sampling._fields
+    longest = {name: max((getattr(part, name) for part in parts), default=0) for name in names if "period" in name}
+    return Sampling(**{name: sum(getattr(part, name) for part in parts) for name in names} | longest)

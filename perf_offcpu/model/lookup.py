@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look up rows of tables that are valid for threads or processes at times, many at once."""
+"""Look up many rows at once: those valid for threads or processes at times, and the mappings of addresses."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from perf_offcpu.model.columns import I32, I64, distinct
+from perf_offcpu.model.columns import I32, I64, U64, distinct
+from perf_offcpu.model.recording import Maps, Recording, Spaces
 
-_BLOCK = 1 << 16
-"""Number of look-ups per step, so that intermediate columns stay in the cache of a core."""
+_BLOCK = 1 << 16  # number of look-ups per step, so that intermediate columns stay in the cache of a core
 
 
 def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
@@ -18,9 +20,8 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
         ids, begins: the table, sorted by (id, begin); a row is valid until the next row of the same id.
         wanted, times: the ids and times to look up; a time of -1 finds the last row of the id.
 
-    Returns:
-        int32[n]: the last row of the id with begin <= time, else the first row of the id (assumed to be valid
-        before its record), -1 if the id is not in the table.
+    Returns int32[n]: the last row of the id with begin <= time, else the first row of the id (assumed to be valid
+    before its record), -1 if the id is not in the table.
     """
     if not len(ids):
         return np.full(len(wanted), -1, np.int32)
@@ -31,20 +32,19 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     first_rows = _first_rows(ids)
     result = np.empty(len(wanted), np.int32)
     for block in (slice(index, index + _BLOCK) for index in range(0, len(wanted), _BLOCK)):
-        one, time = wanted[block], times[block]
-        rows = _first_row(first_rows, ids, one)
+        id_, time = wanted[block], times[block]
+        rows = _first_row(first_rows, ids, id_)
         # Most ids have one row, which is valid at all times.
-        several = np.flatnonzero((sorted_ids[rows + 1] == one) & (rows >= 0))
-        one, time = one[several], time[several]
+        several = np.flatnonzero((sorted_ids[rows + 1] == id_) & (rows >= 0))
+        id_, time = id_[several], time[several]
         rank = np.where(time < 0, len(ranks), np.searchsorted(ranks, time, side="right") - 1)
-        row = np.searchsorted(table, (one.astype(np.int64) << 32) + rank, side="right") - 1
-        rows[several] = np.where(sorted_ids[row] == one, row, row + 1)
+        row = np.searchsorted(table, (id_.astype(np.int64) << 32) + rank, side="right") - 1
+        rows[several] = np.where(sorted_ids[row] == id_, row, row + 1)
         result[block] = rows
     return result
 
 
-_MAX_ID = 1 << 22
-"""All thread ids are smaller (the kernel's PID_MAX_LIMIT)."""
+_MAX_ID = 1 << 22  # all thread ids are smaller (the kernel's PID_MAX_LIMIT)
 
 
 def _first_rows(ids: I32) -> I32 | None:
@@ -63,3 +63,63 @@ def _first_row(first_rows: I32 | None, ids: I32, wanted: I32) -> I32:
         return np.where(ids[slot] == wanted, slot, -1).astype(np.int32)
     inside = np.clip(wanted, 0, len(first_rows) - 1)
     return np.where(inside == wanted, first_rows[inside] - np.int32(1), np.int32(-1))
+
+
+KERNEL_SPACE = -1
+NO_MAP = -1
+KERNEL_DSO = "[kernel.kallsyms]"
+
+
+class KernelMap(NamedTuple):
+    """The kernel's own map: a symbol (`_text`), its recorded address, the build-id in hex; "", 0 unknown."""
+
+    symbol: str = ""
+    address: int = 0
+    build_id: str = ""
+
+
+def kernel_map(recording: Recording) -> KernelMap:
+    """Find the map of the kernel itself, not of its modules."""
+    maps, dsos, strings = recording.maps, recording.dsos, recording.strings
+    for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
+        path = strings[int(dsos.path[maps.dso[row]])]
+        if path.startswith(KERNEL_DSO):
+            build_id = strings[int(dsos.build_id[maps.dso[row]])]
+            return KernelMap(path[len(KERNEL_DSO) :], int(maps.pgoff[row]), build_id)
+    return KernelMap()
+
+
+def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32:
+    """Return the mapping of each (address space, address): int32[n], rows of `maps`; NO_MAP where there is none.
+
+    An address that an image does not map is looked up in the image that it replaced: that one called execve(), and
+    until it returns, the caller's frames are addresses of the old image.
+
+    Args:
+        maps: sorted by (space, start), not overlapping within a space.
+        table: the recording's spaces.
+        spaces: int32[n], rows in spaces; -1 the kernel's.
+    """
+    row = _find(maps, spaces, addresses)
+    missing = np.flatnonzero((row == NO_MAP) & (spaces >= 0))
+    before = table.previous[spaces[missing]]
+    missing, before = missing[before >= 0], before[before >= 0]
+    row[missing] = _find(maps, before, addresses[missing])
+    return row
+
+
+def _find(maps: Maps, spaces: I32, addresses: U64) -> I32:
+    row = np.full(len(addresses), NO_MAP, np.int32)
+    if not len(addresses):
+        return row
+    order = np.argsort(spaces, kind="stable")
+    present, first = np.unique(spaces[order], return_index=True)
+    lows, highs = np.searchsorted(maps.space, present), np.searchsorted(maps.space, present, side="right")
+    for rows, low, high in zip(np.split(order, first[1:]), lows.tolist(), highs.tolist(), strict=True):
+        if low == high:
+            continue
+        address = addresses[rows]
+        slot = np.searchsorted(maps.start[low:high], address, side="right") - 1 + low
+        hit = (slot >= low) & (address < maps.end[slot])
+        row[rows[hit]] = slot[hit]
+    return row

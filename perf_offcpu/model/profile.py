@@ -23,30 +23,20 @@ from perf_offcpu.structs import mutable
 class ProgramRule(NamedTuple):
     """Class and idleness of waits by the functions of a program; see Documentation/wait-classes.md.
 
-    Args:
-        program: the program or library, for people.
-        meaning: what is waited for, for people.
-        frames: functions, one of which is in the stack; "" any stack. Code without a name is called by its
-            file, `[python3.11]`. This and the next four are regular expressions for whole names, separated
-            by blanks.
-        callers: functions, one of which called that of `frames`; "" any.
-        comm: names of threads; "" any.
-        syscall: system calls; "" any.
-        waits: labels of the classes by the general rules that the rule is about; "" all but run queue and
-            page fault.
-        wait_class: label of the class of such waits; "" leaves it as it is.
-        for_work: whether the thread waits for its next piece of work; None leaves it as it is.
+    `frames` to `syscall` are regular expressions for whole names, separated by blanks; "" matches all. Code without a
+    name is called by its file, `[python3.11]`.
     """
 
-    program: str
-    meaning: str
-    frames: str = ""
-    callers: str = ""
-    comm: str = ""
+    program: str  # the program or library, for people
+    meaning: str  # what is waited for, for people
+    frames: str = ""  # functions, one of which is in the stack
+    callers: str = ""  # functions, one of which called that of `frames`
+    comm: str = ""  # names of threads
     syscall: str = ""
+    # labels of the classes by the general rules that the rule is about; "" all but run queue and page fault
     waits: str = ""
-    wait_class: str = ""
-    for_work: bool | None = None
+    wait_class: str = ""  # label of the class of such waits; "" leaves it as it is
+    for_work: bool | None = None  # the thread waits for its next piece of work; None leaves it as it is
 
 
 _KERNEL_DSOS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
@@ -132,8 +122,7 @@ class Profile:
     cgroups: dict[int, str] = field(default_factory=dict)
     build_ids: dict[int, str] = field(default_factory=dict)  # dso (string) → hex build-id that never changed
     losses: dict[LossCause, int] = field(default_factory=dict)
-    rules: tuple[ProgramRule, ...] = ()
-    """Rules of the user on waits of programs, which precede the built-in ones."""
+    rules: tuple[ProgramRule, ...] = ()  # rules of the user on waits of programs, which precede the built-in ones
     meta: Meta = field(default_factory=Meta)
 
     def build_id(self, dso: int) -> str:

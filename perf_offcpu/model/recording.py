@@ -18,11 +18,9 @@ import numpy as np
 
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.columns import I32, I64, U8, U16, U32, U64, Bool, Strings, Table, column, tables_of
-from perf_offcpu.model.sampling import Sampling
-from perf_offcpu.model.snapshots import Snapshots
-from perf_offcpu.model.spans import gaps, united
+from perf_offcpu.model.coverage import Sampling, gaps, united
 from perf_offcpu.structs import frozen, mutable
 
 
@@ -50,9 +48,7 @@ class SampleFlag(enum.IntFlag):
     AT_PAUSE = 1 << 18  # with STILL_BLOCKED: when a pause began, or its thread is in a later recording
 
 
-SUM_FLAGS = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
-"""Flags of samples that are no single waits with a place in time."""
-
+SUM_FLAGS = SampleFlag.AGGREGATED | SampleFlag.UNTIMED  # flags of samples that are no single waits with a place in time
 _row = partial(column, "i4", sentinel=-1)
 _text = partial(column, "u4", domain="strings")
 _comm = partial(column, "u4", domain="comm")
@@ -249,8 +245,7 @@ class Evsel:
     unit: str = ""  # unit of periods: "ns" where the event counts time, else "" (occurrences)
 
 
-Spans = tuple[tuple[int, int], ...]
-"""(begin, end) of times, ns."""
+Spans = tuple[tuple[int, int], ...]  # (begin, end) of times, ns
 
 
 @mutable

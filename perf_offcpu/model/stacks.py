@@ -16,14 +16,10 @@ from perf_offcpu.model.columns import I32, I64
 
 
 def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
-    """Build the tree of n chains of frame ids.
+    """Build the tree of n chains of frame ids, leaf first (uint64 values below 2^31).
 
-    Args:
-        chains: n rows of frame ids, leaf first (uint64 values below 2^31).
-
-    Returns:
-        (parent, frame, stack): int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's
-        leaf, -1 for an empty chain; roots have parent -1; `parent[s] < s`.
+    Returns (parent, frame, stack): int32[nodes], int32[nodes], int32[n]; `stack[i]` is the node of chain i's leaf, -1
+    for an empty chain; roots have parent -1; `parent[s] < s`.
     """
     lengths = chains.lengths
     order = np.argsort(-lengths, kind="stable")  # longest first: the chains alive at depth d are a prefix
@@ -42,11 +38,11 @@ def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
         total += len(keys)
     stack = np.empty(len(chains), np.int32)
     stack[order] = node
-    return _flat(parents), _flat(frames), stack
-
-
-def _flat(levels: list[I64]) -> I32:
-    return np.concatenate(levels).astype(np.int32) if levels else np.empty(0, np.int32)
+    parent, frame = (
+        np.concatenate([np.empty(0, np.int32), *levels], dtype=np.int32, casting="unsafe")
+        for levels in (parents, frames)
+    )
+    return parent, frame, stack
 
 
 def depths(parent: I32) -> I64:
@@ -78,19 +74,18 @@ def path_lengths(parent: I32, nodes: I64) -> I64:
 
 
 def paths_of_nodes(parent: I32, nodes: I64, *, leaf_first: bool = False) -> tuple[I64, I64]:
-    """Return the nodes on the way from the root to each of some nodes.
+    """Return the nodes on the way from the root to each of some nodes, root first by default.
 
-    Returns:
-        (offsets, path): int64[k + 1], where each path begins; int64[n], its nodes, root first by default.
+    Returns (offsets, path): int64[k + 1], where each path begins; int64[n], its nodes.
     """
     offsets = offsets_of(path_lengths(parent, nodes))
     path = np.empty(int(offsets[-1]), np.int64)
     step, place = (1, offsets[:-1].copy()) if leaf_first else (-1, offsets[1:] - 1)
-    at = nodes
-    while len(at):
-        path[place] = at
-        above = parent[at]
-        place, at = place[above >= 0] + step, above[above >= 0].astype(np.int64)
+    node = nodes
+    while len(node):
+        path[place] = node
+        above = parent[node]
+        place, node = place[above >= 0] + step, above[above >= 0].astype(np.int64)
     return offsets, path
 
 

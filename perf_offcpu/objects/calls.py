@@ -24,8 +24,7 @@ from perf_offcpu.objects.elf.plt import find_stubs, slot_names
 from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
 
-_LONGEST: Final = 7
-"""Bytes of the longest of these instructions."""
+_LONGEST: Final = 7  # bytes of the longest of these instructions
 _MAX_EXPORTS: Final = 1 << 20
 """Symbols of .dynsym in which a name is looked up; the largest libraries have some 300 000."""
 _SIGNAL_RETURNS: Final[dict[int, bytes]] = {
@@ -35,18 +34,11 @@ _SIGNAL_RETURNS: Final[dict[int, bytes]] = {
 
 
 def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
-    """Find the functions that n instructions call.
+    """Find the functions that n instructions call; `offsets` (uint64[n]) are file offsets of their last bytes.
 
-    Args:
-        offsets: uint64[n], the file offset of the last byte of each instruction.
-
-    Returns:
-        (names, targets): the name by which the dynamic linker looked the function up, b"" if it did not;
-        the address of a function of the same file, NO_ADDRESS for others.
-
-    Raises:
-        FormatError: PLT, relocations or symbols are damaged.
-        OSError: the file cannot be read.
+    Returns (names, targets): the name by which the dynamic linker looked the function up, b"" if it did not; the
+    address of a function of the same file, NO_ADDRESS for others. Raises FormatError if PLT, relocations or symbols
+    are damaged, OSError if the file cannot be read.
     """
     targets, slots = _decode(image, offsets)
     stubs = find_stubs(image) if (targets != NO_ADDRESS).any() else []

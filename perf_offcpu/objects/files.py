@@ -40,15 +40,13 @@ _MAX_BYTES: Final = 1 << 20
 def vdso_image() -> bytes:
     """Return the bytes of the vDSO of this process: a 64-bit ELF shared object for a 64-bit process.
 
-    Raises:
-        OSError: the memory of the process cannot be read.
-        FormatError: the process has no vDSO.
+    Raises OSError if the memory of the process cannot be read, FormatError if it has no vDSO.
     """
     with open("/proc/self/maps", "rb") as maps:
-        found = [line for line in maps if line.rstrip().endswith(VDSO.encode())]
-    if not found:
+        line = next((line for line in maps if line.rstrip().endswith(VDSO.encode())), None)
+    if line is None:
         raise FormatError("/proc/self/maps", VDSO, "this process has no vDSO")
-    start, end = (int(word, 16) for word in found[0].split(b" ", 1)[0].split(b"-"))
+    start, end = (int(word, 16) for word in line.split(b" ", 1)[0].split(b"-"))
     fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, min(end - start, _MAX_BYTES), start)
@@ -63,8 +61,7 @@ _STORAGE: Final = frozenset(
 )
 _MAX_PATH: Final = 4096
 _JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
-_SHORT_IDS: Final = (16, 8)
-"""Bytes of build-ids that are no SHA-1: UUID or MD5, and the short hash of lld."""
+_SHORT_IDS: Final = (16, 8)  # bytes of build-ids that are no SHA-1: UUID or MD5, and the short hash of lld
 _ALLOWANCE_NS: Final = 2 * 10**9
 
 
@@ -93,8 +90,7 @@ def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
 def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -> ElfImage:
     """Open the file of one of a recording's dsos for the life of `stack`; `[vdso]` is the running kernel's.
 
-    Raises:
-        Refused: there is none, or not the right one.
+    Raises Refused if there is none, or not the right one.
     """
     dsos, meta = recording.dsos, recording.meta
     name, hex_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
@@ -112,8 +108,8 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
     except Refused as problem:
         pids = [] if problem.cause is losses.NO_FILE else pids_of_dso(recording, dso)
         others = [path for path in recording.paths.get(hex_id, ()) if path != name]
-        if build_id and (image_found := _by_build_id(name, build_id, search, pids, others, stack)):
-            return image_found
+        if build_id and (same_object := _by_build_id(name, build_id, search, pids, others, stack)):
+            return same_object
         raise
 
 
@@ -169,9 +165,8 @@ def _by_build_id(
 ) -> ElfImage | None:
     """Open the same object at another path, identified by its build-id; None if there is none.
 
-    Args:
-        pids: processes that had it mapped.
-        others: paths that the recording has for it elsewhere, as of files below another root directory.
+    `pids` are processes that had it mapped, `others` paths that the recording has for it elsewhere, as of files below
+    another root directory.
     """
     paths = [path for unpadded in _unpadded(build_id) for path in objects_by_build_id(unpadded, search)]
     if search.processes and _is_plain(name):

@@ -39,30 +39,21 @@ from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.objects.symtab import NO_ADDRESS, VERSION, Symbols, SymbolTable, alias_rank, join
 from perf_offcpu.structs import frozen
 
-KIND: Final = f"symbols{VERSION}"
-"""Kind of cache file."""
-MAX_SYMBOLS: Final = 1 << 23
-"""Rows of one symbol table that are read; the largest programs have some two million."""
-MAX_MINI_DEBUG: Final = 1 << 26
-"""Bytes that .gnu_debugdata may unpack to."""
+KIND: Final = f"symbols{VERSION}"  # kind of cache file
+MAX_SYMBOLS: Final = 1 << 23  # rows of one symbol table that are read; the largest programs have some two million
+MAX_MINI_DEBUG: Final = 1 << 26  # bytes that .gnu_debugdata may unpack to
 _MAX_SEGMENTS: Final = 64
 _PAGE: Final = np.uint64(4096)
 
 
 @frozen
 class ElfFile:
-    """A file with code.
-
-    Args:
-        build_id: its GNU build-id, b"" if it has none.
-        loads: its PT_LOAD segments, rows of `headers.SEGMENT`.
-        symbols: its functions, at addresses as in the file.
-    """
+    """A file with code."""
 
     path: str
-    build_id: bytes
-    loads: Rows
-    symbols: SymbolTable
+    build_id: bytes  # its GNU build-id, b"" if it has none
+    loads: Rows  # its PT_LOAD segments, rows of `headers.SEGMENT`
+    symbols: SymbolTable  # its functions, at addresses as in the file
 
 
 def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
@@ -97,13 +88,9 @@ def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
 def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
     """Read the functions of an executable or shared object.
 
-    Args:
-        search: where its separate debug file is looked up, if it has no .symtab itself, and where the table
-            is kept; None: nowhere.
-
-    Raises:
-        OSError: it cannot be opened or read.
-        FormatError: it is no ELF executable or shared object, or is damaged.
+    `search` says where its separate debug file is looked up, if it has no .symtab itself, and where the table is
+    kept; None: nowhere. Raises OSError if it cannot be opened or read, FormatError if it is no ELF executable or
+    shared object, or is damaged.
     """
     with open_elf(path, search.cache if search else None) as image:
         return symbols_of(image, search)
@@ -160,12 +147,8 @@ def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:
     """Return the rows of one symbol table section that can name or bound code, and its string bytes.
 
-    Args:
-        starts: uint64[number of sections], addresses of the sections of an unlinked object, from which its
-            symbols count; symbols of sections at NO_ADDRESS are left out.
-
-    Raises:
-        FormatError: the table is damaged or too large.
+    `starts` (uint64[number of sections]) are addresses of the sections of an unlinked object, from which its symbols
+    count; symbols of sections at NO_ADDRESS are left out. Raises FormatError if the table is damaged or too large.
     """
     if table.size > MAX_SYMBOLS * elf.SYM[image.bits].size():
         raise FormatError(image.path, "symbol table", f"{table.size} bytes are too many", table.offset)
@@ -183,10 +166,10 @@ def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -
 def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | None) -> Symbols:
     """Return the symbols defined in sections that perf keeps, as columns in native byte order."""
     section = rows["st_shndx"].astype(np.intp)
-    kind, binding = rows["st_info"] & 15, rows["st_info"] >> 4
+    kind, binding, visibility = rows["st_info"] & 15, rows["st_info"] >> 4, rows["st_other"] & 3
     function = (kind == elf.SymbolType.FUNC) | (kind == elf.SymbolType.GNU_IFUNC)
-    label = (kind == elf.SymbolType.NOTYPE) & ((rows["st_other"] & 3) != elf.Visibility.HIDDEN)
-    label &= (rows["st_other"] & 3) != elf.Visibility.INTERNAL
+    label = (kind == elf.SymbolType.NOTYPE) & (visibility != elf.Visibility.HIDDEN)
+    label &= visibility != elf.Visibility.INTERNAL
     text, data = _holds(image, b"text")[section], _holds(image, b"data")[section]
     loaded = (image.sections["sh_flags"][section] & np.uint64(elf.SectionFlag.ALLOC)) != 0
     keep = loaded & (function | (label & (text | data)) | (kind == elf.SymbolType.OBJECT))

@@ -30,8 +30,7 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 
 MAX_BYTES: Final = 1 << 28
-MAX_LINES: Final = 1 << 22
-"""Each takes 200 bytes of memory; large JVMs have some 100 000."""
+MAX_LINES: Final = 1 << 22  # a line takes 200 bytes of memory; large JVMs have some 100 000
 _SLACK_NS: Final = 2 * 10**9
 _OTHER_ROOT: Final = re.compile(r"(?P<root>/proc/\d+/root)/(?P<path>.+)")
 _MAX_LINKS: Final = 8
@@ -53,21 +52,19 @@ class JitName(NamedTuple):
 class PerfMaps:
     """Find the perf maps of a recording's processes; each is read once.
 
-    Args:
-        symfs: directory below which maps are looked up; "" the running system.
-        force: accept maps of other users.
+    Maps are looked up below the directory `symfs`; "" is the running system. `force` accepts maps of other users.
     """
 
     def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
         self.recording, self.symfs, self.force = recording, symfs, force
-        self._found: dict[int, SymbolTable | LossCause] = {}
+        self._tables: dict[int, SymbolTable | LossCause] = {}
 
     def of(self, pid: int) -> SymbolTable | LossCause:
         """Return the functions of a process, or the reason why there are none."""
-        if pid not in self._found:
+        if pid not in self._tables:
             text = self.text_of(pid)
-            self._found[pid] = text if isinstance(text, LossCause) else parse_perf_map(text)
-        return self._found[pid]
+            self._tables[pid] = text if isinstance(text, LossCause) else parse_perf_map(text)
+        return self._tables[pid]
 
     def text_of(self, pid: int) -> bytes | LossCause:
         """Return the text of the map of a process, or the reason why there is none to trust."""
@@ -117,16 +114,11 @@ def _namespaced_pid(pid: int) -> int:
 def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: int = 0) -> bytes:
     """Return the text of a map.
 
-    Any user can put a file of this name into /tmp: a link to a file that only root may read, or a second name
-    of one. So only links of root and of the caller are followed, and their target is checked as well.
-
-    Args:
-        force: accept a map of any user.
-        born_ns, died_ns: wall-clock times between which the process lived; 0 unknown.
-
-    Raises:
-        FileRefusedError: it must not be trusted, is no regular file, or larger than any real map.
-        OSError: it cannot be read.
+    Any user can put a file of this name into /tmp: a link to a file that only root may read, or a second name of one.
+    So only links of root and of the caller are followed, and their target is checked as well. `force` accepts a map
+    of any user; `born_ns` and `died_ns` are wall-clock times between which the process lived, 0 unknown. Raises
+    FileRefusedError if it must not be trusted, is no regular file, or larger than any real map; OSError if it cannot
+    be read.
     """
     trusted = {0, os.geteuid()}
     for _ in range(_MAX_LINKS):
@@ -147,7 +139,10 @@ def read_perf_map(path: str, *, force: bool = False, born_ns: int = 0, died_ns: 
             raise FileRefusedError(path, "it has a second name")
         if is_mostly_holes(status):
             raise FileRefusedError(path, "it consists of holes")
-        _check_time(path, status.st_mtime_ns, born_ns, died_ns)
+        if born_ns and status.st_mtime_ns < born_ns - _SLACK_NS:
+            raise FileRefusedError(path, "it is older than the process")
+        if died_ns and status.st_mtime_ns > died_ns + _SLACK_NS:
+            raise FileRefusedError(path, "it was written after the process had ended")
         text = read_bounded(fd, MAX_BYTES, path)
         if text.count(b"\n") > MAX_LINES:
             raise FileRefusedError(path, f"it has more than {MAX_LINES} lines")
@@ -165,13 +160,6 @@ def _directory_of(path: str) -> Directory:
     return Directory.named(place)
 
 
-def _check_time(path: str, changed_ns: int, born_ns: int, died_ns: int) -> None:
-    if born_ns and changed_ns < born_ns - _SLACK_NS:
-        raise FileRefusedError(path, "it is older than the process")
-    if died_ns and changed_ns > died_ns + _SLACK_NS:
-        raise FileRefusedError(path, "it was written after the process had ended")
-
-
 def parse_perf_map(text: bytes) -> SymbolTable:
     """Parse the text of a map; skip lines of another form."""
     numbers, line_at = array("Q"), 0  # a list of tuples takes ten times as much memory
@@ -182,15 +170,8 @@ def parse_perf_map(text: bytes) -> SymbolTable:
         line_at += len(line)
     start_of, size_of, name_of = np.frombuffer(numbers, np.uint64).reshape(-1, 3).T
     kept = _not_replaced(start_of, size_of)
-    rows = Symbols.filled(
-        len(kept),
-        start=start_of[kept],
-        size=size_of[kept],
-        name=name_of[kept].astype(np.uint32),
-        limit=np.full(len(kept), NO_ADDRESS),
-        code=np.ones(len(kept), np.uint8),
-    )
-    return SymbolTable(rows, text.replace(b"\n", b"\0"))
+    columns = {"start": start_of[kept], "size": size_of[kept], "name": name_of[kept], "limit": NO_ADDRESS, "code": 1}
+    return SymbolTable(Symbols.sparse(len(kept), **columns), text.replace(b"\n", b"\0"))
 
 
 def _parse_line(line: bytes) -> tuple[int, int, int] | None:

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from perf_offcpu.binary.fields import to_int
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import is_mostly_holes
@@ -40,23 +41,14 @@ _MAX_MAPS: Final = 1 << 24
 
 @frozen
 class Search:
-    """Directories in which files are looked up, and the cache of their tables.
+    """Directories in which files are looked up, and the cache of their tables."""
 
-    Args:
-        symfs: directory below which recorded paths are looked up; "" the root.
-        buildid_dir: a build-id cache as perf's; "" none.
-        debug_roots: directories with separate debug files.
-        debuginfod_dir: debuginfod's cache of this user; "" none. Nothing is fetched.
-        processes: look into processes that still run.
-        cache: keeps headers, symbols, frame rules and source lines of files; None: nothing is kept.
-    """
-
-    symfs: str = ""
-    buildid_dir: str = ""
-    debug_roots: Sequence[str] = ()
-    debuginfod_dir: str = ""
-    processes: bool = False
-    cache: DiskCache | None = None
+    symfs: str = ""  # directory below which recorded paths are looked up; "" the root
+    buildid_dir: str = ""  # a build-id cache as perf's; "" none
+    debug_roots: Sequence[str] = ()  # directories with separate debug files
+    debuginfod_dir: str = ""  # debuginfod's cache of this user; "" none. Nothing is fetched.
+    processes: bool = False  # look into processes that still run
+    cache: DiskCache | None = None  # of headers, symbols, frame rules and source lines of files; None: none
 
     @classmethod
     def usual(cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None) -> Search:
@@ -204,7 +196,7 @@ def debug_link(image: ElfImage) -> tuple[str, int]:
     crc = data[crc_at : crc_at + 4]
     if len(crc) < 4:
         return "", 0
-    return name.decode("utf-8", "replace"), int.from_bytes(crc, "little" if image.order == "<" else "big")
+    return name.decode("utf-8", "replace"), to_int(crc, image.order)
 
 
 def file_crc(image: ElfImage) -> int | None:

@@ -33,14 +33,10 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Table, column
 
-VERSION: Final = 2
-"""Number of these rules: raise it with each change of them, so that tables in caches are made again."""
-NO_ADDRESS: Final = np.uint64(2**64 - 1)
-"""Stands for "no address here"; no symbol covers it."""
-MAX_NAME: Final = 1 << 16
-"""Bytes of the longest name that is decoded; the rest of a longer one is cut off."""
-UNTYPED: Final = 4
-"""Ranks from here on are those of NOTYPE symbols."""
+VERSION: Final = 2  # number of these rules: raise it with each change of them, so that tables in caches are made again
+NO_ADDRESS: Final = np.uint64(2**64 - 1)  # stands for "no address here"; no symbol covers it
+MAX_NAME: Final = 1 << 16  # bytes of the longest name that is decoded; the rest of a longer one is cut off
+UNTYPED: Final = 4  # ranks from here on are those of NOTYPE symbols
 _UNDERSCORES_COUNTED: Final = 8
 _USUAL_NAME: Final = 256
 _STEP: Final = 1 << 20
@@ -79,11 +75,7 @@ def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
 
 
 class SymbolTable:
-    """Named, disjoint or nested address ranges.
-
-    Args:
-        rows: symbols in file order.
-        strings: the bytes in which `rows.name` are offsets.
+    """Named, disjoint or nested address ranges: of symbols in file order, whose names are offsets in `strings`.
 
     Attributes:
         start, end: uint64[n], sorted by start; end is exclusive; starts are unique.

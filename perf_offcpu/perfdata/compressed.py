@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decompress and compress records: one zstd stream cut into PERF_RECORD_COMPRESSED and COMPRESSED2 records.
 
-The stream is flushed after each record and never ended, so one decompressor serves all records of a file; the
-output of a record may end inside an inner record. After an error perf begins a new frame, and so do we.
+The stream is flushed after each record and never ended, so one decompressor serves all records of a file; the output
+of a record may end inside an inner record. After an error perf begins a new frame, and so do we.
 
-Appended bytes become one zstd stream, flushed after each block and never ended, in PERF_RECORD_COMPRESSED
-records (type 81), which perf reads from 5.2 on. A block is small enough for its record even if nothing in it
-can be compressed; the stream's window goes on, so small blocks cost little.
+What we write are PERF_RECORD_COMPRESSED records (type 81), which perf reads from 5.2 on. A block is small enough for
+its record even if nothing in it can be compressed; the stream's window goes on, so small blocks cost little.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from perf_offcpu.perfdata.features import feature_body
 from perf_offcpu.perfdata.scan import HEADER_SIZE
 from perf_offcpu.perfdata.write.writer import FileWriter, whole_records
 
-MAX_OUTPUT = 64 << 20
-"""Most bytes that one record may decompress to: perf writes less than the size of its ring."""
-
+MAX_OUTPUT = 64 << 20  # most bytes that one record may decompress to: perf writes less than the size of its ring
 MAX_RATIO = 256
 """Most bytes of output for each byte of input, beyond `MAX_OUTPUT`: samples compress less (seen: 4 to 40)."""
 
@@ -48,10 +45,7 @@ class Decompressor:
     def feed(self, kind: int, record: bytes, order: Order) -> Iterator[bytes | None]:
         """Yield the bytes that one compressed record (header included) adds to the inner stream.
 
-        None stands for missing bytes, after which a new frame begins.
-
-        Raises:
-            CapabilityError: no zstd library for this Python.
+        None stands for missing bytes, after which a new frame begins. Raises CapabilityError without a zstd library.
         """
         try:
             data = RECORD_LAYOUTS[kind].unpack(record, order, start=HEADER_SIZE)["data"]
@@ -99,8 +93,7 @@ def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
 
     Bytes before an exception are yielded before it is raised.
     """
-    waiting: list[bytes] = []
-    size = 0
+    waiting, size = list[bytes](), 0
     try:
         for piece in pieces:
             waiting.append(piece)
@@ -114,12 +107,8 @@ def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
     yield b"".join(waiting)
 
 
-LEVEL = 3
-"""zstd's own default; perf's is 1."""
-
-BLOCK = 60_000
-"""Bytes that become one record: zstd adds 0.4 % and some headers at worst, and a record has 65 535."""
-
+LEVEL = 3  # zstd's own default; perf's is 1
+BLOCK = 60_000  # bytes that become one record: zstd adds 0.4 % and some headers at worst, and a record has 65 535
 _MMAP_LEN = 129 * 4096
 """Bytes that perf allocates for the content of one record; it writes 129 pages with its default rings."""
 
@@ -127,11 +116,7 @@ _ZSTD = 1
 
 
 class CompressedWriter:
-    """A `FileWriter` whose records are compressed.
-
-    Raises:
-        CapabilityError: no zstd library for this Python.
-    """
+    """A `FileWriter` whose records are compressed; raises CapabilityError without a zstd library."""
 
     def __init__(self, writer: FileWriter, level: int = LEVEL) -> None:
         self.writer, self.level = writer, level
@@ -150,9 +135,7 @@ class CompressedWriter:
             self.writer.append(*pieces)
             return
         data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces)).cast("B")
-        records = []
-        for index in range(0, len(data), BLOCK):
-            records.append(self._record(data[index : index + BLOCK]))
+        records = [self._record(data[index : index + BLOCK]) for index in range(0, len(data), BLOCK)]
         try:
             self.writer.append(*records)
         except FileFullError as problem:

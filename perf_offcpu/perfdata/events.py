@@ -1,9 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the evsel of each record by the ids in the records.
+"""Find the evsel of each record by the ids in the records, and read the trailers and times of records, as columns.
 
-Each evsel has one id per CPU or thread. Samples hold the id at a place that follows from sample_type, other
-kernel records hold it in their trailer. The rules are perf's own
-(tools/perf/util/evlist.c: evlist__event2evsel, tools/perf/util/evsel.c: __evsel__sample_id_pos).
+Each evsel has one id per CPU or thread. Samples hold the id at a place that follows from sample_type, other kernel
+records hold it in their trailer. The rules are perf's own (tools/perf/util/evlist.c: evlist__event2evsel,
+tools/perf/util/evsel.c: __evsel__sample_id_pos).
+
+Every kernel record but SAMPLE ends with a trailer (`abi.sample.TRAILER`), laid out by the sample_type of the event
+that wrote it; a sample has the same fields in front. A trailer is found from the end: the place of the event's id in
+it follows from the first event, because perf demands that all events agree on it (tools/perf/util/evlist.c:
+evlist__valid_sample_type). Id 0 is the first event's: perf's own records, which describe what was there before, have
+a trailer of zeros.
+
+The kernel writes one mapping to all events that ask for mappings, and for those with attr.build_id it sets
+MISC_MMAP_BUILD_ID in a header that all of them share; it never clears the flag (kernel/events/core.c:
+perf_event_mmap_output(), seen in 6.18). While one recorder asks for build-ids, as perf 7.2 does, the records of all
+others have the flag, too, over maj, min and ino. perf 6.1 takes the major number for a length and overruns its stack
+(abort in util/build-id.c).
+
+Such records are recognized because build-ids have at most 20 bytes, and an event that did not ask gets none. Records
+that perf synthesized stay as they are, and so do sizes of 20 or 16 bytes, as build-ids have.
 """
 
 from __future__ import annotations
@@ -15,10 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
-from perf_offcpu.abi.sample import SampleShape
+from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordType
+from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
+from perf_offcpu.binary.columnar import read_columns
 from perf_offcpu.binary.fields import Order
-from perf_offcpu.binary.gather import gather_u64
+from perf_offcpu.binary.gather import I64, gather_u64
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
+from perf_offcpu.structs import mutable
 
 _SOFTWARE_NAMES: dict[int, str] = {config: config.name.lower().replace("_", "-") for config in SoftwareConfig}
 
@@ -60,10 +78,9 @@ class Events:
         rows = np.repeat(np.arange(-1, len(specs)), [1, *(len(spec.ids) for spec in specs)]).clip(0)
         self._ids, first, claim = np.unique(ids, return_index=True, return_inverse=True)
         self._rows = rows[first].astype(np.int32)
-        self.duplicates = int(((rows != rows[first][claim]) & (ids != 0)).sum())
-        """Number of ids that more than one event has."""
+        self.duplicates = int(((rows != rows[first][claim]) & (ids != 0)).sum())  # ids that several events have
+        # The attr that decides the layout of trailers, and the place of ids.
         self.first = specs[0].attr if specs else Attr()
-        """The attr that decides the layout of trailers, and the place of ids."""
         # Without any ids, samples of one layout are read as the first event's.
         alike = len({spec.shape for spec in specs}) == 1
         self._unknown = np.int32(0 if alike and are_all and len(self._ids) == 1 else -1)
@@ -80,8 +97,8 @@ class Events:
             return np.full(len(rows), 0 if self.specs else -1, np.int32)
         starts = chunk.starts[rows] + HEADER_SIZE + 8 * place
         inside = chunk.sizes[rows] >= HEADER_SIZE + 8 * (place + 1)
-        found = self.lookup(gather_u64(chunk.data, np.where(inside, starts, 0), self.order))
-        return np.where(inside, found, np.int32(-1)).astype(np.int32)
+        evsels = self.lookup(gather_u64(chunk.data, np.where(inside, starts, 0), self.order))
+        return np.where(inside, evsels, np.int32(-1)).astype(np.int32)
 
     def lookup(self, ids: NDArray[np.uint64]) -> NDArray[np.int32]:
         """Return the evsel of each id: int32[n]; -1 unknown. In a file of one event every id is its own."""
@@ -99,3 +116,141 @@ def sample_id_place(kind: SampleType) -> int | None:
         before = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.ADDR
         return (kind & before).bit_count()
     return None
+
+
+I32 = NDArray[np.int32]
+U64 = NDArray[np.uint64]
+NO_TIME = np.uint64(2**63)  # times from here on are dummies, as perf writes them for sums of off-cpu time
+_U64 = 8
+UNKNOWN = np.int32(-2)
+
+
+@mutable
+class Trailers:
+    """The trailers of n records."""
+
+    evsel: I32  # int32[n], the event that wrote the record; -1 unknown, or without a trailer
+    size: I64  # int64[n], bytes of the trailer; 0 without one
+    time: U64  # uint64[n], ns as in the file; 0 without a trailer
+    # pid, tid, cpu: int32[n], -1 without a trailer
+    pid: I32
+    tid: I32
+    cpu: I32
+
+
+def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) -> Trailers:
+    """Read the trailers of some records of a chunk (`rows`), in that order; samples have none.
+
+    `unknown` is the evsel that stands for unknown events.
+    """
+    owners = owners_of(chunk, rows, events)
+    trailers = Trailers(
+        np.where(owners == UNKNOWN, np.int32(unknown), owners),
+        np.zeros(len(rows), np.int64),
+        np.zeros(len(rows), np.uint64),
+        *(np.full(len(rows), -1, np.int32) for _ in range(3)),
+    )
+    for number in np.flatnonzero(np.bincount(trailers.evsel[trailers.evsel >= 0])).tolist():
+        _read(chunk, rows, events, number, trailers)
+    return trailers
+
+
+def id_place(kind: SampleType) -> int | None:
+    """Return the place of the event's id in u64 words before the record's end; None if trailers have no id.
+
+    Source: tools/perf/util/evsel.c, __perf_evsel__calc_is_pos().
+    """
+    if kind & SampleType.IDENTIFIER:
+        return 1
+    if kind & SampleType.ID:
+        return 1 + (kind & (SampleType.CPU | SampleType.STREAM_ID)).bit_count()
+    return None
+
+
+def owners_of(chunk: Chunk, rows: I64, events: Events) -> I32:
+    """Return the evsel of each record: int32[n]; -1 where there is no trailer, UNKNOWN of unknown events."""
+    kinds, sizes = chunk.types[rows], chunk.sizes[rows]
+    has = (kinds < FIRST_USER_TYPE) & (kinds != RecordType.SAMPLE) & events.sample_id_all
+    place = id_place(events.first.sample_type) if events.needs_ids else None
+    if place is None:
+        return np.where(has, 0, -1).astype(np.int32)
+    starts = chunk.starts[rows] + sizes - _U64 * place
+    is_whole = has & (sizes >= HEADER_SIZE + _U64 * place)
+    owner = events.lookup(gather_u64(chunk.data, np.where(is_whole, starts, 0), events.order))
+    return np.where(has, np.where(is_whole & (owner >= 0), owner, UNKNOWN), np.int32(-1)).astype(np.int32)
+
+
+def _read(chunk: Chunk, rows: I64, events: Events, number: int, into: Trailers) -> None:
+    """Read the trailers of one evsel."""
+    own = np.flatnonzero(into.evsel == number)
+    kind = events.specs[number].attr.sample_type
+    size = TRAILER.size(kind)
+    fits = chunk.sizes[rows[own]] >= HEADER_SIZE + size
+    into.evsel[own[~fits]] = -1
+    own = own[fits]
+    into.size[own] = size
+    ends = chunk.starts[rows[own]] + chunk.sizes[rows[own]]
+    scalars = read_columns(TRAILER, chunk.data, ends - size, ends, events.order, kind).scalars
+    for name in scalars.keys() & {"time", "pid", "tid", "cpu"}:
+        column = getattr(into, name)
+        column[own] = scalars[name].view(column.dtype)
+
+
+def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
+    """Return uint64[n]: the TIME field of samples with known evsels; 0 if they have none."""
+    times = np.zeros(len(rows), np.uint64)
+    for number in np.flatnonzero(np.bincount(evsel[evsel >= 0])).tolist():
+        shape = events.specs[number].shape
+        if not shape.flags & SampleType.TIME:
+            continue
+        offset = HEADER_SIZE + SAMPLE.offset("time", shape)
+        own = np.flatnonzero((evsel == number) & (chunk.sizes[rows] >= offset + _U64))
+        times[own] = gather_u64(chunk.data, chunk.starts[rows[own]] + offset, events.order)
+    return times
+
+
+def record_times(chunk: Chunk, events: Events) -> I64:
+    """Return the time of each record of a chunk in ns: int64[len(chunk)]; 0 without a real time."""
+    rows = np.arange(len(chunk))
+    times = read_trailers(chunk, rows, events).time
+    samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
+    times[samples] = sample_times(chunk, samples, events.of_samples(chunk, samples), events)
+    real: I64 = np.where(times < NO_TIME, times, np.uint64(0)).astype(np.int64)
+    return real
+
+
+_FLAG = np.uint16(Misc.MMAP_BUILD_ID)
+_SIZE_AT = HEADER_SIZE + RECORD_LAYOUTS[RecordType.MMAP2].offset("build_id_size", Misc.MMAP_BUILD_ID)
+_SIZE_MAX = 20
+_SIZES = (16, 20)
+
+
+def without_leaked_flags(chunk: Chunk, events: Events) -> Chunk:
+    """Return the chunk with the `miscs` that its MMAP2 records should have; the bytes stay as they are."""
+    flagged = (chunk.types == RecordType.MMAP2) & ((chunk.miscs & _FLAG) != 0)
+    rows = np.flatnonzero(flagged & (chunk.sizes > _SIZE_AT))
+    if not len(rows):
+        return chunk
+    sizes = chunk.data[chunk.starts[rows] + _SIZE_AT]
+    trailers = read_trailers(chunk, rows, events)
+    asked = np.array([bool(spec.attr.flags & AttrFlag.BUILD_ID) for spec in events.specs] + [False])
+    unasked = (trailers.time > 0) & ~asked[trailers.evsel] & ~np.isin(sizes, _SIZES)
+    leaked = rows[unasked | (sizes > _SIZE_MAX)]
+    if not len(leaked):
+        return chunk
+    miscs = chunk.miscs.copy()
+    miscs[leaked] &= ~_FLAG
+    return replace(chunk, miscs=miscs)
+
+
+def with_written_miscs(chunk: Chunk, order: str) -> Chunk:
+    """Return the chunk with the `miscs` of its MMAP2 records in the bytes, too."""
+    rows = np.flatnonzero(chunk.types == RecordType.MMAP2)
+    starts = chunk.starts[rows] + RECORD_HEADER.offset("misc")
+    places = starts[:, None] + np.arange(2)
+    wanted = chunk.miscs[rows].astype(f"{order}u2").view(np.uint8).reshape(-1, 2)
+    if np.array_equal(chunk.data[places], wanted):
+        return chunk
+    data: NDArray[np.uint8] = chunk.data.copy()
+    data[places] = wanted
+    return replace(chunk, data=data)

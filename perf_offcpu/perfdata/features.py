@@ -22,19 +22,16 @@ from perf_offcpu.abi.features import (
     Feature,
 )
 from perf_offcpu.abi.records import Misc
-from perf_offcpu.binary.fields import Order, padding
+from perf_offcpu.binary.fields import Order, padding, to_int
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import EventSpec
 
-MAX_EVENTS = 65536
-"""The limit of perf 7.2; a larger number is damage."""
-
+MAX_EVENTS = 65536  # the limit of perf 7.2; a larger number is damage
 BUILD_ID_BYTES = 20
 """Room for a build-id in the feature and in MMAP2 records (SHA-1); longer ones are cut, as perf does."""
 
-HOST_PID = -1
-"""`BuildId.pid` of all files that are not a virtual machine's."""
+HOST_PID = -1  # `BuildId.pid` of all files that are not a virtual machine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +45,7 @@ class BuildId:
 
 
 class Features:
-    """The features of one recording: bit → body.
-
-    Args:
-        bodies: as found in the file.
-    """
+    """The features of one recording: bit → body, as found in the file."""
 
     def __init__(self, bodies: Mapping[int, bytes], order: Order, counters: Losses) -> None:
         self.bodies, self.order, self.counters = dict(bodies), order, counters
@@ -102,15 +95,15 @@ class Features:
         if len(described) != len(specs):
             return specs
         return [
-            replace(spec, name=one.name or spec.name, ids=spec.ids or one.ids)
-            for spec, one in zip(specs, described, strict=True)
+            replace(spec, name=entry.name or spec.name, ids=spec.ids or entry.ids)
+            for spec, entry in zip(specs, described, strict=True)
         ]
 
     def build_ids(self) -> list[BuildId]:
         """Return the recorded build-ids, up to the first impossible entry."""
         body, result, offset = self.bodies.get(Feature.BUILD_ID, b""), list[BuildId](), 0
         while offset + BUILD_ID_FIXED_SIZE <= len(body):
-            size = int.from_bytes(body[offset + 6 : offset + 8], "little" if self.order == "<" else "big")
+            size = to_int(body[offset + 6 : offset + 8], self.order)
             if size < BUILD_ID_FIXED_SIZE or offset + size > len(body):
                 break
             entry = BUILD_ID_ENTRY.unpack(body, self.order, None, offset, offset + size)
@@ -127,11 +120,7 @@ def _decoded(text: bytes) -> str:
 
 
 def feature_body(feature: Feature, order: Order = "<", **values: Any) -> bytes:
-    """Return the body of a feature that has a layout, from the layout's fields.
-
-    Raises:
-        LayoutError: a field is missing or does not fit.
-    """
+    """Return the body of a feature from its layout's fields; raise LayoutError if one is missing or does not fit."""
     return FEATURE_LAYOUTS[feature].pack(values, order)
 
 
@@ -157,25 +146,14 @@ def event_desc_body(events: Sequence[EventSpec], order: Order = "<") -> bytes:
 
 def build_id_body(entries: Iterable[BuildId], order: Order = "<") -> bytes:
     """Return the body of BUILD_ID: the build-ids of the mapped files."""
-    return b"".join(_build_id_entry(entry, order) for entry in entries)
-
-
-def _build_id_entry(entry: BuildId, order: Order) -> bytes:
-    build_id = bytes.fromhex(entry.build_id)[:BUILD_ID_BYTES]
-    filename = entry.filename + b"\0"
-    return BUILD_ID_ENTRY.pack(
-        {
-            "type": 0,
-            "misc": entry.cpumode | Misc.BUILD_ID_SIZE,
-            "size": BUILD_ID_FIXED_SIZE + len(filename) + padding(len(filename)),
-            "pid": entry.pid,
-            "build_id": build_id,
-            "build_id_size": len(build_id),
-            "reserved": b"",
-            "filename": entry.filename,
-        },
-        order,
-    )
+    body = b""
+    for entry in entries:
+        build_id, length = bytes.fromhex(entry.build_id)[:BUILD_ID_BYTES], len(entry.filename) + 1
+        values: dict[str, Any] = {"type": 0, "misc": entry.cpumode | Misc.BUILD_ID_SIZE, "reserved": b""}
+        values |= {"size": BUILD_ID_FIXED_SIZE + length + padding(length), "pid": entry.pid}
+        values |= {"build_id": build_id, "build_id_size": len(build_id), "filename": entry.filename}
+        body += BUILD_ID_ENTRY.pack(values, order)
+    return body
 
 
 def encoded(text: str) -> bytes:

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the head of a perf.data file: form, byte order, attrs, features and the place of the data.
 
-Every offset and size may be wrong (a file may be cut, or made to harm): sections are clamped to the file,
-numbers are limited, and unreadable parts are counted. Only a file that is no perf.data, or of an unsupported
-kind, raises.
+Every offset and size may be wrong (a file may be cut, or made to harm): sections are clamped to the file, numbers are
+limited, and unreadable parts are counted. Only a file that is no perf.data, or of an unsupported kind, raises.
+
+In the pipe form the head arrives as records before the records that it describes (`PipeHead`): HEADER_ATTR holds an
+event and its ids, EVENT_UPDATE its name, HEADER_FEATURE the body of a feature, HEADER_BUILD_ID an entry of the
+feature BUILD_ID, HEADER_TRACING_DATA the formats of tracepoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field, replace
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import ATTR_SIZE_VER0, unpack_attr
+from perf_offcpu.abi.attr import ATTR_SIZE_MAX, ATTR_SIZE_VER0, unpack_attr
 from perf_offcpu.abi.features import (
     FEATURE_BITS,
     FILE_HEADER,
@@ -28,18 +31,18 @@ from perf_offcpu.abi.features import (
     SECTION,
     Feature,
 )
-from perf_offcpu.binary.fields import Order
-from perf_offcpu.errors import FormatError
+from perf_offcpu.abi.records import EVENT_UPDATE_NAME, RECORD_LAYOUTS, RecordType
+from perf_offcpu.binary.fields import Order, to_int
+from perf_offcpu.errors import FormatError, LayoutError
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features import MAX_EVENTS
+from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.features import MAX_EVENTS, Features
+from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.structs import mutable
 
 MAX_IDS = 1 << 24
 MAX_FEATURE_SIZE = 256 << 20
-_MOST_MISSING = 1 << 60
-"""Most bytes that are counted as missing: sums of such numbers fit an int64."""
-
+_MOST_MISSING = 1 << 60  # most bytes that are counted as missing: sums of such numbers fit an int64
 _SECTION_SIZE = SECTION.size()
 
 
@@ -54,23 +57,19 @@ class FileHead:
     feature_sections: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Bit → (offset, size) as in the file, of readable features and others."""
     data_offset: int = PIPE_HEADER_SIZE
-    data_end: int | None = None
-    """End of the data section; None: the end of the stream."""
+    data_end: int | None = None  # end of the data section; None: the end of the stream
 
 
 def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -> FileHead:
-    """Read the header and the sections that it points to.
+    """Read the header and the sections that it points to; raise FormatError for files of other kinds.
 
     Args:
         stream: at its beginning; seekable unless the file is in pipe form.
         size: of the file in bytes; None if it is unknown (a pipe).
-
-    Raises:
-        FormatError: not a perf.data file, or one of an unsupported kind.
     """
     start = stream.read(PIPE_HEADER_SIZE)
     order = _byte_order(start, path)
-    header_size = int.from_bytes(start[8:16], "little" if order == "<" else "big")
+    header_size = to_int(start[8:16], order)
     if header_size == PIPE_HEADER_SIZE:
         return FileHead(order, is_pipe=True)
     if header_size not in (FILE_HEADER_SIZE, FILE_HEADER_SIZE_OLD):
@@ -211,3 +210,82 @@ class _HeadReader:
 
 def _bits_of(words: list[int]) -> list[int]:
     return [bit for bit in range(FEATURE_BITS) if words[bit // 64] >> (bit % 64) & 1]
+
+
+MAX_PIPE_IDS = 1 << 22  # most event ids that are kept of a pipe: those of 4000 events on 1000 CPUs
+MAX_BUILD_IDS = 16 << 20  # most bytes of build-ids that are kept of a pipe: those of some 200 000 files
+R = RecordType
+_TYPES = np.array([R.HEADER_ATTR, R.HEADER_BUILD_ID, R.HEADER_FEATURE, R.EVENT_UPDATE], np.uint32)
+
+
+class PipeHead:
+    """Collects events and features from header records.
+
+    `specs` are evsels in the header of a file whose recorder was killed before it wrote their names; it may have
+    written them as records, too. `features` are extended by those of the records. `events` are the evsels so far;
+    replaced, not changed, when one is added or named.
+    """
+
+    def __init__(self, features: Features, order: Order, counters: Losses, specs: Sequence[EventSpec] = ()) -> None:
+        self.features, self.order, self.counters = features, order, counters
+        self._specs: list[EventSpec] = list(specs)
+        self.events = Events(list(specs), order)
+        self._row_of_id: dict[int, int] = {}
+        for row, spec in enumerate(specs):
+            self._add_ids(spec.ids, row)
+        self._build_ids = bytearray()
+
+    def take(self, chunk: Chunk) -> None:
+        """Read the header records of a chunk."""
+        rows = np.flatnonzero(np.isin(chunk.types, _TYPES)).tolist()
+        before, build_ids_before = list(self._specs), len(self._build_ids)
+        for row in rows:
+            try:
+                self._take(int(chunk.types[row]), bytes(chunk.record(row)))
+            except LayoutError:
+                self.counters.add(losses.BAD_RECORD)
+        if self._specs != before:
+            self.events = Events(list(self._specs), self.order)
+        if len(self._build_ids) > build_ids_before:
+            self.features.bodies[Feature.BUILD_ID] = bytes(self._build_ids)
+
+    def _take(self, kind: int, record: bytes) -> None:
+        if kind == RecordType.HEADER_ATTR:
+            self._take_attr(record)
+            return
+        if kind == RecordType.HEADER_BUILD_ID:
+            # An entry of the feature except for its type, which is 0 there.
+            if len(self._build_ids) < MAX_BUILD_IDS:
+                self._build_ids += bytes(4) + record[4:]
+            return
+        values = RECORD_LAYOUTS[kind].unpack(record, self.order, start=HEADER_SIZE)
+        if kind == RecordType.HEADER_FEATURE:
+            self._take_feature(values)
+        elif values["kind"] == EVENT_UPDATE_NAME:
+            row = self._row_of_id.get(values["id"])
+            if row is not None:
+                name = values["data"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+                self._specs[row] = replace(self._specs[row], name=name)
+
+    def _take_attr(self, record: bytes) -> None:
+        attr = unpack_attr(record[HEADER_SIZE:], self.order)
+        ids = record[HEADER_SIZE + min(attr.size, len(record)) :]
+        whole = np.frombuffer(ids, f"{self.order}u8", len(ids) // 8).tolist()
+        if len(self._specs) >= MAX_EVENTS or len(self._row_of_id) + len(whole) > MAX_PIPE_IDS:
+            self.counters.add(losses.BAD_ATTRS)
+            return
+        self._add_ids(whole, len(self._specs))
+        kept = attr._replace(size=min(attr.size, ATTR_SIZE_MAX))
+        self._specs.append(EventSpec(kept, ids=tuple(whole)).named())
+
+    def _add_ids(self, ids: Iterable[int], row: int) -> None:
+        for event_id in ids:
+            self._row_of_id.setdefault(event_id, row)
+
+    def _take_feature(self, values: dict[str, Any]) -> None:
+        if values["data"] and values["feat_id"] < FEATURE_BITS:
+            self.features.bodies[values["feat_id"]] = values["data"]
+        if values["feat_id"] == Feature.EVENT_DESC:
+            self._specs = self.features.named(self._specs)
+            for row, spec in enumerate(self._specs):
+                self._add_ids(spec.ids, row)

@@ -27,13 +27,11 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.compressed import Decompressor
-from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.events import Events, without_leaked_flags
 from perf_offcpu.perfdata.features import Features
-from perf_offcpu.perfdata.header import FileHead, read_head
-from perf_offcpu.perfdata.pipe_head import PipeHead
+from perf_offcpu.perfdata.header import FileHead, PipeHead, read_head
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.source import Source, open_file, open_source
-from perf_offcpu.perfdata.trailers import without_leaked_flags
 
 PIECE = 16 << 20
 _COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
@@ -44,7 +42,7 @@ class PerfDataReader:
 
     Attributes:
         head: form of the file and places of its sections.
-        events: its evsels (`perfdata.events.Events`); of a pipe, those so far.
+        events: its evsels; of a pipe, those so far.
         features: its header features.
         counters: damage and losses so far, by cause.
     """
@@ -65,14 +63,10 @@ class PerfDataReader:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a recording.
+        """Open a recording; raise FormatError if it cannot be opened, or is no perf.data.
 
-        Args:
-            path: a file (which may be packed with gzip, xz or zstd), a directory made by
-                `perf record --threads`, a FIFO, or "-" for standard input.
-
-        Raises:
-            FormatError: it cannot be opened, or is no perf.data.
+        The path is a file (which may be packed with gzip, xz or zstd), a directory made by `perf record --threads`, a
+        FIFO, or "-" for standard input.
         """
         directory, main = _parts_of(str(path))
         source = open_source(main, fifo=not directory)
@@ -87,11 +81,8 @@ class PerfDataReader:
     def repeatable(cls, path: str | os.PathLike[str]) -> Iterator[Callable[[], PerfDataReader]]:
         """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR).
 
-        Yields:
-            A function that returns a reader at the beginning. It ends the readers before.
-
-        Raises:
-            FormatError, RecordingError: as `open`; there is no room for the copy.
+        Yields a function that returns a reader at the beginning and ends the readers before. Raises FormatError as
+        `open`, RecordingError if there is no room for the copy.
         """
         directory, main = _parts_of(str(path))
         source = open_source(main, seekable=True, fifo=not directory)
@@ -125,8 +116,7 @@ class PerfDataReader:
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
         """Yield all records once, in file order, decompressed.
 
-        Args:
-            with_compressed: yield the compressed records, too, each before its content.
+        On request, compressed records are yielded, too, each before its content.
         """
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:

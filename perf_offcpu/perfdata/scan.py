@@ -11,24 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
-from perf_offcpu.binary.fields import Buffer, Order
+from perf_offcpu.binary.fields import Buffer, Order, to_int
 from perf_offcpu.binary.gather import gather_fields
 from perf_offcpu.losses import Losses
 from perf_offcpu.structs import mutable
 
-HEADER_SIZE = 8
-"""Bytes of a record's header."""
-
-MAX_TRACING_DATA = 64 << 20
-"""Most bytes of tracepoint formats that are kept of a pipe: perf writes a few MB."""
-
+HEADER_SIZE = 8  # bytes of a record's header
+MAX_TRACING_DATA = 64 << 20  # most bytes of tracepoint formats that are kept of a pipe: perf writes a few MB
 _TRACING_DATA, _AUXTRACE = int(RecordType.HEADER_TRACING_DATA), int(RecordType.AUXTRACE)
 """Types followed by a blob, which the size in the header does not include; the first field is its size."""
 
@@ -40,9 +35,7 @@ _ODD_SIZES = (
 )
 """Types that perf writes with sizes that are no multiple of 8; the records after them are unaligned."""
 
-_SHORT_WINDOW = 4096
-"""Bytes of the first walk after such a record: a walk on into its blob is for nothing."""
-
+_SHORT_WINDOW = 4096  # bytes of the first walk after such a record: a walk on into its blob is for nothing
 _Part = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint16]]
 """Places, types, miscs and sizes of consecutive records."""
 
@@ -79,17 +72,14 @@ class Chunk:
 class Scanner:
     """Turns pieces of bytes into chunks of whole records, and counts other bytes.
 
-    Args:
-        file_offset: where the stream begins in its file.
-        origin: of the chunks.
+    `file_offset` is where the stream begins in its file, `origin` that of the chunks.
     """
 
     def __init__(self, order: Order, counters: Losses, file_offset: int = 0, origin: str = "") -> None:
         self.order, self.counters, self.origin = order, counters, origin
         self.at = file_offset
         self.stopped = False
-        self.tracing_data = bytearray()
-        """The blob after a HEADER_TRACING_DATA record, so far."""
+        self.tracing_data = bytearray()  # the blob after a HEADER_TRACING_DATA record, so far
         self._rest = b""
         self._skip = 0
         self._is_tracing_data = False
@@ -153,7 +143,7 @@ class Scanner:
         width = 4 if self._is_tracing_data else 8
         size = walk.data[record + HEADER_SIZE : end][:width]  # the record's first field
         self.counters.add(losses.BAD_RECORD, int(len(size) < width))
-        self._skip = int.from_bytes(size, "little" if self.order == "<" else "big") if len(size) == width else 0
+        self._skip = to_int(size, self.order) if len(size) == width else 0
         return end + self._skip_blob(walk.data, end)
 
     def _skip_blob(self, data: Buffer, offset: int) -> int:
@@ -182,8 +172,7 @@ class _Walk:
     def records(self, offset: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
         """Find whole records from `offset` on, in about `window` bytes.
 
-        Returns:
-            (starts, end, is_sound): where they begin and end, and whether the rest can still become a record.
+        Returns (starts, end, is_sound): where they begin and end, and whether the rest can still become a record.
         """
         stop, size = min(offset + window, len(self.data)), 0
         parts: list[NDArray[np.int64]] = []
@@ -226,19 +215,13 @@ class _Walk:
 
     def header(self, offset: int) -> tuple[int, int]:
         """Return (type, size) of the record at `offset`."""
-        byteorder: Any = "little" if self.order == "<" else "big"
-        data = self.data
-        return int.from_bytes(data[offset : offset + 4], byteorder), int.from_bytes(
-            data[offset + 6 : offset + 8], byteorder
-        )
+        head = self.data[offset : offset + HEADER_SIZE]
+        return to_int(head[:4], self.order), to_int(head[6:], self.order)
 
 
-_STEPS = [0] * (1 << 16)
-"""By size: the u16 from a record to the next; 0 for sizes that are odd or impossible."""
+_STEPS = [0] * (1 << 16)  # by size: the u16 from a record to the next; 0 for sizes that are odd or impossible
 _STEPS[HEADER_SIZE::8] = range(HEADER_SIZE // 2, 1 << 15, 4)
-
-_BATCH = 256
-"""Records that are walked between looks for a run."""
+_BATCH = 256  # records that are walked between looks for a run
 
 
 def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[np.int64]:

@@ -25,9 +25,7 @@ from perf_offcpu.structs import mutable
 STDIN = "-"
 _IN_MEMORY = 64 << 20
 _BLOCK = 1 << 20
-
-MAX_RATIO = 1000
-"""A packed recording that grows more than this (and beyond `_IN_MEMORY`) is refused."""
+MAX_RATIO = 1000  # a packed recording that grows more than this (and beyond `_IN_MEMORY`) is refused
 
 
 @mutable
@@ -43,13 +41,12 @@ class Source:
 def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Source:
     """Open a regular file, a FIFO, or standard input ("-").
 
+    Raises FormatError if it cannot be opened or unpacked, or is something else (a device, a directory),
+    RecordingError if there is no room for a copy.
+
     Args:
         fifo: allow a FIFO, which the user named, not one inside a directory.
         seekable: copy a pipe.
-
-    Raises:
-        FormatError: it cannot be opened or unpacked, or is something else (a device, a directory).
-        RecordingError: there is no room for a copy.
     """
     if path == STDIN:
         return _source(os.dup(0), "standard input", seekable)
@@ -57,12 +54,9 @@ def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Sour
 
 
 def open_file(path: str, *, fifo: bool = False) -> int:
-    """Open a regular file, or a FIFO if the caller allows it, and return its descriptor.
+    """Open a regular file, or a FIFO if the caller allows it, and return its descriptor; else raise FormatError.
 
     For the first bytes of a FIFO it waits, as `cat` does.
-
-    Raises:
-        FormatError: it cannot be opened, or is another kind of file.
     """
     try:
         fd = open_regular(path, fifo=fifo)
@@ -115,8 +109,7 @@ class _Rejoined(io.RawIOBase):
 
     def __init__(self, start: bytes, stream: BinaryIO) -> None:
         self.start, self.stream = start, stream
-        self.taken = 0
-        """Bytes read through this object."""
+        self.taken = 0  # bytes read through this object
 
     def readable(self) -> bool:
         return True

@@ -79,11 +79,9 @@ class TracepointFormat:
 
 
 def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFormat]:
-    """Return the tracepoints that a recording describes, by id.
+    """Return the tracepoints that the body of TRACING_DATA describes, by id; b"" describes none.
 
-    Args:
-        body: of the feature TRACING_DATA; b"" for none.
-        counters: damage is counted here and ends the reading; the formats before it are returned.
+    Damage is counted and ends the reading; the formats before it are returned.
     """
     formats: dict[int, TracepointFormat] = {}
     try:

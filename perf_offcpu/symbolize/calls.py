@@ -27,7 +27,7 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, Bool, Strings, distinct
-from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.calls import calls_at, exported, is_signal_return
 from perf_offcpu.objects.elf.image import ElfImage

@@ -17,7 +17,7 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, Strings, Table, column
-from perf_offcpu.model.mappings import KERNEL_SPACE
+from perf_offcpu.model.lookup import KERNEL_SPACE
 from perf_offcpu.model.profile import Frames
 from perf_offcpu.objects.symtab import SymbolTable
 

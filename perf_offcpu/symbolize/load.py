@@ -24,7 +24,7 @@ from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import Renumber, Strings, distinct
 from perf_offcpu.model.join import PID_STEP, join, renumbered, shifted, to_rows
-from perf_offcpu.model.mappings import kernel_map
+from perf_offcpu.model.lookup import kernel_map
 from perf_offcpu.model.profile import Objects, Profile
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.search import Search

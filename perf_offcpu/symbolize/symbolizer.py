@@ -27,8 +27,7 @@ from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, Strings, distinct
-from perf_offcpu.model.lookup import rows_at
-from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.lookup import NO_MAP, find_mappings, rows_at
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks
 from perf_offcpu.model.recording import Recording, SampleColumns, SampleFlag, Samples, Spaces
 from perf_offcpu.model.stacks import build_stack_tree

@@ -45,10 +45,9 @@ class CannotEvaluateError(Exception):
 
 
 def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Value:
-    """Evaluate an expression in the current frames of some walks; raise CannotEvaluateError without a value.
+    """Evaluate an expression in the current frames of some walks; raise CannotEvaluateError if it has no value.
 
-    Args:
-        first: initial content of the expression's stack (the CFA, for registers); None: empty.
+    `first` is the initial content of the expression's stack (the CFA, for registers); None: empty.
     """
     machine = _Evaluation(code, state, lanes)
     if first is not None:
@@ -76,9 +75,8 @@ class _Evaluation:
 
     def run(self) -> None:
         while self.at < self.size:
-            op = self.code[self.at]
             self.at += 1
-            self._do(op)
+            self._do(self.code[self.at - 1])
         if self.at != self.size:
             raise CannotEvaluateError
 

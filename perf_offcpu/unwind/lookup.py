@@ -23,23 +23,19 @@ import numpy as np
 from perf_offcpu.abi.machine import Registers
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct
-from perf_offcpu.model.mappings import NO_MAP, find_mappings
+from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, renumbered
 
-OUTSIDE: Final = 0
-"""Rule set of addresses that no mapping covers."""
-NO_CFI: Final = 1
-"""Rule set of code without call frame information."""
-
+OUTSIDE: Final = 0  # rule set of addresses that no mapping covers
+NO_CFI: Final = 1  # rule set of code without call frame information
 _SLOTS: Final = 1 << 18
 _SLOT_SHIFT: Final = np.uint64(64 - 18)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SPACE_SHIFT: Final = np.uint64(48)
-_WIDE_ADDRESS: Final = 1 << 48
-"""User addresses of 48 bits and address spaces of 16 bits make one key."""
+_WIDE_ADDRESS: Final = 1 << 48  # user addresses of 48 bits and address spaces of 16 bits make one key
 _WIDE_SPACE: Final = (1 << 16) - 1
 _NO_KEY: Final = np.uint64(2**64 - 1)
 
@@ -84,8 +80,8 @@ class Rules:
         kinds = words[:, saved] & 7
         self.is_simple = simple & ((kinds == Kind.SAME) | (kinds == Kind.OFFSET)).all(axis=1)
         offsets = self.ra_offset[self.is_simple]
-        one = offsets[0] if len(offsets) and bool((offsets == offsets[0]).all()) else None
-        self.common_ra_offset: np.uint64 | None = one
+        are_equal = len(offsets) > 0 and bool((offsets == offsets[0]).all())
+        self.common_ra_offset: np.uint64 | None = offsets[0] if are_equal else None
         self.is_saved = np.ascontiguousarray((kinds == Kind.OFFSET).T)
         self.saved_offset = np.ascontiguousarray((words[:, saved] >> 3).astype(np.uint64).T)
 
@@ -94,7 +90,6 @@ class CfiLookup:
     """Look up the rule set at addresses of a recording's processes.
 
     Args:
-        registers: of the recording's machine.
         table_of: returns the table of a dso, by its row, or None; called once for each.
         trampolines: finds calls in code without a table; None: no such code is known.
     """
@@ -111,7 +106,7 @@ class CfiLookup:
         self._trampoline = self.rules.add(trampoline_rules(registers)) if trampolines else NO_CFI
         self._tables: dict[int, tuple[FileTable, int] | None] = {}
         self._keys = np.full(_SLOTS, _NO_KEY, np.uint64)
-        self._found = np.zeros(_SLOTS, np.int64)
+        self._rows = np.zeros(_SLOTS, np.int64)
 
     def find(self, spaces: I32, addresses: U64) -> I64:
         """Return int64[n]: the rule set at each (address space, address), a row of `rules`."""
@@ -121,7 +116,7 @@ class CfiLookup:
         slot = keys * _MIX
         slot >>= _SLOT_SHIFT
         slot = slot.view(np.int64)
-        rules_row = self._found.take(slot)
+        rules_row = self._rows.take(slot)
         is_kept = self._keys.take(slot) == keys
         # The key of wider numbers is ambiguous: they are looked up each time.
         if len(keys) and (addresses.max() >= _WIDE_ADDRESS or spaces.max() >= _WIDE_SPACE or spaces.min() < 0):
@@ -132,7 +127,7 @@ class CfiLookup:
             return rules_row
         missing = np.flatnonzero(~is_kept)
         rules_row[missing] = self._look_up(spaces[missing], addresses[missing])
-        self._keys[slot[missing]], self._found[slot[missing]] = keys[missing], rules_row[missing]
+        self._keys[slot[missing]], self._rows[slot[missing]] = keys[missing], rules_row[missing]
         return rules_row
 
     def _look_up(self, spaces: I32, addresses: U64) -> I32:
@@ -154,11 +149,11 @@ class CfiLookup:
         offsets = addresses[mapped] - maps.start[row] + maps.pgoff[row]
         dsos = maps.dso[row]
         for dso in distinct(dsos).tolist():
-            mine = np.flatnonzero(dsos == dso)
-            rules_row[mapped[mine]] = self._in_file(dso, offsets[mine])
+            in_dso = np.flatnonzero(dsos == dso)
+            places = mapped[in_dso]
+            rules_row[places] = self._in_file(dso, offsets[in_dso])
             if self._tables[dso] is None and self.trampolines is not None:
-                map_row = mapped[mine]
-                rules_row[map_row[self.trampolines.are_calls(spaces[map_row], addresses[map_row])]] = self._trampoline
+                rules_row[places[self.trampolines.are_calls(spaces[places], addresses[places])]] = self._trampoline
         return rules_row
 
     def _in_file(self, dso: int, offsets: U64) -> I32:
@@ -189,16 +184,15 @@ class Trampolines:
         result = np.zeros(len(addresses), np.bool_)
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids[pids > 0]).tolist():
-            table, mine = self.maps.of(pid), np.flatnonzero(pids == pid)
+            table, places = self.maps.of(pid), np.flatnonzero(pids == pid)
             if isinstance(table, LossCause):
                 continue
-            rule_row = table.lookup(addresses[mine])
-            mine, rule_row = mine[rule_row >= 0], rule_row[rule_row >= 0]
-            sizes, offsets = (table.end[rule_row] - table.start[rule_row], addresses[mine] - table.start[rule_row])
+            row = table.lookup(addresses[places])
+            places, row = places[row >= 0], row[row >= 0]
+            sizes, offsets = table.end[row] - table.start[row], addresses[places] - table.start[row]
             for size, call in _CALL_IN.items():
                 hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
-                is_python = [table.name(row).startswith("py::") for row in rule_row[hits].tolist()]
-                result[mine[hits]] = is_python
+                result[places[hits]] = [table.name(number).startswith("py::") for number in row[hits].tolist()]
         return result
 
 

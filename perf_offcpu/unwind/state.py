@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perf_offcpu.model.callchains import StackWords
 from perf_offcpu.model.columns import I32, I64, U64, Bool
-from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.lookup import CfiLookup
 
@@ -27,11 +27,7 @@ _IN_WORD = np.uint64(7)
 class End(enum.IntEnum):
     """The end of a walk."""
 
-    UNDER_WAY = 0
-    ROOT = 1
-    EXHAUSTED = 2
-    NO_CFI = 3
-    OUTSIDE = 4
+    UNDER_WAY, ROOT, EXHAUSTED, NO_CFI, OUTSIDE = range(5)
 
 
 class Value(NamedTuple):
@@ -43,19 +39,12 @@ class Value(NamedTuple):
 
 @mutable
 class Threads:
-    """n interrupted threads.
+    """n interrupted threads."""
 
-    Args:
-        spaces: int32[n], address spaces.
-        values: uint64[registers, n], by DWARF number.
-        known: uint64[n], bit by number for each known register.
-        stacks: the words of each stack, from its stack pointer on.
-    """
-
-    spaces: I32
-    values: U64
-    known: U64
-    stacks: StackWords
+    spaces: I32  # int32[n], address spaces
+    values: U64  # uint64[registers, n], by DWARF number
+    known: U64  # uint64[n], bit by number for each known register
+    stacks: StackWords  # the words of each stack, from its stack pointer on
 
     def take(self, rows: I64) -> Threads:
         """Return some of the threads."""
@@ -73,23 +62,21 @@ class WalkState:
         self.spaces = spaces
         self.words, self.begins, self.lengths = stacks.words, stacks.begins, stacks.lengths
         always = {registers.sp, registers.fp, registers.ra}
+        # By DWARF number; registers that are not followed keep the value of the interrupted frame.
         self.values = [
             column.copy() if follow_all or number in always else column for number, column in enumerate(values)
         ]
-        """By DWARF number; registers that are not followed keep the value of the interrupted frame."""
         self.sp, self.fp = self.values[registers.sp], self.values[registers.fp]
         self.bottom, self.pc = values[registers.sp], values[registers.pc].copy()
         self.known = threads.known.copy()
+        # True where the thread was interrupted at `pc`; False where `pc` is a return address.
         self.exact = np.ones(len(spaces), np.bool_)
-        """True where the thread was interrupted at `pc`; False where `pc` is a return address."""
         self.end = np.zeros(len(spaces), np.uint8)
         self.is_first = True
-        self.has_exact = True
-        """True if any walk may be at an exact pc."""
+        self.has_exact = True  # any walk may be at an exact pc
+        # Any walk may not know its frame pointer.
         self.lacks_fp = not self.knows(np.arange(len(spaces)), registers.fp).all()
-        """True if any walk may not know its frame pointer."""
-        self.lost: Bool | None = None
-        """bool[n]: walks that used a register that was not followed; None: no walk did."""
+        self.lost: Bool | None = None  # bool[n]: walks that used a register that was not followed; None: no walk
         self.followed = frozenset(range(registers.count)) if follow_all else frozenset(always)
         self._kept = np.uint64(sum(1 << number for number in (*registers.saved, registers.sp)))
         self._code_mask = np.uint64((1 << registers.code_bits) - 1)
@@ -115,11 +102,7 @@ class WalkState:
         return is_known
 
     def register(self, lanes: I64, number: int) -> Value:
-        """Return the values of a register.
-
-        Raises:
-            IndexError: the register is not followed on this machine.
-        """
+        """Return the values of a register; raise IndexError if it is not followed on this machine."""
         if number == self.registers.pc:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):

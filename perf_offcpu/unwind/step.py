@@ -35,12 +35,10 @@ _ONE: Final = np.uint64(1)
 def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Ragged, U8]:
     """Walk n stacks to their roots.
 
-    Args:
-        budget: the rest of MAX_GENERAL, in a list of one; shared by all walks of an unwinding.
+    `budget` is the rest of MAX_GENERAL, in a list of one; shared by all walks of an unwinding.
 
-    Returns:
-        (callchains, ends): addresses leaf first, each a return address except the first and those of
-        interrupted frames; and the `End` of each.
+    Returns (callchains, ends): addresses leaf first, each a return address except the first and those of interrupted
+    frames; and the `End` of each.
     """
     walk = Walk(lookup, threads, budget)
     chains, ends = walk.run()
@@ -48,9 +46,7 @@ def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Rag
         return chains, ends
     again = np.flatnonzero(walk.lost)
     others, ends[again] = Walk(lookup, threads.take(again), budget, follow_all=True).run()
-    row = np.arange(len(chains))
-    row[again] = len(chains) + np.arange(len(again))
-    return Ragged.concat([chains, others]).take(row), ends
+    return chains.replaced(again, others), ends
 
 
 class Walk(WalkState):
@@ -142,12 +138,12 @@ class Walk(WalkState):
         self.end[lanes[root]] = End.ROOT
         other = np.flatnonzero(~bare & ~root)
         for rule_row in sorted(set(rule[other].tolist())):
-            mine = lanes[other[rule[other] == rule_row]]
+            with_rule = lanes[other[rule[other] == rule_row]]
             self.budget[0] -= 1
             if self.budget[0] < 0:
-                self.end[mine] = End.NO_CFI
+                self.end[with_rule] = End.NO_CFI
             else:
-                _general_frames(self, mine, rule_row)
+                _general_frames(self, with_rule, rule_row)
                 self.has_exact |= bool(rules.is_signal[rule_row])
 
     # Code without rules

@@ -28,11 +28,8 @@ from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, build_table, frame_sections, joined
 from perf_offcpu.unwind.lookup import FileTable
 
-KIND: Final = "frames2"
-"""Kind of cache file; the number changes whenever the tables do, or how they are made."""
-MIN_ROWS: Final = 100
-"""Rows of the smallest table that is kept: smaller ones are made as fast."""
-
+KIND: Final = "frames2"  # kind of cache file; the number changes whenever the tables do, or how they are made
+MIN_ROWS: Final = 100  # rows of the smallest table that is kept: smaller ones are made as fast
 _GO_SWITCHES: Final = (b"runtime.mcall", b"runtime.systemstack", b"runtime.morestack", b"runtime.asmcgocall")
 
 
@@ -81,14 +78,13 @@ def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
         return CfiTable()
     symbols, strings = listed_symbols(image, symtab)
     names = [strings.find(b"\0%s%s\0" % (name, abi)) for name in _GO_SWITCHES for abi in (b"", b".abi0")]
-    found = symbols.take(
-        np.isin(symbols.name, [name_row + 1 for name_row in names if name_row >= 0]) & (symbols.size > 0)
-    )
-    found = found.take(np.argsort(found.start))
-    start = np.column_stack([found.start, found.start + found.size]).reshape(-1)
+    is_switch = np.isin(symbols.name, [place + 1 for place in names if place >= 0]) & (symbols.size > 0)
+    switches = symbols.take(is_switch)
+    switches = switches.take(np.argsort(switches.start))
+    start = np.column_stack([switches.start, switches.start + switches.size]).reshape(-1)
     rules = np.zeros((1, registers.count + 2), np.int64)
     rules[0, registers.ra] = Kind.UNDEFINED
-    return CfiTable(start, np.tile(np.array([0, NO_RULES], np.int32), len(found)), rules)
+    return CfiTable(start, np.tile(np.array([0, NO_RULES], np.int32), len(switches)), rules)
 
 
 def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:

@@ -24,11 +24,10 @@ from perf_offcpu.binary.gather import rows_of
 from perf_offcpu.decode.deferred import join_parts, without_user_parts
 from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.chain_table import ChainTable
 from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
-from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
 from perf_offcpu.structs import mutable
@@ -37,10 +36,8 @@ from perf_offcpu.unwind.state import End, Threads
 from perf_offcpu.unwind.step import MAX_GENERAL, MORE_GENERAL, walk_up
 from perf_offcpu.unwind.tables import FrameTables
 
-BATCH: Final = 1 << 14
-"""Stacks that are unwound together, at most."""
-BATCH_WORDS: Final = 1 << 23
-"""Words of these stacks together, at most."""
+BATCH: Final = 1 << 14  # stacks that are unwound together, at most
+BATCH_WORDS: Final = 1 << 23  # words of these stacks together, at most
 
 _FLAG_OF_END: Final = {
     End.EXHAUSTED: SampleFlag.STACK_EXHAUSTED | SampleFlag.TRUNCATED,
@@ -96,8 +93,7 @@ class Unwinder:
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
         """Unwind all snapshots, batch by batch; count callchains that were cut.
 
-        Args:
-            stack_bytes: usual size of a copy (attr.sample_stack_user).
+        `stack_bytes` is the usual size of a copy (attr.sample_stack_user).
         """
         parts = []
         for first in range(0, len(snapshots), BATCH):
@@ -111,9 +107,8 @@ class Unwinder:
 def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
     """Count callchains that were cut.
 
-    Args:
-        words: length of each copy.
-        stack_bytes: its usual size; a wait whose stack is longer has four times as much.
+    `words` is the length of each copy, `stack_bytes` its usual size; a wait whose stack is longer has four times as
+    much.
     """
     is_exhausted, size = unwound.ends == End.EXHAUSTED, 8 * words
     is_full = (size == stack_bytes) | (size == 4 * stack_bytes)
@@ -127,12 +122,9 @@ def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: 
 def unwind(recording: Recording, search: Search | None = None) -> Recording:
     """Return the recording with its snapshots unwound and dropped.
 
-    A sample whose stack could not be followed to its root keeps the frames that were found, has the flags
-    TRUNCATED and of the cause, and is counted in `losses`.
-
-    Args:
-        search: where files are looked up, and where their tables are kept; None: at the recorded paths, and
-            nowhere.
+    A sample whose stack could not be followed to its root keeps the frames that were found, has the flags TRUNCATED
+    and of the cause, and is counted in `losses`. `search` says where files are looked up, and where their tables are
+    kept; None: at the recorded paths, and nowhere.
     """
     samples, counters = recording.samples, Losses(recording.losses)
     rows = np.flatnonzero(samples.snapshot >= 0)
@@ -210,9 +202,9 @@ def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> t
     known_bits = np.zeros(len(rows), np.uint64)
     masks, begins = snapshots.mask[rows], snapshots.registers.offsets[rows]
     for mask in sorted(set(masks.tolist())):
-        mine = np.flatnonzero(masks == mask)
-        lane: slice | I64 = slice(None) if len(mine) == len(rows) else mine
-        words = rows_of(snapshots.registers.values, begins[mine], mask.bit_count())
+        alike = np.flatnonzero(masks == mask)
+        lane: slice | I64 = slice(None) if len(alike) == len(rows) else alike
+        words = rows_of(snapshots.registers.values, begins[alike], mask.bit_count())
         bits = [bit for bit in range(64) if mask >> bit & 1]
         for place, bit in enumerate(bits):
             number = registers.of_sample[bit] if bit < len(registers.of_sample) else -1

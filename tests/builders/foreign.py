@@ -31,13 +31,12 @@ from perf_offcpu.abi.records import FIRST_USER_TYPE, RECORD_HEADER, RECORD_LAYOU
 from perf_offcpu.abi.sample import SAMPLE, TRAILER, SampleShape
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.events import EventSpec, read_trailers
 from perf_offcpu.perfdata.features import Features, build_id_body, event_desc_body
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.perfdata.tracing_data import MAGIC as TRACING_MAGIC
 from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
-from perf_offcpu.perfdata.trailers import read_trailers
 
 
 def big_endian(path: str | Path) -> bytes:

@@ -21,8 +21,8 @@ with atheris.instrument_imports(include=["perf_offcpu.unwind"]):
 
 from builders.cfi import X86, section, table_of  # noqa: E402
 
+from perf_offcpu.model.callchains import StackWords  # noqa: E402
 from perf_offcpu.model.recording import Dsos, Maps, Recording, Spaces  # noqa: E402
-from perf_offcpu.model.snapshots import StackWords  # noqa: E402
 
 STACK, WALKS, WORDS = 0x7FF000, 16, 64
 

@@ -23,10 +23,9 @@ import numpy as np
 
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.existing.maps import parse_maps
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
-from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.unwinder import Unwinder

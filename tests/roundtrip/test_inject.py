@@ -12,8 +12,8 @@ from builders.injected import inject
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.perfdata.events import record_times
 from perf_offcpu.perfdata.reader import PerfDataReader
-from perf_offcpu.perfdata.trailers import record_times
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]

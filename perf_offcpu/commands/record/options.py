@@ -255,7 +255,7 @@ def lacks_frame_pointers(target: Target, command: tuple[str, ...]) -> bool:
 
 
 def _file_lacks(files: list[str]) -> bool:
-    from perf_offcpu.unwind.frame_pointers import keeps_frame_pointers
+    from perf_offcpu.unwind.cfi.table import keeps_frame_pointers
 
     return not files or len(files) > _MAX_FILES or not all(map(keeps_frame_pointers, files))
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.binary.gather import Rows, gather_rows
+from perf_offcpu.model.callchains import StackWords
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.growing import GrowingArray
-from perf_offcpu.model.snapshots import StackWords
 from perf_offcpu.structs import mutable
 
 _GAP: Final = 1 << 14

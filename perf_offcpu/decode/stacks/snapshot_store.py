@@ -28,10 +28,9 @@ from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.decode.retype import Payload
 from perf_offcpu.decode.stacks.positions import OpenFile, StackPositions
 from perf_offcpu.losses import Losses
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.columns import I32, I64, U64, Bool
 from perf_offcpu.model.growing import GrowingArray
-from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.scan import Chunk
 
 MEMORY: Final = 1 << 28

@@ -28,11 +28,10 @@ from perf_offcpu.binary.gather import Rows, gather
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, Table, column
 from perf_offcpu.model.recording import Samples
-from perf_offcpu.perfdata.events import Events, EventSpec
+from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, read_trailers
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.scan import Chunk
 from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_formats
-from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
 
 
 class SwitchKind(enum.IntEnum):

@@ -18,7 +18,7 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.decode.tasks.columns import MapRuns
 from perf_offcpu.model.callchains import spread
 from perf_offcpu.model.columns import I32, I64
-from perf_offcpu.model.mappings import KERNEL_SPACE
+from perf_offcpu.model.lookup import KERNEL_SPACE
 from perf_offcpu.model.recording import Maps, Spaces
 from perf_offcpu.structs import mutable
 

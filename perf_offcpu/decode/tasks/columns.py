@@ -27,9 +27,8 @@ from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I32, I64, U64, Bool, Table, column
-from perf_offcpu.perfdata.events import Events
+from perf_offcpu.perfdata.events import NO_TIME, Events, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.trailers import NO_TIME, read_trailers
 from perf_offcpu.structs import mutable
 
 _OWN_FIELDS: dict[int, int] = {

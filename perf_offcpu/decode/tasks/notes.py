@@ -17,7 +17,7 @@ from perf_offcpu.abi.records import KSYMBOL_UNREGISTER, PROT_EXEC, CpuMode, Misc
 from perf_offcpu.decode.tasks.columns import MapEvents, TaskRecords
 from perf_offcpu.model.columns import I64, Strings
 from perf_offcpu.model.growing import GrowingTable
-from perf_offcpu.model.mappings import KERNEL_SPACE
+from perf_offcpu.model.lookup import KERNEL_SPACE
 from perf_offcpu.model.recording import Dsos
 
 Note = tuple[Any, ...]

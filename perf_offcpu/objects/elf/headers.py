@@ -30,16 +30,12 @@ from perf_offcpu.cache import Array, DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf.source import Source
 
-KIND: Final = "headers1"
-"""Kind of cache file; the number changes whenever the columns do."""
-MAX_HEADERS: Final = 1 << 16
-"""Sections or segments: real files have at most a few ten thousand."""
+KIND: Final = "headers1"  # kind of cache file; the number changes whenever the columns do
+MAX_HEADERS: Final = 1 << 16  # sections or segments: real files have at most a few ten thousand
 _MAX_SECTION_NAMES: Final = 1 << 24
 _MAX_NOTES: Final = 1 << 16
 _MAX_NOTE_RANGES: Final = 32
-_EXTENDED: Final = 0xFFFF
-"""In e_phnum and e_shstrndx: the number is in section 0, because it does not fit."""
-
+_EXTENDED: Final = 0xFFFF  # in e_phnum and e_shstrndx: the number is in section 0, because it does not fit
 Rows = NDArray[Any]
 
 
@@ -49,8 +45,7 @@ def _words(prefix: str, names: str) -> np.dtype[Any]:
 
 SECTION: Final = _words("sh_", "name type flags addr offset size link info addralign entsize")
 """A section header as a row, with the field names of the gABI and pyelftools."""
-SEGMENT: Final = _words("p_", "type flags offset vaddr filesz memsz align")
-"""A program header as a row."""
+SEGMENT: Final = _words("p_", "type flags offset vaddr filesz memsz align")  # a program header as a row
 _DTYPES: Final = {"head": "<u8", "sections": "<u8", "segments": "<u8", "names": "|u1", "build_id": "|u1"}
 
 

@@ -57,9 +57,7 @@ class ElfImage:
         sections: section headers, rows of SECTION.
         build_id: the GNU build-id; b"" if it has none.
 
-    Raises:
-        FormatError: it is not ELF, or its headers do not fit the file.
-        OSError: it cannot be read.
+    Raises FormatError if it is not ELF, or its headers do not fit the file; OSError if it cannot be read.
     """
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
@@ -128,8 +126,7 @@ class ElfImage:
     def content(self, section: Section, most: int = MAX_SECTION) -> bytes:
         """Return the bytes of a section, uncompressed; b"" for one that occupies no file space.
 
-        Raises:
-            FormatError: they lie outside the file, cannot be uncompressed, or are more than `most`.
+        Raises FormatError if they lie outside the file, cannot be uncompressed, or are more than `most`.
         """
         what = f"section {section.name.decode('ascii', 'replace')}"
         if section.type == SectionType.NOBITS:
@@ -153,10 +150,8 @@ class ElfImage:
 
 @contextmanager
 def open_elf(path: str, cache: DiskCache | None = None) -> Iterator[ElfImage]:
-    """Open an ELF file for the time of a `with` block.
-
-    Raises:
-        OSError, FormatError: as `open_regular` and `ElfImage`.
+    """Open an ELF file for the time of a `with` block; raise OSError and FormatError as `open_regular` and
+    `ElfImage`.
     """
     fd = open_regular(path)
     try:

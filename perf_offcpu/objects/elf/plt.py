@@ -37,7 +37,6 @@ _IRELATIVE: Final = {elf.Machine.X86_64: 37, elf.Machine.AARCH64: 1032}
 """The relocation whose addend is the address of an IFUNC."""
 _MAX_STUBS: Final = 1 << 16
 _MAX_NAME: Final = 1 << 12
-
 Names = dict[int, bytes]
 
 
@@ -113,8 +112,7 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
     """Map each slot (`slots` ascend) to the function whose address its relocation puts there.
 
-    Args:
-        known_symbols: symbols that name the targets of IFUNCs.
+    `known_symbols` are symbols that name the targets of IFUNCs.
     """
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)

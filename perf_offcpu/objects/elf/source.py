@@ -22,8 +22,7 @@ _GZIP: Final = 31  # zlib's wbits for a gzip header
 def uncompress(kind: str, data: bytes, most: int) -> bytes:
     """Uncompress all of `data`, of the kind "zlib", "gzip", "xz" or "zstd", to at most `most` bytes.
 
-    Raises:
-        ValueError: it is damaged, becomes more, is of another kind, or its package is not installed.
+    Raises ValueError if it is damaged, becomes more, is of another kind, or its package is not installed.
     """
     if kind == "zstd":
         return _uncompress_zstd(data, most)
@@ -63,11 +62,7 @@ MAX_SECTION: Final = 1 << 30
 
 
 class Source:
-    """Bytes of known size.
-
-    Args:
-        path: name in errors.
-        content: an open file, or the bytes themselves.
+    """Bytes of known size: of an open file, or the bytes themselves; `path` names them in errors.
 
     Attributes:
         fd: the open file; -1 for bytes in memory.
@@ -92,8 +87,7 @@ class Source:
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at an offset; fewer at the end, or if the file has become shorter.
 
-        Raises:
-            OSError: the disk or the file system fails.
+        Raises OSError if the disk or the file system fails.
         """
         if isinstance(self._content, bytes):
             return self._content[offset : offset + size]
@@ -106,9 +100,7 @@ class Source:
     def read_exactly(self, what: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
         """Return `size` bytes at an offset; `what` names them in errors.
 
-        Raises:
-            FormatError: they lie outside the file, or are more than `ceiling`.
-            OSError: as `read`.
+        Raises FormatError if they lie outside the file, or are more than `ceiling`; OSError as `read`.
         """
         if size > ceiling or offset + size > self.size:
             problem = f"{size} bytes, the file has {self.size}, at most {ceiling} are read"

@@ -39,11 +39,9 @@ class Pieces(NamedTuple):
 
 
 Column = ArrayLike | Ragged | Pieces
-
 _SAMPLE_RECORD = Layout("PERF_RECORD_SAMPLE", *RECORD_HEADER.fields, *SAMPLE.fields, source=SAMPLE.source)
 _ALIGNMENT = 8
-_ROOM = 8
-"""Bytes that the data of any chunk has at least."""
+_ROOM = 8  # bytes that the data of any chunk has at least
 
 
 def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) -> I64:
@@ -57,19 +55,16 @@ def sample_records(
 ) -> tuple[I64, U8]:
     """Write whole SAMPLE records, one for each row, back to back.
 
+    Raises LayoutError if a field is missing, or a record would be larger than its size field can say.
+
     Args:
         shape: of the event that they belong to.
         misc: of each record's header.
-        columns: the fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count`
-            values or one value for all; `Ragged` or `Pieces` for arrays, whose counts need not be given.
-            A count that is given may be larger than its array: zeros follow.
-        count: the number of records.
+        columns: the fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count` values or one
+            value for all; `Ragged` or `Pieces` for arrays, whose counts need not be given. A count that is given may
+            be larger than its array: zeros follow.
 
-    Returns:
-        (offsets int64[count + 1], bytes): record i is `bytes[offsets[i]:offsets[i + 1]]`.
-
-    Raises:
-        LayoutError: a field is missing, or a record would be larger than its size field can say.
+    Returns (offsets int64[count + 1], bytes): record i is `bytes[offsets[i]:offsets[i + 1]]`.
     """
     header: dict[str, Column] = {"type": int(RecordType.SAMPLE), "misc": misc, "size": 0}
     writer = _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
@@ -90,17 +85,13 @@ def pack_samples(
 def pack_columns(
     layout: Layout, columns: Mapping[str, Column], count: int, order: Order = "<", shape: Shape = None
 ) -> tuple[I64, U8]:
-    """Write `count` structures, back to back.
+    """Write `count` structures, back to back; raise LayoutError if a field has no column, or one of another size.
 
     Args:
         layout: integers, and arrays of anything of fixed size whose count is an earlier field.
         columns: field → an array of `count` values, one value for all, Ragged or Pieces.
 
-    Returns:
-        (offsets int64[count + 1], bytes): structure i is `bytes[offsets[i]:offsets[i + 1]]`.
-
-    Raises:
-        LayoutError: a field has no column, or a column of another size.
+    Returns (offsets int64[count + 1], bytes): structure i is `bytes[offsets[i]:offsets[i + 1]]`.
     """
     writer = _Writer(layout, columns, count, order, shape)
     return writer.offsets, writer.written()
@@ -195,22 +186,19 @@ class _Writer:
 def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
     """Return the records of all parts, interleaved, in one new chunk.
 
-    Args:
-        parts: (places int64[n], chunk) each: records are sorted by their places, and records of one place are
-            in the order of the parts.
+    Parts are (places int64[n], chunk): records are sorted by their places, and records of one place are in the order
+    of the parts.
     """
-    places, types, miscs, sizes = (
-        np.concatenate(columns)
-        for columns in zip(*((at, one.types, one.miscs, one.sizes) for at, one in parts), strict=True)
-    )
+    columns = zip(*((place, chunk.types, chunk.miscs, chunk.sizes) for place, chunk in parts), strict=True)
+    places, types, miscs, sizes = map(np.concatenate, columns)
     order = np.argsort(places, kind="stable")
     offsets = offsets_of(sizes[order])
     targets = np.empty(len(order), np.int64)
     targets[order] = offsets[:-1]
     data = np.empty(max(_ROOM, int(offsets[-1])), np.uint8)
-    for at, one in parts:
-        move_rows(data, targets[: len(at)], one.data, one.starts, one.sizes)
-        targets = targets[len(at) :]
+    for place, chunk in parts:
+        move_rows(data, targets[: len(place)], chunk.data, chunk.starts, chunk.sizes)
+        targets = targets[len(place) :]
     return Chunk(data, offsets[:-1], types[order], miscs[order], sizes[order], file_offset=0)
 
 

@@ -40,13 +40,12 @@ def _hold(directory: Directory, size: int) -> int:
 class AtomicFile:
     """A file that is being written. Use as a context manager; it is removed at the end unless committed.
 
+    Raises RecordingError if it cannot be made there.
+
     Args:
         path: where the file shall be. A device such as /dev/null is written to directly.
         keep_old: whether a file that is already there is kept as `path`.old.
         reserve: bytes to hold until `release`; where that cannot be, none are.
-
-    Raises:
-        RecordingError: it cannot be made there.
     """
 
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
@@ -74,11 +73,7 @@ class AtomicFile:
         return held
 
     def commit(self) -> None:
-        """Rename the file to its path; an older file is replaced, or kept as `path`.old.
-
-        Raises:
-            RecordingError: it cannot be renamed.
-        """
+        """Rename the file to its path; an older file is replaced, or kept. Raises RecordingError if it cannot be."""
         if not self._hidden:
             return
         name = self.path.name

@@ -27,7 +27,6 @@ from perf_offcpu.perfdata.features import BUILD_ID_BYTES, BuildId, Features, enc
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX, frame_record, pack_record, write_all
 
 NATIVE: Order = "<" if sys.byteorder == "little" else ">"
-
 _HEAD = 8
 _MAX_IDS = (RECORD_SIZE_MAX - _HEAD - ATTR_SIZE_PERF_6_1) // 8
 
@@ -63,10 +62,8 @@ class PipeWriter:
         features: bit → body, complete: in this form they come first.
         counters: where features that do not fit are counted.
 
-    Raises:
-        RecordingError: it cannot be written.
-        UsageError: an event has more ids than the form has room for, or the byte order is not this
-            machine's: perf 6.1 then exchanges pid and tid in samples, and does not swap features.
+    Raises RecordingError if it cannot be written; UsageError if an event has more ids than the form has room for, or
+    the byte order is not this machine's: perf 6.1 then exchanges pid and tid in samples, and does not swap features.
     """
 
     def __init__(
@@ -93,9 +90,7 @@ class PipeWriter:
     def append(self, *pieces: Buffer) -> None:
         """Add bytes that are, together, whole records.
 
-        Raises:
-            BrokenPipeError: the reader is gone.
-            RecordingError: they could not be written.
+        Raises BrokenPipeError if the reader is gone, RecordingError if they could not be written.
         """
         self._write(pieces)
         self.data_size += sum(map(len, pieces))
@@ -135,9 +130,8 @@ class PipeWriter:
 
     def _build_id(self, entry: BuildId) -> bytes:
         build_id = bytes.fromhex(entry.build_id)[:BUILD_ID_BYTES]
-        values = {"pid": entry.pid, "build_id": build_id, "size": len(build_id), "reserved": b""}
-        values |= {"filename": entry.filename}
-        return self._record(RecordType.HEADER_BUILD_ID, values, entry.cpumode | Misc.BUILD_ID_SIZE)
+        values = {"pid": entry.pid, "build_id": build_id, "size": len(build_id), "filename": entry.filename}
+        return self._record(RecordType.HEADER_BUILD_ID, values | {"reserved": b""}, entry.cpumode | Misc.BUILD_ID_SIZE)
 
     def _record(self, kind: RecordType, values: Mapping[str, Any], misc: int = 0) -> bytes:
         return pack_record(kind, misc, values, order=self.order)

@@ -21,13 +21,10 @@ from perf_offcpu.binary.fields import REST, Field, Special
 from perf_offcpu.binary.gather import I64
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.events import Events, EventSpec, sample_id_place
+from perf_offcpu.perfdata.events import Events, EventSpec, id_place, read_trailers, sample_id_place
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.trailers import id_place, read_trailers
 
-_EVENT_UPDATE_CPUS = 3
-_CPU_MAP_RANGE = 2
-"""The last forms of these records."""
+_EVENT_UPDATE_CPUS, _CPU_MAP_RANGE = 3, 2  # the last forms of these records
 
 
 def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
@@ -42,8 +39,8 @@ def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
     ends = chunk.starts[rows] + chunk.sizes[rows] - trailers.size
     fits = np.ones(len(rows), np.bool_)
     for kind in np.unique(kinds).tolist():
-        mine = np.flatnonzero((kinds == kind) & ~orphaned)
-        fits[mine] = _fit(kind, chunk, rows[mine], ends[mine], events)
+        own = np.flatnonzero((kinds == kind) & ~orphaned)
+        fits[own] = _fit(kind, chunk, rows[own], ends[own], events)
     counters.add(losses.UNKNOWN_OWNER, int(orphaned.sum()))
     counters.add(losses.BAD_RECORD, int((~fits).sum()))
     is_readable = np.ones(len(chunk), np.bool_)
@@ -66,21 +63,18 @@ def readable_events(events: Events) -> Events:
 
 
 def _agrees(spec: EventSpec, first: EventSpec) -> bool:
-    one, other = spec.attr, first.attr
-    if spec is not first and one.sample_type & SampleType.READ and not one.read_format & ReadFormat.ID:
+    attr, kind, kind_of_first = spec.attr, spec.attr.sample_type, first.attr.sample_type
+    if spec is not first and kind & SampleType.READ and not attr.read_format & ReadFormat.ID:
         return False
-    return (
-        (one.flags ^ other.flags) & AttrFlag.SAMPLE_ID_ALL == 0
-        and id_place(one.sample_type) == id_place(other.sample_type)
-        and sample_id_place(one.sample_type) == sample_id_place(other.sample_type)
-    )
+    have_trailers_alike = (attr.flags ^ first.attr.flags) & AttrFlag.SAMPLE_ID_ALL == 0
+    are_ids_alike = all(place(kind) == place(kind_of_first) for place in (id_place, sample_id_place))
+    return have_trailers_alike and are_ids_alike
 
 
 def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
     """Return bool[n]: which records of one type are as large as its layout and their own counts say.
 
-    Args:
-        ends: where their content ends, and the trailer begins.
+    `ends` is where their content ends, and the trailer begins.
     """
     if kind not in RECORD_LAYOUTS:
         return np.ones(len(rows), np.bool_)
@@ -89,7 +83,7 @@ def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
     columns = read_columns(layout, chunk.data, starts, ends, events.order, Misc(0))
     fits: Bool = columns.ok & (columns.ends + has_name <= ends)
     if kind in _NAMING_EVENTS:
-        ids = {one for spec in events.specs for one in spec.ids}
+        ids = {event_id for spec in events.specs for event_id in spec.ids}
         for index in np.flatnonzero(fits).tolist():
             values = RECORD_LAYOUTS[kind].unpack(
                 chunk.data.data, events.order, Misc(0), int(starts[index]), int(ends[index])

@@ -33,23 +33,18 @@ from perf_offcpu.perfdata.events import EventSpec
 ATTR_ENTRY_SIZE = ATTR_SIZE_PERF_6_1 + SECTION.size()
 """Stride of the attr section. perf steps by attr.size + 16 of each entry: they must all be alike."""
 
-RECORD_SIZE_MAX = 65528
-"""Largest record: its size is a u16 and a multiple of 8."""
-
+RECORD_SIZE_MAX = 65528  # largest record: its size is a u16 and a multiple of 8
 _RECORD_HEADER_SIZE = RECORD_HEADER.size()
 
 
 class FileWriter:
-    """Writes one perf.data file.
+    """Writes one perf.data file; raises RecordingError if it cannot be written.
 
     Args:
         fd: an empty file, open for writing and seekable. It stays the caller's, who closes it.
-        events: evsels in the order of the file, with names. If there are several, perf wants ids that are
-            unique over all of them and not 0, and at the same place in all samples and in all trailers, as
-            with IDENTIFIER in every sample_type. SAMPLE_ID_ALL must be set in all or none.
-
-    Raises:
-        RecordingError: the file cannot be written.
+        events: evsels in the order of the file, with names. If there are several, perf wants ids that are unique over
+            all of them and not 0, and at the same place in all samples and in all trailers, as with IDENTIFIER in
+            every sample_type. SAMPLE_ID_ALL must be set in all or none.
     """
 
     def __init__(self, fd: int, events: Sequence[EventSpec], path: str, order: Order = "<") -> None:
@@ -59,15 +54,13 @@ class FileWriter:
         self._attrs_at = FILE_HEADER_SIZE + len(ids)
         attrs = self._attr_entries(FILE_HEADER_SIZE)
         self.data_offset = self._attrs_at + len(attrs)
-        self.data_size = 0
-        """Bytes of whole records appended so far."""
+        self.data_size = 0  # bytes of whole records appended so far
         self._write([self._header(data_size=0, bits=()), ids, attrs])
 
     def append(self, *pieces: Buffer) -> None:
         """Add bytes that are, together, whole records.
 
-        Raises:
-            FileFullError: not all of them could be written; the file ends with the last record that could.
+        Raises FileFullError if not all of them could be written; the file ends with the last record that could.
         """
         try:
             write_all(self._fd, pieces)
@@ -87,8 +80,7 @@ class FileWriter:
     def finish(self, features: Mapping[int, bytes]) -> None:
         """Write the features (bit → body) and the final header. Nothing can be appended afterwards.
 
-        Raises:
-            RecordingError: the file cannot be written; it stays readable as one whose writer was killed.
+        Raises RecordingError if the file cannot be written; it stays readable as one whose writer was killed.
         """
         if not self.data_size:  # a data section of size 0 would mean that the writer was killed
             self.append(frame_record(RecordType.FINISHED_INIT, 0, b"", self.order))
@@ -112,18 +104,11 @@ class FileWriter:
     def _header(self, data_size: int, bits: Iterable[int]) -> bytes:
         bitmap = sum(1 << bit for bit in bits)
         attrs = {"offset": self._attrs_at, "size": ATTR_ENTRY_SIZE * len(self.events)}
-        return FILE_HEADER.pack(
-            {
-                "magic": int.from_bytes(MAGIC, "little"),
-                "size": FILE_HEADER_SIZE,
-                "attr_size": ATTR_ENTRY_SIZE,
-                "attrs": attrs,
-                "data": {"offset": attrs["offset"] + attrs["size"], "size": data_size},
-                "event_types": {"offset": 0, "size": 0},
-                "features": [bitmap >> index & (1 << 64) - 1 for index in range(0, FEATURE_BITS, 64)],
-            },
-            self.order,
-        )
+        values: dict[str, Any] = {"magic": int.from_bytes(MAGIC, "little"), "size": FILE_HEADER_SIZE}
+        values |= {"attr_size": ATTR_ENTRY_SIZE, "attrs": attrs, "event_types": {"offset": 0, "size": 0}}
+        values |= {"data": {"offset": attrs["offset"] + attrs["size"], "size": data_size}}
+        values |= {"features": [bitmap >> index & (1 << 64) - 1 for index in range(0, FEATURE_BITS, 64)]}
+        return FILE_HEADER.pack(values, self.order)
 
     def _ids(self) -> bytes:
         return b"".join(HEADER_ATTR_IDS.pack({"ids": event.ids}, self.order) for event in self.events)
@@ -159,8 +144,7 @@ class FileWriter:
 def write_all(fd: int, pieces: Sequence[Buffer]) -> None:
     """Write all bytes of `pieces` to `fd`, without copying them and however short single writes are.
 
-    Raises:
-        OSError: as write(2) gives it.
+    Raises OSError as write(2).
     """
     views = [memoryview(piece).cast("B") for piece in pieces]
     left = [view for view in views if len(view)]
@@ -176,11 +160,7 @@ _IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[int, int]:
-    """Return how much of some records, which may go on from piece to piece, fits into `limit` bytes.
-
-    Returns:
-        (bytes, records)
-    """
+    """Return (bytes, number) of the records, which may go on from piece to piece, that fit into `limit` bytes."""
     data = b"".join(pieces)
     offset = records = 0
     while offset + _RECORD_HEADER_SIZE <= min(limit, len(data)):
@@ -194,15 +174,11 @@ def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[i
 def pack_record(
     record_type: int, misc: int, values: Mapping[str, Any], trailer: bytes = b"", order: Order = "<"
 ) -> bytes:
-    """Return a record from the fields of its layout in `abi.records`.
+    """Return a record from the fields of its layout in `abi.records`, by name.
 
-    Args:
-        values: the payload's fields, as the layout names them.
-        trailer: for kernel records other than SAMPLE: as long as the first event's trailer, all zero in
-            records that describe the state before the recording ("first event", "deliver now").
-
-    Raises:
-        LayoutError: the values do not fit the layout, or the record would be too large.
+    Kernel records other than SAMPLE have a `trailer` as long as the first event's, all zero in records that describe
+    the state before the recording ("first event", "deliver now"). Raises LayoutError if the values do not fit the
+    layout, or the record would be too large.
     """
     payload = RECORD_LAYOUTS[record_type].pack(values, order, misc)
     return frame_record(record_type, misc, payload + trailer, order)
@@ -211,8 +187,7 @@ def pack_record(
 def frame_record(record_type: int, misc: int, payload: bytes, order: Order = "<") -> bytes:
     """Return a record header and `payload`, zero-padded to the multiple of 8 that perf demands.
 
-    Raises:
-        LayoutError: the record would be larger than its size field can say.
+    Raises LayoutError if the record would be larger than its size field can say.
     """
     size = _RECORD_HEADER_SIZE + len(payload) + padding(len(payload))
     if size > RECORD_SIZE_MAX:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.time_windows import Window
 from perf_offcpu.model.columns import I64
+from perf_offcpu.model.coverage import united
 from perf_offcpu.model.profile import ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, Meta, SampleFlag
-from perf_offcpu.model.spans import united
 from perf_offcpu.structs import mutable
 
 F64 = NDArray[np.float64]

@@ -28,7 +28,7 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.files import read_regular
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64, Strings, distinct
-from perf_offcpu.model.mappings import KERNEL_DSO, KERNEL_SPACE, kernel_map
+from perf_offcpu.model.lookup import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.elf.source import Source, uncompress

@@ -66,8 +66,7 @@ def read_leb128(data: U8, offsets: I64, signed: bool = False) -> tuple[I64, I64]
     return value, after
 
 
-PADDING: Final = 32
-"""Bytes added after a section, so that short reads at its end need no check."""
+PADDING: Final = 32  # bytes added after a section, so that short reads at its end need no check
 MAX_FDES: Final = 1 << 22
 _MAX_CIES: Final = 1 << 16
 _MAX_TERMINATORS: Final = 1 << 12
@@ -86,9 +85,8 @@ _FORMS: Final[dict[int, Int]] = {
 class Section:
     """The bytes of a section of call frame information, and PADDING more.
 
-    Args:
-        address: where it is in memory, for pointers relative to themselves.
-        is_eh: True for .eh_frame; False for .debug_frame, whose entries differ.
+    `address` is where it is in memory, for pointers relative to themselves; `is_eh` is True for .eh_frame, False for
+    .debug_frame, whose entries differ.
     """
 
     def __init__(self, content: bytes, address: int, is_eh: bool = True) -> None:
@@ -133,9 +131,8 @@ def read_entries(section: Section) -> tuple[Cies, Fdes]:
 def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tuple[int, int, int]]]:
     """Walk the list of entries.
 
-    Returns:
-        The usable CIEs by offset; for each FDE the offset of its CIE, the offset after the pointer to it,
-        and the offset after the entry.
+    Returns the usable CIEs by offset; for each FDE the offset of its CIE, the offset after the pointer to it, and the
+    offset after the entry.
     """
     cies, fdes = dict[int, tuple[int | bool, ...]](), list[tuple[int, int, int]]()
     data, size = section.data.tobytes(), section.size

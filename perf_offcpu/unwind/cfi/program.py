@@ -30,18 +30,13 @@ from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.entries import Cies, Fdes, Section, read_leb128
 
-BATCH: Final = 1 << 14
-"""Functions that are run together."""
-MAX_STEPS: Final = 1 << 15
-"""Instructions of one function; the longest that compilers write have some thousand."""
+BATCH: Final = 1 << 14  # functions that are run together
+MAX_STEPS: Final = 1 << 15  # instructions of one function; the longest that compilers write have some thousand
 MAX_ALL_STEPS: Final = 1 << 17
 """Steps of all batches together: some ten seconds. The largest programs take a tenth of that."""
-MAX_ROWS: Final = 1 << 21
-"""Rows of one batch; a row takes 8 bytes for each register."""
-MAX_DEPTH: Final = 8
-"""Nested remembered states; compilers write one."""
-MAX_EXPRESSION: Final = 256
-"""Bytes of one expression."""
+MAX_ROWS: Final = 1 << 21  # rows of one batch; a row takes 8 bytes for each register
+MAX_DEPTH: Final = 8  # nested remembered states; compilers write one
+MAX_EXPRESSION: Final = 256  # bytes of one expression
 _MAX_VALUE: Final = 1 << 40
 
 
@@ -66,17 +61,11 @@ class Cfa(enum.IntEnum):
 
 @mutable
 class Rows:
-    """Rules by address.
+    """Rules by address."""
 
-    Args:
-        start: uint64[n], sorted: each row holds up to the start of the next.
-        rules: int64[n, registers + 1], the CFA's last.
-        fde: int32[n], the function of each row.
-    """
-
-    start: model.U64
-    rules: I64
-    fde: I32
+    start: model.U64  # uint64[n], sorted: each row holds up to the start of the next
+    rules: I64  # int64[n, registers + 1], the CFA's last
+    fde: I32  # int32[n], the function of each row
 
 
 def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> Iterator[Rows]:
@@ -118,8 +107,7 @@ class _Machine:
     def run(self, offsets: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
         """Run instructions from `offsets` to `stop`; rows outside of [start, end) are not kept.
 
-        Returns:
-            The number of steps, at most `most`: lanes that are not at their end by then count as damaged.
+        Returns the number of steps, at most `most`: lanes that are not at their end by then count as damaged.
         """
         self.at, self.loc, self.end = offsets.copy(), start.copy(), end
         live = np.flatnonzero(offsets < stop)
@@ -130,9 +118,9 @@ class _Machine:
             self.at[live] += 1
             high = code & 0xC0
             opcode = np.where(high != 0, high, code)
-            for one in np.flatnonzero(np.bincount(opcode)).tolist():
-                mine = np.flatnonzero(opcode == one)
-                self._take(one, live[mine], code[mine] & 0x3F)
+            for instruction in np.flatnonzero(np.bincount(opcode)).tolist():
+                lane = np.flatnonzero(opcode == instruction)
+                self._take(instruction, live[lane], code[lane] & 0x3F)
             self.bad[live] |= self.at[live] > stop[live]
             live = live[(self.at[live] < stop[live]) & ~self.bad[live]]
         self.bad[live] = True
@@ -225,8 +213,8 @@ class _Machine:
         for depth in distinct(self.depth[lanes]).tolist():
             if depth == len(self.remembered):
                 self.remembered.append(np.zeros_like(self.state))
-            mine = lanes[self.depth[lanes] == depth]
-            self.remembered[depth][mine] = self.state[mine]
+            at_depth = lanes[self.depth[lanes] == depth]
+            self.remembered[depth][at_depth] = self.state[at_depth]
         self.depth[lanes] += 1
 
     def _restore_state(self, lanes: I64) -> None:
@@ -235,8 +223,8 @@ class _Machine:
         lanes = lanes[~empty]
         self.depth[lanes] -= 1
         for depth in distinct(self.depth[lanes]).tolist():
-            mine = lanes[self.depth[lanes] == depth]
-            self.state[mine] = self.remembered[depth][mine]
+            at_depth = lanes[self.depth[lanes] == depth]
+            self.state[at_depth] = self.remembered[depth][at_depth]
 
     def _offset(self, lanes: I64, kind: Kind, signed: bool = False, sign: int = 1) -> None:
         register, value = self._operand(lanes), self._operand(lanes, signed)

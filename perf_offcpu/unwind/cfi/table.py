@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the frame rules of one file as a flat table: for each address the rule set that locates its caller.
 
-Files repeat few rule sets many times (libc: 25 000 rows, some thousand sets), so rows hold an address and a
-number, and each set is stored once. Addresses are those of the file (as p_vaddr and st_value).
+Files repeat few rule sets many times (libc: 25 000 rows, some thousand sets), so rows hold an address and a number,
+and each set is stored once. Addresses are those of the file (as p_vaddr and st_value).
+
+The rules also tell if a file was built with frame pointers. Code with frame pointers finds the caller's frame from
+the frame pointer nearly everywhere; code without them only in the few functions that need one (alloca, realigned
+stacks). So the share of functions that ever do decides. Small functions do not count, and a few hundred, spread over
+the file, are enough.
 """
 
 from __future__ import annotations
@@ -15,43 +20,34 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi import elf
-from perf_offcpu.abi.machine import Registers
+from perf_offcpu.abi.machine import REGISTERS, Registers
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model import columns as model
 from perf_offcpu.model.columns import I32, I64, distinct
-from perf_offcpu.objects.elf.image import ElfImage
+from perf_offcpu.objects.elf.image import ElfImage, open_elf
 from perf_offcpu.structs import mutable
 from perf_offcpu.unwind.cfi.entries import Section, read_entries
 from perf_offcpu.unwind.cfi.program import Kind, run_programs
 
 NO_RULES: Final = -1
-MAX_CONTENT: Final = 1 << 27
-"""Bytes of a section of call frame information; the largest browsers have some 20 MB."""
+MAX_CONTENT: Final = 1 << 27  # bytes of a section of call frame information; the largest browsers have some 20 MB
 MAX_ROWS: Final = 1 << 24
 MAX_EXPRESSIONS: Final = 1 << 12
 _HASH: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _words() -> model.U64:
-    return np.empty(0, np.uint64)
-
-
 @mutable
 class CfiTable:
-    """Rules by address.
+    """Rules by address."""
 
-    Args:
-        start: uint64[rows], sorted; a row holds up to the start of the next.
-        rule: int32[rows], row in `rules`; NO_RULES after the end of a function.
-        rules: int64[sets, registers + 2]: a rule (`cfi.program`) of each register, of the CFA, and 1 for
-            the frame of a signal handler. The value of the rule of an expression is its number.
-        expressions: bytes of the distinct expressions.
-    """
-
-    start: model.U64 = field(default_factory=_words)
+    # uint64[rows], sorted; a row holds up to the start of the next
+    start: model.U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    # int32[rows], row in `rules`; NO_RULES after the end of a function
     rule: I32 = field(default_factory=lambda: np.empty(0, np.int32))
+    # int64[sets, registers + 2]: a rule (`cfi.program`) of each register, of the CFA, and 1 for the frame of a
+    # signal handler. The value of the rule of an expression is its number.
     rules: I64 = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    expressions: list[bytes] = field(default_factory=list)
+    expressions: list[bytes] = field(default_factory=list)  # bytes of the distinct expressions
 
     def __len__(self) -> int:
         return len(self.start)
@@ -136,9 +132,9 @@ def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64,
 def joined(first: CfiTable, second: CfiTable) -> CfiTable:
     """Return two tables of one file as one: the second applies where the first has no rules."""
     starts = distinct(np.concatenate([first.start, second.start]))
-    mine, other = first.lookup(starts), second.lookup(starts)
-    base = len(first.rules)
-    rule = np.where(mine != NO_RULES, mine, np.where(other != NO_RULES, other + base, NO_RULES))
+    rule, other = first.lookup(starts), second.lookup(starts)
+    other = np.where(other != NO_RULES, other + len(first.rules), NO_RULES)
+    rule = np.where(rule != NO_RULES, rule, other)
     rules = np.concatenate([first.rules, renumbered(second.rules, len(first.expressions))])
     return CfiTable(starts, rule.astype(np.int32), rules, first.expressions + second.expressions)
 
@@ -164,8 +160,8 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
         begin, length = word >> 15, word >> 3 & 0xFFF
         code = section.data[begin : begin + length].tobytes()
         number = numbers.setdefault(code, len(numbers)) if len(numbers) < MAX_EXPRESSIONS else -1
-        mine = place[words == word]
-        rules[mine[:, 0], mine[:, 1]] = Kind.INVALID if number < 0 else number << 3 | word & 7
+        row, column = place[words == word].T
+        rules[row, column] = Kind.INVALID if number < 0 else number << 3 | word & 7
         if number < 0:
             break
     return rules, list(numbers)
@@ -191,3 +187,37 @@ def _unique(rules: I64) -> tuple[I64, I64]:
     if not np.array_equal(rules[first[inverse]], rules):
         _, first, inverse = np.unique(rules, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)
+
+
+LOOKED_AT: Final = 512
+_MIN_SIZE: Final = np.uint64(64)  # bytes of the smallest function that counts: smaller ones often need no frame at all
+_ENOUGH: Final = 0.75
+
+
+def frame_pointer_share(path: str) -> float | None:
+    """Return the share of a file's functions that keep frame pointers, 0 to 1; None if it is unknown.
+
+    Raises OSError or FormatError if it cannot be read, or is no sound ELF file.
+    """
+    with open_elf(path) as image:
+        sections = frame_sections(image) if image.machine in REGISTERS else []
+    if not sections:
+        return None
+    registers = REGISTERS[elf.Machine(image.machine)]
+    cies, fdes = read_entries(sections[0])
+    fdes = fdes.take(fdes.end - fdes.start >= _MIN_SIZE)
+    fdes = fdes.take(slice(None, None, max(1, len(fdes) // LOOKED_AT)))
+    keeping = 0
+    for rows in run_programs(sections[0], cies, fdes, registers.count):
+        by_frame_pointer = rows.rules[:, registers.count] & 0x7FF == registers.fp << 3 | Kind.REGISTER
+        # Not np.unique(), which imports numpy.ma: users wait for this when they record.
+        keeping += int(np.count_nonzero(np.bincount(rows.fde[by_frame_pointer])))
+    return keeping / len(fdes) if len(fdes) else None
+
+
+def keeps_frame_pointers(path: str) -> bool:
+    """Return True if a file was built with frame pointers; False if not, or if that is unknown."""
+    try:
+        return (frame_pointer_share(path) or 0.0) >= _ENOUGH
+    except (OSError, FormatError):
+        return False

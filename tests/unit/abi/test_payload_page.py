@@ -4,10 +4,8 @@
 .venv/bin/python tests/unit/abi/test_payload_page.py
 """
 
-import ast
 import enum
 import inspect
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,15 +83,9 @@ def enum_rows(kind: type[enum.IntEnum | enum.IntFlag]) -> Iterator[list[str]]:
 
 
 def member_docs(kind: type[enum.Enum]) -> dict[str, str]:
-    """Return the text after each member of an enum, in its source."""
-    (node,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(node, ast.ClassDef)
-    found = {}
-    for before, after in itertools.pairwise(node.body):
-        if isinstance(before, ast.Assign) and isinstance(after, ast.Expr):
-            assert isinstance(before.targets[0], ast.Name) and isinstance(after.value, ast.Constant)
-            found[before.targets[0].id] = str(after.value.value)
-    return found
+    """Return the comment next to each member of an enum, in its source; it may go on in the next lines."""
+    comments = re.findall(r"^    (\w+) = .*?  # (.*(?:\n    # .*)*)", inspect.getsource(kind), re.MULTILINE)
+    return {name: text.replace("\n    #", "") for name, text in comments}
 
 
 def test_the_page_shows_the_layouts_as_they_are() -> None:

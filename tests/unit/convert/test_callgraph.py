@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from perf_offcpu.convert.callgraph import calls, wakeups
 from perf_offcpu.convert.registry import FORMATS, Options
 from perf_offcpu.errors import CapabilityError
+from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.model.sampling import Sampling
 
 ALL = Options(min_share=0, per_thread=True)
 

@@ -10,8 +10,8 @@ from perf_offcpu.abi.counters import COUNTERS, EVENT_NAME, MAGIC, VERSION
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, WaitFlag
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.losses import SAMPLING_PERIOD, THRESHOLD_RAISED
+from perf_offcpu.model.join import joined_sampling
 from perf_offcpu.model.recording import Recording, SampleFlag
-from perf_offcpu.model.sampling import joined_sampling
 
 PERIOD = 1_000_000
 

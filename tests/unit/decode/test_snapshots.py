@@ -14,8 +14,8 @@ from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import read_columns
 from perf_offcpu.decode.stacks.snapshot_store import CallerRows, SnapshotStore, with_callers
 from perf_offcpu.losses import Losses
+from perf_offcpu.model.callchains import Snapshots
 from perf_offcpu.model.columns import I32, U64
-from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.perfdata.scan import Chunk
 
 SHAPE = SampleShape(SampleType.REGS_USER | SampleType.STACK_USER, sample_regs_user=0b1100_0000)

@@ -12,7 +12,7 @@ from builders.foreign import big_endian
 
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import FormatError
-from perf_offcpu.perfdata.dump.dump import dump
+from perf_offcpu.perfdata.dump import dump
 from perf_offcpu.perfdata.reader import PerfDataReader
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"

@@ -15,10 +15,9 @@ from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.losses import Losses
-from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.events import EventSpec, with_written_miscs, without_leaked_flags
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Scanner
-from perf_offcpu.perfdata.trailers import with_written_miscs, without_leaked_flags
 
 
 def record(kind: int, payload: bytes, order: str = "<") -> bytes:

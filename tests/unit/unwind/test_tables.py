@@ -15,8 +15,13 @@ from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import tables as unwind_files
-from perf_offcpu.unwind.cfi.table import CfiTable, build_table, frame_sections
-from perf_offcpu.unwind.frame_pointers import frame_pointer_share, keeps_frame_pointers
+from perf_offcpu.unwind.cfi.table import (
+    CfiTable,
+    build_table,
+    frame_pointer_share,
+    frame_sections,
+    keeps_frame_pointers,
+)
 from perf_offcpu.unwind.tables import FrameTables, table_columns, table_from_columns
 
 BLOCKER = Path(__file__).parents[2] / "data" / "perf-7.2" / "blocker"

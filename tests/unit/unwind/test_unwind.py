@@ -12,9 +12,8 @@ from builders.cfi import RBP, RBX, RIP, RSP, USUAL, cie, section, table_of, uleb
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.sample import CallchainContext
-from perf_offcpu.model.callchains import Ragged
+from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, SampleFlag, Samples, Spaces
-from perf_offcpu.model.snapshots import Snapshots
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import unwinder as module
 from perf_offcpu.unwind.cfi.program import Cfa

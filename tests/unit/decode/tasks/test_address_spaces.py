@@ -15,7 +15,7 @@ from perf_offcpu.decode.tasks.address_spaces import UNKNOWN_SPACE, AddressSpaces
 from perf_offcpu.decode.tasks.columns import MapRuns, SideRecord, map_runs, task_record
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.model.columns import Strings
-from perf_offcpu.model.mappings import find_mappings
+from perf_offcpu.model.lookup import find_mappings
 
 OLD, NEW = 0, 1
 

@@ -30,23 +30,20 @@ from perf_offcpu.binary.fields import Shape
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.errors import LayoutError
 from perf_offcpu.losses import LossCause, Losses, by_text
-from perf_offcpu.perfdata.dump.describe import describe_misc, field_lines, hex_lines, inline, record_name
-from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.describe import describe_misc, field_lines, hex_lines, inline, record_name
+from perf_offcpu.perfdata.events import UNKNOWN, EventSpec, owners_of
 from perf_offcpu.perfdata.features import Features
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
-from perf_offcpu.perfdata.trailers import UNKNOWN, owners_of
 
 Lines = Iterator[str]
-
 _COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 def dump(reader: PerfDataReader) -> Lines:
     """Yield a recording as lines: header, events, features, records, and the number of records of each type.
 
-    Raises:
-        CapabilityError: the recording is compressed, and there is no zstd for this Python.
+    Raises CapabilityError if the recording is compressed and there is no zstd for this Python.
     """
     return _Dump(reader).lines()
 

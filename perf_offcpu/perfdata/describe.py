@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text for the values of any layout, as `perf-offcpu dump` prints them.
 
-The layouts have the fields and their order. This module adds how some of them look: numbers in hex, flags and
-enums, bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact, on one line,
-and nothing in them can drive a terminal.
+The layouts have the fields and their order. This module adds how some of them look: numbers in hex, flags and enums,
+bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`): exact, on one line, and nothing in
+them can drive a terminal.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ _HEX = frozenset((
 ))  # fmt: skip
 """Numbers that are shown in hex; all others are decimal."""
 
-_NAMES = frozenset({"comm", "key", "msg", "name", "prog_name", "value"})
-"""Arrays of bytes that are a NUL-padded text."""
-
-_ADDRESSES = frozenset({"callchain", "ips"})
-"""Arrays of addresses and context markers."""
+_NAMES = frozenset({"comm", "key", "msg", "name", "prog_name", "value"})  # arrays of bytes that are a NUL-padded text
+_ADDRESSES = frozenset({"callchain", "ips"})  # arrays of addresses and context markers
 
 _ENUMS: dict[tuple[str, str], type[enum.IntEnum | enum.IntFlag]] = {
     (ATTR.name, "sample_type"): SampleType,
@@ -78,8 +75,7 @@ def describe_misc(kind: int, misc: int) -> str:
 def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
     """Yield a line for each field, in wire order; more for arrays of structures, addresses, and many bytes.
 
-    Args:
-        values: as `Layout.unpack` returns them; missing fields are left out.
+    `values` are as `Layout.unpack` returns them; missing fields are left out.
     """
     for field in layout.fields:
         if field.name not in values:
@@ -91,7 +87,7 @@ def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -
             yield from hex_lines(value, indent + "  ")
         elif isinstance(value, list) and (field.name in _ADDRESSES or isinstance(field.type, Layout)):
             for number, item in enumerate(value):
-                yield f"{indent}{field.name}[{number}]: {_one(layout, field, item)}"
+                yield f"{indent}{field.name}[{number}]: {_item(layout, field, item)}"
         else:
             yield f"{indent}{field.name}: {_text(layout, field, value)}"
 
@@ -125,11 +121,11 @@ def _text(layout: Layout, field: Field, value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex() or "none"
     if isinstance(value, list):
-        return "[" + ", ".join(_one(layout, field, item) for item in value) + "]"
-    return _one(layout, field, value)
+        return "[" + ", ".join(_item(layout, field, item) for item in value) + "]"
+    return _item(layout, field, value)
 
 
-def _one(layout: Layout, field: Field, value: Any) -> str:
+def _item(layout: Layout, field: Field, value: Any) -> str:
     if isinstance(field.type, Layout):
         return inline(field.type, value)
     if field.name in _ADDRESSES:
@@ -144,8 +140,6 @@ def _one(layout: Layout, field: Field, value: Any) -> str:
 
 
 def _enum(meaning: type[enum.IntEnum | enum.IntFlag], value: int) -> str:
-    if issubclass(meaning, enum.IntFlag):
-        names = [str(bit.name) for bit in meaning if value & bit]
-        return f"{int(value):#x} {'|'.join(names)}".rstrip()
-    names = [str(member.name) for member in meaning if value == member]
-    return f"{int(value)} {' '.join(names)}".rstrip()
+    is_flag = issubclass(meaning, enum.IntFlag)
+    names = [str(member.name) for member in meaning if (value & member if is_flag else value == member)]
+    return f"{int(value):#x} {'|'.join(names)}".rstrip() if is_flag else f"{int(value)} {''.join(names)}".rstrip()

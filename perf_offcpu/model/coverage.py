@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the time a recording holds: spans, their union and gaps, and the sampling of waits by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+Time = TypeVar("Time", int, float)
+
+
+def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
+    """Return (begin, end) of the union of spans, ascending; spans that touch are one, empty ones none."""
+    union: list[tuple[Time, Time]] = []
+    for begin, end in sorted(span for span in spans if span[0] < span[1]):
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
+        else:
+            union.append((begin, end))
+    return union
+
+
+def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
+    """Return (begin, end) of the times between spans that are in the order of time."""
+    return [(earlier, later) for (_, earlier), (later, _) in pairwise(spans)]
+
+
+class Sampling(NamedTuple):
+    """What a recording says of its sampling of waits by length (`record --off-cpu-period`).
+
+    Totals are those of the waits that ended: as the recorder counted and as samples estimate them.
+    """
+
+    period_ns: int = 0  # of waiting of a thread for each sample; 0: every wait was recorded
+    waits: int = 0  # exact number of waits
+    waits_ns: int = 0  # their exact time
+    estimated_waits: int = 0  # counts of the samples
+    estimated_ns: int = 0  # weights of the samples
+    longest_period_ns: int = 0  # the longest one that a limit of the rate chose; 0 if none was longer
+
+    def __bool__(self) -> bool:
+        """Return whether waits were sampled."""
+        return self.period_ns > 0
+
+    @property
+    def period_text(self) -> str:
+        """The period in ms, or where a limit of the rate changed it, the shortest and the longest."""
+        longest = f" to {self.longest_period_ns / 1e6:.4g}" if self.longest_period_ns else ""
+        return f"{self.period_ns / 1e6:g}{longest} ms"
