@@ -14,8 +14,8 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Collection, Iterator
-from types import TracebackType
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import BinaryIO, Final, Self
 
 from perf_offcpu.files import FileRefusedError, is_shared, open_regular
@@ -29,9 +29,7 @@ _MAX_LINKS: Final = 40  # the kernel's limit of symbolic links in one path (MAXS
 class Directory:
     """An open directory; its methods take names of entries, never paths. Use as a context manager.
 
-    Args:
-        fd: descriptor, readable; closed by `close`.
-        path: how it is shown in messages.
+    `fd` is readable and closed by `close`; `path` is shown in messages.
     """
 
     def __init__(self, fd: int, path: str) -> None:
@@ -47,7 +45,7 @@ class Directory:
         if it cannot be opened or made.
         """
         user = os.geteuid()
-        handle = _resolve(path, _Private({0, user}), make=make)
+        handle = _resolve(path, partial(_check_private, {0, user}), make=make)
         try:
             status = os.fstat(handle)
             if status.st_uid != user or is_shared(status):
@@ -64,7 +62,7 @@ class Directory:
         directory are followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is switched off.
         Raises FileRefusedError if a link on the way is another user's, OSError if it cannot be opened or made.
         """
-        handle = _resolve(os.path.abspath(path), _Protected(os.geteuid()), make=make)
+        handle = _resolve(os.path.abspath(path), partial(_check_protected, os.geteuid()), make=make)
         try:
             return cls(_reopen_directory(handle, path), path)
         finally:
@@ -72,9 +70,7 @@ class Directory:
 
     @classmethod
     def of_process(cls, path: str) -> Self:
-        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow; raise OSError if that
-        fails.
-        """
+        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow; raise OSError as open(2)."""
         return cls(os.open(path, _DIRECTORY), path)
 
     @classmethod
@@ -95,7 +91,7 @@ class Directory:
                 if status is None or not stat.S_ISLNK(status.st_mode):
                     return directory, name
                 place = os.fstat(directory.fd)
-                _Protected(os.geteuid()).check(path, status, place)
+                _check_protected(os.geteuid(), path, status, place)
                 if place.st_dev == os.stat("/proc").st_dev:
                     return directory, name
                 target = os.readlink(name, dir_fd=directory.fd)
@@ -109,9 +105,7 @@ class Directory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -161,9 +155,7 @@ class Directory:
         return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
 
     def create(self, name: str, mode: int = 0o600) -> int:
-        """Create a file and return its descriptor, readable and writable; raise OSError if an entry of that name
-        exists.
-        """
+        """Create a file and return its descriptor, readable and writable; raise OSError if there is such an entry."""
         return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
 
     def create_hidden(self, name: str, mode: int = 0o600) -> tuple[str, int]:
@@ -205,8 +197,7 @@ class Directory:
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
     def subdirectory(self, path: str, *, make: bool = False) -> Directory:
-        """Open the directory at a relative path below this one, never through a link; with `make`, create missing
-        ones.
+        """Open the directory at a relative path below this one, never through a link; with `make`, create it.
 
         Raises OSError if a component is a link or another kind of file, or cannot be opened or made.
         """
@@ -229,36 +220,26 @@ def _is_usual(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
 
 
-class _Private:
-    """Accept only components that belong to some users and that other users cannot replace."""
-
-    def __init__(self, users: Collection[int]) -> None:
-        self.users = users
-
-    def check(self, path: str, status: os.stat_result, parent: os.stat_result) -> None:
-        if status.st_uid not in self.users:
-            raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
-        # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
-        if is_shared(status) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_ISVTX:
-            raise FileRefusedError(path, "others may write to a directory of the path")
+def _check_private(users: Collection[int], path: str, status: os.stat_result, parent: os.stat_result) -> None:
+    """Refuse a component that does not belong to these users, or that other users can replace."""
+    if status.st_uid not in users:
+        raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
+    # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
+    if is_shared(status) and not stat.S_ISLNK(status.st_mode) and not status.st_mode & stat.S_ISVTX:
+        raise FileRefusedError(path, "others may write to a directory of the path")
 
 
-class _Protected:
-    """Accept all components but links of others in directories that all may write to."""
-
-    def __init__(self, user: int) -> None:
-        self.user = user
-
-    def check(self, path: str, status: os.stat_result, parent: os.stat_result) -> None:
-        is_open = parent.st_mode & stat.S_IWOTH and parent.st_mode & stat.S_ISVTX
-        if stat.S_ISLNK(status.st_mode) and is_open and status.st_uid not in (self.user, parent.st_uid):
-            raise FileRefusedError(path, "a symbolic link of another user leads there")
+def _check_protected(user: int, path: str, status: os.stat_result, parent: os.stat_result) -> None:
+    """Refuse a link of another user in a directory that all may write to."""
+    is_open = parent.st_mode & stat.S_IWOTH and parent.st_mode & stat.S_ISVTX
+    if stat.S_ISLNK(status.st_mode) and is_open and status.st_uid not in (user, parent.st_uid):
+        raise FileRefusedError(path, "a symbolic link of another user leads there")
 
 
-def _resolve(path: str, policy: _Private | _Protected, *, make: bool) -> int:
+def _resolve(path: str, check: Callable[[str, os.stat_result, os.stat_result], None], *, make: bool) -> int:
     """Open an absolute path as an O_PATH descriptor of a directory, component by component.
 
-    Raises FileRefusedError if the policy refuses a component, OSError if one is missing or is no directory.
+    Raises FileRefusedError if the check of a component does, OSError if one is missing or is no directory.
     """
     if not path.startswith("/"):
         raise FileRefusedError(path, "the path is not absolute")
@@ -272,7 +253,7 @@ def _resolve(path: str, policy: _Private | _Protected, *, make: bool) -> int:
             inner = _component(part, fd, make=make)
             try:
                 status = os.fstat(inner)
-                policy.check(path, status, os.fstat(fd))
+                check(path, status, os.fstat(fd))
                 if stat.S_ISLNK(status.st_mode):
                     links += 1
                     if links > _MAX_LINKS:

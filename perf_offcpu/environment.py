@@ -57,12 +57,9 @@ def _believed() -> dict[str, str]:
     """Return the allowed variables, and root's own HOME."""
     import pwd
 
-    allowed = {
-        name: value
-        for name, value in os.environ.items()
-        if name in ALLOWED and (name in _ANY_TEXT or _NAME.fullmatch(value))
-    }
-    return {**allowed, "HOME": pwd.getpwuid(0).pw_dir}
+    allowed = {name: value for name, value in os.environ.items() if name in ALLOWED}
+    harmless = {name: value for name, value in allowed.items() if name in _ANY_TEXT or _NAME.fullmatch(value)}
+    return {**harmless, "HOME": pwd.getpwuid(0).pw_dir}
 
 
 def _is_of_other() -> bool:

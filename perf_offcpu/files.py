@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open, create, replace, list and remove files that other users may have prepared.
 
-perf-offcpu runs as root on machines that it shares with others. A name in /tmp, in a home directory that
-sudo kept, below /proc/PID/root or in a recording may be a link to /etc/shadow, a FIFO that never answers, a
-device that acts when it is opened, or a hole of 40 GB. Every such file is opened here:
+perf-offcpu runs as root on machines that it shares with others. A name in /tmp, in a home directory that sudo kept,
+below /proc/PID/root or in a recording may be a link to /etc/shadow, a FIFO that never answers, a device that acts
+when it is opened, or a hole of 40 GB. Every such file is opened here, or in a `directories.Directory`:
 
-- *Links*: a path is resolved one component at a time, each opened with O_PATH and O_NOFOLLOW relative to the
-  one before (openat(2)), so nothing can be exchanged between a check and its use. Whose links are followed is
-  the policy of the call.
-- *Kinds*: only regular files are opened for reading. The kind is checked on an O_PATH descriptor, which
-  neither acts nor blocks, and the same inode is then opened through /proc/self/fd.
+- *Kinds*: only regular files are opened for reading. The kind is checked on an O_PATH descriptor, which neither acts
+  nor blocks, and the same inode is then opened through /proc/self/fd.
 - *Owner and size* are checked on the opened descriptor.
-- *Leases*: O_NONBLOCK makes open(2) fail at once where another process holds a lease, instead of waiting for
-  it (fcntl(2), F_SETLEASE: 45 s).
+- *Leases*: O_NONBLOCK makes open(2) fail at once where another process holds a lease, instead of waiting for it
+  (fcntl(2), F_SETLEASE: 45 s).
 
-`directories.Directory` is a directory that was opened this way; its methods work relative to its descriptor.
-Files of the kernel (/proc, /sys) have a function of their own: who made them is certain, their text is not.
+Whose *links* are followed on the way is the policy of a Directory. Files of the kernel (/proc, /sys) have a function
+of their own: who made them is certain, their text is not.
 """
 
 from __future__ import annotations
@@ -71,7 +68,10 @@ def open_regular(
             raise FileRefusedError(path, f"it belongs to user {status.st_uid}")
         if max_bytes is not None and status.st_size > max_bytes:
             raise FileRefusedError(path, f"it is larger than {max_bytes} bytes")
-        return _reopen(handle, _READ, path)
+        return os.open(f"/proc/self/fd/{handle}", _READ)
+    except OSError as problem:
+        problem.filename = path
+        raise
     finally:
         os.close(handle)
 
@@ -153,12 +153,3 @@ def is_shared(status: os.stat_result) -> bool:
     """
     by_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
     return bool(status.st_mode & stat.S_IWOTH or by_group)
-
-
-def _reopen(handle: int, flags: int, shown: str) -> int:
-    """Open the inode of an O_PATH descriptor with other flags."""
-    try:
-        return os.open(f"/proc/self/fd/{handle}", flags)
-    except OSError as problem:
-        problem.filename = shown
-        raise

@@ -13,6 +13,7 @@ from typing import Final
 
 from perf_offcpu.errors import UsageError
 
+_Parse = Callable[[str], int | None]
 UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}  # nanoseconds in each unit of `--unit`
 _TIMES: Final = UNITS | {"m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9, "w": 7 * 86400 * 10**9}
 _SIZES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -59,11 +60,9 @@ def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: 
         unit: of a number without suffix; "" if there must be a suffix.
         least, most: bounds, as lengths of time; UsageError beyond them.
     """
-    ns = time_ns(_text(value), unit)
-    if ns is None:
-        bare = f"; a number alone is in {unit}" if unit else ""
-        raise UsageError(f"{_subject(option, value)}: not a length of time ({TIMES}{bare})")
-    return _bounded(_subject(option, value), ns, least, most, time_ns)
+    bare = f"; a number alone is in {unit}" if unit else ""
+    kind = f"not a length of time ({TIMES}{bare})"
+    return _bounded(option, value, time_ns(_text(value), unit), kind, (least, most), time_ns)
 
 
 def parse_size(
@@ -75,10 +74,8 @@ def parse_size(
         unit: name and bytes of the unit of a number without suffix.
         least, most: bounds, as sizes; UsageError beyond them.
     """
-    size = size_bytes(_text(value), unit[1])
-    if size is None:
-        raise UsageError(f"{_subject(option, value)}: not a size ({SIZES}; a number alone is in {unit[0]})")
-    return _bounded(_subject(option, value), size, least, most, size_bytes)
+    kind = f"not a size ({SIZES}; a number alone is in {unit[0]})"
+    return _bounded(option, value, size_bytes(_text(value), unit[1]), kind, (least, most), size_bytes)
 
 
 def _text(value: object) -> str:
@@ -88,13 +85,13 @@ def _text(value: object) -> str:
     return str(value).strip() if isinstance(value, str) or type(value) is int else ""
 
 
-def _subject(option: str, value: object) -> str:
-    return f"{option} {value}" if value != "" else f"{option} ''"
-
-
-def _bounded(subject: str, number: int, least: str, most: str, parse: Callable[[str], int | None]) -> int:
-    if number < (parse(least) or 0):
-        raise UsageError(f"{subject}: at least {least}")
-    if number > (parse(most) or 0):
-        raise UsageError(f"{subject}: at most {most}")
+def _bounded(option: str, value: object, number: int | None, kind: str, bounds: tuple[str, str], parse: _Parse) -> int:
+    """Return the number of an option; raise UsageError without one (`kind` says what is wrong), or out of bounds."""
+    subject = f"{option} {value}" if value != "" else f"{option} ''"
+    if number is None:
+        raise UsageError(f"{subject}: {kind}")
+    if number < (parse(bounds[0]) or 0):
+        raise UsageError(f"{subject}: at least {bounds[0]}")
+    if number > (parse(bounds[1]) or 0):
+        raise UsageError(f"{subject}: at most {bounds[1]}")
     return number

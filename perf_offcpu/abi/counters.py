@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout of the raw payloads of `offcpu-counters` samples: losses of the recording, and budgets of threads.
 
-Losses in full rings have records of their own (LOST, LOST_SAMPLES), losses in the BPF program have not. Stock
-perf ignores no other place in perf.data: perf 6.1 stops at records of unknown type, and its `perf inject`
-crashes on unknown header features. So they are a sample of a separate bpf-output event, the last record of
-the data: perf shows an event of period 0, and keeps it in inject and pipes.
+Losses in full rings have records of their own (LOST, LOST_SAMPLES), losses in the BPF program have not. perf 6.1
+stops at records of unknown type, and its `perf inject` crashes on unknown header features. So they are a sample of
+period 0 of a separate bpf-output event, the last record of the data, which perf shows and keeps.
 
-Budgets state how threads spent their time. They share the event, and the magic tells the two apart. A sample
-holds the budgets of some threads: of ended ones as the collector drains them from the kernel, of the others
-at the end of the recording. A third kind holds the Python functions of a thread that is still blocked then.
+Budgets state how threads spent their time. They share the event, and the magic tells the two apart. A sample holds
+the budgets of some threads: of ended ones as the collector drains them from the kernel, of the others at the end of
+the recording. A third kind holds the Python functions of a thread that is still blocked then.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.lookup import KERNEL_DSO, NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.objects.elf.headers import Source
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.files import VDSO, Refused, open_dso, pids_of_dso, refusal
 from perf_offcpu.objects.perf_map import PerfMaps, is_jit_memory
 from perf_offcpu.objects.search import DELETED, open_debug

@@ -103,7 +103,11 @@ class _Columnar:
 
     def _array(self, field: Field, is_present: Bool | None) -> None:
         width = item_size(field, self.shape)
-        counts = self._counts(field)
+        if isinstance(field.count, str):
+            counts = self.columns.scalars[field.count].astype(np.int64)  # from 2^63 on negative, and refused
+        else:
+            fixed = field.items(self.shape, {})
+            counts = np.full(len(self.at), 1 if fixed is None else fixed, np.int64)
         if is_present is not None:
             counts = np.where(is_present, counts, 0)
         # A count from a hostile file may be 2^63: compare before multiplying.
@@ -111,12 +115,6 @@ class _Columnar:
         self.columns.ok &= sound
         counts = np.where(sound, counts, 0)
         self.columns.arrays[field.name] = Rows(self._claim(counts * width), counts, width)
-
-    def _counts(self, field: Field) -> I64:
-        if isinstance(field.count, str):
-            return self.columns.scalars[field.count].astype(np.int64)  # from 2^63 on negative, and refused
-        fixed = field.items(self.shape, {})
-        return np.full(len(self.at), 1 if fixed is None else fixed, np.int64)
 
 
 def is_scalar(field: Field) -> bool:

@@ -170,8 +170,10 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
     first, ids = first_of_each(hash_rows(chains))
-    if not equal_rows(chains, chains, first[ids]):
-        return _unique_by_bytes(chains)
+    if not equal_rows(chains, chains, first[ids]):  # the one input in 2^64 / n^2 whose hashes collide
+        seen: dict[bytes, int] = {}
+        ids = np.array([seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32)
+        first = np.unique(ids, return_index=True)[1]
     # Mostly all are different, and need no copy.
     return (chains if len(first) == len(chains) else chains.take(first)), ids
 
@@ -208,14 +210,6 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
         if not np.array_equal(words, others.take(other[first:end]).values):
             return False
     return True
-
-
-def _unique_by_bytes(chains: Ragged) -> tuple[Ragged, I32]:
-    """Do the work of `unique_rows` for the one input in 2^64 / n^2 whose hashes collide."""
-    seen: dict[bytes, int] = {}
-    ids = np.array([seen.setdefault(chains.row(i).tobytes(), len(seen)) for i in range(len(chains))], np.int32)
-    first = np.unique(ids, return_index=True)[1]
-    return chains.take(first), ids
 
 
 class StackWords(NamedTuple):

@@ -150,7 +150,7 @@ def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
     commands = dict.fromkeys(meta.cmdline for meta in metas if meta.cmdline)
     builds = {meta.kernel_build_id for meta in metas}
     names = ("os_release", "arch", "version", "cpu_desc", "source")
-    texts = {name: _listed([getattr(meta, name) for meta in metas]) for name in names}
+    texts: dict[str, Any] = {name: _listed([getattr(meta, name) for meta in metas]) for name in names}
     return Meta(
         **texts,
         hostname=_listed([meta.hostname for meta in metas], ","),

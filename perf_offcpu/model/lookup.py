@@ -29,7 +29,11 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
     ranks = distinct(begins)
     table = (ids.astype(np.int64) << 32) + np.searchsorted(ranks, begins)
     sorted_ids = np.append(ids.astype(np.int64), 2**32)  # no id, after the last row and before the first
-    first_rows = _first_rows(ids)
+    # By id: its first row + 1, 0 none; only without impossible ids.
+    first_rows = None
+    if int(ids[0]) >= 0 and int(ids[-1]) < _MAX_ID:
+        first_rows = np.zeros(int(ids[-1]) + 1, np.int32)
+        first_rows[ids[::-1]] = np.arange(len(ids), 0, -1)
     result = np.empty(len(wanted), np.int32)
     for block in (slice(index, index + _BLOCK) for index in range(0, len(wanted), _BLOCK)):
         id_, time = wanted[block], times[block]
@@ -45,15 +49,6 @@ def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
 
 
 _MAX_ID = 1 << 22  # all thread ids are smaller (the kernel's PID_MAX_LIMIT)
-
-
-def _first_rows(ids: I32) -> I32 | None:
-    """Return by id: its first row + 1 in a sorted table, 0 none; None if there are impossible ids."""
-    if int(ids[0]) < 0 or int(ids[-1]) >= _MAX_ID:
-        return None
-    rows = np.zeros(int(ids[-1]) + 1, np.int32)
-    rows[ids[::-1]] = np.arange(len(ids), 0, -1)
-    return rows
 
 
 def _first_row(first_rows: I32 | None, ids: I32, wanted: I32) -> I32:

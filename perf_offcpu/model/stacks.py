@@ -38,11 +38,9 @@ def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
         total += len(keys)
     stack = np.empty(len(chains), np.int32)
     stack[order] = node
-    parent, frame = (
-        np.concatenate([np.empty(0, np.int32), *levels], dtype=np.int32, casting="unsafe")
-        for levels in (parents, frames)
-    )
-    return parent, frame, stack
+    none = np.empty(0, np.int64)
+    parent, frames_in_order = np.concatenate([none, *parents]), np.concatenate([none, *frames])
+    return parent.astype(np.int32), frames_in_order.astype(np.int32), stack
 
 
 def depths(parent: I32) -> I64:

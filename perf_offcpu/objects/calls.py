@@ -41,10 +41,9 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
     are damaged, OSError if the file cannot be read.
     """
     targets, slots = _decode(image, offsets)
-    stubs = find_stubs(image) if (targets != NO_ADDRESS).any() else []
     slot_of = dict[int, int]()
-    for table in stubs:
-        slot_of |= zip(table.starts.tolist(), table.slots.tolist(), strict=True)
+    for stubs in find_stubs(image) if (targets != NO_ADDRESS).any() else ():
+        slot_of |= zip(stubs.starts.tolist(), stubs.slots.tolist(), strict=True)
     for row, target in enumerate(targets.tolist()):
         if target in slot_of:
             targets[row], slots[row] = NO_ADDRESS, slot_of[target]

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open the file that a recording names, or refuse it with a cause.
 
-A recording may come from anyone, and the file may have changed since. So a path from a recording is opened
-only if it is absolute and plain, and only regular files outside of /dev, /proc and /sys are opened (reading
-there can act). A file counts only if it has the recorded build-id. If none was recorded, a file that was
-changed after the recording does not count, except for the files that `perf inject --jit` makes of code
-after recording it. Wrong names are worse than none: a file that does not match is refused, its frames stay
-[unknown], and the cause is counted and reported.
+A recording may come from anyone, and the file may have changed since. So a path from a recording is opened only if it
+is absolute and plain, and only regular files outside of /dev, /proc and /sys are opened (reading there can act). A
+file counts only if it has the recorded build-id. If none was recorded, a file that was changed after the recording
+does not count, except for the files that `perf inject --jit` makes of code. Wrong names are worse than none: the
+frames of a refused file stay [unknown], and the cause is counted and reported.
 
-The image of the vDSO is that of the running kernel, from the memory of this process. The recorded build-id
-tells if a recording was made with the same.
+The image of the vDSO is that of the running kernel, from the memory of this process; the recorded build-id tells if
+it is the right one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from perf_offcpu import losses
@@ -28,8 +27,8 @@ from perf_offcpu.files import FileRefusedError, kernel_lines, open_regular, read
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import distinct
 from perf_offcpu.model.recording import Meta, Recording
+from perf_offcpu.objects.elf.headers import Source
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.functions import ElfFile, symbols_of
 from perf_offcpu.objects.search import DELETED, Search, objects_by_build_id, objects_of_processes
 
@@ -98,7 +97,9 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
     if name == VDSO and not build_id and not is_running_kernel(meta):
         raise Refused(losses.OTHER_BUILD)
     try:
-        image = _open(name, search, stack) if name == VDSO else _by_path(name, search, stack)
+        if name != VDSO and (cause := refusal(name, search.symfs)):
+            raise Refused(cause)
+        image = _open(name if name == VDSO else search.symfs + name, search, stack)
         if build_id and not same_build(image.build_id, build_id):
             raise Refused(losses.OTHER_BUILD)
         may_be_younger = build_id or search.symfs or _JITTED.search(name)
@@ -154,12 +155,6 @@ def same_build(first: bytes, second: bytes) -> bool:
     return first[:RECORDED_BYTES].rstrip(b"\0") == second[:RECORDED_BYTES].rstrip(b"\0")
 
 
-def _by_path(name: str, search: Search, stack: ExitStack) -> ElfImage:
-    if cause := refusal(name, search.symfs):
-        raise Refused(cause)
-    return _open(search.symfs + name, search, stack)
-
-
 def _by_build_id(
     name: str, build_id: bytes, search: Search, pids: Sequence[int], others: Sequence[str], stack: ExitStack
 ) -> ElfImage | None:
@@ -173,14 +168,11 @@ def _by_build_id(
         paths += objects_of_processes(name, pids)
     paths += [search.symfs + path for path in others if refusal(path, search.symfs) is None]
     for path in paths:
-        try:
-            with ExitStack() as attempt:
-                image = _open(path, search, attempt)
-                if same_build(image.build_id, build_id) and not image.is_debug_only():
-                    stack.enter_context(attempt.pop_all())
-                    return image
-        except Refused:
-            continue
+        with suppress(Refused), ExitStack() as attempt:
+            image = _open(path, search, attempt)
+            if same_build(image.build_id, build_id) and not image.is_debug_only():
+                stack.enter_context(attempt.pop_all())
+                return image
     return None
 
 

@@ -7,14 +7,14 @@ A recording says that a process mapped bytes of a file. Three steps lead from th
     `file_offset_to_vaddr`       address as the file's program headers place it, the space of st_value
     `symbols.lookup`             row of the symbol
 
-The same arithmetic serves executables at fixed addresses, PIE and shared objects. Symbols come from
-.symtab, in the file, or in its separate debug file, or in .gnu_debugdata (an xz-compressed ELF file with
-the functions that .dynsym lacks), together with .dynsym; PLT stubs are named `function@plt`. The
-choice of symbols is perf's (tools/perf/util/symbol-elf.c of Linux 6.16, dso__load_sym_internal), except that
-data objects do not name code: they only bound the function before them.
+The same arithmetic serves executables at fixed addresses, PIE and shared objects. Symbols come from .symtab, in the
+file or in its separate debug file, or from .gnu_debugdata (an xz-compressed ELF file with the functions that .dynsym
+lacks), together with .dynsym; PLT stubs are named `function@plt`. The choice of symbols is perf's
+(tools/perf/util/symbol-elf.c of Linux 6.16, dso__load_sym_internal), except that data objects do not name code: they
+only bound the function before them.
 
-The table of a file is kept in the cache under the identity of the files that were read, the object and its
-debug file: if a debug file is installed later, or a file is rewritten, the key changes.
+The table of a file is kept in the cache under the identity of the files that were read, the object and its debug
+file, so a debug file that is installed later, or a rewritten file, changes the key.
 
 Not covered: section-relative symbols of unlinked objects and kernel modules, PowerPC function descriptors.
 """
@@ -31,10 +31,9 @@ from perf_offcpu.abi import elf
 from perf_offcpu.cache import DiskCache, cache_name
 from perf_offcpu.errors import FormatError
 from perf_offcpu.model.columns import U32, U64, Bool
-from perf_offcpu.objects.elf.headers import Rows
+from perf_offcpu.objects.elf.headers import Rows, Source, uncompress
 from perf_offcpu.objects.elf.image import ElfImage, Section, open_elf
 from perf_offcpu.objects.elf.plt import plt_symbols
-from perf_offcpu.objects.elf.source import Source, uncompress
 from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.objects.symtab import NO_ADDRESS, VERSION, Symbols, SymbolTable, alias_rank, join
 from perf_offcpu.structs import frozen

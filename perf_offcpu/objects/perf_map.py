@@ -188,20 +188,13 @@ def _parse_line(line: bytes) -> tuple[int, int, int] | None:
 
 
 def _not_replaced(start: U64, size: U64) -> I64:
-    """Return the rows that no later row overlaps; a row that wholly contains a later one stays."""
+    """Return the rows that no later row overlaps; a row that wholly contains a later one stays. Takes time n log n."""
     order = np.argsort(start, kind="stable")
     end = start + size
     if not np.any(start[order][1:] < np.maximum.accumulate(end[order])[:-1]):
         return np.arange(len(start))
-    return _rows_in_front(start, end)
-
-
-def _rows_in_front(start: U64, end: U64) -> I64:
-    """Return the rows of `_not_replaced` where ranges overlap, in time n log n.
-
-    The addresses at which ranges begin and end cut memory into segments. Rows are laid over the segments, the
-    last row first; a segment is covered once, and a boundary is closed once, when a range passes over it.
-    """
+    # The addresses at which ranges begin and end cut memory into segments. Rows are laid over the segments, the last
+    # row first; a segment is covered once, and a boundary is closed once, when a range passes over it.
     bounds = np.unique(np.concatenate([start, end]))
     first, last = np.searchsorted(bounds, start).tolist(), np.searchsorted(bounds, end).tolist()
     free = array("q", range(len(bounds) + 1))  # next segment from here that no later row covers

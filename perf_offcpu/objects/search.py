@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the paths of an object and its separate debug file to try, best first; open nothing.
+"""List the paths of an object and its separate debug file to try, best first; open debug files.
 
     the path as recorded          below --symfs, if given
     DIR/.build-id/ab/cdef…/elf    perf's cache (--buildid-dir, ~/.debug) and archives unpacked
@@ -8,14 +8,12 @@
     /proc/PID/map_files/…         the same, for files that were deleted
 
 Only a file at the recorded path is accepted without a build-id. Debug files: by build-id as GDB, perf and
-distributions lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink next to the object or below a debug
-root, and by the path of the object as on Fedora and Ubuntu.
+distributions lay them out (`ROOT/.build-id/ab/cdef….debug`), by debuglink next to the object or below a debug root,
+and by the path of the object as on Fedora and Ubuntu. A debug file belongs to an object if both have the same
+build-id; without build-ids, if the .gnu_debuglink of the object names it and holds its CRC.
 
 Sources: GDB manual, "Debugging Information in Separate Files"; perf's dso__read_binary_type_filename
 (tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16.
-
-A debug file belongs to an object if both have the same build-id; without build-ids, if the .gnu_debuglink of
-the object names it and holds its CRC. No other file is accepted.
 """
 
 from __future__ import annotations
@@ -53,17 +51,11 @@ class Search:
     @classmethod
     def usual(cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None) -> Search:
         """Return the directories of the options, else of the environment, else the defaults."""
-        home = os.path.expanduser("~")
-        environ = os.environ
+        home, environ = os.path.expanduser("~"), os.environ
         cached = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
-        return cls(
-            symfs=(symfs or "").rstrip("/"),
-            buildid_dir=buildid_dir or environ.get("PERF_BUILDID_DIR") or f"{home}/.debug",
-            debug_roots=DEBUG_ROOTS,
-            debuginfod_dir=environ.get("DEBUGINFOD_CACHE_PATH") or f"{cached}/debuginfod_client",
-            processes=not symfs,
-            cache=cache,
-        )
+        buildid_dir = buildid_dir or environ.get("PERF_BUILDID_DIR") or f"{home}/.debug"
+        debuginfod_dir = environ.get("DEBUGINFOD_CACHE_PATH") or f"{cached}/debuginfod_client"
+        return cls((symfs or "").rstrip("/"), buildid_dir, DEBUG_ROOTS, debuginfod_dir, not symfs, cache)
 
 
 def by_build_id(root: str, build_id: bytes, tail: str = "") -> str:
@@ -75,11 +67,9 @@ def objects_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
     """Yield paths of files that may be the object of a build-id, wherever it was mapped from."""
     if len(build_id) < 2:
         return
-    for root in _caches(search):
-        for tail in ("/elf", "/vdso", ""):  # "": a link to the file itself, as old perfs made it
-            yield by_build_id(root, build_id, tail)
-    for root in search.debug_roots:
-        yield by_build_id(root, build_id)
+    for root in _caches(search):  # "": a link to the file itself, as old perfs made it
+        yield from (by_build_id(root, build_id, tail) for tail in ("/elf", "/vdso", ""))
+    yield from (by_build_id(root, build_id) for root in search.debug_roots)
     if search.debuginfod_dir:
         yield f"{search.debuginfod_dir}/{build_id.hex()}/executable"
 
@@ -96,10 +86,8 @@ def debug_by_build_id(build_id: bytes, search: Search) -> Iterator[str]:
     """Yield paths of files that may hold the debug information of a build-id."""
     if len(build_id) < 2:
         return
-    for root in _debug_roots(search):
-        yield by_build_id(root, build_id, ".debug")
-    for root in _caches(search):
-        yield by_build_id(root, build_id, "/debug")
+    yield from (by_build_id(root, build_id, ".debug") for root in _debug_roots(search))
+    yield from (by_build_id(root, build_id, "/debug") for root in _caches(search))
     if search.debuginfod_dir:
         yield f"{search.debuginfod_dir}/{build_id.hex()}/debuginfo"
 
@@ -109,19 +97,16 @@ def debug_by_link(path: str, link: str, search: Search) -> Iterator[str]:
     if not link or "/" in link or link in (".", "..") or not link.isprintable():
         return
     directory = os.path.dirname(path)
-    yield f"{directory}/{link}"
-    yield f"{directory}/.debug/{link}"
-    inside = directory.removeprefix(search.symfs) if search.symfs else directory
-    for root in _debug_roots(search):
-        yield f"{root}{inside}/{link}"
+    yield from (f"{directory}/{link}", f"{directory}/.debug/{link}")
+    inside = directory.removeprefix(search.symfs)
+    yield from (f"{root}{inside}/{link}" for root in _debug_roots(search))
 
 
 def debug_by_path(path: str, search: Search) -> Iterator[str]:
     """Yield paths of debug files named after the path of the object, as on Fedora and Ubuntu."""
-    inside = path.removeprefix(search.symfs) if search.symfs else path
+    inside = path.removeprefix(search.symfs)
     for root in _debug_roots(search):
-        yield f"{root}{inside}.debug"
-        yield f"{root}{inside}"
+        yield from (f"{root}{inside}.debug", f"{root}{inside}")
 
 
 def _caches(search: Search) -> list[str]:
@@ -156,26 +141,20 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
     """Open the debug file of an object if it has this section, for the life of `stack`; else return None."""
     link, crc = debug_link(image)
     for path, by_crc in _candidates(image, link, search):
-        try:
-            with ExitStack() as attempt:
-                debug = attempt.enter_context(open_elf(path, search.cache))
-                if debug.holds(wanted) and _belongs(debug, image, crc if by_crc else None):
-                    stack.enter_context(attempt.pop_all())
-                    return debug
-        except (OSError, FormatError):
-            continue  # a damaged file
+        with suppress(OSError, FormatError), ExitStack() as attempt:  # a damaged file is passed over
+            debug = attempt.enter_context(open_elf(path, search.cache))
+            if debug.holds(wanted) and _belongs(debug, image, crc if by_crc else None):
+                stack.enter_context(attempt.pop_all())
+                return debug
     return None
 
 
 def _candidates(image: ElfImage, link: str, search: Search) -> Iterator[tuple[str, bool]]:
     """Yield paths, and True if the CRC decides where there are no build-ids."""
-    for path in debug_by_build_id(image.build_id, search):
-        yield path, False
-    for path in debug_by_link(image.path, link, search):
-        yield path, True
+    yield from ((path, False) for path in debug_by_build_id(image.build_id, search))
+    yield from ((path, True) for path in debug_by_link(image.path, link, search))
     if image.build_id:
-        for path in debug_by_path(image.path, search):
-            yield path, False
+        yield from ((path, False) for path in debug_by_path(image.path, search))
 
 
 def _belongs(debug: ElfImage, image: ElfImage, crc: int | None) -> bool:

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symbol tables: sorted columns that name addresses, for symbols of any kind of file.
 
-`Symbols` are rows as a file lists them: unsorted, with aliases and with functions that claim no size.
-`SymbolTable` has the rows that the rules below leave, ready for `searchsorted`. Names stay bytes in the
-string section and are decoded for the few rows that are hit.
+`Symbols` are rows as a file lists them: unsorted, with aliases and with functions that claim no size. `SymbolTable`
+has the rows that the rules below leave, ready for `searchsorted`. Names stay bytes in the string section and are
+decoded for the few rows that are hit.
 
 The rules are perf's, so that both tools print the same name (tools/perf/util/symbol.c of Linux 6.16):
 
-1. A symbol of size 0 ends where the next one starts (symbols__fixup_end). Several of them at one address
-   keep size 0, but for the last in file order. We stop at the end of the section too, where perf would
-   run on into the next one.
-2. Of symbols with the same start one survives (symbols__fixup_duplicate, choose_best_symbol): one that
-   covers something; typed rather than NOTYPE; not weak; global; fewest leading underscores; the longest
-   name; the first in file order. A claimed size is better than one by rule 1; perf, which applies rule 1
-   first, cannot tell them apart. perf compares demangled names, we the mangled ones, not counting the
-   underscore of `_Z` and `_R`: that differs only between aliases in C++ or Rust, by length.
+1. A symbol of size 0 ends where the next one starts (symbols__fixup_end). Several of them at one address keep size 0,
+   but for the last in file order. We stop at the end of the section too, where perf would run on into the next one.
+2. Of symbols with the same start one survives (symbols__fixup_duplicate, choose_best_symbol): one that covers
+   something; typed rather than NOTYPE; not weak; global; fewest leading underscores; the longest name; the first in
+   file order. A claimed size is better than one by rule 1; perf, which applies rule 1 first, cannot tell them apart.
+   perf compares demangled names, we the mangled ones without the underscore of `_Z` and `_R`: that differs only
+   between aliases in C++ or Rust, by length.
 
-perf keeps overlapping symbols in a tree whose shape decides which one is found. Here the innermost wins,
-which is the last to start; after its end, the one that reaches furthest. A label of size 0 inside a
-function with a size is not a function and never wins.
+perf keeps overlapping symbols in a tree whose shape decides which one is found. Here the innermost wins, which is the
+last to start; after its end, the one that reaches furthest. A label of size 0 inside a function with a size is not a
+function and never wins.
 """
 
 from __future__ import annotations

@@ -94,10 +94,8 @@ def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -
 
 def inline(layout: Layout, values: Mapping[str, Any]) -> str:
     """Return all fields on one line: `{pid: 126, tid: 126}`."""
-    parts = (
-        f"{field.name}: {_text(layout, field, values[field.name])}" for field in layout.fields if field.name in values
-    )
-    return "{" + ", ".join(parts) + "}"
+    fields = [field for field in layout.fields if field.name in values]
+    return "{" + ", ".join(f"{field.name}: {_text(layout, field, values[field.name])}" for field in fields) + "}"
 
 
 def hex_lines(data: bytes, indent: str = "    ") -> Iterator[str]:

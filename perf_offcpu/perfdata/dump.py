@@ -7,10 +7,9 @@
       comm: b'ls'
       sample_id: {pid: 9016, tid: 9016, time: 4323278205115, cpu: 0, cpu_res: 0, identifier: 4094}
 
-It resembles `perf script -D`, reads files that perf refuses, too, and does not re-type, merge, order or
-repair anything. A record that does not fit its layout is shown as far as it does, with a line that begins
-with `!`. Offsets are those of the file; records out of compressed ones are marked `zstd`, with offsets in the
-decompressed stream.
+It resembles `perf script -D`, reads files that perf refuses, too, and does not re-type, merge, order or repair
+anything. A record that does not fit its layout is shown as far as it does, with a line that begins with `!`. Offsets
+are those of the file; records out of compressed ones are marked `zstd`, with offsets in the decompressed stream.
 """
 
 from __future__ import annotations

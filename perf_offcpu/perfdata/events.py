@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the evsel of each record by the ids in the records, and read the trailers and times of records, as columns.
 
-Each evsel has one id per CPU or thread. Samples hold the id at a place that follows from sample_type, other kernel
-records hold it in their trailer. The rules are perf's own (tools/perf/util/evlist.c: evlist__event2evsel,
-tools/perf/util/evsel.c: __evsel__sample_id_pos).
-
-Every kernel record but SAMPLE ends with a trailer (`abi.sample.TRAILER`), laid out by the sample_type of the event
-that wrote it; a sample has the same fields in front. A trailer is found from the end: the place of the event's id in
-it follows from the first event, because perf demands that all events agree on it (tools/perf/util/evlist.c:
-evlist__valid_sample_type). Id 0 is the first event's: perf's own records, which describe what was there before, have
-a trailer of zeros.
+Each evsel has one id per CPU or thread. Samples hold it at a place that follows from sample_type, other kernel
+records in their trailer (`abi.sample.TRAILER`), which is laid out by the sample_type of the event that wrote the
+record and is found from the record's end: perf demands that all events agree on the place of the id
+(tools/perf/util/evlist.c: evlist__event2evsel, evlist__valid_sample_type, tools/perf/util/evsel.c:
+__evsel__sample_id_pos). Id 0 is the first event's: perf's own records, which describe what was there before, have a
+trailer of zeros.
 
 The kernel writes one mapping to all events that ask for mappings, and for those with attr.build_id it sets
 MISC_MMAP_BUILD_ID in a header that all of them share; it never clears the flag (kernel/events/core.c:
 perf_event_mmap_output(), seen in 6.18). While one recorder asks for build-ids, as perf 7.2 does, the records of all
 others have the flag, too, over maj, min and ino. perf 6.1 takes the major number for a length and overruns its stack
-(abort in util/build-id.c).
-
-Such records are recognized because build-ids have at most 20 bytes, and an event that did not ask gets none. Records
-that perf synthesized stay as they are, and so do sizes of 20 or 16 bytes, as build-ids have.
+(abort in util/build-id.c). Such records are recognized because build-ids have at most 20 bytes, and an event that did
+not ask gets none. Records that perf synthesized stay as they are, and so do sizes of 20 or 16 bytes, as build-ids
+have.
 """
 
 from __future__ import annotations

@@ -111,22 +111,14 @@ class _HeadReader:
         self._taken = [(data["offset"], data["offset"] + data["size"])]
 
     def read(self) -> FileHead:
-        data = self.header["data"]
-        begin = min(data["offset"], self.size)
-        killed = data["size"] == 0
-        self.counters.add(losses.NO_END, int(killed))
-        end = self.size if killed else min(data["offset"] + data["size"], self.size)
-        if not killed:
-            self._count_missing(data["offset"] + data["size"])
-        return FileHead(
-            self.order,
-            is_pipe=False,
-            events=list(self._events()),
-            features={} if killed else dict(self._features(data["offset"] + data["size"])),
-            feature_sections=self.feature_sections,
-            data_offset=begin,
-            data_end=end,
-        )
+        ((begin, end),) = self._taken
+        is_killed = begin == end
+        self.counters.add(losses.NO_END, int(is_killed))
+        if not is_killed:
+            self._count_missing(end)
+        events, features = list(self._events()), {} if is_killed else dict(self._features(end))
+        places = min(begin, self.size), self.size if is_killed else min(end, self.size)
+        return FileHead(self.order, False, events, features, self.feature_sections, *places)
 
     def _count_missing(self, end: int) -> None:
         """Count the bytes from the end of the file to that of a part of it."""
@@ -260,12 +252,15 @@ class PipeHead:
             return
         values = RECORD_LAYOUTS[kind].unpack(record, self.order, start=HEADER_SIZE)
         if kind == RecordType.HEADER_FEATURE:
-            self._take_feature(values)
-        elif values["kind"] == EVENT_UPDATE_NAME:
-            row = self._row_of_id.get(values["id"])
-            if row is not None:
-                name = values["data"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-                self._specs[row] = replace(self._specs[row], name=name)
+            if values["data"] and values["feat_id"] < FEATURE_BITS:
+                self.features.bodies[values["feat_id"]] = values["data"]
+            if values["feat_id"] == Feature.EVENT_DESC:
+                self._specs = self.features.named(self._specs)
+                for row, spec in enumerate(self._specs):
+                    self._add_ids(spec.ids, row)
+        elif values["kind"] == EVENT_UPDATE_NAME and (named := self._row_of_id.get(values["id"])) is not None:
+            name = values["data"].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+            self._specs[named] = replace(self._specs[named], name=name)
 
     def _take_attr(self, record: bytes) -> None:
         attr = unpack_attr(record[HEADER_SIZE:], self.order)
@@ -281,11 +276,3 @@ class PipeHead:
     def _add_ids(self, ids: Iterable[int], row: int) -> None:
         for event_id in ids:
             self._row_of_id.setdefault(event_id, row)
-
-    def _take_feature(self, values: dict[str, Any]) -> None:
-        if values["data"] and values["feat_id"] < FEATURE_BITS:
-            self.features.bodies[values["feat_id"]] = values["data"]
-        if values["feat_id"] == Feature.EVENT_DESC:
-            self._specs = self.features.named(self._specs)
-            for row, spec in enumerate(self._specs):
-                self._add_ids(spec.ids, row)

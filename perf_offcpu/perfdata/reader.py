@@ -200,5 +200,5 @@ def _thread_files(directory: str) -> list[str]:
     """Return the per-thread parts of a directory recording, in numeric order."""
     # direct: names are listed; the files are opened by `files`
     numbers = [name.removeprefix("data.") for name in os.listdir(directory) if name.startswith("data.")]
-    parts = [f"data.{number}" for number in numbers if number.isascii() and number.isdigit()]
-    return [os.path.join(directory, name) for name in sorted(parts, key=lambda name: int(name[5:]))]
+    numbers = sorted((number for number in numbers if number.isascii() and number.isdigit()), key=int)
+    return [os.path.join(directory, f"data.{number}") for number in numbers]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read and write the feature TRACING_DATA: the layouts of the recorded kernel's tracepoints.
 
-A tracepoint's raw data is a C structure that differs between kernels, architectures and configurations, so
-perf stores the kernel's description: the files events/SYSTEM/NAME/format of tracefs at that time. They lie in
-a container of trace-cmd (trace.dat(5)), written by tools/perf/util/trace-event-info.c. Numbers are in the
-byte order that the container names, texts are those of the kernel:
+A tracepoint's raw data is a C structure that differs between kernels, architectures and configurations, so perf
+stores the kernel's description: the files events/SYSTEM/NAME/format of tracefs at that time. They lie in a container
+of trace-cmd (trace.dat(5)), written by tools/perf/util/trace-event-info.c. Numbers are in the byte order that the
+container names, texts are those of the kernel:
 
     23 8 68 "tracing" | version, NUL | u8 big-endian, u8 long size, u32 page size
     "header_page", NUL, file | "header_event", NUL, file
@@ -97,12 +97,11 @@ def parse_format(system: str, text: str) -> TracepointFormat | None:
     name, number = _NAME.search(text), _ID.search(text)
     if name is None or number is None:
         return None
-    fields = {}
-    for match in _FIELD.finditer(text):
-        declared = _DECLARED.search(match["declaration"])
-        if declared is not None:
-            offset, size = int(match["offset"]), int(match["size"])
-            fields[declared[1]] = TracepointField(offset, size, match["signed"] == "1")
+    fields = {
+        declared[1]: TracepointField(int(match["offset"]), int(match["size"]), match["signed"] == "1")
+        for match in _FIELD.finditer(text)
+        if (declared := _DECLARED.search(match["declaration"]))
+    }
     print_fmt = _PRINT_FMT.search(text)
     return TracepointFormat(system, name[1], int(number[1]), fields, print_fmt[1].strip() if print_fmt else "")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -50,9 +51,9 @@ def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Va
     `first` is the initial content of the expression's stack (the CFA, for registers); None: empty.
     """
     machine = _Evaluation(code, state, lanes)
-    if first is not None:
-        machine.push(first)
     try:
+        if first is not None:
+            machine.push(first)
         machine.run()
         return machine.stack.pop()
     except IndexError:
@@ -139,39 +140,26 @@ class _Evaluation:
             raise CannotEvaluateError
 
 
-def _signed(words: U64) -> I64:
-    return words.view(np.int64)
+def _compared(test: Callable[[I64, I64], Bool], left: U64, right: U64) -> U64:
+    return test(left.view(np.int64), right.view(np.int64)).astype(np.uint64)
 
 
-def _compared(test: Callable[[I64, I64], Bool]) -> Callable[[U64, U64], U64]:
-    return lambda left, right: test(_signed(left), _signed(right)).astype(np.uint64)
-
-
-def _shifted(left: U64, right: U64, shift: Callable[[U64, U64], U64]) -> U64:
+def _shifted(shift: Callable[[U64, U64], U64], left: U64, right: U64) -> U64:
     return np.where(right < np.uint64(64), shift(left, np.minimum(right, np.uint64(63))), np.uint64(0))
 
 
 def _arithmetic_shift(left: U64, right: U64) -> U64:
-    by = np.minimum(right, np.uint64(63)).astype(np.int64)
-    return (_signed(left) >> by).view(np.uint64)
+    return (left.view(np.int64) >> np.minimum(right, np.uint64(63)).astype(np.int64)).view(np.uint64)
 
 
 _BINARY: Final[dict[int, Callable[[U64, U64], U64]]] = {
-    Op.PLUS: np.add,
-    Op.MINUS: np.subtract,
-    Op.MUL: np.multiply,
-    Op.AND: np.bitwise_and,
-    Op.OR: np.bitwise_or,
-    Op.XOR: np.bitwise_xor,
-    Op.SHL: lambda left, right: _shifted(left, right, np.left_shift),
-    Op.SHR: lambda left, right: _shifted(left, right, np.right_shift),
+    **{Op.PLUS: np.add, Op.MINUS: np.subtract, Op.MUL: np.multiply},
+    **{Op.AND: np.bitwise_and, Op.OR: np.bitwise_or, Op.XOR: np.bitwise_xor},
+    **{Op.SHL: partial(_shifted, np.left_shift), Op.SHR: partial(_shifted, np.right_shift)},
     Op.SHRA: _arithmetic_shift,
-    Op.EQ: _compared(np.equal),
-    Op.NE: _compared(np.not_equal),
-    Op.GE: _compared(np.greater_equal),
-    Op.GT: _compared(np.greater),
-    Op.LE: _compared(np.less_equal),
-    Op.LT: _compared(np.less),
+    **{Op.EQ: partial(_compared, np.equal), Op.NE: partial(_compared, np.not_equal)},
+    **{Op.GE: partial(_compared, np.greater_equal), Op.GT: partial(_compared, np.greater)},
+    **{Op.LE: partial(_compared, np.less_equal), Op.LT: partial(_compared, np.less)},
 }
 
 _UNARY: Final[dict[int, Callable[[U64], U64]]] = {Op.NOT: np.bitwise_not, Op.NEG: np.negative}

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look up frame rules for code addresses of a recording: mapping, file, table, rule set.
 
-The rule sets of all files are in one table, so that frames of different files are handled together. The rule
-set of an address is remembered, because stacks contain the same few thousand addresses over and over.
+The rule sets of all files are in one table, so that frames of different files are handled together. The rule set of
+an address is remembered, because stacks contain the same few thousand addresses over and over.
 
-With `-X perf` CPython gives every Python function an address by calling it through a copy of a few
-instructions of its own. On x86-64 (Python/asm_trampoline.S of 3.12 and 3.13), with or without the first:
+With `-X perf` CPython gives every Python function an address by calling it through a copy of a few instructions of
+its own. On x86-64 (Python/asm_trampoline.S of 3.12 and 3.13), with or without the first:
 
     endbr64; sub $8, %rsp; call *%rcx; add $8, %rsp; ret
 
-The perf map of the process tells which addresses are such copies: names that begin with `py::`, and this
-size. Copies of other sizes, of Pythons that keep a frame pointer there, are unwound by the frame pointer.
+The perf map of the process tells which addresses are such copies: names that begin with `py::`, and this size. Copies
+of other sizes, of Pythons that keep a frame pointer there, are unwound by the frame pointer.
 """
 
 from __future__ import annotations

@@ -107,16 +107,13 @@ class WalkState:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):
             raise IndexError(number)
-        if not self.is_first and not self.follow_all and not self._is_followed(lanes, number):
-            if self.lost is None:
-                self.lost = np.zeros(len(self.spaces), np.bool_)
+        is_followed = number in self.followed
+        if number == self.registers.ra:  # callers' are not restored: they are their callees' pc
+            is_followed = bool(self.exact[lanes].all())
+        if not (self.is_first or self.follow_all or is_followed):
+            self.lost = np.zeros(len(self.spaces), np.bool_) if self.lost is None else self.lost
             self.lost[lanes] = True
         return Value(self.values[number][lanes], self.knows(lanes, number))
-
-    def _is_followed(self, lanes: I64, number: int) -> bool:
-        if number == self.registers.ra:
-            return bool(self.exact[lanes].all())  # callers' are not restored: they are their callees' pc
-        return number in self.followed
 
     def restore(self, lanes: I64, number: int, words: U64, known: Bool) -> None:
         """Set a register to the value that it had in the caller."""

@@ -26,7 +26,7 @@ from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.chain_table import ChainTable
-from perf_offcpu.model.columns import I32, I64, U8, U32, U64, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, U8, U64, Bool, distinct
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
@@ -111,8 +111,7 @@ def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: 
     much.
     """
     is_exhausted, size = unwound.ends == End.EXHAUSTED, 8 * words
-    is_full = (size == stack_bytes) | (size == 4 * stack_bytes)
-    more_would_help = is_full & (size < LARGEST_COPY)
+    more_would_help = ((size == stack_bytes) | (size == 4 * stack_bytes)) & (size < LARGEST_COPY)
     counters.add(losses.COPY_EXHAUSTED, int((is_exhausted & more_would_help).sum()))
     counters.add(losses.STACK_TOO_DEEP, int((is_exhausted & ~more_would_help).sum()))
     counters.add(losses.NO_CFI, int((unwound.ends == End.NO_CFI).sum()))
@@ -153,7 +152,9 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
             unwound = unwound.take(np.cumsum(is_new) - 1)
         some = rows[part]
         callchain[some] = chains.add(join_parts(kernel.take(samples.callchain[some]), unwound.chains))
-        flags[some] = _flags_after(flags[some], unwound.ends)
+        flags[some] &= ~np.uint32(_SETTLED)
+        for end, flag in _FLAG_OF_END.items():
+            flags[some[unwound.ends == end]] |= np.uint32(flag)
         _count(unwound, words[part], stack_bytes[samples.evsel[some]], counters)
     samples = samples.with_columns(callchain=callchain, flags=flags)
     return _finished(recording, samples, chains.release(), counters)
@@ -186,14 +187,6 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: 
         snapshots=Snapshots(),
         losses=dict(counters),
     )
-
-
-def _flags_after(flags: U32, ends: U8) -> U32:
-    """Return the flags of samples after their walks."""
-    result = flags & ~np.uint32(_SETTLED)
-    for end, flag in _FLAG_OF_END.items():
-        result |= np.where(ends == end, np.uint32(flag), np.uint32(0))
-    return result
 
 
 def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:

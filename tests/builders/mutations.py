@@ -138,10 +138,10 @@ def content(path: str) -> bytes:
 
 
 def survive(data: bytes, *, rewriting: bool = True, showing: bool = True) -> float:
-    """Do with a recording what a user does; own errors are answers, too.
+    """Read and dump a recording, as a user does; own errors are answers, too.
 
     Args:
-        rewriting: dump and inject it, too.
+        rewriting: inject it, too.
         showing: print it, too: with all fields, as a report, as folded stacks (`builders.shown`).
 
     Returns:
@@ -151,9 +151,9 @@ def survive(data: bytes, *, rewriting: bool = True, showing: bool = True) -> flo
         Exception: whatever is no `PerfOffcpuError`; AssertionError for a Recording that is not well-formed.
     """
     with as_file(data) as path:
-        work: list[Callable[[], object]] = [lambda: load_recording(path).check()]
+        work: list[Callable[[], object]] = [lambda: load_recording(path).check(), lambda: _dump(str(path))]
         if rewriting:
-            work += [lambda: _dump(str(path)), lambda: _inject(str(path))]
+            work.append(lambda: _inject(str(path)))
         if showing:
             work += [lambda: show(str(path)), lambda: show(str(path), merge=False)]
         return max(_timed(one) for one in work)

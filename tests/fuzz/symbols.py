@@ -22,8 +22,8 @@ from builders.elf import REL, ElfBuilder, Sym  # noqa: E402
 from perf_offcpu.abi.elf import SectionType  # noqa: E402
 from perf_offcpu.cache import pack, unpack  # noqa: E402
 from perf_offcpu.errors import PerfOffcpuError  # noqa: E402
+from perf_offcpu.objects.elf.headers import Source  # noqa: E402
 from perf_offcpu.objects.elf.image import ElfImage  # noqa: E402
-from perf_offcpu.objects.elf.source import Source  # noqa: E402
 from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols, symbols_of  # noqa: E402
 from perf_offcpu.objects.perf_map import parse_perf_map, read_jit_name  # noqa: E402
 from perf_offcpu.objects.search import debug_link  # noqa: E402

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the headers of ELF files with pyelftools, and keep them on disk as columns.
+"""Read the bytes of ELF files, and their headers with pyelftools, which are kept on disk as columns.
 
-pyelftools knows the structures of both classes and byte orders. It parses bytes whose size and number have
-been checked against the file and a ceiling, so a hostile file costs bounded time and memory. Its import
-takes longer than all other work on the files of a small recording. So the columns are kept in the cache,
-under the identity of the file, and a file that was read before is read without pyelftools:
+Files are read with pread, not mapped: a file that is truncated while it is read causes an error, not SIGBUS.
+
+pyelftools knows the structures of both classes and byte orders. It parses bytes whose size and number have been
+checked against the file and a ceiling, so a hostile file costs bounded time and memory. Its import takes longer than
+all other work on the files of a small recording. So the columns are kept in the cache, under the identity of the
+file, and a file that was read before is read without pyelftools:
 
     head       class, 1 if little-endian, e_type, e_machine
     sections   section headers, rows of SECTION as words
@@ -16,6 +18,10 @@ under the identity of the file, and a file that was read before is read without 
 from __future__ import annotations
 
 import functools
+import hashlib
+import lzma
+import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -28,7 +34,102 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.build_ids import find_build_id
 from perf_offcpu.cache import Array, DiskCache, cache_name
 from perf_offcpu.errors import FormatError
-from perf_offcpu.objects.elf.source import Source
+
+_LZMA_MEMORY: Final = 1 << 27  # xz -9 takes 65 MiB
+_GZIP: Final = 31  # zlib's wbits for a gzip header
+
+
+def uncompress(kind: str, data: bytes, most: int) -> bytes:
+    """Uncompress all of `data`, of the kind "zlib", "gzip", "xz" or "zstd", to at most `most` bytes.
+
+    Raises ValueError if it is damaged, becomes more, is of another kind, or its package is not installed.
+    """
+    if kind == "zstd":
+        return _uncompress_zstd(data, most)
+    unpacker: lzma.LZMADecompressor | zlib._Decompress
+    try:
+        if kind == "xz":
+            unpacker = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
+        elif kind in ("zlib", "gzip"):
+            unpacker = zlib.decompressobj(zlib.MAX_WBITS if kind == "zlib" else _GZIP)
+        else:
+            raise ValueError(f"it is compressed in an unknown way ({kind})")
+        unpacked = unpacker.decompress(data, most + 1)
+    except (lzma.LZMAError, zlib.error) as problem:
+        raise ValueError(str(problem)) from None
+    if not unpacker.eof or len(unpacked) > most:
+        raise ValueError(f"it is cut off, or unpacks to more than {most} bytes")
+    return unpacked
+
+
+def _uncompress_zstd(data: bytes, most: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError:
+        raise ValueError("the Python package zstandard is not installed") from None
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+            unpacked = bytes(reader.read(most + 1))
+    except zstandard.ZstdError as problem:
+        raise ValueError(str(problem)) from None
+    if len(unpacked) > most:
+        raise ValueError(f"it unpacks to more than {most} bytes")
+    return unpacked
+
+
+MAX_SECTION: Final = 1 << 30
+"""Bytes read at once, of one section: symbol and string tables of the largest programs have some 100 MB."""
+
+
+class Source:
+    """Bytes of known size: of an open file, or the bytes themselves; `path` names them in errors.
+
+    Attributes:
+        fd: the open file; -1 for bytes in memory.
+        changed_ns: wall-clock time of the last change of the file; 0 for bytes in memory.
+    """
+
+    def __init__(self, path: str, content: int | bytes) -> None:
+        self.path, self._content = path, content
+        if isinstance(content, bytes):
+            self.fd, self.size, self.changed_ns = -1, len(content), 0
+        else:
+            self._status = os.fstat(content)
+            self.fd, self.size, self.changed_ns = content, self._status.st_size, self._status.st_mtime_ns
+
+    @functools.cached_property
+    def identity(self) -> tuple[object, ...]:
+        """Key of these bytes: inode, size and time of change of a file; a hash of memory."""
+        if isinstance(self._content, bytes):
+            return (hashlib.sha256(self._content).digest(),)
+        return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes at an offset; fewer at the end, or if the file has become shorter.
+
+        Raises OSError if the disk or the file system fails.
+        """
+        if isinstance(self._content, bytes):
+            return self._content[offset : offset + size]
+        parts: list[bytes] = []
+        while size > 0 and (part := os.pread(self.fd, size, offset)):
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_exactly(self, what: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
+        """Return `size` bytes at an offset; `what` names them in errors.
+
+        Raises FormatError if they lie outside the file, or are more than `ceiling`; OSError as `read`.
+        """
+        if size > ceiling or offset + size > self.size:
+            problem = f"{size} bytes, the file has {self.size}, at most {ceiling} are read"
+            raise FormatError(self.path, what, problem, offset)
+        data = self.read(offset, size)
+        if len(data) != size:
+            raise FormatError(self.path, what, f"{size} bytes wanted, {len(data)} could be read", offset)
+        return data
+
 
 KIND: Final = "headers1"  # kind of cache file; the number changes whenever the columns do
 MAX_HEADERS: Final = 1 << 16  # sections or segments: real files have at most a few ten thousand
@@ -62,14 +163,12 @@ def read_headers(source: Source, cache: DiskCache | None = None) -> dict[str, Ar
 
 
 def _is_sound(columns: dict[str, Array]) -> bool:
-    if {name: column.dtype.str for name, column in columns.items()} != _DTYPES:
+    if {name: column.dtype.str for name, column in columns.items()} != _DTYPES or len(columns["head"]) != 4:
         return False
     tables = (columns["sections"], SECTION), (columns["segments"], SEGMENT)
-    whole = all(column.nbytes % dtype.itemsize == 0 for column, dtype in tables)
-    if not whole or len(columns["head"]) != 4:
-        return False
     bits, is_little = columns["head"][:2].tolist()
-    return bits in set(ElfClass) and is_little in (0, 1)
+    is_whole = all(column.nbytes % dtype.itemsize == 0 for column, dtype in tables)
+    return is_whole and bits in set(ElfClass) and is_little in (0, 1)
 
 
 @functools.cache
@@ -125,12 +224,15 @@ def _parse(source: Source) -> dict[str, Array]:
         names_index = int(first["sh_link"][0]) if names_index == _EXTENDED else names_index
     shdrs = _table(source, header, "sh", structs.Elf_Shdr, SECTION, sections)
     phdrs = _table(source, header, "ph", structs.Elf_Phdr, SEGMENT, segments)
-    kind = [_number(header[name]) for name in ("e_type", "e_machine")]
+    kind, names = [_number(header[name]) for name in ("e_type", "e_machine")], b""
+    if names_index < len(shdrs):
+        offset, size = (int(shdrs[name][names_index]) for name in ("sh_offset", "sh_size"))
+        names = source.read_exactly("section names", offset, size, _MAX_SECTION_NAMES)
     return {
         "head": np.array([bits, order == "<", *kind], np.uint64),
         "sections": shdrs.view("<u8"),
         "segments": phdrs.view("<u8"),
-        "names": np.frombuffer(_section_names(source, shdrs, names_index), np.uint8),
+        "names": np.frombuffer(names, np.uint8),
         "build_id": np.frombuffer(_build_id(source, order, shdrs, phdrs), np.uint8),
     }
 
@@ -149,13 +251,6 @@ def _table(source: Source, header: Any, kind: str, struct: Any, dtype: np.dtype[
     with own_errors(source.path, what, offset):
         entries = [struct.parse(data[index : index + size]) for index in range(0, len(data), size)]
         return np.array([tuple(_number(entry[name]) for name in fields) for entry in entries], dtype)
-
-
-def _section_names(source: Source, sections: Rows, index: int) -> bytes:
-    if index >= len(sections):
-        return b""
-    offset, size = int(sections["sh_offset"][index]), int(sections["sh_size"][index])
-    return source.read_exactly("section names", offset, size, _MAX_SECTION_NAMES)
 
 
 def _build_id(source: Source, order: Order, sections: Rows, segments: Rows) -> bytes:

@@ -23,8 +23,17 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import open_regular
 from perf_offcpu.model.columns import Bool
-from perf_offcpu.objects.elf.headers import SECTION, SEGMENT, Rows, own_errors, read_headers, structs_of
-from perf_offcpu.objects.elf.source import MAX_SECTION, Source, uncompress
+from perf_offcpu.objects.elf.headers import (
+    MAX_SECTION,
+    SECTION,
+    SEGMENT,
+    Rows,
+    Source,
+    own_errors,
+    read_headers,
+    structs_of,
+    uncompress,
+)
 from perf_offcpu.structs import frozen
 
 _MAX_SECTION_NAME: Final = 128

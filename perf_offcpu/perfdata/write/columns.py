@@ -46,8 +46,14 @@ _ROOM = 8  # bytes that the data of any chunk has at least
 
 def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) -> I64:
     """Return int64[count]: the bytes of each record that `sample_records` would write."""
-    header = dict.fromkeys(("type", "misc", "size"), 0)
-    return np.diff(_Writer(_SAMPLE_RECORD, header | dict(columns), count, "<", shape, _ALIGNMENT).offsets)
+    return np.diff(_sample_writer(shape, 0, columns, count, "<").offsets)
+
+
+def _sample_writer(
+    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order
+) -> _Writer:
+    header: dict[str, Column] = {"type": int(RecordType.SAMPLE), "misc": misc, "size": 0}
+    return _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
 
 
 def sample_records(
@@ -66,8 +72,7 @@ def sample_records(
 
     Returns (offsets int64[count + 1], bytes): record i is `bytes[offsets[i]:offsets[i + 1]]`.
     """
-    header: dict[str, Column] = {"type": int(RecordType.SAMPLE), "misc": misc, "size": 0}
-    writer = _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
+    writer = _sample_writer(shape, misc, columns, count, order)
     sizes = np.diff(writer.offsets)
     if count and int(sizes.max()) > RECORD_SIZE_MAX:
         raise LayoutError(f"a sample of {sizes.max()} bytes, at most {RECORD_SIZE_MAX}")
@@ -135,10 +140,8 @@ class _Writer:
         if field.count is not None:
             sizes: I64 = self.columns[field.name].sizes
             return sizes
-        if field.where is None:
-            return item_size(field, self.shape)
-        present: I64 = (self._broadcast(field.where) != 0).astype(np.int64)
-        return present * item_size(field, self.shape)
+        size = item_size(field, self.shape)
+        return size if field.where is None else (self._broadcast(field.where) != 0).astype(np.int64) * size
 
     def _broadcast(self, name: str) -> NDArray[Any]:
         return np.broadcast_to(np.asarray(self.columns[name]), self.count)

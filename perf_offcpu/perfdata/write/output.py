@@ -15,7 +15,6 @@ import errno
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from perf_offcpu.directories import Directory
@@ -24,15 +23,14 @@ from perf_offcpu.errors import RecordingError
 
 def _hold(directory: Directory, size: int) -> int:
     """Open a file without a name that takes up room on the same disk; return -1 if there cannot be one."""
+    fd = -1
     try:
         # direct: a file without a name, in a directory that is open
         fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
-    except OSError:
-        return -1
-    try:
         os.posix_fallocate(fd, 0, size)
     except OSError:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         return -1
     return fd
 
@@ -98,14 +96,12 @@ class AtomicFile:
     def _make_room(self, oldest: str) -> None:
         """Unlink the recording before the last, and keep its pages until `close`.
 
-        A recording runs meanwhile and its rings fill. ext4 writes a file to the disk before it lets it
-        replace another (auto_da_alloc), and the pages of a large one take long to be freed: a second, or two.
+        A recording runs meanwhile and its rings fill. ext4 writes a file to the disk before it lets it replace another
+        (auto_da_alloc), and the pages of a large one take long to be freed: a second, or two.
         """
-        try:
+        with contextlib.suppress(OSError):  # there is none, or it is no file: `rename` will say what is wrong
             self._oldest = self._directory.open_regular(oldest)
             self._directory.remove(oldest)
-        except OSError:  # there is none, or it is no file: `rename` will say what is wrong, if anything is
-            return
 
     def _open(self) -> int:
         """Open the device, or create the hidden file."""
@@ -144,7 +140,5 @@ class AtomicFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -85,7 +85,10 @@ class PipeWriter:
         head = PIPE_HEADER.pack({"magic": int.from_bytes(MAGIC, "little"), "size": PIPE_HEADER_SIZE}, order)
         build_ids = Features(features, order, Losses()).build_ids()
         self._write([head, *map(self._attr, self.events), *self._features(features), *event_names(self.events, order)])
-        self._write([*self._tracing_data(features), *map(self._build_id, build_ids)])
+        if body := features.get(Feature.TRACING_DATA, b""):  # a record with the number of bytes after it, and these
+            body += bytes(padding(len(body)))
+            self._write([self._record(RecordType.HEADER_TRACING_DATA, {"size": len(body)}), body])
+        self._write([*map(self._build_id, build_ids)])
 
     def append(self, *pieces: Buffer) -> None:
         """Add bytes that are, together, whole records.
@@ -119,14 +122,6 @@ class PipeWriter:
                 self._counters.add(losses.LARGE_FEATURE)
                 continue
             yield self._record(RecordType.HEADER_FEATURE, {"feat_id": bit, "data": body})
-
-    def _tracing_data(self, features: Mapping[int, bytes]) -> Iterator[bytes]:
-        """Yield a record with the number of bytes that follow it, and these."""
-        body = features.get(Feature.TRACING_DATA, b"")
-        if body:
-            body += bytes(padding(len(body)))
-            yield self._record(RecordType.HEADER_TRACING_DATA, {"size": len(body)})
-            yield body
 
     def _build_id(self, entry: BuildId) -> bytes:
         build_id = bytes.fromhex(entry.build_id)[:BUILD_ID_BYTES]

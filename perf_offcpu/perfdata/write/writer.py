@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write perf.data files that stock perf, from 6.1 on, opens without a warning.
 
-A file grows in three steps, so that it can be read even after its writer was killed:
-
-1. `FileWriter(...)` writes a header that is final but for two things: the data section has size 0, by which
-   readers recognise that a recorder was killed, and there are no features.
-2. `append` adds records. Nothing is kept in memory and nothing is parsed: ring buffers hold records in the
-   form of the file.
-3. `finish` writes the feature table and the feature bodies after the data, then the final header.
-
     header 104 | ids of all events | attr entries | data ... | feature table | feature bodies
 
-Bodies of features come from `perfdata.features`, records that are not the kernel's from `pack_record`.
+A file can be read even after its writer was killed. `FileWriter(...)` writes a header that is final but for two
+things: the data section has size 0, by which readers recognise that a recorder was killed, and there are no features.
+`append` adds records; nothing is kept in memory or parsed: ring buffers hold records in the form of the file.
+`finish` writes the feature table and the feature bodies after the data, then the final header. Bodies of features
+come from `perfdata.features`, records that are not the kernel's from `pack_record`.
 
 Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write().
 """
@@ -21,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1
@@ -87,7 +84,9 @@ class FileWriter:
         bits = sorted(features)
         bodies = [features[bit] for bit in bits]
         offset = self.data_offset + self.data_size + len(bits) * SECTION.size()
-        self._write([self._sections(offset, bodies), *bodies])
+        sections = zip(accumulate(map(len, bodies), initial=offset), map(len, bodies), strict=False)
+        table = [SECTION.pack({"offset": begin, "size": size}, self.order) for begin, size in sections]
+        self._write([*table, *bodies])
         try:
             ids = self._ids()
             if ids != self._first_ids:  # more of them now: at the end of the file
@@ -122,14 +121,6 @@ class FileWriter:
             entries.append(attr + SECTION.pack(section, self.order))
             offset += section["size"]
         return b"".join(entries)
-
-    def _sections(self, offset: int, bodies: Iterable[bytes]) -> bytes:
-        """Return the feature table: offset and size of each body, which lie back to back in order of bits."""
-        table = []
-        for body in bodies:
-            table.append(SECTION.pack({"offset": offset, "size": len(body)}, self.order))
-            offset += len(body)
-        return b"".join(table)
 
     def _write(self, pieces: Sequence[Buffer]) -> None:
         try:

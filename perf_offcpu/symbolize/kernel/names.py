@@ -30,8 +30,8 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I32, I64, U64, Strings, distinct
 from perf_offcpu.model.lookup import KERNEL_DSO, KERNEL_SPACE, kernel_map
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.objects.elf.headers import Source, uncompress
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source, uncompress
 from perf_offcpu.objects.files import is_running_kernel, refusal
 from perf_offcpu.objects.functions import ElfFile, listed_symbols
 from perf_offcpu.objects.symtab import NO_ADDRESS, SymbolTable

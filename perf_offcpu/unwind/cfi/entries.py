@@ -72,13 +72,8 @@ _MAX_CIES: Final = 1 << 16
 _MAX_TERMINATORS: Final = 1 << 12
 
 _FORMS: Final[dict[int, Int]] = {
-    Pe.ABSPTR: U64,
-    Pe.UDATA2: U16,
-    Pe.UDATA4: U32,
-    Pe.UDATA8: U64,
-    Pe.SDATA2: Int(2, signed=True),
-    Pe.SDATA4: S32,
-    Pe.SDATA8: S64,
+    **{Pe.ABSPTR: U64, Pe.UDATA2: U16, Pe.UDATA4: U32, Pe.UDATA8: U64},
+    **{Pe.SDATA2: Int(2, signed=True), Pe.SDATA4: S32, Pe.SDATA8: S64},
 }
 
 

@@ -35,8 +35,8 @@ from builders.objects import elf_build_id, names_at, names_of
 from elftools.elf.elffile import ELFFile
 
 from perf_offcpu.errors import FormatError
+from perf_offcpu.objects.elf.headers import Source
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.functions import ElfFile, file_offset_to_vaddr, load_elf_symbols, symbols_of
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS

@@ -13,8 +13,8 @@ from elftools.elf.elffile import ELFFile
 
 from perf_offcpu import losses
 from perf_offcpu.losses import LossCause
+from perf_offcpu.objects.elf.headers import Source
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.files import VDSO, refusal, same_build, vdso_image
 from perf_offcpu.objects.functions import file_offset_to_vaddr, symbols_of
 from perf_offcpu.objects.search import Search

@@ -12,8 +12,8 @@ from builders.elf import ElfBuilder, Sym
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.elf import headers
+from perf_offcpu.objects.elf.headers import Source
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
-from perf_offcpu.objects.elf.source import Source
 
 KINDS = [(64, "<"), (64, ">"), (32, "<"), (32, ">")]
 

@@ -136,18 +136,31 @@ def test_frames_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(chain) == 1 + 1024 and result.samples.has(SampleFlag.TRUNCATED).all()
 
 
-def test_a_return_address_outside_of_every_map_is_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    result, chains = unwound(monkeypatch, recording_of([[0, 0, 0xDEAD0000, 0, 0]], [CODE + PLAIN]))
-    assert chains[0][-2:] == [USER, CODE + PLAIN]
-    assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.OUTSIDE_MAPS]
+CUT = SampleFlag.TRUNCATED
+JITTED = [CODE + PLAIN, JIT + 0x100]
+NO_RA = section((BARE, 0x40, b""), common=cie(bytes([Cfa.DEF_CFA, RSP, 8])))
 
 
-def test_code_without_rules_is_passed_by_its_frame_pointer(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = [1, 2, JIT + 0x100, 3, 0, CODE + ROOT + 1]
-    recording = recording_of([stack], [CODE + PLAIN], fps=[STACK + 32])
-    result, chains = unwound(monkeypatch, recording)
-    assert chains[0][-3:] == [CODE + PLAIN, JIT + 0x100, CODE + ROOT + 1]
-    assert result.samples.flags.tolist() == [0]
+@pytest.mark.parametrize(("stack", "fp", "user", "flags"), [
+    # a return address outside of every map is no frame
+    ([0, 0, 0xDEAD0000, 0, 0], 0, [CODE + PLAIN], CUT | SampleFlag.OUTSIDE_MAPS),
+    # code without rules is passed by its frame pointer
+    ([1, 2, JIT + 0x100, 3, 0, CODE + ROOT + 1], STACK + 32, [*JITTED, CODE + ROOT + 1], 0),
+    # code without rules and frame pointer ends the stack, also where that leads to no code
+    ([1, 2, JIT + 0x100, 3, 0, 0x1234], 12345, JITTED, CUT | SampleFlag.NO_CFI),
+    ([1, 2, JIT + 0x100, 3, 0, 0x1234], STACK + 32, JITTED, CUT | SampleFlag.NO_CFI),
+    # a frame pointer of zero is the outermost frame
+    ([0, 0, JIT + 8, 1], 0, [CODE + PLAIN, JIT + 8], 0),
+    # rules that leave the return address out end the stack
+    ([CODE + BARE + 4] * 50, 0, [CODE + BARE], CUT | SampleFlag.NO_CFI),
+])  # fmt: skip
+def test_where_stacks_end(
+    stack: list[int], fp: int, user: list[int], flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = NO_RA if user[0] == CODE + BARE else None
+    result, chains = unwound(monkeypatch, recording_of([stack], user[:1], fps=[fp]), content)
+    assert chains == [[KERNEL, 2**64 - 5000, USER, *user]]
+    assert result.samples.flags.tolist() == [flags]
 
 
 @pytest.mark.parametrize("size, call", [(0xF, 10), (0xB, 6)], ids=["with endbr64", "without"])
@@ -168,19 +181,6 @@ def test_pythons_trampolines_are_passed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert result.samples.flags.tolist() == [0, SampleFlag.TRUNCATED | SampleFlag.NO_CFI]
 
 
-def test_code_without_rules_and_frame_pointer_ends_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = [1, 2, JIT + 0x100, 3, 0, 0x1234]
-    wild = recording_of([stack, stack], [CODE + PLAIN] * 2, fps=[12345, STACK + 32])
-    result, chains = unwound(monkeypatch, wild)
-    assert [chain[-2:] for chain in chains] == [[CODE + PLAIN, JIT + 0x100]] * 2
-    assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.NO_CFI] * 2
-
-
-def test_a_frame_pointer_of_zero_is_the_outermost_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    result, _ = unwound(monkeypatch, recording_of([[0, 0, JIT + 8, 1]], [CODE + PLAIN], fps=[0]))
-    assert result.samples.flags.tolist() == [0]
-
-
 def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     still = bytes([Cfa.DEF_CFA_OFFSET, 0, 0x05]) + uleb(RIP) + uleb(0)
     back = bytes([Cfa.DEF_CFA_OFFSET_SF]) + b"\x01"  # RSP-8
@@ -189,13 +189,6 @@ def test_rules_that_do_not_advance_end_the_stack(monkeypatch: pytest.MonkeyPatch
     result, chains = unwound(monkeypatch, recording_of([stack, stack], [CODE + BARE, CODE + BARE + 0x24]), content)
     assert max(map(len, chains)) <= 6
     assert (result.samples.flags & np.uint32(SampleFlag.TRUNCATED)).all()
-
-
-def test_rules_that_leave_the_return_address_out_end_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = section((BARE, 0x40, b""), common=cie(bytes([Cfa.DEF_CFA, RSP, 8])))
-    result, chains = unwound(monkeypatch, recording_of([[CODE + BARE + 4] * 50], [CODE + BARE]), content)
-    assert chains[0][-2:] == [USER, CODE + BARE]
-    assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.NO_CFI]
 
 
 def test_a_plt_stub_and_its_expression(monkeypatch: pytest.MonkeyPatch) -> None:

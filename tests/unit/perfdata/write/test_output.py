@@ -43,25 +43,17 @@ def test_without_commit_nothing_has_happened(tmp_path: Path) -> None:
     assert path.read_bytes() == b"older"
 
 
-def test_older_file_is_kept_once(tmp_path: Path) -> None:
-    for text in (b"one", b"two", b"three"):
-        write(tmp_path / "perf.data", text)
-    assert names(tmp_path) == ["perf.data", "perf.data.old"]
-    assert (tmp_path / "perf.data").read_bytes() == b"three"
-    assert (tmp_path / "perf.data.old").read_bytes() == b"two"
-
-
-def test_empty_file_is_not_worth_keeping(tmp_path: Path) -> None:
-    (tmp_path / "perf.data").touch()
-    write(tmp_path / "perf.data", b"one")
-    assert names(tmp_path) == ["perf.data"]
-
-
-def test_without_keep_old_it_is_replaced(tmp_path: Path) -> None:
-    for text in (b"one", b"two"):
-        write(tmp_path / "out", text, keep_old=False)
-    assert names(tmp_path) == ["out"]
-    assert (tmp_path / "out").read_bytes() == b"two"
+@pytest.mark.parametrize(("texts", "keep_old", "old"), [
+    ((b"one", b"two", b"three"), True, [b"two"]), ((b"", b"one"), True, []), ((b"one", b"two"), False, []),
+])  # fmt: skip
+def test_an_older_file_with_content_is_kept_once_if_wanted(
+    texts: tuple[bytes, ...], keep_old: bool, old: list[bytes], tmp_path: Path
+) -> None:
+    for text in texts:
+        write(tmp_path / "perf.data", text, keep_old)
+    assert (tmp_path / "perf.data").read_bytes() == texts[-1]
+    assert [path.read_bytes() for path in tmp_path.glob("*.old")] == old
+    assert len(names(tmp_path)) == 1 + len(old)
 
 
 def test_link_is_replaced_not_followed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import random
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +55,16 @@ def comm(tid: int, name: bytes) -> bytes:
     return pack_record(RecordType.COMM, 0, {"pid": tid, "tid": tid, "comm": name}, TRAILER)
 
 
+def kernel_map() -> bytes:
+    values = dict[str, Any](pid=2**32 - 1, tid=0, addr=0xFFFFFFFF81000000, len=1 << 24)
+    values |= {"pgoff": 0xFFFFFFFF81000000, "filename": b"[kernel.kallsyms]_text"}
+    return pack_record(RecordType.MMAP, 1, values, TRAILER)
+
+
+def described(specs: Sequence[EventSpec]) -> list[tuple[str, tuple[int, ...], Attr]]:
+    return [(spec.name, spec.ids, spec.attr) for spec in specs]
+
+
 def sample(event_id: int, time_ns: int) -> bytes:
     words = (event_id, 0x1000, 7 << 32 | 7, time_ns, 0)
     return frame_record(RecordType.SAMPLE, 2, b"".join(word.to_bytes(8, "little") for word in words))
@@ -89,9 +99,7 @@ def test_what_was_written_is_read(fd: int, path: Path) -> None:
     writer.finish(FEATURES)
     assert [data for _, data in records(path)] == written
     with PerfDataReader.open(path) as reader:
-        assert [(spec.name, spec.ids, spec.attr) for spec in reader.events.specs] == [
-            (event.name, event.ids, event.attr) for event in EVENTS
-        ]
+        assert described(reader.events.specs) == described(EVENTS)
         assert reader.features.text(Feature.HOSTNAME) == "here"
         assert reader.features.cmdline() == ("perf-offcpu", "record", "-a", "caf\udce9")
         assert reader.features.values(Feature.NRCPUS) == {"available": 2, "online": 2}
@@ -101,9 +109,7 @@ def test_what_was_written_is_read(fd: int, path: Path) -> None:
 
 def test_stock_perf_opens_it_without_a_word(fd: int, path: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
-    kernel = dict[str, Any](pid=2**32 - 1, tid=0, addr=0xFFFFFFFF81000000, len=1 << 24)
-    kernel |= {"pgoff": 0xFFFFFFFF81000000, "filename": b"[kernel.kallsyms]_text"}
-    writer.append(pack_record(RecordType.MMAP, 1, kernel, TRAILER))
+    writer.append(kernel_map())
     writer.append(comm(7, b"seven"), sample(11, 100), sample(12, 200))
     writer.finish(FEATURES)
     for command in (["report", "--header-only"], ["script"], ["report", "--stdio"]):
@@ -113,9 +119,7 @@ def test_stock_perf_opens_it_without_a_word(fd: int, path: Path) -> None:
 
 def test_ids_that_come_later_stand_at_the_end(fd: int, path: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
-    kernel = dict[str, Any](pid=2**32 - 1, tid=0, addr=0xFFFFFFFF81000000, len=1 << 24)
-    kernel |= {"pgoff": 0xFFFFFFFF81000000, "filename": b"[kernel.kallsyms]_text"}
-    writer.append(pack_record(RecordType.MMAP, 1, kernel, TRAILER))
+    writer.append(kernel_map())
     writer.append(comm(7, b"seven"), sample(11, 100), sample(99, 200))
     later = [replace(EVENTS[0], ids=(*EVENTS[0].ids, 99)), *EVENTS[1:]]
     writer.learn_ids(later)
@@ -141,9 +145,7 @@ def test_big_endian(fd: int, path: Path) -> None:
     writer.finish({Feature.HOSTNAME: text_body("there", ">"), Feature.EVENT_DESC: event_desc_body(EVENTS, ">")})
     with PerfDataReader.open(path) as reader:
         assert reader.order == ">"
-        assert [(spec.name, spec.ids, spec.attr) for spec in reader.events.specs] == [
-            (event.name, event.ids, event.attr) for event in EVENTS
-        ]
+        assert described(reader.events.specs) == described(EVENTS)
         assert reader.features.text(Feature.HOSTNAME) == "there"
 
 

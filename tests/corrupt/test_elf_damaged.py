@@ -17,12 +17,11 @@ from builders.elf import DATA, DYNSYM, NOTE, PROGBITS, STRTAB, SYMTAB, TEXT, Elf
 from perf_offcpu.build_ids import find_build_id
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import open_regular
-from perf_offcpu.objects.elf.headers import MAX_HEADERS
+from perf_offcpu.objects.elf.headers import MAX_HEADERS, Source
 from perf_offcpu.objects.elf.image import ElfImage
-from perf_offcpu.objects.elf.source import Source
 from perf_offcpu.objects.functions import MAX_SYMBOLS, ElfFile, file_offset_to_vaddr, load_elf_symbols, symbols_of
 
-BLOCKER = Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "blocker"
+BLOCKER = Path(__file__).resolve().parents[1] / "data" / "perf-7.2" / "blocker"
 SOUND = ElfBuilder([Sym("f", 0x1000, 8), Sym("g", 0x1010, 8)], [Sym("f", 0x1000, 8)], build_id=b"\x12" * 20)
 E_SHOFF, E_PHNUM, E_SHNUM, E_SHSTRNDX = 40, 56, 60, 62
 SHDR, SH_INFO, SH_SIZE = 64, 44, 32
