@@ -63,9 +63,7 @@ class DiskCache:
         wanted = size_bytes(os.environ.get("PERF_OFFCPU_CACHE_BYTES", ""))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         bounded = limit if wanted is None else min(wanted, limit)
-        if not bounded or not os.path.isabs(base):
-            return None
-        return cls(os.path.join(base, "perf-offcpu", kind), bounded)
+        return cls(os.path.join(base, "perf-offcpu", kind), bounded) if bounded and os.path.isabs(base) else None
 
     def read(self, name: str) -> dict[str, Array] | None:
         """Return the columns of a name, read-only; None if there are none or they are damaged."""
@@ -73,10 +71,8 @@ class DiskCache:
             with self._open(name) as directory:
                 data = _map(directory, name)
                 columns = None if data is None else unpack(data)
-                if columns is None:
-                    directory.remove(name)
-                else:
-                    directory.touch(name)  # `_shrink` removes the files used longest ago
+                # `_shrink` removes the files used longest ago.
+                (directory.remove if columns is None else directory.touch)(name)
                 return columns
         except (OSError, ValueError):
             return None
@@ -156,9 +152,8 @@ def unpack(data: memoryview) -> dict[str, Array] | None:
     head, words = np.frombuffer(data, _HEAD, 1)[0], np.frombuffer(data, "<u8")
     if head["magic"] != MAGIC or head["size"] != len(data) or head["columns"] > _MAX_COLUMNS:
         return None
-    if (int(np.add.reduce(words)) - int(head["sum"])) % 2**64 != head["sum"]:
-        return None
-    if _HEAD.itemsize + int(head["columns"]) * _COLUMN.itemsize > len(data):
+    is_sum = (int(np.add.reduce(words)) - int(head["sum"])) % 2**64 == head["sum"]
+    if not is_sum or _HEAD.itemsize + int(head["columns"]) * _COLUMN.itemsize > len(data):
         return None
     rows = np.frombuffer(data, _COLUMN, int(head["columns"]), _HEAD.itemsize)
     columns = dict[str, Array]()

@@ -2,9 +2,12 @@
 """Directories in which other users may have prepared entries, opened component by component.
 
 A path is resolved one component at a time, each opened with O_PATH and O_NOFOLLOW relative to the one before
-(openat(2)), so nothing can be exchanged between a check and its use. Whose directories and links are accepted
-is the policy of the call: `Directory.private` for caches, `Directory.named` and `of_output` for places that
-the user names. What happens inside a directory happens relative to its descriptor, by names of entries.
+(openat(2)), so nothing can be exchanged between a check and its use. Whose directories and links are accepted is the
+policy of the call: `Directory.private` for caches, `Directory.named` and `of_output` for places that the user names.
+What happens inside a directory happens relative to its descriptor, by names of entries.
+
+All raise FileRefusedError for a link, owner or mode that the policy refuses, other OSErrors as the system calls give
+them.
 """
 
 from __future__ import annotations
@@ -41,8 +44,7 @@ class Directory:
 
         Every component, directory or link, has to belong to root or to the user; a directory that others may write to
         needs the sticky bit (as /tmp has). So root does not use what a kept HOME names. The path is absolute; with
-        `make`, missing components are created with mode 0700. Raises FileRefusedError if it is not private, OSError
-        if it cannot be opened or made.
+        `make`, missing components are created with mode 0700.
         """
         user = os.geteuid()
         handle = _resolve(path, partial(_check_private, {0, user}), make=make)
@@ -60,7 +62,6 @@ class Directory:
 
         In a directory that all may write to (sticky, as /tmp), only links of the caller or of the owner of that
         directory are followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is switched off.
-        Raises FileRefusedError if a link on the way is another user's, OSError if it cannot be opened or made.
         """
         handle = _resolve(os.path.abspath(path), partial(_check_protected, os.geteuid()), make=make)
         try:
@@ -70,7 +71,7 @@ class Directory:
 
     @classmethod
     def of_process(cls, path: str) -> Self:
-        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow; raise OSError as open(2)."""
+        """Open a magic link of /proc, as /proc/PID/root, which only the kernel can follow."""
         return cls(os.open(path, _DIRECTORY), path)
 
     @classmethod
@@ -79,8 +80,7 @@ class Directory:
 
         A link at the end of the path is followed, by the rule of `named`, so the name is never that of a link and the
         file can be replaced without replacing the link. The exception is a link of /proc/self/fd, which only the
-        kernel can follow. Raises FileRefusedError if a link on the way, or at the end, is another user's; OSError if
-        the directory cannot be opened.
+        kernel can follow.
         """
         wanted = os.path.abspath(path)
         for _ in range(_MAX_LINKS):
@@ -120,10 +120,7 @@ class Directory:
             return None
 
     def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
-        """Return the target of a symbolic link of certain owners; "" for any other entry, or a missing one.
-
-        Raises FileRefusedError if another user owns the link, OSError if it cannot be read.
-        """
+        """Return the target of a symbolic link of certain owners; "" for any other entry, or a missing one."""
         status = self.status(name)
         if status is None or not stat.S_ISLNK(status.st_mode):
             return ""
@@ -155,7 +152,7 @@ class Directory:
         return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
 
     def create(self, name: str, mode: int = 0o600) -> int:
-        """Create a file and return its descriptor, readable and writable; raise OSError if there is such an entry."""
+        """Create a file, where no entry has that name, and return its descriptor, readable and writable."""
         return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
 
     def create_hidden(self, name: str, mode: int = 0o600) -> tuple[str, int]:
@@ -167,8 +164,7 @@ class Directory:
     def replacing(self, name: str, mode: int = 0o600) -> Iterator[BinaryIO]:
         """Write a file that appears under its name, whole, when the block ends without an exception.
 
-        Until then it has a name of its own in the same directory; after an exception nothing is left. Raises OSError
-        if it cannot be written.
+        Until then it has a name of its own in the same directory; after an exception nothing is left.
         """
         hidden, fd = self.create_hidden(name, mode)
         try:
@@ -193,14 +189,11 @@ class Directory:
         os.utime(_entry(name), dir_fd=self.fd, follow_symlinks=False)
 
     def link(self, name: str, target: str) -> None:
-        """Create a symbolic link; raise OSError if an entry of that name exists, or it cannot be made."""
+        """Create a symbolic link where no entry has that name."""
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
     def subdirectory(self, path: str, *, make: bool = False) -> Directory:
-        """Open the directory at a relative path below this one, never through a link; with `make`, create it.
-
-        Raises OSError if a component is a link or another kind of file, or cannot be opened or made.
-        """
+        """Open the directory at a relative path below this one, never through a link; with `make`, create it."""
         fd = os.dup(self.fd)
         try:
             for part in path.split("/") if path else ():
@@ -237,10 +230,7 @@ def _check_protected(user: int, path: str, status: os.stat_result, parent: os.st
 
 
 def _resolve(path: str, check: Callable[[str, os.stat_result, os.stat_result], None], *, make: bool) -> int:
-    """Open an absolute path as an O_PATH descriptor of a directory, component by component.
-
-    Raises FileRefusedError if the check of a component does, OSError if one is missing or is no directory.
-    """
+    """Open an absolute path as an O_PATH descriptor of a directory, and check each component on the way."""
     if not path.startswith("/"):
         raise FileRefusedError(path, "the path is not absolute")
     parts, links = deque(path.split("/")), 0

@@ -16,13 +16,10 @@ class PerfOffcpuError(Exception):
 
 
 class FormatError(PerfOffcpuError):
-    """A file, or the named part of it, cannot be read.
+    """A file (`path` as the user named it), or the part `what` of it, cannot be read.
 
-    Args:
-        path: the file, as the user named it.
-        what: the part.
-        problem: what is wrong, with both numbers if two disagree.
-        offset: bytes from the start of the file; None if the part has no place.
+    `problem` is what is wrong, with both numbers if two disagree; `offset` the bytes from the start of the file, if
+    any.
     """
 
     def __init__(self, path: str, what: str, problem: str, offset: int | None = None) -> None:

@@ -5,14 +5,13 @@ perf-offcpu runs as root on machines that it shares with others. A name in /tmp,
 below /proc/PID/root or in a recording may be a link to /etc/shadow, a FIFO that never answers, a device that acts
 when it is opened, or a hole of 40 GB. Every such file is opened here, or in a `directories.Directory`:
 
-- *Kinds*: only regular files are opened for reading. The kind is checked on an O_PATH descriptor, which neither acts
-  nor blocks, and the same inode is then opened through /proc/self/fd.
-- *Owner and size* are checked on the opened descriptor.
-- *Leases*: O_NONBLOCK makes open(2) fail at once where another process holds a lease, instead of waiting for it
-  (fcntl(2), F_SETLEASE: 45 s).
+*Kinds*: only regular files are opened for reading. The kind is checked on an O_PATH descriptor, which neither acts
+nor blocks, and the same inode is then opened through /proc/self/fd. *Owner and size* are checked on the opened
+descriptor. *Leases*: O_NONBLOCK makes open(2) fail at once where another process holds a lease, instead of waiting
+for it (fcntl(2), F_SETLEASE: 45 s). Whose *links* are followed on the way is the policy of a Directory.
 
-Whose *links* are followed on the way is the policy of a Directory. Files of the kernel (/proc, /sys) have a function
-of their own: who made them is certain, their text is not.
+All functions raise FileRefusedError for a file that exists and is not used, other OSErrors as the system calls give
+them. Files of the kernel (/proc, /sys) have a function of their own: who made them is certain, their text is not.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ def open_regular(
 ) -> int:
     """Open a regular file for reading and return its descriptor.
 
-    Raises FileRefusedError if it is no regular file, or has the wrong owner or size; OSError if it cannot be opened.
-
     Args:
         dir_fd: descriptor of the directory to which a relative path refers; None: the working directory.
         follow: follow a symbolic link at the end of the path.
@@ -77,10 +74,7 @@ def open_regular(
 
 
 def read_regular(path: str, max_bytes: int, *, owners: Collection[int] | None = None) -> bytes:
-    """Return the content of a regular file of at most `max_bytes` bytes; arguments and errors as `open_regular`.
-
-    A file that grows beyond `max_bytes` meanwhile is refused, too.
-    """
+    """Return the content of a regular file; one that grows beyond `max_bytes` meanwhile is refused, too."""
     fd = open_regular(path, owners=owners, max_bytes=max_bytes)
     try:
         return read_bounded(fd, max_bytes, path)
@@ -92,8 +86,7 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
     """Return the content of a file of /proc, /sys or tracefs, which have no size until they are read.
 
     Their text holds names that any user can choose: it is bytes, and lines end at `\\n` alone (`bytes.splitlines`
-    would also split at `\\r`, which the kernel does not escape). Raises FileRefusedError if it is longer than
-    `max_bytes`, OSError if it cannot be read.
+    would also split at `\\r`, which the kernel does not escape).
     """
     text = read_kernel_begin(path, max_bytes + 1)
     if len(text) > max_bytes:
@@ -102,9 +95,7 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
 
 
 def read_kernel_begin(path: str, most_bytes: int) -> bytes:
-    """Return the first bytes of a file as of `read_kernel`, all if there are fewer; raise OSError if it cannot be
-    read.
-    """
+    """Return the first bytes of a file as of `read_kernel`, all if there are fewer."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
     try:
         return _read_begin(fd, most_bytes)
@@ -119,10 +110,7 @@ def kernel_lines(text: bytes) -> list[bytes]:
 
 
 def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
-    """Return the content of a descriptor, `shown` in errors, from its position on.
-
-    Raises FileRefusedError if that is more than `max_bytes`, OSError if it cannot be read.
-    """
+    """Return the content of a descriptor from its position on; refuse more than `max_bytes`. `shown` is its name."""
     content = _read_begin(fd, max_bytes + 1)
     if len(content) > max_bytes:
         raise FileRefusedError(shown, f"it is larger than {max_bytes} bytes")

@@ -78,10 +78,9 @@ def id_text(number: int) -> str:
 
 
 def folded_field(label: str) -> str:
-    """Return a label as one field of a folded line.
+    """Return a label as one field of a folded line, in which `;` separates fields, so it becomes `:`.
 
-    `;` separates fields, so it becomes `:`. A blank before a number at the end becomes `_`: flamegraph.pl
-    would take the number for the first count of a differential line.
+    A blank before a number at the end becomes `_`: flamegraph.pl would take it for a count of a differential line.
     """
     return _LIKE_A_WEIGHT.sub("_", label.replace(";", ":"))
 

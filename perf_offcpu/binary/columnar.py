@@ -43,11 +43,9 @@ class Columns:
 def read_columns(
     layout: Layout, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order = "<", shape: Shape = None
 ) -> Columns:
-    """Read all fields of n records of one shape.
+    """Read all fields of n records of one shape; `starts` and `ends` (int64[n]) bound each record in `data`.
 
-    Args:
-        layout: integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count.
-        starts, ends: int64[n], each record's first byte in `data` and the byte after its last.
+    A layout has integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count.
     """
     reader = _Columnar(data, starts, ends, order, shape)
     fields = layout.active(shape)

@@ -157,14 +157,11 @@ def _gather_by_word(
     data: NDArray[np.uint8], starts: I64, counts: I64, offsets: I64, order: Order
 ) -> NDArray[np.uint64]:
     """Return the items of rows of many different lengths."""
-    shift = starts - 8 * offsets[:-1]
-    words = _overlapping(data, 8, order)
+    shift, words = starts - 8 * offsets[:-1], _overlapping(data, 8, order)
     values = np.empty(offsets[-1], np.uint64)
     for first, stop in row_blocks(offsets):
         low, high = int(offsets[first]), int(offsets[stop])
-        byte = np.repeat(shift[first:stop], counts[first:stop])
-        byte += np.arange(8 * low, 8 * high, 8)
-        values[low:high] = words[byte]
+        values[low:high] = words[np.repeat(shift[first:stop], counts[first:stop]) + np.arange(8 * low, 8 * high, 8)]
     return values
 
 
@@ -176,11 +173,9 @@ def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.u
 
 
 def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
-    """Copy n pieces of bytes from one buffer to another, in which they must not overlap.
+    """Copy n pieces of `sizes` bytes (int64[n]) from one buffer to another, in which they must not overlap.
 
-    Args:
-        places, starts: int64[n], where each piece goes in `target` and begins in `source`, at any alignment.
-        sizes: int64[n], bytes of each piece.
+    `places` and `starts` (int64[n]) are where each goes in `target` and begins in `source`, at any alignment.
     """
     lengths = _lengths(sizes)
     for length, which in lengths or ():

@@ -42,13 +42,7 @@ from perf_offcpu.errors import LayoutError
 
 
 class Layout:
-    """A named sequence of fields.
-
-    Args:
-        name: the kernel's or perf's name of the structure.
-        fields: rows in wire order.
-        source: the header or source file that defines it.
-    """
+    """A named sequence of fields, in wire order; `source` is the header or source file that defines it."""
 
     def __init__(self, name: str, *fields: Field | Neighbours, source: str = "") -> None:
         self.name, self.source = name, source
@@ -58,12 +52,11 @@ class Layout:
 
     def active(self, shape: Shape = None) -> tuple[Field, ...]:
         """Return the fields of records of this shape."""
-        fields = self._active.get(shape)
-        if fields is None:
+        if shape not in self._active:
             if len(self._active) >= _MAX_PLANS:  # a hostile file may ask for a new shape in each record
                 self._active.clear()
-            fields = self._active[shape] = tuple(field for field in self.fields if field.present(shape))
-        return fields
+            self._active[shape] = tuple(field for field in self.fields if field.present(shape))
+        return self._active[shape]
 
     def unpack(
         self, data: Buffer, order: Order = "<", shape: Shape = None, start: int = 0, end: int | None = None
@@ -102,12 +95,11 @@ class Layout:
 
     def _plan(self, order: Order, shape: Shape) -> tuple[_Run | Field, ...]:
         """Return the steps that read a structure of this shape, kept for the next: neighbours are alike."""
-        plan = self._plans.get((order, shape))
-        if plan is None:
+        if (order, shape) not in self._plans:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[order, shape] = tuple(_runs(self.active(shape), order))
-        return plan
+            self._plans[order, shape] = tuple(_runs(self.active(shape), order))
+        return self._plans[order, shape]
 
     def pack(self, values: Mapping[str, Any], order: Order = "<", shape: Shape = None) -> bytes:
         """Write one structure, the inverse of `unpack`. Absent counts are taken from their arrays.
@@ -134,12 +126,10 @@ class Layout:
 
     def offset(self, name: str, shape: Shape = None) -> int:
         """Return where a field begins, if everything before it has a fixed size."""
-        total = 0
-        for field in self.active(shape):
-            if field.name == name:
-                return total
-            total += _fixed_size(self.name, field, shape)
-        raise LayoutError(f"{self.name}: no field {name} in this shape")
+        fields = list(itertools.takewhile(lambda field: field.name != name, self.active(shape)))
+        if len(fields) == len(self.active(shape)):
+            raise LayoutError(f"{self.name}: no field {name} in this shape")
+        return sum(_fixed_size(self.name, field, shape) for field in fields)
 
     def prefix(self, size: int) -> Layout:
         """Return the layout of the leading fields that lie whole in `size` bytes; all have a fixed size."""

@@ -108,9 +108,7 @@ class Table:
     def concat(cls, tables: Iterable[Self]) -> Self:
         """Return the rows of all tables, in order."""
         parts = list(tables)
-        if not parts:
-            return cls()
-        return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns))
+        return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns if parts))
 
     def take(self, rows: Any) -> Self:
         """Return the rows selected by an index array, slice or mask, in that order.
@@ -149,19 +147,11 @@ class Table:
 
     def renumbered(self, changes: Mapping[str, Renumber]) -> Self:
         """Return the table with other values in the columns of some domains; the others are shared."""
-        changed = {
-            name: changes[declared.domain](getattr(self, name))
-            for name, declared in self.columns.items()
-            if declared.domain in changes
-        }
-        return self.with_columns(**changed)
+        domains = {name: declared.domain for name, declared in self.columns.items() if declared.domain in changes}
+        return self.with_columns(**{name: changes[domain](getattr(self, name)) for name, domain in domains.items()})
 
     def check(self, owner: object = None) -> None:
-        """Raise AssertionError unless dtypes and lengths are as declared, and row ids lead to rows or are -1.
-
-        Args:
-            owner: the Recording or Profile whose fields the row ids refer to.
-        """
+        """Raise AssertionError unless dtypes and lengths are as declared, and row ids lead to rows of `owner`."""
         for name, declared in self.columns.items():
             array, where = getattr(self, name), f"{type(self).__name__}.{name}"
             assert array.dtype == declared.dtype, f"{where}: {array.dtype}"
@@ -187,8 +177,8 @@ def tables_of(owner: Any) -> dict[str, Table]:
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Return the different values, ascending: np.unique() without its import of numpy.ma, some 20 ms."""
     ordered = np.sort(values)
-    values_once: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
-    return values_once
+    once: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return once
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:

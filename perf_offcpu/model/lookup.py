@@ -14,14 +14,10 @@ _BLOCK = 1 << 16  # number of look-ups per step, so that intermediate columns st
 
 
 def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
-    """Return the row of a table of (id, begin) that is valid for each (id, time).
+    """Return int32[n]: the row of a table of (id, begin), sorted so, that is valid for each (id, time).
 
-    Args:
-        ids, begins: the table, sorted by (id, begin); a row is valid until the next row of the same id.
-        wanted, times: the ids and times to look up; a time of -1 finds the last row of the id.
-
-    Returns int32[n]: the last row of the id with begin <= time, else the first row of the id (assumed to be valid
-    before its record), -1 if the id is not in the table.
+    A row is valid until the next row of the same id. The result is the last row of the id with begin <= time (of time
+    -1: the last row), else its first row (assumed to be valid before its record), -1 if the id is not in the table.
     """
     if not len(ids):
         return np.full(len(wanted), -1, np.int32)
@@ -88,12 +84,8 @@ def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32
     """Return the mapping of each (address space, address): int32[n], rows of `maps`; NO_MAP where there is none.
 
     An address that an image does not map is looked up in the image that it replaced: that one called execve(), and
-    until it returns, the caller's frames are addresses of the old image.
-
-    Args:
-        maps: sorted by (space, start), not overlapping within a space.
-        table: the recording's spaces.
-        spaces: int32[n], rows in spaces; -1 the kernel's.
+    until it returns, the caller's frames are addresses of the old image. `spaces` are rows of `table`, -1 the
+    kernel's.
     """
     row = _find(maps, spaces, addresses)
     missing = np.flatnonzero((row == NO_MAP) & (spaces >= 0))

@@ -37,8 +37,7 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
     """Find the functions that n instructions call; `offsets` (uint64[n]) are file offsets of their last bytes.
 
     Returns (names, targets): the name by which the dynamic linker looked the function up, b"" if it did not; the
-    address of a function of the same file, NO_ADDRESS for others. Raises FormatError if PLT, relocations or symbols
-    are damaged, OSError if the file cannot be read.
+    address of a function of the same file, NO_ADDRESS for others. FormatError and OSError as in `elf.image`.
     """
     targets, slots = _decode(image, offsets)
     slot_of = dict[int, int]()

@@ -85,18 +85,17 @@ def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
 
 
 def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
-    """Read the functions of an executable or shared object.
+    """Read the functions of an executable or shared object; FormatError and OSError as in `elf.image`.
 
     `search` says where its separate debug file is looked up, if it has no .symtab itself, and where the table is
-    kept; None: nowhere. Raises OSError if it cannot be opened or read, FormatError if it is no ELF executable or
-    shared object, or is damaged.
+    kept; None: nowhere.
     """
     with open_elf(path, search.cache if search else None) as image:
         return symbols_of(image, search)
 
 
 def symbols_of(image: ElfImage, search: Search | None = None) -> ElfFile:
-    """Read the functions of an open file; arguments and errors as `load_elf_symbols`."""
+    """Read the functions of an open file, as `load_elf_symbols`."""
     with ExitStack() as stack:
         debug, cache = None, search.cache if search else None
         if search and image.section_of_type(elf.SectionType.SYMTAB) is None:
@@ -147,7 +146,7 @@ def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -
     """Return the rows of one symbol table section that can name or bound code, and its string bytes.
 
     `starts` (uint64[number of sections]) are addresses of the sections of an unlinked object, from which its symbols
-    count; symbols of sections at NO_ADDRESS are left out. Raises FormatError if the table is damaged or too large.
+    count; symbols of sections at NO_ADDRESS are left out.
     """
     if table.size > MAX_SYMBOLS * elf.SYM[image.bits].size():
         raise FormatError(image.path, "symbol table", f"{table.size} bytes are too many", table.offset)

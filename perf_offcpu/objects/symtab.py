@@ -180,9 +180,7 @@ def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
     if not len(rivals):
         return keep
     underscores, length = _name_shape(rows.name[rivals], strings)
-    empty = end[rivals] == rows.start[rivals]
-    guessed = rows.size[rivals] == 0
-    group = group[shared]
+    empty, guessed, group = end[rivals] == rows.start[rivals], rows.size[rivals] == 0, group[shared]
     order = np.lexsort((-length, underscores, rows.rank[rivals], guessed, empty, group))  # stable
     ranked = group[order]
     winners = rivals[order[np.append(True, ranked[1:] != ranked[:-1])]]

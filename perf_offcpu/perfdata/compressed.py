@@ -81,10 +81,8 @@ def zstd_library() -> Any:
     try:
         import zstandard
     except ImportError:
-        raise CapabilityError(
-            "this recording is compressed and Python has no zstd",
-            "install the package zstandard (Debian: python3-zstandard)",
-        ) from None
+        remedy = "install the package zstandard (Debian: python3-zstandard)"
+        raise CapabilityError("this recording is compressed and Python has no zstd", remedy) from None
     return zstandard
 
 
@@ -146,15 +144,9 @@ class CompressedWriter:
 
     def finish(self, features: Mapping[int, bytes]) -> None:
         """End the file; errors as in `FileWriter.finish`."""
-        body = feature_body(
-            Feature.COMPRESSED,
-            self.writer.order,
-            version=0,
-            type=_ZSTD,
-            level=self.level,
-            ratio=round(self._taken / max(1, self.writer.data_size)),
-            mmap_len=_MMAP_LEN,
-        )
+        ratio = round(self._taken / max(1, self.writer.data_size))
+        values = {"version": 0, "type": _ZSTD, "level": self.level, "ratio": ratio, "mmap_len": _MMAP_LEN}
+        body = feature_body(Feature.COMPRESSED, self.writer.order, **values)
         self.writer.finish({**features, Feature.COMPRESSED: body})
 
     def _record(self, block: memoryview) -> bytes:

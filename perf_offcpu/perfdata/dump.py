@@ -102,12 +102,12 @@ class _Dump:
         yield from field_lines(FILE_HEADER, values)
 
     def _feature(self, bit: int, body: bytes) -> Lines:
-        alone = Features({bit: body}, self.order, Losses())
+        feature = Features({bit: body}, self.order, Losses())
         if bit == Feature.BUILD_ID:
-            for entry in alone.build_ids():
+            for entry in feature.build_ids():
                 text = f"pid: {entry.pid}, cpumode: {entry.cpumode}, build_id: {entry.build_id}"
                 yield f"  {{{text}, filename: {entry.filename!r}}}"
-        elif bit == Feature.EVENT_DESC and (specs := alone.event_specs()):
+        elif bit == Feature.EVENT_DESC and (specs := feature.event_specs()):
             for number, spec in enumerate(specs):
                 yield f"  event {number}"
                 yield from _event_lines(spec, "    ")
@@ -124,11 +124,10 @@ class _Dump:
         evsels[evsels == UNKNOWN] = 0  # laid out most likely as the first event's
         evsels[samples] = self.reader.events.of_samples(chunk, samples)
         columns = (chunk.starts, chunk.types, chunk.miscs, evsels)
+        origin = f"{chunk.origin} " if chunk.origin else ""
         for row, (start, kind, misc, evsel) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            record = bytes(chunk.record(row))
-            name = record_name(kind)
+            record, name = bytes(chunk.record(row)), record_name(kind)
             self.types[name] += 1
-            origin = f"{chunk.origin} " if chunk.origin else ""
             place = f"{origin}{chunk.file_offset + start:#x} [{len(record):#x}]"
             yield f"{place}: {name} misc {describe_misc(kind, misc)}"
             if kind == RecordType.SAMPLE:

@@ -59,11 +59,9 @@ class EventSpec:
 
 
 class Events:
-    """The evsels of a recording, looked up by id.
+    """The evsels of a recording, looked up by id: elsewhere, an evsel is its row in `specs`, in file order.
 
-    Args:
-        specs: evsels in file order; elsewhere, an evsel is its row in this list.
-        are_all: the recording has no others, so the records of a single one need no ids.
+    `are_all` is True if the recording has no others, so the records of a single one need no ids.
     """
 
     def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:

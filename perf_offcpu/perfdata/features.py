@@ -53,10 +53,8 @@ class Features:
     def values(self, feature: Feature) -> dict[str, Any] | None:
         """Return the fields of a feature that has a layout; None if it is absent or damaged."""
         body = self.bodies.get(feature)
-        if body is None:
-            return None
         try:
-            return FEATURE_LAYOUTS[feature].unpack(body, self.order)
+            return None if body is None else FEATURE_LAYOUTS[feature].unpack(body, self.order)
         except LayoutError:
             self.counters.add(losses.BAD_FEATURE)
             return None
@@ -79,10 +77,9 @@ class Features:
         try:
             head, offset = EVENT_DESC_HEADER.unpack_from(body, self.order, None, 0, len(body))
             for _ in range(min(head["nr"], MAX_EVENTS)):
-                attr = unpack_attr(body[offset : offset + head["attr_size"]], self.order)
-                entry, offset = EVENT_DESC_ENTRY.unpack_from(
-                    body, self.order, None, offset + head["attr_size"], len(body)
-                )
+                end = offset + head["attr_size"]
+                attr = unpack_attr(body[offset:end], self.order)
+                entry, offset = EVENT_DESC_ENTRY.unpack_from(body, self.order, None, end, len(body))
                 specs.append(EventSpec(attr, _decoded(entry["name"]), tuple(entry["ids"])))
         except LayoutError:
             self.counters.add(losses.BAD_FEATURE)
@@ -108,9 +105,8 @@ class Features:
                 break
             entry = BUILD_ID_ENTRY.unpack(body, self.order, None, offset, offset + size)
             length = entry["build_id_size"] if entry["misc"] & Misc.BUILD_ID_SIZE else BUILD_ID_BYTES
-            build_id = entry["build_id"][:length]
-            cpumode = entry["misc"] & Misc.CPUMODE_MASK
-            result.append(BuildId(entry["pid"], cpumode, build_id.hex(), entry["filename"]))
+            build_id, cpumode = entry["build_id"][:length].hex(), entry["misc"] & Misc.CPUMODE_MASK
+            result.append(BuildId(entry["pid"], cpumode, build_id, entry["filename"]))
             offset += size
         return result
 

@@ -63,9 +63,7 @@ class FileHead:
 def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -> FileHead:
     """Read the header and the sections that it points to; raise FormatError for files of other kinds.
 
-    Args:
-        stream: at its beginning; seekable unless the file is in pipe form.
-        size: of the file in bytes; None if it is unknown (a pipe).
+    The stream is at its beginning, and seekable unless the file is in pipe form; `size` is None if it is unknown.
     """
     start = stream.read(PIPE_HEADER_SIZE)
     order = _byte_order(start, path)

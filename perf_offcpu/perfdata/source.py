@@ -39,14 +39,10 @@ class Source:
 
 
 def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Source:
-    """Open a regular file, a FIFO, or standard input ("-").
+    """Open a regular file, a FIFO if allowed, or standard input ("-"); if it is to be seekable, copy a pipe.
 
     Raises FormatError if it cannot be opened or unpacked, or is something else (a device, a directory),
     RecordingError if there is no room for a copy.
-
-    Args:
-        fifo: allow a FIFO, which the user named, not one inside a directory.
-        seekable: copy a pipe.
     """
     if path == STDIN:
         return _source(os.dup(0), "standard input", seekable)

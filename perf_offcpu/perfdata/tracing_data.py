@@ -161,9 +161,8 @@ def tracing_data_body(
 ) -> bytes:
     """Return the body for tracepoints of a machine with 8-byte longs.
 
-    Args:
-        headers: content of tracefs's events/header_page and events/header_event.
-        systems: name of each system → content of the `format` files of its tracepoints.
+    `headers` is the content of tracefs's events/header_page and events/header_event, `systems` that of the `format`
+    files of the tracepoints of each system by name.
     """
     machine = {"big_endian": int(order == ">"), "long_size": 8, "page_size": mmap.PAGESIZE}
     parts = [MAGIC, _VERSION, MACHINE.pack(machine, order)]

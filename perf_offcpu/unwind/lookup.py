@@ -89,9 +89,8 @@ class Rules:
 class CfiLookup:
     """Look up the rule set at addresses of a recording's processes.
 
-    Args:
-        table_of: returns the table of a dso, by its row, or None; called once for each.
-        trampolines: finds calls in code without a table; None: no such code is known.
+    `table_of` returns the table of a dso, by its row, or None, and is called once for each; `trampolines` finds calls
+    in code without a table.
     """
 
     def __init__(

@@ -30,6 +30,7 @@ from perf_offcpu.unwind.lookup import FileTable
 
 KIND: Final = "frames2"  # kind of cache file; the number changes whenever the tables do, or how they are made
 MIN_ROWS: Final = 100  # rows of the smallest table that is kept: smaller ones are made as fast
+_KINDS: Final = {"start": "u8", "rule": "i4", "rules": "i8", "lengths": "i8", "expressions": "u1"}  # of the columns
 _GO_SWITCHES: Final = (b"runtime.mcall", b"runtime.systemstack", b"runtime.morestack", b"runtime.asmcgocall")
 
 
@@ -98,27 +99,21 @@ def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
 
 def table_columns(table: CfiTable) -> dict[str, Array]:
     """Return a table as columns, for the cache."""
-    return {
-        "start": table.start,
-        "rule": table.rule,
-        "rules": table.rules.reshape(-1),
-        "lengths": np.array([len(code) for code in table.expressions], np.int64),
-        "expressions": np.frombuffer(b"".join(table.expressions), np.uint8),
-    }
+    lengths = np.array([len(code) for code in table.expressions], np.int64)
+    expressions = np.frombuffer(b"".join(table.expressions), np.uint8)
+    return dict(zip(_KINDS, (table.start, table.rule, table.rules.reshape(-1), lengths, expressions), strict=True))
 
 
 def table_from_columns(columns: Mapping[str, Array], registers: Registers) -> CfiTable | None:
     """Return the table of the columns of `table_columns`; None if they do not fit together."""
-    kinds = {"start": "u8", "rule": "i4", "rules": "i8", "lengths": "i8", "expressions": "u1"}
-    if any(name not in columns or columns[name].dtype != kind for name, kind in kinds.items()):
+    if any(name not in columns or columns[name].dtype != kind for name, kind in _KINDS.items()):
         return None
-    start, rule, rules, lengths, flat = (columns[name] for name in kinds)
+    start, rule, rules, lengths, flat = (columns[name] for name in _KINDS)
     width = registers.count + 2
     if len(rules) % width or len(start) != len(rule) or bool((start[1:] <= start[:-1]).any()):
         return None
-    if len(rule) and not NO_RULES <= int(rule.min()) <= int(rule.max()) < len(rules) // width:
-        return None
-    if bool((lengths < 0).any()) or int(lengths.sum()) != len(flat):
+    are_sets = not len(rule) or NO_RULES <= int(rule.min()) <= int(rule.max()) < len(rules) // width
+    if not are_sets or bool((lengths < 0).any()) or int(lengths.sum()) != len(flat):
         return None
     ends = np.cumsum(lengths).tolist()
     codes = [flat[begin:end].tobytes() for begin, end in zip([0, *ends], ends, strict=False)]

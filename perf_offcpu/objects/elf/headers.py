@@ -105,10 +105,7 @@ class Source:
         return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes at an offset; fewer at the end, or if the file has become shorter.
-
-        Raises OSError if the disk or the file system fails.
-        """
+        """Return up to `size` bytes at an offset; fewer at the end, or if the file has become shorter."""
         if isinstance(self._content, bytes):
             return self._content[offset : offset + size]
         parts: list[bytes] = []
@@ -118,10 +115,7 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_exactly(self, what: str, offset: int, size: int, ceiling: int = MAX_SECTION) -> bytes:
-        """Return `size` bytes at an offset; `what` names them in errors.
-
-        Raises FormatError if they lie outside the file, or are more than `ceiling`; OSError as `read`.
-        """
+        """Return `size` bytes at an offset; FormatError if they lie outside the file, or are more than `ceiling`."""
         if size > ceiling or offset + size > self.size:
             problem = f"{size} bytes, the file has {self.size}, at most {ceiling} are read"
             raise FormatError(self.path, what, problem, offset)

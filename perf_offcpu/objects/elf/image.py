@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open an ELF file: its headers, checked, and the bytes of its sections on demand.
 
-Everything in the file may be wrong. So headers are tables, read within bounds, and make no long loops; each
-read is checked against the file's size and a ceiling; the error is a FormatError.
+Everything in the file may be wrong. So headers are tables, read within bounds, and make no long loops; each read is
+checked against the file's size and a ceiling. Errors are FormatError for a damaged file, OSError for one that cannot
+be read.
 """
 
 from __future__ import annotations
@@ -65,8 +66,6 @@ class ElfImage:
         type, machine: e_type and e_machine.
         sections: section headers, rows of SECTION.
         build_id: the GNU build-id; b"" if it has none.
-
-    Raises FormatError if it is not ELF, or its headers do not fit the file; OSError if it cannot be read.
     """
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
@@ -133,10 +132,7 @@ class ElfImage:
         return section is not None and section.type != SectionType.NOBITS
 
     def content(self, section: Section, most: int = MAX_SECTION) -> bytes:
-        """Return the bytes of a section, uncompressed; b"" for one that occupies no file space.
-
-        Raises FormatError if they lie outside the file, cannot be uncompressed, or are more than `most`.
-        """
+        """Return at most `most` bytes of a section, uncompressed; b"" for one that occupies no file space."""
         what = f"section {section.name.decode('ascii', 'replace')}"
         if section.type == SectionType.NOBITS:
             return b""
@@ -159,9 +155,7 @@ class ElfImage:
 
 @contextmanager
 def open_elf(path: str, cache: DiskCache | None = None) -> Iterator[ElfImage]:
-    """Open an ELF file for the time of a `with` block; raise OSError and FormatError as `open_regular` and
-    `ElfImage`.
-    """
+    """Open an ELF file for the time of a `with` block."""
     fd = open_regular(path)
     try:
         yield ElfImage(Source(path, fd), cache)

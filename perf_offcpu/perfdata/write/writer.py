@@ -133,10 +133,7 @@ class FileWriter:
 
 
 def write_all(fd: int, pieces: Sequence[Buffer]) -> None:
-    """Write all bytes of `pieces` to `fd`, without copying them and however short single writes are.
-
-    Raises OSError as write(2).
-    """
+    """Write all bytes of `pieces` to `fd`, without copying them and however short single writes are."""
     views = [memoryview(piece).cast("B") for piece in pieces]
     left = [view for view in views if len(view)]
     while left:

@@ -55,16 +55,12 @@ class CfiTable:
     def is_sound(self) -> bool:
         """Return True if rules refer to existing registers and expressions; for tables from the cache."""
         kind, value = self.rules & 7, self.rules >> 3
-        named = np.where(_is_expression(self.rules), value, 0)
-        registers = self.rules.shape[1] - 2
+        named, registers = value[_is_expression(self.rules)], self.rules.shape[1] - 2
         register = np.where(kind == Kind.REGISTER, value, 0)
         register[:, registers] &= 0xFF
         register[:, -1] = 0
-        return not (
-            bool(((named < 0) | (named >= max(1, len(self.expressions)))).any())
-            or bool(((register < 0) | (register >= registers)).any())
-            or (not self.expressions and bool(_is_expression(self.rules).any()))
-        )
+        are_expressions = bool(((named >= 0) & (named < len(self.expressions))).all())
+        return are_expressions and bool(((register >= 0) & (register < registers)).all())
 
     def lookup(self, addresses: model.U64) -> I32:
         """Return int32[n]: the rule set at each address, NO_RULES where there is none."""
@@ -98,15 +94,14 @@ def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
 def _section_table(section: Section, registers: Registers) -> CfiTable:
     cies, fdes = read_entries(section)
     fdes = fdes.take(cies.ra[fdes.cie] == registers.ra)
-    sets, starts, rows, total = dict[bytes, int](), list[model.U64](), list[I32](), 0
+    sets, starts, rows = dict[bytes, int](), list[model.U64](), list[I32]()
     for part in run_programs(section, cies, fdes, registers.count):
         signal = cies.is_signal[fdes.cie[part.fde]].astype(np.int64)
         rows.append(_set_numbers(np.column_stack([part.rules, signal]), sets))
         starts.append(part.start)
-        total += len(part.start)
-        if total > MAX_ROWS:
+        if sum(map(len, starts)) > MAX_ROWS:
             break
-    if not total:
+    if not any(map(len, starts)):
         return CfiTable()
     rules = np.frombuffer(b"".join(sets), np.int64).reshape(-1, registers.count + 2)
     rules, expressions = _number_expressions(rules, section)
@@ -195,10 +190,7 @@ _ENOUGH: Final = 0.75
 
 
 def frame_pointer_share(path: str) -> float | None:
-    """Return the share of a file's functions that keep frame pointers, 0 to 1; None if it is unknown.
-
-    Raises OSError or FormatError if it cannot be read, or is no sound ELF file.
-    """
+    """Return the share of a file's functions that keep frame pointers, 0 to 1; None if it is unknown."""
     with open_elf(path) as image:
         sections = frame_sections(image) if image.machine in REGISTERS else []
     if not sections:
