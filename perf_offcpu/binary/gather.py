@@ -193,7 +193,6 @@ def _move_by_item(target: NDArray[np.uint8], places: I64, source: NDArray[np.uin
     into, out_of = _overlapping(target, width, "<"), _overlapping(source, width, "<")
     for first, stop in row_blocks(offsets):
         items = np.arange(width * int(offsets[first]), width * int(offsets[stop]), width)
-        shifts = [
-            np.repeat((begins - width * offsets[:-1])[first:stop], counts[first:stop]) for begins in (places, starts)
-        ]
-        into[shifts[0] + items] = out_of[shifts[1] + items]
+        rows, count = slice(first, stop), counts[first:stop]
+        to, since = (np.repeat((begins - width * offsets[:-1])[rows], count) for begins in (places, starts))
+        into[to + items] = out_of[since + items]

@@ -71,9 +71,8 @@ class ChainTable:
         if self._by_words is None:
             self._by_words = {words: row for row, words in enumerate(_words_of(self.ragged()))}
         before = len(self._by_words)
-        rows = np.array(
-            [self._by_words.setdefault(words, len(self._by_words)) for words in _words_of(chains)], np.int32
-        )
+        row_of = self._by_words
+        rows = np.array([row_of.setdefault(words, len(row_of)) for words in _words_of(chains)], np.int32)
         new = np.unique(rows, return_index=True)[1]
         self._append(chains.take(new[rows[new] >= before]))
         return rows

@@ -163,7 +163,6 @@ class Table:
 
 
 def _taken(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
-    """Return `count` selected values of a column."""
     is_repeated = len(values) > 1 and values.strides == (0,)
     return np.broadcast_to(values[0], count) if is_repeated else values[rows]
 

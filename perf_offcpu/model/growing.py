@@ -113,7 +113,6 @@ class GrowingColumn:
 
 
 def _repeats(part: NDArray[Any], value: NDArray[Any]) -> bool:
-    """Return whether all values of an array, which may have none, are one value."""
     if part.strides == (0,) or not len(part):
         return bool((part[:1] == value).all())
     return bool(part[0] == value[0] and part[-1] == value[0] and (part == value).all())

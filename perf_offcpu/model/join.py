@@ -92,9 +92,8 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
             changes["object_ids"] = _to_object_ids(tables, number)
         done.append(renumbered(part, changes))
         first.update({name: len(table) for name, table in tables_of(part).items()})
-    joined: dict[str, Any] = {
-        name: type(table).concat([getattr(part, name) for part in done]) for name, table in tables_of(done[0]).items()
-    }
+    kinds = {name: type(table) for name, table in tables_of(done[0]).items()}
+    joined: dict[str, Any] = {name: kind.concat([getattr(part, name) for part in done]) for name, kind in kinds.items()}
     joined |= {"strings": strings, "evsels": [evsel for _, evsel in evsels.values()]}
     joined["losses"] = dict(sum((Counter(part.losses) for part in parts), Counter()))
     joined["cgroups"] = {id_: path for part in parts for id_, path in part.cgroups.items()}

@@ -55,9 +55,7 @@ def vdso_image() -> bytes:
 
 _ACTING: Final = ("/dev/", "/proc/", "/sys/")
 _PSEUDO: Final = ("[", "//", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage", "anon_inode:", "/dev/zero")
-_STORAGE: Final = frozenset(
-    (b"bcachefs", b"btrfs", b"ext2", b"ext3", b"ext4", b"f2fs", b"overlay", b"tmpfs", b"xfs", b"zfs")
-)
+_STORAGE: Final = frozenset(b"bcachefs btrfs ext2 ext3 ext4 f2fs overlay tmpfs xfs zfs".split())
 _MAX_PATH: Final = 4096
 _JITTED: Final = re.compile(r"/jitted-\d+-\d+\.so$")  # perf's genelf.h: one file a function, made afterwards
 _SHORT_IDS: Final = (16, 8)  # bytes of build-ids that are no SHA-1: UUID or MD5, and the short hash of lld
@@ -233,7 +231,6 @@ def _is_plain(path: str) -> bool:
 
 
 def _real(path: str) -> str:
-    """Resolve symbolic links, as far as they can be."""
     try:
         return os.path.realpath(path)  # direct: asks where a name leads; `_open` asks the open file again
     except OSError:

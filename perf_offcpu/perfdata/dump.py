@@ -48,8 +48,6 @@ def dump(reader: PerfDataReader) -> Lines:
 
 
 class _Dump:
-    """One pass over one recording."""
-
     def __init__(self, reader: PerfDataReader) -> None:
         self.reader, self.order = reader, reader.order
         self.reported = Counter[LossCause]()
@@ -185,7 +183,6 @@ class _Dump:
             yield f"  {TRAILER.name}: {inline(TRAILER, values)}"
 
     def _body(self, kind: int, misc: int, record: bytes, end: int) -> Lines:
-        """Yield the part between header and trailer."""
         layout = RECORD_LAYOUTS.get(kind)
         if kind == RecordType.HEADER_ATTR:
             yield from self._header_attr(record)

@@ -175,7 +175,6 @@ def owners_of(chunk: Chunk, rows: I64, events: Events) -> I32:
 
 
 def _read(chunk: Chunk, rows: I64, events: Events, number: int, into: Trailers) -> None:
-    """Read the trailers of one evsel."""
     own = np.flatnonzero(into.evsel == number)
     kind = events.specs[number].attr.sample_type
     size = TRAILER.size(kind)

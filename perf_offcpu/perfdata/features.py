@@ -91,10 +91,8 @@ class Features:
         described = self.event_specs()
         if len(described) != len(specs):
             return specs
-        return [
-            replace(spec, name=entry.name or spec.name, ids=spec.ids or entry.ids)
-            for spec, entry in zip(specs, described, strict=True)
-        ]
+        pairs = zip(specs, described, strict=True)
+        return [replace(spec, name=entry.name or spec.name, ids=spec.ids or entry.ids) for spec, entry in pairs]
 
     def build_ids(self) -> list[BuildId]:
         """Return the recorded build-ids, up to the first impossible entry."""

@@ -155,8 +155,7 @@ class PerfDataReader:
     ) -> Iterator[Chunk]:
         scanner = Scanner(self.order, self.counters, offset, origin)
         inner = Scanner(self.order, self.counters, origin=f"{origin} zstd".strip())
-        decompressor = Decompressor(self.counters)
-        bytes_before = 0
+        decompressor, bytes_before = Decompressor(self.counters), 0
         for piece in self._pieces(stream, left, scanner):
             for chunk in scanner.feed(piece):
                 if self.head.is_pipe and len(scanner.tracing_data) > bytes_before:  # it precedes its samples

@@ -27,12 +27,8 @@ MAX_TRACING_DATA = 64 << 20  # most bytes of tracepoint formats that are kept of
 _TRACING_DATA, _AUXTRACE = int(RecordType.HEADER_TRACING_DATA), int(RecordType.AUXTRACE)
 """Types followed by a blob, which the size in the header does not include; the first field is its size."""
 
-_ODD_SIZES = (
-    RecordType.HEADER_TRACING_DATA,
-    RecordType.HEADER_BUILD_ID,
-    RecordType.HEADER_FEATURE,
-    RecordType.COMPRESSED,
-)
+_R = RecordType
+_ODD_SIZES = (_R.HEADER_TRACING_DATA, _R.HEADER_BUILD_ID, _R.HEADER_FEATURE, _R.COMPRESSED)
 """Types that perf writes with sizes that are no multiple of 8; the records after them are unaligned."""
 
 _SHORT_WINDOW = 4096  # bytes of the first walk after such a record: a walk on into its blob is for nothing

@@ -61,8 +61,6 @@ def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Va
 
 
 class _Evaluation:
-    """The state of evaluating one expression."""
-
     def __init__(self, code: bytes, state: WalkState, lanes: I64) -> None:
         self.size, self.code = len(code), code + bytes(16)
         self.state, self.lanes = state, lanes

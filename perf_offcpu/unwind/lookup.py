@@ -130,13 +130,11 @@ class CfiLookup:
         return rules_row
 
     def _look_up(self, spaces: I32, addresses: U64) -> I32:
-        """Look up addresses that are not remembered."""
         order = np.lexsort((addresses, spaces))
         space, address = spaces[order], addresses[order]
         new = np.append(True, (space[1:] != space[:-1]) | (address[1:] != address[:-1]))
-        rule = self._look_up_distinct(space[new], address[new])
         rules_row = np.empty(len(addresses), np.int32)
-        rules_row[order] = rule[np.cumsum(new) - 1]
+        rules_row[order] = self._look_up_distinct(space[new], address[new])[np.cumsum(new) - 1]
         return rules_row
 
     def _look_up_distinct(self, spaces: I32, addresses: U64) -> I32:
@@ -159,12 +157,10 @@ class CfiLookup:
         if dso not in self._tables:
             file_table = self.table_of(dso)
             self._tables[dso] = None if file_table is None else (file_table, self.rules.add(file_table.table))
-        entry = self._tables[dso]
-        if entry is None:
+        if (entry := self._tables[dso]) is None:
             return np.full(len(offsets), NO_CFI, np.int32)
-        table, base = entry
-        rule = table.table.lookup(table.to_vaddr(offsets))
-        return np.where(rule == NO_RULES, NO_CFI, rule + base).astype(np.int32)
+        rule = entry[0].table.lookup(entry[0].to_vaddr(offsets))
+        return np.where(rule == NO_RULES, NO_CFI, rule + entry[1]).astype(np.int32)
 
 
 _CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}

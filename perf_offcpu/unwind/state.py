@@ -63,9 +63,9 @@ class WalkState:
         self.words, self.begins, self.lengths = stacks.words, stacks.begins, stacks.lengths
         always = {registers.sp, registers.fp, registers.ra}
         # By DWARF number; registers that are not followed keep the value of the interrupted frame.
-        self.values = [
-            column.copy() if follow_all or number in always else column for number, column in enumerate(values)
-        ]
+        self.values = list(values)
+        for number in range(registers.count) if follow_all else always:
+            self.values[number] = values[number].copy()
         self.sp, self.fp = self.values[registers.sp], self.values[registers.fp]
         self.bottom, self.pc = values[registers.sp], values[registers.pc].copy()
         self.known = threads.known.copy()

@@ -206,7 +206,6 @@ def _general_frames(state: WalkState, lanes: I64, rule: int) -> None:
 
 
 def _apply(state: WalkState, lanes: I64, cfa: Value, after: dict[int, Value], is_signal: bool) -> None:
-    """Set the caller's registers."""
     registers = state.registers
     ra = after[registers.ra]
     sp = after.get(registers.sp, cfa)
@@ -232,7 +231,6 @@ def _cfa(state: WalkState, lanes: I64, rule: int) -> Value:
 
 
 def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> Value:
-    """Return the caller's value of a register."""
     kind, value = rule & 7, rule >> 3
     if kind == Kind.SAME:
         return state.register(lanes, number)

@@ -2,7 +2,7 @@
 """Mend side-band records on their way into the file: MMAP2 records get the build-id of the mapped file.
 
 The kernel can put build-ids there itself (attr.build_id). But while one recorder asks for them, the records
-of all others on the machine claim to hold one, too, and perf 6.1 crashes on that (`perfdata.trailers`). So
+of all others on the machine claim to hold one, too, and perf 6.1 crashes on that (`perfdata.events`). So
 the recorder reads them from the files, once per file, when the record comes: from /proc/PID/map_files, or by
 its path if the process has ended already. The inode shows whether that still is the file. The claim is
 removed where another recorder's request has put it into our records.

@@ -104,7 +104,6 @@ class AtomicFile:
             self._directory.remove(oldest)
 
     def _open(self) -> int:
-        """Open the device, or create the hidden file."""
         if not self.path.name:
             raise RecordingError(f"{self.path}: is no regular file: choose another output")
         with contextlib.suppress(FileNotFoundError):  # a link may lead to a directory that does not exist

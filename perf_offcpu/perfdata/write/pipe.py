@@ -76,9 +76,8 @@ class PipeWriter:
         self.data_size = 0
         self._fd, self._counters = fd, Losses() if counters is None else counters
         if order != NATIVE:
-            raise UsageError(
-                "the recording is of a machine of other byte order, of which perf reads files only: name one"
-            )
+            problem = "the recording is of a machine of other byte order, of which perf reads files only"
+            raise UsageError(f"{problem}: name one")
         head = PIPE_HEADER.pack({"magic": int.from_bytes(MAGIC, "little"), "size": PIPE_HEADER_SIZE}, order)
         build_ids = Features(features, order, Losses()).build_ids()
         self._write([head, *map(self._attr, self.events), *self._features(features), *event_names(self.events, order)])
@@ -104,9 +103,8 @@ class PipeWriter:
 
     def _attr(self, event: EventSpec) -> bytes:
         if len(event.ids) > _MAX_IDS:
-            raise UsageError(
-                f"event {event.name} has {len(event.ids)} ids, the pipe form has room for {_MAX_IDS}: write a file"
-            )
+            problem = f"event {event.name} has {len(event.ids)} ids, the pipe form has room for {_MAX_IDS}"
+            raise UsageError(f"{problem}: write a file")
         ids = HEADER_ATTR_IDS.pack({"ids": event.ids}, self.order)
         attr = event.attr.pack(ATTR_SIZE_PERF_6_1, self.order)
         return frame_record(RecordType.HEADER_ATTR, 0, attr + ids, self.order)

@@ -85,9 +85,8 @@ def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
     if kind in _NAMING_EVENTS:
         ids = {event_id for spec in events.specs for event_id in spec.ids}
         for index in np.flatnonzero(fits).tolist():
-            values = RECORD_LAYOUTS[kind].unpack(
-                chunk.data.data, events.order, Misc(0), int(starts[index]), int(ends[index])
-            )
+            place = int(starts[index]), int(ends[index])
+            values = RECORD_LAYOUTS[kind].unpack(chunk.data.data, events.order, Misc(0), *place)
             fits[index] = _is_sensible(kind, values, ids)
     return fits
 

@@ -34,15 +34,9 @@ class Pe(enum.IntEnum):
 
 def leb128(data: bytes, offset: int, signed: bool = False) -> tuple[int, int]:
     """Return (value, offset after it). The data must go on for MAX_BYTES."""
-    value = shift = 0
-    byte = 0x80
-    while byte & 0x80 and shift < 7 * MAX_BYTES:
-        byte = data[offset]
-        value |= (byte & 0x7F) << shift
-        offset, shift = offset + 1, shift + 7
-    if signed and byte & 0x40:
-        value -= 1 << shift
-    return value, offset
+    end = next((at for at in range(offset, offset + MAX_BYTES) if data[at] < 0x80), offset + MAX_BYTES - 1) + 1
+    value = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(data[offset:end]))
+    return value - (1 << 7 * (end - offset) if signed and data[end - 1] & 0x40 else 0), end
 
 
 def read_leb128(data: U8, offsets: I64, signed: bool = False) -> tuple[I64, I64]:

@@ -140,7 +140,6 @@ class _Machine:
         self._emitted.append((lanes, self.loc[lanes], self.state[lanes, : self.registers + 1]))
 
     def _take(self, opcode: int, lanes: I64, low: I64) -> None:
-        """Run one instruction in some lanes."""
         if opcode == Cfa.ADVANCE_LOC:
             self._advance(lanes, low)
         elif opcode == Cfa.OFFSET:
