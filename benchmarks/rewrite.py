@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "tests")]
 
-from perf_offcpu.inject.options import RewriteOptions  # noqa: E402
+from perf_offcpu.inject.header import RewriteOptions  # noqa: E402
 from perf_offcpu.inject.rewrite import rewrite  # noqa: E402
 
 WORK: dict[str, Callable[[list[str], int], object]] = {

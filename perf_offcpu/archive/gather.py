@@ -198,7 +198,6 @@ class SymbolSaver:
                 self._add(f"{directory}/debug", debug.source)
 
     def _save_perf_maps(self, pids: list[int]) -> None:
-        """Save the perf maps that a report would read, by the same checks."""
         for pid in pids:
             text = self.perf_maps.text_of(pid)
             if isinstance(text, bytes):

@@ -160,7 +160,6 @@ def unpack(path: str, directory: str) -> None:
 
 
 def _unpacked(file: IO[bytes], magic: bytes) -> IO[bytes]:
-    """Return the decompressed content of an archive that begins with these bytes."""
     if magic.startswith(b"\x1f\x8b"):
         return cast(IO[bytes], gzip.GzipFile(fileobj=file))
     if magic.startswith(b"BZh"):

@@ -88,5 +88,4 @@ def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
 
 
 def _only(key: NDArray[np.integer], chosen: Bool) -> I64:
-    """Return the key where chosen, -1 (in no group) elsewhere."""
     return np.where(chosen, key, -1).astype(np.int64)

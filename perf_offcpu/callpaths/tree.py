@@ -182,7 +182,6 @@ class _Builder:
         self._total = 0
 
     def tree(self, leaf_of_sample: I64) -> PathTree:
-        """Return all nodes as a tree."""
         parent, name, frames = (
             np.concatenate([np.empty(0, np.int64), *parts]) for parts in (self._parents, self._names, self._frames)
         )

@@ -140,7 +140,7 @@ def _add_file(archive: tarfile.TarFile, fd: int, name: str) -> None:
 
 def _add_without_stacks(archive: tarfile.TarFile, path: str, output: str, search: Search) -> None:
     """Add the recording as `inject` writes it, without copies of user stacks."""
-    from perf_offcpu.inject.options import RewriteOptions
+    from perf_offcpu.inject.header import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
 
     with tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(output))) as file:

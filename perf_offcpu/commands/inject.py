@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.inject.options import RewriteOptions
+    from perf_offcpu.inject.header import RewriteOptions
     from perf_offcpu.inject.rewrite import rewrite
     from perf_offcpu.losses import CUT, by_text
     from perf_offcpu.objects.search import Search

@@ -108,7 +108,6 @@ class _Writer:
         return picked(self.labels, self.tree.name[self.node[rows]].astype(np.int64))
 
     def events(self) -> Iterator[list[str]]:
-        """Return all events, in lists of bounded length."""
         yield self._metadata()
         for rows in blocks(self.timeline.waits):
             yield from self._waits(rows)
@@ -132,7 +131,6 @@ class _Writer:
         return events
 
     def _args(self, rows: I64) -> list[str]:
-        """Return the members of `args`, and the end of the event."""
         details = picked(self.known, self.details.of[rows])
         wakers = picked(self.waker_stacks, self.waker_node[rows])
         return joined(details, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")

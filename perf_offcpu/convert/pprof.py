@@ -126,7 +126,6 @@ def _function(number: int, function: Function) -> bytes:
 
 
 def _all_content(profile: Profile) -> Content:
-    """Return all types and labels."""
     types, values = _values(profile)
     timeline = timeline_of(profile)
     details = details_of(profile, wakeups_of(profile, timeline))

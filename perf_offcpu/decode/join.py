@@ -241,7 +241,6 @@ def _lives(tasks: Tasks, since: I64) -> Tasks:
 
 
 def _names(comms: Comms) -> Comms:
-    """Return the names by (tid, begin), without repetitions."""
     comms = comms.take(np.lexsort((comms.begin_ns, comms.tid)))
     is_new = np.ones(len(comms), np.bool_)
     columns = (comms.tid, comms.pid, comms.comm)

@@ -24,7 +24,7 @@ from perf_offcpu.decode.continued import at_pauses, joined_budget
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, read_account
-from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore
+from perf_offcpu.decode.snapshot_store import SnapshotStore
 from perf_offcpu.decode.switches.events import SWITCH_RECORDS, SwitchDecoder
 from perf_offcpu.decode.switches.waits import has_switches, with_waits
 from perf_offcpu.decode.tasks.columns import task_records
@@ -110,7 +110,6 @@ def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
 
 
 def _note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
-    """Note the records about tasks, and count what is lost by the other records."""
     tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
     _count_losses(chunk, reader)
 
@@ -178,7 +177,6 @@ def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
 
 
 def _paths(features: Features) -> dict[str, list[str]]:
-    """Return the paths of user files by build-id."""
     paths: dict[str, list[str]] = {}
     for entry in features.build_ids():
         if entry.cpumode == CpuMode.USER:
@@ -255,6 +253,5 @@ def recorded_arch(features: Features, specs: Sequence[EventSpec]) -> str:
 
 
 def _evsel_of(spec: EventSpec) -> Evsel:
-    """Convert an event to the model's."""
     clock = spec.attr.type == PerfType.SOFTWARE and spec.attr.config in _TIME_CLOCKS
     return Evsel(spec.name, spec.attr, "ns" if clock or is_offcpu(spec) else "")

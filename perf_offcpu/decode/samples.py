@@ -24,7 +24,7 @@ from perf_offcpu.binary.gather import gather_bytes, gather_rows
 from perf_offcpu.decode.account import CollectorAccount, is_counters
 from perf_offcpu.decode.batch import Batch, in_table
 from perf_offcpu.decode.retype import retype
-from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, callers_of, with_callers
+from perf_offcpu.decode.snapshot_store import SnapshotStore, callers_of, with_callers
 from perf_offcpu.decode.switches.events import SwitchDecoder
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged

@@ -15,11 +15,12 @@ from perf_offcpu.abi.features import FEATURE_LAYOUTS, Feature
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.errors import LayoutError
-from perf_offcpu.inject.options import RewriteOptions
 from perf_offcpu.losses import Losses
+from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.events import NO_TIME, EventSpec
 from perf_offcpu.perfdata.features import Features, event_desc_body, feature_body, text_body
 from perf_offcpu.perfdata.tracing_data import tracepoint_formats
+from perf_offcpu.structs import frozen
 
 LAST_FEATURE_6_1 = Feature.PMU_CAPS
 """perf 6.1 skips later ones as it reads, but its own inject crashes on them."""
@@ -39,6 +40,21 @@ _NEEDED = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.PERIOD |
 _STACK = SampleType.REGS_USER | SampleType.STACK_USER
 
 
+@frozen
+class RewriteOptions:
+    """Options of `inject.rewrite.rewrite`."""
+
+    retype: bool = True  # off-cpu samples become ordinary ones; else they are copied as they are
+    # deferred callchains are put into their samples; else they stay in records that perf 6.1 cannot read
+    merge: bool = True
+    pipe: bool = False  # write the pipe form
+    compress: bool = False  # write compressed records; not in the pipe form
+    # a recording of context switches without off-cpu event gets one, of the waits between; it is read to memory
+    switches: bool = False
+    keep_stacks: bool = False  # copies of user stacks stay in samples that have them; else they are left out
+    search: Search | None = None  # where files are looked up to unwind copies; None: they are not unwound
+
+
 def is_raw_offcpu(spec: EventSpec) -> bool:
     """Return whether an evsel's samples are raw off-cpu samples that can become ordinary ones."""
     raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
@@ -56,9 +72,7 @@ def written_events(specs: Sequence[EventSpec], options: RewriteOptions, features
     Where no event has ids, samples cannot be told apart; then all are the first event's, and perf reads them
     so only if it is the only one.
     """
-    taken: set[int] = {0}
-    events = []
-    damage = Losses()
+    taken, events, damage = {0}, list[EventSpec](), Losses()
     tracepoints = tracepoint_formats(features.bodies.get(Feature.TRACING_DATA, b""), damage)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
         ids = tuple(number for number in dict.fromkeys(spec.ids) if number not in taken)
@@ -99,19 +113,15 @@ def _cut(attr: Attr, merge: bool) -> Attr:
 def written_features(
     features: Features, events: Sequence[EventSpec], span: tuple[int, int], order: Order, counters: Losses
 ) -> dict[int, bytes]:
-    """Return bit → body of the features that are written.
+    """Return bit → body of the features that are written; damaged ones are left out and counted.
 
     Args:
         features: as recorded; events: as written.
         span: times of the first and last sample, ns; -1 without any.
-        counters: where damaged features are counted.
     """
-    known = {bit: body for bit, body in features.bodies.items() if bit <= LAST_FEATURE_6_1}
-    bodies = {bit: body for bit, body in known.items() if bit not in _DROPPED}
-    damaged = [bit for bit, body in bodies.items() if not _is_whole(bit, body, order)]
-    counters.add(losses.BAD_FEATURE, len(damaged))
-    for bit in damaged:
-        del bodies[bit]
+    kept = {bit: body for bit, body in features.bodies.items() if bit <= LAST_FEATURE_6_1 and bit not in _DROPPED}
+    bodies = {bit: body for bit, body in kept.items() if _is_whole(bit, body, order)}
+    counters.add(losses.BAD_FEATURE, len(kept) - len(bodies))
     bodies[Feature.EVENT_DESC] = event_desc_body(events, order)
     if any(event.attr.sample_type & SampleType.BRANCH_STACK for event in events):
         bodies[Feature.BRANCH_STACK] = b""

@@ -22,7 +22,7 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import gather_fields, move_rows
 from perf_offcpu.decode.retype import repair_ids
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
-from perf_offcpu.decode.stacks.snapshot_store import SnapshotStore, callers_of, has_snapshot
+from perf_offcpu.decode.snapshot_store import SnapshotStore, callers_of, has_snapshot
 from perf_offcpu.decode.tasks.columns import TaskRecords
 from perf_offcpu.inject.header import has_stacks
 from perf_offcpu.losses import Losses
@@ -36,16 +36,12 @@ from perf_offcpu.perfdata.write.columns import woven
 
 
 class LateCopies:
-    """The copies that a sample refers to before they come.
-
-    Args:
-        reopen: as of `SnapshotStore`.
-    """
+    """The copies that a sample refers to before they come; `reopen` as of `SnapshotStore`."""
 
     def __init__(self, reopen: Callable[[str], int | None]) -> None:
         self._store = SnapshotStore(Losses(), reopen=reopen)
-        self._seen, self._awaited = set[int](), set[int]()
-        self._samples, self._callers = list[Samples](), list[int]()
+        self._seen, self._awaited = {0}, set[int]()
+        self._samples, self._callers = list[Samples](), list[U64]()
 
     def note(self, chunk: Chunk, events: Events) -> None:
         """Look at the samples of a chunk. Damage is not counted: the second pass meets it again."""
@@ -55,28 +51,24 @@ class LateCopies:
                 continue
             columns = sample_columns(chunk, rows, spec, events.order)
             callers = np.where(columns.ok, callers_of(chunk.data, columns, events.order), np.uint64(0))
-            own = has_snapshot(columns)
-            self._awaited.update(set(distinct(callers[~own]).tolist()) - self._seen - {0})
-            unique, first = np.unique(np.where(own, callers, np.uint64(0)), return_index=True)
-            new = [
-                (caller, row)
-                for caller, row in zip(unique.tolist(), first.tolist(), strict=True)
-                if caller and caller not in self._seen
-            ]
-            self._seen.update(caller for caller, _ in new)
-            late = [(caller, row) for caller, row in new if caller in self._awaited]
+            has_copy = has_snapshot(columns)
+            self._awaited.update(set(distinct(callers[~has_copy]).tolist()) - self._seen)
+            own_callers, first = np.unique(np.where(has_copy, callers, np.uint64(0)), return_index=True)
+            pairs = list(zip(own_callers.tolist(), first.tolist(), strict=True))
+            late = sorted(row for caller, row in pairs if caller in self._awaited and caller not in self._seen)
+            self._seen.update(own_callers.tolist())
             if late:
-                wanted = np.zeros(len(rows), np.bool_)
-                wanted[[row for _, row in late]] = True
-                self._store.add(chunk, columns, spec.attr.sample_regs_user, wanted, events.order)
+                is_late = np.zeros(len(rows), np.bool_)
+                is_late[late] = True
+                self._store.add(chunk, columns, spec.attr.sample_regs_user, is_late, events.order)
                 samples = model_samples(columns, spec, number, chunk.miscs[rows])
-                self._samples.append(samples.take(np.flatnonzero(wanted)))
-                self._callers += [caller for caller, _ in sorted(late, key=lambda pair: pair[1])]
+                self._samples.append(samples.take(late))
+                self._callers.append(callers[late])
 
     def release(self) -> tuple[Snapshots, Samples, U64]:
         """Return the copies, the samples that they are in, and their callers."""
-        samples = Samples.concat(self._samples) if self._samples else Samples()
-        return self._store.release(), samples, np.array(self._callers, np.uint64)
+        callers = np.concatenate([np.empty(0, np.uint64), *self._callers])
+        return self._store.release(), Samples.concat([Samples(), *self._samples]), callers
 
 
 _BODY_TIME = HEADER_SIZE + RECORD_LAYOUTS[RecordType.EXIT].offset("time")
@@ -132,9 +124,8 @@ class LateExits:
         if not self._waits or not self._exits:
             return []
         pid, tid, time_ns = map(np.concatenate, zip(*self._waits, strict=True))
-        waits = repair_ids(
-            Samples.sparse(len(pid), pid=pid, tid=tid, time_ns=time_ns), np.ones(len(pid), np.bool_), tasks
-        )
+        samples = Samples.sparse(len(pid), pid=pid, tid=tid, time_ns=time_ns)
+        waits = repair_ids(samples, np.ones(len(pid), np.bool_), tasks)
         last = np.full(len(tasks) + 1, -1)  # also of threads that no record names
         np.maximum.at(last, rows_at(tasks.tid, tasks.begin_ns, waits.tid, waits.time_ns), waits.time_ns)
         reused = np.append(tasks.tid[1:] == tasks.tid[:-1], False)
@@ -159,7 +150,6 @@ class LateExits:
 
 
 def _with_times(chunk: Chunk, times: I64, events: Events) -> Chunk:
-    """Return EXITs with these times in their bodies and trailers."""
     chunk = woven([(np.arange(len(chunk)), chunk)])
     trailers = read_trailers(chunk, np.arange(len(chunk)), events)
     words = times.astype(f"{events.order}i8").view(np.uint8)

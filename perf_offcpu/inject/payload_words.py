@@ -30,11 +30,7 @@ _EXTENSION = Layout(abi.EXTENSION.name, *abi.WHOLE_EXTENSION, Field("waker_chain
 
 
 def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> tuple[I64, U8]:
-    """Return the payloads of n samples: (offsets int64[n + 1], bytes).
-
-    Args:
-        chains: their callchains; extensions: the words of their extensions; n rows each.
-    """
+    """Return the payloads of n samples with their callchains and words of extensions: (offsets, bytes)."""
     columns: dict[str, Column] = {
         "pid": samples.pid.view(np.uint32),
         "tid": samples.tid.view(np.uint32),
@@ -47,12 +43,7 @@ def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order)
 
 
 def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) -> Ragged:
-    """Return the extensions with a note of how unwinding of each stack ended.
-
-    Args:
-        rows: int64[n], the samples whose user stacks were unwound.
-        is_cut: bool[n], whether each ends before its root.
-    """
+    """Return the extensions; for unwound stacks (int64[n] `rows`) they note whether it ends before its root."""
     noted = extensions.lengths[rows] > _LOST_WORD
     words_at = extensions.offsets[rows[noted]] + _LOST_WORD
     words = extensions.values.copy()
@@ -66,22 +57,14 @@ _LOST_SHIFT = {"<": np.uint64(8 * _LOST_BYTE), ">": np.uint64(32 - 8 * _LOST_BYT
 
 
 def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Order) -> Ragged:
-    """Return the words after the callchain and cgroup of n payloads.
-
-    Args:
-        nr: int64[n], words of each callchain; -1 where there is no extension.
-    """
+    """Return the words after callchain (of int64[n] `nr` words) and cgroup; none where nr is -1."""
     begin = 8 * (_FIXED + nr + 1)
     counts = np.where(nr >= 0, np.maximum(raw.counts - begin, 0) // 8, 0)
     return Ragged(*gather_rows(data, Rows(raw.starts + np.where(nr >= 0, begin, 0), counts, 8), order))
 
 
 def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
-    """Return the words of extensions that say what is known of n samples, as `decode.retype` reads them.
-
-    Args:
-        wakers: the callchains of the wakers, n rows.
-    """
+    """Return the extensions that say what is known of n samples and their wakers, as `decode.retype` reads them."""
     kinds = [samples.has(flag) for _, flag in FLAGS_OF_KIND]
     columns: dict[str, Column] = {
         **abi.BLANK_EXTENSION,

@@ -31,11 +31,10 @@ from perf_offcpu.decode.samples import is_offcpu, samples_by_event
 from perf_offcpu.decode.switches.events import may_hold_switches
 from perf_offcpu.decode.tasks.columns import task_records
 from perf_offcpu.decode.tasks.replay import SIDE_TYPES, TaskReplay
-from perf_offcpu.inject.header import has_stacks, written_events, written_features
+from perf_offcpu.inject.header import RewriteOptions, has_stacks, written_events, written_features
 from perf_offcpu.inject.late_exits import LateCopies, LateExits
-from perf_offcpu.inject.options import RewriteOptions, Rewritten
-from perf_offcpu.inject.samples import SampleRewriter, Stage, is_untimed
-from perf_offcpu.inject.stages import Completer, Retyper, StackUnwinder, cut_user_parts, drop_references
+from perf_offcpu.inject.samples import Rewritten, SampleRewriter, Stage, is_untimed
+from perf_offcpu.inject.stages import StackUnwinder, complete_batch, cut_user_parts, drop_references, retype_batch
 from perf_offcpu.inject.switch_waits import WaitRecords, wait_records
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.columns import I64, Strings
@@ -67,8 +66,7 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
     """Write the recording at `path` ("-": standard input) again.
 
     Args:
-        out_fd: an empty file, open for writing and seekable, or any descriptor for the pipe form; the caller
-            closes it.
+        out_fd: an empty, seekable file, or any descriptor for the pipe form; the caller closes it.
         out_path: its name, for messages.
 
     Raises:
@@ -91,24 +89,23 @@ class Survey:
     That is the process of its thread (to exchange pid and tid where upstream swapped them), the end of that
     thread (the time of a sum), and its deferred user callchain (each different one is kept once, with
     28 bytes for each record). And a pipe begins with features that hold the time of its last sample.
-
-    Attributes:
-        tasks: the threads, if there is off-cpu time; the maps too, if samples have copies of user stacks.
-        exits: the EXITs of these threads, and their last waits.
-        late: copies of user stacks that samples refer to before they come.
-        untimed: off-cpu samples with a dummy time, as they were recorded.
-        first_ns, last_ns: times of the first and last sample; -1 without any.
-        end_ns: the last moment of the recording.
     """
 
     def __init__(self, reader: PerfDataReader, adds_waits: bool) -> None:
-        self.reader, self.tasks, self.exits = reader, TaskReplay(Strings()), LateExits()
-        self._adds_waits = adds_waits
-        self.untimed: list[Chunk] = []
-        self.first_ns = self.last_ns = -1
-        self.end_ns = 0
-        self._deferred = BatchCollector()
+        self.reader, self._adds_waits = reader, adds_waits
+        self.tasks = TaskReplay(Strings())
+        """Threads, if there is off-cpu time; maps too, if samples have copies of user stacks."""
+        self.exits = LateExits()
+        """EXITs of these threads, and their last waits."""
         self.late = LateCopies(reader.reopen)
+        """Copies of user stacks that samples refer to before they come."""
+        self.untimed: list[Chunk] = []
+        """Off-cpu samples with a dummy time, as they were recorded."""
+        self.sample_times: list[int] = []
+        """Times of the first and last sample of each chunk, ns."""
+        self.end_ns = 0
+        """Last moment of the recording."""
+        self._deferred = BatchCollector()
         for chunk in reader.chunks():
             self._read(chunk)
         self.tasks.replay()
@@ -127,10 +124,7 @@ class Survey:
             self.exits.take_exits(chunk, records, events)
             self.tasks.notes.take(records)
         timed = times[(chunk.types == RecordType.SAMPLE) & (times > 0)]
-        if len(timed):
-            first, last = int(timed.min()), int(timed.max())
-            self.first_ns = first if self.first_ns < 0 else min(self.first_ns, first)
-            self.last_ns = max(self.last_ns, last)
+        self.sample_times += [int(timed.min()), int(timed.max())] if len(timed) else []
         for number, rows in samples_by_event(chunk, events, Losses()):
             if is_offcpu(events.specs[number]):
                 self.exits.take_waits(chunk, rows, events.specs[number], events.order)
@@ -159,9 +153,9 @@ class TimedRecords:
     """
 
     def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:
-        self.events, whole = events, [part for part in parts if len(part[0])]
-        self._times = np.sort(np.concatenate([np.empty(0, np.int64), *(times for times, _ in whole)]))
-        self._records = woven(whole) if whole else None
+        self.events, filled = events, [part for part in parts if len(part[0])]
+        self._times = np.sort(np.concatenate([np.empty(0, np.int64), *(times for times, _ in filled)]))
+        self._records = woven(filled) if filled else None
         self._done = self._highest = 0
 
     def inserted(self, chunk: Chunk) -> Chunk:
@@ -190,33 +184,35 @@ class _Rewriter:
     def __init__(
         self, reader: PerfDataReader, survey: Survey, options: RewriteOptions, waits: WaitRecords | None
     ) -> None:
-        self.reader, self.found, self.options, self.waits = reader, survey, options, waits
+        self.reader, self.survey, self.options, self.waits = reader, survey, options, waits
         self.counters, self.features = reader.counters, survey.reader.features
         self.done = Rewritten(self.counters, waits=len(waits.times) if waits else 0)
         self.recorded = readable_events(survey.reader.events)
         self.written = written_events(self.recorded.specs, options, self.features)
         self.samples = SampleRewriter(self.recorded, self.written, self._stages(), options.merge, self.done)
-        self.added = self._added()
+        # (times, samples) of the samples that move within the file
+        self.added = [(waits.times, waits.records)] if waits else []
+        for chunk in survey.untimed if options.retype else ():
+            self.added += self.samples.rewrite_all(chunk)
 
     def _stages(self) -> list[Stage]:
-        """Return the stages of samples, in order."""
-        options, found, stages = self.options, self.found, list[Stage]()
+        options, survey, stages = self.options, self.survey, list[Stage]()
         if options.retype:
-            stages.append(Retyper(found.tasks, found.end_ns, self.done))
+            tasks = survey.tasks.tasks()
+            stages.append(functools.partial(retype_batch, tasks=tasks, end_ns=survey.end_ns, done=self.done))
         if options.merge:
-            stages.append(Completer(found.matcher(), self.done))
-        unwinder = self._unwinder()
+            stages.append(functools.partial(complete_batch, matcher=survey.matcher(), done=self.done))
         if options.keep_stacks:
             stages.append(cut_user_parts)
-        if unwinder is not None:
-            stages.append(StackUnwinder(unwinder, found.tasks, found.late, options.keep_stacks, self.done))
+        if (unwinder := self._unwinder()) is not None:
+            stages.append(StackUnwinder(unwinder, survey.tasks, survey.late, options.keep_stacks, self.done))
         if options.keep_stacks:
             stages.append(drop_references)
         return stages
 
     def _unwinder(self) -> Unwinder | None:
         """Return the unwinder of copies of user stacks; None if it has nothing to unwind, or no rules to."""
-        tasks, search = self.found.tasks, self.options.search
+        tasks, search = self.survey.tasks, self.options.search
         arch = recorded_arch(self.features, self.recorded.specs)
         if search is None or arch not in MACHINES or not any(map(has_stacks, self.recorded.specs)):
             return None
@@ -225,32 +221,27 @@ class _Rewriter:
         recording = Recording(strings=tasks.strings, spaces=spaces, maps=maps, dsos=tasks.notes.dsos(), meta=meta)
         return Unwinder(recording, search)
 
-    def _added(self) -> list[tuple[I64, Chunk]]:
-        """Return (times, samples) of the samples that move within the file."""
-        parts = [(self.waits.times, self.waits.records)] if self.waits else []
-        for chunk in self.found.untimed if self.options.retype else ():
-            parts += self.samples.rewrite_all(chunk)
-        return parts
-
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:
-        """Return (times, records) of the EXITs that move within the file."""
-        exits = self.found.exits
+        """Return (times, records) of EXITs."""
+        exits = self.survey.exits
         if self.waits:
-            every = np.arange(len(self.waits.times))
-            exits.take_waits(self.waits.records, every, self.waits.spec, self.recorded.order)
+            all_rows = np.arange(len(self.waits.times))
+            exits.take_waits(self.waits.records, all_rows, self.waits.spec, self.recorded.order)
         changes = self.options.retype or self.waits
-        return exits.moved(self.found.tasks.tasks(), self.recorded) if changes else []
+        return exits.moved(self.survey.tasks.tasks(), self.recorded) if changes else []
 
     def run(self, out_fd: int, out_path: str) -> Rewritten:
         """Copy the recording; return the counts of changes."""
         events = [*self.written, *([self.waits.spec] if self.waits else [])]
-        span = self._span()
+        times = [*self.survey.sample_times]
+        for added, _ in self.added:
+            times += [int(time) for time in (added.min(), added.max()) if time >= 0] if len(added) else []
+        span = min(times, default=-1), max(times, default=-1)
         features = written_features(self.features, events, span, self.recorded.order, self.counters)
         writer = self._writer(out_fd, out_path, events, features)
         timed = TimedRecords([*self.added, *self._moved_exits()], self.recorded)
         samples = functools.partial(self.samples.rewrite, with_untimed=not self.options.retype)
-        left = self.found.exits.left_out
-        stages = (left, self._of_known_types, self._readable, samples, timed.inserted)
+        stages = (self.survey.exits.left_out, self._of_known_types, self._readable, samples, timed.inserted)
         for chunk in self.reader.chunks():
             records = chunk
             for stage in stages:
@@ -260,14 +251,6 @@ class _Rewriter:
             writer.append(bytes_of(rest))
         writer.finish(features)
         return self.done
-
-    def _span(self) -> tuple[int, int]:
-        """Return the times of the first and last sample; -1 without any."""
-        times = [self.found.first_ns, self.found.last_ns]
-        for added, _ in self.added:
-            times += [int(added.min()), int(added.max())] if len(added) else []
-        valid_times = [time for time in times if time >= 0]
-        return min(valid_times, default=-1), max(valid_times, default=-1)
 
     def _writer(
         self, fd: int, path: str, events: Sequence[EventSpec], features: Mapping[int, bytes]
@@ -279,22 +262,18 @@ class _Rewriter:
         return CompressedWriter(writer) if self.options.compress else writer
 
     def _of_known_types(self, chunk: Chunk) -> Chunk:
-        """Return the records of types that perf 6.1 knows."""
         kinds = chunk.types
-        deferred = kinds == RecordType.CALLCHAIN_DEFERRED
-        traces = np.isin(kinds, _TRACE_TYPES)
+        deferred, traces = kinds == RecordType.CALLCHAIN_DEFERRED, np.isin(kinds, _TRACE_TYPES)
         is_known = (kinds >= RecordType.MMAP) & (kinds <= RecordType.AUX_OUTPUT_HW_ID)
         is_known |= (kinds >= RecordType.HEADER_ATTR) & (kinds <= RecordType.FINISHED_INIT)
         self.counters.add(losses.NO_TRACES, int(traces.sum()))
         self.counters.add(losses.UNREADABLE_BY_PERF, int((~is_known & ~deferred).sum()))
         copied = is_known & ~traces & ~np.isin(kinds, _HEADER_TYPES)
-        if not self.options.merge:
-            copied |= deferred
+        copied |= deferred & (not self.options.merge)
         if self.reader.directory:  # FINISHED_ROUND of one stream does not order the others
             copied &= kinds != RecordType.FINISHED_ROUND
         return chunk.take(np.flatnonzero(copied))
 
     def _readable(self, chunk: Chunk) -> Chunk:
-        """Return the records that fit their type."""
         fits = readable_records(chunk, self.recorded, self.counters)
         return with_written_miscs(chunk.take(np.flatnonzero(fits)), self.recorded.order)

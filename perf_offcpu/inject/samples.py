@@ -8,7 +8,7 @@ whose content does not fit their event, are left out: for one of them perf gives
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -21,23 +21,28 @@ from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.decode.deferred import MARKER_WORDS, pending_chains, without_user_parts
 from perf_offcpu.decode.samples import is_offcpu, model_samples, sample_columns, samples_by_event
-from perf_offcpu.inject.options import Rewritten
 from perf_offcpu.inject.payload_words import payloads
+from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, Bool
 from perf_offcpu.model.recording import Samples
 from perf_offcpu.perfdata.events import NO_TIME, Events, EventSpec, sample_times
 from perf_offcpu.perfdata.scan import Chunk
-from perf_offcpu.perfdata.write.columns import (
-    Column,
-    Pieces,
-    chunk_of_samples,
-    sample_records,
-    sample_sizes,
-    woven,
-)
+from perf_offcpu.perfdata.write.columns import Column, Pieces, chunk_of_samples, sample_records, sample_sizes, woven
 from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import mutable
+
+
+@mutable
+class Rewritten:
+    """Counts of what was done to a recording."""
+
+    losses: Losses = field(default_factory=Losses)  # as counted while reading, and records left out
+    retyped: int = 0  # off-cpu samples that were re-typed
+    waits: int = 0  # samples that were added, for waits between context switches
+    completed: int = 0  # samples that got their deferred user callchain
+    unwound: int = 0  # samples whose copy of the user stack became their user callchain
+    copied: int = 0  # records copied unchanged
 
 
 @mutable
@@ -107,32 +112,22 @@ Stage = Callable[[SampleBatch], SampleBatch]
 
 
 class SampleRewriter:
-    """Rewrites samples, chunk by chunk.
+    """Rewrites samples, chunk by chunk, with the layouts of the `written` events.
 
     Args:
-        written: the events as they are written; samples get their layouts.
-        stages: what is done to samples, in order.
+        stages: the changes of samples, in order.
         merges: whether a stage completes callchains that wait for a deferred user part.
         done: records that stay as they were, and samples that are left out, are counted here.
     """
 
     def __init__(
-        self,
-        events: Events,
-        written: Sequence[EventSpec],
-        stages: Sequence[Stage],
-        merges: bool,
-        done: Rewritten,
+        self, events: Events, written: Sequence[EventSpec], stages: Sequence[Stage], merges: bool, done: Rewritten
     ) -> None:
         self.events, self.stages, self.merges, self.done = events, stages, merges, done
         self.shapes = [spec.shape for spec in written]
 
     def rewrite(self, chunk: Chunk, with_untimed: bool) -> Chunk:
-        """Return the records of a chunk, with samples as they are written.
-
-        Args:
-            with_untimed: whether sums with a dummy time stay here.
-        """
+        """Return the records of a chunk, with samples as they are written; sums with a dummy time stay if asked."""
         kept = chunk.types != RecordType.SAMPLE
         placed = []
         for number, rows in samples_by_event(chunk, self.events, self.done.losses):
@@ -189,12 +184,11 @@ class SampleRewriter:
             batch = stage(batch)
         fields = batch.fields()
         too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
-        if too_large.any() and batch.chains is not None:
-            self.done.losses.add(losses.UNMERGED, int(too_large.sum()))
-            batch = replace(batch, chains=without_user_parts(batch.chains, too_large))
-            fields = batch.fields()
-            too_large = sample_sizes(shape, fields, len(batch)) > RECORD_SIZE_MAX
         if too_large.any():
+            if batch.chains is not None:
+                self.done.losses.add(losses.UNMERGED, int(too_large.sum()))
+                batch = replace(batch, chains=without_user_parts(batch.chains, too_large))
+                too_large = sample_sizes(shape, batch.fields(), len(batch)) > RECORD_SIZE_MAX
             self.done.losses.add(losses.BAD_SAMPLE, int(too_large.sum()))
             batch = batch.take(~too_large)
             fields = batch.fields()

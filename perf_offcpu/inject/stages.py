@@ -24,96 +24,69 @@ from perf_offcpu import losses
 from perf_offcpu.decode.deferred import DeferredMatcher, join_parts, without_user_parts
 from perf_offcpu.decode.retype import repair_ids, retype
 from perf_offcpu.decode.samples import is_offcpu
-from perf_offcpu.decode.stacks.snapshot_store import (
-    CallerRows,
-    SnapshotStore,
-    callers_of,
-    has_snapshot,
-    with_callers,
-)
+from perf_offcpu.decode.snapshot_store import CallerRows, SnapshotStore, callers_of, has_snapshot, with_callers
 from perf_offcpu.decode.tasks.replay import TaskReplay
 from perf_offcpu.inject.header import has_stacks, is_raw_offcpu
 from perf_offcpu.inject.late_exits import LateCopies
-from perf_offcpu.inject.options import Rewritten
 from perf_offcpu.inject.payload_words import made_extensions, recorded_extensions, with_walk_ends
-from perf_offcpu.inject.samples import SampleBatch, model_fields
+from perf_offcpu.inject.samples import Rewritten, SampleBatch, model_fields
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64
+from perf_offcpu.model.columns import I32
 from perf_offcpu.model.lookup import rows_at
+from perf_offcpu.model.recording import Tasks
 from perf_offcpu.unwind.unwinder import Unwinder, Unwound
 
 
-class Retyper:
-    """Makes ordinary samples of raw off-cpu samples, and gives sums without a time one.
+def retype_batch(batch: SampleBatch, tasks: Tasks, end_ns: int, done: Rewritten) -> SampleBatch:
+    """Make ordinary samples of raw off-cpu samples, and give sums without a time one.
 
     Args:
-        tasks: the whole recording's tasks, replayed.
-        end_ns: its last moment.
+        tasks: all threads of the recording; end_ns: its last moment.
         done: samples that were re-typed, and damaged payloads, are counted here.
     """
-
-    def __init__(self, tasks: TaskReplay, end_ns: int, done: Rewritten) -> None:
-        self.tasks, self.end_ns, self.done = tasks.tasks(), end_ns, done
-
-    def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """Re-type a batch."""
-        if not is_offcpu(batch.spec):
-            return batch
-        if is_raw_offcpu(batch.spec):
-            batch = self._retyped(batch)
-        samples = batch.samples
-        samples.time_ns = np.where(samples.time_ns < 0, self._last_moments(samples.tid), samples.time_ns)
-        batch.columns.scalars |= model_fields(samples)
+    if not is_offcpu(batch.spec):
         return batch
+    if is_raw_offcpu(batch.spec):
+        batch = _retyped(batch, tasks, done)
+    samples = batch.samples
+    untimed = np.full(len(samples), -1)
+    life = rows_at(tasks.tid, tasks.begin_ns, samples.tid, untimed)
+    begin, end = (np.append(times, -1)[life] for times in (tasks.begin_ns, tasks.end_ns))
+    last_ns = np.where(end > 0, np.maximum(begin, end - 1), end_ns)  # at which perf still knows the thread
+    samples.time_ns = np.where(samples.time_ns < 0, last_ns, samples.time_ns)
+    batch.columns.scalars |= model_fields(samples)
+    return batch
 
-    def _retyped(self, batch: SampleBatch) -> SampleBatch:
-        data, columns, order = batch.chunk.data, batch.columns, batch.order
-        retyped, valid = retype(data, columns, batch.samples, order, self.done.losses)
-        samples = repair_ids(retyped.samples, retyped.from_upstream, self.tasks)
-        chains = retyped.callchains.take(samples.callchain)
-        nr = np.where(retyped.from_upstream, -1, chains.lengths)
-        extensions = recorded_extensions(data, columns.arrays["raw"], nr, order)
-        # Of upstream's samples only sums have something to say in an extension.
-        sums = np.flatnonzero(retyped.from_upstream & (samples.time_ns < 0))
-        if len(sums):
-            no_wakers = Ragged(np.zeros(len(sums) + 1, np.int64))
-            extensions = extensions.replaced(sums, made_extensions(samples.take(sums), no_wakers, order))
-        batch = replace(batch, samples=samples, chains=chains, extensions=extensions)
-        batch.miscs = samples.cpumode.astype(np.uint16)
-        batch = batch.take(valid)
-        self.done.retyped += len(batch)
+
+def _retyped(batch: SampleBatch, tasks: Tasks, done: Rewritten) -> SampleBatch:
+    data, columns, order = batch.chunk.data, batch.columns, batch.order
+    retyped, valid = retype(data, columns, batch.samples, order, done.losses)
+    samples = repair_ids(retyped.samples, retyped.from_upstream, tasks)
+    chains = retyped.callchains.take(samples.callchain)
+    nr = np.where(retyped.from_upstream, -1, chains.lengths)
+    extensions = recorded_extensions(data, columns.arrays["raw"], nr, order)
+    # Of upstream's samples only sums have something to say in an extension.
+    sums = np.flatnonzero(retyped.from_upstream & (samples.time_ns < 0))
+    if len(sums):
+        no_wakers = Ragged(np.zeros(len(sums) + 1, np.int64))
+        extensions = extensions.replaced(sums, made_extensions(samples.take(sums), no_wakers, order))
+    miscs = samples.cpumode.astype(np.uint16)
+    batch = replace(batch, samples=samples, chains=chains, extensions=extensions, miscs=miscs).take(valid)
+    done.retyped += len(batch)
+    return batch
+
+
+def complete_batch(batch: SampleBatch, matcher: DeferredMatcher, done: Rewritten) -> SampleBatch:
+    """Complete callchains that wait for a user part; completed ones and those that stay without are counted."""
+    if batch.chains is None:
         return batch
-
-    def _last_moments(self, tids: I32) -> I64:
-        """Return int64[n]: the last moment at which perf still knows each thread, ns."""
-        life = rows_at(self.tasks.tid, self.tasks.begin_ns, tids, np.full(len(tids), -1))
-        begin, end = (np.append(times, -1)[life] for times in (self.tasks.begin_ns, self.tasks.end_ns))
-        return np.where(end > 0, np.maximum(begin, end - 1), self.end_ns)
-
-
-class Completer:
-    """Completes samples whose user callchain was deferred.
-
-    Args:
-        matcher: of the recording's deferred records.
-        done: samples that were completed, and those whose part never came, are counted here.
-    """
-
-    def __init__(self, matcher: DeferredMatcher, done: Rewritten) -> None:
-        self.matcher, self.done = matcher, done
-
-    def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """Complete the callchains of a batch."""
-        if batch.chains is None:
-            return batch
-        samples = batch.samples
-        merged = self.matcher.merge(batch.chains, np.arange(len(batch)), samples.tid, samples.time_ns)
-        found = merged.deferred >= 0
-        self.done.completed += int(found.sum())
-        self.done.losses.add(losses.UNMERGED, int((~found).sum()))
-        completed = merged.chains.take(merged.row)
-        return replace(batch, chains=batch.chains.replaced(merged.samples, completed))
+    samples = batch.samples
+    merged = matcher.merge(batch.chains, np.arange(len(batch)), samples.tid, samples.time_ns)
+    is_complete = merged.deferred >= 0
+    done.completed += int(is_complete.sum())
+    done.losses.add(losses.UNMERGED, int((~is_complete).sum()))
+    return replace(batch, chains=batch.chains.replaced(merged.samples, merged.chains.take(merged.row)))
 
 
 def cut_user_parts(batch: SampleBatch) -> SampleBatch:
@@ -128,20 +101,19 @@ def drop_references(batch: SampleBatch) -> SampleBatch:
     if not has_stacks(batch.spec):
         return batch
     columns, kept = batch.columns, has_snapshot(batch.columns)
-    arrays, scalars = dict(columns.arrays), dict(columns.scalars)
-    for name in ("regs_user", "stack_user"):
-        arrays[name] = replace(arrays[name], counts=np.where(kept, arrays[name].counts, 0))
-    for name in ("regs_user_abi", "stack_user_size", "stack_user_dyn_size"):
-        scalars[name] = np.where(kept, scalars[name], np.uint64(0))
-    return replace(batch, columns=replace(columns, arrays=arrays, scalars=scalars))
+    copies = {name: columns.arrays[name] for name in ("regs_user", "stack_user")}
+    arrays = {name: replace(rows, counts=np.where(kept, rows.counts, 0)) for name, rows in copies.items()}
+    sizes = ("regs_user_abi", "stack_user_size", "stack_user_dyn_size")
+    scalars = {name: np.where(kept, columns.scalars[name], np.uint64(0)) for name in sizes}
+    changed = replace(columns, arrays=columns.arrays | arrays, scalars=columns.scalars | scalars)
+    return replace(batch, columns=changed)
 
 
 class StackUnwinder:
     """Unwinds copies of user stacks.
 
     Args:
-        unwinder: of the recording.
-        tasks: the whole recording's tasks and maps, replayed.
+        unwinder: of the recording, whose tasks and maps `tasks` has.
         late: copies that samples refer to before they come.
         keep: samples with a copy keep it; only those that refer to one are unwound.
         done: stacks that were unwound, and those that could not be to their root, are counted here.
@@ -160,22 +132,25 @@ class StackUnwinder:
         if batch.chains is None or not has_stacks(batch.spec):
             return batch
         counters = Losses() if self.keep else self.done.losses
-        store = SnapshotStore(counters)
-        valid, mask = np.ones(len(batch), np.bool_), batch.spec.attr.sample_regs_user
-        snapshot = store.add(batch.chunk, batch.columns, mask, valid, batch.order)
+        store, attr = SnapshotStore(counters), batch.spec.attr
+        all_valid = np.ones(len(batch), np.bool_)
+        snapshot = store.add(batch.chunk, batch.columns, attr.sample_regs_user, all_valid, batch.order)
         rows = np.flatnonzero(snapshot >= 0)
         spaces = self.tasks.attribute(batch.samples).space[rows]
-        found = self.unwinder.unwind_all(store.release(), spaces, batch.spec.attr.sample_stack_user, counters)
-        of_caller = self._note_callers(batch, snapshot, found)
+        unwound = self.unwinder.unwind_all(store.release(), spaces, attr.sample_stack_user, counters)
+        of_caller = self._note_callers(batch, snapshot, unwound)
         others = np.flatnonzero((snapshot < 0) & (of_caller >= 0))
         shared = self._of_callers.take(of_caller[others])
-        rows, found = (others, shared) if self.keep else (np.append(rows, others), Unwound.concat([found, shared]))
+        if self.keep:
+            rows, unwound = others, shared
+        else:
+            rows, unwound = np.append(rows, others), Unwound.concat([unwound, shared])
         self.done.unwound += len(rows)
-        whole = join_parts(without_user_parts(batch.chains.take(rows)), found.chains)
-        batch = replace(batch, chains=batch.chains.replaced(rows, whole))
-        if batch.extensions is not None:
-            batch.extensions = with_walk_ends(batch.extensions, rows, found.is_cut(), batch.order)
-        return batch
+        completed = join_parts(without_user_parts(batch.chains.take(rows)), unwound.chains)
+        extensions = batch.extensions
+        if extensions is not None:
+            extensions = with_walk_ends(extensions, rows, unwound.is_cut(), batch.order)
+        return replace(batch, chains=batch.chains.replaced(rows, completed), extensions=extensions)
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
         """Keep the stacks of new callers; return int32[n], rows of `_of_callers`; negative without caller."""

@@ -51,9 +51,7 @@ class WaitRecords:
 def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None:
     """Return the waits between switches; None for a recording without switches or with an off-cpu event.
 
-    Args:
-        reader: at the beginning. The whole recording is read into memory.
-        counters: where switches that are no wait are counted, and no other losses.
+    The whole recording is read into memory. Only switches that are no wait are counted, no other losses.
     """
     recording = merge_deferred(read_recording(reader))
     specs = reader.events.specs
@@ -61,8 +59,7 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
         return None
     for cause, count in recording.losses.items():
         counters.add(cause, count if cause.stage is Stage.SWITCHES else 0)
-    samples = recording.samples
-    samples = samples.take(samples.has(SampleFlag.OFFCPU))
+    samples = recording.samples.take(recording.samples.has(SampleFlag.OFFCPU))
     spec = _spec(recording.evsels[-1], specs)
     if spec is None:
         counters.add(losses.NO_ID_IN_SAMPLES, len(samples))
@@ -71,8 +68,7 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
     long = 2 * lengths[0] + lengths[1] > _WORDS_MAX
     counters.add(losses.CALLCHAIN_TOO_LONG, int(long.sum()))
     samples = samples.take(~long)
-    records = _records(samples, recording.callchains, spec, reader.order)
-    return WaitRecords(spec, records, samples.time_ns)
+    return WaitRecords(spec, _records(samples, recording.callchains, spec, reader.order), samples.time_ns)
 
 
 def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
@@ -84,16 +80,16 @@ def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
     by_id = bool(kind & SampleType.ID) and others & _BEFORE_ID == _BEFORE_ID
     if not ids or not (by_identifier or by_id) or max(ids) >= _ID_MAX:
         return None
-    return EventSpec(
-        evsel.attr._replace(config=SoftwareConfig.CPU_CLOCK, sample_type=kind), evsel.name, (max(ids) + 1,)
-    )
+    attr = evsel.attr._replace(config=SoftwareConfig.CPU_CLOCK, sample_type=kind)
+    return EventSpec(attr, evsel.name, (max(ids) + 1,))
 
 
 def _records(samples: Samples, callchains: Ragged, spec: EventSpec, order: Order) -> Chunk:
     none = len(callchains)  # the row of an empty callchain, added here
     with_none = Ragged(np.append(callchains.offsets, callchains.offsets[-1]), callchains.values)
-    chains = with_none.take(np.where(samples.callchain < 0, none, samples.callchain))
-    wakers = with_none.take(np.where(samples.waker_callchain < 0, none, samples.waker_callchain))
+    chains, wakers = (
+        with_none.take(np.where(rows < 0, none, rows)) for rows in (samples.callchain, samples.waker_callchain)
+    )
     columns: dict[str, Column] = {
         **dict.fromkeys(("identifier", "id"), spec.ids[0]),
         **dict.fromkeys(("addr", "stream_id", "cpu_res"), 0),

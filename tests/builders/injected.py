@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from perf_offcpu.inject.options import RewriteOptions, Rewritten
+from perf_offcpu.inject.header import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
+from perf_offcpu.inject.samples import Rewritten
 
 
 def inject(source: Path, target: Path, **options: Any) -> Rewritten:

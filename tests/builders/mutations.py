@@ -21,7 +21,7 @@ from builders.zoo import as_file
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.errors import PerfOffcpuError
-from perf_offcpu.inject.options import RewriteOptions
+from perf_offcpu.inject.header import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
 from perf_offcpu.perfdata.dump import dump
 from perf_offcpu.perfdata.reader import PerfDataReader

@@ -33,7 +33,7 @@ from builders.recording import (
 from perf_offcpu.abi.attr import AttrFlag, BranchSampleType, ReadFormat
 from perf_offcpu.abi.records import CALLCHAIN_DEFERRED_V12, RECORD_LAYOUTS, Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER
-from perf_offcpu.inject.options import RewriteOptions
+from perf_offcpu.inject.header import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.writer import frame_record, pack_record

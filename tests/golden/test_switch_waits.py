@@ -19,7 +19,7 @@ from builders.stock_perf import perf, with_names
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.inject.options import RewriteOptions
+from perf_offcpu.inject.header import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples

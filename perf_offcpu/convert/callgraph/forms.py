@@ -72,7 +72,6 @@ def _json(graph: Any) -> str:
 
 
 def _plain_text(graph: Any) -> str:
-    """Return tables for people."""
     facts, unit = graph.graph, graph.graph["unit"]
     lines = [f"# {facts['title']}", f"# total: {amount(facts['total'], unit)} ({facts['total']} {unit})"]
     if facts["left_out"]:

@@ -107,7 +107,6 @@ def components(graph: Any) -> list[Component]:
 
 
 def _bare(graph: Any) -> Any:
-    """Return the graph without loops."""
     bare = graph.copy()
     bare.remove_edges_from([(node, node) for node in graph if graph.has_edge(node, node)])
     return bare

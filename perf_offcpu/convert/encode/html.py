@@ -60,7 +60,6 @@ def _hash(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    """Return an asset, `FOLDER/NAME`."""
     folder, _, file = name.partition("/")
     # direct: the package's own file
     return resources.files(f"perf_offcpu.convert.{folder}").joinpath("assets", file).read_text("utf-8")

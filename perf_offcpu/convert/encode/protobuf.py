@@ -40,7 +40,6 @@ class _Part:
 
 
 def _full(data: U8) -> _Part:
-    """Return a part of strings that use all bytes of their rows."""
     lengths = np.broadcast_to(np.int64(data.shape[1]), len(data))
     return _Part(data, np.broadcast_to(np.True_, data.shape), lengths)
 

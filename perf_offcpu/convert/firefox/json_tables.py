@@ -73,7 +73,6 @@ def array_items(values: I64, decimals: int = 0, null: Bool | None = None) -> Ite
 
 
 def _digits(values: I64, decimals: int, null: Bool) -> str:
-    """Return the numbers, each with a comma after it."""
     if int(values.min(initial=0)) < 0:
         raise ValueError("digits of a negative number")
     width = max(len(str(int(values.max(initial=0)))), decimals + 1, len(_NULL))

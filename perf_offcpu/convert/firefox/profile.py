@@ -137,7 +137,6 @@ class _Writer:
                 yield _Thread(index, NO_PLACE, rest, sums[rest], sums[rest] + self.samples.period[rest])
 
     def parts(self) -> Iterator[str]:
-        """Return the whole file, in parts."""
         yield '{"meta":' + json.dumps(self._meta(), separators=(",", ":"))
         yield ',\n"libs":' + self.tables.libs()
         yield ',\n"threads":['

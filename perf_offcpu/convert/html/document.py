@@ -158,7 +158,6 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
 
 
 def _path(path: PathTrack | None, timeline: Timeline) -> dict[str, Any] | None:
-    """Return the critical path, times in ns since the origin."""
     if path is None:
         return None
     begin, end = path.begin_ns - timeline.origin_ns, path.end_ns - timeline.origin_ns

@@ -101,7 +101,6 @@ class _Writer:
         self.path_chains = from_bytes([interned.annotation("through", chain) for chain in path.chains])
 
     def parts(self) -> Iterator[bytes]:
-        """Return the whole trace, in parts."""
         yield packets.first_packet()
         yield packets.clock_packet(self.profile)
         yield packets.packet(field(12, b"".join(self.interned.parts) + packets.frames(self.tree, self.names)))

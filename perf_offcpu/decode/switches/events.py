@@ -220,7 +220,6 @@ class _Raw:
 
 
 def _rows(samples: Samples, kind: SwitchKind) -> Switches:
-    """Return rows of the thread that was sampled."""
     return Switches.filled(
         len(samples),
         kind=np.full(len(samples), kind),

@@ -133,7 +133,6 @@ def _chosen(switches: Switches, rows: I64) -> Switches:
 
 
 def _add_wakeups(samples: Samples, wakeups: Switches) -> None:
-    """Copy what is known of wake-ups; a time of -1 means unknown."""
     samples.wakeup_ns = wakeups.time_ns
     samples.waker_pid, samples.waker_tid = wakeups.pid, wakeups.current
     woken, interrupt = wakeups.time_ns >= 0, wakeups.current == 0

@@ -61,7 +61,6 @@ class _Space:
     previous: int = -1
 
     def overlapping(self, new: Mapping) -> slice:
-        """Return the mappings that share an address with `new`."""
         low = bisect.bisect_right(self.starts, new.start)
         if low and self.mappings[low - 1].end > new.start:
             low -= 1
@@ -153,7 +152,6 @@ class AddressSpaces:
         return True
 
     def _space(self, number: int) -> _Space:
-        """Return a space with its mappings."""
         space = self._spaces[number]
         if number in self._run_of:
             runs, run = self._run_of.pop(number)

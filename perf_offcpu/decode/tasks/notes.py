@@ -60,7 +60,6 @@ class TaskNotes:
                 self._events += _events(group, content, part)
 
     def _contents(self, groups: list[TaskRecords]) -> list[list[Note | None]]:
-        """Return the contents of the examples of each group."""
         # Names are numbered in the order of the file, whatever the types of records that hold them.
         examples = [
             (record.file_offset, number, index)

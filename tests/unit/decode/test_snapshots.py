@@ -12,7 +12,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
 from perf_offcpu.binary.columnar import read_columns
-from perf_offcpu.decode.stacks.snapshot_store import CallerRows, SnapshotStore, with_callers
+from perf_offcpu.decode.snapshot_store import CallerRows, SnapshotStore, with_callers
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Snapshots
 from perf_offcpu.model.columns import I32, U64

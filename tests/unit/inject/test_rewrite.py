@@ -30,7 +30,7 @@ from perf_offcpu.abi.attr import AttrFlag, BranchSampleType, SampleType
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.inject.options import Rewritten
+from perf_offcpu.inject.samples import Rewritten
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.write.writer import frame_record, pack_record

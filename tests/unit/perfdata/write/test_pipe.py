@@ -12,7 +12,7 @@ from builders.recording import BASE, FEATURES, comm, event, sample
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.errors import FormatError, RecordingError, UsageError
-from perf_offcpu.inject.options import RewriteOptions
+from perf_offcpu.inject.header import RewriteOptions
 from perf_offcpu.inject.rewrite import rewrite
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BuildId, build_id_body, event_desc_body

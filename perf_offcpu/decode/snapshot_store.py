@@ -2,7 +2,7 @@
 """Store snapshots of user stacks of samples with REGS_USER and STACK_USER.
 
 Stacks are the bulk of a recording that has them. They stay in the file, if it can be read again
-(`decode.stacks.positions`). Otherwise all bytes after the first `MEMORY` go to an unnamed temporary file (in
+(`decode.stack_positions`). Otherwise all bytes after the first `MEMORY` go to an unnamed temporary file (in
 TMPDIR), so that memory stays bounded.
 
 The BPF program copies a stack once: samples and sums with the same number (`caller` in the payload) share
@@ -26,7 +26,7 @@ from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.decode.retype import Payload
-from perf_offcpu.decode.stacks.positions import OpenFile, StackPositions
+from perf_offcpu.decode.stack_positions import OpenFile, StackPositions
 from perf_offcpu.losses import Losses
 from perf_offcpu.model.callchains import Ragged, Snapshots
 from perf_offcpu.model.columns import I32, I64, U64, Bool
@@ -59,18 +59,16 @@ class SnapshotStore:
     Args:
         memory: bytes of stacks that are kept in memory.
         reopen: returns a descriptor of the file that chunks of one origin are from, None if it cannot be read
-            again; None: all stacks are kept here.
-
-    Attributes:
-        callers: the snapshots of callers of sums so far.
+            again.
     """
 
     def __init__(
-        self, counters: Losses, memory: int = MEMORY, reopen: Callable[[str], int | None] | None = None
+        self, counters: Losses, memory: int = MEMORY, reopen: Callable[[str], int | None] = lambda _: None
     ) -> None:
         self.counters, self._reopen = counters, reopen
         self._files: dict[str, OpenFile | None] = {}
         self.callers = CallerRows()
+        """The snapshots of callers of sums so far."""
         self._held, self._places = _Words(memory), StackPositions()
         self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
         self._mask = GrowingArray("u8")
@@ -79,14 +77,11 @@ class SnapshotStore:
         return len(self._mask)
 
     def add(self, chunk: Chunk, columns: Columns, mask: int, ok: Bool, order: Order) -> I32:
-        """Add the snapshots of n samples of one evsel.
+        """Add the snapshots of n samples of one evsel; return int32[n], the snapshot of each, -1 none.
 
         Args:
             mask: the evsel's sample_regs_user.
             ok: bool[n], the valid samples.
-
-        Returns:
-            int32[n]: the snapshot of each, -1 if it has none.
         """
         number = np.full(len(ok), -1, np.int32)
         wanted = np.flatnonzero(ok & has_snapshot(columns))
@@ -107,7 +102,7 @@ class SnapshotStore:
     def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
         """Note where stacks lie, or keep them; return False if there is no room."""
         if chunk.origin not in self._files:
-            descriptor = self._reopen(chunk.origin) if self._reopen is not None else None
+            descriptor = self._reopen(chunk.origin)
             self._files[chunk.origin] = None if descriptor is None else OpenFile(descriptor)
         file = self._files[chunk.origin]
         if file is not None and order == "<":  # words of the other order must be swapped
@@ -140,7 +135,6 @@ class _Words:
         return self._count
 
     def append(self, words: U64) -> bool:
-        """Add words; return False if there is no room."""
         if self._file is None and 8 * (len(self._held) + len(words)) > self._memory:
             import tempfile
 
@@ -164,7 +158,6 @@ class _Words:
         return True
 
     def release(self) -> OpenFile | U64:
-        """Return all words, in memory or in a file."""
         if self._file is None:
             return self._held.release()
         with self._file as file:
@@ -172,15 +165,12 @@ class _Words:
 
 
 class CallerRows:
-    """A map from callers to rows of snapshots, or of callchains.
-
-    Attributes:
-        awaited: callers of samples whose copy has not come yet, in the order of their numbers.
-    """
+    """A map from callers to rows of snapshots, or of callchains."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
         self.awaited: dict[int, int] = {}
+        """Number of each caller whose copy has not come yet."""
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
         """Add rows; the first row of a caller stays."""
@@ -210,32 +200,21 @@ class CallerRows:
 
 
 def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
-    """Return uint64[n]: the callers of samples; 0 for evsels without copies of stacks.
-
-    Args:
-        columns: the fields of raw or re-typed off-cpu samples of one evsel.
-    """
+    """Return uint64[n]: the callers of off-cpu samples of one evsel; 0 for evsels without copies of stacks."""
     if "raw" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.uint64)
     return Payload(data, columns, order).extension["caller"]
 
 
 def with_callers(snapshot: I32, callers: U64, known: CallerRows) -> I32:
-    """Return the snapshots of n samples; a sample without snapshot gets that of its caller.
+    """Return int32[n], the snapshots of samples; a sample without snapshot (-1) gets that of its caller.
 
-    Args:
-        snapshot: int32[n], the row in snapshots of each sample's own, -1 none.
-        callers: uint64[n], as from `callers_of`.
-        known: the callers so far, extended by these.
-
-    Returns:
-        int32[n]: less than -1 where the copy may still come, for `CallerRows.settled`.
+    It is less than -1 where the copy may still come, for `CallerRows.settled`. The `known` callers grow.
     """
     if not callers.any():
         return snapshot
-    own = np.flatnonzero((callers != 0) & (snapshot >= 0))
+    own, others = (np.flatnonzero((callers != 0) & chosen) for chosen in (snapshot >= 0, snapshot < 0))
     known.note(callers[own], snapshot[own])
-    others = np.flatnonzero((callers != 0) & (snapshot < 0))
     result = snapshot.copy()
     result[others] = known.find(callers[others])
     return result

@@ -2,16 +2,16 @@
 """Read copies of user stacks from the recording when they are unwound; only their positions are kept.
 
 Copies of stacks are the bulk of a recording. Where it cannot be read again, because it came through a pipe or
-compressed, they are kept in memory or in a temporary file (`decode.stacks.snapshot_store`) and read from
+compressed, they are kept in memory or in a temporary file (`decode.snapshot_store`) and read from
 there. Files are read with pread, not mapped: stacks of a file that is cut short meanwhile are shorter, and
 there is no SIGBUS.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from perf_offcpu.binary.gather import Rows, gather_rows
 from perf_offcpu.model.callchains import StackWords
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.growing import GrowingArray
-from perf_offcpu.structs import mutable
 
 _GAP: Final = 1 << 14
 """Bytes between two stacks that are read, too: a call costs more than they do."""
@@ -40,14 +39,9 @@ class OpenFile:
     def read_into(self, room: Bytes, offset: int) -> int:
         """Fill `room` from `offset` on; return the number of bytes read."""
         done = 0
-        while done < len(room):
-            try:
-                size = os.preadv(self.descriptor, [room[done:].data], offset + done)
-            except OSError:
-                break
-            if not size:
-                break
-            done += size
+        with contextlib.suppress(OSError):
+            while done < len(room) and (size := os.preadv(self.descriptor, [room[done:].data], offset + done)):
+                done += size
         return done
 
 
@@ -57,8 +51,7 @@ class StackPositions:
     def __init__(self) -> None:
         self._starts, self._words = GrowingArray("i8"), GrowingArray("i8")
         self._sources: list[OpenFile | U64 | None] = []
-        self._first: list[int] = []
-        """The first row in each of them."""
+        self._first: list[int] = []  # the first row in each of them
         self._room = np.empty(0, np.uint8)
 
     def __len__(self) -> int:
@@ -84,22 +77,21 @@ class StackPositions:
     def read_stacks(self, rows: I64) -> StackWords:
         """Return some stacks, valid until the next call; a stack that cannot be read has no words."""
         starts, words = self._starts.view()[rows], self._words.view()[rows]
-        sources = np.searchsorted(np.array(self._first), rows, side="right") - 1
-        if not len(rows):
+        source_of_row = np.searchsorted(np.array(self._first), rows, side="right") - 1
+        sources = sorted(set(source_of_row.tolist()))
+        if not sources:
             return StackWords(np.zeros(1, np.uint64), starts, words)
-        if (sources == sources[0]).all():
-            return self._of_source(self._sources[int(sources[0])], starts, words)
-        parts, order = list[StackWords](), list[I64]()
-        for number in sorted(set(sources.tolist())):
-            mine = np.flatnonzero(sources == number)
-            order.append(mine)
-            found = self._of_source(self._sources[number], starts[mine], words[mine])
-            parts.append(StackWords(found.words.copy(), found.begins, found.lengths))
-        bases = np.cumsum([0, *(len(part.words) for part in parts[:-1])]).tolist()
-        begins = np.concatenate([part.begins + base for part, base in zip(parts, bases, strict=True)])
-        lengths = np.concatenate([part.lengths for part in parts])
-        place = np.argsort(np.concatenate(order))
-        return StackWords(np.concatenate([part.words for part in parts]), begins[place], lengths[place])
+        if len(sources) == 1:
+            return self._of_source(self._sources[sources[0]], starts, words)
+        texts, begins, lengths = list[U64](), np.empty_like(starts), np.empty_like(words)
+        words_before = 0
+        for source in sources:
+            chosen = np.flatnonzero(source_of_row == source)
+            part = self._of_source(self._sources[source], starts[chosen], words[chosen])
+            begins[chosen], lengths[chosen] = part.begins + words_before, part.lengths
+            texts.append(part.words.copy())
+            words_before += len(part.words)
+        return StackWords(np.concatenate(texts), begins, lengths)
 
     def _of_source(self, source: OpenFile | U64 | None, starts: I64, words: I64) -> StackWords:
         assert source is not None, "settled before they are looked at"
@@ -113,40 +105,39 @@ class StackPositions:
         words = np.minimum(words, np.maximum(0, have - place) // _WORD)
         if not (place % _WORD).any():
             return StackWords(self._room[: spans.size].view(np.uint64), place // _WORD, words)
-        offsets, found = gather_rows(self._room, Rows(place, words, _WORD))
-        return StackWords(np.append(found, np.uint64(0)), offsets[:-1], words)
+        offsets, gathered = gather_rows(self._room, Rows(place, words, _WORD))
+        return StackWords(np.append(gathered, np.uint64(0)), offsets[:-1], words)
 
 
-@mutable
-class _Spans:
+class _Spans(NamedTuple):
     """Parts of a file that are read into one buffer, each at a multiple of 8."""
 
     starts: list[int]
     sizes: list[int]
-    at: list[int]
-    of_stack: I64
-    size: int = field(default=_WORD)
+    places: list[int]  # in the buffer
+    of_stack: I64  # int64[n], the part that holds each stack
+    size: int  # bytes of the buffer
 
     def read(self, source: OpenFile, room: Bytes) -> I64:
         """Read the parts; return int64[n]: where the bytes of each stack's part end in the buffer."""
-        ends = []
-        for start, size, at in zip(self.starts, self.sizes, self.at, strict=True):
-            ends.append(at + source.read_into(room[at : at + size], start))
+        ends = [
+            place + source.read_into(room[place : place + size], start)
+            for start, size, place in zip(self.starts, self.sizes, self.places, strict=True)
+        ]
         return np.array(ends, np.int64)[self.of_stack]
 
 
 def _spans(starts: I64, words: I64) -> tuple[_Spans, I64]:
     """Return the parts of a file that hold stacks, and int64[n]: where each stack begins in the buffer."""
-    ends = starts + _WORD * words
     order = np.argsort(starts, kind="stable")
-    start, end = starts[order], np.maximum.accumulate(ends[order])
+    start, end = starts[order], np.maximum.accumulate((starts + _WORD * words)[order])
     new = np.append(True, start[1:] > end[:-1] + _GAP)
     first = np.flatnonzero(new)
     begins = start[first]
     sizes = end[np.append(first[1:], len(start)) - 1] - begins
     rounded = -(-sizes // _WORD) * _WORD
-    at = np.cumsum(rounded) - rounded
+    places = np.cumsum(rounded) - rounded
     of_stack = np.empty(len(starts), np.int64)
     of_stack[order] = np.cumsum(new) - 1
-    spans = _Spans(begins.tolist(), sizes.tolist(), at.tolist(), of_stack, max(_WORD, int(rounded.sum())))
-    return spans, starts - begins[of_stack] + at[of_stack]
+    spans = _Spans(begins.tolist(), sizes.tolist(), places.tolist(), of_stack, max(_WORD, int(rounded.sum())))
+    return spans, starts - begins[of_stack] + places[of_stack]
