@@ -25,8 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("",
 from perf_offcpu.decode import load  # noqa: E402
 from perf_offcpu.decode.batch import BatchCollector  # noqa: E402
 from perf_offcpu.decode.samples import SampleDecoder  # noqa: E402
-from perf_offcpu.decode.tasks.notes import TaskNotes  # noqa: E402
-from perf_offcpu.decode.tasks.replay import TaskReplay  # noqa: E402
+from perf_offcpu.decode.tasks.replay import TaskNotes, TaskReplay  # noqa: E402
 from perf_offcpu.model.recording import Recording, Samples  # noqa: E402
 from perf_offcpu.perfdata.reader import PerfDataReader  # noqa: E402
 

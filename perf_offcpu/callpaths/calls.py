@@ -35,11 +35,7 @@ class Calls:
 
 
 def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
-    """Return the calls on all stacks of a profile, threads together.
-
-    Args:
-        chosen: bool[samples], the samples that are counted; of the others the functions and calls are listed.
-    """
+    """Return the calls on all stacks of a profile, threads together; only the `chosen` samples are counted."""
     tree = build_paths(profile, options, rooted=False)
     own, waits = (tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count))
     below = subtree_sums(tree, own)

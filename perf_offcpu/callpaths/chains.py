@@ -12,31 +12,58 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.callpaths.names import wakers_of
-from perf_offcpu.callpaths.options import PathOptions, WakerChains
+from perf_offcpu.analysis.wakeups import INTERRUPT, with_wakers
+from perf_offcpu.callpaths.options import Name, NameKind, PathOptions, WakerChains
 from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.text import WAKER_SUFFIX, thread_label
+
+WAKER_DELIMITER = "--"
+"""Between sleeper and waker, as in offwaketime of https://github.com/iovisor/bcc."""
 
 MAX_HOPS = 32
 """Wake-ups of one chain that are shown: longer lines than that no picture shows."""
+
+
+def waker_name(label: str, dso: str = "") -> Name:
+    """Return the name of a waker's thread, or of one of its frames."""
+    return Name(label + WAKER_SUFFIX, dso, NameKind.WAKER)
+
+
+def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]:
+    """Name the thread that ended the wait of each sample by comm and, with options, pid and tid.
+
+    Returns:
+        (names, name): the distinct names, the first for no waker; int64[samples], index into names, 0 where
+        the waker is not known or the sample is no wait.
+    """
+    tracks, waker = with_wakers(profile, timeline_of(profile))
+    with_pid, with_tid = options.pid or options.tid, options.tid
+    ids = ((track.pid if with_pid else None, track.tid if with_tid else None) for track in tracks)
+    labels = ["", *(thread_label(track.comm, *pair) for track, pair in zip(tracks, ids, strict=True))]
+    distinct = sorted(set(labels))
+    of_track = np.array([distinct.index(label) for label in labels], np.int64)
+    interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)
+    name = np.where(interrupt, len(distinct), of_track[waker + 1])
+    name = np.append(0, np.where(profile.is_offcpu(), name, 0))
+    first, group_of = group(name)
+    names = [*map(waker_name, distinct), Name(INTERRUPT, "", NameKind.MARK)]
+    return [names[row] for row in name[first].tolist()], group_of[1:]
 
 
 def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -> WakerChains:
     """Return chains of one hop, or without hops unless wakers are to be `known`."""
     if not known:
         return WakerChains([], np.zeros(len(profile.samples), np.int64), [])
-    names, name = wakers_of(profile, options)
+    names, name = _wakers_of(profile, options)
     stack = np.where(name > 0, profile.samples.waker_stack.astype(np.int64), -1)
     return WakerChains(names, group(name, profile.samples.waker_stack)[1], [(name, stack)])
 
 
 def waker_chains(profile: Profile, options: PathOptions) -> WakerChains:
-    """Return the chains of all samples of a profile, as deep as they are known.
-
-    Args:
-        profile: the waits of all threads.
-        options: `pid` and `tid` are for the names of wakers.
-    """
+    """Return the chains of all samples of a profile (the waits of all threads), as deep as they are known."""
     chains = wakers_once(profile, options)
     first, stack = chains.hops[0]
     table = WaitTable(profile, timeline_of(profile))
@@ -46,14 +73,13 @@ def waker_chains(profile: Profile, options: PathOptions) -> WakerChains:
     followed = np.flatnonzero(table.waker >= 0)
     before[followed] = table.last_before(table.waker[followed], table.queued[followed])
     live = np.flatnonzero(row_of >= 0)
-    since, at = table.begin[row_of[live]], row_of[live]
+    since, wait = table.begin[row_of[live]], row_of[live]
     while len(live) and len(chains.hops) < MAX_HOPS:
-        at = before[at]
-        within = (at >= 0) & (np.append(table.queued, -1)[at] > since)
-        live, since, at = live[within], since[within], at[within]
+        wait = before[wait]
+        within = (wait >= 0) & (np.append(table.queued, -1)[wait] > since)
+        live, since, wait = live[within], since[within], wait[within]
         name, place = np.zeros_like(first), np.full_like(stack, -1)
-        name[live] = first[table.row[at]]
-        place[live] = stack[table.row[at]]
+        name[live], place[live] = first[table.row[wait]], stack[table.row[wait]]
         if not name.any():
             break
         chains.hops.append((name, place))

@@ -13,8 +13,8 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wakeups import INTERRUPT
-from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
+from perf_offcpu.callpaths.tree import name_frames
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.lookup import rows_at
@@ -41,10 +41,7 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
         "cpu": (samples.cpu, lambda row: id_text(samples.cpu[row])),
         "event": (samples.evsel, lambda row: printable(profile.evsels[samples.evsel[row]].name)),
         "class": (waits.wait_class, lambda row: WaitClass(waits.wait_class[row]).label),
-        "cgroup": (
-            samples.cgroup.view(np.int64),
-            lambda row: cgroup_label(profile, int(samples.cgroup[row])),
-        ),
+        "cgroup": (samples.cgroup.view(np.int64), lambda row: cgroup_label(profile, int(samples.cgroup[row]))),
     }
     if key in simple:
         column, label = simple[key]
@@ -106,11 +103,7 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
 
 
 def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Label]:
-    """Return the objects waited for, by name. Sums have none.
-
-    Args:
-        lasting: names that other runs of the program have, too, without addresses and ids of processes.
-    """
+    """Return the objects waited for, by name, if `lasting` by one that other runs have, too; sums have none."""
     samples, objects, strings = profile.samples, profile.objects, profile.strings
     named, names = samples.object >= 0, objects.stable if lasting else objects.name
     column = np.append(names, 0).astype(np.int64)[samples.object]

@@ -48,17 +48,10 @@ class WakerChains:
 class PathOptions:
     """Options for threads, frames and leaves of a tree of paths."""
 
-    pid: bool = False
-    """Show the pid after the comm. Default: no."""
-    tid: bool = False
-    """Show pid and tid after the comm. Default: no."""
-    kernel: bool = False
-    """Mark kernel functions with `_[k]`. Default: no."""
-    addrs: bool = False
-    """Show the address of frames without symbol. Default: no."""
-    state: bool = False
-    """Show the task state after the innermost frame: `[interruptible sleep]`. Default: no."""
-    waker_stack: bool = False
-    """Show the stack of the waker, upside down after the sleeper's. Default: no."""
-    chains: WakerChains | None = None
-    """Show these chains of wakers instead, of the samples of the profile. Default: none."""
+    pid: bool = False  # show the pid after the comm
+    tid: bool = False  # show pid and tid after the comm
+    kernel: bool = False  # mark kernel functions with `_[k]`
+    addrs: bool = False  # show the address of frames without symbol
+    state: bool = False  # show the task state after the innermost frame: `[interruptible sleep]`
+    waker_stack: bool = False  # show the stack of the waker, upside down after the sleeper's
+    chains: WakerChains | None = None  # show these chains of wakers instead, of the samples of the profile

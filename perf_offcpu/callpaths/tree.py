@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
-from perf_offcpu.callpaths.chains import wakers_once
-from perf_offcpu.callpaths.names import WAKER_DELIMITER, name_frames, waker_name
+from perf_offcpu.callpaths.chains import WAKER_DELIMITER, waker_name, wakers_once
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U8, Bool
@@ -40,11 +39,14 @@ from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import path_lengths, paths_of_nodes
 from perf_offcpu.structs import mutable
 from perf_offcpu.text import (
+    KERNEL_SUFFIX,
     MISSED_KERNEL_STACK,
     MISSED_STACK,
     MISSED_USER_STACK,
     NO_STACK,
     TRUNCATED,
+    basename,
+    frame_label,
     thread_label,
 )
 
@@ -88,13 +90,10 @@ def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, 
     samples = profile.samples
     top, below = marks_of(samples)
     state = state_codes(samples) if options.state else np.zeros(len(samples), np.uint8)
-    pid = [samples.pid] if options.pid or options.tid else []
-    roots: list[NDArray[np.integer]] = [samples.comm, *pid, *([samples.tid] if options.tid else [])]
-    roots = roots if rooted else []
-    columns: list[NDArray[np.integer]] = [*roots, top, below, state]
+    asked = ((True, samples.comm), (options.pid or options.tid, samples.pid), (options.tid, samples.tid))
+    roots: list[NDArray[np.integer]] = [column for is_asked, column in asked if rooted and is_asked]
     chains = options.chains or wakers_once(profile, options, known=options.waker_stack)
-    columns.append(chains.of)
-    first, group_of = group(*columns, samples.stack)
+    first, group_of = group(*roots, top, below, state, chains.of, samples.stack)
     builder = _Builder(profile, options, merged)
     base = builder.add_roots([column[first] for column in roots], len(first))
     base = builder.add_leaves(base, top[first], MARKS)
@@ -102,11 +101,10 @@ def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, 
     leaf = builder.add_leaves(leaf, below[first], ("", MISSED_KERNEL_STACK))
     if options.state:
         codes = (state[first] + 1).astype(np.uint8)
-        leaf = builder.add_leaves(leaf, codes, ("", *(f"[{one.words}]" for one in STATES)))
+        leaf = builder.add_leaves(leaf, codes, ("", *(f"[{task_state.words}]" for task_state in STATES)))
     for name, stack in chains.hops:
-        first_name = name[first]
-        leaf = builder.add_leaves(leaf, np.minimum(first_name, 1), ("", WAKER_DELIMITER))
-        leaf = builder.add_names(builder.add_inverted(leaf, stack[first]), first_name, chains.names)
+        leaf = builder.add_leaves(leaf, np.minimum(name[first], 1), ("", WAKER_DELIMITER))
+        leaf = builder.add_names(builder.add_inverted(leaf, stack[first]), name[first], chains.names)
     return builder.tree(leaf[group_of])
 
 
@@ -115,8 +113,7 @@ def paths_with_wakers(
 ) -> tuple[PathTree, I64]:
     """Build a tree that holds the stacks of wakers, too, so that one numbering serves both.
 
-    Args:
-        rooted: as in `build_paths`; the stacks of wakers have one root, that of threads without a name.
+    If `rooted`, the stacks of wakers have one root, that of threads without a name.
 
     Returns:
         (tree, waker): its `of_sample` is that of the profile's samples; int64[samples], the node at which the
@@ -147,11 +144,9 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
 
 
 def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
-    """Add the samples of an older profile to a profile, to be compared in one tree.
+    """Add the samples of an older profile after those of a profile, to be compared in one tree.
 
-    Returns:
-        (both, is_old): the samples of the new profile, then those of the old one, if it is given, with
-        threads, losses and facts of the new one; bool[samples], the samples of the old profile.
+    Threads, losses and facts are those of the new one. Also return bool[samples], the old profile's samples.
     """
     if old is None:
         return new, np.zeros(len(new.samples), np.bool_)
@@ -161,32 +156,43 @@ def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
     return both, np.arange(len(both.samples)) >= len(new.samples)
 
 
+def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list[Name], I64]:
+    """Return the distinct names of some frames (`rows` int64[n]), and int64[n], the name of each row in them.
+
+    The frames of a profile differ by address; a view that kept them apart would show a caller once for each of
+    its call sites. Names are unique by (label, dso, kernel or user). Of the options, `addrs` and `kernel` count.
+    """
+    frames, strings = profile.frames.take(rows), profile.strings
+    kernel = frames.is_kernel()
+    address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
+    first, group_of = group(frames.symbol, frames.dso, kernel.astype(np.uint8), address)
+    columns = (column[first].tolist() for column in (frames.symbol, frames.dso, frames.address, kernel))
+    names = []
+    for symbol, dso, code, in_kernel in zip(*columns, strict=True):
+        label = frame_label(strings[symbol], strings[dso], code if options.addrs else None)
+        suffix = KERNEL_SUFFIX if in_kernel and options.kernel else ""
+        names.append(Name(label + suffix, basename(strings[dso]), NameKind(in_kernel)))
+    return names, group_of
+
+
 class _Builder:
     """Nodes so far, level after level, and their names.
 
     `np.unique` finds the nodes that are needed, level by level up from the leaves; then each level is grouped
     by name, down from the roots. No step looks at single samples or whole paths.
-
-    Args:
-        profile: its stacks and frames become nodes.
-        options: choose the names of frames.
-        merged: addresses of one function share a name.
     """
 
     def __init__(self, profile: Profile, options: PathOptions, merged: bool) -> None:
-        self.names: list[Name] = []
         self._profile, self._options, self._merged = profile, options, merged
-        self._frames: list[I64] = []
-        self._parents: list[I64] = []
-        self._names: list[I64] = []
+        self.names = list[Name]()
+        self._frames, self._parents, self._names = list[I64](), list[I64](), list[I64]()
         self._total = 0
 
     def tree(self, leaf_of_sample: I64) -> PathTree:
-        parent, name, frames = (
-            np.concatenate([np.empty(0, np.int64), *parts]) for parts in (self._parents, self._names, self._frames)
-        )
-        parent, name, of_sample = (one.astype(np.int32) for one in (parent, name, leaf_of_sample))
-        return PathTree(self.names, parent, name, of_sample, frames)
+        parts = (self._parents, self._names, self._frames)
+        parent, name, frames = (np.concatenate([np.empty(0, np.int64), *part]) for part in parts)
+        of_sample = leaf_of_sample.astype(np.int32)
+        return PathTree(self.names, parent.astype(np.int32), name.astype(np.int32), of_sample, frames)
 
     def _add(self, parent: I64, name: I64) -> I64:
         """Add a node for each distinct (parent, name) pair; return the node of each pair."""
@@ -202,11 +208,7 @@ class _Builder:
         return len(self.names) - len(names)
 
     def add_roots(self, columns: list[NDArray[np.integer]], groups: int) -> I64:
-        """Add the roots of the groups; return the root of each, -1 if there are no columns.
-
-        Args:
-            columns: comm (string), perhaps pid and tid of each group.
-        """
+        """Add the roots of the groups (comm, perhaps pid and tid); return the root of each, -1 without columns."""
         if not columns:
             return np.full(groups, -1)
         first, group_of = group(*columns)
@@ -235,11 +237,11 @@ class _Builder:
             above = parent[levels[-1]]
             levels.append(np.unique(above[above >= 0]))
         name_of_frame = self._name_frames(levels, of_waker=True)
-        node, live, at = node.copy(), np.flatnonzero(stack >= 0), stack[stack >= 0]
+        node, live, inner = node.copy(), np.flatnonzero(stack >= 0), stack[stack >= 0]
         while len(live):
-            node[live] = self._add(node[live], name_of_frame[frame[at]])
-            up = parent[at].astype(np.int64)
-            live, at = live[up >= 0], up[up >= 0]
+            node[live] = self._add(node[live], name_of_frame[frame[inner]])
+            outer = parent[inner].astype(np.int64)
+            live, inner = live[outer >= 0], outer[outer >= 0]
         return node
 
     def _name_frames(self, levels: Sequence[NDArray[np.integer]], *, of_waker: bool = False) -> I64:
@@ -288,8 +290,7 @@ def _needed(parent: I32, base: I64, stack: I64) -> list[_Level]:
     depth = path_lengths(parent, stack)
     order = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))
-    levels: list[_Level] = []
-    nothing = np.empty(0, np.int64)
+    levels, nothing = list[_Level](), np.empty(0, np.int64)
     wanted = nothing  # keys of the parents of the level below
     for index in range(len(bounds) - 2, 0, -1):
         ending = order[bounds[index] : bounds[index + 1]]

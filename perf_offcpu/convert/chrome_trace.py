@@ -38,7 +38,7 @@ from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode import text_columns
 from perf_offcpu.convert.encode.text_columns import blocks, joined, microseconds, picked
 from perf_offcpu.convert.registry import Options
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
 from perf_offcpu.text import printable
@@ -55,19 +55,14 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile as one JSON object, in blocks of bounded size."""
     unit = unit_of(profile)
     writer = _Writer(profile, options)
-    facts = {
-        "producer": f"perf-offcpu {version()}",
-        "title": title_of(profile),
-        "weights": unit or "events",
-        "origin_ns": str(writer.timeline.origin_ns),
-    }
+    facts = {"producer": f"perf-offcpu {version()}", "title": title_of(profile), "weights": unit or "events"}
+    facts["origin_ns"] = str(writer.timeline.origin_ns)
     out.write(f'{{"otherData":{json.dumps(facts)},"traceEvents":[')
     separator = "\n"
-    for events in writer.events():
-        if events:
-            out.write(separator)
-            out.write(",\n".join(events))
-            separator = ",\n"
+    for events in filter(None, writer.events()):
+        out.write(separator)
+        out.write(",\n".join(events))
+        separator = ",\n"
     out.write("\n]}\n")
 
 
@@ -75,12 +70,10 @@ class _Writer:
     """Formats the events of one profile, a column at a time."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
-        self.profile, self.samples = profile, profile.samples
-        self.path = options.path
+        self.profile, self.samples, self.path = profile, profile.samples, options.path
         self.timeline = timeline_of(profile)
         if self.path is not None:
-            origin = min(self.timeline.origin_ns, int(self.path.begin_ns[0]))
-            self.timeline = with_origin(self.timeline, origin)
+            self.timeline = with_origin(self.timeline, min(self.timeline.origin_ns, int(self.path.begin_ns[0])))
         self.track = self.timeline.track
         self.wakeups = wakeups_of(profile, self.timeline)
         self.details = details_of(profile, self.wakeups)
@@ -109,14 +102,14 @@ class _Writer:
 
     def events(self) -> Iterator[list[str]]:
         yield self._metadata()
-        for rows in blocks(self.timeline.waits):
+        for rows in blocks(np.flatnonzero(self.timeline.waits)):
             yield from self._waits(rows)
-        for rows in blocks(self.timeline.moments):
+        for rows in blocks(np.flatnonzero(self.timeline.moments)):
             yield self._moments(rows)
-        yield from self._sums(~self.timeline.placed)
+        yield from self._sums(np.flatnonzero(~self.timeline.placed))
         if self.path is not None:
             yield [_named("process_name", PATH_PID, PATH_PID, self.path.title)]
-            for rows in blocks(np.ones(len(self.path.name), np.bool_)):
+            for rows in blocks(np.arange(len(self.path.name))):
                 yield self._segments(self.path, rows)
 
     def _metadata(self) -> list[str]:
@@ -145,11 +138,8 @@ class _Writer:
         Events of one time are read in the order of the file: so an arrow comes after the wait in which it
         ends, and before the run queue within it.
         """
-        begin, queued, end = (
-            self.timeline.begin_ns[rows],
-            self.wakeups.queued_ns[rows],
-            self.timeline.end_ns[rows],
-        )
+        times = (self.timeline.begin_ns, self.wakeups.queued_ns, self.timeline.end_ns)
+        begin, queued, end = (time_ns[rows] for time_ns in times)
         yield self._weighed("offcpu", rows, self._when(self.track[rows], begin, end))
         yield from self._arrows(rows[self.arrow[rows] >= 0])
         late = queued < end
@@ -190,12 +180,11 @@ class _Writer:
         )
 
     def _segments(self, path: PathTrack, rows: I64) -> list[str]:
-        begin = path.begin_ns[rows] - self.timeline.origin_ns
         return joined(
             f'{{"ph":"X","cat":"critical path","pid":{PATH_PID},"tid":{PATH_PID},"name":',
             picked(list(map(json.dumps, path.names)), path.name[rows]),
             ',"ts":',
-            microseconds(begin),
+            microseconds(path.begin_ns[rows] - self.timeline.origin_ns),
             ',"dur":',
             microseconds(path.end_ns[rows] - path.begin_ns[rows]),
             ',"args":{"through":',
@@ -203,16 +192,16 @@ class _Writer:
             "}}",
         )
 
-    def _sums(self, chosen: Bool) -> Iterator[list[str]]:
+    def _sums(self, without_place: I64) -> Iterator[list[str]]:
         """Return samples without time, one after the other on a track of each thread."""
-        weight = self.samples.period
-        begins = text_columns.running_sums(self.track, np.where(chosen, weight + _BETWEEN_SUMS_NS, 0))
+        weight, room = self.samples.period, np.zeros(len(self.samples), np.int64)
+        room[without_place] = weight[without_place] + _BETWEEN_SUMS_NS
+        begins = text_columns.running_sums(self.track, room)
         tids = range(SUMS_PID + 1, SUMS_PID + 1 + len(self.timeline.tracks))
         ids = [f',"pid":{SUMS_PID},"tid":{tid},"ts":' for tid in tids]
         category = np.where(self.profile.is_offcpu(), "offcpu", "cpu")
-        for rows in blocks(chosen):
-            durations = microseconds(weight[rows])
-            when = (picked(ids, self.track[rows]), microseconds(begins[rows]), ',"dur":', durations)
+        for rows in blocks(without_place):
+            when = (picked(ids, self.track[rows]), microseconds(begins[rows]), ',"dur":', microseconds(weight[rows]))
             yield self._weighed(category[rows].tolist(), rows, when)
 
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.gather import offsets_of
-from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.options import PathOptions
-from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of
+from perf_offcpu.callpaths.tree import MARKS, PathTree, marks_of, name_frames
 from perf_offcpu.model.callchains import Ragged, unique_rows
 from perf_offcpu.model.columns import I64, U64, Bool, distinct, is_among
 from perf_offcpu.model.profile import Profile

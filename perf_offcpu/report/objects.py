@@ -20,8 +20,8 @@ from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.held_time import held_time
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.wakeups import INTERRUPT
-from perf_offcpu.callpaths.names import name_frames
 from perf_offcpu.callpaths.options import Name, PathOptions
+from perf_offcpu.callpaths.tree import name_frames
 from perf_offcpu.locks import longest_queues, waiters
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.lookup import rows_at

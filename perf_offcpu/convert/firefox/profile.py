@@ -28,11 +28,9 @@ from perf_offcpu.analysis.timeline import Timeline, Track, process_names, timeli
 from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
-from perf_offcpu.convert.encode.text_columns import joined, path_texts, picked, running_sums
-from perf_offcpu.convert.firefox.json_tables import array_items
-from perf_offcpu.convert.firefox.path import SCHEMA as PATH_SCHEMA
-from perf_offcpu.convert.firefox.path import PathThread
-from perf_offcpu.convert.firefox.shared import CATEGORIES, THREAD, SharedTables
+from perf_offcpu.causality.path_rows import PathTrack
+from perf_offcpu.convert.encode.text_columns import array_items, blocks, joined, path_texts, picked, running_sums
+from perf_offcpu.convert.firefox.shared import CATEGORIES, THREAD, SharedTables, StringArray
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
@@ -46,7 +44,6 @@ _TID_SUFFIX = {"": "", ON_CPU: "-cpu", NO_PLACE: "-sums"}
 _MS_DIGITS = 6
 _VISIBLE = 20
 _INSTANT, _INTERVAL = 0, 1
-_BLOCK = 1 << 14
 _KEYS = {"woken by": "waker", "held by": "holder"}
 """Detail → its key in the schema, where it differs."""
 
@@ -87,6 +84,15 @@ SCHEMA: list[dict[str, Any]] = [
         "fields": [_field("sleeper", "Wakes")],
     },
 ]
+PATH_SCHEMA: dict[str, Any] = {
+    "name": "Critical path",
+    "description": "What the thread did, or waited for in the end.",
+    "tooltipLabel": "{marker.name}",
+    "chartLabel": "{marker.name}",
+    "tableLabel": "{marker.name}",
+    "display": ["marker-chart", "marker-table", "timeline-overview"],
+    "fields": [_field("through", "Through")],
+}
 NO_MARKERS = '{"data":[],"name":[],"startTime":[],"endTime":[],"phase":[],"category":[],"length":0}'
 
 
@@ -109,19 +115,16 @@ class _Writer:
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.samples = profile, profile.samples
         self.decimals = _MS_DIGITS if unit_of(profile) == "ns" else 0
-        self.timeline = timeline_of(profile)
-        if options.path is not None:
-            origin = min(self.timeline.origin_ns, int(options.path.begin_ns[0]))
-            self.timeline = with_origin(self.timeline, origin)
+        self.timeline, path = timeline_of(profile), options.path
+        if path is not None:
+            self.timeline = with_origin(self.timeline, min(self.timeline.origin_ns, int(path.begin_ns[0])))
         self.wakeups = wakeups_of(profile, self.timeline)
         self.tables = SharedTables(profile, options)
         self.stack = self.tables.stack
-        self.markers = Markers(profile, self.tables, self.timeline, self.wakeups)
+        self.markers = _Markers(profile, self.tables, self.timeline, self.wakeups)
         self.processes = process_names(profile, self.wakeups.tracks)
         self.threads = list(self._threads())
-        self.path = None
-        if options.path is not None:
-            self.path = PathThread(options.path, self.tables.strings, self.timeline.origin_ns)
+        self.path = _PathThread(path, self.tables.strings, self.timeline.origin_ns) if path is not None else None
 
     def _threads(self) -> Iterator[_Thread]:
         timeline, begin = self.timeline, self.timeline.begin_ns
@@ -155,7 +158,7 @@ class _Writer:
         wall_ns = meta.wall_clock_ns - meta.wall_clock_at_ns + origin if meta.wall_clock_ns else 0
         weights = sum_by(self.timeline.track, self.samples.period, len(self.timeline.tracks))
         heaviest = np.argsort(-weights, kind="stable").tolist()[:_VISIBLE]
-        visible = [[at for at, one in enumerate(self.threads) if one.track == track] for track in heaviest]
+        visible = [[row for row, thread in enumerate(self.threads) if thread.track == track] for track in heaviest]
         of_path = [] if self.path is None else [len(self.threads)]
         known = {
             "startTimeAsClockMonotonicNanosecondsSinceBoot": origin,
@@ -222,7 +225,7 @@ class _Writer:
         yield f'],"weightType":"{kind}","length":{len(stacks)}}}'
 
 
-class Markers:
+class _Markers:
     """The markers of all threads. Their strings are numbered by the constructor."""
 
     def __init__(self, profile: Profile, tables: SharedTables, timeline: Timeline, wakeups: Wakeups) -> None:
@@ -231,7 +234,7 @@ class Markers:
         row = tables.strings.row
         self.names = np.array([row(category["name"]) for category in CATEGORIES], np.int64)
         self.wakes = row("wakes")
-        self.sets = [self._members(one, row) for one in self.details.sets]
+        self.sets = [self._members(details, row) for details in self.details.sets]
         self.functions = tables.label_of(self.tables.node)
         self.sleepers = [str(row(track.label)) for track in timeline.tracks]
         nodes = distinct(self.tables.waker_node[self.tables.waker_node >= 0])
@@ -249,33 +252,22 @@ class Markers:
         return "".join(f',"{name}":{text}' for name, text in member.items())
 
     def table(self, track: int, waits: I64) -> Iterator[str]:
-        """Write the markers of a thread as JSON: of its waits in time order, then of the wake-ups it caused.
-
-        Args:
-            track: row in `Wakeups.tracks`.
-            waits: int64[k], its samples.
-        """
-        woken = self.woken[track]
+        """Write the markers of a thread as JSON: of its waits in time order, then of the wake-ups it caused."""
+        woken, tables, timeline = self.woken[track], self.tables, self.timeline
         yield '{"data":['
         separator = ""
         for rows, texts in ((waits, self._waits), (woken, self._woken)):
-            for begin in range(0, len(rows), _BLOCK):
-                yield separator + ",".join(texts(rows[begin : begin + _BLOCK]))
+            for block in blocks(rows):
+                yield separator + ",".join(texts(block))
                 separator = ","
-        queued_ns = self.wakeups.queued_ns[woken]
-        category = np.append(self.tables.category[waits], np.zeros(len(woken), np.int64))
-        names = np.append(self.names[self.tables.category[waits]], np.full(len(woken), self.wakes))
-        columns = {
-            "name": array_items(names),
-            "startTime": array_items(np.append(self.timeline.begin_ns[waits], queued_ns), _MS_DIGITS),
-            "endTime": array_items(np.append(self.timeline.end_ns[waits], queued_ns), _MS_DIGITS),
-            "phase": array_items(np.repeat([_INTERVAL, _INSTANT], [len(waits), len(woken)])),
-            "category": array_items(category),
-        }
-        for name, items in columns.items():
-            yield f'],"{name}":['
-            yield from items
-        yield f'],"length":{len(waits) + len(woken)}}}'
+        queued_ns, category = self.wakeups.queued_ns[woken], tables.category[waits]
+        yield from _columns(
+            np.append(self.names[category], np.full(len(woken), self.wakes)),
+            np.append(timeline.begin_ns[waits], queued_ns),
+            np.append(timeline.end_ns[waits], queued_ns),
+            np.repeat([_INTERVAL, _INSTANT], [len(waits), len(woken)]),
+            np.append(category, np.zeros(len(woken), np.int64)),
+        )
 
     def _waits(self, rows: I64) -> list[str]:
         runq = self.runq_ns[rows]
@@ -301,3 +293,41 @@ class Markers:
 
 def _ms(ns: int) -> str:
     return f"{ns // 1_000_000}.{ns % 1_000_000:06}"
+
+
+def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) -> Iterator[str]:
+    """Write the columns of markers after `data`, and the end of their table."""
+    columns = {
+        "name": array_items(names),
+        "startTime": array_items(begin_ns, _MS_DIGITS),
+        "endTime": array_items(end_ns, _MS_DIGITS),
+        "phase": array_items(phase),
+        "category": array_items(category),
+    }
+    for name, items in columns.items():
+        yield f'],"{name}":['
+        yield from items
+    yield f'],"length":{len(names)}}}'
+
+
+class _PathThread:
+    """The thread of a critical path: its segments are markers. Its strings are numbered by the constructor."""
+
+    def __init__(self, path: PathTrack, strings: StringArray, origin_ns: int) -> None:
+        self._path, self._names = path, strings.rows(path.names)
+        self._chains = list(map(str, strings.rows(path.chains).tolist()))
+        self._begin_ns, self._end_ns = path.begin_ns - origin_ns, path.end_ns - origin_ns
+
+    def parts(self) -> Iterator[str]:
+        title, rows = self._path.title, np.arange(len(self._path.name))
+        names = {"name": title, "isMainThread": False, "processName": title, "pid": "path", "tid": "path"}
+        yield json.dumps(THREAD | {"showMarkersInTimeline": True} | names, separators=(",", ":"))[:-1]
+        yield ',"samples":{"time":['
+        yield from array_items(self._begin_ns[:1], _MS_DIGITS)
+        yield '],"stack":[null],"weight":[0],"weightType":"tracing-ms","length":1},"markers":{"data":['
+        for block in blocks(rows):
+            chains = picked(self._chains, self._path.chain[block])
+            yield ("," if block[0] else "") + ",".join(joined('{"type":"Critical path","through":', chains, "}"))
+        names_of_rows, phase = self._names[self._path.name], np.full(len(rows), _INTERVAL)
+        yield from _columns(names_of_rows, self._begin_ns, self._end_ns, phase, np.zeros(len(rows), np.int64))
+        yield "}"

@@ -23,23 +23,20 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.callpaths.tree import paths_with_wakers
-from perf_offcpu.convert.firefox.json_tables import StringArray, array_items, table
+from perf_offcpu.convert.encode.text_columns import array_items
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.columns import I64, U32, Bool, distinct
 from perf_offcpu.model.profile import Frames, Profile
 from perf_offcpu.text import printable
 
 _COLOURS = {WaitClass.OTHER.label: WaitClass.OTHER.row.colour, "user": "yellow", "kernel": "orange"}
-_COLOURS |= {one.label: one.row.colour for one in WaitClass if one != WaitClass.OTHER}
+_COLOURS |= {kind.label: kind.row.colour for kind in WaitClass if kind != WaitClass.OTHER}
 """Category → colour; the first grey one is the default of frames without category (CategoryList)."""
 _NAMES = list(_COLOURS)
-CATEGORY_OF_CLASS = np.array([_NAMES.index(one.label) for one in WaitClass], np.int64)
+CATEGORY_OF_CLASS = np.array([_NAMES.index(kind.label) for kind in WaitClass], np.int64)
 """int64[classes]: the category of a WaitClass."""
-_CATEGORY_OF_KIND = {
-    NameKind.USER: _NAMES.index("user"),
-    NameKind.KERNEL: _NAMES.index("kernel"),
-    NameKind.MARK: _NAMES.index("other"),
-}
+_CATEGORIES_OF_KINDS = ((NameKind.USER, "user"), (NameKind.KERNEL, "kernel"), (NameKind.MARK, "other"))
+_CATEGORY_OF_KIND = {kind: _NAMES.index(name) for kind, name in _CATEGORIES_OF_KINDS}
 CATEGORIES: list[dict[str, Any]] = [
     {"name": name, "color": colour, "subcategories": ["Other"]} for name, colour in _COLOURS.items()
 ]
@@ -52,30 +49,62 @@ THREAD: dict[str, Any] = {
     "pausedRanges": [],
 }
 """Keys of every thread."""
+_MINUS_ONE = frozenset({"address", "lib", "resource"})
+"""Columns in which -1 stands for none; in the others null does."""
 _LIBRARY = 1
 _OWN = -1
 _MOST_ADDRESS = 2**31
 """Larger addresses are left out: the profiler may read them into an Int32Array."""
 
 
-class SharedTables:
-    """The shared tables of a profile.
+class StringArray:
+    """The strings of a profile, numbered as they come."""
 
-    Attributes:
-        waits: classes and system calls of the waits.
-        category: int64[samples], the category of the innermost frame; -1 for the category of its code.
-        node, waker_node: int64[samples], the ends of the stack and of the waker's in the tree; -1 none.
-        stack, waker_stack: int64[samples], the rows of these nodes in the table of stacks; -1 none.
-    """
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+
+    def row(self, text: str) -> int:
+        """Return the number of a text, printable or not."""
+        return self._rows.setdefault(printable(text), len(self._rows))
+
+    def rows(self, texts: list[str]) -> I64:
+        """Return int64[texts], the number of each text."""
+        return np.array([self.row(text) for text in texts], np.int64)
+
+    def json(self) -> str:
+        """Return all strings as a JSON array."""
+        return json.dumps(list(self._rows), separators=(",", ":"))
+
+
+def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
+    """Write a table; None or a truth value stands for a column of that value."""
+    yield "{"
+    for name, values in columns.items():
+        yield f'"{name}":['
+        if values is None or isinstance(values, bool):
+            yield ",".join([json.dumps(values)] * length)
+        elif name in _MINUS_ONE:
+            yield ",".join(map(str, values.tolist()))
+        else:
+            yield from array_items(values, null=values < 0)
+        yield "],"
+    yield f'"length":{length}}}'
+
+
+class SharedTables:
+    """The shared tables of a profile. Columns are int64[samples]."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.strings = profile, StringArray()
         self.tree, self.waker_node = paths_with_wakers(profile, options, merged=False)
         self.node, self.waits = self.tree.of_sample.astype(np.int64), classify(profile)
+        """Ends of the stack and (`waker_node`) of the waker's in the tree, -1 none; classes of the waits."""
         self.category = np.where(profile.is_offcpu(), CATEGORY_OF_CLASS[self.waits.wait_class], _OWN)
+        """Category of the innermost frame; -1 for the category of its code."""
         ends, own = np.append(self.node, self.waker_node), np.full(len(self.node), _OWN)
         stacks = self._add_stacks(ends, np.append(self.category, own))
         self.stack, self.waker_stack = np.split(stacks, [len(self.node)])
+        """Rows of these nodes in the table of stacks; -1 none."""
         self._add_functions()
         self._add_libs()
 
@@ -87,14 +116,12 @@ class SharedTables:
         row_of = np.cumsum(inner) - 1
         with_node = np.flatnonzero(node >= 0)
         first, group_of = group(node[with_node], category[with_node])
-        ends = node[with_node[first]]
         rows = int(inner.sum())
         stack_of = np.full(len(node), -1)
         stack_of[with_node] = rows + group_of
-        nodes = np.concatenate([np.flatnonzero(inner), ends])
+        nodes = np.concatenate([np.flatnonzero(inner), node[with_node[first]]])
         above = parent[nodes]
-        row = np.arange(len(nodes))
-        self._prefix = np.where(above >= 0, row - row_of[above], 0)
+        self._prefix = np.where(above >= 0, np.arange(len(nodes)) - row_of[above], 0)
         categories = np.concatenate([np.full(rows, _OWN), category[with_node[first]]])
         kept, self._frame_of_stack = group(self.tree.name[nodes], categories)
         self._name_of_frame = self.tree.name[nodes[kept]].astype(np.int64)
@@ -102,15 +129,13 @@ class SharedTables:
         return stack_of
 
     def _add_functions(self) -> None:
-        names = self.tree.names
-        self._functions: dict[Name, int] = {}
+        names, self._functions = self.tree.names, dict[Name, int]()
         function = [self._functions.setdefault(name, len(self._functions)) for name in names]
         self._function_of_name = np.array(function, np.int64)
         self._labels = self.strings.rows([name.label for name in self._functions])
         own = np.array([_CATEGORY_OF_KIND[name.kind] for name in names], np.int64)
-        self._category_of_frame = np.where(
-            self._category_of_frame == _OWN, own[self._name_of_frame], self._category_of_frame
-        )
+        has_own = self._category_of_frame == _OWN
+        self._category_of_frame = np.where(has_own, own[self._name_of_frame], self._category_of_frame)
 
     def label_of(self, node: I64) -> I64:
         """Return int64[n], the string with the name of each node's function."""
@@ -155,17 +180,12 @@ class SharedTables:
         yield ',"resourceTable":'
         yield from table(len(resources), name=resources, host=None, type=np.full(len(resources), _LIBRARY))
         yield ',"nativeSymbols":'
-        yield from table(
-            len(self._symbols), libIndex=self._symbol_libs, address=self._symbols, name=self._symbol_names,
-            functionSize=None,
-        )  # fmt: skip
+        symbols = {"libIndex": self._symbol_libs, "address": self._symbols, "name": self._symbol_names}
+        yield from table(len(self._symbols), **symbols, functionSize=None)
         yield ',"sources":'
-        sources = self._sources
-        one = np.ones(len(sources), np.int64)
-        yield from table(
-            len(sources), id=None, filename=sources, startLine=one, startColumn=one, sourceMapURL=None,
-            content=None,
-        )  # fmt: skip
+        files, one = self._sources, np.ones(len(self._sources), np.int64)
+        start = {"startLine": one, "startColumn": one}
+        yield from table(len(files), id=None, filename=files, **start, sourceMapURL=None, content=None)
         yield ',"sourceLocationTable":'
         nothing = np.empty(0, np.int64)
         yield from table(0, source=nothing, line=nothing, column=nothing)
@@ -196,7 +216,7 @@ class SharedTables:
             line=np.where(real & (frames.line > 0), frames.line, -1),
             column=None,
             originalLocation=None,
-        )  # fmt: skip
+        )
 
     def _native_symbols(self, has: Bool, lib: I64, begin: I64, symbol: U32) -> I64:
         """Return int64[frames], the symbol of each frame; -1 none."""
@@ -204,7 +224,7 @@ class SharedTables:
         first, group_of = group(lib[rows], begin[rows], symbol[rows])
         self._symbol_libs, self._symbols = lib[rows[first]], begin[rows[first]]
         strings = self.profile.strings
-        self._symbol_names = self.strings.rows([strings[one] for one in symbol[rows[first]].tolist()])
+        self._symbol_names = self.strings.rows([strings[name] for name in symbol[rows[first]].tolist()])
         native = np.full(len(lib), -1)
         native[rows] = group_of
         return native
@@ -221,16 +241,9 @@ class SharedTables:
         source[function[rows][::-1]] = inverse[::-1]
         self._sources = self.strings.rows([self.profile.strings[file] for file in files.tolist()])
         yield from table(
-            count,
-            name=self._labels,
-            isJS=False,
-            relevantForJS=False,
-            resource=resource,
-            source=source,
-            lineNumber=None,
-            columnNumber=None,
-            originalLocation=None,
-        )
+            count, name=self._labels, isJS=False, relevantForJS=False, resource=resource, source=source,
+            lineNumber=None, columnNumber=None, originalLocation=None,
+        )  # fmt: skip
 
 
 def breakpad_id(build_id: str) -> str:

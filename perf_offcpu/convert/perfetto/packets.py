@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.timeline import Track, process_names
 from perf_offcpu.callpaths.options import NameKind
 from perf_offcpu.callpaths.tree import PathTree
-from perf_offcpu.convert.encode import protobuf
-from perf_offcpu.convert.encode.protobuf import Rows, constant, field, joined, messages, numbers
+from perf_offcpu.convert.encode.protobuf import Rows, constant, field, joined, lengths, messages, numbers, ragged
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 
@@ -65,12 +64,7 @@ def clock_packet(profile: Profile) -> bytes:
 
 
 def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
-    """Return processes, threads, the tracks of sums, and the two counters.
-
-    Args:
-        with_sums: the rows in `tracks` that have samples without a place.
-    """
-    sums = "sums of short waits: no time"
+    """Return processes, threads, the tracks of sums (of the rows `with_sums` of tracks), and the two counters."""
     for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
         process = field(1, pid) + field(6, name)
         yield packet(field(60, field(1, thread_uuid(len(tracks)) + row) + field(3, process)))
@@ -79,7 +73,7 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
         yield packet(field(60, field(1, thread_uuid(row)) + field(4, thread)))
         if row in with_sums:
             ids = field(1, sums_uuid(row)) + field(5, thread_uuid(row))
-            yield packet(field(60, ids + field(2, sums)))
+            yield packet(field(60, ids + field(2, "sums of short waits: no time")))
     for uuid, name in ((BLOCKED_UUID, "threads blocked"), (RUNNABLE_UUID, "threads runnable")):
         yield packet(field(60, field(1, uuid) + field(2, name) + field(8, field(3, 2))))
 
@@ -90,13 +84,9 @@ def path_packet(title: str) -> bytes:
 
 
 def events(time_ns: I64, kind: int, uuid: NDArray[np.integer], *more: Rows) -> bytes:
-    """Return packets of n track events.
+    """Return packets of n track events of a kind (SLICE_BEGIN, …), on tracks, with further fields.
 
-    Args:
-        time_ns: int64[n], in the recording's clock.
-        kind: SLICE_BEGIN, …
-        uuid: int[n], the tracks.
-        more: further fields of TrackEvent.
+    Times are in the recording's clock.
     """
     event = joined(constant(field(9, kind), len(time_ns)), numbers(11, uuid), *more)
     return _packets(time_ns, messages(_TRACK_EVENT, event))
@@ -109,8 +99,7 @@ def task_states(time_ns: I64, state: NDArray[np.integer], tid: I64, cpu: I64, co
 
 
 def _packets(time_ns: I64, body: Rows) -> bytes:
-    whole = joined(constant(_LATER, len(time_ns)), numbers(8, time_ns), body)
-    return messages(_PACKET, whole).flat()
+    return messages(_PACKET, joined(constant(_LATER, len(time_ns)), numbers(8, time_ns), body)).flat()
 
 
 CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES, _FUNCTIONS = 1, 2, 3, 5
@@ -134,6 +123,10 @@ class Interned:
             self.parts.append(field(kind, field(1, iid_of_content[text]) + field(2, text)))
         return iid_of_content[text]
 
+    def iids(self, texts: Iterable[str]) -> I64:
+        """Return the numbers of names of events."""
+        return np.array([self.iid(EVENT_NAMES, text) for text in texts], np.int64)
+
     @property
     def event_names(self) -> int:
         """The number of event names so far."""
@@ -141,8 +134,7 @@ class Interned:
 
     def annotation(self, name: str, text: str) -> bytes:
         """Return a DebugAnnotation field with a text."""
-        ids = field(1, self.iid(ANNOTATION_NAMES, name)) + field(17, self.iid(_ANNOTATION_STRINGS, text))
-        return field(4, ids)
+        return field(4, field(1, self.iid(ANNOTATION_NAMES, name)) + field(17, self.iid(_ANNOTATION_STRINGS, text)))
 
 
 def frames(tree: PathTree, names: int) -> bytes:
@@ -150,14 +142,12 @@ def frames(tree: PathTree, names: int) -> bytes:
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}), 1)}
     parts = []
     for dso, iid in dsos.items():
-        parts.append(field(_PATHS, field(1, iid) + field(2, dso)))
-        parts.append(field(_MAPPINGS, field(1, iid) + field(7, iid)))
+        parts += [field(_PATHS, field(1, iid) + field(2, dso)), field(_MAPPINGS, field(1, iid) + field(7, iid))]
     for iid, name in enumerate(tree.names, names + 1):
         kind = _KIND_KERNEL if name.kind == NameKind.KERNEL else _KIND_NATIVE
-        parts.append(field(EVENT_NAMES, field(1, iid) + field(2, name.label)))
-        parts.append(field(_FUNCTIONS, field(1, iid) + field(2, name.label)))
-        ids = field(1, iid) + field(2, iid) + field(3, dsos[name.dso]) + field(7, kind)
-        parts.append(field(_FRAMES, ids))
+        label = field(1, iid) + field(2, name.label)
+        frame = field(1, iid) + field(2, iid) + field(3, dsos[name.dso]) + field(7, kind)
+        parts += [field(EVENT_NAMES, label), field(_FUNCTIONS, label), field(_FRAMES, frame)]
     return b"".join(parts)
 
 
@@ -166,9 +156,8 @@ def callstacks(tree: PathTree, nodes: I64, names: int) -> Iterable[bytes]:
     for begin in range(0, len(nodes), _BLOCK):
         block = nodes[begin : begin + _BLOCK]
         paths = tree.paths(block)
-        ids = protobuf.ragged(protobuf.numbers(2, paths.values + np.uint64(names + 1)), paths.offsets)
-        heads = protobuf.numbers(1, block + 1)
-        lengths = heads.lengths + np.array([len(stack_ids) for stack_ids in ids])
-        heads = protobuf.joined(protobuf.lengths(_CALLSTACKS, lengths), heads)
-        texts = protobuf.ragged(heads, np.arange(len(block) + 1))
+        ids = ragged(numbers(2, paths.values + np.uint64(names + 1)), paths.offsets)
+        heads = numbers(1, block + 1)
+        heads = joined(lengths(_CALLSTACKS, heads.lengths + np.array(list(map(len, ids)))), heads)
+        texts = ragged(heads, np.arange(len(block) + 1))
         yield b"".join(part for pair in zip(texts, ids, strict=True) for part in pair)

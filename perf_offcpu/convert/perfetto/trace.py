@@ -68,22 +68,22 @@ class _Writer:
         self._intern(packets.Interned())
 
     def _intern(self, interned: packets.Interned) -> None:
-        details = [b"".join(interned.annotation(*item) for item in one.items()) for one in self.details.sets]
+        sets = self.details.sets
+        details = [b"".join(interned.annotation(*item) for item in details.items()) for details in sets]
         self.annotations = from_bytes(details)
-        self.blocked_name, self.runq_name = (
-            interned.iid(packets.ANNOTATION_NAMES, name) for name in ("blocked_ns", "runq_ns")
-        )
+        names = ("blocked_ns", "runq_ns")
+        self.blocked_name, self.runq_name = (interned.iid(packets.ANNOTATION_NAMES, name) for name in names)
         categories = ("offcpu", "runqueue", "wakeup", "cpu")
         self.category = {name: interned.iid(packets.CATEGORIES, name) for name in categories}
         self.run_queue = interned.iid(packets.EVENT_NAMES, "run queue")
-        wakes = [f"wakes {track.comm}-{track.tid}" for track in self.timeline.tracks]
-        self.wakes = np.array([interned.iid(packets.EVENT_NAMES, name) for name in wakes], np.int64)
+        self.wakes = interned.iids(f"wakes {track.comm}-{track.tid}" for track in self.timeline.tracks)
         self._intern_wakers(interned)
         if self.path is not None:
-            self._intern_path(interned, self.path)
-        events = [printable(event.name) for event in self.profile.evsels]
-        # The last element is for evsel -1.
-        self.event_names = np.array([*(interned.iid(packets.EVENT_NAMES, name) for name in events), 1], np.int64)
+            self.category["critical path"] = interned.iid(packets.CATEGORIES, "critical path")
+            self.path_names = interned.iids(self.path.names)
+            self.path_chains = from_bytes([interned.annotation("through", chain) for chain in self.path.chains])
+        events = interned.iids(printable(event.name) for event in self.profile.evsels)
+        self.event_names = np.append(events, 1)  # the last element is for evsel -1
         self.interned, self.names = interned, interned.event_names
 
     def _intern_wakers(self, interned: packets.Interned) -> None:
@@ -94,12 +94,6 @@ class _Writer:
         texts = [interned.annotation("waker stack", stack) for stack in stacks]
         self.waker_details = from_bytes([b""] * (len(nodes) - len(waker_nodes)) + texts)
 
-    def _intern_path(self, interned: packets.Interned, path: PathTrack) -> None:
-        self.category["critical path"] = interned.iid(packets.CATEGORIES, "critical path")
-        names = [interned.iid(packets.EVENT_NAMES, name) for name in path.names]
-        self.path_names = np.array(names, np.int64)
-        self.path_chains = from_bytes([interned.annotation("through", chain) for chain in path.chains])
-
     def parts(self) -> Iterator[bytes]:
         yield packets.first_packet()
         yield packets.clock_packet(self.profile)
@@ -109,12 +103,12 @@ class _Writer:
             yield packets.packet(field(12, stacks))
         placed = self.timeline.placed
         yield from packets.track_packets(self.profile, self.wakeups.tracks, set(self.timeline.track[~placed].tolist()))
-        for rows in blocks(self.timeline.waits, BLOCK):
+        for rows in blocks(np.flatnonzero(self.timeline.waits), BLOCK):
             yield from self._waits(rows)
-        for rows in blocks(self.timeline.moments, BLOCK):
+        for rows in blocks(np.flatnonzero(self.timeline.moments), BLOCK):
             yield self._weighed(rows, packets.INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows])
         begins = running_sums(self.timeline.track, np.where(placed, 0, self.samples.period))
-        for rows in blocks(~placed, BLOCK):
+        for rows in blocks(np.flatnonzero(~placed), BLOCK):
             begin, uuid = self._time(begins[rows]), packets.sums_uuid(self.timeline.track[rows])
             yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
             yield events(begin + self.samples.period[rows], SLICE_END, uuid)
@@ -122,14 +116,12 @@ class _Writer:
         yield from counter_packets(self.timeline, self.wakeups)
         if self.path is not None:
             yield packets.path_packet(self.path.title)
-            for rows in blocks(np.ones(len(self.path.name), np.bool_), BLOCK):
+            for rows in blocks(np.arange(len(self.path.name)), BLOCK):
                 yield self._segments(self.path, rows)
 
     def _segments(self, path: PathTrack, rows: I64) -> bytes:
-        uuid = np.full(len(rows), packets.PATH_UUID)
-        names = numbers(10, self.path_names[path.name[rows]])
-        category = self._in_category("critical path", len(rows))
-        chains = self.path_chains.take(path.chain[rows])
+        uuid, category = np.full(len(rows), packets.PATH_UUID), self._in_category("critical path", len(rows))
+        names, chains = numbers(10, self.path_names[path.name[rows]]), self.path_chains.take(path.chain[rows])
         begins = events(path.begin_ns[rows], SLICE_BEGIN, uuid, category, names, chains)
         # An end and the next begin are at one time, and the order of the file decides: ends come first.
         return events(path.end_ns[rows], SLICE_END, uuid) + begins
@@ -208,16 +200,15 @@ def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Ite
     comms = from_bytes([field(2, track.comm) for track in timeline.tracks] or [b""])
     went_on = ~samples.has(SampleFlag.STILL_BLOCKED)[waits] & (samples.cpu[waits] >= 0)
     queued = (wakeups.queued_ns[waits] < timeline.end_ns[waits]) & (asleep[waits] != _RUNNABLE)
-    everyone = np.ones(len(waits), np.bool_)
-    for time_ns, state, at, chosen in (
-        (timeline.begin_ns[waits], asleep[waits], left, everyone),
-        (wakeups.queued_ns[waits], np.full(len(waits), _RUNNABLE), left, queued),
-        (timeline.end_ns[waits], np.full(len(waits), _RUNNING), cpu[waits], went_on),
+    number = len(waits)
+    for time_ns, state, on_cpu, chosen in (
+        (timeline.begin_ns[waits], asleep[waits], left, np.arange(number)),
+        (wakeups.queued_ns[waits], np.full(number, _RUNNABLE), left, np.flatnonzero(queued)),
+        (timeline.end_ns[waits], np.full(number, _RUNNING), cpu[waits], np.flatnonzero(went_on)),
     ):
         for rows in blocks(chosen, BLOCK):
-            comm = comms.take(timeline.track[waits[rows]])
-            tid = samples.tid[waits[rows]].astype(np.int64)
-            yield packets.task_states(time_ns[rows] + timeline.origin_ns, state[rows], tid, at[rows], comm)
+            comm, tid = comms.take(timeline.track[waits[rows]]), samples.tid[waits[rows]].astype(np.int64)
+            yield packets.task_states(time_ns[rows] + timeline.origin_ns, state[rows], tid, on_cpu[rows], comm)
 
 
 def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
@@ -225,9 +216,9 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
     waits = timeline.waits
     begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
     for uuid, since, until in ((packets.BLOCKED_UUID, begin, queued), (packets.RUNNABLE_UUID, queued, end)):
-        some = since < until
-        time_ns, value = _counts(since[some], until[some])
-        for rows in blocks(np.ones(len(time_ns), np.bool_), BLOCK):
+        lasts = since < until
+        time_ns, value = _counts(since[lasts], until[lasts])
+        for rows in blocks(np.arange(len(time_ns)), BLOCK):
             track = np.full(len(rows), uuid)
             yield events(time_ns[rows] + timeline.origin_ns, packets.COUNTER, track, numbers(30, value[rows]))
 

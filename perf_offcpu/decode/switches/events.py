@@ -97,11 +97,9 @@ def _kind_of(spec: EventSpec) -> tuple[int, int]:
 
 
 class SwitchDecoder:
-    """Finds context switches in a recording, chunk by chunk.
+    """Finds context switches in a recording, chunk by chunk; tracepoints that cannot be read are counted.
 
-    Args:
-        features: of the recording; in a pipe, the formats of tracepoints come with the first records.
-        counters: where tracepoints that cannot be read are counted.
+    In a pipe, the formats of tracepoints come into `features` with the first records.
     """
 
     def __init__(self, features: Features, counters: Losses) -> None:
@@ -114,26 +112,13 @@ class SwitchDecoder:
         self._has_switch_records = False
 
     def of_samples(
-        self,
-        data: NDArray[np.uint8],
-        columns: Columns,
-        ok: Bool,
-        samples: Samples,
-        events: Events,
-        number: int,
+        self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
-        """Return rows for n samples of evsel `number`; none if they are not of switches.
-
-        Args:
-            ok: bool[n], False for samples that are damaged.
-            samples: their model rows; `callchain` is copied.
-        """
+        """Return rows for the sound ones (`ok`) of n samples of evsel `number`; none if not of switches."""
         self._read_kinds(events.specs)
         kind, config = _kind_of(events.specs[number])
-        if (kind, config) == (
-            PerfType.SOFTWARE,
-            SoftwareConfig.CONTEXT_SWITCHES,
-        ) and self._has_switch_records:
+        is_switch = (kind, config) == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES)
+        if is_switch and self._has_switch_records:
             # taken of the thread that goes out, just before its SWITCH record
             return _rows(samples, SwitchKind.STACK).take(ok & (samples.time_ns > 0))
         tracepoint = self._format(config) if kind == PerfType.TRACEPOINT else None
@@ -155,26 +140,22 @@ class SwitchDecoder:
         if body is not self._body:
             self._body, self._formats = body, tracepoint_formats(body, self.counters)
         tracepoint = self._formats.get(config)
-        return (
-            tracepoint
-            if tracepoint is not None and tracepoint.system == "sched" and tracepoint.name in _TRACEPOINTS
-            else None
-        )
+        is_known = tracepoint is not None and tracepoint.system == "sched" and tracepoint.name in _TRACEPOINTS
+        return tracepoint if is_known else None
 
-    def _of_tracepoint(self, tracepoint_format: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
-        kind = _TRACEPOINTS[tracepoint_format.name]
-        found = _rows(samples, kind)
+    def _of_tracepoint(self, tracepoint: TracepointFormat, raw: _Raw, samples: Samples) -> Switches:
+        kind = _TRACEPOINTS[tracepoint.name]
+        switches = _rows(samples, kind)
         if kind == SwitchKind.SWITCH:
-            found.tid, found.next_tid = (raw.field(name).astype(np.int32) for name in ("prev_pid", "next_pid"))
-            found.state, found.preempted = _states(raw.field("prev_state"), tracepoint_format.print_fmt)
+            switches.tid, switches.next_tid = (raw.field(name).astype(np.int32) for name in ("prev_pid", "next_pid"))
+            switches.state, switches.preempted = _states(raw.field("prev_state"), tracepoint.print_fmt)
         else:
-            found.tid = raw.field("pid").astype(np.int32)
+            switches.tid = raw.field("pid").astype(np.int32)
             # An interrupt as waker is 0: it has nothing to do with the interrupted thread.
-            in_interrupt = raw.field("common_flags") & _IN_INTERRUPT != 0
-            none = np.int32(0)
-            found.current, found.pid = (np.where(in_interrupt, none, ids) for ids in (found.current, found.pid))
+            from_thread = (raw.field("common_flags") & _IN_INTERRUPT == 0).astype(np.int32)
+            switches.current, switches.pid = from_thread * switches.current, from_thread * switches.pid
         self.counters.add(losses.BAD_TRACEPOINT, int((raw.was_ok & ~raw.ok).sum()))
-        return found.take(raw.ok & (found.time_ns > 0))
+        return switches.take(raw.ok & (switches.time_ns > 0))
 
     def of_records(self, chunk: Chunk, events: Events) -> Switches:
         """Return rows for the SWITCH records of a chunk, and for LOST records, which show gaps."""
@@ -202,14 +183,14 @@ class _Raw:
     """The raw data of n samples of one tracepoint, read by its format."""
 
     def __init__(
-        self, data: NDArray[np.uint8], raw: Rows, ok: Bool, tracepoint_format: TracepointFormat, order: Order
+        self, data: NDArray[np.uint8], raw: Rows, ok: Bool, tracepoint: TracepointFormat, order: Order
     ) -> None:
-        self.data, self.raw, self.one, self.order = data, raw, tracepoint_format, order
+        self.data, self.raw, self.tracepoint, self.order = data, raw, tracepoint, order
         self.was_ok, self.ok = ok, ok.copy()
 
     def field(self, name: str) -> I64:
         """Return int64[n]: a field; rows that do not have it stop being `ok`."""
-        place = self.one.fields.get(name)
+        place = self.tracepoint.fields.get(name)
         if place is None or place.type is None:
             self.ok[:] = False
             return np.zeros(len(self.ok), np.int64)

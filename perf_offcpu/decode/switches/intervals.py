@@ -70,10 +70,8 @@ class Waits(Table):
 def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses) -> Waits:
     """Return all waits. Waits of one thread do not overlap; the idle threads have none.
 
-    Args:
-        tasks: lives of threads; births and exits separate the threads of a tid that is used again.
-        last_ns: the last moment of the recording: the end of waits that last.
-        counters: where switches that are no wait are counted.
+    Births and exits in `tasks` separate the threads of a tid that is used again. Waits that last end at the
+    last moment of the recording, `last_ns`. Switches that are no wait are counted.
     """
     if not len(switches):
         return Waits()
@@ -124,8 +122,8 @@ def _outcomes(history: History, edges: Edges, switches: Switches) -> I8:
         (is_in & (edges.before == NONE), _Outcome.BEGAN_BEFORE),
         (is_in & (IS_IN[edges.before] | (edges.before == EventKind.EXIT)), _Outcome.NO_BEGIN),
     )
-    which, values = zip(*((case, np.int8(outcome)) for case, outcome in cases), strict=True)
-    outcomes: I8 = np.select(which, values, np.int8(0))
+    conditions, values = zip(*((case, np.int8(outcome)) for case, outcome in cases), strict=True)
+    outcomes: I8 = np.select(conditions, values, np.int8(0))
     return outcomes
 
 
@@ -148,14 +146,12 @@ def _sees_all_ends(switches: Switches) -> bool:
 
 
 def _has_records(switches: Switches) -> bool:
-    return bool(((switches.kind == SwitchKind.OUT) | (switches.kind == SwitchKind.IN)).any())
+    return bool(np.isin(switches.kind, (SwitchKind.OUT, SwitchKind.IN)).any())
 
 
 def _waits(history: History, edges: Edges, outcomes: I8, last_ns: int) -> Waits:
-    ended = outcomes == _Outcome.WAIT
-    begins = np.flatnonzero(ended | (outcomes == _Outcome.LASTS))
-    ended = ended[begins]
-    place = edges.place[begins]
+    begins = np.flatnonzero((outcomes == _Outcome.WAIT) | (outcomes == _Outcome.LASTS))
+    ended, place = outcomes[begins] == _Outcome.WAIT, edges.place[begins]
     end_place = edges.place[np.where(ended, begins + 1, begins)]
     return Waits.filled(
         len(begins),
@@ -175,19 +171,19 @@ def _stacks(history: History, edges: Edges, begins: I64) -> I64:
     this wait.
     """
     place = edges.place[begins]
-    taken = history.last(EventKind.STACK)[place]
+    sample = history.last(EventKind.STACK)[place]
     since = np.where(edges.before[begins] == NONE, -1, edges.place[begins - 1])
-    has = (taken > since) & (history.tid[taken] == history.tid[place])
-    from_record = np.where(has, history.row[taken], -1)
-    return np.where(history.kind[place] == EventKind.OUT, history.row[place], from_record)
+    has_sample = (sample > since) & (history.tid[sample] == history.tid[place])
+    of_record = np.where(has_sample, history.row[sample], -1)
+    return np.where(history.kind[place] == EventKind.OUT, history.row[place], of_record)
 
 
 def _wakeups(history: History, begin: I64, end: I64) -> I64:
     """Return int64[k]: the row of the thread's first wake-up between two rows; -1 if there is none."""
-    places = history.next(EventKind.WAKEUP)[begin]
-    inside = np.minimum(places, len(history.tid) - 1)
-    found = (places < end) & (history.tid[inside] == history.tid[begin])
-    return np.where(found, history.row[inside], -1)
+    place = history.next(EventKind.WAKEUP)[begin]
+    inside = np.minimum(place, len(history.tid) - 1)
+    is_woken = (place < end) & (history.tid[inside] == history.tid[begin])
+    return np.where(is_woken, history.row[inside], -1)
 
 
 def _count_breaks(switches: Switches) -> int:
@@ -218,8 +214,8 @@ def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
     is_neighbour &= cpu[before] == switches.cpu[lost]
     since = np.sort(np.where(is_neighbour, time_ns[before], -1))
     # Gaps that begin before the wait ends, less those that end before it begins, are those within it.
-    within: Bool = np.searchsorted(since, end) > np.searchsorted(until, begin)
-    return within
+    is_within: Bool = np.searchsorted(since, end) > np.searchsorted(until, begin)
+    return is_within
 
 
 @mutable
@@ -234,9 +230,9 @@ class History:
     @classmethod
     def of(cls, switches: Switches, tasks: Tasks) -> History:
         """Return the history of switches, births and exits, without the idle threads."""
-        parts = list(_parts(switches, tasks))
-        kind = np.repeat(np.array([part[0] for part in parts], np.int8), [len(part[1]) for part in parts])
-        row, tid, time_ns = (np.concatenate([part[place] for part in parts]) for place in (1, 2, 3))
+        kinds, *columns = zip(*_parts(switches, tasks), strict=True)
+        row, tid, time_ns = map(np.concatenate, columns)
+        kind = np.repeat(np.array(kinds, np.int8), list(map(len, columns[0])))
         order = _by_thread(np.flatnonzero(tid > 0), tid, time_ns)  # 0 is idle, -1 a thread that has exited
         return cls(tid[order], time_ns[order], kind[order], row[order])
 
@@ -255,19 +251,20 @@ def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I
     rows = {kind: np.flatnonzero(switches.kind == kind) for kind in SwitchKind}
     # sched_wakeup may come late, from the CPU that takes the thread over: only if there is no better.
     wakeups = rows[SwitchKind.WAKING if len(rows[SwitchKind.WAKING]) else SwitchKind.WAKEUP]
-    born, gone = tasks.begin_ns > 0, tasks.end_ns > 0
-    yield EventKind.BORN, np.full(int(born.sum()), -1), tasks.tid[born], tasks.begin_ns[born]
-    for kind, which, tids in (
-        (EventKind.BORN, rows[SwitchKind.NEW], switches.tid),
-        (EventKind.STACK, rows[SwitchKind.STACK], switches.tid),
-        (EventKind.OUT, rows[SwitchKind.SWITCH], switches.tid),
-        (EventKind.OUT_RECORD, rows[SwitchKind.OUT], switches.tid),
-        (EventKind.WAKEUP, wakeups, switches.tid),
-        (EventKind.IN, rows[SwitchKind.SWITCH], switches.next_tid),
-        (EventKind.IN_RECORD, rows[SwitchKind.IN], switches.tid),
+    born, gone = np.flatnonzero(tasks.begin_ns > 0), np.flatnonzero(tasks.end_ns > 0)
+    yield EventKind.BORN, np.full(len(born), -1), tasks.tid[born], tasks.begin_ns[born]
+    for kind, rows_of_kind in (
+        (EventKind.BORN, rows[SwitchKind.NEW]),
+        (EventKind.STACK, rows[SwitchKind.STACK]),
+        (EventKind.OUT, rows[SwitchKind.SWITCH]),
+        (EventKind.OUT_RECORD, rows[SwitchKind.OUT]),
+        (EventKind.WAKEUP, wakeups),
+        (EventKind.IN, rows[SwitchKind.SWITCH]),
+        (EventKind.IN_RECORD, rows[SwitchKind.IN]),
     ):
-        yield kind, which, tids[which], switches.time_ns[which]
-    yield EventKind.EXIT, np.full(int(gone.sum()), -1), tasks.tid[gone], tasks.end_ns[gone]
+        tids = switches.next_tid if kind == EventKind.IN else switches.tid
+        yield kind, rows_of_kind, tids[rows_of_kind], switches.time_ns[rows_of_kind]
+    yield EventKind.EXIT, np.full(len(gone), -1), tasks.tid[gone], tasks.end_ns[gone]
 
 
 def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:

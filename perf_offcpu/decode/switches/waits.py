@@ -26,15 +26,8 @@ from perf_offcpu.model.columns import I64
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Evsel, SampleFlag, Samples, Tasks
 
-_SAMPLE_TYPE = (
-    SampleType.IDENTIFIER
-    | SampleType.IP
-    | SampleType.TID
-    | SampleType.TIME
-    | SampleType.CPU
-    | SampleType.PERIOD
-    | SampleType.CALLCHAIN
-)
+_SAMPLE_TYPE = SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.CPU
+_SAMPLE_TYPE |= SampleType.PERIOD | SampleType.CALLCHAIN
 """The sample_type of off-cpu time that perf 5.19 to 6.15 and `inject` write."""
 
 
@@ -51,12 +44,9 @@ def with_waits(
     counters: Losses,
     account: CollectorAccount,
 ) -> Samples:
-    """Return the samples, followed by a sample for each wait between switches.
+    """Return the samples, followed by a sample for each wait between switches; `evsels` gets their event.
 
-    Args:
-        evsels: the recording's; that of the waits is added.
-        counters: where switches that are no wait are counted.
-        account: gets the times from and up to which waits are known.
+    The account gets the times from and up to which waits are known. Switches that are no wait are counted.
     """
     last_ns = max(int(times.max(initial=0)) for times in (samples.time_ns, switches.time_ns, tasks.end_ns))
     waits = wait_samples(switches, tasks, last_ns, len(evsels), counters)
@@ -66,13 +56,9 @@ def with_waits(
 
 
 def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, counters: Losses) -> Samples:
-    """Return one off-cpu sample for each wait, by (thread, time), without comm and address space.
+    """Return one off-cpu sample (of row `evsel`) for each wait, by (thread, time), without comm and space.
 
-    Args:
-        tasks: lives of threads.
-        last_ns: the last moment of the recording.
-        evsel: their event's row.
-        counters: where switches that are no wait are counted.
+    Switches that are no wait are counted; `last_ns` is the last moment of the recording.
     """
     waits = find_waits(switches, tasks, last_ns, counters)
     begun = switches.take(waits.out)
@@ -110,7 +96,7 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
 
 def offcpu_evsel(attrs: list[Attr]) -> Evsel:
     """Return the evsel of wait samples; it uses the clock of the recorded attrs."""
-    clocked = [attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID]
+    clocked = next((attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID), None)
     attr = Attr(
         type=PerfType.SOFTWARE,
         config=SoftwareConfig.BPF_OUTPUT,
@@ -118,7 +104,7 @@ def offcpu_evsel(attrs: list[Attr]) -> Evsel:
         sample_type=_SAMPLE_TYPE,
         read_format=ReadFormat.ID,
         flags=AttrFlag.SAMPLE_ID_ALL | (AttrFlag.USE_CLOCKID if clocked else AttrFlag(0)),
-        clockid=clocked[0].clockid if clocked else 0,
+        clockid=clocked.clockid if clocked else 0,
     )
     return Evsel(EVENT_NAME, attr, "ns")
 
@@ -126,10 +112,7 @@ def offcpu_evsel(attrs: list[Attr]) -> Evsel:
 def _chosen(switches: Switches, rows: I64) -> Switches:
     """Take rows; -1 yields a row of sentinels."""
     nothing = Switches.filled(1)
-    columns = {
-        name: np.where(rows >= 0, getattr(switches, name)[rows], getattr(nothing, name)) for name in Switches.columns
-    }
-    return Switches(**columns)
+    return Switches(*(np.append(getattr(switches, name), getattr(nothing, name))[rows] for name in Switches.columns))
 
 
 def _add_wakeups(samples: Samples, wakeups: Switches) -> None:

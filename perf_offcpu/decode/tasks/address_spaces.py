@@ -68,7 +68,7 @@ class _Space:
 
     def replace(self, where: slice, new: Mapping, *, keep: bool = True) -> None:
         """Insert `new` and cut the mappings `where` that it overlaps; without `keep`, only cut."""
-        if keep and where.start == where.stop:
+        if keep and where.start == where.stop:  # as nearly always
             self.mappings.insert(where.start, new)
             self.starts.insert(where.start, new.start)
             return
@@ -83,15 +83,11 @@ class _Space:
 
 
 class AddressSpaces:
-    """Replays mappings, forks and execs in time order, and makes the tables of the model.
-
-    Attributes:
-        forgotten: mappings that were not applied because there are impossibly many; their addresses have no
-            name, rather than a wrong one.
-    """
+    """Replays mappings, forks and execs in time order, and makes the tables of the model."""
 
     def __init__(self) -> None:
         self.forgotten = 0
+        """Mappings that were not applied because there are impossibly many: no name rather than a wrong one."""
         self._copies_left = _FREE_COPIES
         self._spaces: list[_Space] = []
         self._current: dict[int, int] = {}
@@ -116,12 +112,8 @@ class AddressSpaces:
             number = self._begin(_Space(pid, time_ns, previous=number))
         space = self._space(number)
         where = space.overlapping(mapping)
-        if where.start == where.stop and number not in self._shared and len(space.mappings) < MAX_MAPPINGS:
-            space.replace(where, mapping)  # as nearly always
-            return
         changes = any(not old.agrees(mapping) for old in space.mappings[where])
-        is_shared = number in self._shared
-        if is_shared or (changes and time_ns > space.begin_ns):
+        if number in self._shared or (changes and time_ns > space.begin_ns):
             if len(space.mappings) > self._copies_left:
                 self.forgotten += 1
                 space.replace(where, mapping, keep=False)
@@ -132,14 +124,7 @@ class AddressSpaces:
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
-        """Apply a run of mappings that begins an address space; ignore other runs.
-
-        Args:
-            run: a sound one.
-
-        Returns:
-            Whether it was applied.
-        """
+        """Apply a sound run of mappings if it begins an address space; return whether it was applied."""
         first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
         pid = int(runs.maps.pid[first])
         number = self._current.get(pid, -1)
@@ -206,9 +191,9 @@ class AddressSpaces:
         return Spaces.from_rows([(space.pid, space.begin_ns, space.previous) for space in self._spaces]), maps
 
     def _fill_in_lists(self, maps: Maps, spaces: list[_Space], offsets: I64) -> None:
-        sizes = np.array([len(space.mappings) for space in spaces])
+        sizes, last = np.array([len(space.mappings) for space in spaces]), _MAX_ADDRESS - 1
+        places = spread(offsets[:-1], sizes, offsets_of(sizes))
         mappings = [mapping for space in spaces for mapping in space.mappings]
-        places, last = spread(offsets[:-1], sizes, offsets_of(sizes)), _MAX_ADDRESS - 1
         maps.start[places] = np.array([mapping.start for mapping in mappings], np.uint64)
         maps.end[places] = np.array([min(mapping.end, last) for mapping in mappings], np.uint64)
         maps.pgoff[places] = np.array([mapping.pgoff & last for mapping in mappings], np.uint64)
@@ -216,7 +201,7 @@ class AddressSpaces:
 
     def _fill_in_runs(self, maps: Maps, offsets: I64) -> None:
         for runs in {id(runs): runs for runs, _ in self._run_of.values()}.values():
-            pairs = [(number, run) for number, (of, run) in self._run_of.items() if of is runs]
+            pairs = [(number, run) for number, (owner, run) in self._run_of.items() if owner is runs]
             number, run = np.array(pairs, np.int64).T
             sizes = runs.cuts[run + 1] - runs.cuts[run]
             places = spread(offsets[number + 1], sizes, offsets_of(sizes))

@@ -12,6 +12,7 @@ unless one replaces another.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Set
 from typing import Any, NamedTuple
 
@@ -31,14 +32,8 @@ from perf_offcpu.perfdata.events import NO_TIME, Events, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 from perf_offcpu.structs import mutable
 
-_OWN_FIELDS: dict[int, int] = {
-    RecordType.COMM: 2,
-    RecordType.FORK: 5,
-    RecordType.EXIT: 5,
-    RecordType.MMAP: 5,
-    RecordType.MMAP2: 5,
-    RecordType.NAMESPACES: 2,
-}
+_OWN_FIELDS: dict[int, int] = {RecordType.COMM: 2, RecordType.NAMESPACES: 2}
+_OWN_FIELDS |= dict.fromkeys((RecordType.FORK, RecordType.EXIT, RecordType.MMAP, RecordType.MMAP2), 5)
 """By type: how many first fields (ids, addresses, times) differ between records that are otherwise alike."""
 
 _OWN = {
@@ -102,17 +97,13 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
         times = np.where(times == 0, np.minimum(own["time"], _LAST_TIME).astype(np.int64), times)
     examples: list[SideRecord] = []
     number = np.full(len(firsts), -1)
-    for which, row in enumerate(firsts):
+    for index, row in enumerate(firsts):
         start, misc = int(starts[row]), int(chunk.miscs[rows[row]])
-        try:
-            values = RECORD_LAYOUTS[kind].unpack(
-                chunk.data.data, events.order, misc, start + HEADER_SIZE, int(ends[row])
-            )
-        except LayoutError:
-            continue
-        number[which] = len(examples)
-        place = chunk.file_offset + start
-        examples.append(SideRecord(kind, misc, values, int(times[row]), place))
+        with contextlib.suppress(LayoutError):
+            body = start + HEADER_SIZE, int(ends[row])
+            values = RECORD_LAYOUTS[kind].unpack(chunk.data.data, events.order, misc, *body)
+            number[index] = len(examples)
+            examples.append(SideRecord(kind, misc, values, int(times[row]), chunk.file_offset + start))
     example = number[example]
     sound = np.flatnonzero(example >= 0)
     counters.add(losses.BAD_RECORD, len(rows) - len(sound))
@@ -154,11 +145,10 @@ class MapRuns:
 
 
 def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:
-    """Cut mappings into runs.
+    """Cut mappings (in any order) into runs: those of a process between two of n other events.
 
     Args:
-        maps: in any order.
-        pids, times, numbers: of n other events, between which the mappings of a process are one run.
+        pids, times, numbers: of these events.
     """
     kept = len(maps)
     pid, time, number = (

@@ -11,23 +11,172 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
-from perf_offcpu.abi.records import RecordType
+from perf_offcpu.abi.records import KSYMBOL_UNREGISTER, PROT_EXEC, CpuMode, Misc, RecordType
 from perf_offcpu.decode.tasks.address_spaces import AddressSpaces, Mapping
-from perf_offcpu.decode.tasks.columns import MapEvents, MapRuns, map_runs
-from perf_offcpu.decode.tasks.notes import SIDE_TYPES, Note, TaskNotes
-from perf_offcpu.model.columns import Strings
-from perf_offcpu.model.lookup import rows_at
-from perf_offcpu.model.recording import Comms, KernelSymbols, Samples, Tasks
-
-__all__ = ["SIDE_TYPES", "TaskReplay"]
+from perf_offcpu.decode.tasks.columns import MapEvents, MapRuns, TaskRecords, map_runs
+from perf_offcpu.model.columns import I64, Strings
+from perf_offcpu.model.growing import GrowingTable
+from perf_offcpu.model.lookup import KERNEL_SPACE, rows_at
+from perf_offcpu.model.recording import Comms, Dsos, KernelSymbols, Samples, Tasks
 
 Kind = TypeVar("Kind")
+
+Note = tuple[Any, ...]
+
+# Plain numbers: the operators of enum.IntFlag take longer than all else that is done for a record.
+_CPUMODE_MASK, _KERNEL, _USER = int(Misc.CPUMODE_MASK), int(CpuMode.KERNEL), int(CpuMode.USER)
+_MMAP_DATA, _COMM_EXEC, _FORK_EXEC = int(Misc.MMAP_DATA), int(Misc.COMM_EXEC), int(Misc.FORK_EXEC)
+_MAPS = (RecordType.MMAP, RecordType.MMAP2)
+
+
+def _is_kernel(misc: int) -> bool:
+    return misc & _CPUMODE_MASK == _KERNEL
+
+
+class TaskNotes:
+    """Collects the notes of side-band records of `SIDE_TYPES`, in file order.
+
+    There may be a million of them. Mappings, which are most of them, are kept as columns; others as flat tuples
+    (time, number, type, content…). The number is the place among all records, which decides between equal times.
+    """
+
+    def __init__(self, strings: Strings) -> None:
+        self.strings = strings
+        self._noted = 0
+        self._events: list[Note] = []
+        self._maps = GrowingTable(MapEvents)
+        self._dsos: dict[tuple[int, int, int], int] = {}
+        self._dso_of: dict[tuple[bytes, bytes, int], int] = {}
+
+    def take(self, groups: list[TaskRecords]) -> None:
+        """Note the records of a chunk."""
+        if not groups:
+            return
+        contents = self._contents(groups)
+        rows = np.concatenate([group.rows for group in groups])
+        numbers = np.empty(len(rows), np.int64)
+        numbers[np.argsort(rows)] = np.arange(self._noted, self._noted + len(rows))
+        self._noted += len(rows)
+        numbers_of_groups = np.split(numbers, np.cumsum([len(group.rows) for group in groups])[:-1])
+        for group, content, part in zip(groups, contents, numbers_of_groups, strict=True):
+            if group.kind in _MAPS:
+                self._maps.append(_map_events(group, content, part))
+            else:
+                self._events += _events(group, content, part)
+
+    def _contents(self, groups: list[TaskRecords]) -> list[list[Note | None]]:
+        # Names are numbered in the order of the file, whatever the types of records that hold them.
+        examples = [
+            (record.file_offset, number, index)
+            for number, group in enumerate(groups)
+            for index, record in enumerate(group.examples)
+        ]
+        contents: list[list[Note | None]] = [[None] * len(group.examples) for group in groups]
+        for _, number, index in sorted(examples):
+            record = groups[number].examples[index]
+            contents[number][index] = _CONTENTS[record.type](self, record.misc, record.values)
+        return contents
+
+    def release(self) -> tuple[list[Note], MapEvents]:
+        """Return the notes since the last call: mappings in any order, other notes in order of time."""
+        events, self._events = sorted(self._events), []
+        return events, self._maps.release()
+
+    def dsos(self) -> Dsos:
+        """Return all mapped objects; a map's `dso` is a row here."""
+        return Dsos.from_rows(list(self._dsos))
+
+    # Return the content of a record beyond the fields of `_OWN`, by type; None if it is of no use.
+
+    def _comm(self, misc: int, values: dict[str, Any]) -> Note:
+        """Return (name, whether it is an exec)."""
+        return self.strings.intern(values["comm"]), misc & _COMM_EXEC
+
+    def _task(self, misc: int, _: dict[str, Any]) -> Note:
+        """Return (whether it only says that the thread was there,)."""
+        return (misc & _FORK_EXEC,)
+
+    def _mmap(self, misc: int, values: dict[str, Any]) -> Note | None:
+        """Return (row in dsos,); None for data of processes."""
+        data = misc & _MMAP_DATA or ("prot" in values and not values["prot"] & PROT_EXEC)
+        kernel = _is_kernel(misc)
+        if data and not kernel:
+            return None
+        build_id = values.get("build_id", b"")[: values.get("build_id_size", 0)]
+        return (self._dso(values["filename"], build_id, _KERNEL if kernel else _USER),)
+
+    def _ksymbol(self, _: int, values: dict[str, Any]) -> Note | None:
+        """Return (first address, address after the last, name)."""
+        if values["flags"] & KSYMBOL_UNREGISTER:  # names of unloaded programs stay known
+            return None
+        return values["addr"], values["addr"] + values["len"], self.strings.intern(values["name"])
+
+    def _cgroup(self, _: int, values: dict[str, Any]) -> Note:
+        """Return (id, path)."""
+        return values["id"], values["path"].decode("utf-8", "surrogateescape")
+
+    def _dso(self, path: bytes, build_id: bytes, cpumode: int) -> int:
+        # Looked up by the bytes of the record, for there are many more records than objects.
+        row = self._dso_of.get((path, build_id, cpumode))
+        if row is None:
+            key = (self.strings.intern(path), self.strings.intern(build_id.hex()), cpumode)
+            row = self._dso_of[path, build_id, cpumode] = self._dsos.setdefault(key, len(self._dsos))
+        return row
+
+
+_OWN: dict[int, tuple[str, ...]] = {
+    RecordType.COMM: ("pid", "tid"),
+    RecordType.FORK: ("pid", "tid", "ppid", "ptid"),
+    RecordType.EXIT: ("pid", "tid", "ppid", "ptid"),
+}
+"""By type: the fields at the begin of a note, which each record has of its own."""
+
+
+def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> Iterator[Note]:
+    """Yield (time, number, type, content…) of each record that has content (`contents`: of the examples)."""
+    own = [records.own[name].view(np.int32).tolist() for name in _OWN.get(records.kind, ())]
+    heads = zip(records.time_ns.tolist(), numbers.tolist(), itertools.repeat(records.kind), *own)
+    for head, example in zip(heads, records.example.tolist(), strict=True):
+        if (content := contents[example]) is not None:
+            yield head + content
+
+
+def _map_events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> MapEvents:
+    """Return the mappings among n records (`contents`: of the examples)."""
+    dso = np.array([-1 if content is None else content[0] for content in contents], np.int32)
+    kernel = np.array([_is_kernel(record.misc) for record in records.examples], np.bool_)
+    kept = np.flatnonzero(dso[records.example] >= 0)
+    example, own = records.example[kept], records.own
+    return MapEvents.filled(
+        len(kept),
+        time_ns=records.time_ns[kept],
+        number=numbers[kept],
+        pid=np.where(kernel[example], np.int32(KERNEL_SPACE), own["pid"][kept].view(np.int32)),
+        start=own["addr"][kept],
+        size=own["len"][kept],
+        pgoff=own["pgoff"][kept],
+        dso=dso[example],
+    )
+
+
+_CONTENTS: dict[int, Callable[[TaskNotes, int, dict[str, Any]], Note | None]] = {
+    RecordType.COMM: TaskNotes._comm,
+    RecordType.FORK: TaskNotes._task,
+    RecordType.EXIT: TaskNotes._task,
+    RecordType.MMAP: TaskNotes._mmap,
+    RecordType.MMAP2: TaskNotes._mmap,
+    RecordType.KSYMBOL: TaskNotes._ksymbol,
+    RecordType.CGROUP: TaskNotes._cgroup,
+}
+SIDE_TYPES = frozenset(_CONTENTS)
+"""The types of records about tasks."""
+
 
 _RUN = -1
 """Type of the events that the replay adds itself: a run of mappings of a process."""
@@ -63,8 +212,8 @@ class TaskReplay:
                 self._map_run(runs, event[3], single)
             else:
                 _ACTS[event[2]](self, event[0], *event[3:])
-        while single:
-            self._map(runs.maps, heapq.heappop(single))
+        for event in sorted(single):
+            self._map(runs.maps, event)
         self._tables.clear()
 
     def _map_run(self, runs: MapRuns, run: int, single: list[Note]) -> None:

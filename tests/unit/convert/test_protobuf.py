@@ -22,7 +22,7 @@ from perf_offcpu.convert.encode.protobuf import (
     varint,
     varints,
 )
-from perf_offcpu.convert.firefox.json_tables import array_items
+from perf_offcpu.convert.encode.text_columns import array_items
 
 TABLE_OF_ROWS = """
 Table: 1 rows Row*
