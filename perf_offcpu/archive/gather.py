@@ -47,10 +47,8 @@ _BLOCK: Final = 1 << 20
 class DirectoryStore:
     """A directory, as perf's build-id cache; existing files stay, new ones appear whole.
 
-    Files go into directories of this store only, never through links (`directories.Directory`).
-
-    Args:
-        root: private to the user; created if need be.
+    Files go into directories of this store only, never through links (`directories.Directory`). The root is
+    private to the user; it is created if need be.
     """
 
     def __init__(self, root: str) -> None:
@@ -58,11 +56,9 @@ class DirectoryStore:
 
     def has(self, name: str) -> bool:
         """Return True if there is a file of that name already."""
-        try:
-            with self._directory_of(name) as directory:
-                return directory.status(os.path.basename(name)) is not None
-        except FileNotFoundError:
-            return False
+        with contextlib.suppress(FileNotFoundError), self._directory_of(name) as directory:
+            return directory.status(os.path.basename(name)) is not None
+        return False
 
     def add(self, name: str, source: Source) -> None:
         """Add a file; raise OSError if it cannot be written, or its source not be read."""
@@ -85,9 +81,7 @@ class DirectoryStore:
 class TarStore:
     """An archive that is being written; members have no owner and no time, so equal symbols give equal bytes.
 
-    Args:
-        archive: open for writing.
-        prefix: directory of all names in it.
+    All names are below the directory `prefix`.
     """
 
     def __init__(self, archive: tarfile.TarFile, prefix: str) -> None:
@@ -117,12 +111,12 @@ class _SourceFile:
     """A source as a file that is read from start to end, zeros where it has become shorter."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self._at = source, 0
+        self._source, self._offset = source, 0
 
     def read(self, size: int = _BLOCK, /) -> bytes:
-        size = min(size, self._source.size - self._at)
-        data = self._source.read(self._at, size).ljust(size, b"\0")
-        self._at += size
+        size = min(size, self._source.size - self._offset)
+        data = self._source.read(self._offset, size).ljust(size, b"\0")
+        self._offset += size
         return data
 
 
@@ -130,27 +124,16 @@ class _SourceFile:
 class Saved:
     """The files that were saved."""
 
-    # files, size: number of files added, and their bytes
-    files: int = 0
-    size: int = 0
+    files: int = 0  # number of files added
+    size: int = 0  # bytes of these
     missing: dict[str, str] = field(default_factory=dict)  # name → reason why it could not be saved
 
 
 class SymbolSaver:
-    """Save the files that name the addresses of a recording.
-
-    Args:
-        options: the files that a report would read.
-        debug: save debug files too.
-    """
+    """Save the files that name the addresses of a recording: those that a report with these options would read."""
 
     def __init__(
-        self,
-        recording: Recording,
-        store: DirectoryStore | TarStore,
-        options: SymbolizeOptions,
-        *,
-        debug: bool = True,
+        self, recording: Recording, store: DirectoryStore | TarStore, options: SymbolizeOptions, *, debug: bool = True
     ) -> None:
         self.recording, self.store, self.options, self.debug = recording, store, options, debug
         self.search = options.search()
@@ -168,8 +151,8 @@ class SymbolSaver:
         return self.saved
 
     def _save_dso(self, dso: int) -> None:
-        strings, dsos = self.recording.strings, self.recording.dsos
-        path = strings[int(dsos.path[dso])]
+        dsos = self.recording.dsos
+        path = self.recording.strings[int(dsos.path[dso])]
         if path.startswith(KERNEL_DSO) or (dsos.cpumode[dso] == CpuMode.KERNEL and path.startswith("[")):
             return  # kallsyms has both
         if is_jit_memory(path):
@@ -177,8 +160,7 @@ class SymbolSaver:
             return
         try:
             with ExitStack() as stack:
-                image = open_dso(self.recording, dso, self.search, stack)
-                self._save_object(path.removesuffix(DELETED), image, stack)
+                self._save_object(path.removesuffix(DELETED), open_dso(self.recording, dso, self.search, stack), stack)
         except (OSError, FormatError, Refused) as problem:
             self.saved.missing[path] = getattr(problem, "strerror", None) or str(problem)
 

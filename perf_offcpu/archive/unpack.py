@@ -26,11 +26,8 @@ class Unpacker:
     """Unpacks an archive into a directory; nothing that exists is written over, and no link leads outside.
 
     Links are created last, and only if no part of their target is itself a link of the archive, so that no
-    chain of them leads out either. After a failure everything that was created is removed.
-
-    Args:
-        directory: open.
-        limit: bytes that all files together may have.
+    chain of them leads out either. All files together may have `limit` bytes. After a failure everything that
+    was created is removed.
     """
 
     def __init__(self, directory: Directory, limit: int) -> None:
@@ -110,17 +107,14 @@ class Unpacker:
 
 
 class BoundedStream:
-    """A decompressed archive of which no more is read than a bound allows, and never much at once.
+    """A decompressed, seekable archive of which at most `limit` bytes are read or passed, and never much at once.
 
     tarfile takes the sizes of headers from the file and reads so much.
-
-    Args:
-        stream: seekable, as GzipFile, BZ2File and LZMAFile are.
-        limit: bytes that may be read or passed over.
     """
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream, self._limit = stream, limit
+        self.tell = stream.tell
 
     def read(self, size: int = -1) -> bytes:
         """Read bytes; raise tarfile.TarError beyond the bound."""
@@ -133,10 +127,6 @@ class BoundedStream:
         if whence or position > self._limit:
             raise tarfile.TarError("it is larger than an archive of symbols is")
         return self._stream.seek(position)
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._stream.tell()
 
 
 def unpack(path: str, directory: str) -> None:
@@ -152,10 +142,7 @@ def unpack(path: str, directory: str) -> None:
         magic = packed.read(6)
         packed.seek(0)
         bounded: Any = BoundedStream(_unpacked(packed, magic), limit)
-        with (
-            Directory.named(directory, make=True) as target,
-            tarfile.open(fileobj=bounded, mode="r:") as archive,
-        ):
+        with Directory.named(directory, make=True) as target, tarfile.open(fileobj=bounded, mode="r:") as archive:
             Unpacker(target, limit).unpack(archive)
 
 

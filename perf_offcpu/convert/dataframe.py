@@ -102,15 +102,13 @@ def _stacks(profile: Profile) -> Texts:
 def _pandas(columns: dict[str, Any]) -> Any:
     import pandas as pd
 
-    made: dict[str, Any] = {}
-    for name, column in columns.items():
+    def made(column: Any) -> Any:
         if isinstance(column, Texts):
-            made[name] = pd.Categorical.from_codes(column.codes, column.texts)
-        else:
-            values, unknown = column
-            integers = pd.arrays.IntegerArray
-            made[name] = values if unknown is None else integers(values.astype(np.int64), unknown)
-    return pd.DataFrame(made)
+            return pd.Categorical.from_codes(column.codes, column.texts)
+        values, unknown = column
+        return values if unknown is None else pd.arrays.IntegerArray(values.astype(np.int64), unknown)
+
+    return pd.DataFrame({name: made(column) for name, column in columns.items()})
 
 
 def _polars(columns: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     if options.diff is not None and unit_factor(options.diff, options.unit) == factor:
         before = folded_totals(options.diff, options)
         lines = sorted(totals.keys() | before.keys())
-        pairs = zip(_weights(before, lines, factor), _weights(totals, lines, factor), strict=True)
+        pairs = zip(*(_weights(sums, lines, factor) for sums in (before, totals)), strict=True)
         texts = [f"{old} {new}" if old or new else "" for old, new in pairs]
     else:
         lines = sorted(totals)

@@ -55,52 +55,23 @@ class Function(NamedTuple):
 
 
 class Locations:
-    """The tables; the first entry of each list has number 1, but the first string, "", number 0.
+    """The tables of the stacks of all samples, entry → number in order, from 1; the string "" has number 0.
 
-    Args:
-        profile: the samples whose stacks are numbered.
-        options: choose names of functions (addrs, kernel).
+    Of the options, `addrs` and `kernel` choose names of functions.
     """
 
     def __init__(self, profile: Profile, options: PathOptions) -> None:
         self.profile = profile
-        self._mappings: dict[Mapping, int] = {}
-        self._locations: dict[Location, int] = {}
-        self._functions: dict[Function, int] = {}
-        self._strings = {"": 0}
+        self.mappings, self.locations = dict[Mapping, int](), dict[Location, int]()
+        self.functions, self.strings = dict[Function, int](), {"": 0}
         self.of_sample, self.stacks = self._number(options)
 
     def string(self, text: str) -> int:
         """Return the number of a text."""
-        return self._strings.setdefault(text, len(self._strings))
-
-    @property
-    def strings(self) -> list[str]:
-        """Return all texts so far, in order."""
-        return list(self._strings)
-
-    @property
-    def mappings(self) -> list[Mapping]:
-        """Return the mappings in order."""
-        return list(self._mappings)
-
-    @property
-    def locations(self) -> list[Location]:
-        """Return the locations in order."""
-        return list(self._locations)
-
-    @property
-    def functions(self) -> list[Function]:
-        """Return the functions in order."""
-        return list(self._functions)
+        return self.strings.setdefault(text, len(self.strings))
 
     def _number(self, options: PathOptions) -> tuple[I64, Ragged]:
-        """Fill the tables.
-
-        Returns:
-            (of_sample, stacks): int64[samples], the stack of each; the locations of each distinct stack, leaf
-            first.
-        """
+        """Fill the tables; return int64[samples], the stack of each, and each stack's locations, leaf first."""
         samples = self.profile.samples
         top, below = marks_of(samples)
         first, group_of = group(samples.stack, top, below)
@@ -136,21 +107,21 @@ class Locations:
         rows = used
         while len(more := outer[rows[outer[rows] >= 0]]) and not is_among(more, rows).all():
             rows = distinct(np.append(rows, more))
-        mapping = {dso: _add(self._mappings, self._mapping(dso)) for dso in distinct(frames.dso[rows]).tolist()}
+        mapping = {dso: _add(self.mappings, self._mapping(dso)) for dso in distinct(frames.dso[rows]).tolist()}
         function = self._add_functions(rows, options)
         numbers = []
         for row in used.tolist():
-            lines, at = [], row
-            while at >= 0:
-                lines.append((function[at], int(frames.line[at])))
-                at = int(outer[at])
+            lines, frame = [], row
+            while frame >= 0:
+                lines.append((function[frame], int(frames.line[frame])))
+                frame = int(outer[frame])
             location = Location(mapping[int(frames.dso[row])], int(frames.address[row]), tuple(lines))
-            numbers.append(_add(self._locations, location))
+            numbers.append(_add(self.locations, location))
         number_of_mark = np.zeros(len(_MARKS), np.uint64)
         for mark in filter(None, marks):
             name = self.string(_MARKS[mark])
-            number = _add(self._functions, Function(name, name, 0))
-            number_of_mark[mark] = _add(self._locations, Location(0, 0, ((number, 0),)))
+            number = _add(self.functions, Function(name, name, 0))
+            number_of_mark[mark] = _add(self.locations, Location(0, 0, ((number, 0),)))
         return np.array(numbers, np.uint64), number_of_mark
 
     def _add_functions(self, rows: I64, options: PathOptions) -> dict[int, int]:
@@ -159,12 +130,11 @@ class Locations:
         names, name_of = name_frames(self.profile, rows, options)
         first = dict(zip(name_of[::-1].tolist(), rows[::-1].tolist(), strict=True))
         numbers = []
-        for place, name in enumerate(names):
-            row = first[place]
-            symbol, file = (printable(strings[int(column[row])]) for column in (frames.symbol, frames.file))
+        for index, name in enumerate(names):
+            symbol, file = (printable(strings[int(column[first[index]])]) for column in (frames.symbol, frames.file))
             texts = (name.label, symbol or name.label, file)
-            numbers.append(_add(self._functions, Function(*map(self.string, texts))))
-        return {row: numbers[place] for row, place in zip(rows.tolist(), name_of.tolist(), strict=True)}
+            numbers.append(_add(self.functions, Function(*map(self.string, texts))))
+        return {row: numbers[index] for row, index in zip(rows.tolist(), name_of.tolist(), strict=True)}
 
     def _outer(self) -> I64:
         """Return int64[frames]: for an inlined frame, the frame that it was inlined into; else -1."""
@@ -175,10 +145,10 @@ class Locations:
 
     def _mapping(self, dso: int) -> Mapping:
         frames = self.profile.frames
-        mine = frames.dso == dso
-        limit = int(frames.address[mine].max(initial=0)) + 1
-        path, build_id = printable(self.profile.strings[dso]), self.profile.build_id(dso)
-        return Mapping(limit, self.string(path), build_id, bool((frames.line[mine] > 0).any()))
+        rows = np.flatnonzero(frames.dso == dso)
+        limit, has_lines = int(frames.address[rows].max(initial=0)) + 1, bool((frames.line[rows] > 0).any())
+        path = self.string(printable(self.profile.strings[dso]))
+        return Mapping(limit, path, self.profile.build_id(dso), has_lines)
 
 
 def _add(table: dict[T, int], row: T) -> int:
@@ -192,7 +162,7 @@ def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:
     values: U64 = np.empty(offsets[-1], np.uint64)
     is_mark: Bool = np.zeros(len(values), np.bool_)
     for marks, places in ((inner, offsets[:-1]), (outer, offsets[1:] - 1)):
-        at = places[marks > 0]
-        values[at], is_mark[at] = marks[marks > 0], True
+        marked = places[marks > 0]
+        values[marked], is_mark[marked] = marks[marks > 0], True
     values[~is_mark] = rows.values
     return Ragged(offsets, values)

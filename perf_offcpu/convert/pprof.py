@@ -24,7 +24,7 @@ from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import field, from_bytes, joined, ragged, varints
-from perf_offcpu.convert.locations import Function, Location, Locations, Mapping
+from perf_offcpu.convert.locations import Location, Locations, Mapping
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
@@ -60,12 +60,12 @@ def encode_content(profile: Profile, options: Options, content: Content) -> Iter
     for name, unit in content.types:
         yield field(1, field(1, string(name)) + field(2, string(unit)))
     yield from _samples(tables, content)
-    for number, mapping in enumerate(tables.mappings, 1):
+    for mapping, number in tables.mappings.items():
         yield field(3, _mapping(number, mapping, string(mapping.build_id)))
-    for number, location in enumerate(tables.locations, 1):
+    for location, number in tables.locations.items():
         yield field(4, _location(number, location))
-    for number, function in enumerate(tables.functions, 1):
-        yield field(5, _function(number, function))
+    for function, number in tables.functions.items():
+        yield field(5, field(1, number) + b"".join(field(place, text) for place, text in enumerate(function, 2)))
     if begin := utc_ns(profile):
         yield field(9, begin)
     if profile.meta.duration_ns:
@@ -84,14 +84,14 @@ def utc_ns(profile: Profile) -> int:
 def _samples(tables: Locations, content: Content) -> Iterator[bytes]:
     """Write a sample for each stack with its labels."""
     stacks = [field(1, text) for text in ragged(varints(tables.stacks.values), tables.stacks.offsets)]
-    labels = from_bytes([_labels(tables, one) for one in content.label_sets])
+    labels = from_bytes([_labels(tables, label_set) for label_set in content.label_sets])
     first, group_of = group(tables.of_sample, content.label_set)
     sums = [sum_by(group_of, values, len(first)) for values in content.values]
     stack, label = tables.of_sample[first], content.label_set[first]
-    stack_lengths = np.array([len(one) for one in stacks], np.int64)
+    stack_lengths = np.array(list(map(len, stacks)), np.int64)
     for begin in range(0, len(first), _BLOCK):
         rows = slice(begin, begin + _BLOCK)
-        values = joined(*(varints(one[rows]) for one in sums))
+        values = joined(*(varints(column[rows]) for column in sums))
         rest = joined(protobuf.lengths(2, values.lengths), values, labels.take(label[rows]))
         head = protobuf.lengths(2, stack_lengths[stack[rows]] + rest.lengths)
         each = np.arange(head.count + 1)
@@ -100,14 +100,13 @@ def _samples(tables: Locations, content: Content) -> Iterator[bytes]:
 
 
 def _labels(tables: Locations, labels: dict[str, str | int]) -> bytes:
-    return b"".join(_label(tables, name, value) for name, value in labels.items() if value != "")
-
-
-def _label(tables: Locations, name: str, value: str | int) -> bytes:
-    key = field(1, tables.string(name))
-    if isinstance(value, int):
-        return field(3, key + field(3, value))
-    return field(3, key + field(2, tables.string(value)))
+    texts = []
+    for name, value in labels.items():
+        if value != "":
+            key = field(1, tables.string(name))
+            content = field(3, value) if isinstance(value, int) else field(2, tables.string(value))
+            texts.append(field(3, key + content))
+    return b"".join(texts)
 
 
 def _mapping(number: int, mapping: Mapping, build_id: int) -> bytes:
@@ -121,10 +120,6 @@ def _location(number: int, location: Location) -> bytes:
     return field(1, number) + code + b"".join(field(4, line) for line in lines)
 
 
-def _function(number: int, function: Function) -> bytes:
-    return field(1, number) + b"".join(field(place, text) for place, text in enumerate(function, 2))
-
-
 def _all_content(profile: Profile) -> Content:
     types, values = _values(profile)
     timeline = timeline_of(profile)
@@ -132,10 +127,8 @@ def _all_content(profile: Profile) -> Content:
     first, group_of = group(timeline.track, profile.samples.comm, details.of)
     sets: list[dict[str, str | int]] = []
     for row in first.tolist():
-        track = timeline.tracks[int(timeline.track[row])]
-        comm = printable(profile.strings[int(profile.samples.comm[row])])
-        ids = {"pid": track.pid, "tid": track.tid}
-        sets.append({"comm": comm, **details.sets[int(details.of[row])], **ids})
+        track, comm = timeline.tracks[timeline.track[row]], printable(profile.strings[profile.samples.comm[row]])
+        sets.append({"comm": comm, **details.sets[details.of[row]], "pid": track.pid, "tid": track.tid})
     return Content(types, values, sets, group_of)
 
 

@@ -90,6 +90,7 @@ class Format:
 _FRAMES = frozenset({"addrs", "kernel", "state"})
 _NO_STATE = _FRAMES - {"state"}
 _TITLED = _FRAMES | {"title"}
+_PAGE = frozenset({"title", "sentences", "path"})
 _FOLDED = _FRAMES | {"pid", "tid", "unit", "diff", "waker_stack", "wakers", "chains"}
 _PICTURE = frozenset({"pid", "tid", "addrs", "state", "title", "diff", "waker_stack", "wakers", "chains"})
 _V8_STRING = 2**29 - 24
@@ -101,34 +102,17 @@ _FIREFOX, _PERFETTO = 500 * 10**6, 2**31
 _json = partial(Format, most_bytes=_V8_STRING)
 _timed = partial(Format, options=_NO_STATE | {"path"}, needs_times=True)
 _timed_json = partial(_timed, most_bytes=_V8_STRING)
+_perfetto, _firefox = partial(_timed, binary=True, most_bytes=_PERFETTO), partial(_timed, most_bytes=_FIREFOX)
 _ROWS = (
-    Format(
-        "html",
-        "html.page",
-        ".report.html",
-        "threads in time, flame graph and tables of any part, one HTML file",
-        frozenset({"title", "sentences", "path"}),
-        most_bytes=_V8_STRING,
+    _json(
+        "html", "html.page", ".report.html", "threads in time, flame graph and tables of any part, one HTML file", _PAGE
     ),
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),
     Format("flamegraph", "flamegraph.page", ".html", "interactive flame graph, one HTML file", _PICTURE),
     _json("speedscope", "speedscope", ".speedscope.json", "speedscope.app: each thread in time", _TITLED),
     _timed_json("chrome-trace", "chrome_trace", ".trace.json", "Trace Event JSON: Perfetto, chrome://tracing"),
-    _timed(
-        "perfetto",
-        "perfetto.trace",
-        ".pftrace",
-        "Perfetto's own format: for large recordings",
-        binary=True,
-        most_bytes=_PERFETTO,
-    ),
-    _timed(
-        "firefox",
-        "firefox.profile",
-        ".firefox.json",
-        "profiler.firefox.com: threads in time, markers of waits",
-        most_bytes=_FIREFOX,
-    ),
+    _perfetto("perfetto", "perfetto.trace", ".pftrace", "Perfetto's own format: for large recordings"),
+    _firefox("firefox", "firefox.profile", ".firefox.json", "profiler.firefox.com: threads in time, markers of waits"),
     Format("pprof", "pprof", ".pb.gz", "pprof's profile.proto: go tool pprof", _NO_STATE, binary=True),
     Format(
         "callgraph",

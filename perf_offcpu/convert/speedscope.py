@@ -73,10 +73,8 @@ class _Writer:
         out.write("\n]}\n")
 
     def _frames(self) -> list[dict[str, str]]:
-        files = ({"file": name.dso} if name.dso else {} for name in self.tree.names)
-        code = [{"name": name.label} | file for name, file in zip(self.tree.names, files, strict=True)]
-        threads = [{"name": track.label} for track in self.timeline.tracks]
-        return [*code, *threads, {"name": NO_PLACE}]
+        code = [{"name": name.label} | ({"file": name.dso} if name.dso else {}) for name in self.tree.names]
+        return [*code, *({"name": track.label} for track in self.timeline.tracks), {"name": NO_PLACE}]
 
     def _all_threads(self) -> Iterator[str]:
         first, group_of = group(self.timeline.track, self.node)
@@ -94,13 +92,9 @@ class _Writer:
 
     def _profile(self, name: str, stacks: list[str], weights: I64) -> Iterator[str]:
         """Write a `sampled` profile; its end is the sum of its weights, as speedscope computes it."""
-        head = {"type": "sampled", "name": name, "unit": self.unit, "startValue": 0}
-        yield json.dumps(head)[:-1]
-        yield f',"endValue":{sum(weights.tolist())},"samples":['
-        yield ",".join(stacks)
-        yield '],"weights":['
-        yield ",".join(map(str, weights.tolist()))
-        yield "]}"
+        numbers = weights.tolist()
+        yield json.dumps({"type": "sampled", "name": name, "unit": self.unit, "startValue": 0})[:-1]
+        yield f',"endValue":{sum(numbers)},"samples":[{",".join(stacks)}],"weights":[{",".join(map(str, numbers))}]}}'
 
 
 def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I64, I64]:

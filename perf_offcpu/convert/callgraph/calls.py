@@ -45,9 +45,8 @@ def graph_of(profile: Profile, options: Options) -> Any:
 def _function(calls: Calls, old: Calls | None, row: int) -> dict[str, Any]:
     name = calls.names[row]
     own, inclusive = int(calls.own[row]), int(calls.inclusive[row])
-    facts: dict[str, Any] = {"label": name.label, "dso": name.dso, "kind": name.kind.name.lower()}
-    facts |= {"own": own, "inclusive": inclusive, "waits": int(calls.waits[row])}
-    facts["share"] = share(inclusive, calls.total)
+    facts: dict[str, Any] = {"label": name.label, "dso": name.dso, "kind": name.kind.name.lower(), "own": own}
+    facts |= {"inclusive": inclusive, "waits": int(calls.waits[row]), "share": share(inclusive, calls.total)}
     if old is not None:
         facts |= {"own_change": own - int(old.own[row]), "change": inclusive - int(old.inclusive[row])}
     return facts

@@ -103,14 +103,9 @@ def drawn(dot: str) -> str:
     if program is None:
         raise CapabilityError("--svg needs graphviz's dot", "install it (Debian: graphviz), or write --callgraph dot")
     done = subprocess.run(
-        [program, "-Tsvg"],
-        input=dot,
-        capture_output=True,
-        text=True,
-        timeout=_DRAWING_S,
-        check=False,
+        [program, "-Tsvg"], input=dot, capture_output=True, text=True, timeout=_DRAWING_S, check=False,
         env=child_environment(),
-    )
+    )  # fmt: skip
     if done.returncode:
         raise CapabilityError("graphviz could not draw the graph", printable(done.stderr.strip()[:200]))
     return done.stdout

@@ -30,12 +30,11 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write the graph in the form that `options.form` names: dot, graphml, gexf, json or text."""
     import networkx
 
+    more = title_of(profile, options.title), options.per_thread, options.min_share
     if options.cascade is not None:
-        title = title_of(profile, options.title)
-        graph = waits.graph_of(options.cascade, title, options.per_thread, options.min_share)
+        graph = waits.graph_of(options.cascade, *more)
     elif options.objects:
-        title = title_of(profile, options.title)
-        graph = objects.graph_of(profile, title, options.per_thread, options.min_share)
+        graph = objects.graph_of(profile, *more)
     else:
         graph = (wakeups if options.wakers else calls).graph_of(profile, options)
     if options.svg:

@@ -24,7 +24,7 @@ from perf_offcpu.analysis.timeline import Track, comm_of, timeline_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.convert.callgraph.dot import amount, share
 from perf_offcpu.locks import deadlocks_of, ends_after
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import printable
@@ -45,30 +45,27 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
 
     subject = profile.select((profile.samples.object >= 0) & profile.is_offcpu())
     samples, holders = subject.samples, holders_of(subject)
-    names = [printable(subject.strings[row]) for row in subject.objects.name.tolist()]
+    texts = {row: printable(subject.strings[row]) for row in subject.objects.name.tolist()}
     name = subject.objects.name.astype(np.int64)[samples.object]
-    texts = dict(zip(subject.objects.name.tolist(), names, strict=True))
     total = int(samples.period.sum())
     least = max(total * min_share / 100, 1)
     graph = networkx.DiGraph(title=title, unit="ns", total=total, kind="objects", min_share=min_share)
-    labels = _Labels(subject, set(texts.values()), per_thread=per_thread)
+    things = set(texts.values())
+    labels = _Labels(subject, things, per_thread=per_thread)
     waited = _sums(labels.sleepers(), name, np.zeros(len(samples), np.int64), subject)
     other, what = _other_ends(subject, holders)
-    is_known = other != -1
-    held = _sums(labels.threads(other), name, what, subject, is_known)
-    edges = [_Edge(labels.texts[one], texts[thing], "waited", *sums) for (one, thing, _), sums in waited.items()]
+    held = _sums(labels.threads(other), name, what, subject, other != -1)
+    edges = [_Edge(labels.texts[thread], texts[thing], "waited", *sums) for (thread, thing, _), sums in waited.items()]
+    off_cpu = Counter[str]()
+    for edge in edges:
+        off_cpu.update({edge.source: edge.weight, edge.target: edge.weight})
     edges += _merged(
-        _Edge(texts[thing], labels.texts[one], _WHAT[how], *sums) for (one, thing, how), sums in held.items()
+        _Edge(texts[thing], labels.texts[thread], _WHAT[how], *sums) for (thread, thing, how), sums in held.items()
     )
     kept = sorted((edge for edge in edges if edge.weight >= least), key=lambda edge: (-edge.weight, edge))
-    things, off_cpu = set(texts.values()), Counter[str]()
-    for edge in edges:
-        if edge.what == "waited":
-            off_cpu.update({edge.one: edge.weight, edge.other: edge.weight})
     for label in dict.fromkeys(label for edge in kept for label in edge[:2]):
         role = "object" if label in things else "thread"
-        facts = {"label": label, "role": role, "off_cpu": off_cpu[label]}
-        graph.add_node(label, **facts, knot=0, critical=False)
+        graph.add_node(label, label=label, role=role, off_cpu=off_cpu[label], knot=0, critical=False)
     for edge in kept:
         facts = {"weight": edge.weight, "count": edge.waits, "what": edge.what}
         graph.add_edge(*edge[:2], **facts, share=share(edge.weight, total))
@@ -78,8 +75,8 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
 
 
 class _Edge(NamedTuple):
-    one: str
-    other: str
+    source: str
+    target: str
     what: str
     weight: int
     waits: int
@@ -100,8 +97,7 @@ class _Labels:
 
     def __init__(self, profile: Profile, taken: set[str], *, per_thread: bool) -> None:
         self._profile, self._taken, self._per_thread = profile, taken, per_thread
-        self.texts: list[str] = []
-        self._rows: dict[str, int] = {}
+        self.texts, self._rows = list[str](), dict[str, int]()
         timeline = timeline_of(profile)
         self._of_sample, self._tracks = timeline.track, timeline.tracks
         self._of_tid = {track.tid: track for track in timeline.tracks}
@@ -149,28 +145,26 @@ def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
 
 
 def _sums(
-    thread: I64, name: I64, what: I64, profile: Profile, rows: np.ndarray[Any, Any] | None = None
+    thread: I64, name: I64, what: I64, profile: Profile, chosen: Bool | bool = True
 ) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return (label, object, what) → (weight, waits)."""
+    """Return (label, object, what) → (weight, waits) of the chosen samples."""
     samples = profile.samples
-    at = np.arange(len(samples)) if rows is None else np.flatnonzero(rows)
-    first, group_of = group(thread[at], name[at], what[at])
-    keys = zip(*(column[at[first]].tolist() for column in (thread, name, what)), strict=True)
-    sums = (sum_by(group_of, column[at], len(first)).tolist() for column in (samples.period, samples.count))
+    rows = np.flatnonzero(np.broadcast_to(chosen, len(samples)))
+    first, group_of = group(thread[rows], name[rows], what[rows])
+    keys = zip(*(column[rows[first]].tolist() for column in (thread, name, what)), strict=True)
+    sums = (sum_by(group_of, column[rows], len(first)).tolist() for column in (samples.period, samples.count))
     return dict(zip(keys, zip(*sums, strict=True), strict=True))
 
 
 def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Labels) -> None:
-    deadlocks = deadlocks_of(profile, classify(profile), holders)
     graph.graph["deadlocks"] = []
-    for deadlock in (circle for circle in deadlocks if ends_after(circle) < 0):
-        circle = []
-        for thread in deadlock:
-            circle += [labels.texts[labels.of_tid(thread.tid)], thread.lock]
+    for deadlock in deadlocks_of(profile, classify(profile), holders):
+        if ends_after(deadlock) >= 0:
+            continue
+        circle = [label for thread in deadlock for label in (labels.texts[labels.of_tid(thread.tid)], thread.lock)]
         graph.graph["deadlocks"].append(" -> ".join(circle))
-        for label in circle:
-            if label in graph:
-                graph.nodes[label]["critical"] = True
+        for label in graph.nodes & circle:
+            graph.nodes[label]["critical"] = True
 
 
 def text_of(graph: Any) -> Iterator[str]:
@@ -178,11 +172,11 @@ def text_of(graph: Any) -> Iterator[str]:
     unit = graph.graph["unit"]
     for title, is_wait in (("Thread -> object", True), ("Object -> thread that had it", False)):
         yield f"#\n#  Share  {'Waited':>14}  {'Waits':>8}  {title}"
-        for one, other, edge in sorted(graph.edges(data=True), key=lambda edge: -edge[2]["weight"]):
+        for source, target, edge in sorted(graph.edges(data=True), key=lambda edge: -edge[2]["weight"]):
             if (edge["what"] == "waited") == is_wait:
                 how = "" if is_wait else f" ({edge['what']})"
                 weight = amount(edge["weight"], unit)
-                yield f"{edge['share']:6.2f} % {weight:>14}  {edge['count']:8}  {one} -> {other}{how}"
+                yield f"{edge['share']:6.2f} % {weight:>14}  {edge['count']:8}  {source} -> {target}{how}"
         yield ""
     for circle in graph.graph["deadlocks"]:
         yield f"Deadlock: {circle} -> the first"

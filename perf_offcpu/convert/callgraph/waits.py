@@ -60,27 +60,22 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
     rows = np.flatnonzero(cascade.target >= 0)
     sleeper, target = label_of[cascade.waiter[rows]], label_of[cascade.target[rows]]
     first, edge = group(sleeper, target)
-    columns = (
-        sleeper[first],
-        target[first],
-        sum_by(edge, cascade.carried_ns[rows], len(first)),
-        sum_by(edge, cascade.own_ns[rows], len(first)),
-        np.bincount(edge, minlength=len(first)),
-    )
-    edges = sorted(zip(*(column.tolist() for column in columns), strict=True), key=lambda one: (-one[2], one[:2]))
-    kept = [one for one in edges if one[2] >= least]
+    weights = (sum_by(edge, column[rows], len(first)) for column in (cascade.carried_ns, cascade.own_ns))
+    columns = (sleeper[first], target[first], *weights, np.bincount(edge, minlength=len(first)))
+    edges = sorted(zip(*(column.tolist() for column in columns), strict=True), key=lambda row: (-row[2], row[:2]))
+    kept = [row for row in edges if row[2] >= least]
     held = np.zeros((len(labels), len(Held)), np.int64)
     np.add.at(held, label_of, cascade.held_ns)
     waited = sum_by(label_of[cascade.waiter], cascade.own_ns, len(labels))
-    ends = {node for one in kept for node in one[:2]}
+    ends = {node for row in kept for node in row[:2]}
     shown = [node for node in range(len(labels)) if node in ends or held[node].sum() >= least]
     for node in sorted(shown, key=lambda node: (-int(held[node].sum()), labels[node])):
         parts = {f"held_{how.name.lower()}": int(held[node, how]) for how in Held}
         facts = {"label": labels[node], "waited": int(waited[node]), "held": int(held[node].sum())}
         graph.add_nodes_from([(labels[node], facts | parts)])
-    for one, other, weight, own, count in kept:
+    for source, node, weight, own, count in kept:
         facts = {"weight": weight, "share": share(weight, total), "waited": own, "count": count}
-        graph.add_edge(labels[one], labels[other], **facts, dropped=False)
+        graph.add_edge(labels[source], labels[node], **facts, dropped=False)
     graph.graph |= {"left_out": len(edges) - len(kept), "unplaced": cascade.unplaced_ns}
     graph.graph["held_left_out"] = total - sum(facts["held"] for _, facts in graph.nodes(data=True))
     _mark_knots(graph)
@@ -92,18 +87,20 @@ def components(graph: Any) -> list[Component]:
     import networkx
 
     bare = _bare(graph)
-    bare.remove_edges_from([(one, other) for one, other, drop in graph.edges(data="dropped") if drop])
-    knots = {frozenset(knot) for knot in _knots(bare)}
+    bare.remove_edges_from([edge[:2] for edge in graph.edges(data="dropped") if edge[2]])
+    parts = list(networkx.strongly_connected_components(bare))
+    part_of = {node: row for row, part in enumerate(parts) for node in part}
+    leaving = {part_of[source] for source, target in bare.edges if part_of[source] != part_of[target]}
     held = dict(graph.nodes(data="held"))
     result = [
         Component(
             tuple(sorted(part, key=lambda name: (-held[name], name))),
             sum(held[name] for name in part),
-            frozenset(part) in knots,
+            row not in leaving,
         )
-        for part in networkx.strongly_connected_components(bare)
+        for row, part in enumerate(parts)
     ]
-    return sorted(result, key=lambda one: (-one.held, one.members))
+    return sorted(result, key=lambda part: (-part.held, part.members))
 
 
 def _bare(graph: Any) -> Any:
@@ -112,47 +109,28 @@ def _bare(graph: Any) -> Any:
     return bare
 
 
-def _knots(graph: Any) -> list[set[str]]:
-    """Return the strongly connected components without outgoing edges."""
-    import networkx
-
-    parts = list(networkx.strongly_connected_components(graph))
-    part_of = {node: row for row, part in enumerate(parts) for node in part}
-    leaving = {part_of[one] for one, other in graph.edges if part_of[one] != part_of[other]}
-    return [part for row, part in enumerate(parts) if row not in leaving]
-
-
 def _mark_knots(graph: Any) -> None:
     """Drop light edges within components; number and list the knots by the time that they hold."""
     import networkx
 
     bare = _bare(graph)
-    whole = set[frozenset[str]]()
-    while True:
-        parts = map(frozenset, networkx.strongly_connected_components(bare))
-        open_ = [part for part in parts if len(part) > 1 and part not in whole]
-        if not open_:
-            break
-        for part in open_:
-            light = _to_drop(bare.subgraph(part))
-            if not light:
-                whole.add(part)
-            for one, other in light:
-                graph.edges[one, other]["dropped"] = True
-            bare.remove_edges_from(light)
+    unsplit = [bare.subgraph(part) for part in networkx.strongly_connected_components(bare) if len(part) > 1]
+    while unsplit:
+        part = unsplit.pop().copy()
+        if light := _to_drop(part):
+            part.remove_edges_from(light)
+            unsplit += [part.subgraph(rest) for rest in networkx.strongly_connected_components(part) if len(rest) > 1]
+        for edge in light:
+            graph.edges[edge]["dropped"] = True
     for _, facts in graph.nodes(data=True):
         facts["knot"] = 0
     knots = [component for component in components(graph) if component.is_knot and component.held > 0]
     for number, knot in enumerate(knots, 1):
         for name in knot.members:
             graph.nodes[name]["knot"] = number
-    dropped = [weight for _, _, weight in _dropped(graph)]
+    dropped = [facts["weight"] for _, _, facts in graph.edges(data=True) if facts["dropped"]]
     graph.graph["knots"] = [" ".join(knot.members) for knot in knots]
     graph.graph |= {"dropped": len(dropped), "dropped_weight": sum(dropped)}
-
-
-def _dropped(graph: Any) -> list[tuple[str, str, int]]:
-    return [(source, target, facts["weight"]) for source, target, facts in graph.edges(data=True) if facts["dropped"]]
 
 
 def _to_drop(part: Any) -> list[tuple[str, str]]:
@@ -190,9 +168,8 @@ def text_of(graph: Any) -> Iterator[str]:
     for name, node in graph.nodes(data=True):
         rest = node["held"] - node["held_running"] - node["held_runnable"]
         held = [amount(node[key], "ns") for key in ("held", "held_running", "held_runnable")]
-        part = share(node["held"], facts["total"])
-        shown = "  ".join(f"{one:>14}" for one in (*held, amount(rest, "ns")))
-        yield f"{part:6.2f} % {shown}  {name}"
+        columns = "  ".join(f"{text:>14}" for text in (*held, amount(rest, "ns")))
+        yield f"{share(node['held'], facts['total']):6.2f} % {columns}  {name}"
     yield ""
     for number, knot in enumerate(facts["knots"], 1):
         ends = sum(node["held"] for _, node in graph.nodes(data=True) if node["knot"] == number)

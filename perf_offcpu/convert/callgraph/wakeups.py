@@ -25,10 +25,8 @@ def graph_of(profile: Profile, options: Options) -> Any:
     total = int(waker_graph.blocked_ns.sum())
     least = max(total * options.min_share / 100, 1)
     graph = networkx.DiGraph(title=title_of(profile, options.title), unit="ns", total=total, kind="wakers")
-    edges = zip(
-        *(column.tolist() for column in (waker_graph.waker, waker_graph.sleeper, waker_graph.blocked_ns)),
-        strict=True,
-    )
+    columns = (waker_graph.waker, waker_graph.sleeper, waker_graph.blocked_ns)
+    edges = zip(*(column.tolist() for column in columns), strict=True)
     order = sorted(enumerate(edges), key=lambda edge: (-edge[1][2], edge[1]))
     kept = [(row, edge) for row, edge in order if edge[2] >= least]
     graph.graph |= {"left_out": len(order) - len(kept), "min_share": options.min_share}
@@ -60,7 +58,8 @@ def _mark_knots(graph: Any) -> None:
     for _, place, facts in condensed.edges(data=True):
         facts["weight"] += inside[place]
     chain = networkx.dag_longest_path(condensed) if len(condensed) else []
-    tied = sorted((place for place, knot in enumerate(knots) if len(knot) > 1), key=lambda at: (-inside[at], knots[at]))
+    tied = [place for place, knot in enumerate(knots) if len(knot) > 1]
+    tied.sort(key=lambda place: (-inside[place], knots[place]))
     number = {place: row for row, place in enumerate(tied, 1)}
     for label, place in knot_of.items():
         graph.nodes[label]["knot"] = number.get(place, 0)

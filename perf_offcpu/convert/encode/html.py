@@ -12,6 +12,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from importlib import resources
 from string import Template
 from typing import Any, TextIO
@@ -22,17 +23,16 @@ from perf_offcpu.text import for_script_element
 def write_page(
     out: TextIO,
     template: str,
-    styles: tuple[str, ...],
-    scripts: tuple[str, ...],
+    styles: Sequence[str],
+    scripts: Sequence[str],
     document: dict[str, Any],
     **more: str,
 ) -> None:
-    """Write a page.
+    """Write a page; its title is that of the JSON document.
 
     Args:
         template: the asset with `$$policy`, `$$title`, `$$style`, `$$script` and `$$data`.
         styles, scripts: assets, each kind written as one.
-        document: the JSON document; its `title` is that of the page.
         more: further values of the template; not escaped.
     """
     style, script = ("".join(map(_asset, assets)) for assets in (styles, scripts))

@@ -53,34 +53,33 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
     """
     both, is_old = with_older(profile, options.diff)
     tree = build_paths(both, options)
-    order = preorder(tree)
-    dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
-    document = {
-        "title": title_of(profile, options.title),
-        "facts": _facts(profile, options.diff),
-        "unit": unit_of(both),
-        "dsos": list(dsos),
-        "names": {
-            "label": [name.label for name in tree.names],
-            "dso": [dsos[name.dso] for name in tree.names],
-            "kind": [int(name.kind) for name in tree.names],
-        },
-        "nodes": {"depth": depths(tree.parent)[order].tolist(), "name": tree.name[order].tolist()},
-    }
-    return document | _weights(both, is_old, tree, order, compared=options.diff is not None)
-
-
-def _weights(both: Profile, is_old: Bool, tree: PathTree, order: I64, *, compared: bool) -> dict[str, Any]:
-    """Return the layers, their parts by state and waker, and the weights of the older profile."""
-    off = both.is_offcpu()
+    order, off = preorder(tree), both.is_offcpu()
     place_of_node = np.empty(len(order), np.int64)
     place_of_node[order] = np.arange(len(order))
     place = place_of_node[tree.of_sample]
+    names = names_document(tree)
     kinds = (("off", off & ~is_old), ("on", ~off & ~is_old))
     return {
+        "title": title_of(profile, options.title),
+        "facts": _facts(profile, options.diff),
+        "unit": unit_of(both),
+        "dsos": names.pop("dsos"),
+        "names": names,
+        "nodes": {"depth": depths(tree.parent)[order].tolist(), "name": tree.name[order].tolist()},
         "layers": [_layer(kind, tree, both, rows, order) for kind, rows in kinds if rows.any()],
         "parts": breakdown(both, place, ~is_old),
-        "before": series(both, place, np.flatnonzero(is_old)) if compared else None,
+        "before": series(both, place, np.flatnonzero(is_old)) if options.diff is not None else None,
+    }
+
+
+def names_document(tree: PathTree) -> dict[str, Any]:
+    """Return the names of a tree as columns, and the objects that they are in."""
+    dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
+    return {
+        "label": [name.label for name in tree.names],
+        "dso": [dsos[name.dso] for name in tree.names],
+        "kind": [int(name.kind) for name in tree.names],
+        "dsos": list(dsos),
     }
 
 
@@ -118,22 +117,15 @@ def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) 
 def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]]:
     """Return series of the chosen off-cpu samples, by task state, class and the comm of the waker.
 
-    Args:
-        place: int64[samples], the node at which each ends, in preorder.
+    `place` is int64[samples], the node at which each ends, in preorder.
     """
     rows = np.flatnonzero(chosen & profile.is_offcpu())
-    states = state_codes(profile.samples)[rows]
-    parts = [
-        {"kind": "state", "name": STATES[code].words} | series(profile, place, rows[states == code])
-        for code in distinct(states).tolist()
-        if code not in {RUNNING, UNKNOWN_STATE}
-    ]
-    classes = classify(profile).wait_class[rows]
-    parts += [
-        {"kind": "class", "name": WaitClass(one).label} | series(profile, place, rows[classes == one])
-        for one in distinct(classes).tolist()
-    ]
-    return parts + _by_waker(profile, place, rows)
+    states, classes = state_codes(profile.samples)[rows], classify(profile).wait_class[rows]
+    codes = [code for code in distinct(states).tolist() if code not in {RUNNING, UNKNOWN_STATE}]
+    parts = [("state", STATES[code].words, rows[states == code]) for code in codes]
+    parts += [("class", WaitClass(code).label, rows[classes == code]) for code in distinct(classes).tolist()]
+    parts += [("waker", name, rows_of_waker) for name, rows_of_waker in _by_waker(profile, rows)]
+    return [{"kind": kind, "name": name} | series(profile, place, chosen_rows) for kind, name, chosen_rows in parts]
 
 
 def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
@@ -143,8 +135,8 @@ def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
     return {"node": place[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}
 
 
-def _by_waker(profile: Profile, place: I64, rows: I64) -> list[dict[str, Any]]:
-    """Return a series for each waker that most time was waited for, and one for all other known wakers."""
+def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
+    """Return the rows of each waker that most time was waited for, and those of all other known wakers."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
     interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)
@@ -152,20 +144,17 @@ def _by_waker(profile: Profile, place: I64, rows: I64) -> list[dict[str, Any]]:
     name = np.where(waker >= 0, of_track[waker], -1)
     total = sum_by(name, profile.samples.period[rows], len(names))
     ranked = [row for row in np.argsort(-total, kind="stable").tolist() if total[row] > 0]
-    sets = [(str(names[row]), name == row) for row in ranked[:_WAKERS]]
-    if len(ranked) > _WAKERS:
-        sets.append((_OTHERS, np.isin(name, ranked[_WAKERS:])))
-    return [{"kind": "waker", "name": label} | series(profile, place, rows[mine]) for label, mine in sets]
+    others = [(_OTHERS, rows[np.isin(name, ranked[_WAKERS:])])] if len(ranked) > _WAKERS else []
+    return [(str(names[row]), rows[name == row]) for row in ranked[:_WAKERS]] + others
 
 
 def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
     """Return the known facts about the recording as (term, text), and what was lost."""
-    compared = "" if old is None else printable(old.meta.source or "an older profile")
-    facts = [*recording_facts(profile), *([("Compared with", compared)] if compared else [])]
-    counts = by_text(profile.losses).items()
-    notes = [("Note", printable(f"{count} {cause}")) for cause, count in counts if not cause.is_loss]
-    lost = [("Lost", printable(f"{count} {cause}")) for cause, count in counts if cause.is_loss]
-    return [*facts, *notes, *(lost or [("Lost", "nothing")])]
+    compared = [("Compared with", printable(old.meta.source or "an older profile"))] if old is not None else []
+    counts = [(cause.is_loss, printable(f"{count} {cause}")) for cause, count in by_text(profile.losses).items()]
+    notes = [("Note", text) for is_loss, text in counts if not is_loss]
+    lost = [("Lost", text) for is_loss, text in counts if is_loss]
+    return [*recording_facts(profile), *compared, *notes, *(lost or [("Lost", "nothing")])]
 
 
 def recording_facts(profile: Profile) -> list[tuple[str, str]]:
@@ -178,10 +167,7 @@ def recording_facts(profile: Profile) -> list[tuple[str, str]]:
         ("Kernel", f"{meta.os_release} {meta.arch}".strip()),
         ("CPUs", f"{meta.nr_cpus} × {meta.cpu_desc}" if meta.nr_cpus else meta.cpu_desc),
         ("Duration", f"{meta.duration_ns / _GIGA:.3f} s" if meta.duration_ns else ""),
-        (
-            "Estimated",
-            f"from a sample for each {sampling.period_text} of waiting of a thread" if sampling else "",
-        ),
+        ("Estimated", f"from a sample for each {sampling.period_text} of waiting of a thread" if sampling else ""),
         ("File", meta.source),
     ]
     return [(term, printable(text)) for term, text in facts if text]
