@@ -108,7 +108,7 @@ _ROWS = (
         "html", "html.page", ".report.html", "threads in time, flame graph and tables of any part, one HTML file", _PAGE
     ),
     Format("folded", "folded", ".folded", "folded stacks: comm;root;…;leaf WEIGHT", _FOLDED),
-    Format("flamegraph", "flamegraph.page", ".html", "interactive flame graph, one HTML file", _PICTURE),
+    Format("flamegraph", "html.flamegraph", ".html", "interactive flame graph, one HTML file", _PICTURE),
     _json("speedscope", "speedscope", ".speedscope.json", "speedscope.app: each thread in time", _TITLED),
     _timed_json("chrome-trace", "chrome_trace", ".trace.json", "Trace Event JSON: Perfetto, chrome://tracing"),
     _perfetto("perfetto", "perfetto.trace", ".pftrace", "Perfetto's own format: for large recordings"),

@@ -13,8 +13,7 @@ import numpy as np
 
 from perf_offcpu.callpaths.calls import Calls, calls_of
 from perf_offcpu.callpaths.tree import with_older
-from perf_offcpu.callpaths.weights import title_of, unit_of
-from perf_offcpu.convert.callgraph.dot import amount, share
+from perf_offcpu.callpaths.weights import amount, share, title_of, unit_of
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.callpaths.weights import amount, share
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
-from perf_offcpu.convert.callgraph.dot import amount, share
 from perf_offcpu.model.columns import I64
 from perf_offcpu.structs import frozen
 

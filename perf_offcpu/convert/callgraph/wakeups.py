@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from perf_offcpu.analysis.wakeups import waker_graph_of
-from perf_offcpu.callpaths.weights import title_of
-from perf_offcpu.convert.callgraph.dot import amount, share
+from perf_offcpu.callpaths.weights import amount, share, title_of
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a recording in time: document, columns and assets."""
+"""Pages of one HTML file: a recording in time, and the flame graph."""

@@ -43,8 +43,8 @@ from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
 from perf_offcpu.causality.path_rows import PathTrack
-from perf_offcpu.convert.encode.html import write_page
-from perf_offcpu.convert.flamegraph.page import names_document, preorder, recording_facts
+from perf_offcpu.convert.html.flamegraph import names_document, preorder, recording_facts
+from perf_offcpu.convert.html.template import write_page
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64
@@ -75,9 +75,7 @@ FLAGS = {
     SampleFlag.AGGREGATED: "a sum of waits",
 }
 
-_OWN_SCRIPTS = "recording selection paint axis lanes pointer panels tabs search page"
-_SCRIPTS = [f"flamegraph/{name}.js" for name in ("text", "flame")]
-_SCRIPTS += [f"html/{name}.js" for name in _OWN_SCRIPTS.split()]
+_SCRIPTS = "text flame recording selection paint axis lanes pointer panels tabs search page"
 _LEVEL = 6
 
 Columns = dict[str, NDArray[np.integer]]
@@ -87,7 +85,8 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile as a page."""
     document, columns = describe(profile, options)
     document["columns"], text = packed(columns)
-    write_page(out, "html/page.html", ("flamegraph/base.css", "html/page.css"), _SCRIPTS, document, columns=text)
+    scripts = [f"{name}.js" for name in _SCRIPTS.split()]
+    write_page(out, "page.html", ("base.css", "page.css"), scripts, document, columns=text)
 
 
 def describe(profile: Profile, options: Options) -> tuple[dict[str, Any], Columns]:

@@ -17,8 +17,8 @@ from perf_offcpu.callpaths import chains
 from perf_offcpu.callpaths.chains import waker_chains
 from perf_offcpu.callpaths.options import NameKind
 from perf_offcpu.cli import main
-from perf_offcpu.convert.flamegraph.page import describe
 from perf_offcpu.convert.folded import folded_totals
+from perf_offcpu.convert.html.flamegraph import describe
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

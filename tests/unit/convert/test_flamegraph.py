@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perf_offcpu.callpaths.tree import PathTree, build_paths
-from perf_offcpu.convert.flamegraph.page import describe, preorder
+from perf_offcpu.convert.html.flamegraph import describe, preorder
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write an interactive flame graph: one HTML file that needs nothing else, not even a web server.
 
-The page is its assets (HTML, CSS, JavaScript) and one JSON document in a script element; `encode.html` says
+The page is its assets (HTML, CSS, JavaScript) and one JSON document in a script element; `html.template` says
 how hostile names stay data.
 
 Nodes are columns in preorder, siblings by name, so that a subtree is a range of nodes. A series is the weight
@@ -24,7 +24,7 @@ from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.tree import PathTree, build_paths, with_older
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
-from perf_offcpu.convert.encode.html import write_page
+from perf_offcpu.convert.html.template import write_page
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool, distinct
@@ -40,9 +40,8 @@ _OTHERS = "others"
 
 def write(profile: Profile, out: TextIO, options: Options) -> None:
     """Write all samples of the profile as a page."""
-    scripts = ("flamegraph/text.js", "flamegraph/flame.js", "flamegraph/flamegraph.js")
-    styles = ("flamegraph/base.css", "flamegraph/flamegraph.css")
-    write_page(out, "flamegraph/flamegraph.html", styles, scripts, describe(profile, options))
+    styles, scripts = ("base.css", "flamegraph.css"), ("text.js", "flame.js", "flamegraph.js")
+    write_page(out, "flamegraph.html", styles, scripts, describe(profile, options))
 
 
 def describe(profile: Profile, options: Options) -> dict[str, Any]:

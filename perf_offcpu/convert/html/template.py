@@ -60,6 +60,5 @@ def _hash(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    folder, _, file = name.partition("/")
     # direct: the package's own file
-    return resources.files(f"perf_offcpu.convert.{folder}").joinpath("assets", file).read_text("utf-8")
+    return resources.files("perf_offcpu.convert.html").joinpath("assets", name).read_text("utf-8")

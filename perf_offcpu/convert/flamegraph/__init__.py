@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Write an interactive flame graph as one HTML file."""
