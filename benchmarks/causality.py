@@ -33,8 +33,8 @@ from perf_offcpu.model.columns import Strings  # noqa: E402
 from perf_offcpu.model.profile import Frames, Profile, ProfileSamples, Stacks  # noqa: E402
 from perf_offcpu.model.recording import Evsel, SampleFlag  # noqa: E402
 from perf_offcpu.model.stacks import build_stack_tree  # noqa: E402
-from perf_offcpu.report.causality.bottlenecks import bottlenecks_of  # noqa: E402
-from perf_offcpu.report.causality.serial import serial_of  # noqa: E402
+from perf_offcpu.report.bottlenecks import bottlenecks_of  # noqa: E402
+from perf_offcpu.report.serial import serial_of  # noqa: E402
 
 DEPTH = 12
 """Threads of a group: a request passes through all of them."""

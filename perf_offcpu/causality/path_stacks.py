@@ -94,9 +94,7 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
 
 def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) -> tuple[I64, I64]:
     """Return (rows, segment): the CPU samples of running threads on the path, and the segment of each."""
-    moments = np.flatnonzero(timeline.moments)
-    if len(moments):
-        moments = moments[profile.samples.evsel[moments] == profile.samples.evsel[moments].min()]
+    moments = of_one_event(profile, np.flatnonzero(timeline.moments))
     if not len(path.begin_ns):
         return moments[:0], moments[:0]
     time_ns = timeline.begin_ns[moments] + timeline.origin_ns
@@ -104,6 +102,12 @@ def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) ->
     hit = (segment >= 0) & (time_ns < path.end_ns[-1])
     hit &= (path.track[segment] == timeline.track[moments]) & (path.doing[segment] == Doing.RUNNING)
     return moments[hit], segment[hit]
+
+
+def of_one_event(profile: Profile, rows: I64) -> I64:
+    """Return the rows of CPU samples of one event, if there are several."""
+    events = profile.samples.evsel[rows]
+    return rows[events == events.min()] if len(rows) else rows
 
 
 def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains) -> tuple[I64, I64, I64, I64, I64]:

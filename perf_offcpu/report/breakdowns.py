@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from perf_offcpu.callpaths.weights import EDGES
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
-from perf_offcpu.report.totals import Total, heaviest, totals_of
+from perf_offcpu.report.totals import Total, heaviest, places_of, totals_of
 from perf_offcpu.structs import frozen
 
 BLOCKED = "blocked"
@@ -63,13 +63,12 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
     blocked_ns = np.where(waits.wait_class == WaitClass.RUNQUEUE, 0, samples.period - runq)
     weight, blocked = (sum_by(group_of, values, len(first)) for values in (samples.period, blocked_ns))
     kept, _ = heaviest(blocked if by_blocked else weight, limit)
-    rank = np.full(len(first), -1, np.int64)
-    rank[kept] = np.arange(len(kept))
-    totals = totals_of(samples, rank[group_of], len(kept))
-    queued, blocked = sum_by(rank[group_of], runq, len(kept)).tolist(), blocked[kept].tolist()
+    row_of = places_of(kept, len(first))[group_of]
+    totals = totals_of(samples, row_of, len(kept))
+    numbers = totals, sum_by(row_of, runq, len(kept)).tolist(), blocked[kept].tolist()
     rows = [
-        GroupRow(tuple(label(row) for _, label in made), totals[index], queued[index], blocked[index])
-        for index, row in enumerate(first[kept].tolist())
+        GroupRow(tuple(label(row) for _, label in made), *columns)
+        for row, *columns in zip(first[kept].tolist(), *numbers, strict=True)
     ]
     more = len(first) - len(kept), int(weight.sum()) - sum(total.weight for total in totals)
     return GroupTable(tuple(keys), rows, more, bool((samples.runq_ns >= 0).any()), by_blocked)
@@ -93,11 +92,7 @@ class FunctionTable:
 
 
 def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
-    """Return the functions on the stacks of a profile, the largest inclusive weight first.
-
-    Args:
-        limit: most rows; None for all.
-    """
+    """Return the functions on the stacks of a profile, the largest inclusive weight first, at most `limit`."""
     calls = calls_of(subject, PathOptions(), np.ones(len(subject.samples), np.bool_))
     order = np.lexsort((np.arange(len(calls.names)), -calls.own, -calls.inclusive))
     rows = [
@@ -133,32 +128,43 @@ def histogram(samples: ProfileSamples) -> Histogram:
     bucket = np.searchsorted(np.array(EDGES, np.int64), np.maximum(length, 0), side="right") - 1
     counts = sum_by(bucket, samples.count[~is_sum], len(EDGES)).tolist()
     weights = sum_by(bucket, samples.period[~is_sum], len(EDGES)).tolist()
-    used = [at for at, count in enumerate(counts) if count]
-    highs = [*EDGES[1:], None]
-    shown = range(used[0], used[-1] + 1) if used else ()
-    buckets = [Bucket(EDGES[at], highs[at], counts[at], weights[at]) for at in shown]
+    used = [row for row, count in enumerate(counts) if count] or [0, -1]
+    buckets = list(map(Bucket, EDGES, [*EDGES[1:], None], counts, weights))[used[0] : used[-1] + 1]
     summed = samples.take(is_sum)
-    total = totals_of(summed, np.zeros(len(summed), np.int64), 1)[0]
-    return Histogram(buckets, len(summed), total)
+    return Histogram(buckets, len(summed), totals_of(summed, np.zeros(len(summed), np.int64), 1)[0])
 
 
-def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> Iterator[tuple[str, tuple[Name, ...], int]]:
-    """Yield comm, frames and weight of the heaviest stacks of some samples, the heaviest first.
+@frozen
+class HeavyStack:
+    """A stack of one comm with the weight of its samples."""
+
+    comm: str
+    frames: tuple[Name, ...]  # root first
+    weight: int
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the frames."""
+        return [name.label for name in self.frames]
+
+
+def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[HeavyStack]:
+    """Return the `most` heaviest stacks of some samples, the heaviest first.
 
     Args:
         rows: int64[n], the samples.
         weight: int64[n], the weight of each.
-        most: number of stacks.
     """
     tree = build_paths(profile.select(rows), PathOptions())
     total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
     nodes = np.argsort(-total, kind="stable")[:most]
     nodes = nodes[total[nodes] > 0]
     paths = tree.paths(nodes)
-    for row, node in enumerate(nodes.tolist()):
-        ids = paths.values[paths.offsets[row] : paths.offsets[row + 1]].tolist()
-        names = [tree.names[one] for one in ids]
-        yield names[0].label, tuple(names[1:]), int(total[node])
+    stacks = [[tree.names[name] for name in paths.row(row).tolist()] for row in range(len(nodes))]
+    return [
+        HeavyStack(comm.label, tuple(frames), ns)
+        for (comm, *frames), ns in zip(stacks, total[nodes].tolist(), strict=True)
+    ]
 
 
 @frozen
@@ -172,11 +178,7 @@ class Oversleep:
 
 
 def oversleep_of(profile: Profile, waits: Waits) -> Oversleep | None:
-    """Return how much longer single sleeps took than asked; None if no sleep has a known timeout.
-
-    Args:
-        waits: `classify(profile)`.
-    """
+    """Return how much longer single sleeps took than asked; None if no sleep has a known timeout."""
     samples = profile.samples
     asked = (samples.asked_ns >= 0) & (waits.wait_class == WaitClass.SLEEP)
     asked &= ~samples.has(SUM_FLAGS | SampleFlag.BEGAN_BEFORE)

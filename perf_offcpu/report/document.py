@@ -30,15 +30,15 @@ _SAMPLING = "period_ns longest_period_ns waits waits_ns estimated_waits estimate
 def document(summary: Summary) -> dict[str, Any]:
     """Return the summary as dicts, lists, integers and printable texts."""
     meta = summary.meta
-    recording = {"file": printable(meta.source), **fields(meta, "hostname os_release arch")}
-    recording |= {"cpus": meta.nr_cpus, "command": list(map(printable, meta.cmdline))}
-    subject = {"events": list(map(printable, summary.subject)), "offcpu": summary.is_offcpu}
+    machine = fields(meta, "file=source hostname os_release arch cpus=nr_cpus")
+    command = {"command": list(map(printable, meta.cmdline))}
+    subject = {"events": list(map(printable, summary.subject)), **fields(summary, "offcpu=is_offcpu unit")}
     return {
         "version": VERSION,
-        "recording": recording | fields(meta, "first_ns last_ns paused_ns"),
+        "recording": machine | command | fields(meta, "first_ns last_ns paused_ns"),
         "sampling": fields(meta.sampling, _SAMPLING) if meta.sampling else None,
         "events": [fields(row, "name unit samples") | total_fields(row.total) for row in summary.events],
-        "subject": subject | {"unit": summary.unit} | total_fields(summary.total),
+        "subject": subject | total_fields(summary.total),
         "verdict": summary.verdict and _verdict(summary.verdict, meta),
         "threads": [_thread(row, summary.beside) for row in summary.threads],
         "more_threads": cut_fields(summary.more_threads),
@@ -57,9 +57,7 @@ def document(summary: Summary) -> dict[str, Any]:
 
 
 def _thread(row: ThreadRow, event: EventRow | None) -> dict[str, Any]:
-    beside = None
-    if event is not None:
-        beside = {"event": printable(event.name), **fields(row.beside, "weight count")}
+    beside = event and fields(event, "event=name") | fields(row.beside, "weight count")
     return fields(row, "comm pid tid idle_because") | total_fields(row.total) | {"beside": beside}
 
 
@@ -70,7 +68,7 @@ def _stack(row: StackRow) -> dict[str, Any]:
         **fields(row, "states classes"),
         "syscalls": {printable(name): weight for name, weight in row.syscalls.items() if name},
         "still_blocked": row.still_blocked,
-        "frames": [frame(name) for name in row.frames],
+        "frames": list(map(frame, row.frames)),
     }
 
 
@@ -117,32 +115,25 @@ def _budget(table: BudgetTable) -> dict[str, Any]:
 
 
 def _groups(table: GroupTable) -> dict[str, Any]:
-    rows = [
-        {
-            "values": list(row.values),
-            **total_fields(row.total),
-            "runq": row.runq if table.runq_known else None,
-        }
-        | {"blocked": row.blocked if table.runq_known else None}
-        for row in table.rows
-    ]
+    rows = []
+    for row in table.rows:
+        parts = fields(row, "runq blocked") if table.runq_known else {"runq": None, "blocked": None}
+        rows.append({"values": list(row.values), **total_fields(row.total), **parts})
     return {"keys": list(table.keys), "rows": rows, "more": cut_fields(table.more)}
 
 
 def _functions(table: FunctionTable) -> dict[str, Any]:
-    rows = [frame(row.name) | fields(row, "inclusive own") for row in table.rows]
-    return {"rows": rows, "more": table.more}
+    return {"rows": [frame(row.name) | fields(row, "inclusive own") for row in table.rows], "more": table.more}
 
 
 def _histogram(table: Histogram) -> dict[str, Any]:
-    buckets = [{"from": bucket.low, "below": bucket.high, **fields(bucket, "count weight")} for bucket in table.buckets]
+    buckets = [fields(bucket, "from=low below=high count weight") for bucket in table.buckets]
     return {"buckets": buckets, "sums": {"samples": table.sums, **total_fields(table.summed)}}
 
 
 def object_fields(table: ObjectTable) -> dict[str, Any]:
     """Return the table of objects."""
-    rows = list(map(row_fields, table.rows))
-    return {"rows": rows, "more": cut_fields(table.more), "without": table.without}
+    return {"rows": list(map(row_fields, table.rows)), "more": cut_fields(table.more), "without": table.without}
 
 
 def row_fields(row: ObjectRow) -> dict[str, Any]:
@@ -164,8 +155,8 @@ def _hand(hand: Hand) -> dict[str, Any]:
 def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:
     """Return circles of waiting threads: deadlocks, and those that end by a timeout."""
     columns = "comm pid tid lock function weight began_before asked_ns"
-    found: dict[str, Any] = {"deadlocks": [], "timed_circles": []}
+    documents: dict[str, Any] = {"deadlocks": [], "timed_circles": []}
     for circle in circles:
         name = "deadlocks" if ends_after(circle) < 0 else "timed_circles"
-        found[name].append([fields(thread, columns) for thread in circle])
-    return found
+        documents[name].append([fields(thread, columns) for thread in circle])
+    return documents

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.idle import of_idle_threads
@@ -18,12 +17,12 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
 from perf_offcpu.report.document import deadlock_fields, lock_fields
 from perf_offcpu.report.objects import HELD, LockRow, LockTable, lock_table
-from perf_offcpu.report.style import Column, Style, cut, lay_out
-from perf_offcpu.report.terminal import INDENT, collapsed
-from perf_offcpu.report.totals import cut_fields, fields
+from perf_offcpu.report.style import Column, Style, lay_out
+from perf_offcpu.report.terminal import INDENT, frame_lines
+from perf_offcpu.report.totals import cut_fields, fields, lost_fields
 from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.structs import frozen
-from perf_offcpu.text import id_text, printable
+from perf_offcpu.text import id_text
 
 VERSION = 2
 _HANDS = 5
@@ -42,21 +41,16 @@ class LockReport:
     losses: dict[str, int]
 
 
-def report_of(profile: Profile, limit: int | None, hand_limit: int | None) -> LockReport:
-    """Sum up the locks of a profile.
-
-    Args:
-        limit, hand_limit: most locks, and holders of each; None for all.
-    """
+def report_of(profile: Profile, limit: int | None) -> LockReport:
+    """Sum up the locks of a profile. `limit`: most locks, each with its first holders; None for all of both."""
     chosen = np.isin(profile.samples.evsel, event_rows(profile)) & profile.is_offcpu()
     idle = of_idle_threads(profile, classify(profile).for_work)[chosen]
     subject = profile.select(chosen)
     waits, holders = classify(subject), holders_of(subject)
-    table = lock_table(subject, waits, holders, limit, hand_limit, idle)
-    lost = {printable(str(cause)): count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
+    table = lock_table(subject, waits, holders, limit, limit and _HANDS, idle)
     weight = sum(row.row.total.weight for row in table.rows) + table.more[1]
-    total = int(subject.samples.period.sum())
-    return LockReport(profile.meta.source, total, weight, table, deadlocks_of(subject, waits, holders), lost)
+    total, deadlocks = int(subject.samples.period.sum()), deadlocks_of(subject, waits, holders)
+    return LockReport(profile.meta.source, total, weight, table, deadlocks, lost_fields(profile))
 
 
 def document(report: LockReport) -> dict[str, Any]:
@@ -64,8 +58,7 @@ def document(report: LockReport) -> dict[str, Any]:
     table = report.table
     return {
         "version": VERSION,
-        "recording": printable(report.source),
-        **fields(report, "total weight"),
+        **fields(report, "recording=source total weight"),
         "locks": list(map(lock_fields, table.rows)),
         "more": cut_fields(table.more),
         **deadlock_fields(report.deadlocks),
@@ -83,85 +76,70 @@ def render(report: LockReport, style: Style) -> Iterator[str]:
         yield from say.section("Locks by off-cpu time", style)
         yield from lay_out(_columns(report, style), style.width)
         rows, weight = report.table.more
-        if rows:
-            yield say.comment(f"and {say.plural(rows, 'more lock')}: {say.exact_amount(weight, 'ns', style)}")
+        yield from say.and_more(rows, "more lock", say.exact_amount(weight, "ns", style))
     for lock in report.table.rows:
         yield from _hands(lock, style)
     if report.table.refused:
-        yield "#"
-        yield say.comment(
-            f"{say.plural(report.table.refused, 'wait')} whose recorded holder was no thread of the process"
-        )
+        refused = say.plural(report.table.refused, "wait")
+        yield from ("#", say.comment(f"{refused} whose recorded holder was no thread of the process"))
     if report.losses:
-        yield "#"
-        yield say.heading("Lost or damaged", style)
-        yield from (say.comment(f"{count:>10}  {cause}") for cause, count in report.losses.items())
+        yield from ("#", *say.counts("Lost or damaged", report.losses, style))
 
 
 def _sentence(report: LockReport, style: Style) -> str:
     number = len(report.table.rows) + report.table.more[0]
     if not number:
         return "No wait for a lock has an object: sums of short waits and older recordings have none."
-    weights = [f"{say.amount(weight, 'ns', style)} {style.unit}" for weight in (report.weight, report.total)]
-    return f"{weights[0]} of {weights[1]} off the CPU were waits for {say.plural(number, 'lock')}."
+    weight, total = (say.time(ns, style) for ns in (report.weight, report.total))
+    return f"{weight} of {total} off the CPU were waits for {say.plural(number, 'lock')}."
 
 
 def _columns(report: LockReport, style: Style) -> list[Column]:
     locks = report.table.rows
     totals = [lock.row.total for lock in locks]
-    whole, unit = report.total or 1, f" {style.unit}"
     return [
-        Column("Share", [f"{100 * total.weight / whole:.2f}%" for total in totals]),
-        Column(f"Off-cpu{unit}", [say.amount(total.weight, "ns", style) for total in totals]),
+        say.shares((total.weight for total in totals), report.total),
+        say.times("Off-cpu", (total.weight for total in totals), style),
         Column("Waits", [say.count_text(total) for total in totals]),
-        Column(f"Average{unit}", [say.amount(total.average, "ns", style) for total in totals], spare=4),
-        Column(f"Longest{unit}", [say.amount(total.longest, "ns", style) for total in totals], spare=3),
+        say.times("Average", (total.average for total in totals), style, spare=4),
+        say.times("Longest", (total.longest for total in totals), style, spare=3),
         Column("Threads", [str(lock.row.threads) for lock in locks], spare=1),
         Column("Queue", [str(lock.queue) for lock in locks], spare=2),
         Column("Hand-overs", [str(lock.hand_overs) for lock in locks], spare=5),
-        Column("Lock", [lock.row.name for lock in locks], left=True),
-        Column("Waiting in", [_waiting_in(lock) for lock in locks], left=True, spare=6),
+        say.names("Lock", (lock.row.name for lock in locks)),
+        say.names("Waiting in", map(_waiting_in, locks), spare=6),
     ]
 
 
 def _waiting_in(lock: LockRow) -> str:
-    whole = lock.row.total.weight or 1
-    parts = list(lock.waiting_in.items())
+    whole, parts = lock.row.total.weight or 1, list(lock.waiting_in.items())
     shown = [f"{name} {100 * weight / whole:.0f}%" for name, weight in parts[:_FUNCTIONS]]
     return ", ".join([*shown, *([f"{len(parts) - _FUNCTIONS} more"] if len(parts) > _FUNCTIONS else [])])
 
 
 def _hands(lock: LockRow, style: Style) -> Iterator[str]:
     """Print the holders, or releasers, of a lock, with the stacks in which they released it."""
-    if not lock.hands:
+    hands, functions = lock.hands, [hand.function for hand in lock.hands]
+    if not hands:
         return
     yield from say.section(_title(lock), style)
-    whole, unit = lock.row.total.weight or 1, f" {style.unit}"
-    functions = [hand.function for hand in lock.hands]
-    yield from lay_out(
-        [
-            Column("Share", [f"{100 * one.weight / whole:.2f}%" for one in lock.hands]),
-            Column(f"Waited{unit}", [say.amount(one.weight, "ns", style) for one in lock.hands]),
-            Column("Times", [str(one.times) for one in lock.hands], spare=2),
-            Column("PID", [id_text(one.pid) for one in lock.hands], spare=1),
-            Column("TID", [id_text(one.tid) for one in lock.hands]),
-            Column("Command", [one.comm for one in lock.hands], left=True),
-            *([Column("Released in", functions, left=True)] if any(functions) else []),
-        ],
-        style.width,
-    )
+    columns = [
+        say.shares((hand.weight for hand in hands), lock.row.total.weight),
+        say.times("Waited", (hand.weight for hand in hands), style),
+        Column("Times", [str(hand.times) for hand in hands], spare=2),
+        Column("PID", [id_text(hand.pid) for hand in hands], spare=1),
+        Column("TID", [id_text(hand.tid) for hand in hands]),
+        say.names("Command", (hand.comm for hand in hands)),
+        *([say.names("Released in", functions)] if any(functions) else []),
+    ]
+    yield from lay_out(columns, style.width)
     rows, weight = lock.more_hands
-    if rows:
-        yield say.comment(f"and {say.plural(rows, 'more thread')}: {say.exact_amount(weight, 'ns', style)}")
+    yield from say.and_more(rows, "more thread", say.exact_amount(weight, "ns", style))
     yield from map(say.comment, _rest(lock, style))
-    for hand in lock.hands:
+    for hand in hands:
         if hand.frames and style.stacks:
-            yield ""
-            yield f"{INDENT}{hand.comm} {hand.tid}"
-            lead = "---"
-            for text in collapsed(hand.frames, style):
-                yield cut(f"{INDENT}{lead}{text}", style.width)
-                lead = "   "
+            _, *frames, _ = frame_lines(hand.frames, style)
+            yield from ("", f"{INDENT}{hand.comm} {hand.tid}", *frames)
 
 
 def _rest(lock: LockRow, style: Style) -> Iterator[str]:
@@ -175,7 +153,7 @@ def _rest(lock: LockRow, style: Style) -> Iterator[str]:
     )
     for weight, words in parts:
         if weight > 0:
-            yield f"{100 * weight / whole:.2f}%  {say.amount(weight, 'ns', style)} {style.unit}  {words}"
+            yield f"{say.share(weight, whole)}  {say.time(weight, style)}  {words}"
 
 
 def _title(lock: LockRow) -> str:
@@ -183,8 +161,3 @@ def _title(lock: LockRow) -> str:
         return f"{lock.row.name}: who released it while others waited"
     changed = "" if lock.changed is None else f"; in {say.plural(lock.changed, 'wait')} another thread released it"
     return f"{lock.row.name}: who held it while others waited{changed}"
-
-
-def hand_limit(limit: int | None) -> int | None:
-    """Return the number of holders shown for each lock, if at most `limit` locks are shown."""
-    return None if limit is None else _HANDS

@@ -8,12 +8,10 @@ ended the waits are shown instead, each with the whole waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.analysis.causes import Causes, causes_of, program_functions
+from perf_offcpu.analysis.causes import causes_of, program_functions
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
@@ -28,7 +26,7 @@ from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
-from perf_offcpu.report.totals import Total, sums_by_label, totals_of
+from perf_offcpu.report.totals import Total, places_of, sums_by_label, totals_of
 from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import printable, thread_label
 
@@ -111,38 +109,39 @@ class _Objects:
         busy = sum_by(np.where(idle[rows], -1, group_of), period, len(first))
         kept = np.lexsort((-weight, -busy))[:limit]
         self.more = len(first) - len(kept), int(weight.sum()) - int(weight[kept].sum())
-        rank = np.full(len(first) + 1, -1, np.int64)
-        rank[kept] = np.arange(len(kept))
         self.of = np.full(len(self.samples), -1, np.int64)
-        self.of[rows] = rank[group_of]
+        self.of[rows] = places_of(kept, len(first))[group_of]
         self.first = rows[first[kept]]
         self.number = len(kept)
-        rank_of_name = np.full(len(profile.strings), -1, np.int64)
-        rank_of_name[names[first[kept]]] = np.arange(len(kept))
-        self.held = self._held(rank_of_name)
+        self.held = self._held(places_of(names[first[kept]].astype(np.int64), len(profile.strings)))
 
     def rows(self) -> list[ObjectRow]:
         """Return the row of each object."""
-        objects, strings, samples = self.profile.objects, self.profile.strings, self.samples
+        objects, strings, samples, number = self.profile.objects, self.profile.strings, self.samples, self.number
         thing = samples.object[self.first]
-        totals = totals_of(samples, self.of, self.number)
         classes = sums_by_label(
-            self.of, self.waits.wait_class, lambda one: WaitClass(one).label, samples.period, self.number
+            self.of, self.waits.wait_class, lambda code: WaitClass(code).label, samples.period, number
         )
-        threads = waiters(samples, self.of, self.number).tolist()
-        by = self._by()
-        kinds = objects.kind[thing].tolist()
+        columns = (
+            objects.name[thing].tolist(),
+            objects.kind[thing].tolist(),
+            classes,
+            totals_of(samples, self.of, number),
+            waiters(samples, self.of, number).tolist(),
+            self.held.is_held.tolist(),
+            self._by(),
+        )
         return [
             ObjectRow(
                 printable(strings[name]),
-                _kind(kinds[index]),
-                next(iter(classes[index])),
-                totals[index],
-                threads[index],
-                HELD if self.held.is_held[index] else RELEASED if kinds[index] == ObjectKind.FUTEX else ENDED,
-                by[index],
+                ObjectKind(kind).name.lower() if kind in set(ObjectKind) else "unknown",
+                next(iter(weight_of_class)),
+                total,
+                threads,
+                HELD if is_held else RELEASED if kind == ObjectKind.FUTEX else ENDED,
+                by,
             )
-            for index, name in enumerate(objects.name[thing].tolist())
+            for name, kind, weight_of_class, total, threads, is_held, by in zip(*columns, strict=True)
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:
@@ -164,8 +163,8 @@ class _Objects:
         comm[samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
         strings, held = self.profile.strings, self.held
 
-        def label(one: int) -> str:
-            return "" if one == -1 else INTERRUPT if one == _INTERRUPT else thread_label(strings[one])
+        def label(comm: int) -> str:
+            return "" if comm == -1 else INTERRUPT if comm == _INTERRUPT else thread_label(strings[comm])
 
         not_held = np.where(np.append(held.is_held, False)[self.of], -1, self.of)
         ended = sums_by_label(not_held, comm, label, samples.period, self.number)
@@ -203,18 +202,12 @@ def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | 
     """
     samples = profile.samples
     has_object = samples.object >= 0
-    rows = np.flatnonzero(has_object)
-    objects = _Objects(profile, waits, holders, limit, rows, waits.for_work)
+    objects = _Objects(profile, waits, holders, limit, np.flatnonzero(has_object), waits.for_work)
     return ObjectTable(objects.rows(), objects.more, int(samples.period[~has_object].sum()))
 
 
 def lock_table(
-    profile: Profile,
-    waits: Waits,
-    holders: Holders,
-    limit: int | None = None,
-    hand_limit: int | None = None,
-    idle: Bool | None = None,
+    profile: Profile, waits: Waits, holders: Holders, limit: int | None, hand_limit: int | None, idle: Bool
 ) -> LockTable:
     """Return the locks that the samples of a profile waited for; arguments as in `object_table`.
 
@@ -227,49 +220,34 @@ def lock_table(
     is_lock = np.isin(kind, (ObjectKind.FUTEX, ObjectKind.SEMAPHORES))
     is_lock |= (waits.wait_class == WaitClass.LOCK) & (samples.object >= 0)
     is_lock &= waits.wait_class != WaitClass.CHILD  # the end of a thread is no lock
-    idle = np.zeros(len(samples), np.bool_) if idle is None else idle
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(is_lock), idle)
-    object_of, number = objects.of, objects.number
-    queues = longest_queues(samples, object_of, number).tolist()
-    handed = (holders.released >= 0) & (holders.released != samples.tid)
-    hand_overs = _counts(object_of, handed, number)
+    object_of, number, held = objects.of, objects.number, objects.held
+
+    def count(chosen: Bool) -> list[int]:
+        counts: list[int] = np.bincount(object_of[chosen & (object_of >= 0)], minlength=number).tolist()
+        return counts
+
     both = (holders.held >= 0) & (holders.released >= 0)
-    changed = _counts(object_of, both & (holders.held != holders.released), number)
-    compared = _counts(object_of, both, number)
-    functions = _functions(profile, causes_of(profile, waits), object_of, number)
-    hands = _hands(profile, holders, objects)
-    held = objects.held
-    unknown = sum_by(np.where(held.tid < 0, held.of, -1), held.weight, number).tolist()
-    rows = [
-        LockRow(
-            row,
-            queues[index],
-            hand_overs[index],
-            changed[index] if compared[index] else None,
-            functions[index],
-            hands[index][:hand_limit],
-            _cut(hands[index], hand_limit),
-            sum(hand.weight for hand in hands[index]),
-            unknown[index],
-        )
-        for index, row in enumerate(objects.rows())
-    ]
+    causes = causes_of(profile, waits)
+    functions = sums_by_label(object_of, causes.function, lambda row: causes.names[row], samples.period, number)
+    columns = (
+        objects.rows(),
+        longest_queues(samples, object_of, number).tolist(),
+        count((holders.released >= 0) & (holders.released != samples.tid)),
+        count(both & (holders.held != holders.released)),
+        count(both),
+        functions,
+        _hands(profile, holders, objects),
+        sum_by(np.where(held.tid < 0, held.of, -1), held.weight, number).tolist(),
+    )
+    rows = []
+    for row, queue, hand_overs, changed, compared, weight_of, hands, unknown in zip(*columns, strict=True):
+        waiting_in = {name: ns for name, ns in weight_of.items() if name}
+        shown, known = hands[:hand_limit], sum(hand.weight for hand in hands)
+        more = len(hands) - len(shown), known - sum(hand.weight for hand in shown)
+        counts = queue, hand_overs, changed if compared else None
+        rows.append(LockRow(row, *counts, waiting_in, shown, more, known, unknown))
     return LockTable(rows, objects.more, holders.refused)
-
-
-def _cut(hands: Sequence[Hand], limit: int | None) -> tuple[int, int]:
-    rest = hands[limit:] if limit is not None else ()
-    return len(rest), sum(hand.weight for hand in rest)
-
-
-def _counts(object_of: I64, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], groups: int) -> list[int]:
-    counts: list[int] = np.bincount(object_of[chosen & (object_of >= 0)], minlength=groups).tolist()
-    return counts
-
-
-def _functions(profile: Profile, causes: Causes, object_of: I64, groups: int) -> list[dict[str, int]]:
-    sums = sums_by_label(object_of, causes.function, lambda row: causes.names[row], profile.samples.period, groups)
-    return [{name: ns for name, ns in sums_of_thing.items() if name} for sums_of_thing in sums]
 
 
 def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[Hand]]:
@@ -278,24 +256,17 @@ def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[H
     hands: list[list[Hand]] = [[] for _ in range(objects.number)]
     released = np.flatnonzero((object_of >= 0) & (holders.released >= 0))
     is_hand, counts = held.tid >= 0, ~np.append(held.is_held, False)[object_of[released]]
-    of = np.concatenate([held.of[is_hand], object_of[released]])
+    of = np.append(held.of[is_hand], object_of[released])
     tid = np.concatenate([held.tid[is_hand], holders.released[released]])
     if not len(of):
         return hands
     first, pair = group(of, tid)
-    weight, times, time_ns = (
-        np.concatenate([column[is_hand], of_release])
-        for column, of_release in (
-            (held.weight, np.where(counts, samples.period[released], 0)),
-            (held.times, counts),
-            (held.time_ns, samples.time_ns[released]),
-        )
-    )
-    weight, times = sum_by(pair, weight, len(first)), sum_by(pair, times, len(first))
+    period = samples.period[released]
+    weight = sum_by(pair, np.append(held.weight[is_hand], np.where(counts, period, 0)), len(first))
+    times = sum_by(pair, np.append(held.times[is_hand], counts), len(first))
+    time_ns = np.append(held.time_ns[is_hand], samples.time_ns[released]).astype(np.int64)
     of_release = pair[int(is_hand.sum()) :]
-    stack = _heaviest_stack(
-        of_release, samples.waker_stack[released].astype(np.int64), samples.period[released], len(first)
-    )
+    stack = _heaviest_stack(of_release, samples.waker_stack[released].astype(np.int64), period, len(first))
     names, function = program_functions(profile, stack)
     comm = _comms(profile, tid[first], time_ns[first])
     pid = np.append(profile.comms.pid, -1)[
@@ -303,17 +274,9 @@ def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[H
     ]
     for index in np.argsort(-weight, kind="stable").tolist():
         if weight[index] > 0:
-            hands[int(of[first[index]])].append(
-                Hand(
-                    thread_label(strings[int(comm[index])]),
-                    int(pid[index]),
-                    int(tid[first[index]]),
-                    int(weight[index]),
-                    int(times[index]),
-                    names[function[index]],
-                    _frames(profile, int(stack[index])),
-                )
-            )
+            ids = thread_label(strings[int(comm[index])]), int(pid[index]), int(tid[first[index]])
+            where = names[function[index]], _frames(profile, int(stack[index]))
+            hands[int(of[first[index]])].append(Hand(*ids, int(weight[index]), int(times[index]), *where))
     return hands
 
 
@@ -322,9 +285,8 @@ def _heaviest_stack(group_of: I64, stack: I64, weight: I64, groups: int) -> I64:
     result = np.full(groups, -1, np.int64)
     rows = np.flatnonzero(stack >= 0)
     first, pair = group(group_of[rows], stack[rows])
-    sums = sum_by(pair, weight[rows], len(first))
-    for at in np.argsort(sums, kind="stable").tolist():  # the heaviest is written last
-        result[group_of[rows[first[at]]]] = stack[rows[first[at]]]
+    heaviest_last = rows[first[np.argsort(sum_by(pair, weight[rows], len(first)), kind="stable")]]
+    result[group_of[heaviest_last]] = stack[heaviest_last]  # the last assignment stays
     return result
 
 
@@ -332,7 +294,3 @@ def _frames(profile: Profile, stack: int) -> tuple[Name, ...]:
     frames = np.array(frames_of(profile.stacks.parent, profile.stacks.frame, stack), np.int64)
     names, name_of = name_frames(profile, frames, PathOptions()) if len(frames) else ([], frames)
     return tuple(names[row] for row in name_of.tolist())
-
-
-def _kind(number: int) -> str:
-    return ObjectKind(number).name.lower() if number in set(ObjectKind) else "unknown"

@@ -8,7 +8,8 @@ cut. Into a pipe everything is written in full, for grep and awk.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from perf_offcpu.report.totals import Total
 from perf_offcpu.structs import frozen
@@ -30,6 +31,11 @@ class Style:
     width: int | None = None  # columns of the terminal; None for a pipe or file: nothing is cut
     color: bool = False  # use colours
     stacks: bool = True  # show stacks after the tables
+
+    @property
+    def order(self) -> str:
+        """Return the order of frames, for titles."""
+        return "leaf first" if self.leaf_first else "root first"
 
     def paint(self, code: str, text: str) -> str:
         """Return the text in a colour, if colours are on and the code is not ""."""
@@ -62,11 +68,16 @@ def amount(weight: int | None, unit: str, style: Style) -> str:
     return f"{'-' if weight < 0 else ''}{whole}.{rest:03d}"
 
 
+def time(ns: int, style: Style) -> str:
+    """Return a time in the style's unit: `5.000 ms`."""
+    return f"{amount(ns, 'ns', style)} {style.unit}"
+
+
 def exact_amount(weight: int, unit: str, style: Style) -> str:
     """Format a total in the unit and, if that rounds it, also exactly."""
     if unit != "ns":
         return f"{weight} events"
-    text = f"{amount(weight, unit, style)} {style.unit}"
+    text = time(weight, style)
     return text if style.unit == "ns" else f"{text} ({weight} ns)"
 
 
@@ -98,6 +109,18 @@ def more_rows(cut: tuple[int, int], things: str, unit: str, style: Style) -> Ite
         yield comment(f"and {rows} more {things}: {exact_amount(weight, unit, style)}")
 
 
+def counts(title: str, counted: Mapping[Any, int], style: Style) -> Iterator[str]:
+    """Return the lines of what was counted, below a title."""
+    yield heading(title, style)
+    yield from (comment(f"{count:>10}  {cause}") for cause, count in counted.items())
+
+
+def and_more(number: int, thing: str, weight_text: str = "") -> Iterator[str]:
+    """Return the line about things that are not shown, if any: `and 3 more rows: 5.000 ms`."""
+    if number:
+        yield comment(f"and {plural(number, thing)}{weight_text and f': {weight_text}'}")
+
+
 _GAP = "  "
 _ELLIPSIS = "…"
 
@@ -115,6 +138,27 @@ class Column:
     def width(self) -> int:
         """Terminal columns that the column takes."""
         return max(map(display_width, (self.title, *self.cells)))
+
+
+def weights(title: str, values: Iterable[int | None], unit: str, style: Style, spare: int = 0) -> Column:
+    """Return a column of weights; the style's unit of times follows the title."""
+    shown_unit = f" {style.unit}" if unit == "ns" else ""
+    return Column(f"{title}{shown_unit}", [amount(value, unit, style) for value in values], spare=spare)
+
+
+def times(title: str, values: Iterable[int | None], style: Style, spare: int = 0) -> Column:
+    """Return a column of times in ns."""
+    return weights(title, values, "ns", style, spare)
+
+
+def shares(values: Iterable[int], whole: int) -> Column:
+    """Return the column of the shares of a whole."""
+    return Column("Share", [share(value, whole) for value in values])
+
+
+def names(title: str, texts: Iterable[str], spare: int = 0) -> Column:
+    """Return a column of printable texts, aligned to the left."""
+    return Column(title, list(texts), left=True, spare=spare)
 
 
 def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:

@@ -24,7 +24,7 @@ from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
-from perf_offcpu.locks import DeadThread, deadlocks_of
+from perf_offcpu.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -33,8 +33,9 @@ from perf_offcpu.report import breakdowns
 from perf_offcpu.report.breakdowns import Oversleep, oversleep_of
 from perf_offcpu.report.objects import ObjectTable, object_table
 from perf_offcpu.report.thread_budgets import BudgetTable, budget_table
-from perf_offcpu.report.totals import Total, heaviest, sums_by_label, sums_by_state, totals_of
+from perf_offcpu.report.totals import Total, heaviest, places_of, sums_by_label, sums_by_state, totals_of
 from perf_offcpu.report.verdict.numbers import Verdict, verdict_of
+from perf_offcpu.report.verdict.text import lines_of
 from perf_offcpu.structs import frozen
 
 _CAUSE_OF_FLAG = {
@@ -163,7 +164,8 @@ def summarize(
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
     is_offcpu, counts = shows_waits(subject, chosen_events), losses.by_text(profile.losses)
     lost = {cause: count for cause, count in counts.items() if cause.is_loss}
-    judged = verdict and is_offcpu
+    facts = (profile, chosen, subject, waits, holders, lost)
+    judged = verdict_of(*facts, options=options, whole_lives=whole_lives) if verdict and is_offcpu else None
     return Summary(
         meta=profile.meta,
         events=[table[row] for row in sorted(table)],
@@ -183,11 +185,9 @@ def summarize(
         deadlocks=deadlocks_of(subject, waits, holders),
         functions=breakdowns.function_table(subject, limits.groups) if children else None,
         histogram=breakdowns.histogram(subject.samples) if is_offcpu else None,
-        verdict=verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
-        if judged
-        else None,
+        verdict=judged,
         losses=lost,
-        notes=_notes(subject.samples) | {one: count for one, count in counts.items() if not one.is_loss},
+        notes=_notes(subject.samples) | {cause: count for cause, count in counts.items() if not cause.is_loss},
     )
 
 
@@ -243,48 +243,61 @@ def _reasons(profile: Profile, chosen: Bool, waits: Waits) -> dict[tuple[int, in
     samples, purpose = profile.samples, np.zeros(len(chosen), np.int32)
     purpose[chosen] = waits.purpose
     rows = np.flatnonzero(of_idle_threads(profile, purpose > 0) & (purpose > 0))
-    first, of = group(samples.pid[rows], samples.tid[rows])
-    reasons = sums_by_label(of, purpose[rows], lambda one: waits.purposes[one], samples.period[rows], len(first))
-    threads = zip(samples.pid[rows][first].tolist(), samples.tid[rows][first].tolist(), strict=True)
+    first, thread_of = group(samples.pid[rows], samples.tid[rows])
+    purposes, period = purpose[rows], samples.period[rows]
+    reasons = sums_by_label(thread_of, purposes, lambda code: waits.purposes[code], period, len(first))
+    threads = zip(samples.pid[rows[first]].tolist(), samples.tid[rows[first]].tolist(), strict=True)
     return {thread: next(iter(by_reason)) for thread, by_reason in zip(threads, reasons, strict=True)}
 
 
 def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[StackRow], tuple[int, int]]:
     samples, tree = subject.samples, build_paths(subject, PathOptions())
-    first, of = group(tree.of_sample)
-    node = tree.of_sample[first]
-    kept, cut = heaviest(sum_by(of, samples.period, len(node)), limit)
-    rank = np.full(len(node), -1, np.int64)
-    rank[kept] = np.arange(len(kept))
-    of, weight = rank[of], samples.period
-    totals = totals_of(samples, of, len(kept))
-    states = sums_by_state(samples, of, weight, len(kept))
-    classes = sums_by_label(of, waits.wait_class, lambda one: WaitClass(one).label, weight, len(kept))
-    syscalls = sums_by_label(of, waits.syscall, lambda row: waits.syscall_names[row], weight, len(kept))
-    unfinished = subject.is_still_blocked()
-    still_blocked = np.bincount(of[unfinished] + 1, minlength=len(kept) + 1)[1:].tolist()
-    paths = tree.paths(node[kept].astype(np.int64))
+    first, stack_of = group(tree.of_sample)
+    kept, cut = heaviest(sum_by(stack_of, samples.period, len(first)), limit)
+    row_of, number, weight = places_of(kept, len(first))[stack_of], len(kept), samples.period
+    columns = (
+        totals_of(samples, row_of, number),
+        sums_by_state(samples, row_of, weight, number),
+        sums_by_label(row_of, waits.wait_class, lambda code: WaitClass(code).label, weight, number),
+        sums_by_label(row_of, waits.syscall, lambda row: waits.syscall_names[row], weight, number),
+        np.bincount(row_of[subject.is_still_blocked()] + 1, minlength=number + 1)[1:].tolist(),
+    )
+    paths = tree.paths(tree.of_sample[first[kept]].astype(np.int64))
     rows = []
-    for index, total in enumerate(totals):
+    for index, (total, states, *others) in enumerate(zip(*columns, strict=True)):
         comm, *frames = (tree.names[name] for name in paths.row(index).tolist())
-        by_letter = {letter: weight for letter, weight in states[index].items() if letter}
-        rows.append(
-            StackRow(
-                comm.label,
-                tuple(frames),
-                total,
-                by_letter,
-                classes[index],
-                syscalls[index],
-                still_blocked[index],
-            )
-        )
+        states.pop("", None)
+        rows.append(StackRow(comm.label, tuple(frames), total, states, *others))
     return rows, cut
 
 
 def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
     """Return the number of samples without stack, with a part of it, or of waits without begin or end."""
     notes = {losses.NO_STACK: int((samples.stack < 0).sum())}
-    for flag, cause in _CAUSE_OF_FLAG.items():
-        notes[cause] = int((samples.has(flag)).sum())
+    notes |= {cause: int(samples.has(flag).sum()) for flag, cause in _CAUSE_OF_FLAG.items()}
     return {cause: count for cause, count in notes.items() if count}
+
+
+@frozen
+class Head:
+    """The head of a page."""
+
+    sentences: tuple[str, ...] = ()  # deadlocks, then the verdict; none without waits
+    idle: frozenset[tuple[int, int]] = frozenset()  # (pid, tid) of idle threads
+
+
+def head_of(
+    profile: Profile, events: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = (), whole_lives: bool = True
+) -> Head:
+    """Return the head of a page about a profile; arguments are those of `summarize`."""
+    rows = event_rows(profile, events)
+    chosen = np.isin(profile.samples.evsel, rows)
+    subject = profile.select(chosen)
+    if not shows_waits(subject, [profile.evsels[row] for row in rows.tolist()]):
+        return Head()
+    lost = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
+    waits, holders = classify(subject), holders_of(subject)
+    deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders))
+    verdict = verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
+    sentences = (*deadlocks, *(lines_of(verdict, profile.meta) if verdict else ()))
+    return Head(sentences, frozenset(_reasons(profile, chosen, waits) if whole_lives else ()))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.callpaths.keys import symbol_label
@@ -20,7 +20,7 @@ _BAR = 40
 _BESIDE_BAR = 60
 """Terminal columns that a histogram's numbers take next to its bars."""
 TITLES = {"comm": "Command", "pid": "PID", "tid": "TID", "cpu": "CPU", "dso": "Shared object"}
-_STATE_ORDER = "QSDITtXZP"
+_STATE_ORDER = [*"QSDITtXZP", ""]
 
 
 def threads(summary: Summary, style: Style) -> Iterator[str]:
@@ -33,52 +33,48 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
         *_beside_columns(summary, style),
         Column("PID", [id_text(row.pid) for row in rows], spare=2),
         Column("TID", [id_text(row.tid) for row in rows]),
-        Column("Command", [thread_label(row.comm) for row in rows], left=True),
+        say.names("Command", (thread_label(row.comm) for row in rows)),
     ]
     if all(row.idle_because for row in rows):
-        columns.append(Column("Idle because it waits for", [row.idle_because for row in rows], left=True))
+        columns.append(say.names("Idle because it waits for", (row.idle_because for row in rows)))
     yield from say.section(f"Threads by {summary.subject_name}", style)
-    yield from coloured_table(columns, style, [row.total.weight for row in rows], summary)
+    yield from coloured_table(columns, style, share_colours((row.total.weight for row in rows), summary))
     yield from say.more_rows(summary.more_threads, "threads", summary.unit, style)
 
 
-def coloured_table(
-    columns: Sequence[Column], style: Style, weights: Sequence[int] = (), summary: Summary | None = None
-) -> Iterator[str]:
-    """Print a table; with weights its first column holds their shares, which are coloured."""
+def coloured_table(columns: Sequence[Column], style: Style, colours: Sequence[str] = ()) -> Iterator[str]:
+    """Print a table. `colours`: of the first cell of each row; default: none."""
     title, dots, *lines = lay_out(columns, style.width)
     yield from (style.paint(say.DIM, title), style.paint(say.DIM, dots))
-    if summary is None:
-        yield from lines
-        return
-    for weight, line in zip(weights, lines, strict=True):
-        text, colour = (of(weight, summary.total.weight) for of in (say.share, say.share_colour))
+    for text, colour, line in zip(columns[0].cells, colours or [""] * len(lines), lines, strict=True):
         yield line.replace(text, style.paint(colour, text), 1)
+
+
+def share_colours(weights: Iterable[int], summary: Summary) -> list[str]:
+    """Return the colour of the share of each weight."""
+    return [say.share_colour(weight, summary.total.weight) for weight in weights]
 
 
 def total_columns(totals: Sequence[Total], summary: Summary, style: Style) -> list[Column]:
     """Return the columns of totals: share, weight, number, and for waits the average and the longest."""
-    shares, counts = (
-        [say.share(total.weight, summary.total.weight) for total in totals],
-        list(map(say.count_text, totals)),
-    )
-    weights = [total.weight for total in totals]
+    share = say.shares((total.weight for total in totals), summary.total.weight)
+    weight = _weights("Off-cpu" if summary.is_offcpu else "Weight", (total.weight for total in totals), summary, style)
+    count = Column("Waits" if summary.is_offcpu else "Samples", list(map(say.count_text, totals)), spare=1)
     if not summary.is_offcpu:
-        weight = _weights("Weight", weights, summary, style)
-        return [Column("Share", shares), weight, Column("Samples", counts, spare=1)]
-    return [
-        Column("Share", shares),
-        _weights("Off-cpu", weights, summary, style),
-        Column("Waits", counts, spare=1),
-        _weights("Average", [total.average for total in totals], summary, style, spare=4),
-        _weights("Longest", [total.longest for total in totals], summary, style, spare=3),
-    ]
+        return [share, weight, count]
+    average = _weights("Average", (total.average for total in totals), summary, style, spare=4)
+    return [share, weight, count, average, _weights("Longest", (total.longest for total in totals), summary, style, 3)]
 
 
-def _weights(title: str, values: Sequence[int | None], summary: Summary, style: Style, spare: int = 0) -> Column:
-    """Return a column of weights in the subject's unit."""
-    unit = f" {style.unit}" if summary.unit == "ns" else ""
-    return Column(f"{title}{unit}", [say.amount(value, summary.unit, style) for value in values], spare=spare)
+def _weights(title: str, values: Iterable[int | None], summary: Summary, style: Style, spare: int = 0) -> Column:
+    return say.weights(title, values, summary.unit, style, spare)
+
+
+def key_columns(keys: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Iterator[Column]:
+    """Return the columns of sort keys. `rows`: printable values in the order of the keys."""
+    for index, key in enumerate(keys):
+        title = TITLES.get(key, key.capitalize())
+        yield Column(title, [values[index] for values in rows], left=key not in ("pid", "tid", "cpu"))
 
 
 def _beside_columns(summary: Summary, style: Style) -> list[Column]:
@@ -86,12 +82,9 @@ def _beside_columns(summary: Summary, style: Style) -> list[Column]:
     event = summary.beside
     if event is None:
         return []
-    name = printable(event.name)
-    counts = Column(f"{name} samples", [str(row.beside.count) for row in summary.threads], spare=6)
-    if event.unit != "ns":
-        return [counts]
-    cells = [say.amount(row.beside.weight, event.unit, style) for row in summary.threads]
-    return [Column(f"{name} {style.unit}", cells, spare=5), counts]
+    name, rows = printable(event.name), summary.threads
+    counts = Column(f"{name} samples", [str(row.beside.count) for row in rows], spare=6)
+    return [*([say.times(name, (row.beside.weight for row in rows), style, 5)] if event.unit == "ns" else []), counts]
 
 
 def budget(summary: Summary, style: Style) -> Iterator[str]:
@@ -107,19 +100,16 @@ def budget(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
-    total = _shown_total(table)
-    rows, derived = [*table.rows, *table.rest, *total], table.derived
+    rows, derived = [*table.rows, *table.rest, *_shown_total(table)], table.derived
 
     def column(title: str, cell: Callable[[BudgetRow], int | None], spare: int = 0) -> Column:
         return Column(title, [say.amount(cell(row), "ns", style) for row in rows], spare=spare)
 
     def blocked(letter: str) -> Column:
-        return column(
-            "Throttled" if letter == "Q" else f"Blocked {letter or '?'}",
-            lambda row: row.blocked.get(letter, 0),
-        )
+        title = "Throttled" if letter == "Q" else f"Blocked {letter or '?'}"
+        return column(title, lambda row: row.blocked.get(letter, 0))
 
-    letters = sorted({letter for row in rows for letter in row.blocked}, key=_state_rank)
+    letters = sorted({letter for row in rows for letter in row.blocked}, key=_STATE_ORDER.index)
     return [
         column(f"Wall {style.unit}", lambda row: row.wall),
         *([] if derived else [column("Running", lambda row: row.running)]),
@@ -132,19 +122,20 @@ def _budget_columns(table: BudgetTable, style: Style) -> list[Column]:
 
 def _budget_names(table: BudgetTable) -> Iterator[Column]:
     """Return the columns that say whose budget a row is; the rows of sums come last."""
+    rows = table.rows
     sums = [f"and {say.plural(row.threads, 'thread')} of {_of_comm(row)}" for row in table.rest]
     sums += [f"total of {say.plural(row.threads, 'thread')}" for row in _shown_total(table)]
     blank = [""] * len(sums)
     if table.by == "thread":
-        yield Column("TID", [*(id_text(row.tid) for row in table.rows), *blank])
+        yield Column("TID", [*(id_text(row.tid) for row in rows), *blank])
     else:
-        yield Column("Threads", [*(str(row.threads) for row in table.rows), *blank])
+        yield Column("Threads", [*(str(row.threads) for row in rows), *blank])
     if table.by == "pid":
-        yield Column("PID", [*(id_text(row.pid) for row in table.rows), *blank])
+        yield Column("PID", [*(id_text(row.pid) for row in rows), *blank])
     if table.by == "cgroup":
-        yield Column("Cgroup", [*(row.cgroup for row in table.rows), *sums], left=True)
+        yield say.names("Cgroup", [*(row.cgroup for row in rows), *sums])
     else:
-        yield Column("Command", [*map(_of_comm, table.rows), *sums], left=True)
+        yield say.names("Command", [*map(_of_comm, rows), *sums])
 
 
 def _shown_total(table: BudgetTable) -> list[BudgetRow]:
@@ -155,10 +146,6 @@ def _of_comm(row: BudgetRow) -> str:
     return thread_label(row.comm) if row.comm or row.threads == 1 else "several names"
 
 
-def _state_rank(letter: str) -> int:
-    return _STATE_ORDER.index(letter) if letter else len(_STATE_ORDER)
-
-
 def groups(summary: Summary, style: Style) -> Iterator[str]:
     """Print off-cpu time by class, or by the sort keys."""
     table = summary.groups
@@ -167,8 +154,8 @@ def groups(summary: Summary, style: Style) -> Iterator[str]:
     by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
     by += ", longest blocked first" if table.by_blocked else ""
     yield from say.section(f"{summary.subject_name.capitalize()} by {by}", style)
-    weights = [row.total.weight for row in table.rows]
-    yield from coloured_table(_group_columns(summary, style), style, weights, summary)
+    colours = share_colours((row.total.weight for row in table.rows), summary)
+    yield from coloured_table(_group_columns(summary, style), style, colours)
     yield from say.more_rows(table.more, "rows", summary.unit, style)
 
 
@@ -176,15 +163,13 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
     table = summary.groups
     columns = total_columns([row.total for row in table.rows], summary, style)
     if table.runq_known:
-        columns.append(_weights("Run queue", [row.runq for row in table.rows], summary, style, spare=5))
+        columns.append(_weights("Run queue", (row.runq for row in table.rows), summary, style, spare=5))
     if table.by_blocked:
-        columns.append(_weights("Blocked", [row.blocked for row in table.rows], summary, style))
-    for index, key in enumerate(table.keys):
-        title, values = TITLES.get(key, key.capitalize()), [row.values[index] for row in table.rows]
-        columns.append(Column(title, values, left=key not in ("pid", "tid", "cpu")))
+        columns.append(_weights("Blocked", (row.blocked for row in table.rows), summary, style))
+    columns += key_columns(table.keys, [row.values for row in table.rows])
     if table.keys == ("class",):
-        meanings = [BY_LABEL[row.values[0]].row.meaning for row in table.rows]
-        columns.append(Column("Waits for", meanings, left=True, spare=6))
+        meanings = (BY_LABEL[row.values[0]].row.meaning for row in table.rows)
+        columns.append(say.names("Waits for", meanings, spare=6))
     return columns
 
 
@@ -194,22 +179,21 @@ def functions(summary: Summary, style: Style) -> Iterator[str]:
     if table is None or not table.rows:
         return
     yield from say.section(f"Functions by {summary.subject_name}, with all that they call (rows overlap)", style)
-    weights = [row.inclusive for row in table.rows]
-    yield from coloured_table(_function_columns(table, summary, style), style, weights, summary)
-    if table.more:
-        yield say.comment(f"and {say.plural(table.more, 'more function')}")
+    colours = share_colours((row.inclusive for row in table.rows), summary)
+    yield from coloured_table(_function_columns(table, summary, style), style, colours)
+    yield from say.and_more(table.more, "more function")
 
 
 def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> list[Column]:
-    rows = table.rows
+    rows, whole = table.rows, summary.total.weight
     inclusive, own = [row.inclusive for row in rows], [row.own for row in rows]
     return [
-        Column("Children", [say.share(weight, summary.total.weight) for weight in inclusive]),
-        Column("Self", [say.share(weight, summary.total.weight) for weight in own]),
+        Column("Children", [say.share(weight, whole) for weight in inclusive]),
+        Column("Self", [say.share(weight, whole) for weight in own]),
         _weights("Children", inclusive, summary, style, spare=1),
         _weights("Self", own, summary, style, spare=2),
-        Column(TITLES["dso"], [row.name.dso for row in rows], left=True, spare=3),
-        Column("Symbol", [symbol_label(row.name) for row in rows], left=True),
+        say.names(TITLES["dso"], (row.name.dso for row in rows), spare=3),
+        say.names("Symbol", (symbol_label(row.name) for row in rows)),
     ]
 
 
@@ -223,25 +207,24 @@ def histogram(summary: Summary, style: Style) -> Iterator[str]:
     if table.buckets:
         yield from coloured_table(_histogram_columns(table, style), style)
     if table.sums:
-        longest = f", none longer than {say.amount(table.summed.longest, 'ns', style)} {style.unit}"
-        longest_text = longest if table.summed.longest is not None else ""
-        waits = say.plural(table.summed.count, "wait", say.count_text(table.summed))
-        weight = say.exact_amount(table.summed.weight, "ns", style)
-        yield say.comment(f"Besides {say.plural(table.sums, 'sum')} of {waits}: {weight}{longest_text}")
+        summed = table.summed
+        waits = say.plural(summed.count, "wait", say.count_text(summed))
+        longest = "" if summed.longest is None else f", none longer than {say.time(summed.longest, style)}"
+        weight = say.exact_amount(summed.weight, "ns", style)
+        yield say.comment(f"Besides {say.plural(table.sums, 'sum')} of {waits}: {weight}{longest}")
 
 
 def _histogram_columns(table: Histogram, style: Style) -> list[Column]:
-    whole = sum(bucket.weight for bucket in table.buckets)
-    most = max(bucket.count for bucket in table.buckets)
+    buckets, whole = table.buckets, sum(bucket.weight for bucket in table.buckets)
+    most = max(bucket.count for bucket in buckets)
     room = _BAR if style.width is None else max(4, min(_BAR, style.width - _BESIDE_BAR))
-    bars = ["#" * -(-bucket.count * room // most) for bucket in table.buckets]
     return [
-        Column("From", [_length(bucket.low) for bucket in table.buckets]),
-        Column("Below", ["" if bucket.high is None else _length(bucket.high) for bucket in table.buckets]),
-        Column("Waits", [str(bucket.count) for bucket in table.buckets]),
-        Column(f"Off-cpu {style.unit}", [say.amount(bucket.weight, "ns", style) for bucket in table.buckets]),
-        Column("Share", [f"{100 * bucket.weight / (whole or 1):.2f}%" for bucket in table.buckets], spare=1),
-        Column("Waits", bars, left=True, spare=2),
+        Column("From", [_length(bucket.low) for bucket in buckets]),
+        Column("Below", ["" if bucket.high is None else _length(bucket.high) for bucket in buckets]),
+        Column("Waits", [str(bucket.count) for bucket in buckets]),
+        say.times("Off-cpu", (bucket.weight for bucket in buckets), style),
+        Column("Share", [say.share(bucket.weight, whole) for bucket in buckets], spare=1),
+        say.names("Waits", ("#" * -(-bucket.count * room // most) for bucket in buckets), spare=2),
     ]
 
 

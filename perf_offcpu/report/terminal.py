@@ -15,20 +15,14 @@ from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.locks import sentence_of
+from perf_offcpu.model.recording import Meta
 from perf_offcpu.report import style as say
+from perf_offcpu.report import tables
 from perf_offcpu.report.breakdowns import Oversleep
 from perf_offcpu.report.objects import HELD, RELEASED
 from perf_offcpu.report.style import Column, Style, cut
 from perf_offcpu.report.summary import StackRow, Summary
-from perf_offcpu.report.tables import (
-    budget,
-    coloured_table,
-    functions,
-    groups,
-    histogram,
-    threads,
-    total_columns,
-)
+from perf_offcpu.report.tables import coloured_table, share_colours, total_columns
 from perf_offcpu.report.verdict.text import lines_of, wrapped
 from perf_offcpu.text import printable
 
@@ -37,23 +31,28 @@ INDENT = " " * 12
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
-    tables = [threads, budget, groups, objects, functions]
-    parts = [_first_screen, _recording, _events, _sampling, *tables, _stacks, histogram, _losses]
-    for lines in parts:
+    head = [_first_screen, _recording, _events, _sampling]
+    sums = [tables.threads, tables.budget, tables.groups, objects, tables.functions]
+    for lines in [*head, *sums, _stacks, tables.histogram, _losses]:
         yield from lines(summary, style)
+
+
+def recording_text(meta: Meta, unnamed: str = "-") -> str:
+    """Return the recording and its machine: `perf.data of web1, 6.12.3 x86_64, 8 CPUs`."""
+    machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
+    facts = [part for part in machine if part and part != "0 CPUs"]
+    return f"{meta.source or unnamed}{' of ' if facts else ''}{', '.join(facts)}"
 
 
 def _recording(summary: Summary, _: Style) -> Iterator[str]:
     meta = summary.meta
-    machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
-    facts = [part for part in machine if part and part != "0 CPUs"]
-    yield say.comment(f"Recording: {meta.source or '-'}{' of ' if facts else ''}{', '.join(facts)}")
+    yield say.comment(f"Recording: {recording_text(meta)}")
     if meta.cmdline:
         yield say.comment(f"Command:   {' '.join(meta.cmdline)}")
     if meta.duration_ns:
         lasted = f"{meta.duration_ns / 1e9:.3f} s from first to last sample"
         gaps = f", {meta.paused_ns / 1e9:.3f} s of it not recorded" if meta.paused_ns else ""
-        yield say.comment(f"Time:      {lasted}{gaps}{_begin(summary)}")
+        yield say.comment(f"Time:      {lasted}{gaps}{_begin(meta)}")
     yield "#"
 
 
@@ -72,9 +71,8 @@ def first_screen(summary: Summary) -> Iterator[str]:
         yield from map(printable, lines_of(summary.verdict, summary.meta))
 
 
-def _begin(summary: Summary) -> str:
+def _begin(meta: Meta) -> str:
     """Return the date of the first sample, if the recording has a wall clock."""
-    meta = summary.meta
     if not meta.wall_clock_ns:
         return ""
     seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
@@ -115,21 +113,15 @@ def _events(summary: Summary, style: Style) -> Iterator[str]:
 def _stacks(summary: Summary, style: Style) -> Iterator[str]:
     if not summary.stacks or not style.stacks:
         return
-    order = "leaf first" if style.leaf_first else "root first"
-    yield from say.section(f"Stacks by {summary.subject_name}, {order}", style)
+    yield from say.section(f"Stacks by {summary.subject_name}, {style.order}", style)
     for row in summary.stacks:
-        yield from _stack(row, summary, style)
+        text, colour = (of(row.total.weight, summary.total.weight) for of in (say.share, say.share_colour))
+        yield f"{style.paint(colour, f'{text:>9}')}  {_stack_facts(row, summary, style)}"
+        yield from frame_lines(row.frames, style)
     yield from say.more_rows(summary.more_stacks, "stacks", summary.unit, style)
     letters = sorted({letter for row in summary.stacks for letter in row.states})
     if letters:
         yield say.comment("States: " + ", ".join(f"{letter} {STATE_NAMES[letter]}" for letter in letters))
-
-
-def _stack(row: StackRow, summary: Summary, style: Style) -> Iterator[str]:
-    text, colour = (of(row.total.weight, summary.total.weight) for of in (say.share, say.share_colour))
-    part = style.paint(colour, f"{text:>9}")
-    yield f"{part}  {_stack_facts(row, summary, style)}"
-    yield from frame_lines(row.frames, style)
 
 
 def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
@@ -182,11 +174,9 @@ def _frame(name: Name, style: Style) -> str:
 def _losses(summary: Summary, style: Style) -> Iterator[str]:
     yield "#"
     if summary.notes:
-        yield say.heading("Samples to know about", style)
-        yield from (say.comment(f"{count:>10}  {note}") for note, count in summary.notes.items())
+        yield from say.counts("Samples to know about", summary.notes, style)
     if summary.losses:
-        yield say.heading("Lost or damaged", style)
-        yield from (say.comment(f"{count:>10}  {cause}") for cause, count in summary.losses.items())
+        yield from say.counts("Lost or damaged", summary.losses, style)
     else:
         yield say.comment("Nothing was lost.")
 
@@ -206,11 +196,11 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
     columns = [
         *total_columns([row.total for row in rows], summary, style),
         Column("Threads", [str(row.threads) for row in rows], spare=5),
-        Column("Class", [row.wait_class for row in rows], left=True, spare=2),
-        Column("Object", [row.name for row in rows], left=True),
-        Column("By", [by_text(row.role, row.by, row.total.weight) for row in rows], left=True, spare=6),
+        say.names("Class", (row.wait_class for row in rows), spare=2),
+        say.names("Object", (row.name for row in rows)),
+        say.names("By", (by_text(row.role, row.by, row.total.weight) for row in rows), spare=6),
     ]
-    yield from coloured_table(columns, style, [row.total.weight for row in rows], summary)
+    yield from coloured_table(columns, style, share_colours((row.total.weight for row in rows), summary))
     yield from say.more_rows(table.more, "objects", summary.unit, style)
     if table.without:
         without = say.exact_amount(table.without, summary.unit, style)
@@ -235,6 +225,6 @@ def _oversleep(oversleep: Oversleep | None, style: Style) -> Iterator[str]:
     """Print a line if sleeps took at least a millisecond longer than asked."""
     if oversleep is None or oversleep.longest < _SAID_FROM_NS:
         return
-    median, longest = (f"{say.amount(ns, 'ns', style)} {style.unit}" for ns in (oversleep.median, oversleep.longest))
-    sleeps = say.plural(oversleep.sleeps, "sleep")
+    sleeps, median = say.plural(oversleep.sleeps, "sleep"), say.time(oversleep.median, style)
+    longest = say.time(oversleep.longest, style)
     yield say.comment(f"{sleeps} took longer than asked: {median} in the median, {longest} at most")

@@ -20,7 +20,7 @@ from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.join import host_of
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.report.totals import heaviest, sums_by_state
+from perf_offcpu.report.totals import heaviest, places_of, sums_by_state
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN
 
@@ -85,9 +85,7 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
     waiting: I64 = sum(lives.blocked.values(), np.zeros(len(lives.tid), np.int64))
     ranks = (sum_by(group_of, column, len(first)) for column in (waiting, lives.runnable))
     kept, (more, _) = heaviest(next(ranks), limit, next(ranks))
-    rank = np.full(len(first), -1, np.int64)
-    rank[kept] = np.arange(len(kept))
-    row_of = rank[group_of]
+    row_of = places_of(kept, len(first))[group_of]
     return BudgetTable(
         rows=_rows(profile, lives, row_of, len(kept)),
         derived=lives.running is None,
@@ -123,24 +121,23 @@ def _rows(profile: Profile, lives: Lives, row_of: I64, number: int) -> list[Budg
 
     def same(column: I32 | I64, other: int) -> list[int]:
         """Return the value that all threads of a row have, or another."""
-        low, high = np.full(number, np.iinfo(np.int64).max), np.full(number, np.iinfo(np.int64).min)
-        np.minimum.at(low, row_of[row_of >= 0], column[row_of >= 0])
-        np.maximum.at(high, row_of[row_of >= 0], column[row_of >= 0])
-        return list(np.where(low == high, low, other).tolist())
+        last = np.zeros(number, np.int64)
+        last[row_of[inside]] = column[inside]
+        differs = np.bincount(row_of[inside], column[inside] != last[row_of[inside]], number) > 0
+        return list(np.where(differs, other, last).tolist())
 
-    threads = np.bincount(row_of[row_of >= 0], minlength=number).tolist()
+    inside = row_of >= 0
+    threads = np.bincount(row_of[inside], minlength=number).tolist()
     ids = same(lives.pid, -1), same(lives.tid, -1), same(lives.comm, 0), same(lives.cgroup, 0)
-    wall, runnable = sums(lives.wall), sums(lives.runnable)
-    running = None if lives.running is None else sums(lives.running)
+    running = [None] * number if lives.running is None else sums(lives.running)
+    times = sums(lives.wall), running, sums(lives.runnable)
     blocked = {letter: sums(column) for letter, column in lives.blocked.items()}
     rows = []
-    for index, (pid, tid, comm, cgroup) in enumerate(zip(*ids, strict=True)):
+    for index, (pid, tid, comm, cgroup, wall, ran, runnable) in enumerate(zip(*ids, *times, strict=True)):
         states = {letter: column[index] for letter, column in blocked.items() if column[index]}
-        ran = None if running is None else running[index]
-        unknown = wall[index] - (ran or 0) - runnable[index] - sum(states.values())
-        times = wall[index], ran, runnable[index], states, unknown
-        label = cgroup_label(profile, cgroup)
-        rows.append(BudgetRow(profile.strings[comm], pid, tid, *times, threads[index], label))
+        unknown = wall - (ran or 0) - runnable - sum(states.values())
+        row = (profile.strings[comm], pid, tid, wall, ran, runnable, states, unknown, threads[index])
+        rows.append(BudgetRow(*row, cgroup_label(profile, cgroup)))
     return rows
 
 
@@ -183,11 +180,9 @@ def _cgroups(profile: Profile, tids: I32) -> I64:
     samples = profile.samples
     first, _ = group(samples.tid)
     slot = np.searchsorted(samples.tid[first], tids)
-    slot = np.minimum(slot, max(len(first) - 1, 0))
-    if not len(first):
-        return np.zeros(len(tids), np.int64)
-    found: I64 = np.where(samples.tid[first][slot] == tids, samples.cgroup[first][slot].view(np.int64), 0)
-    return found
+    known, cgroup = np.append(samples.tid[first], -1), np.append(samples.cgroup[first].view(np.int64), 0)
+    cgroups: I64 = np.where(known[slot] == tids, cgroup[slot], 0)
+    return cgroups
 
 
 def _derived(profile: Profile) -> Lives | None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import losses
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.callpaths.options import Name, NameKind
 from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.model.profile import ProfileSamples
+from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.text import printable
 
@@ -65,24 +66,29 @@ def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple
     return kept, (len(order) - len(kept), int(weight.sum()) - int(weight[kept].sum()))
 
 
+def places_of(kept: I64, size: int) -> I64:
+    """Return int64[size]: the place in `kept` of each number; -1 for numbers that are not in it."""
+    place = np.full(size, -1, np.int64)
+    place[kept] = np.arange(len(kept))
+    return place
+
+
 def sums_by_label(
     group_of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
 ) -> list[dict[str, int]]:
-    """Return for each group the sums of values by label, the largest first.
+    """Return for each group the sums of int64 values by label, the largest first.
 
     Args:
         group_of: int64[n], the group of each sample; -1 belongs to none.
         codes: int[n], numbers that `label` names.
-        values: int64[n].
     """
     first, pair = group(group_of, codes)
-    sums = sum_by(pair, values, len(first)).tolist()
     result: list[dict[str, int]] = [{} for _ in range(groups)]
-    for row, weight in zip(first.tolist(), sums, strict=True):
+    for row, weight in zip(first.tolist(), sum_by(pair, values, len(first)).tolist(), strict=True):
         if group_of[row] >= 0:
-            mine, name = result[int(group_of[row])], label(int(codes[row]))
-            mine[name] = mine.get(name, 0) + weight
-    return [dict(sorted(mine.items(), key=lambda item: -item[1])) for mine in result]
+            sums, name = result[int(group_of[row])], label(int(codes[row]))
+            sums[name] = sums.get(name, 0) + weight
+    return [dict(sorted(sums.items(), key=lambda item: -item[1])) for sums in result]
 
 
 def sums_by_state(samples: ProfileSamples, group_of: I64, values: I64, groups: int) -> list[dict[str, int]]:
@@ -91,9 +97,10 @@ def sums_by_state(samples: ProfileSamples, group_of: I64, values: I64, groups: i
 
 
 def fields(row: object, names: str) -> dict[str, Any]:
-    """Return the named fields of a row, texts printable."""
-    values = ((name, getattr(row, name)) for name in names.split())
-    return {name: printable(value) if isinstance(value, str) else value for name, value in values}
+    """Return the named fields of a row, texts printable; `key=field` has another name in the document."""
+    named = [word.rpartition("=") for word in names.split()]
+    values = {key or name: getattr(row, name) for key, _, name in named}
+    return {key: printable(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def total_fields(total: Total) -> dict[str, Any]:
@@ -109,3 +116,9 @@ def frame(name: Name) -> dict[str, str]:
 def cut_fields(more: tuple[int, int]) -> dict[str, int]:
     """Return the fields of the rows over a limit: their number and weight."""
     return {"rows": more[0], "weight": more[1]}
+
+
+def lost_fields(profile: Profile) -> dict[str, int]:
+    """Return cause → number of all that the recording lost."""
+    counts = losses.by_text(profile.losses)
+    return {printable(str(cause)): count for cause, count in counts.items() if cause.is_loss}

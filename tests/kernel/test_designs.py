@@ -27,7 +27,7 @@ from perf_offcpu.causality.critical_path import CriticalPath, Doing, critical_pa
 from perf_offcpu.causality.path_rows import rivals
 from perf_offcpu.causality.window import choose_thread
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.report.causality.bottlenecks import Bottlenecks, bottlenecks_of
+from perf_offcpu.report.bottlenecks import Bottlenecks, bottlenecks_of
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 

@@ -86,4 +86,4 @@ def test_every_view_takes_any_objects(data: st.DataObject) -> None:
 
 
 def _locks(profile: Any) -> lock_report.LockReport:
-    return lock_report.report_of(profile, None, None)
+    return lock_report.report_of(profile, None)

@@ -129,7 +129,7 @@ def _page(args: argparse.Namespace) -> int:
 
 def _critical_path(args: argparse.Namespace) -> int:
     """Print the critical path of a thread and return the exit status."""
-    from perf_offcpu.report.causality.path_report import document, render, report_of
+    from perf_offcpu.report.path_report import document, render, report_of
 
     if args.diff is not None:
         raise UsageError("--diff does not compare critical paths")
@@ -142,7 +142,7 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 def _bottlenecks(args: argparse.Namespace) -> int:
     """Print where most waiting time ends and return the exit status."""
-    from perf_offcpu.report.causality.bottlenecks import bottlenecks_of, document, render
+    from perf_offcpu.report.bottlenecks import bottlenecks_of, document, render
 
     if args.diff is not None or args.event:
         raise UsageError("--bottlenecks is about the waits of one recording: no --diff, --event")
@@ -155,12 +155,12 @@ def _bottlenecks(args: argparse.Namespace) -> int:
 def _locks(args: argparse.Namespace) -> int:
     """Print the locks that were waited for and return the exit status."""
     from perf_offcpu.analysis.interpreters import fold_interpreters
-    from perf_offcpu.report.lock_report import document, hand_limit, render, report_of
+    from perf_offcpu.report.lock_report import document, render, report_of
 
     if args.diff is not None or args.event:
         raise UsageError("--locks is about the waits of one recording: no --diff, --event")
     profile, limit = profile_from_args(args), limits_of(args).stacks
-    report = report_of(fold_interpreters(profile) if args.fold_interpreters else profile, limit, hand_limit(limit))
+    report = report_of(fold_interpreters(profile) if args.fold_interpreters else profile, limit)
     if args.json:
         return print_json(document(report))
     return print_lines(render(report, style_of(args)), args)
@@ -168,8 +168,7 @@ def _locks(args: argparse.Namespace) -> int:
 
 def _serial(args: argparse.Namespace) -> int:
     """Print how much of the time was serial and return the exit status."""
-    from perf_offcpu.report.causality.serial import document
-    from perf_offcpu.report.causality.serial_text import render
+    from perf_offcpu.report.serial import document, render
 
     limits = limits_of(args)
     serial = serial_from_args(args, STACKS if limits.stacks is None else limits.stacks)
@@ -203,10 +202,10 @@ def compare_with_older(args: argparse.Namespace) -> int:
     comparison = compare(before_side, now, per, keys=keys, limits=(limits.groups, limits.stacks))
     verdict = None if args.no_verdict else verdict_of(comparison, kept_options(args), args.diff)
     if args.json:
-        from perf_offcpu.report.diff.document import document
+        from perf_offcpu.report.diff.output import document
 
         return print_json(document(comparison, verdict))
-    from perf_offcpu.report.diff.text import render
+    from perf_offcpu.report.diff.output import render
 
     return print_lines(render(comparison, verdict, style_of(args)), args)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perf_offcpu.causality.critical_path import CriticalPath
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.model.recording import Budget
-    from perf_offcpu.report.causality.serial import SerialReport
+    from perf_offcpu.report.serial import SerialReport
 
 
 HELP = """
@@ -91,7 +91,7 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
     """
     from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.timeline import timeline_of
-    from perf_offcpu.report.causality.serial import serial_of
+    from perf_offcpu.report.serial import serial_of
 
     selection = selection_from_args(args)
     if selection.is_of_waits or selection.cpus or selection.cgroups:

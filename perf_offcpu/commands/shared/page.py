@@ -43,7 +43,7 @@ def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> O
     Args:
         profile: the selected samples of all events.
     """
-    from perf_offcpu.report.head import head_of
+    from perf_offcpu.report.summary import head_of
 
     kept, path = kept_options(args), bool(getattr(args, "critical_path", False))
     if path:  # next to the path are all threads

@@ -8,19 +8,14 @@ run each, unchanged. A row whose change is small enough to be chance is noise (`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.model.columns import I64, Bool
-from perf_offcpu.report.diff.noise import (
-    ERRORS,
-    F64,
-    errors_needed,
-    variance_between_slices,
-    variance_by_length,
-)
+from perf_offcpu.report.diff.noise import ERRORS, F64, errors_needed, variance_between_slices, variance_by_length
 from perf_offcpu.report.diff.sides import (
     FUNCTION_KEYS,
     OBJECT,
@@ -33,7 +28,7 @@ from perf_offcpu.report.diff.sides import (
     common_unit,
     everything,
 )
-from perf_offcpu.report.totals import Total, totals_of
+from perf_offcpu.report.totals import Total, places_of, totals_of
 from perf_offcpu.structs import frozen
 
 _CLOCK_ERROR = 1e-3
@@ -128,11 +123,12 @@ def compare(
     unit = common_unit(old, new)
     rows_limit, stacks_limit = limits
     comparer = _Comparer(old, new, per)
-    causes = (
-        comparer.table(FUNCTION_KEYS, by_function(old, new), rows_limit and max(rows_limit, _FOR_VERDICT))
-        if new.is_offcpu
-        else None
-    )
+    causes = objects = None
+    if new.is_offcpu:
+        limit = rows_limit and max(rows_limit, _FOR_VERDICT)
+        causes = comparer.table(FUNCTION_KEYS, by_function(old, new), limit)
+    if OBJECT not in keys and any((side.subject.samples.object >= 0).any() for side in (old, new)):
+        objects = comparer.table((OBJECT,), by_keys(old, new, (OBJECT,)), rows_limit)
     return Comparison(
         old=old,
         new=new,
@@ -142,16 +138,10 @@ def compare(
         groups=comparer.table(tuple(keys), by_keys(old, new, keys), rows_limit),
         causes=causes,
         functions=causes and comparer.table(FUNCTION_KEYS, causes.groups, rows_limit),
-        objects=comparer.table((OBJECT,), by_keys(old, new, (OBJECT,)), rows_limit)
-        if OBJECT not in keys and any(_has_objects(side) for side in (old, new))
-        else None,
+        objects=objects,
         threads=comparer.table(("comm",), by_keys(old, new, ("comm",)), rows_limit),
         stacks=comparer.table(("comm",), by_stack(old, new), stacks_limit),
     )
-
-
-def _has_objects(side: Side) -> bool:
-    return bool((side.subject.samples.object >= 0).any())
 
 
 class _Comparer:
@@ -213,8 +203,7 @@ class _Comparer:
         return np.sqrt(error)
 
     def _rows(self, groups: Groups, shown: I64, before: F64, after: F64, noise: F64) -> list[Row]:
-        rank = np.full(groups.number, -1, np.int64)
-        rank[shown] = np.arange(len(shown))
+        rank = places_of(shown, groups.number)
         totals, threads, busy = [], [], []
         for part, side in zip((groups.old, groups.new), self.sides, strict=True):
             samples, of = side.subject.samples, rank[part]
@@ -223,31 +212,13 @@ class _Comparer:
             threads.append(np.bincount(of[first] + 1, minlength=len(shown) + 1)[1:].tolist())
             busy.append(sum_by(np.where(side.idle, -1, of), samples.period, len(shown)) * side.scale)
         numbers: list[int] = shown.tolist()
-        columns: Iterable[tuple[Total, Total, int, int]] = zip(*totals, *threads, strict=True)
-        rows = zip(numbers, groups.values(numbers), columns, (busy[1] - busy[0]).tolist(), strict=True)
-        return [
-            Row(
-                *values,
-                old=one,
-                new=other,
-                threads=(of_old, of_new),
-                before=float(before[at]),
-                after=float(after[at]),
-                busy_change=busy_change,
-                noise=float(noise[at]),
-                number=at,
-            )
-            for at, values, (one, other, of_old, of_new), busy_change in rows
-        ]
+        weights = before[shown].tolist(), after[shown].tolist(), (busy[1] - busy[0]).tolist(), noise[shown].tolist()
+        columns: Iterable[tuple[Any, ...]] = zip(*totals, zip(*threads, strict=True), *weights, numbers, strict=True)
+        return [Row(*values, *rest) for values, rest in zip(groups.values(numbers), columns, strict=True)]
 
 
 def _cut(before: F64, after: F64, rows: I64) -> Cut:
     change = (after - before)[rows]
-    return Cut(
-        len(rows),
-        float(before[rows].sum()),
-        float(after[rows].sum()),
-        float(change[change > 0].sum()),
-        float(change[change < 0].sum()),
-        float(np.abs(change).max(initial=0)),
-    )
+    grown, shrunk = float(change[change > 0].sum()), float(change[change < 0].sum())
+    largest = float(np.abs(change).max(initial=0))
+    return Cut(len(rows), float(before[rows].sum()), float(after[rows].sum()), grown, shrunk, largest)

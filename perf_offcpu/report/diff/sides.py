@@ -95,10 +95,10 @@ def side_of(
 
 def common_unit(old: Side, new: Side) -> str:
     """Return the common unit of weights; raise UsageError if they have no samples of one kind."""
-    for one, other in ((old, new), (new, old)):
-        if other.is_offcpu and not one.is_offcpu:
-            events = ", ".join(printable(event.name) for event in one.profile.evsels) or "none"
-            raise UsageError(f"{one.source} has no off-cpu samples to compare (its events: {events})")
+    for side, other in ((old, new), (new, old)):
+        if other.is_offcpu and not side.is_offcpu:
+            events = ", ".join(printable(event.name) for event in side.profile.evsels) or "none"
+            raise UsageError(f"{side.source} has no off-cpu samples to compare (its events: {events})")
     sides = [side for side in (old, new) if len(side.subject.samples)]
     if not sides:
         raise UsageError(f"{old.source} and {new.source} have no samples to compare")
@@ -154,12 +154,12 @@ def by_function(old: Side, new: Side) -> Groups:
         queued = waits.wait_class == WaitClass.RUNQUEUE
         function = np.where(queued, 0, side.causes.function)  # a thread may be preempted anywhere
         first, group_of = group(waits.wait_class, waits.rule, function)
-        found = []
+        keys = []
         for row in first.tolist():
             rule = waits.rules[waits.rule[row]] if waits.rule[row] >= 0 else None
             words = (rule.program, rule.meaning) if rule else ("", "")
-            found.append((WaitClass(waits.wait_class[row]).label, *words, names[function[row]]))
-        return group_of, found
+            keys.append((WaitClass(waits.wait_class[row]).label, *words, names[function[row]]))
+        return group_of, keys
 
     return _united(values(old), values(new))
 
@@ -172,7 +172,7 @@ def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[s
         for groups, labels in (old, new)
     ]
     group_keys = list(number)
-    return Groups(of[0], of[1], len(group_keys), lambda numbers: [(group_keys[one], ()) for one in numbers])
+    return Groups(of[0], of[1], len(group_keys), lambda numbers: [(group_keys[group], ()) for group in numbers])
 
 
 def by_stack(old: Side, new: Side) -> Groups:

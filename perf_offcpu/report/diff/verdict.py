@@ -54,23 +54,14 @@ def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff:
     table = comparison.causes
     if table is None:
         return None
-    costs = [row for row in table.rows if not row.is_noise and 2 * _busy_share(row) >= 1]
+    costs = [row for row in table.rows if not row.is_noise and 2 * row.busy_change / row.change >= 1]
     largest = abs(costs[0].change) if costs else 0.0
     costs = [row for row in costs if _OF_LARGEST * abs(row.change) >= largest]
     worse, better = ([row for row in costs if (row.change > 0) == up][:_CAUSES] for up in (True, False))
     old, new = comparison.old, comparison.new
-    return Verdict(
-        worse,
-        better,
-        (_idle(old), _idle(new)),
-        (_lost(old), _lost(new)),
-        {row.number: _comms(comparison, row.number) for row in (*worse, *better)},
-        _command(costs, options, diff),
-    )
-
-
-def _busy_share(row: Row) -> float:
-    return row.busy_change / row.change
+    lost, new_lost = (sum(cause.is_loss for cause in side.profile.losses) for side in (old, new))
+    comms = {row.number: _comms(comparison, row.number) for row in (*worse, *better)}
+    return Verdict(worse, better, (_idle(old), _idle(new)), (lost, new_lost), comms, _command(costs, options, diff))
 
 
 def _idle(side: Side) -> Idle:
@@ -78,10 +69,6 @@ def _idle(side: Side) -> Idle:
     hidden, hidden_ms = (side.profile.losses.get(cause, 0) for cause in (losses.IDLE_THREADS, losses.IDLE_MS))
     weight = int(samples.period.sum()) + hidden_ms * 10**6
     return Idle(len(group(samples.pid, samples.tid)[0]) + hidden, weight * side.scale)
-
-
-def _lost(side: Side) -> int:
-    return sum(cause.is_loss for cause in side.profile.losses)
 
 
 def _comms(comparison: Comparison, number: int) -> list[str]:
@@ -105,50 +92,33 @@ def _command(costs: Sequence[Row], options: Sequence[tuple[str, str]], diff: str
 
 def sentences_of(comparison: Comparison, verdict: Verdict) -> list[str]:
     """Return the sentences; the last one names a command."""
-    per = comparison.per
-    return [
-        _total(comparison.total, per),
-        *(f"Worse: {text}." for text in [_causes(verdict.worse, verdict, per)] if text),
-        *(f"Better: {text}." for text in [_causes(verdict.better, verdict, per)] if text),
-        *_nothing(comparison, verdict),
-        *_noise(comparison),
-        *_idle_threads(verdict, per),
-        *_losses(verdict),
-        f"Next: {verdict.command}",
+    causes = [
+        f"{word}: {'; '.join(_cause(row, verdict.comms[row.number], comparison.per) for row in rows)}."
+        for word, rows in (("Worse", verdict.worse), ("Better", verdict.better))
+        if rows
     ]
+    others = [*_noise(comparison, found_causes=bool(causes)), *_idle_threads(verdict, comparison.per)]
+    return [_total(comparison), *causes, *others, _losses(verdict), f"Next: {verdict.command}"]
 
 
-def _total(row: Row, per: Per) -> str:
-    percent = f", {_percent(row)}" if row.before else ""
-    change = f"{signed(row.change)}{percent}"
-    judged = f"noise, which is up to {_time(row.noise)}" if row.is_noise else f"noise: up to {_time(row.noise)}"
-    return f"Off-cpu time {per_text(per)}: {_time(row.after)}, before {_time(row.before)} ({change}; {judged})."
-
-
-def per_text(per: Per) -> str:
-    """Return `per second`, `per run`, `per unit`."""
-    return f"per {per.name}"
-
-
-def _causes(rows: Sequence[Row], verdict: Verdict, per: Per) -> str:
-    return "; ".join(_cause(row, verdict.comms[row.number], per) for row in rows)
+def _total(comparison: Comparison) -> str:
+    row = comparison.total
+    percent = f", {100 * row.change / row.before:+.1f} %" if row.before else ""
+    noise = f"noise, which is up to {_time(row.noise)}" if row.is_noise else f"noise: up to {_time(row.noise)}"
+    now = f"{_time(row.after)}, before {_time(row.before)}"
+    return f"Off-cpu time per {comparison.per.name}: {now} ({_signed(row.change)}{percent}; {noise})."
 
 
 def _cause(row: Row, comms: Sequence[str], per: Per) -> str:
     wait_class, program, meaning, function = row.values
     where = f" in {function}" if function else ""
-    return (
-        f"{cause_words(wait_class, program, meaning)}{where} ({names_text(comms)}) {signed(row.change)} "
-        f"{per_text(per)}, {_time(row.before)} to {_time(row.after)}: {_counts(row)}"
-    )
-
-
-def _counts(row: Row) -> str:
-    """Return the number of waits and their average before and after."""
+    counts = f"{_waits(row.old)} before, {_waits(row.new)} now"
     if not row.old.count or not row.new.count:
-        one, when = (row.new, "before") if row.new.count else (row.old, "now")
-        return f"{_waits(one)}, none {when}"
-    return f"{_waits(row.old)} before, {_waits(row.new)} now"
+        counts = f"{_waits(row.new)}, none before" if row.new.count else f"{_waits(row.old)}, none now"
+    return (
+        f"{cause_words(wait_class, program, meaning)}{where} ({names_text(comms)}) {_signed(row.change)} "
+        f"per {per.name}, {_time(row.before)} to {_time(row.after)}: {counts}"
+    )
 
 
 def _waits(total: Total) -> str:
@@ -156,49 +126,35 @@ def _waits(total: Total) -> str:
     return f"{plural(total.count, 'wait')}{mean}"
 
 
-def _nothing(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
-    if verdict.worse or verdict.better:
-        return
+def _noise(comparison: Comparison, *, found_causes: bool) -> Iterator[str]:
     table = comparison.causes
-    of_idle = table is not None and (table.rows or table.more.rows) and table.noise.rows < table.groups.number
-    yield "Only threads that merely wait for work changed." if of_idle else "No change is more than noise."
-
-
-def _noise(comparison: Comparison) -> Iterator[str]:
-    table = comparison.causes
-    if table is None or not table.noise.rows:
+    if table is None:  # then there is no verdict either
         return
-    cut = table.noise
-    whole = plural(table.groups.number, "cause")
-    yield (
-        f"Noise: {cut.rows} of {whole}: {signed(cut.grown)} and {signed(cut.shrunk)} "
-        f"{per_text(comparison.per)}, the largest {_time(cut.largest)}."
-    )
+    causes, cut = table.groups.number, table.noise
+    if not found_causes:
+        of_idle = (table.rows or table.more.rows) and cut.rows < causes
+        yield "Only threads that merely wait for work changed." if of_idle else "No change is more than noise."
+    if cut.rows:
+        changes = f"{_signed(cut.grown)} and {_signed(cut.shrunk)} per {comparison.per.name}"
+        yield f"Noise: {cut.rows} of {plural(causes, 'cause')}: {changes}, the largest {_time(cut.largest)}."
 
 
 def _idle_threads(verdict: Verdict, per: Per) -> Iterator[str]:
     old, new = verdict.idle
     if old.threads or new.threads:
-        yield (
-            f"Merely waited for work, not judged: {plural(old.threads, 'thread')} before "
-            f"({_time(old.weight)} {per_text(per)}), {new.threads} now ({_time(new.weight)})."
-        )
+        before = f"{plural(old.threads, 'thread')} before ({_time(old.weight)} per {per.name})"
+        yield f"Merely waited for work, not judged: {before}, {new.threads} now ({_time(new.weight)})."
 
 
-def _losses(verdict: Verdict) -> Iterator[str]:
-    if all(verdict.lost):
-        yield "Lost: in both recordings, see the end."
-    elif any(verdict.lost):
-        yield f"Lost: in the {'old' if verdict.lost[0] else 'new'} recording, see the end."
-    else:
-        yield "Nothing was lost."
+def _losses(verdict: Verdict) -> str:
+    old, new = verdict.lost
+    if not old and not new:
+        return "Nothing was lost."
+    where = "both recordings" if old and new else f"the {'old' if old else 'new'} recording"
+    return f"Lost: in {where}, see the end."
 
 
-def _percent(row: Row) -> str:
-    return f"{100 * row.change / row.before:+.1f} %"
-
-
-def signed(ns: float) -> str:
+def _signed(ns: float) -> str:
     """Return a change of time with its sign."""
     return f"{'-' if ns < 0 else '+'}{_time(abs(ns))}"
 

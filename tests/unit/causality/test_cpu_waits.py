@@ -13,8 +13,8 @@ from perf_offcpu.causality.path_rows import hop_rows, path_rows
 from perf_offcpu.causality.path_stacks import chains_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag
-from perf_offcpu.report.causality.bottlenecks import bottlenecks_of
-from perf_offcpu.report.causality.serial import FOR_CPU, serial_of
+from perf_offcpu.report.bottlenecks import bottlenecks_of
+from perf_offcpu.report.serial import FOR_CPU, serial_of
 
 
 def profile_with_preemption() -> Profile:

@@ -10,7 +10,7 @@ from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.cascade import Held, cascade_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.report.causality.bottlenecks import Bottlenecks, bottlenecks_of, document, render
+from perf_offcpu.report.bottlenecks import Bottlenecks, bottlenecks_of, document, render
 from perf_offcpu.report.style import Style
 
 
@@ -36,8 +36,8 @@ def test_who_holds_up_most_and_in_which_functions() -> None:
     first, second = found.shown[:2]
     assert first.members == ("disk",) and second.members == ("[interrupt]",)
     assert first.held[Held.RUNNING] == 3 * 1200 and second.held_ns == 4 * 300 - 200
-    assert [(stack.frames[-1].label, stack.ns) for stack in first.stacks] == [("sort", 2400), ("sum", 1200)]
-    assert [(stack.frames[-1].label, stack.ns) for stack in second.stacks] == [("nap", 1000)]
+    assert [(stack.frames[-1].label, stack.weight) for stack in first.stacks] == [("sort", 2400), ("sum", 1200)]
+    assert [(stack.frames[-1].label, stack.weight) for stack in second.stacks] == [("nap", 1000)]
     assert first.behind == [("server", first.held_ns + second.held_ns - 300)]
     assert first.passed_on == [("[interrupt]", 1000)]
     lines = "\n".join(render(found, Style(unit="ns")))
@@ -62,6 +62,6 @@ def test_stacks_sum_to_what_is_held(waits: Waits, moments: list[tuple[int, int]]
     found = found_in(builder.build())
     assert sum(one.held_ns for one in found.shown) + found.other_ns == found.total_ns
     for one in found.shown:
-        stacks = sum(stack.ns for stack in one.stacks) + one.other_stacks
+        stacks = sum(stack.weight for stack in one.stacks) + one.other_stacks
         rest = sum(one.held[how] for how in (Held.RUNNABLE, Held.NOT_RECORDED, Held.CUT))
         assert stacks + one.no_stack + rest == one.held_ns

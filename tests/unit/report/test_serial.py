@@ -12,8 +12,7 @@ from builders.waits import wait
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.cli import main
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.report.causality.serial import SerialReport, serial_of
-from perf_offcpu.report.causality.serial_text import render
+from perf_offcpu.report.serial import SerialReport, render, serial_of
 from perf_offcpu.report.style import Style
 
 DATA = Path(__file__).resolve().parents[2] / "data"

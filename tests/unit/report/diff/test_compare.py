@@ -13,9 +13,8 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.diff.compare import Comparison, compare
-from perf_offcpu.report.diff.document import document
+from perf_offcpu.report.diff.output import document, render
 from perf_offcpu.report.diff.sides import Per, side_of
-from perf_offcpu.report.diff.text import render
 from perf_offcpu.report.diff.verdict import Verdict, sentences_of, verdict_of
 from perf_offcpu.report.style import Style
 

@@ -5,9 +5,8 @@ from builders.profile import ProfileBuilder
 
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.diff.compare import Comparison, compare
-from perf_offcpu.report.diff.document import document
+from perf_offcpu.report.diff.output import document, render
 from perf_offcpu.report.diff.sides import Per, side_of
-from perf_offcpu.report.diff.text import render
 from perf_offcpu.report.style import Style
 
 STABLE = "lock heap (via transfer)"

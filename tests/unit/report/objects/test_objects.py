@@ -80,7 +80,7 @@ def test_weights_of_the_table_add_up() -> None:
 
 
 def test_locks_with_owners() -> None:
-    (lock,) = lock_report.report_of(bank(owners=True), None, None).table.rows
+    (lock,) = lock_report.report_of(bank(owners=True), None).table.rows
     assert (lock.row.name, lock.queue, lock.hand_overs, lock.changed, lock.row.threads) == (
         "ledger in bank", 2, 4, 1, 2,
     )  # fmt: skip
@@ -92,8 +92,9 @@ def test_locks_with_owners() -> None:
     assert (lock.row.role, lock.weight_known, lock.weight_unknown) == ("held", 115_000, 35_000)
 
 
-def test_locks_without_owners_have_releasers_and_their_stacks() -> None:
-    report = lock_report.report_of(bank(owners=False), None, 1)
+def test_locks_without_owners_have_releasers_and_their_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_report, "_HANDS", 1)
+    report = lock_report.report_of(bank(owners=False), 10)
     (lock,) = report.table.rows
     assert (lock.changed, lock.row.role, lock.more_hands, lock.weight_known) == (
         None, "released", (1, 10_000), 150_000,
@@ -117,12 +118,12 @@ def test_what_idle_threads_wait_for_comes_last() -> None:
     ):
         builder.sample("bank", ["main", path], weight, tid=tid, object=row, state=1, syscall=202)
     for limit in (None, 1):
-        rows = lock_report.report_of(builder.build(), limit, None).table.rows
+        rows = lock_report.report_of(builder.build(), limit).table.rows
         assert [one.row.name for one in rows][:limit] == ["ledger in bank", "pool_condition in bank"][:limit]
 
 
 def test_the_json_of_locks_can_be_written() -> None:
-    made = json.loads(json.dumps(lock_report.document(lock_report.report_of(bank(owners=True), None, None))))
+    made = json.loads(json.dumps(lock_report.document(lock_report.report_of(bank(owners=True), None))))
     assert made["locks"][0]["hands"][0]["comm"] == "holder"
     assert made["weight"] + 12_000 == made["total"]
     assert made["refused_holders"] == 0
@@ -165,7 +166,7 @@ def test_a_deadlock_comes_before_the_verdict() -> None:
     assert first.startswith("# Deadlock of 2 threads: bank 11 waits in main for b in bank, held by bank 12; bank 12")
     assert [one["lock"] for one in document(summarize(profile))["deadlocks"][0]] == ["b in bank", "a in bank"]
     assert "Deadlock of 2" in "\n".join(render(summarize(profile, verdict=False), Style()))
-    assert "Deadlock of 2" in "\n".join(lock_report.render(lock_report.report_of(profile, None, None), Style()))
+    assert "Deadlock of 2" in "\n".join(lock_report.render(lock_report.report_of(profile, None), Style()))
 
 
 @pytest.mark.parametrize(("selection", "weights"), [

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from perf_offcpu import losses
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.causality.critical_path import CriticalPath, Doing
@@ -17,6 +16,7 @@ from perf_offcpu.causality.path_stacks import chains_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Column, Style, lay_out
+from perf_offcpu.report.totals import fields, lost_fields
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
@@ -59,7 +59,6 @@ def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathR
     root, ran = path.tracks[path.root], path.doing == Doing.RUNNING
     running = sum_by(path.track[ran], path.length_ns[ran], len(path.tracks))
     summed = int(np.minimum(running, path.summed_ns).sum())
-    lost = {printable(str(cause)): count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
     return PathReport(
         profile.meta.source,
         root.comm,
@@ -74,7 +73,7 @@ def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathR
         bool((profile.samples.waker_tid >= 0).any()),
         summed,
         int(path.queued_ns.sum()),
-        lost,
+        lost_fields(profile),
     )
 
 
@@ -83,29 +82,22 @@ def document(report: PathReport) -> dict[str, Any]:
     return {
         "version": VERSION,
         "recording": printable(report.source),
-        "thread": {"comm": report.comm, "pid": report.pid, "tid": report.tid},
-        "begin_ns": report.begin_ns,
-        "end_ns": report.end_ns,
-        "total": report.total_ns,
-        "wakeups": report.wakeups,
+        "thread": fields(report, "comm pid tid"),
+        **fields(report, "begin_ns end_ns total=total_ns wakeups"),
         "rows": [_row(row) for row in report.rows],
         "hops": [_hop(row) for row in report.hops],
-        "runnable_samples": report.rivals,
-        "summed_at_most": report.summed_ns,
-        "preempted": report.preempted_ns,
-        "losses": report.losses,
+        **fields(report, "runnable_samples=rivals summed_at_most=summed_ns preempted=preempted_ns losses"),
     }
 
 
 def _row(row: PathRow) -> dict[str, Any]:
-    doing = row.doing.name.lower()
-    fields_of_row = {"comm": row.comm, "doing": doing, "class": row.wait_class, "function": row.function}
-    return fields_of_row | {"time": row.ns, "segments": row.segments}
+    doing = {"comm": row.comm, "doing": row.doing.name.lower()}
+    return doing | fields(row, "class=wait_class function time=ns segments")
 
 
 def _hop(row: HopRow) -> dict[str, Any]:
     own = {doing.name.lower(): ns for doing, ns in row.own_ns.items()}
-    return {"depth": row.depth, "comm": row.comm, "wakeups": row.wakeups, "time": row.total_ns, "own": own}
+    return fields(row, "depth comm wakeups time=total_ns") | {"own": own}
 
 
 def render(report: PathReport, style: Style, limit: int | None) -> Iterator[str]:
@@ -116,9 +108,14 @@ def render(report: PathReport, style: Style, limit: int | None) -> Iterator[str]
     yield say.comment(f"Critical path of {name}: {say.exact_amount(report.total_ns, 'ns', style)}, {seconds}")
     yield from map(say.comment, _facts(report, style))
     yield from say.section("What the thread waited for, or did itself", style)
-    yield from _rows(report, style, limit)
+    rows = report.rows[:limit]
+    yield from lay_out(_row_columns(rows, report, style), style.width)
+    more = report.rows[len(rows) :]
+    yield from say.and_more(len(more), "more row", say.exact_amount(sum(row.ns for row in more), "ns", style))
     yield from say.section("Who: a thread below another one ended its waits", style)
-    yield from _hops(report, style, limit)
+    hops = report.hops[:limit]
+    yield from lay_out(_hop_columns(hops, report, style), style.width)
+    yield from say.and_more(len(report.hops) - len(hops), "more row")
     for cause, count in report.losses.items():
         yield say.comment(f"Lost: {count} {cause}")
 
@@ -131,9 +128,10 @@ def _facts(report: PathReport, style: Style) -> Iterator[str]:
     runnable = report.spent_ns(Doing.RUNNABLE)
     number = sum(report.rivals.values())
     if runnable and number >= _LEAST_RIVALS:
-        comms = [f"{comm} {100 * one / number:.0f} %" for comm, one in list(report.rivals.items())[:_SHOWN_RIVALS]]
+        rivals = list(report.rivals.items())[:_SHOWN_RIVALS]
+        comms = ", ".join(f"{comm} {100 * samples / number:.0f} %" for comm, samples in rivals)
         amount = say.exact_amount(runnable, "ns", style)
-        yield f"It waited for a CPU for {amount}; CPU samples on its CPUs then were of {', '.join(comms)}."
+        yield f"It waited for a CPU for {amount}; CPU samples on its CPUs then were of {comms}."
     if report.preempted_ns:
         preempted = say.exact_amount(report.preempted_ns, "ns", style)
         yield f"Runnable are also {preempted} of preemption, in proportion to the threads' budgets."
@@ -145,45 +143,26 @@ def _facts(report: PathReport, style: Style) -> Iterator[str]:
         )
 
 
-def _rows(report: PathReport, style: Style, limit: int | None) -> Iterator[str]:
-    rows = report.rows[:limit]
-    columns = [
-        Column("Share", [_share(row.ns, report) for row in rows]),
-        Column(f"Time {style.unit}", [say.amount(row.ns, "ns", style) for row in rows]),
+def _row_columns(rows: Sequence[PathRow], report: PathReport, style: Style) -> list[Column]:
+    return [
+        say.shares((row.ns for row in rows), report.total_ns),
+        say.times("Time", (row.ns for row in rows), style),
         Column("Spans", [str(row.segments) for row in rows], spare=1),
-        Column("Command", [thread_label(row.comm) for row in rows], left=True),
-        Column("Doing", [_doing(row) for row in rows], left=True),
-        Column("Function", [row.function for row in rows], left=True),
+        say.names("Command", (thread_label(row.comm) for row in rows)),
+        say.names("Doing", (DOING.get(row.doing) or f"{row.wait_class} wait" for row in rows)),
+        say.names("Function", (row.function for row in rows)),
     ]
-    yield from lay_out(columns, style.width)
-    rest = report.rows[len(rows) :]
-    if rest:
-        left = say.exact_amount(sum(row.ns for row in rest), "ns", style)
-        yield say.comment(f"and {say.plural(len(rest), 'more row')}: {left}")
 
 
-def _hops(report: PathReport, style: Style, limit: int | None) -> Iterator[str]:
-    rows = report.hops[:limit]
-
-    def own(doing: Doing) -> Column:
-        return Column(DOING.get(doing, "waiting"), [say.amount(row.own_ns[doing], "ns", style) for row in rows])
-
+def _hop_columns(rows: Sequence[HopRow], report: PathReport, style: Style) -> list[Column]:
     shown = [doing for doing in Doing if doing != Doing.NOT_RECORDED or report.spent_ns(doing)]
-    columns = [
-        Column("Share", [_share(row.total_ns, report) for row in rows]),
-        Column(f"Time {style.unit}", [say.amount(row.total_ns, "ns", style) for row in rows]),
-        *map(own, shown),
+    return [
+        say.shares((row.total_ns for row in rows), report.total_ns),
+        say.times("Time", (row.total_ns for row in rows), style),
+        *(
+            Column(DOING.get(doing, "waiting"), [say.amount(row.own_ns[doing], "ns", style) for row in rows])
+            for doing in shown
+        ),
         Column("Wake-ups", [str(row.wakeups) if row.depth else "" for row in rows]),
-        Column("Command", ["  " * row.depth + thread_label(row.comm) for row in rows], left=True),
+        say.names("Command", ("  " * row.depth + thread_label(row.comm) for row in rows)),
     ]
-    yield from lay_out(columns, style.width)
-    if len(report.hops) > len(rows):
-        yield say.comment(f"and {say.plural(len(report.hops) - len(rows), 'more row')}")
-
-
-def _share(ns: int, report: PathReport) -> str:
-    return f"{100 * ns / report.total_ns:.2f}%"
-
-
-def _doing(row: PathRow) -> str:
-    return DOING.get(row.doing) or f"{row.wait_class} wait"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,18 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
-from perf_offcpu.callpaths.options import Name
 from perf_offcpu.causality.parallel import Parallelism, parallelism_of
 from perf_offcpu.causality.path_rows import functions_of
-from perf_offcpu.causality.path_stacks import shared_out
+from perf_offcpu.causality.path_stacks import of_one_event, shared_out
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.report.breakdowns import heavy_stacks
+from perf_offcpu.report import style as say
+from perf_offcpu.report.breakdowns import HeavyStack, heavy_stacks
+from perf_offcpu.report.style import Column, Style, lay_out
+from perf_offcpu.report.terminal import frame_lines
+from perf_offcpu.report.totals import fields
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
@@ -40,15 +44,6 @@ class SerialRow:
     weight: int  # time divided by the number of threads that ran
     alone: int  # time in which no other thread ran
     samples: int
-
-
-@frozen
-class SerialStack:
-    """A stack of CPU samples."""
-
-    comm: str
-    frames: tuple[Name, ...]  # root first
-    weight: int
 
 
 @frozen
@@ -75,7 +70,7 @@ class SerialReport:
     end_ns: int
     levels: list[int]  # time in which 0, 1, 2, … threads ran
     rows: list[SerialRow]  # weights sum to the time in which any thread ran
-    stacks: list[SerialStack]
+    stacks: list[HeavyStack]  # of CPU samples
     waits: list[LoneWaits]
     summed_ns: int  # waits that were only summed, and count as running
     preempted_ns: int  # preemptions that were not recorded as waits: when, is not known
@@ -101,12 +96,12 @@ def serial_of(
         window: (begin, end) in the recording's clock; default: the life of the program.
         stacks: the number of stacks wanted.
     """
-    origin = timeline.origin_ns
+    origin, samples = timeline.origin_ns, profile.samples
     table = WaitTable(profile, timeline)
     since_origin = None if window is None else (window[0] - origin, window[1] - origin)
     parallelism = parallelism_of(profile, timeline, table, chosen, since_origin)
     rows, track, weight, alone = _sampled(profile, timeline, table, parallelism, chosen)
-    ids = {(track.pid, track.tid) for track, one in zip(timeline.tracks, chosen.tolist(), strict=True) if one}
+    waits = profile.is_offcpu() & chosen[timeline.track]
     return SerialReport(
         profile.meta.source,
         int(chosen.sum()),
@@ -114,25 +109,21 @@ def serial_of(
         parallelism.end + origin,
         parallelism.levels().tolist(),
         _rows(profile, table, parallelism, rows, track, weight, alone),
-        _stacks(profile, rows, weight, stacks),
+        heavy_stacks(profile, rows, weight, stacks),
         _lone_waits(profile, table, parallelism, chosen),
-        int(profile.samples.period[_sums(profile, timeline, chosen)].sum()),
-        _preempted(profile, timeline, ids, chosen),
+        int(samples.period[waits & ~timeline.waits].sum()),
+        _preempted(profile, timeline, chosen, int(samples.period[waits & samples.has(SampleFlag.PREEMPTED)].sum())),
     )
 
 
-def _sums(profile: Profile, timeline: Timeline, chosen: Bool) -> Bool:
-    sums: Bool = profile.is_offcpu() & ~timeline.waits & chosen[timeline.track]
-    return sums
-
-
-def _preempted(profile: Profile, timeline: Timeline, ids: set[tuple[int, int]], chosen: Bool) -> int:
+def _preempted(profile: Profile, timeline: Timeline, chosen: Bool, recorded_ns: int) -> int:
     """Return the time of the budget in which the threads were preempted, less that of recorded waits."""
-    budget, samples = profile.budget, profile.samples
+    budget = profile.budget
+    tracks = [timeline.tracks[row] for row in np.flatnonzero(chosen).tolist()]
+    ids = {(track.pid, track.tid) for track in tracks}
     pairs = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)
-    mine = np.array([pair in ids for pair in pairs], np.bool_)
-    recorded = samples.has(SampleFlag.PREEMPTED) & profile.is_offcpu() & chosen[timeline.track]
-    return max(0, int(budget.preempted_ns[mine].sum()) - int(samples.period[recorded].sum()))
+    of_program = np.array([pair in ids for pair in pairs], np.bool_)
+    return max(0, int(budget.preempted_ns[of_program].sum()) - recorded_ns)
 
 
 def _sampled(
@@ -144,9 +135,7 @@ def _sampled(
         (rows, track, weight, alone): int64[k] each, samples by track; a sample counts for more, the fewer
         threads ran at its moment.
     """
-    rows = np.flatnonzero(timeline.moments & chosen[timeline.track])
-    if len(rows):  # of several events, one
-        rows = rows[profile.samples.evsel[rows] == profile.samples.evsel[rows].min()]
+    rows = of_one_event(profile, np.flatnonzero(timeline.moments & chosen[timeline.track]))
     moment, track = timeline.begin_ns[rows], timeline.track[rows]
     moment_of, wait = table.overlapping(track, moment, moment + 1)
     number = parallelism.numbers_at(moment)
@@ -162,13 +151,7 @@ def _sampled(
 
 
 def _rows(
-    profile: Profile,
-    table: WaitTable,
-    parallelism: Parallelism,
-    rows: I64,
-    track: I64,
-    weight: I64,
-    alone: I64,
+    profile: Profile, table: WaitTable, parallelism: Parallelism, rows: I64, track: I64, weight: I64, alone: I64
 ) -> list[SerialRow]:
     """Return the rows, the heaviest first."""
     cpu_waits = CpuWaits(profile, table.tracks)
@@ -179,21 +162,14 @@ def _rows(
         """Add the time of a thread in a function, and in the same time the preemption of its budget."""
         ready = np.array(times, np.int64)
         queued = cpu_waits.of(np.full(2, index), ready)
-        for label, values in (
-            (name, [*(ready - queued).tolist(), samples]),
-            (FOR_CPU, [*queued.tolist(), 0]),
-        ):
+        for label, values in ((name, [*(ready - queued).tolist(), samples]), (FOR_CPU, [*queued.tolist(), 0])):
             total = sums.setdefault((table.tracks[index].comm, label), [0, 0, 0])
-            total[:] = [one + more for one, more in zip(total, values, strict=True)]
+            total[:] = map(int.__add__, total, values)
 
     first, group_of = group(track, function)
-    columns = (
-        sum_by(group_of, weight, len(first)),
-        sum_by(group_of, alone, len(first)),
-        np.bincount(group_of, minlength=len(first)),
-    )
-    cells = zip(first.tolist(), *(column.tolist() for column in columns), strict=True)
-    for row, spent, lone, samples in cells:
+    sizes = np.bincount(group_of, minlength=len(first))
+    columns = (first, sum_by(group_of, weight, len(first)), sum_by(group_of, alone, len(first)), sizes)
+    for row, spent, lone, samples in zip(*(column.tolist() for column in columns), strict=True):
         add(int(track[row]), names[function[row]] or "[unknown]", spent, lone, samples=samples)
     size = len(parallelism.weight)
     bare = parallelism.weight - sum_by(track, weight, size), parallelism.alone_by - sum_by(track, alone, size)
@@ -203,17 +179,12 @@ def _rows(
     return sorted(made, key=lambda row: (-row.weight, row.comm, row.function))
 
 
-def _stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[SerialStack]:
-    stacks = heavy_stacks(profile, rows, weight, most)
-    return [SerialStack(comm, frames, ns) for comm, frames, ns in stacks]
-
-
 def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool) -> list[LoneWaits]:
     """Return the waits of chosen threads at whose end one thread ran, by kind, the longest first."""
-    mine = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
+    is_chosen = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
     before = parallelism.numbers_at(table.queued - 1)
     ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)
-    rows = np.flatnonzero(mine & ends & (before == 1))
+    rows = np.flatnonzero(is_chosen & ends & (before == 1))
     begin, end = table.begin[rows], table.queued[rows]
     one, none = (
         parallelism.sum_until(sums, end) - parallelism.sum_until(sums, begin)
@@ -227,64 +198,107 @@ def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, ch
     comm_of = np.array([*(rows_of[comm] for comm in comms), -1], np.int64)
     comm, waker = comm_of[table.track[rows]], comm_of[table.waker[rows]]
     first, group_of = group(comm, waits.wait_class, causes.function, waker)
-    labels = list(rows_of)
+    labels = [*rows_of, ""]
     counted = np.bincount(group_of, minlength=len(first)).tolist()
     sums = [sum_by(group_of, column, len(first)).tolist() for column in (end - begin, one, none)]
-    made = [
+    lone_waits = [
         LoneWaits(
             labels[comm[row]],
             WaitClass(waits.wait_class[row]).label,
             causes.names[causes.function[row]],
-            labels[waker[row]] if waker[row] >= 0 else "",
+            labels[waker[row]],
             *numbers,
         )
         for row, *numbers in zip(first.tolist(), counted, *sums, strict=True)
     ]
-    return sorted(made, key=lambda row: (-row.one, -row.waited, row.comm, row.function, row.waker))
+    return sorted(lone_waits, key=lambda row: (-row.one, -row.waited, row.comm, row.function, row.waker))
+
+
+_WAITS = "comm class=wait_class function waker waits time=waited one_running=one none_running=none"
 
 
 def document(report: SerialReport) -> dict[str, Any]:
     """Return the report as dicts, lists, integers and printable texts; times in ns."""
+    times = "begin_ns end_ns total=total_ns paused=paused_ns"
     return {
         "version": VERSION,
-        "recording": printable(report.source),
-        "threads": report.threads,
-        "begin_ns": report.begin_ns,
-        "end_ns": report.end_ns,
-        "total": report.total_ns,
-        "paused": report.paused_ns,
-        "threads_running": report.levels,
-        "rows": [
-            {
-                "comm": row.comm,
-                "function": row.function,
-                "weight": row.weight,
-                "alone": row.alone,
-                "samples": row.samples,
-            }
-            for row in report.rows
-        ],
+        **fields(report, f"recording=source threads {times} threads_running=levels"),
+        "rows": [fields(row, "comm function weight alone samples") for row in report.rows],
         "stacks": [
-            {
-                "comm": thread_label(stack.comm),
-                "frames": [name.label for name in stack.frames],
-                "weight": stack.weight,
-            }
+            {"comm": thread_label(stack.comm), "frames": stack.labels, "weight": stack.weight}
             for stack in report.stacks
         ],
-        "waits": [
-            {
-                "comm": row.comm,
-                "class": row.wait_class,
-                "function": row.function,
-                "waker": row.waker,
-                "waits": row.waits,
-                "time": row.waited,
-                "one_running": row.one,
-                "none_running": row.none,
-            }
-            for row in report.waits
-        ],
-        "summed_at_most": report.summed_ns,
-        "preempted": report.preempted_ns,
+        "waits": [fields(row, _WAITS) for row in report.waits],
+        **fields(report, "summed_at_most=summed_ns preempted=preempted_ns"),
     }
+
+
+_LEVELS = 8
+
+
+def render(report: SerialReport, style: Style, limit: int | None) -> Iterator[str]:
+    """Return the lines of the report, without line ends. `limit`: most rows of each table; None for all."""
+    seconds = f"{report.begin_ns / 1e9:.6f} to {report.end_ns / 1e9:.6f} s"
+    total = say.exact_amount(report.total_ns, "ns", style)
+    yield say.comment(f"Recording: {report.source or '-'}")
+    yield say.comment(f"Serialization of {say.plural(report.threads, 'thread')}: {total}, {seconds}")
+    for ns, words in (
+        (report.paused_ns, "in between was not recorded, and is left out"),
+        (report.summed_ns, "of short waits, which were summed (--off-cpu-thresh 0), counts as running"),
+        (report.preempted_ns, "of preemption is divided in proportion: budgets do not tell when it was"),
+    ):
+        if ns:
+            yield say.comment(f"{say.exact_amount(ns, 'ns', style)} {words}")
+    ran = "ran, or waited for a CPU," if report.preempted_ns else "ran"
+    yield from say.section(f"Threads that {ran} at the same time", style)
+    yield from lay_out(_level_columns(report, style), style.width)
+    yield from say.section(f"What ran while few did: time divided by the threads that {ran} then", style)
+    rows = report.rows[:limit]
+    yield from lay_out(_row_columns(rows, report, style), style.width)
+    more = report.rows[len(rows) :]
+    yield from say.and_more(len(more), "more row", say.exact_amount(sum(row.weight for row in more), "ns", style))
+    yield from say.section("Waits that ended while one thread ran", style)
+    waits = report.waits[:limit]
+    yield from lay_out(_wait_columns(waits, style), style.width)
+    yield from say.and_more(len(report.waits) - len(waits), "more row")
+    if style.stacks and report.stacks:
+        yield from say.section(f"Stacks that ran while few did, {style.order}", style)
+        for stack in report.stacks:
+            share = say.share(stack.weight, report.total_ns)
+            yield f"{share:>9}  {stack.comm}  {say.time(stack.weight, style)}"
+            yield from frame_lines(stack.frames, style)
+
+
+def _level_columns(report: SerialReport, style: Style) -> list[Column]:
+    levels = {str(number): ns for number, ns in enumerate(report.levels[:_LEVELS])}
+    if len(report.levels) > _LEVELS:
+        levels[f"{_LEVELS} or more"] = sum(report.levels[_LEVELS:])
+    return [
+        say.shares(levels.values(), report.total_ns),
+        say.times("Time", levels.values(), style),
+        Column("Ready" if report.preempted_ns else "Running", list(levels)),
+    ]
+
+
+def _row_columns(rows: Sequence[SerialRow], report: SerialReport, style: Style) -> list[Column]:
+    return [
+        say.shares((row.weight for row in rows), report.total_ns),
+        say.times("Weight", (row.weight for row in rows), style),
+        say.times("Alone", (row.alone for row in rows), style),
+        Column("Samples", [str(row.samples) for row in rows], spare=1),
+        say.names("Command", (row.comm for row in rows)),
+        say.names("Function", (row.function or "[no CPU sample]" for row in rows)),
+    ]
+
+
+def _wait_columns(rows: Sequence[LoneWaits], style: Style) -> list[Column]:
+    return [
+        say.times("One ran", (row.one for row in rows), style),
+        say.times("None ran", (row.none for row in rows), style),
+        say.times("Waited", (row.waited for row in rows), style),
+        Column("Waits", [str(row.waits) for row in rows]),
+        say.names("Command", (row.comm for row in rows)),
+        say.names("Class", (row.wait_class for row in rows)),
+        say.names("Woken by", (row.waker or "-" for row in rows)),
+        say.names("Function", (row.function for row in rows)),
+    ]

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print a comparison: the recordings, the verdict, then tables whose rows are sorted by absolute change."""
+"""Show a comparison, as text and as JSON: the recordings, the verdict, then tables by absolute change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from perf_offcpu import losses
 from perf_offcpu.report import style as say
 from perf_offcpu.report.diff.compare import Comparison, Cut, Row, Table
 from perf_offcpu.report.diff.sides import Side
-from perf_offcpu.report.diff.verdict import Verdict, per_text, sentences_of
-from perf_offcpu.report.style import Column, Style, cut, lay_out
-from perf_offcpu.report.tables import TITLES
-from perf_offcpu.report.terminal import INDENT, collapsed
-from perf_offcpu.report.totals import Total
+from perf_offcpu.report.diff.verdict import Verdict, sentences_of
+from perf_offcpu.report.document import VERSION
+from perf_offcpu.report.style import Column, Style
+from perf_offcpu.report.tables import coloured_table, key_columns
+from perf_offcpu.report.terminal import frame_lines, recording_text
+from perf_offcpu.report.totals import Total, fields, frame, lost_fields, total_fields
 from perf_offcpu.report.verdict.text import wrapped
 from perf_offcpu.text import printable
 
@@ -42,12 +44,12 @@ def render(comparison: Comparison, verdict: Verdict | None, style: Style) -> Ite
 
 def _recordings(comparison: Comparison, style: Style) -> Iterator[str]:
     per = comparison.per
-    how = f"a second of recorded time ({per_text(per)})"
+    how = f"a second of recorded time (per {per.name})"
     if per.name == "run":
-        how = f"a whole run ({per_text(per)})"
+        how = f"a whole run (per {per.name})"
         how += f": both recorded {printable(per.program)}; --per second compares rates" if per.program else ""
     if per.name == "unit":
-        how = f"a unit of work ({per_text(per)}): {per.units[0]:g} before, {per.units[1]:g} now"
+        how = f"a unit of work (per {per.name}): {per.units[0]:g} before, {per.units[1]:g} now"
     for title, side in (("Before:   ", comparison.old), ("Now:      ", comparison.new)):
         yield say.comment(f"{title} {_recording(side, comparison.unit, style)}")
     yield say.comment(f"Compared:  {how}")
@@ -55,15 +57,11 @@ def _recordings(comparison: Comparison, style: Style) -> Iterator[str]:
 
 
 def _recording(side: Side, unit: str, style: Style) -> str:
-    meta, samples = side.profile.meta, side.subject.samples
-    machine = (meta.hostname, f"{meta.os_release} {meta.arch}".strip(), f"{meta.nr_cpus} CPUs")
-    facts = [part for part in machine if part and part != "0 CPUs"]
+    samples, machine = side.subject.samples, recording_text(side.profile.meta, "the recording")
     weight = say.exact_amount(int(samples.period.sum()), unit, style)
     kind = "off the CPU" if side.is_offcpu else "sampled"
     waits = say.plural(int(samples.count.sum()), "wait" if side.is_offcpu else "sample")
-    parts = [f"{side.source}{' of ' if facts else ''}{', '.join(facts)}"]
-    parts.append(f"{side.recorded.total_ns / 1e9:.3f} s recorded, {waits}, {weight} {kind}")
-    return "; ".join(parts)
+    return f"{machine}; {side.recorded.total_ns / 1e9:.3f} s recorded, {waits}, {weight} {kind}"
 
 
 class _Text:
@@ -89,23 +87,20 @@ class _Text:
     def total(self) -> str:
         """Return the line of the total."""
         row = self.comparison.total
-        noise = "noise" if row.is_noise else "more than noise"
-        return say.comment(
-            f"{self.subject} {per_text(self.comparison.per)}: {self.rate(row.before)} before, "
-            f"{self.rate(row.after)} now, {self.change(row.change)} {self.unit}; {noise}, which is up to "
-            f"{self.rate(row.noise)}"
-        )
+        noise = f"{'noise' if row.is_noise else 'more than noise'}, which is up to {self.rate(row.noise)}"
+        change = f"{self._both(row)}, {self.change(row.change)} {self.unit}"
+        return say.comment(f"{self.subject} per {self.comparison.per.name}: {change}; {noise}")
+
+    def _both(self, weights: Row | Cut) -> str:
+        return f"{self.rate(weights.before)} before, {self.rate(weights.after)} now"
 
     def table(self, by: str, table: Table, thing: str, *, threads: bool = False) -> Iterator[str]:
         """Print a table."""
         yield from say.section(f"{self.subject} {by}, largest change first", self.style)
         if table.rows:
-            columns = [*self._columns(table.rows, threads=threads), *_names(table)]
-            title, dots, *lines = lay_out(columns, self.style.width)
-            yield from (self.style.paint(say.DIM, title), self.style.paint(say.DIM, dots))
-            for row, line in zip(table.rows, lines, strict=True):
-                text = self._cell(row)
-                yield line.replace(text, self.style.paint(_colour(row), text), 1)
+            values = key_columns(table.keys, [tuple(map(printable, row.values)) for row in table.rows])
+            columns = [*self._columns(table.rows, threads=threads), *(key for key in values if any(key.cells))]
+            yield from coloured_table(columns, self.style, list(map(_colour, table.rows)))
         yield from self._rest(table, thing)
 
     def _cell(self, row: Row) -> str:
@@ -138,36 +133,26 @@ class _Text:
 
     def stacks(self) -> Iterator[str]:
         """Print the stacks."""
-        order = "leaf first" if self.style.leaf_first else "root first"
         table = self.comparison.stacks
-        yield from say.section(f"{self.subject} by stack, largest change first; {order}", self.style)
+        yield from say.section(f"{self.subject} by stack, largest change first; {self.style.order}", self.style)
         for row in table.rows:
             text = f"{self._cell(row)} {self.rate_unit}"
-            yield f"{' ' * max(0, 12 - len(text))}{self.style.paint(_colour(row), text)}  {self._facts(row)}"
-            yield f"{INDENT}|"
-            lead = "---"
-            for name in collapsed(row.frames, self.style):
-                yield cut(f"{INDENT}{lead}{name}", self.style.width)
-                lead = "   "
-            yield ""
+            waits = f"{self._waits(row.old)} before  {self._waits(row.new)} now"
+            change = " " * max(0, 12 - len(text)) + self.style.paint(_colour(row), text)
+            yield f"{change}  {row.values[0]}  {self._both(row)}  {waits}"
+            yield from frame_lines(row.frames, self.style)
         yield from self._rest(table, "stack")
-
-    def _facts(self, row: Row) -> str:
-        parts = [row.values[0], f"{self.rate(row.before)} before, {self.rate(row.after)} now"]
-        parts += [f"{self._waits(row.old)} before", f"{self._waits(row.new)} now"]
-        return "  ".join(parts)
 
     def _waits(self, total: Total) -> str:
         thing = "wait" if self.comparison.new.is_offcpu else "sample"
         waits = say.plural(total.count, thing, say.count_text(total))
         if not self.comparison.new.is_offcpu or total.average is None:
             return waits
-        return f"{waits} of {say.amount(total.average, 'ns', self.style)} {self.style.unit}"
+        return f"{waits} of {say.time(total.average, self.style)}"
 
     def _rest(self, table: Table, thing: str) -> Iterator[str]:
         """Return the lines about rows that are left out, and about noise."""
-        if table.more.rows:
-            yield say.comment(f"and {say.plural(table.more.rows, f'more {thing}')}: {self._changes(table.more)}")
+        yield from say.and_more(table.more.rows, f"more {thing}", self._changes(table.more))
         if table.noise.rows:
             marked = "marked ~" if any(row.is_noise for row in table.rows) else "left out"
             yield say.comment(
@@ -176,17 +161,7 @@ class _Text:
             )
 
     def _changes(self, rows: Cut) -> str:
-        weights = f"{self.rate(rows.before)} before, {self.rate(rows.after)} now"
-        return f"{self.change(rows.grown)} and {self.change(rows.shrunk)} {self.rate_unit} of {weights}"
-
-
-def _names(table: Table) -> Iterator[Column]:
-    """Return the columns of the values; one without any value is left out."""
-    for index, key in enumerate(table.keys):
-        cells = [printable(row.values[index]) for row in table.rows]
-        if any(cells):
-            title = TITLES.get(key, key.capitalize())
-            yield Column(title, cells, left=key not in ("pid", "tid", "cpu"))
+        return f"{self.change(rows.grown)} and {self.change(rows.shrunk)} {self.rate_unit} of {self._both(rows)}"
 
 
 def _percent(row: Row) -> str:
@@ -199,13 +174,71 @@ def _colour(row: Row) -> str:
 
 def _lost(comparison: Comparison, style: Style) -> Iterator[str]:
     yield "#"
-    sides = (comparison.old, comparison.new)
-    counts = [losses.by_text(side.profile.losses) for side in sides]
+    counts = [losses.by_text(side.profile.losses) for side in (comparison.old, comparison.new)]
     causes = {cause: None for count in counts for cause in count if cause.is_loss}
     if not causes:
         yield say.comment("Nothing was lost.")
         return
+    both = {cause: f"{counts[0].get(cause, 0):>10} {counts[1].get(cause, 0):>10}" for cause in causes}
     yield say.heading("Lost or damaged: before, now", style)
-    for cause in causes:
-        before, now = (count.get(cause, 0) for count in counts)
-        yield say.comment(f"{before:>10} {now:>10}  {cause}")
+    yield from (say.comment(f"{numbers}  {cause}") for cause, numbers in both.items())
+
+
+def document(comparison: Comparison, verdict: Verdict | None) -> dict[str, Any]:
+    """Return the comparison as dicts, lists, numbers and printable texts, for `report --diff --json`.
+
+    Weights of a recording are integers in `unit` (ns for time); `before`, `after`, `change` and `noise` are per
+    second, unit or run, and no integers. Every key is described in Documentation/perf-offcpu-report.txt.
+    """
+    per = comparison.per
+    return {
+        "version": VERSION,
+        "old": _side(comparison.old),
+        "new": _side(comparison.new),
+        "per": {"name": per.name, "old_units": per.units[0], "new_units": per.units[1]},
+        "unit": comparison.unit,
+        "offcpu": comparison.new.is_offcpu,
+        "verdict": verdict and _verdict(comparison, verdict),
+        "total": _row(comparison.total),
+        "groups": _table(comparison.groups),
+        "functions": comparison.functions and _table(comparison.functions),
+        "objects": comparison.objects and _table(comparison.objects),
+        "threads": _table(comparison.threads),
+        "stacks": _table(comparison.stacks),
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    meta = side.profile.meta
+    machine = fields(meta, "file=source hostname os_release arch cpus=nr_cpus")
+    command, recorded_ns = list(map(printable, meta.cmdline)), round(side.recorded.total_ns)
+    return machine | {"command": command, "recorded_ns": recorded_ns, "losses": lost_fields(side.profile)}
+
+
+def _verdict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
+    worse, better = (
+        [_row(row) | {"comms": verdict.comms[row.number]} for row in rows] for rows in (verdict.worse, verdict.better)
+    )
+    old, new = (fields(idle, "threads weight") for idle in verdict.idle)
+    return {
+        "sentences": sentences_of(comparison, verdict),
+        "worse": worse,
+        "better": better,
+        "idle": {"old": old, "new": new},
+        "command": verdict.command,
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    more, noise = (fields(cut, "rows before after grown shrunk largest") for cut in (table.more, table.noise))
+    rows = {"keys": list(table.keys), "rows": list(map(_row, table.rows))}
+    return rows | {"more": more, "noise": noise, "standard_errors": table.errors}
+
+
+def _row(row: Row) -> dict[str, Any]:
+    old, new = (
+        total_fields(side) | {"threads": threads} for side, threads in zip((row.old, row.new), row.threads, strict=True)
+    )
+    weights = fields(row, "before after change busy_change noise is_noise")
+    stack = {"frames": list(map(frame, row.frames))} if row.frames else {}
+    return {"values": list(map(printable, row.values)), "old": old, "new": new, **weights, **stack}

@@ -7,27 +7,27 @@ threads alone: a sleep that holds up nobody is no bottleneck.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import Timeline
-from perf_offcpu.callpaths.options import Name
 from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
-from perf_offcpu.causality.path_stacks import shared_out
+from perf_offcpu.causality.path_stacks import of_one_event, shared_out
 from perf_offcpu.convert.callgraph.waits import Component, components, graph_of, labels_of
-from perf_offcpu.model.columns import I64
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget
 from perf_offcpu.report import style as say
-from perf_offcpu.report.breakdowns import heavy_stacks
+from perf_offcpu.report.breakdowns import HeavyStack, heavy_stacks
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.terminal import frame_lines
+from perf_offcpu.report.totals import fields
 from perf_offcpu.structs import frozen
-from perf_offcpu.text import printable, thread_label
+from perf_offcpu.text import thread_label
 
 VERSION = 1
 MIN_SHARE = 0.5
@@ -38,13 +38,10 @@ _TIMERS = DEVICES[2:]
 
 
 @frozen
-class StackHeld:
+class StackHeld(HeavyStack):
     """A stack of a bottleneck while other threads wait for it."""
 
-    comm: str
     how: Held  # RUNNING: of CPU samples; WAITING: of a wait
-    frames: tuple[Name, ...]  # root first; empty if unknown
-    ns: int
 
 
 @frozen
@@ -90,11 +87,11 @@ def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budge
     parts = [component for component in components(graph) if component.held > 0]
     stacks, for_cpu = _Stacks(profile, timeline, cascade), _waits_for_cpu(profile, budget or Budget())
     ranks = {part.members[0]: part.held - _slept(part.members[0], graph) for part in parts}
-    ranks |= {one.members[0]: one.held_ns for one in for_cpu}
+    ranks |= {part.members[0]: part.held_ns for part in for_cpu}
     parts.sort(key=lambda part: -ranks[part.members[0]])
-    shown = [*for_cpu, *(_bottleneck(one, graph, stacks) for one in parts[:_SHOWN])]
-    shown = sorted(shown, key=lambda one: -ranks[one.members[0]])[:_SHOWN]
-    held, total = sum(one.held_ns for one in shown), cascade.total_ns + sum(one.held_ns for one in for_cpu)
+    shown = [*for_cpu, *(_bottleneck(part, graph, stacks) for part in parts[:_SHOWN])]
+    shown = sorted(shown, key=lambda part: -ranks[part.members[0]])[:_SHOWN]
+    held, total = sum(part.held_ns for part in shown), cascade.total_ns + sum(part.held_ns for part in for_cpu)
     return Bottlenecks(
         profile.meta.source,
         total,
@@ -122,31 +119,26 @@ def _waits_for_cpu(profile: Profile, budget: Budget) -> list[Bottleneck]:
     first, group_of = group(comm)
     sums = sum_by(group_of, waited, len(first)).tolist()
     names = [thread_label(profile.strings[row]) for row in comm[first].tolist()]
-    behind = sorted(zip(names, sums, strict=True), key=lambda item: (-item[1], item[0]))
     held = dict.fromkeys(Held, 0) | {Held.RUNNABLE: sum(sums)}
-    return [Bottleneck((_CPU,), True, held, behind, [], [], 0, 0)]
+    return [Bottleneck((_CPU,), True, held, _longest_first(zip(names, sums, strict=True)), [], [], 0, 0)]
+
+
+def _longest_first(times: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return sorted(times, key=lambda item: (-item[1], item[0]))
 
 
 def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck:
     members = set(component.members)
-    behind, passed_on = dict[str, int](), dict[str, int]()
-    for one, other, facts in graph.edges(data=True):
-        if other in members:
-            behind[one] = behind.get(one, 0) + facts["weight"]
-        elif one in members:
-            passed_on[other] = passed_on.get(other, 0) + facts["weight"]
+    behind, passed_on = Counter[str](), Counter[str]()
+    for waiter, target, facts in graph.edges(data=True):
+        if target in members:
+            behind[waiter] += facts["weight"]
+        elif waiter in members:
+            passed_on[target] += facts["weight"]
     held = {how: sum(graph.nodes[member][f"held_{how.name.lower()}"] for member in members) for how in Held}
-    rows, others, bare = stacks.of(component.members)
-    return Bottleneck(
-        component.members,
-        component.is_knot,
-        held,
-        sorted(behind.items(), key=lambda item: (-item[1], item[0])),
-        sorted(passed_on.items(), key=lambda item: (-item[1], item[0])),
-        rows,
-        others,
-        bare,
-    )
+    waited = _longest_first(behind.items()), _longest_first(passed_on.items())
+    heaviest, others, bare = stacks.of(component.members)
+    return Bottleneck(component.members, component.is_knot, held, *waited, heaviest, others, bare)
 
 
 class _Stacks:
@@ -161,10 +153,7 @@ class _Stacks:
         waits = np.append(cascade.row[ends], cascade.row[kept])
         weight = np.append(cascade.carried_ns[ends], cascade.kept_ns[kept])
         node = np.append(cascade.target[ends], cascade.waiter[kept])
-        samples = np.flatnonzero(cascade.held_up)
-        if len(samples):  # of several events, one
-            events = profile.samples.evsel[samples]
-            samples = samples[events == events.min()]
+        samples = of_one_event(profile, np.flatnonzero(cascade.held_up))
         samples = samples[np.argsort(timeline.track[samples], kind="stable")]
         track = timeline.track[samples]
         running = cascade.held_ns[:first_device, Held.RUNNING]
@@ -179,58 +168,42 @@ class _Stacks:
     def of(self, members: tuple[str, ...]) -> tuple[list[StackHeld], int, int]:
         """Return (the heaviest stacks, ns in others, ns of running without a sample)."""
         numbers = [self._label[member] for member in members]
-        mine = np.flatnonzero(np.isin(self._of, numbers))
-        found = list[StackHeld]()
+        is_own, stacks = np.isin(self._of, numbers), list[StackHeld]()
         for how in (Held.WAITING, Held.RUNNING):
-            found += self._heaviest(mine[self._how[mine] == how], how)
-        found.sort(key=lambda one: (-one.ns, one.comm, one.frames))
-        found = found[:_STACKS]
-        others = int(self._weight[mine].sum()) - sum(one.ns for one in found)
-        return found, others, int(self._bare[numbers].sum())
-
-    def _heaviest(self, rows: I64, how: Held) -> list[StackHeld]:
-        stacks = heavy_stacks(self._profile, self._rows[rows], self._weight[rows], _STACKS)
-        return [StackHeld(comm, how, frames, ns) for comm, frames, ns in stacks]
+            rows = np.flatnonzero(is_own & (self._how == how))
+            heaviest = heavy_stacks(self._profile, self._rows[rows], self._weight[rows], _STACKS)
+            stacks += [StackHeld(stack.comm, stack.frames, stack.weight, how) for stack in heaviest]
+        stacks.sort(key=lambda stack: (-stack.weight, stack.comm, stack.frames))
+        stacks = stacks[:_STACKS]
+        others = int(self._weight[is_own].sum()) - sum(stack.weight for stack in stacks)
+        return stacks, others, int(self._bare[numbers].sum())
 
 
 def document(bottlenecks: Bottlenecks) -> dict[str, Any]:
     """Return the bottlenecks as dicts, lists, integers and printable texts; times in ns."""
     return {
         "version": VERSION,
-        "recording": printable(bottlenecks.source),
-        "total": bottlenecks.total_ns,
-        "unplaced": bottlenecks.unplaced_ns,
-        "bottlenecks": [_row(bottleneck) for bottleneck in bottlenecks.shown],
-        "others": {"number": bottlenecks.others, "held": bottlenecks.other_ns},
+        **fields(bottlenecks, "recording=source total=total_ns unplaced=unplaced_ns"),
+        "bottlenecks": list(map(_row, bottlenecks.shown)),
+        "others": fields(bottlenecks, "number=others held=other_ns"),
         "dropped_edges": bottlenecks.dropped,
     }
 
 
 def _row(bottleneck: Bottleneck) -> dict[str, Any]:
+    stacks = [
+        {"comm": stack.comm, "state": stack.how.name.lower(), "frames": stack.labels, "held": stack.weight}
+        for stack in bottleneck.stacks
+    ]
     return {
         "members": list(bottleneck.members),
-        "knot": bottleneck.is_knot,
-        "held": bottleneck.held_ns,
+        **fields(bottleneck, "knot=is_knot held=held_ns"),
         "held_by_state": {how.name.lower(): ns for how, ns in bottleneck.held.items()},
         "behind": dict(bottleneck.behind),
         "passed_on": dict(bottleneck.passed_on),
-        "stacks": [
-            {
-                "comm": stack.comm,
-                "state": stack.how.name.lower(),
-                "frames": [name.label for name in stack.frames],
-                "held": stack.ns,
-            }
-            for stack in bottleneck.stacks
-        ],
-        "other_stacks": bottleneck.other_stacks,
-        "running_without_sample": bottleneck.no_stack,
+        "stacks": stacks,
+        **fields(bottleneck, "other_stacks running_without_sample=no_stack"),
     }
-
-
-def is_device(bottleneck: Bottleneck) -> bool:
-    """Return True for a bottleneck that is a device."""
-    return bottleneck.members[0] in (*DEVICES, _CPU)
 
 
 _HOW = {
@@ -255,48 +228,38 @@ def render(bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
         yield say.comment("The recording has no wakers: each thread waits for nobody known.")
     for number, bottleneck in enumerate(bottlenecks.shown, 1):
         yield from _bottleneck_lines(number, bottleneck, bottlenecks, style)
-    if bottlenecks.others:
-        rest = say.exact_amount(bottlenecks.other_ns, "ns", style)
-        yield say.comment(f"and {say.plural(bottlenecks.others, 'other')}: {rest}")
+    yield from say.and_more(bottlenecks.others, "other", say.exact_amount(bottlenecks.other_ns, "ns", style))
 
 
 def _bottleneck_lines(number: int, bottleneck: Bottleneck, bottlenecks: Bottlenecks, style: Style) -> Iterator[str]:
-    percent = 100 * bottleneck.held_ns / (bottlenecks.total_ns or 1)
-    held = say.exact_amount(bottleneck.held_ns, "ns", style)
-    yield from say.section(f"{number}. {_listed(bottleneck.members)}: {held}, {percent:.1f} % of all waits", style)
-    states = [f"{_HOW[how]} {say.amount(ns, 'ns', style)} {style.unit}" for how, ns in bottleneck.held.items() if ns]
-    if states and not is_device(bottleneck):
+    members, whole = bottleneck.members, bottleneck.held_ns
+    percent, held = 100 * whole / (bottlenecks.total_ns or 1), say.exact_amount(whole, "ns", style)
+    more = f" and {len(members) - _NAMES} more" if len(members) > _NAMES else ""
+    title = f"{number}. {', '.join(members[:_NAMES])}{more}: {held}, {percent:.1f} % of all waits"
+    yield from say.section(title, style)
+    is_device = members[0] in (*DEVICES, _CPU)
+    states = [f"{_HOW[how]} {say.time(ns, style)}" for how, ns in bottleneck.held.items() if ns]
+    if states and not is_device:
         yield say.comment(f"  {', '.join(states)}")
     if bottleneck.behind:
         yield say.comment(f"  waited for by {_times(bottleneck.behind, style)}")
     if bottleneck.passed_on:
         yield say.comment(f"  itself waited for {_times(bottleneck.passed_on, style)}")
-    elif bottleneck.is_knot and not is_device(bottleneck):
+    elif bottleneck.is_knot and not is_device:
         yield say.comment("  a knot: waited for nobody else")
     yield ""
     if not style.stacks:
         return
     for stack in bottleneck.stacks:
-        yield from _stack(stack, bottleneck, style)
-    for ns, what in (
-        (bottleneck.other_stacks, "in other stacks"),
-        (bottleneck.no_stack, "running without a CPU sample"),
-    ):
-        if ns:
-            yield say.comment(f"{say.amount(ns, 'ns', style)} {style.unit} {what}")
-
-
-def _stack(stack: StackHeld, bottleneck: Bottleneck, style: Style) -> Iterator[str]:
-    share = f"{100 * stack.ns / (bottleneck.held_ns or 1):.2f}%"
-    yield f"{share:>9}  {stack.comm}  {say.amount(stack.ns, 'ns', style)} {style.unit}  {_HOW[stack.how]}"
-    yield from frame_lines(stack.frames, style)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(names[:_NAMES]) + more
+        facts = f"{stack.comm}  {say.time(stack.weight, style)}  {_HOW[stack.how]}"
+        yield f"{say.share(stack.weight, whole):>9}  {facts}"
+        yield from frame_lines(stack.frames, style)
+    if bottleneck.other_stacks:
+        yield say.comment(f"{say.time(bottleneck.other_stacks, style)} in other stacks")
+    if bottleneck.no_stack:
+        yield say.comment(f"{say.time(bottleneck.no_stack, style)} running without a CPU sample")
 
 
 def _times(rows: list[tuple[str, int]], style: Style) -> str:
-    shown = [f"{name} ({say.amount(ns, 'ns', style)} {style.unit})" for name, ns in rows[:_NAMES]]
+    shown = [f"{name} ({say.time(ns, style)})" for name, ns in rows[:_NAMES]]
     return ", ".join(shown) + (" and others" if len(rows) > _NAMES else "")
