@@ -14,15 +14,19 @@ and `summed_ns` is their length.
 from __future__ import annotations
 
 import enum
+import math
 
 import numpy as np
 
 from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import sum_by
+from perf_offcpu.analysis.select import Selection
+from perf_offcpu.analysis.time_windows import Window
 from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.causality.wait_table import WaitTable
+from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, U8, Bool
-from perf_offcpu.model.join import host_of
+from perf_offcpu.model.join import PID_STEP, host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import mutable
@@ -225,3 +229,57 @@ def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
     begins = np.where(is_first, spans.begin[owner], begins)
     running = np.full(len(owner), Doing.RUNNING, np.uint8)
     return _Spans(spans.track[owner], begins, ends, spans.hop[owner], running, np.full(len(owner), -1))
+
+
+def is_chosen(track: Track, selection: Selection) -> bool:
+    """Return True if a selection by comm, pid and tid means a thread."""
+    ids = ((selection.comms, track.comm), (selection.pids, track.pid), (selection.tids, track.tid))
+    return all(not names or name in names for names, name in ids)
+
+
+def choose_thread(timeline: Timeline, selection: Selection) -> int:
+    """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means.
+
+    If several threads match, it is the main thread of a process; among several main threads the earliest.
+
+    Raises:
+        UsageError: the recording has no such thread.
+    """
+    tracks, first = timeline.tracks, np.full(len(timeline.tracks), _NEVER)
+    placed = np.flatnonzero(timeline.placed)
+    np.minimum.at(first, timeline.track[placed], timeline.begin_ns[placed])
+    rows = [
+        row
+        for row, track in enumerate(tracks)
+        if track.tid % PID_STEP > 0 and track.tid > 0 and first[row] < _NEVER and is_chosen(track, selection)
+    ]
+    if not rows:
+        raise UsageError("--critical-path: the recording has no such thread with samples that have a time")
+    return min(rows, key=lambda row: (tracks[row].tid != tracks[row].pid, int(first[row])))
+
+
+def window_of(profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]) -> tuple[int, int]:
+    """Return (begin, end) in ns of the recording's clock.
+
+    By default a window reaches from the first to the last appearance of the thread: birth, exit, or a sample.
+
+    Raises:
+        UsageError: several windows, or one outside of the thread's life.
+    """
+    if len(windows) > 1:
+        raise UsageError("--critical-path: --time names more than one window")
+    track, tasks = timeline.tracks[thread], profile.tasks
+    own = timeline.placed & (timeline.track == thread)
+    origin = timeline.origin_ns
+    begin = int(timeline.begin_ns[own].min(initial=_NEVER - origin)) + origin
+    end = int(timeline.end_ns[own].max(initial=0)) + origin
+    lives = np.flatnonzero((tasks.tid == track.tid) & (tasks.pid == track.pid))
+    if len(lives) == 1:
+        born, exited = int(tasks.begin_ns[lives[0]]), int(tasks.end_ns[lives[0]])
+        begin, end = min(begin, born) if born > 0 else begin, max(end, exited)
+    if windows:
+        first, last = windows[0].bounds(profile.meta.first_ns, profile.meta.last_ns)
+        begin, end = math.ceil(max(begin, first)), math.floor(min(end, last))
+    if begin >= end:
+        raise UsageError(f"--critical-path: {track.label} has no samples in that time")
+    return begin, end

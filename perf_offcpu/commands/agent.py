@@ -7,10 +7,10 @@ import argparse
 import contextlib
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from perf_offcpu.commands.push import ACCESS
 from perf_offcpu.commands.shared.parsers import add_options, duration_s
-from perf_offcpu.commands.shared.push import ACCESS
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ _OTHERS = """
 --port N: metrics and health on 127.0.0.1, 0 for none (default: 9811)
 -q, --quiet: print errors only
 """
-_MANY: Final[dict[str, Any]] = {"action": "append"}
 _OWN: Final = ("config", "duration", "quiet", "record")
 """Arguments that are not keys of the file, or have another form there."""
 
@@ -67,24 +66,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         usage="perf-offcpu agent [OPTIONS] [-- OPTIONS OF RECORD]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    output: dict[str, Any] = {
-        "dataset": {},
-        "push": _MANY,
-        "push_header_file": _MANY,
-        "push_ca": {},
-        "label": _MANY,
-    }
-    add_options(parser.add_argument_group("where to"), _OUTPUT, **output)
-    add_options(parser.add_argument_group("recording"), _RECORDING, off_cpu_period={}, segment={}, duration={})
-    add_options(
-        parser.add_argument_group("budgets"),
-        _BUDGETS,
-        max_cpu={"type": percent},
-        max_bytes={},
-        spool={},
-        spool_size={},
-    )
-    add_options(parser.add_argument_group("others"), _OTHERS, config={}, port={"type": int})
+    many = dict.fromkeys(("push", "push_header_file", "label"), {"action": "append"})
+    add_options(parser.add_argument_group("where to"), _OUTPUT, **many)
+    add_options(parser.add_argument_group("recording"), _RECORDING)
+    add_options(parser.add_argument_group("budgets"), _BUDGETS, max_cpu={"type": percent})
+    add_options(parser.add_argument_group("others"), _OTHERS, port={"type": int})
     parser.add_argument("record", nargs=argparse.REMAINDER, metavar="OPTIONS", help=argparse.SUPPRESS)
 
 

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args
 from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
-from perf_offcpu.commands.shared.page import whole_lives, with_head
 from perf_offcpu.commands.shared.parquet import write_dataset
 from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.profile import (
     SHOW,
     add_profile_arguments,
     every_wait_from_args,
+    folded,
     inputs,
     profile_from_args,
     selection_from_args,
     split_list,
+    whole_lives,
+    with_head,
+    with_input,
 )
 from perf_offcpu.commands.shared.streams import busy
 from perf_offcpu.convert.registry import FORMATS, MIN_SHARE, Format, Options
@@ -39,6 +42,9 @@ _SHOWING = {
     "--state": "all, with the task state below each stack",
 }
 """Options that select samples with a value, and show a detail without one."""
+
+_FORMAT_OPTIONS = "unit kernel addrs form waker_stack wakers objects per_thread svg min_share title".split()
+"""Options of the command line that are those of `convert.registry.Options`."""
 
 EXAMPLES = """examples:
   perf-offcpu convert --html                             perf.data.report.html: threads in time, for a browser
@@ -99,9 +105,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     formats.add_argument("--parquet", metavar="DIR", help=_PARQUET)
     parser.set_defaults(form="")
     unit, share = {"choices": UNITS, "default": ""}, {"type": float, "default": MIN_SHARE}
-    output = parser.add_argument_group("output")
     fold = {"action": argparse.BooleanOptionalAction, "default": True}
     details: dict[str, Any] = {"unit": unit, "min_share": share, "jobs": {"type": int}, "label": LIST}
+    output = parser.add_argument_group("output")
     add_options(output, _OUTPUT, fold_interpreters=fold, title={"default": ""}, **details)
     add_profile_arguments(parser, showing=_SHOWING)
 
@@ -118,9 +124,8 @@ def _form_of(format_: Format) -> dict[str, Any]:
     """Return the arguments of argparse for a format's option."""
     if not format_.forms:
         return {"nargs": 0, "help": format_.doc}
-    forms = ", ".join(format_.forms)
-    text = f"{format_.doc}; FORM is one of {forms} (default: {format_.forms[0]})"
     default = format_.forms[0]
+    text = f"{format_.doc}; FORM is one of {', '.join(format_.forms)} (default: {default})"
     return {"nargs": "?", "const": default, "choices": format_.forms, "metavar": "FORM", "help": text}
 
 
@@ -136,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         return _cascade(args)
     if args.wakers and args.format != "callgraph":
         return _chains(args)
-    return convert(args, lambda: profile_from_args(args))
+    return convert(args, lambda options: prepared(args, profile_from_args(args), options))
 
 
 def _cascade(args: argparse.Namespace) -> int:
@@ -144,14 +149,12 @@ def _cascade(args: argparse.Namespace) -> int:
         raise UsageError("--cascade is about waits: no --diff, --all-events, --critical-path, --event")
     if args.format != "callgraph":
         raise UsageError(f"--cascade means nothing to --{args.format}")
-    made: list[Any] = []
 
-    def load() -> Profile:
+    def load(options: Options) -> tuple[Profile, Options]:
         profile, _, cascade, _ = cascade_from_args(args)
-        made.append(cascade)
-        return profile
+        return prepared(args, profile, replace(options, cascade=cascade))
 
-    return convert(args, load, lambda profile, options: (profile, replace(options, cascade=made[0])))
+    return convert(args, load)
 
 
 def _chains(args: argparse.Namespace) -> int:
@@ -159,83 +162,68 @@ def _chains(args: argparse.Namespace) -> int:
     import numpy as np
 
     from perf_offcpu.analysis.select import event_rows, selected_rows
+    from perf_offcpu.callpaths.chains import waker_chains
 
     if args.diff is not None or args.all_events:
         raise UsageError("--wakers is about the waits of one recording: no --diff, --all-events")
-    selected: list[Any] = []
 
-    def load() -> Profile:
+    def load(options: Options) -> tuple[Profile, Options]:
         whole = every_wait_from_args(args, "--wakers", "show one waker with --waker-stack,")
         waits = whole.is_offcpu() & np.isin(whole.samples.evsel, event_rows(whole, split_list(args.event)))
-        selected.append(selected_rows(whole, selection_from_args(args))[waits])
-        return whole.select(waits)
-
-    def complete(profile: Profile, options: Options) -> tuple[Profile, Options]:
-        from perf_offcpu.callpaths.chains import waker_chains
-
+        selected = selected_rows(whole, selection_from_args(args))[waits]
+        profile, options = prepared(args, whole.select(waits), options)
         chains = waker_chains(profile, options)
         if len(profile.samples) and not any(name.any() for name, _ in chains.hops):
             raise UsageError("--wakers: none was recorded (perf-offcpu record does unless --no-wakers is given)")
-        return profile.select(selected[0]), replace(options, chains=chains.take(selected[0]))
+        return profile.select(selected), replace(options, chains=chains.take(selected))
 
-    return convert(args, load, complete)
+    return convert(args, load)
 
 
 def _critical_path(args: argparse.Namespace) -> int:
     """Write a critical path: as stacks, or as a track next to all threads if the format has a time axis."""
     if args.diff is not None or args.all_events or args.waker_stack or args.wakers:
         raise UsageError("--critical-path shows one thread: no --diff, --all-events, --waker-stack, --wakers")
-    made: list[Any] = []
 
-    def load() -> Profile:
+    def load(options: Options) -> tuple[Profile, Options]:
         from perf_offcpu.causality.path_rows import path_track
         from perf_offcpu.causality.path_stacks import path_profile
 
         profile, timeline, path = critical_path_from_args(args)
-        if "path" not in FORMATS[args.format].options:
-            return path_profile(profile, timeline, path)
-        made.append(path_track(profile, path))
-        return profile
+        if "path" in FORMATS[args.format].options:
+            return prepared(args, profile, replace(options, path=path_track(profile, path)))
+        return prepared(args, path_profile(profile, timeline, path), options)
 
-    if "path" not in FORMATS[args.format].options:
-        return convert(args, load)
-    return convert(args, load, lambda profile, options: (profile, replace(options, path=made[0])))
+    return convert(args, load)
 
 
-def convert(
-    args: argparse.Namespace,
-    load: Callable[[], Profile],
-    complete: Callable[[Profile, Options], tuple[Profile, Options]] | None = None,
-) -> int:
-    """Write the Profile that `load` returns and return the exit status.
+def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
+    """Return the samples of the events that the command line names, and the options with the head of a page."""
+    if "sentences" in FORMATS[args.format].options:
+        options = with_head(options, args, profile)
+    return _chosen(args, profile), options
 
-    Args:
-        complete: changes the loaded profile and the options.
-    """
+
+def convert(args: argparse.Namespace, load: Callable[[Options], tuple[Profile, Options]]) -> int:
+    """Write the Profile that `load` returns, with the options that it completes, and return the exit status."""
     format_, options = FORMATS[args.format], _options(args)
     format_.accept(options)
     if args.diff is not None and "diff" not in format_.options:
         raise UsageError(f"--diff: --{format_.name} does not compare recordings")
-    first = "stdin" if inputs(args)[0] == STDOUT else inputs(args)[0].rstrip("/")
+    paths = inputs(args)
+    first = "stdin" if paths[0] == STDOUT else paths[0].rstrip("/")
     output = args.output or first + format_.suffix_for(options)
-    check_distinct(inputs(args), output)
+    check_distinct(paths, output)
     with busy("reading"):
-        profile = load()
-    if "sentences" in format_.options:
-        options = with_head(options, args, profile)
-    profile = _chosen(args, profile)
-    if complete is not None:
-        profile, options = complete(profile, options)
+        profile, options = load(options)
     if not len(profile.samples):
         print("perf-offcpu convert: no sample was selected; the output is empty", file=sys.stderr)
     if options.waker_stack and len(profile.samples) and not (profile.samples.waker_stack >= 0).any():
         raise UsageError("--waker-stack: there are none (perf-offcpu record --waker-stacks records them)")
     if args.diff is not None:
-        old = argparse.Namespace(**vars(args) | {"input": [args.diff]})
         with busy("reading"):
-            before = profile_from_args(old)
-        options = replace(options, diff=_chosen(old, before))
-    shown = inputs(args) + ([args.diff] if args.diff else [])
+            options = replace(options, diff=_chosen(args, profile_from_args(with_input(args, args.diff))))
+    shown = paths + ([args.diff] if args.diff else [])
     with open_output(output, binary=format_.binary, inputs=shown) as out, busy(f"writing {format_.name}"):
         format_.write(profile, out, options)
     if args.output is None:
@@ -259,16 +247,13 @@ def _warn(format_: Format, output: str) -> None:
 
 def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
     """Return the samples of the events that the command line names."""
-    from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.analysis.wall_clock import wall_clock
 
     events = split_list(args.event)
     if args.all_events:
-        profile = wall_clock(profile, events, whole_lives=whole_lives(args))
-    else:
-        profile = select_events(profile, events)
-    return fold_interpreters(profile) if args.fold_interpreters else profile
+        return folded(args, wall_clock(profile, events, whole_lives=whole_lives(args)))
+    return folded(args, select_events(profile, events))
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -286,18 +271,4 @@ def _options(args: argparse.Namespace) -> Options:
         raise UsageError(f"--svg draws what --callgraph dot writes, not {args.form}")
     if not 0 <= args.min_share <= 100:
         raise UsageError(f"--min-share: {args.min_share:g} is no percentage")
-    for name in (
-        "unit",
-        "kernel",
-        "addrs",
-        "form",
-        "waker_stack",
-        "wakers",
-        "objects",
-        "per_thread",
-        "svg",
-        "min_share",
-        "title",
-    ):
-        given[name] = getattr(args, name)
-    return Options(**given)
+    return Options(**given, **{name: getattr(args, name) for name in _FORMAT_OPTIONS})

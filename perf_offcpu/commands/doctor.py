@@ -59,14 +59,9 @@ def run(args: argparse.Namespace) -> int:
 def _as_json(findings: Iterable[Finding], can_record: bool) -> str:
     from perf_offcpu.resources import version
 
-    document = {
-        "version": version(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "can_record": can_record,
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-    }
-    return json.dumps(document, indent=2)
+    machine = {"version": version(), "kernel": platform.release(), "machine": platform.machine()}
+    parts = [dataclasses.asdict(finding) for finding in findings]
+    return json.dumps(machine | {"can_record": can_record, "findings": parts}, indent=2)
 
 
 def _as_text(findings: list[Finding], can_record: bool) -> str:
@@ -172,13 +167,7 @@ def _output(*command: str) -> str:
     """Return the standard output of a command; "" for a command that fails or takes too long."""
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=120,
-            check=False,
-            env=child_environment(),
+            command, capture_output=True, text=True, errors="replace", timeout=120, check=False, env=child_environment()
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

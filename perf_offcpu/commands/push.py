@@ -8,9 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.parsers import add_options
+from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.profile import add_profile_arguments, profile_from_args, split_list
-from perf_offcpu.commands.shared.push import TARGETS, add_push_options, labels_from_args, senders_from_args
 from perf_offcpu.commands.shared.streams import busy
 from perf_offcpu.units import parse_time
 
@@ -25,7 +24,17 @@ EXAMPLES = """examples:
   perf-offcpu push otlp=https://collector:4318 --push-ca ca.pem --push-header-file token
   perf-offcpu push otlp=grpc://localhost:4317 pyroscope=http://localhost:4040
 """
-_OPTIONS = "--push-time TIME: try again for at most this long where a server is busy or away (default: 60s)"
+TARGETS = "pyroscope=URL, parca=URL or otlp=URL"
+ACCESS = """
+--push-header-file FILE: headers of all requests, one a line (Authorization: Bearer …); if there are several
+  targets, KIND=FILE
+--push-ca FILE: certificates (PEM) of the authorities that sign those of the servers (default: the system's)
+"""
+_OPTIONS = f"""
+--label NAME=VALUE: label of all samples; service and host are the usual ones
+{ACCESS.strip()}
+--push-time TIME: try again for at most this long where a server is busy or away (default: 60s)
+"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,14 +48,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("target", nargs="+", metavar="TARGET", help=TARGETS)
     group = parser.add_argument_group("push")
-    add_push_options(group)
-    add_options(group, _OPTIONS, push_time={"default": "60s"})
+    add_options(group, _OPTIONS, label=LIST, push_header_file=LIST, push_time={"default": "60s"})
     add_profile_arguments(parser, "off-cpu time")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    labels, senders = labels_from_args(args), senders_from_args(args.target, args)
+    from perf_offcpu.push.labels import parse_labels
+    from perf_offcpu.push.opening import open_targets
+
+    labels, senders = parse_labels(args.label), open_targets(args.target, args.push_header_file, args.push_ca or "")
     limit_s = parse_time("--push-time", args.push_time, "ms") / 1e9
     with busy("reading"):
         profile = _waits(args)

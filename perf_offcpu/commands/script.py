@@ -78,9 +78,8 @@ def run(args: argparse.Namespace) -> int:
             write(profile, out, options)
     mismatches = {losses.OTHER_BUILD.name, losses.FILE_CHANGED.name}
     for cause, count in losses.by_text(profile.losses).items():
-        if cause in losses.CUT:
-            continue
-        if cause.stage is not losses.Stage.NAMES or cause.name in mismatches:  # frames show the others
+        is_shown = cause.stage is losses.Stage.NAMES and cause.name not in mismatches  # by the frames
+        if cause not in losses.CUT and not is_shown:
             print(f"perf-offcpu script: {count} {printable(str(cause))}", file=sys.stderr)
     return 0
 
@@ -96,9 +95,9 @@ def _profile(args: argparse.Namespace) -> Profile:
 
 def _describe_fields() -> str:
     """Return the fields and their meanings for the help."""
-    lines = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"]
-    width = max(map(len, [*PERF_FIELDS, *OWN_FIELDS]))
-    for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:
+    lines, fields = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"], PERF_FIELDS | OWN_FIELDS
+    width = max(map(len, fields))
+    for name, meaning in fields.items():
         first, others = f"  {name:<{width}}  ", " " * (width + 4)
         lines += textwrap.wrap(meaning, 110, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
     return "\n".join([*lines, ""])

@@ -70,11 +70,12 @@ class PerfScriptHandler:
         Raises:
             SystemExit: with a status other than 0, after one line on stderr.
         """
-        from perf_offcpu.commands.convert import convert
+        from perf_offcpu.commands.convert import convert, prepared
 
         if (path := _input_of(_perf_command_line())) not in (None, _USUAL):
             self._args.input = [path]  # for commands that the page shows
-        if status := _guarded(lambda: convert(self._args, self._profile)):
+        args = self._args
+        if status := _guarded(lambda: convert(args, lambda options: prepared(args, self._profile(), options))):
             sys.exit(status)
 
     def _profile(self) -> Profile:

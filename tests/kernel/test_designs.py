@@ -23,9 +23,8 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection, selected_rows
 from perf_offcpu.analysis.timeline import Timeline, timeline_of
 from perf_offcpu.causality.cascade import Held, cascade_of
-from perf_offcpu.causality.critical_path import CriticalPath, Doing, critical_path
+from perf_offcpu.causality.critical_path import CriticalPath, Doing, choose_thread, critical_path
 from perf_offcpu.causality.path_rows import rivals
-from perf_offcpu.causality.window import choose_thread
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.bottlenecks import Bottlenecks, bottlenecks_of
 from perf_offcpu.symbolize.load import load_profile

@@ -11,7 +11,7 @@ import pytest
 from builders.documents import man_source
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.commands.report.arguments import SORT_KEYS
+from perf_offcpu.commands.report import SORT_KEYS
 from perf_offcpu.commands.shared.parsers import VERBS, make_parsers
 from perf_offcpu.report.document import VERSION, document
 from perf_offcpu.report.summary import summarize

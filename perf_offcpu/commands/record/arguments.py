@@ -92,10 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from perf_offcpu.collect.bpf.config import ShortWaits
 
     targets = parser.add_argument_group("target: whose waits are recorded")
-    add_options(targets, _TARGETS, cgroup=LIST, duration={})
+    add_options(targets, _TARGETS, cgroup=LIST)
     events = parser.add_argument_group("events and stacks")
     one_of = events.add_mutually_exclusive_group()
-    add_options(one_of, _WHICH_WAITS, off_cpu_thresh={"default": "1"}, off_cpu_period={})
+    add_options(one_of, _WHICH_WAITS, off_cpu_thresh={"default": "1"})
     add_options(events, _EVENTS, event={"action": "append"})
     add_options(events.add_mutually_exclusive_group(), _RATE, count={"type": int})
     add_options(events, _STACKS, kernel_callchains=_ON, call_graph={"default": "auto"})
@@ -106,10 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         min_block={"default": "0"},
         max_rate=_NUMBER,
         switch_states={"default": "S,D,I,T,t,Q"},
-        wakers=_ON,
-        objects=_ON,
-        object_names=_ON,
-        budget=_ON,
+        **dict.fromkeys(("wakers", "objects", "object_names", "budget"), _ON),
     )
     recording = parser.add_argument_group("recording")
     add_options(recording, _OUTPUT, output={"default": "perf.data"})
@@ -122,13 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             const=level or 1,
             help=argparse.SUPPRESS if level else "compress with zstd; -zN: at level N, 1 to 22",
         )
-    signal = {"nargs": "?", "const": "signal"}
-    numbers = {
-        "compression_level": _NUMBER,
-        "switch_max_files": _NUMBER,
-        "realtime": _NUMBER,
-        "ready_fd": {"type": int},
-        "until_exit": _NUMBER,
-    }
-    add_options(recording, _RECORDING, switch_output=signal, **numbers)
+    details = dict.fromkeys(("compression_level", "switch_max_files", "realtime", "until_exit"), _NUMBER)
+    details |= {"ready_fd": {"type": int}, "switch_output": {"nargs": "?", "const": "signal"}}
+    add_options(recording, _RECORDING, **details)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)

@@ -28,7 +28,6 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from perf_offcpu.collect.control import ControlFds
     from perf_offcpu.collect.options import RecordOptions
     from perf_offcpu.collect.rotation import Rotation
     from perf_offcpu.collect.targets import Target
@@ -36,11 +35,14 @@ if TYPE_CHECKING:
 
 _LONGEST = "1000000s"
 _MOST_RATE = 10**9
+_SWITCHES = "all_cgroups wakers waker_stacks objects object_names lock_owners budget".split()
+"""Options that `RecordOptions` has under the same name."""
 
 
 def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     """Return the options of the recording of a command line; raise UsageError for an invalid value."""
     from perf_offcpu.collect.bpf.config import ShortWaits, parse_states
+    from perf_offcpu.collect.control import LEAST_PERIOD, parse_control
     from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
     from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
     from perf_offcpu.collect.rings.rings import parse_ring_size
@@ -68,6 +70,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         groups=args.cgroup,
     )
     call_graph = choose_call_graph(args.call_graph, args.no_stack_bytes, target, command)
+    period, period_ns = args.off_cpu_period, 0
+    if period is not None:
+        period_ns = parse_time("--off-cpu-period", period, "ms", LEAST_PERIOD, _LONGEST)
     options = RecordOptions(
         target=target,
         command=command,
@@ -75,7 +80,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         output=args.output,
         rotation=_rotation(args),
         compression_level=_compression_level(args),
-        off_cpu_period_ns=_off_cpu_period(args),
+        off_cpu_period_ns=period_ns,
         threshold_ns=parse_time("--off-cpu-thresh", args.off_cpu_thresh, "ms", most=_LONGEST),
         events=parse_events(args.event or [DEFAULT_EVENT]),
         frequency_hz=_frequency(args.freq),
@@ -83,24 +88,18 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         kernel_stacks=args.kernel_callchains,
         deferred_stacks=call_graph.deferred,
         stack_bytes=call_graph.stack_bytes,
-        all_cgroups=args.all_cgroups,
         short_waits=ShortWaits(args.short_waits),
         min_block_ns=parse_time("--min-block", args.min_block, "us"),
         max_rate=_at_least("--max-rate", 10, args.max_rate, _MOST_RATE) if args.max_rate else 0,
         states=parse_states(args.switch_states),
         kernel_threads=args.kernel_threads or any(map(is_kernel_thread, target.ids)),
-        wakers=args.wakers,
-        waker_stacks=args.waker_stacks,
-        objects=args.objects,
-        object_names=args.object_names,
-        lock_owners=args.lock_owners,
-        budget=args.budget,
         ring_bytes=parse_ring_size(args.mmap_pages) if args.mmap_pages else 0,
         realtime_priority=_at_least("--realtime", 0, args.realtime),
         pystack=_pystack() if args.python_stacks else "",
         duration_s=duration_s(args.duration),
         until_exit=_at_least("--until-exit", 0, args.until_exit),
-        control=_control(args),
+        control=None if args.control is None else parse_control(args.control),
+        **{name: getattr(args, name) for name in _SWITCHES},
     )
     _check_tracepoints(options)
     return options
@@ -109,10 +108,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
 def _pystack() -> str:
     from perf_offcpu.collect.kernel_totals.python_stacks import pystack_directory
 
-    directory = pystack_directory()
-    if directory is None:
-        raise UsageError("--python-stacks needs pystack: pip install pystack")
-    return directory
+    if directory := pystack_directory():
+        return directory
+    raise UsageError("--python-stacks needs pystack: pip install pystack")
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:
@@ -127,12 +125,6 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
     if args.output == STANDARD_OUTPUT:
         raise UsageError("--switch-output needs files, -o - is a pipe")
     return parse_rotation(args.switch_output, args.switch_max_files)
-
-
-def _control(args: argparse.Namespace) -> ControlFds | None:
-    from perf_offcpu.collect.control import parse_control
-
-    return None if args.control is None else parse_control(args.control)
 
 
 def _compression_level(args: argparse.Namespace) -> int:
@@ -156,14 +148,6 @@ def _check_tracepoints(options: RecordOptions) -> None:
     for event in options.events:
         if event.is_tracepoint and chosen:
             raise UsageError(f"-e {event.name}: tracepoints are recorded system-wide only: use -a")
-
-
-def _off_cpu_period(args: argparse.Namespace) -> int:
-    from perf_offcpu.collect.control import LEAST_PERIOD
-
-    if args.off_cpu_period is None:
-        return 0
-    return parse_time("--off-cpu-period", args.off_cpu_period, "ms", LEAST_PERIOD, _LONGEST)
 
 
 def _frequency(text: str | None) -> int:

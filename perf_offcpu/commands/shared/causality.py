@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.profile import every_wait_from_args, selection_from_args
+from perf_offcpu.commands.shared.profile import every_wait_from_args, folded, selection_from_args, whole_lives
 from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
-    from perf_offcpu.analysis.select import Selection
-    from perf_offcpu.analysis.timeline import Timeline, Track
+    from perf_offcpu.analysis.timeline import Timeline
     from perf_offcpu.causality.cascade import Cascade
     from perf_offcpu.causality.critical_path import CriticalPath
     from perf_offcpu.model.profile import Profile
@@ -33,10 +33,7 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
     Raises:
         UsageError: there is no such thread; or an option selects samples, which would leave gaps in the path.
     """
-    from perf_offcpu.analysis.interpreters import fold_interpreters
-    from perf_offcpu.analysis.timeline import timeline_of
-    from perf_offcpu.causality.critical_path import critical_path
-    from perf_offcpu.causality.window import choose_thread, window_of
+    from perf_offcpu.causality.critical_path import choose_thread, critical_path, window_of
 
     given = [name for name in _OTHERS if getattr(args, "wait_class" if name == "class" else name)]
     if args.idle != "show":
@@ -45,13 +42,17 @@ def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline
         option = given[0].replace("_", "-")
         raise UsageError(f"--critical-path takes --tid, --pid, --comm and --time, not --{option}")
     selection = selection_from_args(args)
-    profile = every_wait_from_args(args, "--critical-path")
-    if args.fold_interpreters:
-        profile = fold_interpreters(profile)
-    timeline = timeline_of(profile)
+    profile, timeline = _all_threads(args, "--critical-path")
     thread = choose_thread(timeline, selection)
     window = window_of(profile, timeline, thread, selection.windows)
     return profile, timeline, critical_path(profile, timeline, thread, *window)
+
+
+def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeline]:
+    from perf_offcpu.analysis.timeline import timeline_of
+
+    profile = folded(args, every_wait_from_args(args, option))
+    return profile, timeline_of(profile)
 
 
 def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade, Budget]:
@@ -62,23 +63,15 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
     Returns:
         (profile, timeline, cascade, budget): the budgets of the chosen threads; none if waits are chosen.
     """
-    from dataclasses import replace
-
-    from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.select import select_samples, selected_rows
-    from perf_offcpu.analysis.timeline import timeline_of
     from perf_offcpu.causality.cascade import cascade_of
-    from perf_offcpu.commands.shared.page import whole_lives
     from perf_offcpu.model.recording import Budget
 
     selection = selection_from_args(args)
     option = "--bottlenecks" if getattr(args, "bottlenecks", False) else "--cascade"
-    profile = every_wait_from_args(args, option)
-    if args.fold_interpreters:
-        profile = fold_interpreters(profile)
-    timeline = timeline_of(profile)
+    profile, timeline = _all_threads(args, option)
     if option == "--bottlenecks" and selection.idle == "show":
-        selection = replace(selection, idle="hide")
+        selection = dataclasses.replace(selection, idle="hide")
     budget = select_samples(profile, selection).budget if whole_lives(args) else Budget()
     return profile, timeline, cascade_of(profile, timeline, selected_rows(profile, selection)), budget
 
@@ -89,8 +82,9 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
     Raises:
         UsageError: there is no such thread; or an option selects samples, which would leave gaps in runs.
     """
-    from perf_offcpu.analysis.interpreters import fold_interpreters
-    from perf_offcpu.analysis.timeline import timeline_of
+    import numpy as np
+
+    from perf_offcpu.causality.critical_path import is_chosen
     from perf_offcpu.report.serial import serial_of
 
     selection = selection_from_args(args)
@@ -100,28 +94,14 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
         raise UsageError("--serial is about all times of one recording: no --event, --diff, --idle")
     if len(selection.windows) > 1:
         raise UsageError("--serial: --time names more than one window")
-    import numpy as np
-
-    profile = every_wait_from_args(args, "--serial")
-    if args.fold_interpreters:
-        profile = fold_interpreters(profile)
-    timeline = timeline_of(profile)
-    chosen = np.array([_is_chosen(track, selection) for track in timeline.tracks], np.bool_)
+    profile, timeline = _all_threads(args, "--serial")
+    chosen = np.array([track.tid > 0 and is_chosen(track, selection) for track in timeline.tracks], np.bool_)
     if not timeline.placed[chosen[timeline.track]].any():
         raise UsageError("--serial: the recording has no such thread with samples that have a time")
-    window = None
+    window, meta = None, profile.meta
     if selection.windows:
-        first, last = selection.windows[0].bounds(profile.meta.first_ns, profile.meta.last_ns)
-        window = (math.ceil(max(first, profile.meta.first_ns)), math.floor(min(last, profile.meta.last_ns)))
+        first, last = selection.windows[0].bounds(meta.first_ns, meta.last_ns)
+        window = (math.ceil(max(first, meta.first_ns)), math.floor(min(last, meta.last_ns)))
         if window[0] >= window[1]:
             raise UsageError("--serial: the recording has no samples in that time")
     return serial_of(profile, timeline, chosen, window, stacks)
-
-
-def _is_chosen(track: Track, selection: Selection) -> bool:
-    return (
-        track.tid > 0
-        and (not selection.comms or track.comm in selection.comms)
-        and (not selection.pids or track.pid in selection.pids)
-        and (not selection.tids or track.tid in selection.tids)
-    )

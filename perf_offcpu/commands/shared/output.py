@@ -65,11 +65,8 @@ def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Itera
         with _stdout(binary) as out:
             yield out
     else:
-        try:
+        with _errors_name(path):
             directory, name = Directory.of_output(path)
-        except OSError as problem:
-            problem.filename = path  # the name that the user knows
-            raise
         with directory, _in_directory(directory, name, path, binary, _mode(inputs)) as out:
             yield out
 
@@ -111,11 +108,18 @@ class NamedFile(io.FileIO):
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write as FileIO does."""
-        try:
+        with _errors_name(self.shown):
             return super().write(data)
-        except OSError as problem:
-            problem.filename = self.shown
-            raise
+
+
+@contextlib.contextmanager
+def _errors_name(shown: str) -> Iterator[None]:
+    """Let errors carry the name that the user knows."""
+    try:
+        yield
+    except OSError as problem:
+        problem.filename = shown
+        raise
 
 
 def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
@@ -135,12 +139,12 @@ def _in_directory(directory: Directory, name: str, shown: str, binary: bool, mod
         with _open(fd, shown, binary) as out:
             yield out
         return
-    try:
-        with directory.replacing(name, mode) as file, _open(os.dup(file.fileno()), shown, binary) as out:
-            yield out
-    except OSError as problem:
-        problem.filename = shown  # the name that the user knows
-        raise
+    with (
+        _errors_name(shown),
+        directory.replacing(name, mode) as file,
+        _open(os.dup(file.fileno()), shown, binary) as out,
+    ):
+        yield out
 
 
 @contextlib.contextmanager

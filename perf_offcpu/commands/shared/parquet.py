@@ -12,7 +12,7 @@ from contextlib import redirect_stderr
 from functools import partial
 
 from perf_offcpu.commands.shared.printing import write_lines
-from perf_offcpu.commands.shared.profile import inputs, whole_profile_from_args
+from perf_offcpu.commands.shared.profile import folded, inputs, whole_profile_from_args, with_input
 from perf_offcpu.convert.registry import MIN_SHARE
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.text import printable
@@ -110,13 +110,11 @@ def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
 
 def _write(args: argparse.Namespace, path: str) -> str:
     """Write one recording and return a sentence on the result."""
-    from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.rows import host_of
     from perf_offcpu.dataset.segment import write_segment
 
-    profile = whole_profile_from_args(argparse.Namespace(**vars(args) | {"input": [path]}))
-    profile = fold_interpreters(profile) if args.fold_interpreters else profile
+    profile = folded(args, whole_profile_from_args(with_input(args, path)))
     host = host_of(profile, _labels(args))
     segment = write_segment(open_dataset(args.parquet), profile, host)
     text = f"{segment.rows:,} samples of {host.host_id}, {segment.bytes:,} bytes in {segment.files} files"

@@ -31,14 +31,14 @@ PROGRAM = "perf-offcpu"
 VERBS = {
     "record": "record.command",
     "agent": "agent",
-    "report": "report.command",
+    "report": "report",
     "script": "script",
     "convert": "convert",
     "push": "push",
     "inject": "inject",
     "archive": "archive",
     "dump": "dump",
-    "fleet": "fleet.command",
+    "fleet": "fleet",
     "doctor": "doctor",
     "completion": "completion",
 }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from perf_offcpu.commands.shared.streams import columns
 from perf_offcpu.environment import child_environment
+from perf_offcpu.errors import UsageError
 
 if TYPE_CHECKING:
     import subprocess
@@ -72,16 +73,22 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def print_json(document: object, default: Callable[[Any], Any] | None = None) -> int:
-    """Print a JSON document and return the exit status.
-
-    Args:
-        default: converts a value that JSON cannot express.
-    """
+    """Print a JSON document and return the exit status. `default` converts values that JSON cannot express."""
     import json
 
     json.dump(document, sys.stdout, indent=1, default=default)
     print()
     return 0
+
+
+def print_view(
+    args: argparse.Namespace,
+    document: Callable[[], object],
+    lines: Iterable[str],
+    default: Callable[[Any], Any] | None = None,
+) -> int:
+    """Print the document if `--json` is given, else the lines, and return the exit status."""
+    return print_json(document(), default) if args.json else print_lines(lines, args)
 
 
 def print_lines(lines: Iterable[str], args: argparse.Namespace) -> int:
@@ -96,6 +103,15 @@ def write_lines(lines: Iterable[str], out: TextIO) -> None:
     encoding = out.encoding or "utf-8"
     for line in lines:
         print(line.encode(encoding, "backslashreplace").decode(encoding), file=out)
+
+
+def limit_from_args(args: argparse.Namespace, usual: int) -> int | None:
+    """Return the largest number of rows of a table, None for all: of `--limit`, else all of JSON, else `usual`."""
+    if args.limit is not None and args.limit < 0:
+        raise UsageError(f"--limit {args.limit}: not a number of rows, 0 for all")
+    if args.limit is None:
+        return None if args.json else usual
+    return args.limit or None
 
 
 def terminal_style(args: argparse.Namespace, *, leaf_first: bool = False, stacks: bool = True) -> Style:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership, note_cut
@@ -22,6 +22,7 @@ from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
     from perf_offcpu.analysis.select import Selection
+    from perf_offcpu.convert.registry import Options
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.symbolize.options import SymbolizeOptions
 
@@ -31,6 +32,15 @@ _ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
 """Other names of perf report and perf script."""
 _MOST_CPUS = 1 << 16
 
+_PARTS = "time state wait_class min_dur cpu cgroup object lock".split()
+"""Options that select a part of the samples of a thread."""
+_KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur object lock".split()
+"""Options that the command in the verdict repeats."""
+_OF_PATH = {"--comm", "--pid", "--tid", "--time"}
+"""Options that name the thread and time of a critical path."""
+
+IDLE = "--idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone"
+IDLE_CHOICES: Final[dict[str, Any]] = {"choices": ("show", "hide", "only"), "default": "show"}
 _INPUT = f"""
 -i, --input FILE: default: {RECORDING}; several recordings are shown as one
 --no-prefix: several hosts: comms without the host's name
@@ -45,11 +55,11 @@ _INPUT = f"""
 --symfs DIR: look for files with symbols below this directory
 --buildid-dir DIR: files by build-id, as perf keeps them (default: $PERF_BUILDID_DIR or ~/.debug)
 """
-_TIMES = """
+_TIMES = f"""
 --time A,B: samples of a time span: seconds as script prints them, or with a suffix (either may be missing),
   or parts of the recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts
 --min-dur TIME: waits of at least this length: 5ms, 300us, 1s; a bare number is ms
---idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone
+{IDLE}
 --rules FILE: rules of programs, before the built-in ones and those in ~/.config/perf-offcpu/rules.toml
 """
 
@@ -80,11 +90,7 @@ def add_profile_arguments(
         ("--cgroup", "PATHS", "tasks of these cgroups and of those below them, by path or id"),
         ("--state", "STATES", "waits in these task states, letters as in ps: S, D, I, T, R (preempted), …"),
         ("--class", "CLASSES", f"waits of these classes: {', '.join(BY_LABEL)}"),
-        (
-            "--object",
-            "PATTERN",
-            "waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list",
-        ),
+        ("--object", "PATTERN", "waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list"),
         ("--lock", "ADDRESSES", "waits for the locks at these addresses: 0x55d0c8a012c0"),
     ):
         shows = (showing or {}).get(option)
@@ -98,7 +104,7 @@ def add_profile_arguments(
             **LIST,
             **bare,
         )
-    add_options(group, _TIMES, idle={"choices": ("show", "hide", "only"), "default": "show"})
+    add_options(group, _TIMES, idle=IDLE_CHOICES)
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
@@ -155,6 +161,18 @@ def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "
     return profile
 
 
+def folded(args: argparse.Namespace, profile: Profile) -> Profile:
+    """Return the profile with the functions of interpreters as `--fold-interpreters` wants them."""
+    from perf_offcpu.analysis.interpreters import fold_interpreters
+
+    return fold_interpreters(profile) if args.fold_interpreters else profile
+
+
+def with_input(args: argparse.Namespace, path: str) -> argparse.Namespace:
+    """Return the command line for another recording; both note cut recordings in the same list."""
+    return argparse.Namespace(**vars(args) | {"input": [path]})
+
+
 def inputs(args: argparse.Namespace) -> list[str]:
     """Return the recordings that the command line names, each once."""
     paths = args.input or [RECORDING]
@@ -177,8 +195,8 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
         cgroups=split_words(args.cgroup),
         windows=parse_windows(args.time) if args.time is not None else (),
         idle=args.idle,
-        states=_known("state", args.state, STATE_NAMES),
-        classes=tuple(BY_LABEL[label] for label in _known("class", args.wait_class, BY_LABEL)),
+        states=known_words("state", args.state, STATE_NAMES),
+        classes=tuple(BY_LABEL[label] for label in known_words("class", args.wait_class, BY_LABEL)),
         min_ns=parse_time("--min-dur", args.min_dur, "ms") if args.min_dur is not None else 0,
         objects=tuple(args.object),
         locks=tuple(map(_address, split_words(args.lock))),
@@ -219,8 +237,7 @@ def split_words(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _numbers(option: str, texts: list[str]) -> tuple[int, ...]:
     parts = [part.strip() for text in texts for part in text.split(",")]
-    wrong = [part for part in parts if not (part.isascii() and part.isdigit())]
-    if wrong:
+    if wrong := [part for part in parts if not (part.isascii() and part.isdigit())]:
         raise UsageError(f"{option}: '{wrong[0]}' is not a number")
     return tuple(map(int, parts))
 
@@ -244,9 +261,41 @@ def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _known(option: str, texts: list[str], known: Iterable[str]) -> tuple[str, ...]:
+def known_words(option: str, texts: list[str], known: Iterable[str]) -> tuple[str, ...]:
     """Return the words of comma-separated lists, all of them known."""
     words = split_words(texts)
     if unknown := [word for word in words if word not in known]:
         raise UsageError(f"--{option}: no {option} '{unknown[0]}' (known: {', '.join(known)})")
     return words
+
+
+def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the given options of input and selection that have values, for the command of the verdict."""
+    kept = [("-i", path) for path in args.input or ()]
+    for name in _KEPT:
+        value = getattr(args, name)
+        kept += [(f"--{name.replace('_', '-')}", text) for text in ([value] if isinstance(value, str) else value or ())]
+    return kept if args.idle == "show" else [*kept, ("--idle", args.idle)]
+
+
+def whole_lives(args: argparse.Namespace) -> bool:
+    """Return True if threads were selected as a whole, with all their samples."""
+    return not any(getattr(args, name) for name in _PARTS)
+
+
+def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> Options:
+    """Return the options of a format with the head of a page: the verdict, and the words that select its samples.
+
+    Args:
+        profile: the selected samples of all events.
+    """
+    from perf_offcpu.report.summary import head_of
+
+    kept, path = kept_options(args), bool(getattr(args, "critical_path", False))
+    if path:  # next to the path are all threads
+        kept = [(option, value) for option, value in kept if option not in _OF_PATH]
+    head = head_of(profile, split_list(args.event), options=kept, whole_lives=path or whole_lives(args))
+    switches = {"--no-prefix": args.no_prefix, "--apart": args.apart, "--from-start": args.from_start}
+    words = [word for option in kept for word in option] + [name for name, given in switches.items() if given]
+    words += [word for class_name in args.wait_class or () for word in ("--class", class_name)]
+    return dataclasses.replace(options, sentences=head.sentences, selected=tuple(words), idle=head.idle)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import sys
 import time
@@ -98,16 +99,15 @@ def busy(what: str) -> Iterator[None]:
 
 def _show(what: str, done: Event) -> None:
     begin = time.monotonic()
-    step = 0
     if done.wait(_AFTER_S):
         return
     color, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[36m", "\x1b[0m")
-    while not done.wait(_EVERY_S):
-        sys.stderr.write(f"\r{color}{bar(step)}{plain} {what}, {time.monotonic() - begin:.0f} s")
-        sys.stderr.flush()
-        step += 1
-    sys.stderr.write("\r\x1b[K")
-    sys.stderr.flush()
+    for step in itertools.count():
+        if done.wait(_EVERY_S):
+            break
+        seconds = time.monotonic() - begin
+        print(f"\r{color}{bar(step)}{plain} {what}, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+    print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def bar(step: int) -> str:

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from perf_offcpu.analysis.select import Selection
 from perf_offcpu.analysis.time_windows import parse_windows
 from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.causality.critical_path import CriticalPath, Doing, critical_path
+from perf_offcpu.causality.critical_path import CriticalPath, Doing, choose_thread, critical_path, window_of
 from perf_offcpu.causality.path_rows import hop_rows, path_rows, rivals
 from perf_offcpu.causality.path_stacks import chains_of, path_profile
-from perf_offcpu.causality.window import choose_thread, window_of
 from perf_offcpu.convert.folded import folded_totals
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.errors import UsageError

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from perf_offcpu.analysis.select import Selection
 from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.causality.critical_path import Doing, critical_path
-from perf_offcpu.causality.window import choose_thread
+from perf_offcpu.causality.critical_path import Doing, choose_thread, critical_path
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 

@@ -16,9 +16,8 @@ from builders.waits import wait
 
 from perf_offcpu.analysis.select import Selection
 from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.causality.critical_path import critical_path
+from perf_offcpu.causality.critical_path import choose_thread, critical_path
 from perf_offcpu.causality.path_rows import PathTrack, path_track
-from perf_offcpu.causality.window import choose_thread
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, SampleFlag, Tasks
 from perf_offcpu.script.fields import choose_fields

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perf_offcpu.commands.shared.push import TARGETS
+from perf_offcpu.commands.push import TARGETS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.push.opening import read_headers
 from perf_offcpu.push.targets import SERVERS, parse_target

@@ -7,7 +7,7 @@ from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.commands.report.arguments import SORT_KEYS, parse_keys
+from perf_offcpu.commands.report import SORT_KEYS, parse_keys
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, SampleFlag

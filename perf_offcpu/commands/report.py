@@ -6,26 +6,70 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.report.arguments import STACKS, add_output, limits_of, parse_keys, style_of
+from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args, serial_from_args
 from perf_offcpu.commands.shared.output import check_distinct, open_output
-from perf_offcpu.commands.shared.page import kept_options, whole_lives, with_head
-from perf_offcpu.commands.shared.parsers import accept_without_effect
-from perf_offcpu.commands.shared.printing import print_json, print_lines
+from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options
+from perf_offcpu.commands.shared.printing import limit_from_args, print_lines, print_view, terminal_style
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
+    folded,
     inputs,
+    kept_options,
     profile_from_args,
     selection_from_args,
     split_list,
+    split_words,
+    whole_lives,
+    with_head,
+    with_input,
 )
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import UNITS
 
 if TYPE_CHECKING:
     from perf_offcpu.model.recording import Meta
     from perf_offcpu.report.diff.sides import Per
+    from perf_offcpu.report.style import Style
+    from perf_offcpu.report.summary import Limits
+
+_THREADS, _STACKS, _GROUPS = 25, 10, 25
+"""Rows of tables without `--limit`."""
+
+SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall object waker cgroup blocked".split()
+"""Sort keys, with perf's names where perf has them; see `callpaths.keys`."""
+_ALIASES = {"sym": "symbol", "prev_state": "state"}
+
+_ORDERS = ("caller", "callee", "none")
+_OTHER_WORDS = "graph flat fractal folded function address branch percent period count value".split()
+"""Words of perf report -g other than the order; they are ignored."""
+
+_OUTPUT = f"""
+--unit: unit of time (default: ms)
+-g, --call-graph: stacks root first (caller, the default), leaf first (callee), or no stacks
+-G, --inverted: same as -g caller
+--no-call-graph: same as -g none
+-s, --sort KEYS: a table by these keys, separated by commas, instead of by class: {", ".join(SORT_KEYS)}
+--children: a table of functions, too: time of their own, and with their callees
+--diff OLD: compare with an older recording: by class, function, object, comm and stack, and what is noise
+--per WORK: with --diff: weights per 'second' recorded, of a 'run', or per unit of work: OLD,NEW units
+  (default: run if both recorded the same command, else second)
+--budget-by: rows of the thread budget (default: thread)
+--fold-interpreters: functions of an interpreter as one frame: [CPython] (default: yes)
+{CRITICAL_PATH.strip()}
+--bottlenecks: the three threads or devices for which most was waited in the end, and their stacks
+--serial: what ran while few threads of the program did (--comm, --pid), and the waits that one thread ends
+--locks: each lock: who waited, how many at once, and who held or released it
+--limit N: rows of each table, 0 for all (default: {_THREADS}, {_STACKS} stacks; --json: all)
+--summary: print only the table of causes that stands on top of the report
+--no-verdict: leave out that table
+--json: print a JSON document, weights as integers
+--html OUT: write a page: threads in time, flame graph and tables of any part (as convert --html)
+--no-pager: use no pager ($PERF_PAGER, $PAGER, less)
+"""
 
 
 EXAMPLES = """examples:
@@ -62,33 +106,83 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
     )
     accept_without_effect(parser, "report")
-    add_output(parser)
+    _add_output(parser)
     add_profile_arguments(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose a view, its tables and its form."""
+    order = {"nargs": "?", "type": _order, "const": "caller", "choices": _ORDERS, "default": "caller"}
+    same = {"action": "store_const", "dest": "call_graph"}
+    add_options(
+        parser.add_argument_group("output"),
+        _OUTPUT,
+        unit={"choices": UNITS, "default": "ms"},
+        call_graph=order,
+        inverted=same | {"const": "caller"},
+        no_call_graph=same | {"const": "none"},
+        sort=LIST,
+        budget_by={"choices": ("thread", "comm", "pid", "cgroup"), "default": "thread"},
+        fold_interpreters={"action": argparse.BooleanOptionalAction, "default": True},
+        limit={"type": int},
+    )
+
+
+def _order(text: str) -> str:
+    """Return the order of stacks in a value that perf takes for `-g`: `graph,0.5,callee`."""
+    words = text.split(",")
+    orders = [word for word in words if word in _ORDERS]
+    known = {*_ORDERS, *_OTHER_WORDS}
+    unknown = [word for word in words if word not in known and not re.fullmatch(r"[\d.]+", word)]
+    return unknown[0] if unknown else (*orders, "caller")[0]
+
+
+def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys in comma-separated lists, each once."""
+    keys = [_ALIASES.get(word, word) for word in split_words(texts)]
+    for key in keys:
+        if key not in SORT_KEYS:
+            raise UsageError(f"--sort: no key '{key}' (known: {', '.join(SORT_KEYS)})")
+    return tuple(dict.fromkeys(keys))
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    """Return the rows of each table."""
+    from perf_offcpu.report.summary import Limits
+
+    return Limits(*(limit_from_args(args, rows) for rows in (_THREADS, _STACKS, _GROUPS)))
+
+
+def _style(args: argparse.Namespace) -> Style:
+    """Return the style of the tables and stacks."""
+    return terminal_style(args, leaf_first=args.call_graph == "callee", stacks=args.call_graph != "none")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    from perf_offcpu.analysis.interpreters import fold_interpreters
-    from perf_offcpu.report.summary import summarize
-
     views = (
         (args.html is not None, _page),
         (args.critical_path, _critical_path),
         (args.bottlenecks, _bottlenecks),
         (args.locks, _locks),
         (args.serial, _serial),
-        (args.diff is not None, compare_with_older),
+        (args.diff is not None, _comparison),
+        (True, _summary),
     )
-    for chosen, view in views:
-        if chosen:
-            return view(args)
+    return next(view for is_asked, view in views if is_asked)(args)
+
+
+def _summary(args: argparse.Namespace) -> int:
+    from perf_offcpu.report.document import document
+    from perf_offcpu.report.summary import summarize
+    from perf_offcpu.report.terminal import first_screen, render
+
     if args.per is not None:
         raise UsageError("--per has a meaning with --diff OLD only")
-    profile = profile_from_args(args)
     summary = summarize(
-        fold_interpreters(profile) if args.fold_interpreters else profile,
+        folded(args, profile_from_args(args)),
         split_list(args.event),
-        limits_of(args),
+        _limits(args),
         keys=parse_keys(args.sort) or ("class",),
         children=args.children,
         whole_lives=whole_lives(args),
@@ -96,21 +190,15 @@ def run(args: argparse.Namespace) -> int:
         options=kept_options(args),
         budget_by=args.budget_by,
     )
-    if args.json:
-        from perf_offcpu.report.document import document
-
-        return print_json(document(summary))
-    if args.summary and summary.verdict is None:
-        raise UsageError("--summary ranks the causes of waits, of which there are none here")
-    from perf_offcpu.report.terminal import first_screen, render
-
-    lines = first_screen(summary) if args.summary else render(summary, style_of(args))
-    return print_lines(lines, args)
+    if args.summary and not args.json:
+        if summary.verdict is None:
+            raise UsageError("--summary ranks the causes of waits, of which there are none here")
+        return print_lines(first_screen(summary), args)
+    return print_view(args, lambda: document(summary), render(summary, _style(args)))
 
 
 def _page(args: argparse.Namespace) -> int:
     """Write the page and return the exit status."""
-    from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.convert.registry import FORMATS, Options
 
@@ -119,8 +207,7 @@ def _page(args: argparse.Namespace) -> int:
     if given := [name for name, value in others.items() if value]:
         raise UsageError(f"{given[0]} means nothing to --html, which writes a page of one recording")
     check_distinct(inputs(args), args.html)
-    profile = profile_from_args(args)
-    profile = fold_interpreters(profile) if args.fold_interpreters else profile
+    profile = folded(args, profile_from_args(args))
     options = with_head(Options(), args, profile)
     with open_output(args.html, binary=False, inputs=inputs(args)) as out:
         FORMATS["html"].write(select_events(profile, split_list(args.event)), out, options)
@@ -128,86 +215,63 @@ def _page(args: argparse.Namespace) -> int:
 
 
 def _critical_path(args: argparse.Namespace) -> int:
-    """Print the critical path of a thread and return the exit status."""
     from perf_offcpu.report.path_report import document, render, report_of
 
     if args.diff is not None:
         raise UsageError("--diff does not compare critical paths")
-    limit = limits_of(args).threads
+    limit = _limits(args).threads
     report = report_of(*critical_path_from_args(args))
-    if args.json:
-        return print_json(document(report))
-    return print_lines(render(report, style_of(args), limit), args)
+    return print_view(args, lambda: document(report), render(report, _style(args), limit))
 
 
 def _bottlenecks(args: argparse.Namespace) -> int:
-    """Print where most waiting time ends and return the exit status."""
     from perf_offcpu.report.bottlenecks import bottlenecks_of, document, render
 
     if args.diff is not None or args.event:
         raise UsageError("--bottlenecks is about the waits of one recording: no --diff, --event")
     bottlenecks = bottlenecks_of(*cascade_from_args(args))
-    if args.json:
-        return print_json(document(bottlenecks))
-    return print_lines(render(bottlenecks, style_of(args)), args)
+    return print_view(args, lambda: document(bottlenecks), render(bottlenecks, _style(args)))
 
 
 def _locks(args: argparse.Namespace) -> int:
-    """Print the locks that were waited for and return the exit status."""
-    from perf_offcpu.analysis.interpreters import fold_interpreters
     from perf_offcpu.report.lock_report import document, render, report_of
 
     if args.diff is not None or args.event:
         raise UsageError("--locks is about the waits of one recording: no --diff, --event")
-    profile, limit = profile_from_args(args), limits_of(args).stacks
-    report = report_of(fold_interpreters(profile) if args.fold_interpreters else profile, limit)
-    if args.json:
-        return print_json(document(report))
-    return print_lines(render(report, style_of(args)), args)
+    profile, limit = profile_from_args(args), _limits(args).stacks
+    report = report_of(folded(args, profile), limit)
+    return print_view(args, lambda: document(report), render(report, _style(args)))
 
 
 def _serial(args: argparse.Namespace) -> int:
-    """Print how much of the time was serial and return the exit status."""
     from perf_offcpu.report.serial import document, render
 
-    limits = limits_of(args)
-    serial = serial_from_args(args, STACKS if limits.stacks is None else limits.stacks)
-    if args.json:
-        return print_json(document(serial))
-    return print_lines(render(serial, style_of(args), limits.threads), args)
+    limits = _limits(args)
+    serial = serial_from_args(args, _STACKS if limits.stacks is None else limits.stacks)
+    return print_view(args, lambda: document(serial), render(serial, _style(args), limits.threads))
 
 
-def compare_with_older(args: argparse.Namespace) -> int:
-    """Print the comparison with an older recording and return the exit status."""
-    from perf_offcpu.analysis.interpreters import fold_interpreters
+def _comparison(args: argparse.Namespace) -> int:
     from perf_offcpu.report.diff.compare import compare
+    from perf_offcpu.report.diff.output import document, render
     from perf_offcpu.report.diff.sides import side_of
     from perf_offcpu.report.diff.verdict import verdict_of
 
     if args.children or args.budget_by != "thread":
         raise UsageError("--diff compares neither functions with their callees nor budgets")
     windows = selection_from_args(args).windows
-    before = argparse.Namespace(**vars(args) | {"input": [args.diff]})
-    old, new = map(profile_from_args, (before, args))
-    if args.fold_interpreters:
-        old, new = map(fold_interpreters, (old, new))
+    old, new = (folded(args, profile_from_args(each)) for each in (with_input(args, args.diff), args))
     per = _per(args.per, old.meta, new.meta)
-    before_side, now = (
+    before, now = (
         side_of(profile, split_list(args.event), per, units, windows, whole=whole_lives(args))
         for profile, units in zip((old, new), per.units, strict=True)
     )
-    limits, keys = limits_of(args), parse_keys(args.sort) or ("class",)
+    limits, keys = _limits(args), parse_keys(args.sort) or ("class",)
     if "blocked" in keys:
         raise UsageError("--diff sorts by the change: --sort blocked does not apply")
-    comparison = compare(before_side, now, per, keys=keys, limits=(limits.groups, limits.stacks))
+    comparison = compare(before, now, per, keys=keys, limits=(limits.groups, limits.stacks))
     verdict = None if args.no_verdict else verdict_of(comparison, kept_options(args), args.diff)
-    if args.json:
-        from perf_offcpu.report.diff.output import document
-
-        return print_json(document(comparison, verdict))
-    from perf_offcpu.report.diff.output import render
-
-    return print_lines(render(comparison, verdict, style_of(args)), args)
+    return print_view(args, lambda: document(comparison, verdict), render(comparison, verdict, _style(args)))
 
 
 def _per(text: str | None, old: Meta, new: Meta) -> Per:

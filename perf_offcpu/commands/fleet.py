@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu fleet: show a dataset, the recordings of many hosts, in the tables of the report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
+from perf_offcpu.commands.shared.output import open_output
+from perf_offcpu.commands.shared.parsers import LIST, Parser, add_options
+from perf_offcpu.commands.shared.printing import (
+    limit_from_args,
+    print_json,
+    print_view,
+    terminal_style,
+    write_lines,
+)
+from perf_offcpu.commands.shared.profile import IDLE, IDLE_CHOICES, known_words, split_list, split_words
+from perf_offcpu.errors import UsageError
+from perf_offcpu.text import printable
+from perf_offcpu.units import UNITS, parse_time
+
+if TYPE_CHECKING:
+    from perf_offcpu.dataset.dataset import Dataset
+    from perf_offcpu.fleet.queries import Selected
+    from perf_offcpu.fleet.selection import Selection
+    from perf_offcpu.fleet.tables import Tables
+
+_DATASET = "folder of the dataset, or s3://…, gs://…"
+_SETTLED_S = 3600
+"""Time after the end of an hour in which delayed agents may still deliver its segments."""
+_GIGA = 10**9
+_ROWS, _STACKS = 25, 10
+_ATTEMPTS = 3
+_DIFF = """
+--baseline SELECTION: what to compare with, as differs: version=1.4, or since=-2d,until=-1d, or host=web1;
+  without it: hosts that are unlike the others
+-s, --sort KEYS: the first table by these keys, separated by commas (default: class)
+"""
+SORT_KEYS = "host comm pid tid event state class syscall object waker cgroup container blocked".split()
+"""Keys of `--sort`, as in `report`; every label of a host is a key, too."""
+_SELECTION = f"""
+--since TIME: from this time on, UTC: 2026-11-22T14:00, 14:00 (today), -2h, -3d; a wait is at its end
+--until TIME: up to this time
+--host NAMES: these hosts, by name or id
+--label NAME=VALUE: hosts with this label: service=web; values of one label are alternatives
+--event NAMES: samples of these events (default: offcpu-time)
+--comm NAMES: threads of these names
+--class CLASSES: waits of these classes: {", ".join(BY_LABEL)}
+--object PATTERN: waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list
+--container IDS: containers by the beginning of their ids
+{IDLE}
+"""
+_ENGINE = "--engine URL: duckdb (default, in this process), spark:MASTER, or a database: clickhouse://HOST/DB"
+_TABLES = """
+--unit: unit of time (default: ms)
+--limit N: rows of each table, 0 for all (default: {limit})
+--json: print a JSON document, weights as integers
+--no-pager: use no pager ($PERF_PAGER, $PAGER, less)
+"""
+
+
+EXAMPLES = """examples:
+  perf-offcpu fleet report DATASET                       who waited for what: by class, service, host, comm
+  perf-offcpu fleet report DATASET --label service=web --since -1h
+  perf-offcpu fleet report DATASET --sort service,class  one table by these keys; labels are keys
+  perf-offcpu fleet top DATASET --class lock             the stacks that waited longest
+  perf-offcpu fleet flamegraph DATASET -o out.html       for a browser
+  perf-offcpu fleet diff DATASET --label version=2.0 --baseline version=1.9   what changed since the release
+  perf-offcpu fleet diff DATASET --since -1h --baseline since=-25h,until=-24h  than yesterday at this time
+  perf-offcpu fleet diff DATASET --label service=web     which host is unlike the others
+  perf-offcpu fleet sql DATASET "SELECT count(*) FROM samples"
+  perf-offcpu fleet compact DATASET                      every hour: merge its small files
+  perf-offcpu fleet expire DATASET --older-than 30d      every day: remove what is old
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subverbs with their options."""
+    parser = subparsers.add_parser(
+        "fleet",
+        help="ask the recordings of many hosts: tables, flame graphs, SQL",
+        description="Ask a dataset: the recordings of many hosts as Parquet files.",
+        epilog=EXAMPLES,
+        dashed_values={"--since": "--since", "--until": "--until"},
+    )
+    verbs = parser.add_subparsers(dest="fleet_verb", metavar="VERB", required=True, parser_class=Parser)
+
+    def add(verb: str, text: str, run: Callable[[argparse.Namespace], int], *, asks: bool = True) -> Parser:
+        """Add a verb that asks a dataset with an engine, or changes its files."""
+        added: Parser = verbs.add_parser(verb, help=text)
+        added.set_defaults(fleet_run=run)
+        if asks:
+            _add_dataset(added)
+        else:
+            added.add_argument("dataset", metavar="DATASET", help=_DATASET)
+        return added
+
+    report = add("report", "who waited for what: by class, service, host, comm", _report)
+    keys = f"a table by these keys, separated by commas, instead: {', '.join(SORT_KEYS)}, or labels"
+    add_options(report, f"-s, --sort KEYS: {keys}", sort=LIST)
+    _add_selection(report)
+    _add_output(report, _ROWS)
+
+    top = add("top", "the stacks that waited longest", _top)
+    _add_selection(top)
+    _add_output(top, _STACKS)
+
+    flamegraph = add("flamegraph", "a flame graph of the selected samples", _flamegraph)
+    add_options(flamegraph, "-o, --output OUT: HTML file to write (-: standard output)", output={"required": True})
+    _add_selection(flamegraph)
+
+    diff = add("diff", "two selections compared; or hosts that are unlike the others", _diff)
+    add_options(diff, _DIFF, sort=LIST)
+    _add_selection(diff)
+    _add_output(diff, _ROWS)
+
+    sql = add("sql", "a query in the engine's own SQL", _sql)
+    sql.add_argument("query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses, gaps")
+    add_options(sql, "--json: print a JSON document")
+
+    add("compact", "merge the small files of each past hour", _compact, asks=False)
+    expire = add("expire", "remove the recordings of old hours", _expire, asks=False)
+    age = "remove hours that ended this long ago: 30d, 12h, 8w"
+    add_options(expire, f"--older-than AGE: {age}", older_than={"required": True})
+
+
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    """Add the dataset and the engine."""
+    parser.add_argument("dataset", metavar="DATASET", help=_DATASET)
+    add_options(parser, _ENGINE, engine={"default": "duckdb"})
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select samples."""
+    group = parser.add_argument_group("selection", "lists are separated by commas")
+    lists = dict.fromkeys(("host", "label", "event", "comm", "object", "container"), LIST)
+    lists["class"] = LIST | {"dest": "wait_class"}
+    add_options(group, _SELECTION, idle=IDLE_CHOICES, **lists)
+
+
+def _add_output(parser: argparse.ArgumentParser, limit: int) -> None:
+    """Add the options of tables on the terminal."""
+    group = parser.add_argument_group("output")
+    unit = {"choices": UNITS, "default": "ms"}
+    add_options(group, _TABLES.format(limit=limit), unit=unit, limit={"type": int})
+    parser.set_defaults(default_limit=limit)
+
+
+def _selection(args: argparse.Namespace, now_ns: int) -> Selection:
+    """Return the selection of a command line; raise UsageError if a value is wrong."""
+    from perf_offcpu.fleet.selection import Selection, parse_labels
+    from perf_offcpu.fleet.selection import parse_time as parse_moment
+
+    classes = known_words("class", args.wait_class, BY_LABEL)
+    since_ns, until_ns = (
+        None if text is None else parse_moment(option, text, now_ns)
+        for option, text in (("--since", args.since), ("--until", args.until))
+    )
+    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
+        raise UsageError(f"--since {args.since} is not before --until {args.until}")
+    return Selection(
+        since_ns=since_ns,
+        until_ns=until_ns,
+        hosts=split_words(args.host),
+        labels=parse_labels("--label", args.label),
+        events=split_list(args.event) or Selection().events,
+        classes=classes,
+        objects=tuple(args.object),
+        comms=split_list(args.comm),
+        containers=split_words(args.container),
+        idle=args.idle,
+    )
+
+
+def _tables(args: argparse.Namespace) -> Tables:
+    """Open the dataset with its engine.
+
+    Raises:
+        UsageError: the dataset does not exist, or a package is missing.
+        PerfOffcpuError: the engine does not answer.
+    """
+    from perf_offcpu.fleet.engine import connect
+    from perf_offcpu.fleet.tables import open_tables
+
+    return open_tables(args.dataset, connect(args.engine))
+
+
+def _selected(args: argparse.Namespace) -> Selected:
+    """Return the selected samples of the dataset."""
+    from perf_offcpu.fleet.queries import select
+
+    selection = _selection(args, time.time_ns())  # first: it may be wrong
+    return select(_tables(args), selection)
+
+
+def _parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
+    """Return the keys of `--sort`, each once.
+
+    Raises:
+        UsageError: a word is neither a key nor a label of a selected host.
+    """
+    keys = split_words(texts)
+    from perf_offcpu.fleet.queries import is_column
+
+    labels = [name for name in labels if not is_column(name)]  # these go before labels of the same name
+    for key in keys:
+        if key not in SORT_KEYS and key not in labels:
+            known = f"known: {', '.join(SORT_KEYS)}; labels: {', '.join(labels) or 'none'}"
+            raise UsageError(f"--sort: no key or label '{key}' ({known})")
+    return tuple(dict.fromkeys(keys))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb and return the exit status; again if files were compacted or expired meanwhile."""
+    from perf_offcpu.fleet.engine import FileGoneError
+
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(FileGoneError):
+            return int(args.fleet_run(args))
+    return int(args.fleet_run(args))
+
+
+def _report(args: argparse.Namespace) -> int:
+    from perf_offcpu.fleet import document, text
+    from perf_offcpu.fleet.report import head_of, tables_of
+
+    limit, selected = limit_from_args(args, args.default_limit), _selected(args)
+    keys = _parse_keys(args.sort, selected.label_names)
+    head, (tables, idle) = head_of(selected), tables_of(selected, keys, limit)
+    lines = text.report(head, tables, idle, terminal_style(args))
+    return print_view(args, lambda: document.report(head, tables, idle), lines, str)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from perf_offcpu.fleet import document, text
+    from perf_offcpu.fleet.report import head_of, stacks_of
+
+    limit, selected = limit_from_args(args, args.default_limit), _selected(args)
+    head, table = head_of(selected), stacks_of(selected, limit)
+    return print_view(args, lambda: document.stacks(head, table), text.stacks(head, table, terminal_style(args)), str)
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from perf_offcpu.fleet import document
+    from perf_offcpu.fleet.diff import text
+    from perf_offcpu.fleet.diff.compare import compare
+    from perf_offcpu.fleet.diff.outliers import outliers_of
+    from perf_offcpu.fleet.queries import select
+    from perf_offcpu.fleet.report import head_of
+    from perf_offcpu.fleet.selection import baseline
+
+    limit, now, style = limit_from_args(args, args.default_limit), time.time_ns(), terminal_style(args)
+    selection = _selection(args, now)
+    old = None if args.baseline is None else baseline(selection, args.baseline, now)
+    tables = _tables(args)
+    new_side = select(tables, selection)
+    keys = _parse_keys(args.sort, new_side.label_names) or ("class",)
+    if wrong := {"host", "blocked"}.intersection(keys):
+        raise UsageError(f"--sort {wrong.pop()} does not apply: hosts are the samples of a comparison")
+    head = head_of(new_side)
+    if old is None:
+        unlike = outliers_of(new_side, keys)
+        lines = text.outliers(unlike, head, style, limit)
+        return print_view(args, lambda: document.outliers(unlike, head), lines, str)
+    before = select(tables, old)
+    comparison, old_head = compare(before, new_side, keys), head_of(before)
+    lines = text.comparison(comparison, old_head, head, style, limit)
+    return print_view(args, lambda: document.comparison(comparison, old_head, head), lines, str)
+
+
+def _flamegraph(args: argparse.Namespace) -> int:
+    from perf_offcpu.convert.registry import FORMATS, Options
+    from perf_offcpu.fleet.queries import profile_of_selected, title_of
+
+    selected = _selected(args)
+    profile, title = profile_of_selected(selected), title_of(selected)
+    with open_output(args.output, binary=False) as out:
+        FORMATS["flamegraph"].write(profile, out, Options(title=title))
+    return 0
+
+
+def _sql(args: argparse.Namespace) -> int:
+    from perf_offcpu.fleet.tables import ask, document, lines
+
+    columns = ask(_tables(args), args.query)
+    if args.json:
+        return print_json(document(columns))
+    write_lines(lines(columns), sys.stdout)
+    return 0
+
+
+def _opened(path: str) -> Dataset:
+    """Open a dataset; raise UsageError for a directory without one, so that a wrong path is noticed."""
+    from perf_offcpu.dataset.dataset import open_dataset
+    from perf_offcpu.dataset.schema import TABLES
+
+    dataset = open_dataset(path)
+    if not {*TABLES} & {*dataset.store.names("")}:
+        raise UsageError(f"{printable(path)}: no dataset: it has no folder samples")
+    return dataset
+
+
+def _compact(args: argparse.Namespace) -> int:
+    from perf_offcpu.dataset.compact import Compacted, compact
+
+    total, status = Compacted(), 0
+    for folder, done in compact(_opened(args.dataset), time.time_ns() - _SETTLED_S * _GIGA):
+        if isinstance(done, Compacted):
+            total.add(done)
+            continue
+        left = f"{printable(folder)} is left as it is: {printable(str(done))}"
+        print(f"perf-offcpu fleet: {left}", file=sys.stderr)
+        status = 1
+    if not total.hours and not status:
+        print("nothing to merge: no hour that ended more than an hour ago has several files")
+        return status
+    before, after = f"{total.bytes_before:,} bytes", f"{total.bytes_after:,}"
+    print(f"{total.files:,} files became {total.hours:,}; {before} became {after}")
+    return status
+
+
+def _expire(args: argparse.Namespace) -> int:
+    from perf_offcpu.dataset.compact import expire
+
+    age_ns = parse_time("--older-than", args.older_than, "", least="1h")
+    done = expire(_opened(args.dataset), time.time_ns() - age_ns)
+    print(f"{done.hours:,} hour{'s' * (done.hours != 1)} removed, {done.files:,} files")
+    return 0
