@@ -267,10 +267,8 @@ class _Steps(WaitTable):
         first = np.searchsorted(self.by_end, key + parts.begin, "right")
         last = np.searchsorted(self.by_begin, key + parts.end, "left")
         span_of, wait = ranges(first, np.maximum(first, last))
-        begin, end = (
-            np.maximum(self.first[wait], parts.begin[span_of]),
-            np.minimum(self.last[wait], parts.end[span_of]),
-        )
+        begin = np.maximum(self.first[wait], parts.begin[span_of])
+        end = np.minimum(self.last[wait], parts.end[span_of])
         until, number = np.clip(self.until[wait], begin, end), parts.number[span_of]
         asleep, queued = _Parts(wait, begin, until, number), _Parts(wait, until, end, number)
         whole, runnable = self._weight(parts), self._weight(queued)
@@ -284,9 +282,9 @@ class _Steps(WaitTable):
     def _sample(self, parts: _Parts) -> None:
         """Add the numbers to the CPU samples in the parts."""
         key = parts.at * self.size
-        part = np.searchsorted(key + parts.begin, self.moment_key, "right") - 1
-        if not len(parts.at):
+        if not len(key):
             return
+        part = np.searchsorted(key + parts.begin, self.moment_key, "right") - 1
         hit = (part >= 0) & (self.moment_key < (key + parts.end)[part])
         self.held_up[self.moment[hit]] += parts.number[part[hit]]
 

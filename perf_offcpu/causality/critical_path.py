@@ -25,7 +25,7 @@ from perf_offcpu.analysis.time_windows import Window
 from perf_offcpu.analysis.timeline import Timeline, Track
 from perf_offcpu.causality.wait_table import WaitTable
 from perf_offcpu.errors import UsageError
-from perf_offcpu.model.columns import I64, U8, Bool
+from perf_offcpu.model.columns import I64, U8, Table, column
 from perf_offcpu.model.join import PID_STEP, host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS
@@ -33,9 +33,6 @@ from perf_offcpu.structs import mutable
 
 MAX_DEPTH = 1000
 """Longest chain of wake-ups that is followed; deeper waits explain themselves."""
-
-
-_SPAN_COLUMNS = ("track", "begin", "end", "hop", "doing", "wait")
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -48,13 +45,12 @@ class Doing(enum.IntEnum):
     NOT_RECORDED = 3  # nothing is known of the thread: it was not recorded, not born yet, or in a pause
 
 
-@mutable
-class Hops:
+class Hops(Table):
     """Waits that lead from the root to other threads; a hop is a wait that another thread ended."""
 
-    parent: I64  # int64[h], the hop that led to the waiting thread; -1 for the root's waits
-    wait: I64  # int64[h], row in samples
-    waker: I64  # int64[h], row in `tracks` of the thread that ended it
+    parent: I64 = column("i8", "the hop that led to the waiting thread; -1 for the root's waits")
+    wait: I64 = column("i8", "row in samples")
+    waker: I64 = column("i8", "row in `tracks` of the thread that ended it")
 
 
 @mutable
@@ -93,29 +89,26 @@ def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int
         root: row of the thread in `timeline.tracks`.
         begin_ns, end_ns: the window, in the recording's clock.
     """
-    waits = _Walk(profile, timeline)
-    origin = timeline.origin_ns
-    level, woke = _Spans.of_root(root, begin_ns - origin, end_ns - origin), np.full(1, _NEVER)
-    parts, hops, number = list[_Spans](), list[Hops](), 0
+    walk, origin, samples = _Walk(profile, timeline), timeline.origin_ns, profile.samples
+    level = _Spans.filled(1, track=root, begin=begin_ns - origin, end=end_ns - origin)
+    woke, parts, hops, number = np.full(1, _NEVER), list[_Spans](), list[Hops](), 0
     for depth in range(MAX_DEPTH + 1):
-        found, level, woke, hop = waits.explain(level, woke, number, follow=depth < MAX_DEPTH)
-        parts.append(found)
-        hops.append(hop)
-        number += len(hop.wait)
-        if not len(level.begin):
+        explained, level, woke, to_wakers = walk.explain(level, woke, number, follow=depth < MAX_DEPTH)
+        parts.append(explained)
+        hops.append(to_wakers)
+        number += len(to_wakers)
+        if not len(level):
             break
     whole = _Spans.concat(parts)
     whole = whole.take(np.argsort(whole.begin, kind="stable"))
     # Threads of other hosts are not on the path: they wake none here.
-    hosts = host_of(np.array([waits.tracks[root].tid]), profile.meta).tolist()
+    hosts = host_of(np.array([walk.tracks[root].tid]), profile.meta).tolist()
     pauses = profile.meta.pauses_of(hosts)
     whole = _without_pauses(whole, np.array(pauses, np.int64).reshape(-1, 2) - origin)
-    samples = profile.samples
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
-    summed = sum_by(timeline.track[sums], samples.period[sums], len(waits.tracks))
-    cpu_waits = CpuWaits(profile, waits.tracks)
+    queued = CpuWaits(profile, walk.tracks).of(whole.track, whole.end - whole.begin)
     return CriticalPath(
-        waits.tracks,
+        walk.tracks,
         root,
         whole.begin + origin,
         whole.end + origin,
@@ -123,34 +116,25 @@ def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int
         whole.doing,
         whole.wait,
         whole.hop,
-        Hops(*(np.concatenate([getattr(one, name) for one in hops]) for name in ("parent", "wait", "waker"))),
-        summed,
-        np.where(whole.doing == Doing.RUNNING, cpu_waits.of(whole.track, whole.end - whole.begin), 0),
+        Hops.concat(hops),
+        sum_by(timeline.track[sums], samples.period[sums], len(walk.tracks)),
+        np.where(whole.doing == Doing.RUNNING, queued, 0),
     )
 
 
-@mutable
-class _Spans:
+class _Spans(Table):
     """Spans of time of threads, to be explained or explained."""
 
-    track: I64
-    begin: I64  # ns since the origin
-    end: I64
-    hop: I64
-    doing: U8
-    wait: I64
+    track: I64 = column("i8", "row in tracks")
+    begin: I64 = column("i8", "begin", unit="ns since the origin")
+    end: I64 = column("i8", "end", unit="ns since the origin")
+    hop: I64 = column("i8", "row in hops", sentinel=-1)
+    doing: U8 = column("u1", "Doing")
+    wait: I64 = column("i8", "row in samples", sentinel=-1)
 
-    @classmethod
-    def of_root(cls, track: int, begin: int, end: int) -> _Spans:
-        span = [np.array([number], np.int64) for number in (track, begin, end, -1)]
-        return cls(span[0], span[1], span[2], span[3], np.zeros(1, np.uint8), span[3])
-
-    @classmethod
-    def concat(cls, parts: list[_Spans]) -> _Spans:
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _SPAN_COLUMNS))
-
-    def take(self, rows: Bool | I64) -> _Spans:
-        return _Spans(*(getattr(self, name)[rows] for name in _SPAN_COLUMNS))
+    def doing_all(self, doing: Doing) -> _Spans:
+        """Return the spans in a state."""
+        return self.with_columns(doing=np.full(len(self), doing, np.uint8))
 
 
 class _Walk(WaitTable):
@@ -174,34 +158,23 @@ class _Walk(WaitTable):
         # A thread that woke another one was not asleep then; such a wait is not followed.
         to_waker = (self.waker[wait] >= 0) & (queued > begin) & follow
         to_waker &= self.queued[wait] < woke[span_of]
-        own = _Spans(
-            spans.track[span_of],
-            begin,
-            queued,
-            spans.hop[span_of],
-            np.full(len(span_of), Doing.WAITING, np.uint8),
-            self.row[wait],
-        )
-        hop = np.full(len(span_of), -1)
-        hop[to_waker] = first_hop + np.arange(int(to_waker.sum()))
-        hops = Hops(spans.hop[span_of[to_waker]], self.row[wait[to_waker]], self.waker[wait[to_waker]])
-        deeper = own.take(to_waker)
-        deeper = _Spans(hops.waker, deeper.begin, deeper.end, hop[to_waker], deeper.doing, deeper.wait)
-        runnable = _Spans(
-            own.track, queued, end, own.hop, np.full(len(span_of), Doing.RUNNABLE, np.uint8), self.row[wait]
-        )
-        found = _Spans.concat([unknown, own.take(~to_waker), runnable, _gaps(spans, span_of, begin, end)])
-        return found.take(found.end > found.begin), deeper, self.queued[wait[to_waker]], hops
+        own = spans.take(span_of).doing_all(Doing.WAITING)
+        own = own.with_columns(begin=begin, end=queued, wait=self.row[wait])
+        hop = first_hop + np.arange(int(to_waker.sum()))
+        hops = Hops(own.hop[to_waker], own.wait[to_waker], self.waker[wait[to_waker]])
+        deeper = own.take(to_waker).with_columns(track=hops.waker, hop=hop)
+        runnable = own.with_columns(begin=queued, end=end).doing_all(Doing.RUNNABLE)
+        explained = _Spans.concat([unknown, own.take(~to_waker), runnable, _gaps(spans, span_of, begin, end)])
+        return explained.take(explained.end > explained.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
         """Return the parts of spans without any record, and the other parts with their `woke`."""
         begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
         begin = np.minimum(begin, spans.end)
-        doing = np.full(len(begin), Doing.NOT_RECORDED, np.uint8)
-        unknown = _Spans(spans.track, spans.begin, begin, spans.hop, doing, np.full(len(begin), -1))
-        rest = _Spans(spans.track, begin, spans.end, spans.hop, spans.doing, spans.wait)
-        is_recorded = rest.end > rest.begin
-        return unknown.take(unknown.end > unknown.begin), rest.take(is_recorded), woke[is_recorded]
+        unknown = spans.with_columns(end=begin, wait=np.full(len(spans), -1)).doing_all(Doing.NOT_RECORDED)
+        is_recorded = spans.end > begin
+        rest = spans.with_columns(begin=begin).take(is_recorded)
+        return unknown.take(unknown.end > unknown.begin), rest, woke[is_recorded]
 
 
 def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
@@ -227,8 +200,8 @@ def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
     begins = np.append(np.int64(0), np.concatenate([end, spans.end])[order][:-1])[: len(owner)]
     is_first = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
     begins = np.where(is_first, spans.begin[owner], begins)
-    running = np.full(len(owner), Doing.RUNNING, np.uint8)
-    return _Spans(spans.track[owner], begins, ends, spans.hop[owner], running, np.full(len(owner), -1))
+    gaps = spans.take(owner).doing_all(Doing.RUNNING)
+    return gaps.with_columns(begin=begins, end=ends, wait=np.full(len(owner), -1))
 
 
 def is_chosen(track: Track, selection: Selection) -> bool:

@@ -108,13 +108,9 @@ def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64
     budget, origin = profile.budget, timeline.origin_ns
     row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
     ids = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)
-    track = np.array([row_of.get(one, -1) for one in ids], np.int64)
+    track = np.array([row_of.get(thread, -1) for thread in ids], np.int64)
     is_chosen = (track >= 0) & np.append(chosen, False)[track]
-    track, begin, end = (
-        track[is_chosen],
-        budget.begin_ns[is_chosen] - origin,
-        budget.end_ns[is_chosen] - origin,
-    )
+    track, begin, end = track[is_chosen], budget.begin_ns[is_chosen] - origin, budget.end_ns[is_chosen] - origin
     placed = np.flatnonzero(timeline.placed & chosen[timeline.track])
     size = len(timeline.tracks)
     first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1, np.int64)

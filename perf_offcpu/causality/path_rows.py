@@ -53,22 +53,26 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
     segments = np.bincount(group_of, minlength=len(first))
     rows, segment = running_samples(profile, timeline, path)
     functions, function = functions_of(profile, rows)
-    one, each = group(group_of[segment], function)
-    cell = group_of[segment][one]
-    parts = shared_out(ns, cell, np.bincount(each, minlength=len(one)))
-    found = list[PathRow]()
+    first_sample, part_of = group(group_of[segment], function)
+    cell = group_of[segment][first_sample]
+    parts = shared_out(ns, cell, np.bincount(part_of, minlength=len(first_sample)))
     sampled = set(cell.tolist())
-    for at, row in enumerate(first.tolist()):
-        if at not in sampled:
-            which = labels[label[row]]
-            doing = Doing(path.doing[row])
-            name = names[comm[path.track[row]]]
-            found.append(PathRow(name, doing, which[0], which[1], int(ns[at]), int(segments[at])))
-    for at, part, row in zip(cell.tolist(), parts.tolist(), function[one].tolist(), strict=True):
-        name = names[comm[path.track[first[at]]]]
-        found.append(PathRow(name, Doing.RUNNING, "", functions[row], part, int(segments[at])))
-    found = _with_queued(path, found)
-    return sorted(found, key=lambda row: (-row.ns, row.comm, row.doing, row.wait_class, row.function))
+    spent = [(index, int(ns[index]), labels[label[row]][1]) for index, row in enumerate(first) if index not in sampled]
+    spent += zip(cell.tolist(), parts.tolist(), (functions[row] for row in function[first_sample]), strict=True)
+    path_rows = [
+        PathRow(
+            names[comm[path.track[first[index]]]],
+            Doing(path.doing[first[index]]),
+            labels[label[first[index]]][0],
+            function_name,
+            time,
+            int(segments[index]),
+        )
+        for index, time, function_name in spent
+    ]
+    return sorted(
+        _with_queued(path, path_rows), key=lambda row: (-row.ns, row.comm, row.doing, row.wait_class, row.function)
+    )
 
 
 def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
@@ -78,13 +82,12 @@ def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
     of_comm = comm[path.track[preempted]]
     ns = sum_by(of_comm, path.queued_ns[preempted], len(names)).tolist()
     spans = np.bincount(of_comm, minlength=len(names)).tolist()
-    runnable = {row.comm: row for row in rows if row.doing == Doing.RUNNABLE}
+    runnable = {row.comm: (row.ns, row.segments) for row in rows if row.doing == Doing.RUNNABLE}
     others = [row for row in rows if row.doing != Doing.RUNNABLE]
-    none = PathRow("", Doing.RUNNABLE, "", "", 0, 0)
-    for name, time, number in zip(names, ns, spans, strict=True):
-        row = runnable.get(name, none)
-        if time + row.ns:
-            others.append(PathRow(name, Doing.RUNNABLE, "", "", row.ns + time, row.segments + number))
+    for name, more_ns, more_spans in zip(names, ns, spans, strict=True):
+        time, number = runnable.get(name, (0, 0))
+        if time + more_ns:
+            others.append(PathRow(name, Doing.RUNNABLE, "", "", time + more_ns, number + more_spans))
     return others
 
 
@@ -104,24 +107,24 @@ def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
     nodes = np.append(np.array(of_chain, np.int64), 0)
     size = len(parents)
     wakeups = np.bincount(nodes[chains.of_hop], minlength=size).tolist()
-    of = nodes[np.append(chains.of_hop, -1)[path.hop]]
-    own = sum_by(of * len(Doing) + path.doing, path.length_ns, size * len(Doing)).reshape(size, len(Doing))
-    queued = sum_by(of, path.queued_ns, size)
+    node = nodes[np.append(chains.of_hop, -1)[path.hop]]
+    own = sum_by(node * len(Doing) + path.doing, path.length_ns, size * len(Doing)).reshape(size, len(Doing))
+    queued = sum_by(node, path.queued_ns, size)
     own[:, Doing.RUNNING] -= queued
     own[:, Doing.RUNNABLE] += queued
     total = own.sum(axis=1).tolist()
-    for node in range(size - 1, 0, -1):
-        total[parents[node]] += total[node]
-    below: dict[int, list[int]] = {}
-    for node in range(1, size):
-        below.setdefault(parents[node], []).append(node)
+    for child in range(size - 1, 0, -1):
+        total[parents[child]] += total[child]
+    below: list[list[int]] = [[] for _ in range(size)]
+    for child in range(1, size):
+        below[parents[child]].append(child)
     rows, waiting = list[HopRow](), [(0, 0)]
     while waiting:
-        node, depth = waiting.pop()
-        comm = path.tracks[path.root].comm if node == 0 else chains.comms[comms[node]]
-        spent = {doing: int(own[node, doing]) for doing in Doing}
-        rows.append(HopRow(depth, comm, wakeups[node] if node else 0, total[node], spent))
-        waiting += [(child, depth + 1) for child in sorted(below.get(node, ()), key=lambda child: total[child])]
+        row, depth = waiting.pop()
+        comm = chains.comms[comms[row]] if row else path.tracks[path.root].comm
+        spent = {doing: int(own[row, doing]) for doing in Doing}
+        rows.append(HopRow(depth, comm, wakeups[row] if row else 0, total[row], spent))
+        waiting += [(child, depth + 1) for child in sorted(below[row], key=total.__getitem__)]
     return rows
 
 
@@ -186,11 +189,10 @@ def path_track(profile: Profile, path: CriticalPath) -> PathTrack:
     first, name = group(comm[path.track], path.doing, label)
     names, kinds = [], []
     for row in first.tolist():
-        wait_class, function = labels[label[row]]
-        state = DOING.get(Doing(path.doing[row]))
-        doing = state or f"{wait_class} wait"
+        (wait_class, function), state = labels[label[row]], DOING.get(Doing(path.doing[row]))
         kinds.append(state or wait_class)
-        names.append(f"{comms[comm[path.track[row]]]}: {doing}{f' in {function}' if function else ''}")
+        where = f" in {function}" if function else ""
+        names.append(f"{comms[comm[path.track[row]]]}: {state or f'{wait_class} wait'}{where}")
     chains = chains_of(profile, path)
     root = path.tracks[path.root]
     numbers = {root.comm: 0}
@@ -200,14 +202,5 @@ def path_track(profile: Profile, path: CriticalPath) -> PathTrack:
         numbers.setdefault(through[-1], len(numbers))
     of_chain = np.array([*(numbers[text] for text in through), 0], np.int64)
     chain = of_chain[np.append(chains.of_hop, len(chains.parent))[path.hop]]
-    return PathTrack(
-        f"critical path of {root.label}",
-        root.pid,
-        path.begin_ns,
-        path.end_ns,
-        name,
-        chain,
-        names,
-        kinds,
-        list(numbers),
-    )
+    title = f"critical path of {root.label}"
+    return PathTrack(title, root.pid, path.begin_ns, path.end_ns, name, chain, names, kinds, list(numbers))

@@ -124,13 +124,13 @@ def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Cha
     cell, stacks = group_of[segment], profile.samples.stack[rows].astype(np.int64)
     first, group_of = group(cell, stacks)
     cell, stacks, number = cell[first], stacks[first], np.bincount(group_of)
-    parts = shared_out(cells[3], cell, number)
-    rest = cells[3].copy()
+    chain, doing, stack, weight, count = cells
+    rest = weight.copy()
     rest[cell] = 0
     kept = np.flatnonzero(rest)
-    sampled = cells[0][cell], cells[1][cell], stacks, parts, number
-    whole = [np.concatenate([column[kept], more]) for column, more in zip(cells, sampled, strict=True)]
-    return whole[0], whole[1], whole[2], whole[3], whole[4]
+    weight = np.append(weight[kept], shared_out(weight, cell, number))
+    chain, doing = np.append(chain[kept], chain[cell]), np.append(doing[kept], doing[cell])
+    return chain, doing, np.append(stack[kept], stacks), weight, np.append(count[kept], number)
 
 
 def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:

@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
     from perf_offcpu import losses
     from perf_offcpu.script.fields import choose_fields
-    from perf_offcpu.script.header import header_lines
-    from perf_offcpu.script.samples import TextOptions, write
+    from perf_offcpu.script.samples import TextOptions, header_lines, write
     from perf_offcpu.text import printable
 
     fields = choose_fields(args.fields)

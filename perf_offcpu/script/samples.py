@@ -14,6 +14,7 @@ formatted a block of samples at a time and joined by C code; stacks come from `f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import IO
@@ -23,7 +24,7 @@ import numpy as np
 from perf_offcpu.abi.attr import PerfType, SampleType
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
-from perf_offcpu.model.recording import Evsel
+from perf_offcpu.model.recording import Evsel, Meta
 from perf_offcpu.script.fields import EVENT_TYPES, FRAME_FIELDS, OWN_FIELDS, FieldChoice
 from perf_offcpu.script.frames import UNKNOWN_VALUE, FrameTexts, format_distinct, format_times, where
 from perf_offcpu.script.waits import WaitTexts
@@ -59,9 +60,8 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
     # The row in `printers` of each event; the last element is for evsel -1.
     kinds = [*(EVENT_TYPES.get(evsel.attr.type, "") for evsel in profile.evsels), ""]
     used = sorted({kind if kind in options.fields.of_type else "" for kind in kinds})
-    printers = [
-        _Printer(profile, replace(options, fields=options.fields.of_type.get(kind, options.fields))) for kind in used
-    ]
+    choices = (options.fields.of_type.get(kind, options.fields) for kind in used)
+    printers = [_Printer(profile, replace(options, fields=fields)) for fields in choices]
     of_event = np.array([used.index(kind if kind in used else "") for kind in kinds])
     # Samples without a time stand first in a profile. perf takes their dummy for a late time and so prints
     # them last.
@@ -74,8 +74,7 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
         texts = np.full(len(rows), "", object)
         which = of_event[profile.samples.evsel[rows]]
         for number, printer in enumerate(printers):
-            mine = which == number
-            texts[mine] = list(printer.text(rows[mine]))
+            texts[which == number] = list(printer.text(rows[which == number]))
         out.writelines(texts.tolist())
 
 
@@ -147,7 +146,7 @@ class _Printer:
         """Return True if an event's frames show: by default not of tracepoints if none has callchains."""
         if not _is_tracepoint(evsel) or not self._fields.asked.isdisjoint(FRAME_FIELDS):
             return True
-        return any(_is_tracepoint(one) and _has_callchain(one) for one in self._profile.evsels)
+        return any(_is_tracepoint(other) and _has_callchain(other) for other in self._profile.evsels)
 
     def _shows_period(self, evsel: Evsel) -> bool:
         """Return True if an event's period shows: by default not of tracepoints, where it is mostly 1."""
@@ -159,20 +158,13 @@ class _Printer:
 
     def _stacks(self, samples: ProfileSamples) -> list[str]:
         """Return the end of each sample: its stack on lines of their own, or its innermost frame."""
-        texts = []
-        for stack, has_stack, has_frames in zip(
-            samples.stack.tolist(),
-            self._has_stack[samples.evsel].tolist(),
-            self._has_frames[samples.evsel].tolist(),
-            strict=True,
-        ):
-            if not has_frames:
-                texts.append("\n")
-            elif has_stack:
-                texts.append(f"\n{self._frames.lines(stack)}\n")
-            else:
-                texts.append(f" {self._frames.leaf(stack)}\n")
-        return texts
+        stacks, frames = samples.stack.tolist(), self._frames
+        has_stack = (self._has_stack & self._has_frames)[samples.evsel].tolist()
+        has_frames = self._has_frames[samples.evsel].tolist()
+        return [
+            f"\n{frames.lines(stack)}\n" if whole else f" {frames.leaf(stack)}\n" if shown else "\n"
+            for stack, whole, shown in zip(stacks, has_stack, has_frames, strict=True)
+        ]
 
     def _deferred(self, samples: ProfileSamples) -> list[str]:
         """Return the text of each deferred callchain; "" for samples."""
@@ -206,3 +198,50 @@ def _cpu(cpu: int) -> str:
 def _pid_and_tid(pair: int) -> str:
     pid, tid = divmod(pair, 2**32)
     return f"{pid:7}/{tid + np.iinfo(np.int32).min:<7} "
+
+
+_RULE = "# ========"
+_MINUTE_NS = 60 * 10**9
+
+
+def header_lines(profile: Profile) -> Iterator[str]:
+    """Return facts about machine and run in lines with `#`, as `perf script --header` does; without unknown ones."""
+    meta = profile.meta
+    facts = {
+        "captured on": _captured(meta),
+        "hostname": meta.hostname,
+        "os release": meta.os_release,
+        "perf version": meta.version,
+        "arch": meta.arch,
+        "nrcpus online": str(meta.nr_cpus or ""),
+        "cpudesc": meta.cpu_desc,
+        "cmdline": " ".join(meta.cmdline),
+    }
+    yield _RULE
+    yield from (_fact(name, text) for name, text in facts.items() if text)
+    for event in profile.evsels:
+        yield _fact("event", f"name = {event.name}" + (f", unit = {event.unit}" if event.unit else ""))
+    if meta.threshold_ns >= 0:
+        yield _fact("off-cpu threshold", f"{meta.threshold_ns} ns")
+    for part in meta.recorded if 0 < meta.begin_ns < meta.end_ns else ():
+        begin, end = (f"{ns // 10**9}.{ns % 10**9:09}" for ns in part)
+        yield _fact("recorded", f"from {begin} to {end}")
+    yield from (_RULE, "#")
+
+
+def _captured(meta: Meta) -> str:
+    """Return the date of the first sample; "" if the recording has no wall clock.
+
+    perf notes the wall clock and the clock of its events before the first sample. Inside a time namespace it
+    sees another clock than the kernel that takes the samples; where perf's is ahead, that shows.
+    """
+    if not meta.wall_clock_ns or meta.first_ns < 0:
+        return ""
+    if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:
+        return "unknown, by its clock perf began after the last sample (in a time namespace?)"
+    wall_ns = meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns
+    return time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(wall_ns // 10**9))
+
+
+def _fact(name: str, text: str) -> str:
+    return f"# {name} : {printable(text)}"

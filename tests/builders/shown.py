@@ -20,8 +20,7 @@ from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
 from perf_offcpu.report.terminal import render
 from perf_offcpu.script.fields import OWN_FIELDS, PERF_FIELDS, FieldChoice
-from perf_offcpu.script.header import header_lines
-from perf_offcpu.script.samples import TextOptions, write
+from perf_offcpu.script.samples import TextOptions, header_lines, write
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind

@@ -10,7 +10,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.script.fields import DEFAULT_FIELDS, LEFT_TO_PERF, OWN_FIELDS, PERF_FIELDS, choose_fields
-from perf_offcpu.script.header import header_lines
+from perf_offcpu.script.samples import header_lines
 
 
 def test_the_defaults_are_perfs() -> None:
