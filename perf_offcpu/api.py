@@ -11,8 +11,6 @@
 `import perf_offcpu` alone imports nothing else; `load` does when it is first used.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterable
@@ -29,11 +27,7 @@ class Profile(ModelProfile):
     def to_dataframe(self, library: str = "") -> Any:
         """Return one row per sample, with the columns of `convert.dataframe.COLUMNS`.
 
-        Args:
-            library: "pandas" or "polars"; "": the first that is installed.
-
-        Raises:
-            UsageError: the library is not installed.
+        `library`: "pandas" or "polars"; "": the first installed one. Raise UsageError if it is not installed.
         """
         from perf_offcpu.convert.dataframe import to_dataframe
 

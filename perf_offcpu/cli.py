@@ -8,8 +8,6 @@ Exit status: 0 success, 1 failure, 2 done as far as a cut recording can be read,
 130 interrupted, 141 the reader of a pipe went away; `record` returns that of the recorded command.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

@@ -22,8 +22,6 @@ chains longer than MAX_DEPTH, or with more than MAX_PARTS parts, the remaining w
 CUT.
 """
 
-from __future__ import annotations
-
 import enum
 
 import numpy as np
@@ -99,15 +97,10 @@ class Cascade:
 
 
 def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None) -> Cascade:
-    """Return the cascade of waits.
+    """Return the cascade of waits, of all samples of all threads.
 
-    Args:
-        profile: all samples of all threads.
-        timeline: `timeline_of(profile)`.
-        chosen: bool[samples], the waits whose weight is passed on; default: all of them.
-
-    Raises:
-        PerfOffcpuError: a weight exceeds 62 bits, which means damaged times.
+    `chosen`: bool[samples], the waits whose weight is passed on; default: all. Raise PerfOffcpuError if a weight
+    exceeds 62 bits, which means damaged times.
     """
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen

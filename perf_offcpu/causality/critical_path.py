@@ -11,10 +11,9 @@ the wait that led to them, so the walk ends. Summed short waits have no place in
 and `summed_ns` is their length.
 """
 
-from __future__ import annotations
-
 import enum
 import math
+from typing import Self
 
 import numpy as np
 
@@ -81,13 +80,9 @@ class CriticalPath:
 
 
 def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int, end_ns: int) -> CriticalPath:
-    """Return the critical path of a thread.
+    """Return the critical path of a thread, a row of `timeline.tracks`, in a window of the recording's clock.
 
-    Args:
-        profile: all samples of all threads.
-        timeline: `timeline_of(profile)`.
-        root: row of the thread in `timeline.tracks`.
-        begin_ns, end_ns: the window, in the recording's clock.
+    The profile has all samples of all threads.
     """
     walk, origin, samples = _Walk(profile, timeline), timeline.origin_ns, profile.samples
     level = _Spans.filled(1, track=root, begin=begin_ns - origin, end=end_ns - origin)
@@ -132,7 +127,7 @@ class _Spans(Table):
     doing: U8 = column("u1", "Doing")
     wait: I64 = column("i8", "row in samples", sentinel=-1)
 
-    def doing_all(self, doing: Doing) -> _Spans:
+    def doing_all(self, doing: Doing) -> Self:
         """Return the spans in a state."""
         return self.with_columns(doing=np.full(len(self), doing, np.uint8))
 
@@ -141,14 +136,10 @@ class _Walk(WaitTable):
     """Explain spans of threads, all spans of one depth at once."""
 
     def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
-        """Return the segments of spans that explain themselves, the spans of wakers, and the hops to them.
+        """Return (segments, spans, woke, hops): the segments of spans that explain themselves, and the next depth.
 
-        Args:
-            woke: int64[spans], time at which the thread of each span woke the thread that waits for it.
-            first_hop: the number of the first hop.
-
-        Returns:
-            (segments, spans, woke, hops): the latter three for the next depth.
+        `woke`: int64[spans], time at which the thread of each span woke the thread that waits for it. `first_hop`: the
+        number of the first hop to a waker.
         """
         unknown, spans, woke = self._not_recorded(spans, woke)
         span_of, wait = self.overlapping(spans.track, spans.begin, spans.end)
@@ -213,10 +204,8 @@ def is_chosen(track: Track, selection: Selection) -> bool:
 def choose_thread(timeline: Timeline, selection: Selection) -> int:
     """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means.
 
-    If several threads match, it is the main thread of a process; among several main threads the earliest.
-
-    Raises:
-        UsageError: the recording has no such thread.
+    If several match, it is the main thread of a process; among several main threads the earliest. Raise UsageError
+    if the recording has no such thread.
     """
     tracks, first = timeline.tracks, np.full(len(timeline.tracks), _NEVER)
     placed = np.flatnonzero(timeline.placed)
@@ -234,10 +223,8 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
 def window_of(profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]) -> tuple[int, int]:
     """Return (begin, end) in ns of the recording's clock.
 
-    By default a window reaches from the first to the last appearance of the thread: birth, exit, or a sample.
-
-    Raises:
-        UsageError: several windows, or one outside of the thread's life.
+    By default a window reaches from the first to the last appearance of the thread: birth, exit, or a sample. Raise
+    UsageError for several windows, or one outside of the thread's life.
     """
     if len(windows) > 1:
         raise UsageError("--critical-path: --time names more than one window")

@@ -12,8 +12,6 @@ A thread runs from its birth to its exit, except during its waits, also for a CP
 preemptions that were not recorded, have no place in time: they count as running.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -63,12 +61,9 @@ class Parallelism:
 def parallelism_of(
     profile: Profile, timeline: Timeline, waits: WaitTable, chosen: Bool, window: tuple[int, int] | None
 ) -> Parallelism:
-    """Count the running threads.
+    """Count the running threads among the chosen ones, bool[tracks].
 
-    Args:
-        waits: `WaitTable(profile, timeline)`.
-        chosen: bool[tracks], the threads that count.
-        window: (begin, end) in ns since the origin; default: from the first birth to the last exit.
+    `window`: (begin, end) in ns since the origin; default: from the first birth to the last exit.
     """
     track, begin, end = _lives(profile, timeline, chosen)
     whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum a critical path in rows: by thread, state, class and function; and by hops, as a tree."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of

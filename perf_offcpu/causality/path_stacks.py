@@ -11,8 +11,6 @@ the state of the last thread: the stack of its own wait, or the stacks of its CP
 Its running time is divided among the CPU samples in this time. Weights sum to the window, in ns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -134,11 +132,9 @@ def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Cha
 
 
 def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
-    """Return int64[n]: parts of the weights of cells in proportion to numbers, exact in sum.
+    """Return int64[n]: parts of the weights of cells in proportion to the numbers of CPU samples, exact in sum.
 
-    Args:
-        cell_of: int64[n], the cell of each part, ascending.
-        number: int64[n], CPU samples.
+    `cell_of`: int64[n], the cell of each part, ascending.
     """
     whole = np.bincount(cell_of, number, len(weight)).astype(np.int64)
     # The share of all samples up to and with each part, rounded down, minus the share up to the one before.

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold the waits of all threads by (thread, time), with the thread that ended each of them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.analysis.timeline import Timeline, Track
@@ -59,14 +57,10 @@ class WaitTable:
         self._by_begin = self.track * self._size + begins
 
     def overlapping(self, track: I64, begin: I64, end: I64) -> tuple[I64, I64]:
-        """Find the waits of threads in spans of time.
+        """Find the waits of threads in n spans of time.
 
-        Args:
-            track, begin, end: int64[n], the spans.
-
-        Returns:
-            (of, wait): int64[k] each, the span and the wait of each pair that overlaps, in the order of spans
-            and, within a span, of time.
+        Return (of, wait): int64[k] each, the span and the wait of each pair that overlaps, in the order of spans and,
+        within a span, of time.
         """
         place = np.searchsorted(self._ends, begin, "right")
         first = np.searchsorted(self._by_end, track * self._size + place)

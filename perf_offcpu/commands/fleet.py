@@ -179,12 +179,7 @@ def _selection(args: argparse.Namespace, now_ns: int) -> Selection:
 
 
 def _tables(args: argparse.Namespace) -> Tables:
-    """Open the dataset with its engine.
-
-    Raises:
-        UsageError: the dataset does not exist, or a package is missing.
-        PerfOffcpuError: the engine does not answer.
-    """
+    """Open the dataset with its engine; raise UsageError for none, PerfOffcpuError for a silent engine."""
     from perf_offcpu.fleet.engine import connect
     from perf_offcpu.fleet.tables import open_tables
 

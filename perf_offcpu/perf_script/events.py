@@ -7,8 +7,6 @@ perf's Python handlers get neither registers nor stack bytes. Their samples are 
 file, which may hold more (`perf script --comm`, `--time`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -181,9 +179,7 @@ def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
 def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
     """Return the recording with `whole`'s snapshots; samples that `whole` does not have get none.
 
-    Args:
-        recording: samples in time order, left unchanged.
-        whole: the recording that they are from, in time order, too.
+    Both have samples in time order; neither is changed.
     """
     theirs, ours = _keys(whole.samples), _keys(recording.samples)
     keys, place = np.unique(np.concatenate([theirs, ours]), return_inverse=True)

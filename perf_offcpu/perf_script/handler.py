@@ -9,8 +9,6 @@ kernel names are those of perf, and user addresses of raw callchains stay addres
 `sample["values"]` is never read: that crashes perf.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -101,12 +99,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the script's command line.
-
-    Raises:
-        UsageError: it is wrong.
-        SystemExit: it asks for help.
-    """
+    """Parse the script's command line; raise UsageError if it is wrong, SystemExit if it asks for help."""
     from perf_offcpu.commands import convert
     from perf_offcpu.commands.shared.parsers import Parser
     from perf_offcpu.convert.registry import FORMATS

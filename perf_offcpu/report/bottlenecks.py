@@ -80,8 +80,7 @@ class Bottlenecks:
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None) -> Bottlenecks:
     """Return the components of the wait-for graph with the largest weight.
 
-    Args:
-        budget: budgets of the threads whose waits for a CPU count.
+    `budget`: budgets of the threads whose waits for a CPU count.
     """
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
     parts = [component for component in components(graph) if component.held > 0]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Break the report's weight down: by sort keys (normally the class), by function, and by length of waits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,13 +46,7 @@ class GroupTable:
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:
-    """Group the samples of a profile.
-
-    Args:
-        waits: `classify(profile)`.
-        keys: see `keys.column_of`; BLOCKED sorts the rows, by class if it is the only key.
-        limit: most rows; None for all.
-    """
+    """Group the samples of a profile by keys of `callpaths.keys`; BLOCKED sorts the rows, by class if it is alone."""
     samples, by_blocked = profile.samples, BLOCKED in keys
     keys = [key for key in keys if key != BLOCKED] or ["class"]
     made = [column_of(key, profile, waits) for key in keys]
@@ -149,12 +141,7 @@ class HeavyStack:
 
 
 def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[HeavyStack]:
-    """Return the `most` heaviest stacks of some samples, the heaviest first.
-
-    Args:
-        rows: int64[n], the samples.
-        weight: int64[n], the weight of each.
-    """
+    """Return the `most` heaviest stacks of some samples, the heaviest first; `weight` is that of each of the rows."""
     tree = build_paths(profile.select(rows), PathOptions())
     total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
     nodes = np.argsort(-total, kind="stable")[:most]

@@ -6,8 +6,6 @@ frames are root first. `version` grows when a key changes its meaning or is remo
 Every key is described in Documentation/perf-offcpu-report.txt.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from perf_offcpu.locks import DeadThread, ends_after

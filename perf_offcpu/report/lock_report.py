@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Report locks (`report --locks`): waiters, longest queue, and threads that held or released each lock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

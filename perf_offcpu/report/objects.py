@@ -6,8 +6,6 @@ Objects of one name are one row. A thread that held a lock has the time of the w
 ended the waits are shown instead, each with the whole waits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
@@ -94,6 +92,18 @@ class LockTable:
     refused: int  # waits whose recorded holder was not believed
 
 
+@mutable
+class _Hands:
+    """Threads that held, or released, objects; columns but `is_held` are one row each thread and object."""
+
+    is_held: Bool  # bool[objects]
+    of: I64  # the object
+    tid: I64  # -1: not known
+    weight: I64
+    times: I64
+    time_ns: I64
+
+
 class _Objects:
     """The objects of some samples, by name, heaviest first."""
 
@@ -173,18 +183,6 @@ class _Objects:
         return [{name: ns for name, ns in (ended[row] | hands[row]).items() if name} for row in range(self.number)]
 
 
-@mutable
-class _Hands:
-    """Threads that held, or released, objects; columns but `is_held` are one row each thread and object."""
-
-    is_held: Bool  # bool[objects]
-    of: I64  # the object
-    tid: I64  # -1: not known
-    weight: I64
-    times: I64
-    time_ns: I64
-
-
 def _comms(profile: Profile, tid: I64 | I32, time_ns: I64) -> I64:
     """Return int64[n]: strings, the comms of threads at some times; -1 for thread -1."""
     comms = profile.comms
@@ -193,13 +191,7 @@ def _comms(profile: Profile, tid: I64 | I32, time_ns: I64) -> I64:
 
 
 def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | None = None) -> ObjectTable:
-    """Return the objects that the samples of a profile waited for, the next piece of work last.
-
-    Args:
-        waits: `classify(profile)`.
-        holders: `holders_of(profile)`.
-        limit: most rows; None for all.
-    """
+    """Return the objects that the samples of a profile waited for, the next piece of work last."""
     samples = profile.samples
     has_object = samples.object >= 0
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(has_object), waits.for_work)
@@ -209,11 +201,9 @@ def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | 
 def lock_table(
     profile: Profile, waits: Waits, holders: Holders, limit: int | None, hand_limit: int | None, idle: Bool
 ) -> LockTable:
-    """Return the locks that the samples of a profile waited for; arguments as in `object_table`.
+    """Return the locks that the samples of a profile waited for, with at most `hand_limit` holders of each.
 
-    Args:
-        hand_limit: most holders of each lock.
-        idle: bool[samples], waits of idle threads: objects of such waits alone come last.
+    `idle`: bool[samples], waits of idle threads: objects of such waits alone come last.
     """
     samples = profile.samples
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Report a critical path: the time of a thread by other threads and functions, and by hops, as a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the functions that run while few threads of a program run, and waits that one thread alone ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -129,11 +127,9 @@ def _preempted(profile: Profile, timeline: Timeline, chosen: Bool, recorded_ns: 
 def _sampled(
     profile: Profile, timeline: Timeline, table: WaitTable, parallelism: Parallelism, chosen: Bool
 ) -> tuple[I64, I64, I64, I64]:
-    """Divide the time of each thread among its CPU samples.
+    """Divide the time of each thread among its CPU samples: return rows, track, weight, alone, int64[k] each, by track.
 
-    Returns:
-        (rows, track, weight, alone): int64[k] each, samples by track; a sample counts for more, the fewer
-        threads ran at its moment.
+    A sample counts for more, the fewer threads ran at its moment.
     """
     rows = of_one_event(profile, np.flatnonzero(timeline.moments & chosen[timeline.track]))
     moment, track = timeline.begin_ns[rows], timeline.track[rows]

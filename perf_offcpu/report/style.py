@@ -5,8 +5,6 @@ On a terminal a table is made to fit: first the least important columns are left
 cut. Into a pipe everything is written in full, for grep and awk.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -162,11 +160,7 @@ def names(title: str, texts: Iterable[str], spare: int = 0) -> Column:
 
 
 def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
-    """Return the lines of a table: titles and dots (both begin with `#`), then the rows.
-
-    Args:
-        width: room on the terminal; None for no limit.
-    """
+    """Return the lines of a table in a width: titles and dots (both begin with `#`), then the rows."""
     kept = _fitting(list(columns), width)
     yield _line("# ", [column.title for column in kept], kept, width)
     yield _line("# ", ["." * column.width for column in kept], kept, width)

@@ -6,8 +6,6 @@ event, normally the CPU samples of the same threads, are shown next to it. All n
 `report.terminal` rounds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 
@@ -137,15 +135,13 @@ def summarize(
     options: Sequence[tuple[str, str]] = (),
     budget_by: str = "thread",
 ) -> Summary:
-    """Sum up a profile.
+    """Sum up a profile with all samples of the threads to report, of all events.
 
     Args:
-        profile: all samples of the threads to report, of all events.
         events: names of the events to report on; by default those of `analysis.select`.
         keys: keys of `groups`, see `callpaths.keys`.
         children: sum up functions with all that they call.
         whole_lives: the profile has all samples of each thread; without them there are no budgets.
-        verdict: make the verdict.
         options: see `verdict_of`.
         budget_by: see `budget_table`.
 

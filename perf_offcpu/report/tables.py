@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the tables of the report: threads, their budgets, groups, functions, lengths of waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL

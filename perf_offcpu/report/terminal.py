@@ -4,8 +4,6 @@
 Totals are printed in the unit of `--unit` and, in full, in ns; rows in the unit, rounded to three decimals.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ running or unknown, is one number. Rows are threads, or sums of threads by comm,
 with the rows of `rest`, the sums of all rows over the limit, they sum to `total`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,12 +68,9 @@ class Lives(NamedTuple):
 
 
 def budget_table(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable | None:
-    """Return the budgets of the threads of a profile; None if their lives are unknown.
+    """Return the budgets of the chosen threads (see `analysis.select`), in rows by one of BUDGETS_BY.
 
-    Args:
-        profile: its budgets are those of the chosen threads (see `analysis.select`).
-        limit: most rows; None for all.
-        by: one of BUDGETS_BY.
+    None if the lives of the threads are unknown.
     """
     lives = counted_lives(profile) if len(profile.budget) else _derived(profile)
     if lives is None:
@@ -109,12 +104,7 @@ def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetR
 
 
 def _rows(profile: Profile, lives: Lives, row_of: I64, number: int) -> list[BudgetRow]:
-    """Return the sums of threads.
-
-    Args:
-        row_of: int64[threads], the row of each; -1 for none.
-        number: of rows, none of them empty.
-    """
+    """Return the sums of threads in `number` rows, none of them empty. `row_of`: the row of each thread; -1 none."""
 
     def sums(column: I64) -> list[int]:
         return list(sum_by(row_of, column, number).tolist())

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum groups of samples: weight, number of waits, longest wait, as exact integers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,11 +74,9 @@ def places_of(kept: I64, size: int) -> I64:
 def sums_by_label(
     group_of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
 ) -> list[dict[str, int]]:
-    """Return for each group the sums of int64 values by label, the largest first.
+    """Return for each group the sums of int64 values by the label of their codes, the largest first.
 
-    Args:
-        group_of: int64[n], the group of each sample; -1 belongs to none.
-        codes: int[n], numbers that `label` names.
+    `group_of` is -1 for samples of no group.
     """
     first, pair = group(group_of, codes)
     result: list[dict[str, int]] = [{} for _ in range(groups)]

@@ -85,13 +85,10 @@ class FieldChoice:
 
 
 def choose_fields(texts: Iterable[str]) -> FieldChoice:
-    """Parse the values of `-F`.
+    """Parse the values of `-F`; raise UsageError for an unknown field or type, or a list mixed with changes.
 
     A value is a list instead of the defaults (`comm,tid,ip,sym`) or changes to them (`+state,-cpu`); after
     the name of a type of events (`trace:comm,event`) it is for these events alone.
-
-    Raises:
-        UsageError: a field or type is unknown, or a list and changes are mixed.
     """
     lists: dict[str, list[str]] = {}
     for text in texts:

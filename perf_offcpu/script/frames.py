@@ -9,8 +9,6 @@ The last one has no symbol: its caller called that function (`symbolize.calls`).
 Each frame and each stack is formatted once, however many samples have it, within a bounded memory.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -63,12 +61,9 @@ _CACHED_TEXT = 64 << 20
 
 
 class FrameTexts:
-    """The texts of the frames and stacks of one profile.
+    """The texts of the frames and stacks of one profile, which was symbolized with `keep_ips`.
 
-    Args:
-        profile: symbolized with `keep_ips`.
-        fields: which of ip, sym, symoff, dso and srcline to show.
-        full_paths: source files with their directories.
+    `full_paths`: source files with their directories.
     """
 
     def __init__(self, profile: Profile, fields: FieldChoice, *, full_paths: bool = False) -> None:

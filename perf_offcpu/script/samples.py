@@ -12,8 +12,6 @@ waits) show `-` and come last, and off-cpu samples have fields of their own (`fi
 formatted a block of samples at a time and joined by C code; stacks come from `frames`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import field, replace
@@ -50,11 +48,9 @@ class TextOptions:
 
 
 def write(profile: Profile, out: IO[str], options: TextOptions | None = None) -> None:
-    """Write all samples of a profile, by time.
+    """Write all samples of a profile, symbolized with `keep_ips`, by time.
 
-    Args:
-        profile: symbolized with `keep_ips`; samples of no event (evsel -1) are deferred callchains, see
-            `decode.deferred`.
+    Samples of no event (evsel -1) are deferred callchains, see `decode.deferred`.
     """
     options = options or TextOptions()
     # The row in `printers` of each event; the last element is for evsel -1.

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the fields of off-cpu samples that perf script does not have: `state=S syscall=futex …`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -28,12 +26,7 @@ _TIMES = {"switch_out": "switch_out_ns", "wakeup": "wakeup_ns"}
 
 
 class WaitTexts:
-    """The texts of the own fields of one profile's samples.
-
-    Args:
-        fields: the fields to show.
-        digits: decimals of times.
-    """
+    """The texts of the own fields of one profile's samples. `digits`: decimals of times."""
 
     def __init__(self, profile: Profile, fields: FieldChoice, digits: int) -> None:
         self._profile, self._shown, self._digits = profile, fields.shown, digits
@@ -41,9 +34,7 @@ class WaitTexts:
     def texts(self, rows: I64, samples: ProfileSamples) -> list[str]:
         """Return one text a sample, with a blank at its end; "" for samples that are no waits.
 
-        Args:
-            rows: int64[n], rows of the profile's samples.
-            samples: these rows, taken.
+        `samples` are the rows of the profile's samples, taken.
         """
         offcpu = samples.has(SampleFlag.OFFCPU)
         waits, rows = samples.take(offcpu), rows[offcpu]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the options of `perf-offcpu record`, with the names of `perf record` where it has them."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any, Final
 

@@ -6,8 +6,6 @@ mount, change owners or users, nor regain such rights by execve. It is no sandbo
 require CAP_SYS_PTRACE, and the process still owns the files of root.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

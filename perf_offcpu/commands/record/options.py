@@ -198,13 +198,7 @@ class CallGraph:
 
 
 def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> CallGraph:
-    """Decide how user stacks are taken.
-
-    Args:
-        text: value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
-        no_bytes: --no-stack-bytes was given.
-        target, command: the tasks that are recorded.
-    """
+    """Decide how user stacks are taken, by the value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES."""
     method, comma, size = text.partition(",")
     if text in ("fp", "fp,defer"):
         return CallGraph(deferred=bool(comma))

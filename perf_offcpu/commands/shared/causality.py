@@ -56,12 +56,10 @@ def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeli
 
 
 def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade, Budget]:
-    """Read all threads, and pass on the weight of the waits that the selection chooses.
+    """Read all threads; return profile, timeline, cascade of the chosen waits, and budgets of the chosen threads.
 
-    Their weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads.
-
-    Returns:
-        (profile, timeline, cascade, budget): the budgets of the chosen threads; none if waits are chosen.
+    Weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads. There are no
+    budgets if waits are chosen.
     """
     from perf_offcpu.analysis.select import select_samples, selected_rows
     from perf_offcpu.causality.cascade import cascade_of

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the option `-i` of a verb that reads one recording, and check owners of recordings as perf does."""
 
-from __future__ import annotations
-
 import argparse
 import glob
 import os
@@ -56,12 +54,10 @@ def check_ownership(path: str, force: bool) -> None:
 
 
 def note_cut(args: argparse.Namespace, path: str, counts: Mapping[LossCause, int]) -> bool:
-    """Report on stderr that a recording is cut, or has no end; return True if so.
+    """Report on stderr that a recording with these losses is cut, or has no end; return True if so.
 
-    Args:
-        args: a cut recording is added to `args.cut`, a list that all copies of the command line share: the
-            verb does its work, and the exit status says that it was cut.
-        counts: the losses of the recording.
+    A cut recording is added to `args.cut`, a list that all copies of the command line share: the verb does its work,
+    and the exit status says that it was cut.
     """
     causes = [cause for cause in losses.CUT if counts.get(cause)]
     if causes:

@@ -83,9 +83,7 @@ def _mode(inputs: Iterable[str]) -> int:
 def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
     """Let `write(fd, name)` write to a file that appears complete or not at all, or to standard output.
 
-    Raises:
-        UsageError: standard output is a terminal.
-        RecordingError: the file cannot be made.
+    Raise UsageError for a terminal, RecordingError for a file that cannot be made.
     """
     from perf_offcpu.perfdata.write.output import AtomicFile
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write recordings into a dataset: `convert --parquet DIR`, several recordings at once."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os
@@ -90,11 +88,9 @@ def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> It
 
 
 def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
-    """Write one recording.
+    """Write one recording; return a sentence on the result, messages for stderr, and the paths of cut recordings.
 
-    Returns:
-        (a sentence on the result, messages for standard error, paths of cut recordings): None in place of
-        paths if nothing was written. The caller prints the texts, in the order of the recordings.
+    The paths are None if nothing was written. The caller prints the texts, in the order of the recordings.
     """
     args, messages = argparse.Namespace(**{**vars(args), "cut": []}), io.StringIO()
     try:

@@ -11,8 +11,6 @@ Options are declared in a text, a line each (`add_options`):
 An option without a metavar is a switch. A line without a leading dash continues the text of the option above.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os
@@ -54,9 +52,7 @@ _WITHOUT_EFFECT = {
 class Parser(argparse.ArgumentParser):
     """An argparse parser that accepts no abbreviated options and raises UsageError.
 
-    Args:
-        dashed_values: options whose value may begin with a dash (`-F -sym`) → their long form.
-        options: arguments of argparse.ArgumentParser.
+    `dashed_values`: options whose value may begin with a dash (`-F -sym`) → their long form.
     """
 
     def __init__(self, *, dashed_values: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -160,9 +156,7 @@ LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
 def add_options(group: argparse._ActionsContainer, table: str, **details: dict[str, Any]) -> None:
     """Add the options of a table to a parser or to a group of it.
 
-    Args:
-        details: first long name of an option (`no_pager`) → arguments of `add_argument` that are not in the
-            table.
+    `details`: first long name of an option (`no_pager`) → arguments of `add_argument` that the table lacks.
     """
     for row in re.split(r"\n(?=-)", table.strip()):
         head, _, text = row.partition(": ")

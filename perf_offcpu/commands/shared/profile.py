@@ -71,9 +71,7 @@ def add_profile_arguments(
 ) -> None:
     """Add the options of recordings, of symbolization, named as in perf, and of the selection of samples.
 
-    Args:
-        default_events: the default of `--event`, for its help.
-        showing: option that without a value (then SHOW) shows a detail → its meaning without a value.
+    `showing`: option that without a value (then SHOW) shows a detail → its meaning without a value.
     """
     inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
@@ -110,9 +108,7 @@ def add_profile_arguments(
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
     """Read, symbolize and select; the Profile holds all events (see `select_events`).
 
-    Args:
-        keep_ips: as in `SymbolizeOptions`.
-        loading: options of `symbolize.load.load_profile`.
+    `loading` are options of `symbolize.load.load_profile`.
     """
     from perf_offcpu.analysis.absent import absent_values
     from perf_offcpu.analysis.select import select_samples
@@ -146,11 +142,7 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
 def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "") -> Profile:
     """Read and symbolize without selecting, for an analysis that follows threads from wait to wait.
 
-    Args:
-        instead: for the message: a remedy other than a new recording.
-
-    Raises:
-        UsageError: the recording has samples of the waits only.
+    Raise UsageError if the recording has samples of the waits only; `instead` is a remedy besides a new recording.
     """
     profile = whole_profile_from_args(args)
     if profile.meta.sampling:
@@ -286,8 +278,7 @@ def whole_lives(args: argparse.Namespace) -> bool:
 def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> Options:
     """Return the options of a format with the head of a page: the verdict, and the words that select its samples.
 
-    Args:
-        profile: the selected samples of all events.
+    The profile has the selected samples of all events.
     """
     from perf_offcpu.report.summary import head_of
 

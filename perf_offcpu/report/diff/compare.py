@@ -5,8 +5,6 @@ Recordings differ in length, so weights are compared per second of recorded time
 run each, unchanged. A row whose change is small enough to be chance is noise (`report.diff.noise`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -111,14 +109,10 @@ def compare(
     keys: Sequence[str] = ("class",),
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Comparison:
-    """Compare two recordings.
+    """Compare two recordings; the first table is by `keys`, see `callpaths.keys`.
 
-    Args:
-        keys: of the first table, see `callpaths.keys`.
-        limits: largest number of rows of tables, and of stacks; None for all, also for noise.
-
-    Raises:
-        UsageError: the recordings have no samples of one kind.
+    `limits`: most rows of tables, and of stacks; None for all, also for noise. Raise UsageError if the recordings
+    have no samples of one kind.
     """
     unit = common_unit(old, new)
     rows_limit, stacks_limit = limits

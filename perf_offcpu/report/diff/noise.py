@@ -14,11 +14,10 @@ too, each with the next one, and the larger variance counts. Phases of a program
 are not chance; for whole runs only the squares count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,7 @@ class RecordedTime:
     total_ns: float
 
     @classmethod
-    def of(cls, meta: Meta, windows: Sequence[Window] = ()) -> RecordedTime:
+    def of(cls, meta: Meta, windows: Sequence[Window] = ()) -> Self:
         """Return the recorded time inside of the windows; without windows all of it."""
         spans = united((float(begin), float(end)) for begin, end in meta.recorded)
         if windows:
@@ -75,16 +74,13 @@ class RecordedTime:
 def variance_by_length(
     samples: ProfileSamples, group_of: I64, groups: int, *, threshold_ns: int = -1, whole_ns: float = math.inf
 ) -> tuple[F64, F64]:
-    """Return the variance of the weight of each group, by number and lengths of waits.
+    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits.
+
+    The second is to be added where only one of two recordings has it.
 
     Args:
-        group_of: int64[n], the group of each sample.
         threshold_ns: no wait in a sum is longer; -1 not known.
         whole_ns: recorded time that a thread can at most wait; infinite for a load that is not steady.
-
-    Returns:
-        (variance, doubtful): float64[groups] each; the second is to be added where only one of two recordings
-        has it.
     """
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
@@ -107,9 +103,7 @@ def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int,
 
     The weight of a wait is spread over its time, that of a sum over the time from its first to its last wait.
     Half the mean square of the difference of neighbours is the variance of one slice, whatever the trend.
-
-    Args:
-        group_of: int64[n], the group of each sample; -1 for none.
+    `group_of` is -1 for samples of no group.
     """
     rows = np.flatnonzero((group_of >= 0) & (samples.time_ns >= 0))
     samples, group_of = samples.take(rows), group_of[rows]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show a comparison, as text and as JSON: the recordings, the verdict, then tables by absolute change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare the two recordings of a comparison, and the unit of work to which their weights are related."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -63,13 +61,10 @@ class Side:
 def side_of(
     profile: Profile, events: Sequence[str], per: Per, units: float, windows: Sequence[Window], *, whole: bool
 ) -> Side:
-    """Prepare a recording.
+    """Prepare the samples of some events of a recording.
 
-    Args:
-        events: names of the events to compare.
-        per, units: to what weights are related, and the units of work in this recording.
-        windows: that were selected.
-        whole: the profile has all samples of each thread; else no thread is judged idle.
+    `units`: units of work in it, for `per`. `whole`: the profile has all samples of each thread; else no thread is
+    judged idle.
     """
     rows = event_rows(profile, events)
     chosen = np.isin(profile.samples.evsel, rows)

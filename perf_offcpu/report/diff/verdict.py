@@ -4,8 +4,6 @@
 Waits of idle threads are no cost: a cause is named only if at least half of its change is of other threads.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -47,9 +45,7 @@ class Verdict:
 def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff: str) -> Verdict | None:
     """Return the verdict; None if the samples are no waits.
 
-    Args:
-        options: (option, value) of the command line that `command` keeps.
-        diff: the older recording.
+    Its command keeps the `options` (option, value) of the command line, and names the older recording, `diff`.
     """
     table = comparison.causes
     if table is None:
