@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command line that is refused: no output, and one line that says why."""
+"""Command lines in this process: one that is refused has no output, and one line that says why."""
 
 import pytest
 
@@ -14,3 +14,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, status: int | None 
     assert found == status if status is not None else found != 0
     assert out == "" and err.count("\n") == 1, (out, err)
     return err
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run the program, which must succeed, and return its output."""
+    capsys.readouterr()
+    assert main(list(words)) == 0
+    return capsys.readouterr().out

@@ -61,31 +61,19 @@ def test_the_verb_gives_the_status(verb: Callable[[Run], None]) -> None:
         (PerfOffcpuError("x.data: nothing in it"), 1, "x.data: nothing in it"),
         (UsageError("impossible"), 129, "impossible"),
         (CapabilityError("no BTF", "build the kernel with it"), 1, "no BTF: build the kernel with it"),
-        (
-            FileNotFoundError(2, "No such file or directory", "a\x1b[2J"),
-            1,
-            "a\\x1b[2J: No such file or directory",
-        ),
+        (FileNotFoundError(2, "No such file or directory", "a\x1b[2J"), 1, "a\\x1b[2J: No such file or directory"),
         (
             OSError(28, "No space left on device"),
             1,
             "standard output or a temporary file (in $TMPDIR or /tmp): No space left on device",
         ),
         (OSError(28, "No space left on device", "out"), 1, "out: No space left on device"),
-        (
-            OSError(24, "Too many open files", "f"),
-            1,
-            "f: Too many open files: raise the limit with ulimit -n",
-        ),
+        (OSError(24, "Too many open files", "f"), 1, "f: Too many open files: raise the limit with ulimit -n"),
         (PerfOffcpuError("two\nlines"), 1, "two\\nlines"),
     ],
 )
 def test_an_error_is_one_line(
-    verb: Callable[[Run], None],
-    capsys: pytest.CaptureFixture[str],
-    problem: Exception,
-    status: int,
-    line: str,
+    verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str], problem: Exception, status: int, line: str
 ) -> None:
     verb(failing(problem))
     assert cli.main(["fake"]) == status
@@ -121,10 +109,7 @@ def test_ctrl_c_is_quiet(verb: Callable[[Run], None], capsys: pytest.CaptureFixt
         (["fake", "stray"], "perf-offcpu fake: unrecognized arguments: stray"),
         (["nosuch"], "perf-offcpu: 'nosuch' is not a verb of perf-offcpu"),
         (["recrod", "-a"], "perf-offcpu: 'recrod' is not a verb of perf-offcpu (did you mean record? see"),
-        (
-            ["fake", "--nubmer=1"],
-            "perf-offcpu fake: unrecognized arguments: --nubmer=1 (did you mean --number? ",
-        ),
+        (["fake", "--nubmer=1"], "perf-offcpu fake: unrecognized arguments: --nubmer=1 (did you mean --number? "),
         (
             ["convert", "--flamgraph"],
             "perf-offcpu convert: one of the arguments --html --folded --flamegraph --speedscope "
@@ -225,8 +210,7 @@ def test_closed_standard_output_is_one_sentence(arguments: list[str]) -> None:
     done = closing(">&-", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(
-        rf"perf-offcpu {arguments[0]}: standard output(: cannot write the recording:| is closed)[^\n]*\n",
-        done.stderr,
+        rf"perf-offcpu {arguments[0]}: standard output(: cannot write the recording:| is closed)[^\n]*\n", done.stderr
     )
 
 
@@ -269,21 +253,13 @@ def test_a_cut_recording_is_said_first_and_read_as_far_as_it_goes(
         (lambda data: data[:-3], 2, "3 bytes missing at the end of the file, which is cut"),  # in a feature
         (zeroed, 2, " bytes skipped after a record of impossible size"),
         (lambda data: gzip.compress(data)[:5000], 2, "1 packed files that are damaged"),
-        (
-            lambda data: data[:48] + bytes(8) + data[56:30_000],
-            0,
-            "1 end of the data missing: the recorder was",
-        ),
+        (lambda data: data[:48] + bytes(8) + data[56:30_000], 0, "1 end of the data missing: the recorder was"),
         (lambda data: data, 0, ""),
     ],
     ids=["no sample left", "feature cut", "zeros", "cut gzip", "killed recorder", "sound"],
 )
 def test_ends_of_recordings(
-    change: Callable[[bytes], bytes],
-    status: int,
-    sentence: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    change: Callable[[bytes], bytes], status: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording = tmp_path / "CUT"
     recording.write_bytes(change(DEMO.read_bytes()))

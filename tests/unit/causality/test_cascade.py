@@ -71,11 +71,7 @@ def test_what_the_last_one_does_weighs_as_much_as_all_who_wait_for_it() -> None:
     assert edges(found) == {
         ("1", "2"): 1650, ("4", "2"): 1500, ("2", "3"): to_3, ("3", "[disk]"): to_disk,
     }  # fmt: skip
-    assert held(found) == {
-        ("[disk]", "WAITING"): to_disk,
-        ("3", "RUNNING"): 3 * 500,
-        ("2", "RUNNING"): 250 + 200,
-    }
+    assert held(found) == {("[disk]", "WAITING"): to_disk, ("3", "RUNNING"): 3 * 500, ("2", "RUNNING"): 250 + 200}
     assert found.total_ns == 1000 + 1500 + 1650 + 1500
     assert found.held_up[-3:].tolist() == [3, 2, 0] and found.depth == 3
 

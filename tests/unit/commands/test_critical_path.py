@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from builders.refused import output, refused
 
 from perf_offcpu.cli import main
 
@@ -14,8 +15,7 @@ GIVEN = ("-f", "-i", DEMO, "--critical-path")
 
 
 def test_without_wakers_the_thread_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", *GIVEN, "--comm", "locker-a", "--limit", "2"]) == 0
-    shown = capsys.readouterr().out
+    shown = output(capsys, "report", *GIVEN, "--comm", "locker-a", "--limit", "2")
     assert "# Critical path of locker-a-29439/29440: 266.388 ms (266387536 ns), " in shown
     assert "# The recording has no wakers: " in shown
     assert "\n# and 1 more row: 1.258 ms (" in shown
@@ -23,11 +23,9 @@ def test_without_wakers_the_thread_explains_itself(capsys: pytest.CaptureFixture
 
 def test_folded_stacks_sum_to_the_window(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--comm", "locker-b", "--time", "10%-60%"]
-    assert main(["report", *GIVEN, *options, "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    made = json.loads(output(capsys, "report", *GIVEN, *options, "--json"))
     assert sum(row["time"] for row in made["rows"]) == made["total"] == made["hops"][0]["time"]
-    assert main(["convert", *GIVEN, *options, "--folded", "-o", "-"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = output(capsys, "convert", *GIVEN, *options, "--folded", "-o", "-").splitlines()
     assert sum(int(line.rpartition(" ")[2]) for line in lines) == made["total"] > 0
     assert all(line.startswith("locker-b;") for line in lines)
 
@@ -49,19 +47,17 @@ def test_what_is_held_sums_to_the_selected_waits(
 ) -> None:
     given = ("-f", "-i", recording, *selection)
     whole = given if "--idle" in given else (*given, "--idle", "hide")  # idle threads are no bottlenecks
-    assert main(["convert", *whole, "--callgraph", "json", "--cascade", "--min-share", "0", "-o", "-"]) == 0
-    graph = json.loads(capsys.readouterr().out)
+    graph_options = ("--callgraph", "json", "--cascade", "--min-share", "0", "-o", "-")
+    graph = json.loads(output(capsys, "convert", *whole, *graph_options))
     assert sum(node["held"] for node in graph["nodes"]) == graph["graph"]["total"]
-    assert main(["report", *given, "--bottlenecks", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(output(capsys, "report", *given, "--bottlenecks", "--json"))
     assert report["total"] == graph["graph"]["total"]
     held = sum(one["held"] for one in report["bottlenecks"])
     assert held + report["others"]["held"] == report["total"]
 
 
 def test_bottlenecks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "-f", "-i", SCHED, "--bottlenecks", "-g", "none"]) == 0
-    shown = capsys.readouterr().out
+    shown = output(capsys, "report", "-f", "-i", SCHED, "--bottlenecks", "-g", "none")
     assert "# 1. " in shown and "% of all waits" in shown
 
 
@@ -82,7 +78,6 @@ def test_bottlenecks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_impossible_questions_are_answered_in_a_sentence(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = ["-o", str(tmp_path / "out")] if options[0] == "convert" else []
-    assert main([options[0], "-f", "-i", DEMO, *options[1:], *output]) == 129
-    assert message in capsys.readouterr().err
+    out = ["-o", str(tmp_path / "out")] if options[0] == "convert" else []
+    assert message in refused(capsys, options[0], "-f", "-i", DEMO, *options[1:], *out)
     assert not (tmp_path / "out").exists()

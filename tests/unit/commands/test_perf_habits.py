@@ -6,18 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders.refused import refused
-
-from perf_offcpu.cli import main
+from builders.refused import output, refused
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "perf-7.2"
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 FILE = ("-f", "-i", str(DATA / "atend.data"))
-
-
-def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 0
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -65,5 +58,6 @@ def test_what_does_not_exist_here(line: str, sentence: str, capsys: pytest.Captu
 
 
 def test_an_unknown_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--nonsense"]) == 129
-    assert "unrecognized arguments: --nonsense (see 'perf-offcpu report --help')" in capsys.readouterr().err
+    assert "unrecognized arguments: --nonsense (see 'perf-offcpu report --help')" in refused(
+        capsys, "report", "--nonsense"
+    )

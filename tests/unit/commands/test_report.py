@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import terminal
+from builders.refused import output, refused
 
 from perf_offcpu.cli import main
 
@@ -42,8 +43,9 @@ def test_units_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# and 16 more threads: " in shown and "total of 11 threads\n" in shown
     assert shown.count("            |\n") == 2
     assert "more threads" not in report(capsys, "--limit", "0")
-    assert main(["report", "-f", "-i", RECORDING, "--limit", "-1"]) == 129
-    assert "--limit -1: not a number of rows, 0 for all" in capsys.readouterr().err
+    assert "--limit -1: not a number of rows, 0 for all" in refused(
+        capsys, "report", "-f", "-i", RECORDING, "--limit", "-1"
+    )
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,8 +88,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "options"),
-    [(80, []), (80, ["--sort", "comm,class,syscall,state,waker,cgroup"]), (160, ["-g", "none"])],
+    ("columns", "options"), [(80, []), (80, ["--sort", "comm,class,syscall,state,waker,cgroup"]), (160, ["-g", "none"])]
 )
 def test_rows_of_all_tables_fit(columns: int, options: list[str]) -> None:
     shown = on_terminal(columns, *options, NO_COLOR="1").splitlines()
@@ -110,13 +111,10 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
 
 def test_the_summary_alone(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["report", "-f", "-i", RECORDING]
-    assert main([*options, "--summary"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert main(options) == 0
-    whole = capsys.readouterr().out.splitlines()
+    shown = output(capsys, *options, "--summary").splitlines()
+    whole = output(capsys, *options).splitlines()
     assert [f"# {line}".rstrip() for line in shown] == whole[: len(shown)] and shown[-1].startswith("Next: ")
-    assert main([*options, "--summary", "--no-verdict"]) == 129
-    assert "of which there are none here" in capsys.readouterr().err
+    assert "of which there are none here" in refused(capsys, *options, "--summary", "--no-verdict")
 
 
 def test_sorted_by_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,8 +125,7 @@ def test_sorted_by_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(row["weight"] for row in groups["rows"]) == 1610900175
     for row in groups["rows"]:
         assert f" {row['weight']} " in shown
-    assert main(["report", "-i", RECORDING, "--sort", "colour"]) == 129
-    assert "--sort: no key 'colour'" in capsys.readouterr().err
+    assert "--sort: no key 'colour'" in refused(capsys, "report", "-i", RECORDING, "--sort", "colour")
 
 
 def test_budgets_are_of_whole_lives(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.refused import refused
+from builders.refused import output, refused
 
 from perf_offcpu.cli import main
 
@@ -29,8 +29,7 @@ def document(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any
 def test_weights_are_those_of_both_reports(capsys: pytest.CaptureFixture[str]) -> None:
     made = document(capsys)
     for side, path in (("old", DIRECT), ("new", HYBRID)):
-        assert main(["report", "-f", "-i", path, "--json"]) == 0
-        alone = json.loads(capsys.readouterr().out)
+        alone = json.loads(output(capsys, "report", "-f", "-i", path, "--json"))
         assert made["total"][side]["weight"] == alone["subject"]["weight"]
         for table, key in (("groups", "class"), ("threads", "comm")):
             assert made[table]["keys"] == [key]
@@ -47,24 +46,19 @@ def test_weights_are_those_of_both_reports(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_two_recordings_of_one_program_have_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "-f", "-i", COMPRESSED, "--diff", DIRECT]) == 0
-    shown = capsys.readouterr().out
+    shown = output(capsys, "report", "-f", "-i", COMPRESSED, "--diff", DIRECT)
     assert "# No change is more than noise.\n" in shown
     assert "# Noise, left out: 11 stacks: " in shown and "---" not in shown
 
 
 def test_a_recording_compared_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "-f", "-i", DIRECT, "--diff", DIRECT]) == 0
-    shown = capsys.readouterr().out
+    shown = output(capsys, "report", "-f", "-i", DIRECT, "--diff", DIRECT)
     assert "# No change is more than noise.\n" in shown and "+0.000 and +0.000 ms/s" in shown
 
 
 def test_selections_apply_to_both(capsys: pytest.CaptureFixture[str]) -> None:
     made = document(capsys, "--comm", "reader,locker", "--class", "other", "--sort", "comm,class")
-    assert {tuple(row["values"]) for row in made["groups"]["rows"]} == {
-        ("reader", "other"),
-        ("locker", "other"),
-    }
+    assert {tuple(row["values"]) for row in made["groups"]["rows"]} == {("reader", "other"), ("locker", "other")}
     whole, half = (document(capsys, *time) for time in ((), ("--time", "0%-50%")))
     assert half["old"]["recorded_ns"] == pytest.approx(whole["old"]["recorded_ns"] / 2, abs=1)
     assert half["total"]["old"]["count"] < whole["total"]["old"]["count"]
@@ -85,10 +79,9 @@ def test_work_is_counted_by_second_run_or_unit(capsys: pytest.CaptureFixture[str
     assert run["total"]["before"] == run["total"]["old"]["weight"]
     assert unit["total"]["after"] == pytest.approx(unit["total"]["new"]["weight"] / 100.5)
     for wrong in ("minute", "0,1", "5", "1e3,4", "-1,2", "1,2,3", ""):
-        assert main(["report", "-f", "-i", HYBRID, "--diff", DIRECT, f"--per={wrong}"]) == 129
-        assert capsys.readouterr().err.startswith(f"perf-offcpu report: --per {wrong}: give second, run, ")
-    assert main(["report", "-f", "-i", HYBRID, "--per", "run"]) == 129
-    assert "--per has a meaning with --diff OLD only" in capsys.readouterr().err
+        problem = refused(capsys, "report", "-f", "-i", HYBRID, "--diff", DIRECT, f"--per={wrong}")
+        assert problem.startswith(f"perf-offcpu report: --per {wrong}: give second, run, ")
+    assert "--per has a meaning with --diff OLD only" in refused(capsys, "report", "-f", "-i", HYBRID, "--per", "run")
 
 
 def test_several_recordings_are_compared_as_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from builders.foreign import big_endian
 from builders.perf_text import DEFERRED, Printed, parse
-from builders.refused import refused
+from builders.refused import output, refused
 
 from perf_offcpu.cli import EXIT_BROKEN_PIPE, main
 
@@ -23,8 +23,7 @@ def script(capsys: pytest.CaptureFixture[str]) -> Script:
     """Run the verb and return its output."""
 
     def run(name: str, *options: str) -> str:
-        assert main(["script", "-i", str(DATA / f"{name}.data"), *options]) == 0
-        return capsys.readouterr().out
+        return output(capsys, "script", "-i", str(DATA / f"{name}.data"), *options)
 
     return run
 
@@ -141,8 +140,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(verb: str) -> None:
 
 
 def test_help_lists_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["script", "--help"]) == 0
-    out = capsys.readouterr().out
+    out = output(capsys, "script", "--help")
     assert "\n  waker        pid/tid of the waker\n" in out
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders.refused import refused
+from builders.refused import output, refused
 
 from perf_offcpu.cli import main
 from perf_offcpu.commands.shared.profile import split_list
@@ -24,13 +24,11 @@ def folded_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
 
 
 def report_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
-    assert main(["report", "--json", *DEMO, *options]) == 0
-    return int(json.loads(capsys.readouterr().out)["subject"]["weight"])
+    return int(json.loads(output(capsys, "report", "--json", *DEMO, *options))["subject"]["weight"])
 
 
 def script_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
-    assert main(["script", "-F", "period", "--event", "offcpu-time", *DEMO, *options]) == 0
-    return sum(map(int, capsys.readouterr().out.split()))
+    return sum(map(int, output(capsys, "script", "-F", "period", "--event", "offcpu-time", *DEMO, *options).split()))
 
 
 @pytest.mark.parametrize("options", [
@@ -62,15 +60,12 @@ def test_parts_of_the_time_add_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_script_shows_waits_alone_where_waits_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     for options, events in ((["--class", "lock"], {"offcpu-time:"}), ([], {"offcpu-time:", "cpu-clock:"})):
-        assert main(["script", "-F", "event", *DEMO, *options]) == 0
-        assert set(capsys.readouterr().out.split()) == events
+        assert set(output(capsys, "script", "-F", "event", *DEMO, *options).split()) == events
 
 
 def test_convert_shows_or_selects_states(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", "--folded", "-o", "-", *DEMO, "--state", "D"]) == 0
-    assert "sleep]" not in capsys.readouterr().out
-    assert main(["convert", "--folded", "-o", "-", *DEMO, "--state"]) == 0
-    assert "interruptible sleep]" in capsys.readouterr().out
+    assert "sleep]" not in output(capsys, "convert", "--folded", "-o", "-", *DEMO, "--state", "D")
+    assert "interruptible sleep]" in output(capsys, "convert", "--folded", "-o", "-", *DEMO, "--state")
 
 
 @pytest.mark.parametrize("verb", [["report"], ["script"], ["convert", "--folded", "-o", "-"]])
@@ -87,8 +82,7 @@ def test_a_wrong_value_is_one_line(
 
 def test_ids_that_cannot_be_select_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for huge in ("2147483648", "9" * 30):
-        assert main(["script", "-F", "comm", *DEMO, "--pid", huge]) == 0
-        assert capsys.readouterr().out == ""
+        assert output(capsys, "script", "-F", "comm", *DEMO, "--pid", huge) == ""
     assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
 
 

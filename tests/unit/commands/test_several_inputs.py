@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builders.refused import refused
+from builders.refused import output, refused
 
 import perf_offcpu
 from perf_offcpu.cli import main
@@ -30,12 +30,9 @@ def total(text: str) -> int:
 
 
 def test_report_sums_up(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--json", *runs[:3]]) == 0
-    one = total(capsys.readouterr().out)
-    assert main(["report", "--json", *runs]) == 0
-    assert total(capsys.readouterr().out) == 2 * one
-    assert main(["report", "--json", "--apart", *runs]) == 0
-    document = json.loads(capsys.readouterr().out)
+    one = total(output(capsys, "report", "--json", *runs[:3]))
+    assert total(output(capsys, "report", "--json", *runs)) == 2 * one
+    document = json.loads(output(capsys, "report", "--json", "--apart", *runs))
     assert document["recording"]["file"] == "run1.data, run2.data"
     pids = {one["pid"] // 10_000_000 for one in document["threads"] if one["pid"] > 0}
     assert pids == {0, 1}
@@ -47,15 +44,12 @@ def test_convert_names_its_output_after_the_first(runs: list[str]) -> None:
 
 
 def test_convert_does_not_overwrite_any_input(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", "--folded", *runs, "-o", "run2.data"]) == 129
-    assert "same file" in capsys.readouterr().err
+    assert "same file" in refused(capsys, "convert", "--folded", *runs, "-o", "run2.data")
 
 
 def test_script_prints_all(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["script", "-F", "comm,tid,time", *runs[:3]]) == 0
-    one = capsys.readouterr().out.splitlines()
-    assert main(["script", "-F", "comm,tid,time", *runs]) == 0
-    both = capsys.readouterr().out.splitlines()
+    one = output(capsys, "script", "-F", "comm,tid,time", *runs[:3]).splitlines()
+    both = output(capsys, "script", "-F", "comm,tid,time", *runs).splitlines()
     assert sorted(both) == sorted(one * 2) and len(one) > 100
 
 
@@ -69,10 +63,7 @@ def test_load_takes_several(runs: list[str]) -> None:
     ("words", "sentence"),
     [
         (["report", "-i", "run1.data", "-i", "run1.data"], "-i run1.data: the same recording is given twice"),
-        (
-            ["inject", "-i", "run1.data", "-i", "run2.data", "-o", "x"],
-            "-i is given twice: one recording is read",
-        ),
+        (["inject", "-i", "run1.data", "-i", "run2.data", "-o", "x"], "-i is given twice: one recording is read"),
         (["archive", "-i", "run1.data", "-i", "run2.data"], "-i is given twice: one recording is read"),
         (["dump", "-i", "run1.data", "--input=run2.data"], "-i is given twice: one recording is read"),
     ],

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
+from builders.refused import output, refused
 from builders.waits import wait
 
 from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.cli import main
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report.serial import SerialReport, render, serial_of
 from perf_offcpu.report.style import Style
@@ -74,8 +74,7 @@ def test_waits_that_one_thread_ends() -> None:
 def test_recordings_sum_to_wall_time(
     recording: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", "-f", "-i", str(recording), "--serial", "--json", *options]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(output(capsys, "report", "-f", "-i", str(recording), "--serial", "--json", *options))
     levels = found["threads_running"]
     assert sum(levels) == found["total"] == found["end_ns"] - found["begin_ns"] > 0
     assert sum(row["weight"] for row in found["rows"]) == found["total"] - levels[0]
@@ -89,5 +88,4 @@ def test_recordings_sum_to_wall_time(
     (("--time", "0,1 2,3"), "more than one window"),
 ])  # fmt: skip
 def test_impossible_questions(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "-f", "-i", str(DATA / "demo.data"), "--serial", *options]) == 129
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "report", "-f", "-i", str(DATA / "demo.data"), "--serial", *options)

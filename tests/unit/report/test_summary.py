@@ -137,10 +137,7 @@ def weights(summary: Summary) -> tuple[int, int]:
 
 SAMPLES = st.lists(
     st.tuples(
-        st.sampled_from("ab"),
-        st.integers(1, 3),
-        st.lists(st.sampled_from("fg"), max_size=3),
-        st.integers(0, 2**45),
+        st.sampled_from("ab"), st.integers(1, 3), st.lists(st.sampled_from("fg"), max_size=3), st.integers(0, 2**45)
     ),
     max_size=20,
 )

@@ -46,11 +46,7 @@ def service(
 
 
 def compared(
-    old: Profile,
-    new: Profile,
-    per: Per | None = None,
-    limit: int | None = 10,
-    keys: tuple[str, ...] = ("class",),
+    old: Profile, new: Profile, per: Per | None = None, limit: int | None = 10, keys: tuple[str, ...] = ("class",)
 ) -> Comparison:
     per = per or Per("second")
     sides = [
@@ -152,10 +148,7 @@ def test_weights_per_run_and_per_unit_of_work() -> None:
     assert (whole.before, whole.after) == (whole.old.weight, whole.new.weight)
     # The same waiting time for a quarter of the work: four times as much for each unit.
     comparison = compared(old, new, Per("unit", units=(1000, 250)))
-    assert [row.values for row in judged(comparison).worse] == [
-        ("lock", "", "", "book"),
-        ("disk", "", "", "save"),
-    ]
+    assert [row.values for row in judged(comparison).worse] == [("lock", "", "", "book"), ("disk", "", "", "save")]
     assert comparison.total.after == pytest.approx(comparison.total.before * 4, rel=0.1)
     assert "1000 before, 250 now" in shown(comparison) and "Change ms/unit" in shown(comparison)
 

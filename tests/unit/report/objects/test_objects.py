@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from builders.profile import ProfileBuilder
 from builders.recording import BASE, S, comm, event, write
+from builders.refused import output, refused
 from builders.wait_objects import COUNTERS, READ, WAITS, described, thing, wait
 
 from perf_offcpu.abi.wait_objects import ObjectKind
@@ -112,10 +113,7 @@ def test_locks_without_owners_have_releasers_and_their_stacks(monkeypatch: pytes
 def test_what_idle_threads_wait_for_comes_last() -> None:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     pool, lock = builder.thing("pool_condition in bank"), builder.thing("ledger in bank")
-    for tid, path, row, weight in (
-        (1, "pthread_cond_wait", pool, 10**9),
-        (2, "pthread_mutex_lock", lock, 10**6),
-    ):
+    for tid, path, row, weight in ((1, "pthread_cond_wait", pool, 10**9), (2, "pthread_mutex_lock", lock, 10**6)):
         builder.sample("bank", ["main", path], weight, tid=tid, object=row, state=1, syscall=202)
     for limit in (None, 1):
         rows = lock_report.report_of(builder.build(), limit).table.rows
@@ -192,14 +190,15 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     names = [comm(clock, 10, 10, "bank"), comm(clock, 10, 11, "worker")]
     waits = [wait(7, time=90, pid=10, tid=10, syscall=READ, ns=50), wait(8, time=95, pid=10, tid=11, ns=30)]
     path = str(write(tmp_path / "x.data", [clock, WAITS, COUNTERS], [*names, objects, *waits]))
-    assert main(["report", "-i", path, "--object", "/var", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["objects"]["rows"]
+    rows = json.loads(output(capsys, "report", "-i", path, "--object", "/var", "--json"))["objects"]["rows"]
     assert [(row["name"], row["weight"]) for row in rows] == [("/var/log/x", 50)]
-    assert main(["report", "-i", path, "--lock", "55aa", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["objects"]["rows"][0]["name"] == "futex heap 0x55aa"
-    assert main(["report", "-i", path, "--locks"]) == 0
-    assert "futex heap 0x55aa" in capsys.readouterr().out
+    assert (
+        json.loads(output(capsys, "report", "-i", path, "--lock", "55aa", "--json"))["objects"]["rows"][0]["name"]
+        == "futex heap 0x55aa"
+    )
+    assert "futex heap 0x55aa" in output(capsys, "report", "-i", path, "--locks")
     assert main(["report", "-i", path, "--object", "nothing"]) == 0
     assert "no object nothing in the recording, which has" in capsys.readouterr().err
-    assert main(["report", "-i", path, "--lock", "ledger"]) == 129
-    assert "--lock: 'ledger' is not an address in hexadecimal" in capsys.readouterr().err
+    assert "--lock: 'ledger' is not an address in hexadecimal" in refused(
+        capsys, "report", "-i", path, "--lock", "ledger"
+    )
