@@ -84,7 +84,7 @@ def parallelism_of(
     time, number = time.astype(np.int64), number[: len(time) - 1].astype(np.int64)
     in_pause = np.searchsorted(pauses.reshape(-1), time[:-1], "right") % 2 == 1
     length = np.where(in_pause, 0, np.diff(time))
-    alone, none = (_running_sum(np.where(number == some, length, 0)) for some in (1, 0))
+    alone, none = (np.append(0, np.cumsum(np.where(number == some, length, 0))) for some in (1, 0))
     shares = np.append(0, np.cumsum(length / np.maximum(number, 1).astype(np.longdouble) * (number > 0)))
     tracks = len(waits.tracks)
     alone_by = sum_by(track, (_at(time, alone, end) - _at(time, alone, begin)).astype(np.int64), tracks)
@@ -150,10 +150,6 @@ def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64,
     since, until, owner = since[starts], until[ends], np.append(np.arange(len(track)), span_of)[starts]
     some = until > since
     return track[owner[some]], since[some], until[some]
-
-
-def _running_sum(values: I64) -> I64:
-    return np.append(0, np.cumsum(values)).astype(np.int64)
 
 
 def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:

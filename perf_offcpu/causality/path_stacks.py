@@ -71,7 +71,8 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
     added = Frames.filled(len(texts), symbol=strings.intern_all(texts), cpumode=np.full(len(texts), CpuMode.USER))
     rows = _frame_rows(profile, chains, chain, doing, stack)
     parent, frame, leaf = build_stack_tree(Ragged.from_lists(list(rows)))
-    root, event = path.tracks[path.root], max(0, _offcpu_event(profile))
+    root, offcpu = path.tracks[path.root], profile.samples.evsel[profile.is_offcpu()]
+    event = max(0, int(offcpu[0])) if len(offcpu) else 0
     evsels = list(profile.evsels)
     evsels[event] = replace(evsels[event], name=f"critical path of {root.label}")
     samples = ProfileSamples.filled(
@@ -166,8 +167,3 @@ def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack:
         prefix = prefixes[above] if above >= 0 else []
         marks = [state_frame[Doing(state)]] if Doing(state) in state_frame else []
         yield [*prefix, *marks, *frames_of(parent, frame, leaf)][::-1]
-
-
-def _offcpu_event(profile: Profile) -> int:
-    rows = profile.samples.evsel[profile.is_offcpu()]
-    return int(rows[0]) if len(rows) else -1

@@ -95,10 +95,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         """Add a verb that asks a dataset with an engine, or changes its files."""
         added: Parser = verbs.add_parser(verb, help=text)
         added.set_defaults(fleet_run=run)
+        added.add_argument("dataset", metavar="DATASET", help=_DATASET)
         if asks:
-            _add_dataset(added)
-        else:
-            added.add_argument("dataset", metavar="DATASET", help=_DATASET)
+            add_options(added, _ENGINE, engine={"default": "duckdb"})
         return added
 
     report = add("report", "who waited for what: by class, service, host, comm", _report)
@@ -128,12 +127,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     expire = add("expire", "remove the recordings of old hours", _expire, asks=False)
     age = "remove hours that ended this long ago: 30d, 12h, 8w"
     add_options(expire, f"--older-than AGE: {age}", older_than={"required": True})
-
-
-def _add_dataset(parser: argparse.ArgumentParser) -> None:
-    """Add the dataset and the engine."""
-    parser.add_argument("dataset", metavar="DATASET", help=_DATASET)
-    add_options(parser, _ENGINE, engine={"default": "duckdb"})
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:

@@ -54,26 +54,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
+    from perf_offcpu.analysis.select import select_events
     from perf_offcpu.push.labels import parse_labels
     from perf_offcpu.push.opening import open_targets
 
     labels, senders = parse_labels(args.label), open_targets(args.target, args.push_header_file, args.push_ca or "")
     limit_s = parse_time("--push-time", args.push_time, "ms") / 1e9
     with busy("reading"):
-        profile = _waits(args)
+        profile = select_events(profile_from_args(args), split_list(args.event))
+    profile = profile.select(profile.is_offcpu())
     if not len(profile.samples):
         _tell("no wait was selected: nothing was pushed")
         return 0
     failed = [target for target, sender in senders if not _push(target, sender, profile, labels, limit_s)]
     return 1 if failed else 0
-
-
-def _waits(args: argparse.Namespace) -> Profile:
-    """Return the waits of the chosen events."""
-    from perf_offcpu.analysis.select import select_events
-
-    profile = select_events(profile_from_args(args), split_list(args.event))
-    return profile.select(profile.is_offcpu())
 
 
 def _push(target: Target, sender: Sender, profile: Profile, labels: dict[str, str], limit_s: float) -> bool:

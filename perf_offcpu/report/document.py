@@ -11,8 +11,8 @@ from typing import Any
 from perf_offcpu.locks import DeadThread, ends_after
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
-from perf_offcpu.report.objects import Hand, LockRow, ObjectRow, ObjectTable
-from perf_offcpu.report.summary import EventRow, StackRow, Summary, ThreadRow
+from perf_offcpu.report.objects import LockRow, ObjectRow, ObjectTable
+from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.thread_budgets import BudgetRow, BudgetTable
 from perf_offcpu.report.totals import cut_fields, fields, frame, total_fields
 from perf_offcpu.report.verdict.causes import Cause, Place
@@ -27,7 +27,7 @@ _SAMPLING = "period_ns longest_period_ns waits waits_ns estimated_waits estimate
 
 def document(summary: Summary) -> dict[str, Any]:
     """Return the summary as dicts, lists, integers and printable texts."""
-    meta = summary.meta
+    meta, event = summary.meta, summary.beside
     machine = fields(meta, "file=source hostname os_release arch cpus=nr_cpus")
     command = {"command": list(map(printable, meta.cmdline))}
     subject = {"events": list(map(printable, summary.subject)), **fields(summary, "offcpu=is_offcpu unit")}
@@ -38,7 +38,12 @@ def document(summary: Summary) -> dict[str, Any]:
         "events": [fields(row, "name unit samples") | total_fields(row.total) for row in summary.events],
         "subject": subject | total_fields(summary.total),
         "verdict": summary.verdict and _verdict(summary.verdict, meta),
-        "threads": [_thread(row, summary.beside) for row in summary.threads],
+        "threads": [
+            fields(row, "comm pid tid idle_because")
+            | total_fields(row.total)
+            | {"beside": event and fields(event, "event=name") | fields(row.beside, "weight count")}
+            for row in summary.threads
+        ],
         "more_threads": cut_fields(summary.more_threads),
         "stacks": [_stack(row) for row in summary.stacks],
         "more_stacks": cut_fields(summary.more_stacks),
@@ -52,11 +57,6 @@ def document(summary: Summary) -> dict[str, Any]:
         "notes": {str(cause): count for cause, count in summary.notes.items()},
         "losses": {printable(str(cause)): count for cause, count in summary.losses.items()},
     }
-
-
-def _thread(row: ThreadRow, event: EventRow | None) -> dict[str, Any]:
-    beside = event and fields(event, "event=name") | fields(row.beside, "weight count")
-    return fields(row, "comm pid tid idle_because") | total_fields(row.total) | {"beside": beside}
 
 
 def _stack(row: StackRow) -> dict[str, Any]:
@@ -142,12 +142,11 @@ def row_fields(row: ObjectRow) -> dict[str, Any]:
 def lock_fields(lock: LockRow) -> dict[str, Any]:
     """Return the fields of a lock; `role` says whether its hands are holders or releasers."""
     counts = fields(lock, "queue hand_overs changed weight_known weight_unknown waiting_in")
-    hands = {"hands": list(map(_hand, lock.hands)), "more_hands": cut_fields(lock.more_hands)}
-    return row_fields(lock.row) | counts | hands
-
-
-def _hand(hand: Hand) -> dict[str, Any]:
-    return fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}
+    hands = [
+        fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}
+        for hand in lock.hands
+    ]
+    return row_fields(lock.row) | counts | {"hands": hands, "more_hands": cut_fields(lock.more_hands)}
 
 
 def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:

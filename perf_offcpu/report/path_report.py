@@ -82,20 +82,18 @@ def document(report: PathReport) -> dict[str, Any]:
         "recording": printable(report.source),
         "thread": fields(report, "comm pid tid"),
         **fields(report, "begin_ns end_ns total=total_ns wakeups"),
-        "rows": [_row(row) for row in report.rows],
-        "hops": [_hop(row) for row in report.hops],
+        "rows": [
+            {"comm": row.comm, "doing": row.doing.name.lower()}
+            | fields(row, "class=wait_class function time=ns segments")
+            for row in report.rows
+        ],
+        "hops": [
+            fields(row, "depth comm wakeups time=total_ns")
+            | {"own": {doing.name.lower(): ns for doing, ns in row.own_ns.items()}}
+            for row in report.hops
+        ],
         **fields(report, "runnable_samples=rivals summed_at_most=summed_ns preempted=preempted_ns losses"),
     }
-
-
-def _row(row: PathRow) -> dict[str, Any]:
-    doing = {"comm": row.comm, "doing": row.doing.name.lower()}
-    return doing | fields(row, "class=wait_class function time=ns segments")
-
-
-def _hop(row: HopRow) -> dict[str, Any]:
-    own = {doing.name.lower(): ns for doing, ns in row.own_ns.items()}
-    return fields(row, "depth comm wakeups time=total_ns") | {"own": own}
 
 
 def render(report: PathReport, style: Style, limit: int | None) -> Iterator[str]:

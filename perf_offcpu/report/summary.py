@@ -24,7 +24,7 @@ from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I32, Bool, distinct
+from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns
@@ -153,8 +153,8 @@ def summarize(
     chosen_events = [profile.evsels[row] for row in rows.tolist()]
     chosen = np.isin(profile.samples.evsel, rows)
     subject = profile.select(chosen)
-    beside_row = _beside(profile, rows)
     table = _event_table(profile)
+    beside_row = min(set(table) - set(rows.tolist()), default=-1)
     waits, holders = classify(subject), holders_of(subject)
     threads, more_threads = _threads(profile, chosen, waits, beside_row, limits.threads)
     stacks, more_stacks = _stacks(subject, waits, limits.stacks)
@@ -206,13 +206,6 @@ def _event_table(profile: Profile) -> dict[int, EventRow]:
     }
 
 
-def _beside(profile: Profile, chosen: I32) -> int:
-    """Return the first event with samples that is not chosen; -1 without such an event."""
-    evsels = profile.samples.evsel
-    others = distinct(evsels[(evsels >= 0) & ~np.isin(evsels, chosen)])
-    return int(others[0]) if len(others) else -1
-
-
 def _threads(
     profile: Profile, chosen: Bool, waits: Waits, beside_row: int, limit: int | None
 ) -> tuple[list[ThreadRow], tuple[int, int]]:
@@ -221,8 +214,7 @@ def _threads(
     first, group_of = group(samples.tid, samples.pid, samples.comm)
     own = totals_of(samples, group_of, len(first), None if chosen.all() else chosen)
     other = totals_of(samples, group_of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
-    used = np.array([bool(a.count or b.count) for a, b in zip(own, other, strict=True)], np.bool_)
-    rows = np.flatnonzero(used)
+    rows = np.flatnonzero([bool(a.count or b.count) for a, b in zip(own, other, strict=True)])
     weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, other))
     kept, cut = heaviest(weight, limit, beside_weight)
     rows = rows[kept]
@@ -274,26 +266,21 @@ def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
     return {cause: count for cause, count in notes.items() if count}
 
 
-@frozen
-class Head:
-    """The head of a page."""
-
-    sentences: tuple[str, ...] = ()  # deadlocks, then the verdict; none without waits
-    idle: frozenset[tuple[int, int]] = frozenset()  # (pid, tid) of idle threads
-
-
 def head_of(
     profile: Profile, events: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = (), whole_lives: bool = True
-) -> Head:
-    """Return the head of a page about a profile; arguments are those of `summarize`."""
+) -> tuple[tuple[str, ...], frozenset[tuple[int, int]]]:
+    """Return the head of a page about a profile: sentences, and the (pid, tid) of idle threads.
+
+    The sentences are deadlocks, then the verdict; none without waits. Arguments are those of `summarize`.
+    """
     rows = event_rows(profile, events)
     chosen = np.isin(profile.samples.evsel, rows)
     subject = profile.select(chosen)
     if not shows_waits(subject, [profile.evsels[row] for row in rows.tolist()]):
-        return Head()
+        return (), frozenset()
     lost = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
     waits, holders = classify(subject), holders_of(subject)
     deadlocks = map(sentence_of, deadlocks_of(subject, waits, holders))
     verdict = verdict_of(profile, chosen, subject, waits, holders, lost, options=options, whole_lives=whole_lives)
     sentences = (*deadlocks, *(lines_of(verdict, profile.meta) if verdict else ()))
-    return Head(sentences, frozenset(_reasons(profile, chosen, waits) if whole_lives else ()))
+    return sentences, frozenset(_reasons(profile, chosen, waits) if whole_lives else ())

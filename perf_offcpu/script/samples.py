@@ -89,7 +89,9 @@ class _Printer:
         self._has_stack = np.array([*(stacks and _has_callchain(evsel) for evsel in evsels), True])
         self._has_stack[distinct(profile.samples.evsel[profile.is_offcpu()])] |= stacks
         self._has_frames = np.array([*(self._with_frames and self._shows_frames(evsel) for evsel in evsels), True])
-        self._has_period = np.array([*(self._shows_period(evsel) for evsel in evsels), False])
+        # By default not of tracepoints, where it is mostly 1.
+        shows_period = (not _is_tracepoint(evsel) or "period" in self._fields.asked for evsel in evsels)
+        self._has_period = np.array([*shows_period, False])
         width = max((len(evsel.name) for evsel in evsels), default=0)
         self._events = [*(f"{printable(evsel.name):>{width}}: " for evsel in evsels), ""]
         self._with_cpus = "cpu" in self._fields.asked or _all_have_cpus(profile)
@@ -109,7 +111,7 @@ class _Printer:
         if has("pid", "tid"):
             yield self._ids(samples)
         if has("cpu") and self._with_cpus:
-            yield format_distinct(samples.cpu, _cpu)
+            yield format_distinct(samples.cpu, lambda cpu: f"[{cpu:03}] " if cpu >= 0 else f"[{UNKNOWN_VALUE:>3}] ")
         if has("time"):
             yield format_times(samples.time_ns, self._digits, ": ")
         if has("period"):
@@ -143,10 +145,6 @@ class _Printer:
         if not _is_tracepoint(evsel) or not self._fields.asked.isdisjoint(FRAME_FIELDS):
             return True
         return any(_is_tracepoint(other) and _has_callchain(other) for other in self._profile.evsels)
-
-    def _shows_period(self, evsel: Evsel) -> bool:
-        """Return True if an event's period shows: by default not of tracepoints, where it is mostly 1."""
-        return not _is_tracepoint(evsel) or "period" in self._fields.asked
 
     def _cgroup(self, cgroup: int) -> str:
         path = self._profile.cgroups.get(cgroup)
@@ -185,10 +183,6 @@ def _all_have_cpus(profile: Profile) -> bool:
     sampled = samples.evsel[samples.evsel >= 0]
     with_cpu = samples.evsel[(samples.evsel >= 0) & (samples.cpu >= 0)]
     return len(with_cpu) > 0 and np.array_equal(distinct(sampled), distinct(with_cpu))
-
-
-def _cpu(cpu: int) -> str:
-    return f"[{cpu:03}] " if cpu >= 0 else f"[{UNKNOWN_VALUE:>3}] "
 
 
 def _pid_and_tid(pair: int) -> str:

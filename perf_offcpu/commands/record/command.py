@@ -177,29 +177,21 @@ class LiveLine:
         poll.register(self._out, select.POLLOUT)
         if not poll.poll(0):
             return
-        text = f"recording {progress}"
-        self._write(f"{_CLEAR}{text[: self._width() - 1]}")
+        width = _DEFAULT_WIDTH
+        with contextlib.suppress(OSError):
+            width = os.get_terminal_size(self._out.fileno()).columns or width
+        print(f"{_CLEAR}{f'recording {progress}'[: width - 1]}", end="", file=self._out, flush=True)
         self._shown = True
 
     def say(self, text: str) -> None:
         """Print a lasting line."""
         self._clear()
-        self._write(f"{text}\n")
+        print(text, file=self._out, flush=True)
 
     def _clear(self) -> None:
         if self._shown:
-            self._write(_CLEAR)
-            self._shown = False
-
-    def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
-
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._out.fileno()).columns or _DEFAULT_WIDTH
-        except OSError:
-            return _DEFAULT_WIDTH
+            print(_CLEAR, end="", file=self._out, flush=True)
+        self._shown = False
 
     def __enter__(self) -> Self:
         return self

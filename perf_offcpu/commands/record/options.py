@@ -24,7 +24,6 @@ from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
 from perf_offcpu.commands.shared.parsers import duration_s
 from perf_offcpu.commands.shared.streams import stdout_is_closed
 from perf_offcpu.errors import UsageError
-from perf_offcpu.structs import frozen
 from perf_offcpu.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         cpus=args.cpu,
         groups=args.cgroup,
     )
-    call_graph = choose_call_graph(args.call_graph, args.no_stack_bytes, target, command)
+    stack_bytes = choose_stack_bytes(args.call_graph, args.no_stack_bytes, target, command)
     period, period_ns = args.off_cpu_period, 0
     if period is not None:
         period_ns = parse_time("--off-cpu-period", period, "ms", LEAST_PERIOD, _LONGEST)
@@ -86,8 +85,8 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         frequency_hz=_frequency(args.freq),
         period=_at_least("-c", 1, args.count) if args.count is not None else 0,
         kernel_stacks=args.kernel_callchains,
-        deferred_stacks=call_graph.deferred,
-        stack_bytes=call_graph.stack_bytes,
+        deferred_stacks=args.call_graph == "fp,defer",
+        stack_bytes=stack_bytes,
         short_waits=ShortWaits(args.short_waits),
         min_block_ns=parse_time("--min-block", args.min_block, "us"),
         max_rate=_at_least("--max-rate", 10, args.max_rate, _MOST_RATE) if args.max_rate else 0,
@@ -189,29 +188,24 @@ _MAX_FILES: Final = 64
 _MAX_PIDS: Final = 16
 
 
-@frozen
-class CallGraph:
-    """The way in which user stacks are taken."""
+def choose_stack_bytes(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> int:
+    """Return the size of copies of user stacks; 0: they are walked along frame pointers.
 
-    stack_bytes: int = 0  # size of the copy; 0: they are walked along frame pointers
-    deferred: bool = False  # walk them when the thread returns to user mode, where the kernel can do that
-
-
-def choose_call_graph(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> CallGraph:
-    """Decide how user stacks are taken, by the value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES."""
+    `text`: the value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
+    """
     method, comma, size = text.partition(",")
     if text in ("fp", "fp,defer"):
-        return CallGraph(deferred=bool(comma))
+        return 0
     if method == "cfi":
         if no_bytes:
             raise UsageError(f"--call-graph {text} and --no-stack-bytes contradict each other: choose one")
         if not _can_unwind():
             raise UsageError(f"--call-graph {text}: not on this machine ({platform.machine()}): use fp")
-        return CallGraph(_stack_bytes(size) if comma else DEFAULT_BYTES)
+        return _stack_bytes(size) if comma else DEFAULT_BYTES
     if text != "auto":
         raise UsageError(f"--call-graph {text}: known are auto, fp, fp,defer and cfi[,BYTES]")
     copied = not no_bytes and _can_unwind() and lacks_frame_pointers(target, command)
-    return CallGraph(DEFAULT_BYTES if copied else 0)
+    return DEFAULT_BYTES if copied else 0
 
 
 def _can_unwind() -> bool:

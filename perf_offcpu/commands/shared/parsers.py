@@ -12,6 +12,7 @@ An option without a metavar is a switch. A line without a leading dash continues
 """
 
 import argparse
+import functools
 import importlib
 import os
 import re
@@ -59,7 +60,8 @@ class Parser(argparse.ArgumentParser):
         self.dashed_values = dashed_values or {}
         options["description"] = textwrap.fill(options.get("description") or "", 100)
         options.setdefault("allow_abbrev", False)
-        options.setdefault("formatter_class", _formatter)
+        width = columns() - 2
+        options.setdefault("formatter_class", functools.partial(argparse.RawDescriptionHelpFormatter, width=width))
         self._words: list[str] = []
         super().__init__(**options)
 
@@ -117,10 +119,6 @@ def accept_without_effect(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add perf's options that request the default behaviour of the verb, hidden from the help."""
     names = _WITHOUT_EFFECT[verb].split()
     parser.add_argument(*names, action="store_true", dest="_without_effect", help=argparse.SUPPRESS)
-
-
-def _formatter(*, prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, width=columns() - 2)
 
 
 def load_verb(verb: str) -> ModuleType:

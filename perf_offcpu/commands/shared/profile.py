@@ -285,8 +285,9 @@ def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> O
     kept, path = kept_options(args), bool(getattr(args, "critical_path", False))
     if path:  # next to the path are all threads
         kept = [(option, value) for option, value in kept if option not in _OF_PATH]
-    head = head_of(profile, split_list(args.event), options=kept, whole_lives=path or whole_lives(args))
+    lives = path or whole_lives(args)
+    sentences, idle = head_of(profile, split_list(args.event), options=kept, whole_lives=lives)
     switches = {"--no-prefix": args.no_prefix, "--apart": args.apart, "--from-start": args.from_start}
     words = [word for option in kept for word in option] + [name for name, given in switches.items() if given]
     words += [word for class_name in args.wait_class or () for word in ("--class", class_name)]
-    return dataclasses.replace(options, sentences=head.sentences, selected=tuple(words), idle=head.idle)
+    return dataclasses.replace(options, sentences=sentences, selected=tuple(words), idle=idle)

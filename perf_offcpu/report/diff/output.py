@@ -112,7 +112,7 @@ class _Text:
             return say.amount(value, self.comparison.unit, self.style)
 
         yield column(f"Change {self.rate_unit}", self._cell)
-        yield column("Change", _percent, 3)
+        yield column("Change", lambda row: f"{100 * row.change / row.before:+.1f}%" if row.before else "new", 3)
         yield column("Noise", lambda row: self.rate(row.noise), 4)
         yield column("Before", lambda row: self.rate(row.before))
         yield column("Now", lambda row: self.rate(row.after))
@@ -160,10 +160,6 @@ class _Text:
 
     def _changes(self, rows: Cut) -> str:
         return f"{self.change(rows.grown)} and {self.change(rows.shrunk)} {self.rate_unit} of {self._both(rows)}"
-
-
-def _percent(row: Row) -> str:
-    return f"{100 * row.change / row.before:+.1f}%" if row.before else "new"
 
 
 def _colour(row: Row) -> str:

@@ -56,8 +56,11 @@ def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff:
     worse, better = ([row for row in costs if (row.change > 0) == up][:_CAUSES] for up in (True, False))
     old, new = comparison.old, comparison.new
     lost, new_lost = (sum(cause.is_loss for cause in side.profile.losses) for side in (old, new))
+    kept = [word for pair in options if pair[0] != "--class" or not costs for word in pair]
+    narrowed = ["--class", costs[0].values[0]] if costs else []
+    words = ["perf-offcpu", "convert", "--flamegraph", "--diff", diff, *kept, *narrowed]
     comms = {row.number: _comms(comparison, row.number) for row in (*worse, *better)}
-    return Verdict(worse, better, (_idle(old), _idle(new)), (lost, new_lost), comms, _command(costs, options, diff))
+    return Verdict(worse, better, (_idle(old), _idle(new)), (lost, new_lost), comms, shlex.join(words))
 
 
 def _idle(side: Side) -> Idle:
@@ -78,12 +81,6 @@ def _comms(comparison: Comparison, number: int) -> list[str]:
             label = thread_label(side.subject.strings[comm])
             weights[label] = weights.get(label, 0.0) + weight * side.scale
     return sorted(weights, key=lambda label: -weights[label])
-
-
-def _command(costs: Sequence[Row], options: Sequence[tuple[str, str]], diff: str) -> str:
-    kept = [word for pair in options if pair[0] != "--class" or not costs for word in pair]
-    narrowed = ["--class", costs[0].values[0]] if costs else []
-    return shlex.join(["perf-offcpu", "convert", "--flamegraph", "--diff", diff, *kept, *narrowed])
 
 
 def sentences_of(comparison: Comparison, verdict: Verdict) -> list[str]:
