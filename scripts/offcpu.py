@@ -40,7 +40,7 @@ try:
 
     if importlib.util.find_spec("elftools") is None:  # imported later, for files that are not in the cache
         raise ImportError(name="elftools")
-    from perf_offcpu.perf_script import handler as perf_script
+    from perf_offcpu import perf_script
 except ImportError as problem:
     sys.exit(
         f"offcpu.py: Python {sys.version_info.major}.{sys.version_info.minor} of this perf cannot import "

@@ -113,19 +113,10 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
     return replace(config, record=(*_defaults(config.record), *config.record))
 
 
-_TAKEN: Final = {
-    "output": "-o",
-    "switch_output": "--switch-output",
-    "duration": "--duration",
-    "off_cpu_period": "--off-cpu-period",
-    "max_rate": "--max-rate",
-    "until_exit": "--until-exit",
-    "ready_fd": "--ready-fd",
-    "control": "--control",
-    "buildid_cache": "--buildid-cache",
-    "switch_max_files": "--switch-max-files",
-    "quiet": "-q",
-}
+_TAKEN: Final = (
+    "output switch_output duration off_cpu_period max_rate until_exit ready_fd control buildid_cache "
+    "switch_max_files quiet"
+).split()
 """Options of record that the agent sets itself."""
 
 
@@ -143,8 +134,9 @@ def _defaults(words: tuple[str, ...]) -> list[str]:
 
     parser = make_parsers(("record",))[1]["record"]
     usual, args = vars(parser.parse_args([])), vars(parser.parse_args(parser.attached(words)))
-    for name, option in _TAKEN.items():
+    for name in _TAKEN:
         if args[name] != usual[name]:
+            option = {"output": "-o", "quiet": "-q"}.get(name, f"--{name.replace('_', '-')}")
             raise UsageError(f"after --: {option} is the agent's own")
     if args["off_cpu_thresh"] != usual["off_cpu_thresh"]:
         raise UsageError("after --: --off-cpu-thresh does not go with --off-cpu-period")

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.commands.shared.inputs import RECORDING, add_one_input, check_ownership, note_cut
+from perf_offcpu.commands.shared.files import RECORDING, NamedFile, add_one_input, check_ownership, note_cut
 from perf_offcpu.commands.shared.parsers import add_options
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import FormatError, UsageError
@@ -82,7 +82,6 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver, TarStore
     from perf_offcpu.cache import DiskCache
-    from perf_offcpu.commands.shared.output import NamedFile
     from perf_offcpu.perfdata.write.output import AtomicFile
     from perf_offcpu.symbolize.load import load_unwound
     from perf_offcpu.symbolize.options import SymbolizeOptions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args
-from perf_offcpu.commands.shared.output import STDOUT, check_distinct, open_output
+from perf_offcpu.commands.shared.files import STDOUT, check_distinct, open_output
 from perf_offcpu.commands.shared.parquet import write_dataset
 from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.profile import (

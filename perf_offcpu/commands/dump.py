@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership, note_cut
+from perf_offcpu.commands.shared.files import add_one_input, check_ownership, note_cut
 
 EXAMPLES = """examples:
   perf-offcpu dump | less                               what is in perf.data

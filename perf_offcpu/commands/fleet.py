@@ -11,15 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.commands.shared.output import open_output
+from perf_offcpu.commands.shared.files import open_output
 from perf_offcpu.commands.shared.parsers import LIST, Parser, add_options
-from perf_offcpu.commands.shared.printing import (
-    limit_from_args,
-    print_json,
-    print_view,
-    terminal_style,
-    write_lines,
-)
+from perf_offcpu.commands.shared.printing import limit_from_args, print_json, print_view, terminal_style, write_lines
 from perf_offcpu.commands.shared.profile import IDLE, IDLE_CHOICES, known_words, split_list, split_words
 from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
@@ -130,7 +124,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select samples."""
     group = parser.add_argument_group("selection", "lists are separated by commas")
     lists = dict.fromkeys(("host", "label", "event", "comm", "object", "container"), LIST)
     lists["class"] = LIST | {"dest": "wait_class"}
@@ -138,7 +131,6 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser, limit: int) -> None:
-    """Add the options of tables on the terminal."""
     group = parser.add_argument_group("output")
     unit = {"choices": UNITS, "default": "ms"}
     add_options(group, _TABLES.format(limit=limit), unit=unit, limit={"type": int})
@@ -180,7 +172,6 @@ def _tables(args: argparse.Namespace) -> Tables:
 
 
 def _selected(args: argparse.Namespace) -> Selected:
-    """Return the selected samples of the dataset."""
     from perf_offcpu.fleet.queries import select
 
     selection = _selection(args, time.time_ns())  # first: it may be wrong

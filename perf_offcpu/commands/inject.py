@@ -6,8 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from perf_offcpu.commands.shared.inputs import add_one_input, check_ownership, note_cut
-from perf_offcpu.commands.shared.output import STDOUT, check_distinct, write_recording
+from perf_offcpu.commands.shared import files
 from perf_offcpu.commands.shared.parsers import add_options
 from perf_offcpu.errors import UsageError
 
@@ -45,8 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Everything else is copied.",
         epilog=_EPILOG,
     )
-    add_one_input(parser)
-    add_options(parser, _OPTIONS, output={"default": STDOUT})
+    files.add_one_input(parser)
+    add_options(parser, _OPTIONS, output={"default": files.STDOUT})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.losses import CUT, by_text
     from perf_offcpu.objects.search import Search
 
-    check_ownership(args.input, args.force)
-    check_distinct([args.input], args.output)
+    files.check_ownership(args.input, args.force)
+    files.check_distinct([args.input], args.output)
     options = RewriteOptions(
         retype=not args.no_retype,
         merge=not args.no_merge_callchains,
-        pipe=args.output == STDOUT,
+        pipe=args.output == files.STDOUT,
         compress=args.compress,
         switches=args.switches,
         keep_stacks=args.keep_stack_bytes,
@@ -71,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if options.pipe and options.compress:
         raise UsageError("-z: perf compresses files, not pipes: name a file with -o, or pipe through zstd")
 
-    done = write_recording(args.output, lambda fd, name: rewrite(args.input, fd, name, options))
-    note_cut(args, args.input, done.losses)
+    done = files.write_recording(args.output, lambda fd, name: rewrite(args.input, fd, name, options))
+    files.note_cut(args, args.input, done.losses)
     if args.verbose:
         added = f"{done.waits} waits between context switches added, " if args.switches else ""
         print(

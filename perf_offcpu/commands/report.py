@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args, serial_from_args
-from perf_offcpu.commands.shared.output import check_distinct, open_output
+from perf_offcpu.commands.shared.files import check_distinct, open_output
 from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options
 from perf_offcpu.commands.shared.printing import limit_from_args, print_lines, print_view, terminal_style
 from perf_offcpu.commands.shared.profile import (
@@ -111,7 +111,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose a view, its tables and its form."""
     order = {"nargs": "?", "type": _order, "const": "caller", "choices": _ORDERS, "default": "caller"}
     same = {"action": "store_const", "dest": "call_graph"}
     add_options(
@@ -147,14 +146,12 @@ def parse_keys(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-    """Return the rows of each table."""
     from perf_offcpu.report.summary import Limits
 
     return Limits(*(limit_from_args(args, rows) for rows in (_THREADS, _STACKS, _GROUPS)))
 
 
 def _style(args: argparse.Namespace) -> Style:
-    """Return the style of the tables and stacks."""
     return terminal_style(args, leaf_first=args.call_graph == "callee", stacks=args.call_graph != "none")
 
 
@@ -198,7 +195,6 @@ def _summary(args: argparse.Namespace) -> int:
 
 
 def _page(args: argparse.Namespace) -> int:
-    """Write the page and return the exit status."""
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.convert.registry import FORMATS, Options
 

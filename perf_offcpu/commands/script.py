@@ -8,7 +8,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from perf_offcpu.commands.shared.output import STDOUT, open_output
+from perf_offcpu.commands.shared.files import STDOUT, open_output
 from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
@@ -93,7 +93,6 @@ def _profile(args: argparse.Namespace) -> Profile:
 
 
 def _describe_fields() -> str:
-    """Return the fields and their meanings for the help."""
     lines, fields = [f"fields (default: {','.join(DEFAULT_FIELDS)}):"], PERF_FIELDS | OWN_FIELDS
     width = max(map(len, fields))
     for name, meaning in fields.items():

@@ -149,7 +149,6 @@ def _sampled(
 def _rows(
     profile: Profile, table: WaitTable, parallelism: Parallelism, rows: I64, track: I64, weight: I64, alone: I64
 ) -> list[SerialRow]:
-    """Return the rows, the heaviest first."""
     cpu_waits = CpuWaits(profile, table.tracks)
     names, function = functions_of(profile, rows)
     sums: dict[tuple[str, str], list[int]] = {}

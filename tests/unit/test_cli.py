@@ -193,19 +193,12 @@ def closing(redirection: str, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["report", "-f", "-i", str(DEMO)],
-        ["script", "-f", "-F", "comm", "-i", str(DEMO)],
-        ["dump", "-f", "-i", str(DEMO)],
-        ["convert", "-f", "--folded", "-o", "-", "-i", str(DEMO)],
-        ["convert", "-f", "--pprof", "-o", "-", "-i", str(DEMO)],
-        ["inject", "-f", "-o", "-", "-i", str(DEMO)],
-        ["completion", "bash"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
+@pytest.mark.parametrize("arguments", [
+    ["report", "-f", "-i", str(DEMO)], ["script", "-f", "-F", "comm", "-i", str(DEMO)],
+    ["dump", "-f", "-i", str(DEMO)], ["convert", "-f", "--folded", "-o", "-", "-i", str(DEMO)],
+    ["convert", "-f", "--pprof", "-o", "-", "-i", str(DEMO)], ["inject", "-f", "-o", "-", "-i", str(DEMO)],
+    ["completion", "bash"],
+], ids=lambda arguments: arguments[0])  # fmt: skip
 def test_closed_standard_output_is_one_sentence(arguments: list[str]) -> None:
     done = closing(">&-", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
@@ -227,14 +220,11 @@ def run_on(recording: Path, line: str, directory: Path) -> int:
     return cli.main([words[0], "-f", *words[1:], *([] if "-i" in words else ["-i", str(recording)])])
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("report", "report --json", "report --locks", "report --html OUT", "report --diff CUT -i SOUND"),
-        *("script", "script --header-only", "dump", "inject -o OUT", "convert --folded -o OUT"),
-        *("convert --perfetto -o OUT", "convert --parquet OUT -i CUT -i SOUND"),
-    ],
-)
+@pytest.mark.parametrize("line", [
+    *("report", "report --json", "report --locks", "report --html OUT", "report --diff CUT -i SOUND"),
+    *("script", "script --header-only", "dump", "inject -o OUT", "convert --folded -o OUT"),
+    *("convert --perfetto -o OUT", "convert --parquet OUT -i CUT -i SOUND"),
+])  # fmt: skip
 def test_a_cut_recording_is_said_first_and_read_as_far_as_it_goes(
     line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

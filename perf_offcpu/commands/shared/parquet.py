@@ -62,7 +62,6 @@ def _jobs(args: argparse.Namespace) -> int:
 
 
 def _labels(args: argparse.Namespace) -> dict[str, str]:
-    """Return the labels of the hosts."""
     from perf_offcpu.agent.config import parse_label
 
     return dict(map(parse_label, args.label))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
-from perf_offcpu.commands.shared.inputs import FORCE, RECORDING, check_ownership, note_cut
+from perf_offcpu.commands.shared.files import FORCE, RECORDING, check_ownership, note_cut
 from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import parse_time

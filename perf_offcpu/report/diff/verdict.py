@@ -148,7 +148,6 @@ def _losses(verdict: Verdict) -> str:
 
 
 def _signed(ns: float) -> str:
-    """Return a change of time with its sign."""
     return f"{'-' if ns < 0 else '+'}{_time(abs(ns))}"
 
 

@@ -15,7 +15,7 @@ import pytest
 from builders.refused import output, refused
 
 from perf_offcpu.cli import main
-from perf_offcpu.commands.shared.output import open_output
+from perf_offcpu.commands.shared.files import open_output
 from perf_offcpu.convert.registry import FORMATS
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -83,21 +83,17 @@ def test_an_empty_selection_is_reported(recording: Path, capsys: pytest.CaptureF
     assert err.startswith("perf-offcpu: no comm nobody in the recording, which has ")
 
 
-@pytest.mark.parametrize(
-    ("argv", "status", "message"),
-    [
-        ([], 129, "one of the arguments --html --folded "),
-        (["--folded", "--flamegraph"], 129, "not allowed with argument"),
-        (["--folded", "--title", "x"], 129, "--title means nothing to --folded"),
-        (["--folded", "--pid", "1,x"], 129, "--pid: 'x' is not a number"),
-        (["--folded", "--event", "x"], 129, "no event 'x' in perf.data (its events: cpu-clock, offcpu-time)"),
-        (["--folded", "-o", "perf.data"], 129, "perf.data: input and output are the same file"),
-        (["--folded", "-o", "no/such/place"], 1, "no/such/place: No such file or directory"),
-        (["--folded", "-i", "missing"], 1, "missing: "),
-        (["--folded", "-i", "/dev/null"], 1, "/dev/null: "),
-        (["--folded", "--kallsyms", "missing"], 129, "missing"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "status", "message"), [
+    ([], 129, "one of the arguments --html --folded "),
+    (["--folded", "--flamegraph"], 129, "not allowed with argument"),
+    (["--folded", "--title", "x"], 129, "--title means nothing to --folded"),
+    (["--folded", "--pid", "1,x"], 129, "--pid: 'x' is not a number"),
+    (["--folded", "--event", "x"], 129, "no event 'x' in perf.data (its events: cpu-clock, offcpu-time)"),
+    (["--folded", "-o", "perf.data"], 129, "perf.data: input and output are the same file"),
+    (["--folded", "-o", "no/such/place"], 1, "no/such/place: No such file or directory"),
+    (["--folded", "-i", "missing"], 1, "missing: "), (["--folded", "-i", "/dev/null"], 1, "/dev/null: "),
+    (["--folded", "--kallsyms", "missing"], 129, "missing"),
+])  # fmt: skip
 def test_errors(
     recording: Path, capsys: pytest.CaptureFixture[str], argv: list[str], status: int, message: str
 ) -> None:
@@ -169,16 +165,13 @@ def test_two_weights_where_an_older_recording_is_compared_with(
     assert weights and all(old == new and int(old) for old, new in weights)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--callgraph", "png"], "invalid choice: 'png'"),
-        (["--callgraph", "json", "--svg"], "--svg draws what --callgraph dot writes, not json"),
-        (["--callgraph", "--min-share", "101"], "--min-share: 101 is no percentage"),
-        (["--folded", "--min-share", "1"], "--min-share means nothing to --folded"),
-        (["--pprof", "--diff", "perf.data"], "--diff: --pprof does not compare recordings"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--callgraph", "png"], "invalid choice: 'png'"),
+    (["--callgraph", "json", "--svg"], "--svg draws what --callgraph dot writes, not json"),
+    (["--callgraph", "--min-share", "101"], "--min-share: 101 is no percentage"),
+    (["--folded", "--min-share", "1"], "--min-share means nothing to --folded"),
+    (["--pprof", "--diff", "perf.data"], "--diff: --pprof does not compare recordings"),
+])  # fmt: skip
 def test_wrong_use_of_options(
     recording: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:

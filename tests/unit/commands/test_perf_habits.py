@@ -55,9 +55,3 @@ def test_inject_writes_to_standard_output_as_perfs() -> None:
 ])  # fmt: skip
 def test_what_does_not_exist_here(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(capsys, *line.split())
-
-
-def test_an_unknown_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unrecognized arguments: --nonsense (see 'perf-offcpu report --help')" in refused(
-        capsys, "report", "--nonsense"
-    )

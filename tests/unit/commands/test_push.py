@@ -100,18 +100,14 @@ def test_nothing_selected() -> None:
     assert "no wait was selected: nothing was pushed" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ([], "the following arguments are required: TARGET"),
-        (["host"], "'host' is not a push target"),
-        (["otlp=http://a", "otlp=http://a/"], "otlp=http://a: given twice"),
-        (["otlp=http://a", "--label", "service"], "--label 'service': NAME=VALUE is expected"),
-        (["otlp=http://a", "--label", "a=1", "--label", "a=2"], "--label a: given twice"),
-        (["otlp=http://a", "parca=http://a", "--push-header-file", "x"], "for which target?"),
-        (["otlp=http://a", "--push-header-file", "parca=x"], "there is no target parca"),
-    ],
-)
+@pytest.mark.parametrize(("words", "reason"), [
+    ([], "the following arguments are required: TARGET"), (["host"], "'host' is not a push target"),
+    (["otlp=http://a", "otlp=http://a/"], "otlp=http://a: given twice"),
+    (["otlp=http://a", "--label", "service"], "--label 'service': NAME=VALUE is expected"),
+    (["otlp=http://a", "--label", "a=1", "--label", "a=2"], "--label a: given twice"),
+    (["otlp=http://a", "parca=http://a", "--push-header-file", "x"], "for which target?"),
+    (["otlp=http://a", "--push-header-file", "parca=x"], "there is no target parca"),
+])  # fmt: skip
 def test_wrong_usage(words: list[str], reason: str) -> None:
     done = push(*words, status=129)
     assert reason in done.stderr and done.stderr.count("\n") == 1

@@ -49,19 +49,10 @@ def test_every_other_option() -> None:
     assert (found.threshold_ns, found.min_block_ns) == (250_000, 7_000)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("-c", "0"),
-        ("-F", "0"),
-        ("-F", "x"),
-        ("-r", "-1"),
-        ("-o", "-", "-z"),
-        ("--compression-level", "23"),
-        ("--switch-max-files", "3"),
-        ("--call-graph", "lbr"),
-    ],
-)
+@pytest.mark.parametrize("argv", [
+    ("-c", "0"), ("-F", "0"), ("-F", "x"), ("-r", "-1"), ("-o", "-", "-z"), ("--compression-level", "23"),
+    ("--switch-max-files", "3"), ("--call-graph", "lbr"),
+])  # fmt: skip
 def test_impossible_values_name_the_option(argv: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as problem:
         options(*argv)
@@ -103,17 +94,10 @@ def test_how_user_stacks_are_taken(argv: tuple[str, ...], stack_bytes: int) -> N
     assert options(*argv).stack_bytes == stack_bytes
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("--call-graph", "dwarf"),
-        ("--call-graph", "fp,4096"),
-        ("--call-graph", "cfi,"),
-        ("--call-graph", "cfi,100"),
-        ("--call-graph", "cfi,32769"),
-        ("--call-graph", "cfi", "--no-stack-bytes"),
-    ],
-)
+@pytest.mark.parametrize("argv", [
+    ("--call-graph", "dwarf"), ("--call-graph", "fp,4096"), ("--call-graph", "cfi,"), ("--call-graph", "cfi,100"),
+    ("--call-graph", "cfi,32769"), ("--call-graph", "cfi", "--no-stack-bytes"),
+])  # fmt: skip
 def test_other_ways_are_refused(argv: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="--call-graph"):
         options(*argv)

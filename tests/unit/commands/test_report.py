@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import terminal
-from builders.refused import output, refused
+from builders.refused import refused
 
 from perf_offcpu.cli import main
 
@@ -51,8 +51,10 @@ def test_units_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(report(capsys, "--json"))
     assert document["subject"]["weight"] == 1610900175
-    assert sum(row["weight"] for row in document["threads"]) == 1610900175
-    assert sum(row["weight"] for row in document["stacks"]) == 1610900175
+    buckets = document["histogram"]["buckets"]
+    for rows in (document["threads"], document["stacks"], buckets):
+        assert sum(row["weight"] for row in rows) == 1610900175
+    assert sum(bucket["count"] for bucket in buckets) == 108 and document["histogram"]["sums"]["samples"] == 0
     assert len(json.loads(report(capsys, "--json", "--limit", "3"))["threads"]) == 3
 
 
@@ -110,11 +112,10 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
 
 
 def test_the_summary_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["report", "-f", "-i", RECORDING]
-    shown = output(capsys, *options, "--summary").splitlines()
-    whole = output(capsys, *options).splitlines()
+    shown, whole = report(capsys, "--summary").splitlines(), report(capsys).splitlines()
     assert [f"# {line}".rstrip() for line in shown] == whole[: len(shown)] and shown[-1].startswith("Next: ")
-    assert "of which there are none here" in refused(capsys, *options, "--summary", "--no-verdict")
+    wrong = ("report", "-f", "-i", RECORDING, "--summary", "--no-verdict")
+    assert "of which there are none here" in refused(capsys, *wrong)
 
 
 def test_sorted_by_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,12 +133,6 @@ def test_budgets_are_of_whole_lives(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(report(capsys, "--json", "--comm", "reader"))["budget"]["derived"] is True
     for part in (["--time", "0%-50%"], ["--class", "other"], ["--min-dur", "1"], ["--event", "cpu-clock"]):
         assert json.loads(report(capsys, "--json", *part))["budget"] is None
-
-
-def test_the_histogram_is_of_all_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    lengths = json.loads(report(capsys, "--json"))["histogram"]
-    assert sum(one["count"] for one in lengths["buckets"]) == 108 and lengths["sums"]["samples"] == 0
-    assert sum(one["weight"] for one in lengths["buckets"]) == 1610900175
 
 
 WORK = """

@@ -59,16 +59,12 @@ def test_load_takes_several(runs: list[str]) -> None:
     assert both.samples.pid.max() > 10_000_000
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["report", "-i", "run1.data", "-i", "run1.data"], "-i run1.data: the same recording is given twice"),
-        (["inject", "-i", "run1.data", "-i", "run2.data", "-o", "x"], "-i is given twice: one recording is read"),
-        (["archive", "-i", "run1.data", "-i", "run2.data"], "-i is given twice: one recording is read"),
-        (["dump", "-i", "run1.data", "--input=run2.data"], "-i is given twice: one recording is read"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["report", "-i", "run1.data", "-i", "run1.data"], "-i run1.data: the same recording is given twice"),
+    (["inject", "-i", "run1.data", "-i", "run2.data", "-o", "x"], "-i is given twice: one recording is read"),
+    (["archive", "-i", "run1.data", "-i", "run2.data"], "-i is given twice: one recording is read"),
+    (["dump", "-i", "run1.data", "--input=run2.data"], "-i is given twice: one recording is read"),
+], ids=lambda value: value[0] if isinstance(value, list) else '')  # fmt: skip
 def test_what_is_refused(words: list[str], sentence: str, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(capsys, *words)
     assert not Path("x").exists()

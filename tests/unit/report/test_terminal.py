@@ -65,11 +65,6 @@ def test_leaf_first_units_and_limits() -> None:
     assert "# and 2 more stacks: 8000.000 us (8000000 ns)" in shown
 
 
-def test_nothing_lost_is_said() -> None:
-    builder = ProfileBuilder().sample("a", ["f"], 5)
-    assert lines(builder.build())[-1] == "# Nothing was lost."
-
-
 def test_stacks_that_are_not_over_are_marked() -> None:
     builder = ProfileBuilder().sample("a", ["main", "stuck"], 7, flags=SampleFlag.STILL_BLOCKED)
     builder.sample("a", ["main", "stuck"], 5).sample("a", ["main", "over"], 3)

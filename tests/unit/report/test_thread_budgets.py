@@ -7,7 +7,7 @@ from builders.profile import ProfileBuilder
 
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Comms, SampleFlag, Tasks
-from perf_offcpu.report.thread_budgets import BUDGETS_BY, BudgetRow, budget_table
+from perf_offcpu.report.thread_budgets import BUDGETS_BY, BudgetRow, BudgetTable, budget_table
 
 S, D = 1, 2
 
@@ -25,9 +25,15 @@ def waits() -> Profile:
     return profile
 
 
+def budgets(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable:
+    table = budget_table(profile, limit, by)
+    assert table is not None and table.total is not None
+    return table
+
+
 def test_derived_from_waits() -> None:
-    table = budget_table(waits())
-    assert table is not None and table.derived and table.more == 0
+    table = budgets(waits())
+    assert table.derived and table.more == 0
     assert table.rows == [
         BudgetRow("a", 1, 1, 1000, None, 40, {"S": 90, "D": 50, "": 7}, 1000 - 187),
         BudgetRow("b", 1, 2, 400, None, 0, {"S": 20}, 380),
@@ -39,9 +45,7 @@ def test_derived_from_waits() -> None:
 def test_pauses_are_no_time_of_threads() -> None:
     profile = waits()
     profile.meta.parts = ((1000, 1600), (1700, 2000))
-    table = budget_table(profile)
-    assert table is not None
-    assert [row.wall for row in table.rows] == [900, 300], "the second lives from 1500 to 1900"
+    assert [row.wall for row in budgets(profile).rows] == [900, 300], "the second lives from 1500 to 1900"
 
 
 def test_counted_by_the_collector() -> None:
@@ -54,8 +58,8 @@ def test_counted_by_the_collector() -> None:
     )  # fmt: skip
     strings = profile.strings
     profile.comms = Comms.from_rows([(1, 1, 0, strings.intern("first")), (1, 1, 1500, strings.intern("last"))])
-    table = budget_table(profile)
-    assert table is not None and not table.derived
+    table = budgets(profile)
+    assert not table.derived
     assert table.rows == [
         BudgetRow("last", 1, 1, 1000, 600, 50, {"S": 250, "D": 70, "I": 5, "T": 3, "": 1}, 21),
         BudgetRow("", 1, 2, 400, 100, 10, {"S": 290}, 0),
@@ -66,8 +70,8 @@ def test_counted_by_the_collector() -> None:
     )
     for row in table.rows:
         assert (row.running or 0) + row.runnable + sum(row.blocked.values()) + row.unknown == row.wall
-    cut = budget_table(profile, limit=1)
-    assert cut is not None and (len(cut.rows), cut.more) == (1, 2)
+    cut = budgets(profile, limit=1)
+    assert (len(cut.rows), cut.more) == (1, 2)
     assert cut.rest == [BudgetRow("", 1, -1, 1400, 1100, 10, {"S": 290}, 0, threads=2)]
 
 
@@ -82,16 +86,14 @@ def test_budgets_of_a_thread_between_pauses_are_one_row() -> None:
     )  # fmt: skip
     strings = profile.strings
     profile.comms = Comms.from_rows([(1, 1, 0, strings.intern("old")), (1, 1, 1900, strings.intern("new"))])
-    table = budget_table(profile)
-    assert table is not None and table.total is not None
+    table = budgets(profile)
     assert table.rows == [
         BudgetRow("new", 1, 1, 900, 700, 0, {"S": 200}, 0),
         BudgetRow("", 1, 2, 800, 700, 0, {"S": 90}, 10),
         BudgetRow("", 1, 2, 500, 500, 0, {}, 0),
     ]
-    assert (table.total.wall, table.total.threads) == (2200, 3)
-    by_pid = budget_table(profile, by="pid")
-    assert by_pid is not None and [row.threads for row in by_pid.rows] == [3]
+    assert table.total and (table.total.wall, table.total.threads) == (2200, 3)
+    assert [row.threads for row in budgets(profile, by="pid").rows] == [3]
 
 
 def crowd() -> Profile:
@@ -111,8 +113,8 @@ def crowd() -> Profile:
 @pytest.mark.parametrize("by", BUDGETS_BY)
 @pytest.mark.parametrize("limit", [None, 1, 4, 40])
 def test_rows_and_rest_add_up_to_the_total(by: str, limit: int | None) -> None:
-    table = budget_table(crowd(), limit, by)
-    assert table is not None and table.total is not None
+    table = budgets(crowd(), limit, by)
+    assert table.total is not None
     shown = [*table.rows, *table.rest]
     for name in ("wall", "running", "runnable", "unknown", "threads"):
         assert sum(getattr(row, name) for row in shown) == getattr(table.total, name)
@@ -125,20 +127,15 @@ def test_sums_of_threads() -> None:
     profile = crowd()
 
     def rows(by: str, limit: int | None = None) -> list[tuple[object, ...]]:
-        table = budget_table(profile, limit, by)
-        assert table is not None
-        return [(row.comm, row.pid, row.cgroup, row.threads) for row in table.rows]
+        return [(row.comm, row.pid, row.cgroup, row.threads) for row in budgets(profile, limit, by).rows]
 
     assert rows("comm")[0] == ("t0", -1, "[unknown]", 4)
     assert len(rows("comm")) == 15
     assert sorted((row[1], row[3]) for row in rows("pid")) == [(0, 15), (1, 15), (2, 15), (3, 15)]
     assert [row[1:] for row in rows("cgroup")] == [(-1, "[unknown]", 59), (1, "/a", 1)]
-    table = budget_table(profile, 40)
-    assert table is not None
-    assert [(row.comm, row.threads) for row in table.rest][-1] == ("", 6)  # five comms have two
-    assert len(table.rest) == 10
-    limited = budget_table(profile, 2)
-    assert limited is not None and [(row.comm, row.threads) for row in limited.rest] == [("t1", 4), ("", 54)]
+    rest = [(row.comm, row.threads) for row in budgets(profile, 40).rest]
+    assert rest[-1] == ("", 6) and len(rest) == 10  # five comms have two
+    assert [(row.comm, row.threads) for row in budgets(profile, 2).rest] == [("t1", 4), ("", 54)]
 
 
 def test_nothing_is_made_up() -> None:

@@ -54,10 +54,9 @@ def lines(profile: Profile, start: str) -> list[str]:
     return [" ".join(line.split()) for line in text[at + 4 : end]]
 
 
-@pytest.mark.parametrize(
-    ("owners", "by"),
-    [(True, "held by holder 73%, other 3%, not known 23%"), (False, "released by holder 93%, other 7%")],
-)
+@pytest.mark.parametrize(("owners", "by"), [
+    (True, "held by holder 73%, other 3%, not known 23%"), (False, "released by holder 93%, other 7%"),
+])  # fmt: skip
 def test_the_section(owners: bool, by: str) -> None:
     assert lines(bank(owners=owners), "What was waited for: ") == [
         f"92.59% 150.000 4 37.500 100.000 2 lock ledger in bank {by}",
