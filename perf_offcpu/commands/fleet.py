@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.commands.shared.files import open_output
 from perf_offcpu.commands.shared.parsers import LIST, Parser, add_options
-from perf_offcpu.commands.shared.printing import limit_from_args, print_json, print_view, terminal_style, write_lines
 from perf_offcpu.commands.shared.profile import IDLE, IDLE_CHOICES, known_words, split_list, split_words
+from perf_offcpu.commands.shared.streams import limit_from_args, print_json, print_view, terminal_style, write_lines
 from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
 from perf_offcpu.units import UNITS, parse_time

@@ -13,7 +13,6 @@ from perf_offcpu.commands.shared.causality import HELP as CRITICAL_PATH
 from perf_offcpu.commands.shared.causality import cascade_from_args, critical_path_from_args, serial_from_args
 from perf_offcpu.commands.shared.files import check_distinct, open_output
 from perf_offcpu.commands.shared.parsers import LIST, accept_without_effect, add_options
-from perf_offcpu.commands.shared.printing import limit_from_args, print_lines, print_view, terminal_style
 from perf_offcpu.commands.shared.profile import (
     add_profile_arguments,
     folded,
@@ -27,6 +26,7 @@ from perf_offcpu.commands.shared.profile import (
     with_head,
     with_input,
 )
+from perf_offcpu.commands.shared.streams import limit_from_args, print_lines, print_view, terminal_style
 from perf_offcpu.errors import UsageError
 from perf_offcpu.units import UNITS
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from functools import partial
 
-from perf_offcpu.commands.shared.printing import write_lines
 from perf_offcpu.commands.shared.profile import folded, inputs, whole_profile_from_args, with_input
+from perf_offcpu.commands.shared.streams import write_lines
 from perf_offcpu.convert.registry import MIN_SHARE
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.text import printable

@@ -20,21 +20,16 @@ def test_the_defaults_are_perfs() -> None:
     assert not choice.has(*OWN_FIELDS)
 
 
-def test_a_list_replaces_the_defaults() -> None:
-    choice = choose_fields(["comm,tid", " time "])
-    assert choice.shown == choice.asked == {"comm", "tid", "time"}
-
-
-def test_changes_keep_the_rest() -> None:
-    choice = choose_fields(["+state,-cpu", "+period"])
-    assert choice.shown == {*DEFAULT_FIELDS, "state"} - {"cpu"}
-    assert choice.asked == {"state", "period"}
-
-
-def test_the_last_change_of_a_field_counts() -> None:
-    choice = choose_fields(["+cpu,-cpu,-sym,+sym"])
-    assert choice.shown == {*DEFAULT_FIELDS} - {"cpu"}
-    assert choice.asked == {"sym"}
+@pytest.mark.parametrize(("texts", "shown", "asked"), [
+    (["comm,tid", " time "], {"comm", "tid", "time"}, {"comm", "tid", "time"}),
+    (["+state,-cpu", "+period"], {*DEFAULT_FIELDS, "state"} - {"cpu"}, {"state", "period"}),
+    (["+cpu,-cpu,-sym,+sym"], {*DEFAULT_FIELDS} - {"cpu"}, {"sym"}),
+])  # fmt: skip
+def test_a_list_replaces_the_defaults_and_changes_keep_the_rest(
+    texts: list[str], shown: set[str], asked: set[str]
+) -> None:
+    choice = choose_fields(texts)
+    assert choice.shown == shown and choice.asked == asked
 
 
 @pytest.mark.parametrize("texts", [["comm,+tid"], ["-cpu", "tid"], ["nonsense"], ["+nonsense"], ["+"], ["comm,pid,-"]])
