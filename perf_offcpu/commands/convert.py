@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
 _SHOWING = {
-    "--pid": "all, with the pid after each comm",
-    "--tid": "all, with pid and tid after each comm",
-    "--state": "all, with the task state below each stack",
+    "pid": "all, with the pid after each comm",
+    "tid": "all, with pid and tid after each comm",
+    "state": "all, with the task state below each stack",
 }
 """Options that select samples with a value, and show a detail without one."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 SHOW = "show"
 """Value of an option that was given without a value (see `add_profile_arguments`)."""
-_ALIASES = {"--comm": ("-c", "--comms"), "--cpu": ("-C",)}
-"""Other names of perf report and perf script."""
 _MOST_CPUS = 1 << 16
 
 _PARTS = "time state wait_class min_dur cpu cgroup object lock".split()
@@ -55,7 +53,19 @@ _INPUT = f"""
 --symfs DIR: look for files with symbols below this directory
 --buildid-dir DIR: files by build-id, as perf keeps them (default: $PERF_BUILDID_DIR or ~/.debug)
 """
-_TIMES = f"""
+_SHOWN = ("pid", "tid", "state")
+"""Options of the selection that may show a detail instead."""
+_SELECTION = f"""
+--event NAMES: samples of these events (default: {{default_events}})
+-c, --comms, --comm NAMES: threads of these names
+--pid PIDS: these processes{{pid}}
+--tid TIDS: these threads{{tid}}
+-C, --cpu CPUS: samples on these CPUs (0,2-4); of a wait, the CPU of the switch-in
+--cgroup PATHS: tasks of these cgroups and of those below them, by path or id
+--state STATES: waits in these task states, letters as in ps: S, D, I, T, R (preempted), …{{state}}
+--class CLASSES: waits of these classes: {", ".join(BY_LABEL)}
+--object PATTERN: waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list
+--lock ADDRESSES: waits for the locks at these addresses: 0x55d0c8a012c0
 --time A,B: samples of a time span: seconds as script prints them, or with a suffix (either may be missing),
   or parts of the recording (10%%-20%%, 10%%/2: the second tenth); of a wait, its end counts
 --min-dur TIME: waits of at least this length: 5ms, 300us, 1s; a bare number is ms
@@ -71,38 +81,21 @@ def add_profile_arguments(
 ) -> None:
     """Add the options of recordings, of symbolization, named as in perf, and of the selection of samples.
 
-    `showing`: option that without a value (then SHOW) shows a detail → its meaning without a value.
+    `showing`: name of an option that without a value (then SHOW) shows a detail → its meaning then.
     """
     inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
     add_options(group, _INPUT, input={"action": "append"}, inline=inline)
+    showing = showing or {}
+    texts = {name: f"; without a value: {text}" for name, text in showing.items()}
+    texts = dict.fromkeys(_SHOWN, "") | texts | {"default_events": default_events}
+    details = dict.fromkeys(("event", "cpu", "cgroup", "object", "lock"), LIST)
+    details |= {"comms": LIST | {"dest": "comm"}, "class": LIST | {"dest": "wait_class"}, "idle": IDLE_CHOICES}
+    details |= {name: LIST | ({"nargs": "?", "const": SHOW} if name in showing else {}) for name in _SHOWN}
     group = parser.add_argument_group(
         "selection", "lists are separated by commas, and options may be given several times"
     )
-    for option, metavar, text in (
-        ("--event", "NAMES", f"samples of these events (default: {default_events})"),
-        ("--comm", "NAMES", "threads of these names"),
-        ("--pid", "PIDS", "these processes"),
-        ("--tid", "TIDS", "these threads"),
-        ("--cpu", "CPUS", "samples on these CPUs (0,2-4); of a wait, the CPU of the switch-in"),
-        ("--cgroup", "PATHS", "tasks of these cgroups and of those below them, by path or id"),
-        ("--state", "STATES", "waits in these task states, letters as in ps: S, D, I, T, R (preempted), …"),
-        ("--class", "CLASSES", f"waits of these classes: {', '.join(BY_LABEL)}"),
-        ("--object", "PATTERN", "waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list"),
-        ("--lock", "ADDRESSES", "waits for the locks at these addresses: 0x55d0c8a012c0"),
-    ):
-        shows = (showing or {}).get(option)
-        bare: dict[str, Any] = {"nargs": "?", "const": SHOW} if shows else {}
-        group.add_argument(
-            *_ALIASES.get(option, ()),
-            option,
-            dest="wait_class" if option == "--class" else option[2:],
-            metavar=metavar,
-            help=text + (f"; without a value: {shows}" if shows else ""),
-            **LIST,
-            **bare,
-        )
-    add_options(group, _TIMES, idle=IDLE_CHOICES)
+    add_options(group, _SELECTION.format(**texts), **details)
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
