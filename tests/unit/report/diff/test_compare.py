@@ -198,3 +198,39 @@ def test_recordings_that_cannot_be_compared() -> None:
     assert compared(timeless, service(rng), Per("run")).total.before == 3
     assert compared(empty, service(rng)).total.before == 0
     assert compared(cpu_only, cpu_only).functions is None
+
+
+STABLE = "lock heap (via transfer)"
+
+
+def run_with_lock(address: int, waits: int, *, objects: bool = True) -> Profile:
+    meta = {"begin_ns": 1, "end_ns": 10**10, "first_ns": 1, "last_ns": 10**10}
+    builder = ProfileBuilder(meta=meta)
+    lock = builder.thing(f"lock heap {address:#x} (via transfer)", stable=STABLE) if objects else -1
+    for at in range(waits):
+        builder.sample("bank", ["main"], 10**6, object=lock, time_ns=10**7 * (at + 1))
+    return builder.sample("bank", ["main"], 5 * 10**6).build()
+
+
+def test_one_lock_of_two_runs_is_one_row() -> None:
+    comparison = compared(run_with_lock(0x55D0, 100), run_with_lock(0x7F12, 400), limit=None)
+    assert comparison.objects
+    rows = {row.values[0]: (row.old.weight, row.new.weight) for row in comparison.objects.rows}
+    assert rows == {STABLE: (100 * 10**6, 400 * 10**6), "[none]": (5 * 10**6, 5 * 10**6)}
+    text = "\n".join(render(comparison, None, Style()))
+    assert "# Off-cpu time by object, largest change first" in text
+    assert "0x55d0" not in text
+    assert document(comparison, None)["objects"]["rows"][0]["values"] == [STABLE]
+
+
+def test_objects_by_key() -> None:
+    comparison = compared(run_with_lock(0x55D0, 100), run_with_lock(0x7F12, 400), limit=None, keys=("comm", "object"))
+    assert comparison.objects is None, "the first table has them"
+    assert ("bank", STABLE) in {row.values for row in comparison.groups.rows}
+
+
+def test_without_objects_there_is_no_table() -> None:
+    comparison = compared(run_with_lock(0, 9, objects=False), run_with_lock(0, 9, objects=False))
+    assert comparison.objects is None
+    assert document(comparison, None)["objects"] is None
+    assert compared(run_with_lock(0, 9, objects=False), run_with_lock(1, 9)).objects is not None

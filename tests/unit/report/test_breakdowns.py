@@ -1,17 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables by any keys: every sample is in one row, and rows name what they hold."""
+"""Tables by keys, functions and lengths: every sample is in one row, rows name what they hold, sums stand apart."""
+
+import json
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.callpaths.weights import EDGES
 from perf_offcpu.commands.report import SORT_KEYS, parse_keys
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Comms, SampleFlag
-from perf_offcpu.report.breakdowns import GroupTable, group_table
+from perf_offcpu.report.breakdowns import Bucket, GroupTable, Histogram, function_table, group_table, histogram
+from perf_offcpu.report.document import document
+from perf_offcpu.report.style import Style
+from perf_offcpu.report.summary import Limits, summarize
+from perf_offcpu.report.terminal import render
+from perf_offcpu.report.totals import Total
 
 
 def mixed() -> Profile:
@@ -127,3 +139,103 @@ def test_rows_are_the_total(key: str) -> None:
     shown = table(profile, key)
     assert sum(row.total.weight for row in shown.rows) == int(np.sum(profile.samples.period))
     assert len({row.values for row in shown.rows}) == len(shown.rows)
+
+
+SUM = SampleFlag.AGGREGATED
+MS = 1_000_000
+
+
+def of(*waits: int, sums: tuple[tuple[int, int, int], ...] = ()) -> Histogram:
+    builder = ProfileBuilder()
+    for weight in waits:
+        builder.sample("a", [], weight)
+    for weight, count, longest in sums:
+        builder.sample("a", [], weight, flags=SUM, count=count, longest_ns=longest)
+    return histogram(builder.build().samples)
+
+
+def test_steps() -> None:
+    found = of(MS, 2 * MS - 1, 2 * MS, 10 * MS)
+    assert found.buckets == [
+        Bucket(MS, 2 * MS, 2, 3 * MS - 1),
+        Bucket(2 * MS, 5 * MS, 1, 2 * MS),
+        Bucket(5 * MS, 10 * MS, 0, 0),
+        Bucket(10 * MS, 20 * MS, 1, 10 * MS),
+    ]
+
+
+def test_ends() -> None:
+    assert of(0, 999).buckets == [Bucket(0, 1000, 2, 999)]
+    assert of(2**60).buckets == [Bucket(EDGES[-1], None, 1, 2**60)]
+    assert of() == Histogram([], 0, Total(0, 0))
+
+
+def test_sums_are_not_mixed_in() -> None:
+    found = of(MS, sums=((900, 3, 500), (70 * MS, 100, 999_000)))
+    assert found.buckets == [Bucket(MS, 2 * MS, 1, MS)]
+    assert (found.sums, found.summed) == (2, Total(70 * MS + 900, 103, True, 999_000))
+
+
+@given(st.lists(st.integers(0, 2**50), max_size=30))
+def test_every_wait_is_in_one_step(waits: list[int]) -> None:
+    found = of(*waits).buckets
+    assert sum(one.count for one in found) == len(waits)
+    assert sum(one.weight for one in found) == sum(waits)
+    for one in found:
+        inside = [wait for wait in waits if one.low <= wait and (one.high is None or wait < one.high)]
+        assert (len(inside), sum(inside)) == (one.count, one.weight)
+
+
+def recursive() -> Profile:
+    builder = ProfileBuilder()
+    builder.sample("a", ["main", "f", "g", "f", kernel("wait")], 10)
+    builder.sample("b", ["main", "g"], 5)
+    builder.sample("b", ["main", Code("g", "/lib/other.so")], 2)
+    builder.sample("b", [], 1)
+    return builder.build()
+
+
+def test_recursion_counts_once_and_objects_stand_apart() -> None:
+    rows = [(row.name.label, row.name.dso, row.inclusive, row.own) for row in function_table(recursive()).rows]
+    program = rows[0][1]
+    assert rows == [
+        ("main", program, 17, 0), ("g", program, 15, 5), ("wait", "[kernel.kallsyms]", 10, 10),
+        ("f", program, 10, 0), ("g", "other.so", 2, 2), ("[no stack]", "", 1, 1),
+    ]  # fmt: skip
+
+
+def test_as_a_count_over_every_stack() -> None:
+    profile = large_profile(3000, 300, functions=50, seed=5)
+    table = function_table(profile)
+    inclusive, own = by_hand(profile)
+    assert {(row.name.label, row.name.dso): row.inclusive for row in table.rows} == inclusive
+    assert {(row.name.label, row.name.dso): row.own for row in table.rows if row.own} == own
+    assert sum(row.own for row in table.rows) == int(profile.samples.period.sum())
+    assert [row.inclusive for row in table.rows] == sorted(inclusive.values(), reverse=True)
+
+
+def by_hand(profile: Profile) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+    """Return inclusive and own weights, counted with sets over the stacks that converters see."""
+    inclusive: Counter[tuple[str, str]] = Counter()
+    own: Counter[tuple[str, str]] = Counter()
+    for row in summarize(profile).stacks:
+        frames = [(name.label, name.dso) for name in row.frames]
+        own[frames[-1]] += row.total.weight
+        for frame in set(frames):
+            inclusive[frame] += row.total.weight
+    return inclusive, own
+
+
+def test_only_when_asked_for_and_cut_as_said() -> None:
+    assert summarize(recursive()).functions is None
+    assert document(summarize(recursive()))["functions"] is None
+    summary = summarize(recursive(), limits=Limits(groups=2), children=True)
+    lines = list(render(summary, Style(unit="ns", stacks=False)))
+    at = next(at for at, line in enumerate(lines) if "with all that they call" in line)
+    assert re.split(r"  +", lines[at + 2])[1:] == [
+        "Self", "Children ns", "Self ns", "Shared object", "Symbol",
+    ]  # fmt: skip
+    assert re.split(r"  +", lines[at + 4].strip())[:4] == ["94.44%", "0.00%", "17", "0"]
+    assert lines[at + 6] == "# and 4 more functions"
+    rows = json.loads(json.dumps(document(summary)))["functions"]
+    assert rows["more"] == 4 and [row["inclusive"] for row in rows["rows"]] == [17, 15]
