@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perf_offcpu.fleet.diff.compare import STACK, Comparison, Row
-from perf_offcpu.fleet.diff.compare import Table as ComparedTable
-from perf_offcpu.fleet.diff.outliers import Outliers
+from perf_offcpu.fleet.compare import STACK, Change, Changes, Comparison, Outliers
 from perf_offcpu.fleet.report import Head, StackTable, Table
 from perf_offcpu.report.totals import fields, frame
 from perf_offcpu.text import printable
@@ -16,7 +14,6 @@ from perf_offcpu.text import printable
 VERSION = 1
 """Version of the documents; it grows when a key changes its meaning or is removed."""
 _HEAD = "source selection hosts recorded_ns first_ns last_ns periods events unit losses notes"
-_GAP = "host cause ns"
 _ROW = "weight blocked runq waits waits_are_exact samples"
 
 
@@ -27,16 +24,13 @@ def report(head: Head, tables: Sequence[Table], idle: int) -> dict[str, Any]:
 
 def stacks(head: Head, table: StackTable) -> dict[str, Any]:
     """Return the document of `fleet top`."""
-    rows = [
-        fields(row, "comm weight waits classes") | {"frames": [frame(name) for name in row.frames]}
-        for row in table.rows
-    ]
+    rows = [fields(row, "comm weight waits classes") | {"frames": list(map(frame, row.frames))} for row in table.rows]
     return head_fields(head) | {"weight": table.weight, "stacks": table.stacks, "rows": rows}
 
 
 def head_fields(head: Head) -> dict[str, Any]:
     """Return the fields that all documents share: selection, hosts, recorded time, gaps, losses."""
-    gaps = [fields(gap, _GAP) for gap in head.gaps]
+    gaps = [fields(gap, "host cause ns") for gap in head.gaps]
     return {"version": VERSION} | fields(head, _HEAD) | {"gaps": gaps}
 
 
@@ -52,34 +46,31 @@ def comparison(compared: Comparison, old: Head, new: Head) -> dict[str, Any]:
         "paired": compared.paired,
         "hosts_compared": list(compared.hosts),
         "hosts_left_out": compared.left_out,
-        "total": _row(compared.total, ()),
+        "total": _change(compared.total, ()),
         "tables": [_changes(table) for table in compared.tables],
     }
 
 
-def _changes(table: ComparedTable) -> dict[str, Any]:
-    return {
-        "keys": list(table.keys),
-        "assignments": table.verdicts.assignments,
-        "least_p": table.verdicts.least_p,
-        "rows": [_row(row, ("comm",) if table.keys == STACK else table.keys) for row in table.rows],
-    }
+def _changes(table: Changes) -> dict[str, Any]:
+    keys = ("comm",) if table.keys == STACK else table.keys
+    rows = [_change(row, keys) for row in table.rows]
+    return {"keys": list(table.keys)} | fields(table.verdicts, "assignments least_p") | {"rows": rows}
 
 
-def _row(row: Row, keys: tuple[str, ...]) -> dict[str, Any]:
-    frames = {"frames": [frame(name) for name in row.frames]} if row.frames else {}
+def _change(row: Change, keys: tuple[str, ...]) -> dict[str, Any]:
+    frames = {"frames": list(map(frame, row.frames))} if row.frames else {}
     rates = {name: getattr(row, name) * 1e9 for name in ("before", "after", "change")}
-    found = {"p": row.p, "significant": row.is_significant}
-    return dict(zip(keys, row.values, strict=True)) | rates | found | frames
+    verdict = {"p": row.p, "significant": row.is_significant}
+    return dict(zip(keys, row.values, strict=True)) | rates | verdict | frames
 
 
-def outliers(found: Outliers, new: Head) -> dict[str, Any]:
+def outliers(unlike: Outliers, new: Head) -> dict[str, Any]:
     """Return the document of `fleet diff` without a baseline."""
     rows = [
-        dict(zip(found.keys, row.values, strict=True))
+        dict(zip(unlike.keys, row.values, strict=True))
         | {"host": row.host, "service": printable(row.group), "z": row.z}
         | {"rate": row.rate * 1e9, "median": row.median * 1e9}
-        for row in found.rows
+        for row in unlike.rows
     ]
-    compared = fields(found, "limit groups hosts left_out")
-    return head_fields(new) | {"keys": list(found.keys), "compared": compared, "rows": rows}
+    compared = fields(unlike, "limit groups hosts left_out")
+    return head_fields(new) | {"keys": list(unlike.keys), "compared": compared, "rows": rows}

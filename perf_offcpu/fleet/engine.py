@@ -12,7 +12,7 @@ import decimal
 import importlib.util
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perf_offcpu.errors import PerfOffcpuError, UsageError
@@ -21,11 +21,7 @@ from perf_offcpu.structs import frozen
 DEFAULT = "duckdb"
 _MEMORY_LIMIT = "1500MB"
 """Memory limit of DuckDB, without Python, Arrow and the result; larger queries use temporary files."""
-_SPARK = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+_SPARK = {"sql.session.timeZone": "UTC", "ui.enabled": "false", "ui.showConsoleProgress": "false"}
 _INSTALL = "pip install 'perf-offcpu[fleet]'"
 _READ = """
 FROM read_parquet([{files}], hive_partitioning = true, hive_types = {{'date': DATE, 'hour': INTEGER}})"""
@@ -66,11 +62,7 @@ class Engine:
             self.backend.con.register_filesystem(filesystem)
 
     def read(self, files: list[str], folder: str, name: str) -> Any:
-        """Return Parquet files as a table with this name; partitions below `folder` are columns.
-
-        Args:
-            files: their paths or URLs, of one table.
-        """
+        """Return Parquet files of one table, by path or URL, under a name; partitions below `folder` are columns."""
         if self.name == "duckdb":
             self.backend.con.sql(_READ.format(files=", ".join(map(_quoted, files)))).create_view(name)
         else:
@@ -79,11 +71,7 @@ class Engine:
         return self.backend.table(name)
 
     def notes(self, files: list[str], key: str) -> dict[str, str]:
-        """Return value → a file that has it, of a key of the metadata of Parquet files; only DuckDB knows it.
-
-        Raises:
-            EngineError: a file cannot be read.
-        """
+        """Return value → a file that has it, of a key of the metadata of Parquet files; only DuckDB knows it."""
         if self.name != "duckdb" or not files:
             return {}
         query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))
@@ -91,11 +79,7 @@ class Engine:
             return {value: name for value, name in self.backend.con.sql(query).fetchall()}
 
     def kept(self, expression: Any) -> Any:
-        """Return the result of an expression as a table for several queries.
-
-        Raises:
-            EngineError: the engine refused.
-        """
+        """Return the result of an expression as a table for several queries; raise EngineError."""
         import ibis
 
         # Ibis 12 can neither make tables in DuckDB 2 nor cache what is made of memtables in Spark.
@@ -117,27 +101,22 @@ class Engine:
         return self.backend.table(name)
 
     def run(self, expression: Any, *, of_rows: bool = True) -> dict[str, list[Any]]:
-        """Return the columns of a table expression: name → Python values.
+        """Return the columns of a table expression: name → Python values, decimals as integers.
 
-        Args:
-            of_rows: the tables have no nulls in the columns that it reads, so the result has none.
-
-        Raises:
-            EngineError: the engine refused, or a file has a null where there are none.
+        `of_rows`: the tables have no nulls in the columns that it reads, so the result has none. Raise EngineError
+        if the engine refused, or if a file has a null where there are none.
         """
         with self.asked():
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
-        for name, column in columns.items():
-            if of_rows and None in column:
-                raise EngineError(f"{self.name}: {name} is null in a row: perf-offcpu did not write that file")
-        return {name: _exact(column) for name, column in columns.items()}
+        if of_rows and (nulls := [name for name, column in columns.items() if None in column]):
+            raise EngineError(f"{self.name}: {nulls[0]} is null in a row: perf-offcpu did not write that file")
+        return {
+            name: [int(value) if isinstance(value, decimal.Decimal) else value for value in column]
+            for name, column in columns.items()
+        }
 
     def sql(self, text: str) -> dict[str, list[Any]]:
-        """Return the columns of the result of a query in the engine's own SQL; {} if it has none.
-
-        Raises:
-            EngineError: the engine refused.
-        """
+        """Return the columns of a query in the engine's own SQL, {} if it has none; raise EngineError."""
         with self.asked():
             if self.name == "duckdb":  # Ibis 12 asks DuckDB 2 for a function that is gone
                 result = self.backend.con.sql(text)
@@ -175,37 +154,30 @@ def _columns(table: Any) -> dict[str, list[Any]]:
     return columns
 
 
+def records(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Return the rows of some columns of a result."""
+    return zip(*(columns[name] for name in names), strict=True)
+
+
 def _quoted(text: str) -> str:
     """Return a text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _first_line(problem: Exception) -> str:
-    lines = (line.strip() for line in str(problem).splitlines())
-    return next(filter(None, lines), type(problem).__name__)
-
-
-def _exact(column: list[Any]) -> list[Any]:
-    """Return a column with decimals, which are whole numbers, as integers."""
-    return [int(value) if isinstance(value, decimal.Decimal) else value for value in column]
+    return next(filter(None, map(str.strip, str(problem).splitlines())), type(problem).__name__)
 
 
 def connect(url: str = DEFAULT) -> Engine:
-    """Connect to an engine.
+    """Connect to an engine: `duckdb`; `spark:MASTER` or `spark://HOST:PORT`; or a URL of Ibis: clickhouse://HOST/DB.
 
-    Args:
-        url: `duckdb`; `spark:MASTER` or `spark://HOST:PORT`; or a URL that Ibis knows: clickhouse://HOST/DB.
-
-    Raises:
-        UsageError: a package is missing, or the URL is of no engine.
-        EngineError: the engine does not answer.
+    Raise UsageError if a package is missing or the URL is of no engine, EngineError if it does not answer.
     """
     if importlib.util.find_spec("ibis") is None:
         raise UsageError(f"fleet needs ibis and duckdb, which are not installed: {_INSTALL}")
-    scheme = url.partition(":")[0]
     if url == DEFAULT:
         return Engine("duckdb", _duckdb())
-    if scheme == "spark":
+    if url.partition(":")[0] == "spark":
         return Engine("pyspark", _spark(url))
     return _by_url(url)
 
@@ -244,7 +216,7 @@ def _spark(url: str) -> Any:
     builder = builder.master(url if url.startswith("spark://") else url.removeprefix("spark:"))
     logging.getLogger("SQLQueryContextLogger").disabled = True  # errors are one sentence
     for key, value in _SPARK.items():
-        builder = builder.config(key, value)
+        builder = builder.config(f"spark.{key}", value)
     try:
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
@@ -264,10 +236,8 @@ def _by_url(url: str) -> Engine:
     try:
         backend = ibis.connect(url)
     except ImportError as problem:
-        install = f"pip install 'ibis-framework[{scheme}]'"
-        raise UsageError(
-            f"--engine {url}: a package is missing ({problem.__cause__ or _first_line(problem)}): {install}"
-        ) from problem
+        missing = f"a package is missing ({problem.__cause__ or _first_line(problem)})"
+        raise UsageError(f"--engine {url}: {missing}: pip install 'ibis-framework[{scheme}]'") from problem
     except Exception as problem:  # each engine has its own
         raise EngineError(f"--engine {url}: cannot connect: {_first_line(problem)}") from problem
     return Engine(backend.name, backend)

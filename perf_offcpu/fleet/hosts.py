@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.engine import records
 from perf_offcpu.fleet.selection import Selection, cut_to_times, in_hours
 from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.structs import frozen
@@ -46,12 +47,10 @@ class Span:
 def spans_of(tables: Tables, selection: Selection) -> list[Span]:
     """Return the spans of all hosts that recorded in the selected time, also of hosts not selected."""
     segments = _segments(tables.table("hosts"), selection)
-    rows = _rows(tables, _folded(segments))
     spans: dict[str, list[Span]] = {}
-    for span in rows:
+    for span in _rows(tables, _folded(segments)):
         spans.setdefault(span.host_id, []).append(span)
-    tangled = [host for host, mine in spans.items() if _overlap(mine)]
-    if tangled:
+    if tangled := [host for host, of_host in spans.items() if _overlap(of_host)]:
         spans |= {host: [] for host in tangled}
         each = segments.filter(segments.host_id.isin(tangled))
         for span in _rows(tables, each.mutate(recorded=_length(each))):
@@ -60,25 +59,21 @@ def spans_of(tables: Tables, selection: Selection) -> list[Span]:
 
 
 def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
-    """Return the spans of the selected hosts and labels.
-
-    Raises:
-        UsageError: no host has these names and labels.
-    """
+    """Return the spans of the selected hosts and labels; raise UsageError if no host has these."""
     for name in selection.hosts:
         if not any(name in (span.hostname, span.host_id) for span in spans):
             raise UsageError(f"--host {name}: no host of this name or id recorded in the selected time")
     for name, values in selection.labels.items():
         _check_label(spans, name, values)
-    found = [
+    matching = [
         span
         for span in spans
-        if (not selection.hosts or span.hostname in selection.hosts or span.host_id in selection.hosts)
+        if (not selection.hosts or {span.hostname, span.host_id}.intersection(selection.hosts))
         and all(span.labels.get(name, "") in values for name, values in selection.labels.items())
     ]
-    if not found:
+    if not matching:
         raise UsageError(f"no host fits {selection.describe_hosts()}")
-    return found
+    return matching
 
 
 def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> None:
@@ -92,11 +87,7 @@ def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> Non
 
 
 def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], time: str = "time_ns") -> Any:
-    """Return the samples of some spans; all samples if they are all spans.
-
-    Args:
-        samples: or rows of another table, with their time in the column `time`.
-    """
+    """Return the samples of some spans, or the rows of another table, by the column `time`."""
     import ibis
 
     if len(spans) == len(all_spans):
@@ -118,12 +109,11 @@ def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any
     """
     import ibis
 
-    whole = all(span.is_whole for span in spans)
     rows = [(span.host_id, span.begin_ns, span.end_ns, span.labels.get(name, "")) for span in spans]
     schema = {"of_host": "string", "from_ns": "int64", "to_ns": "int64", column: "string"}
     labels = ibis.memtable(rows, schema=ibis.schema(schema))
     on = [table.host_id == labels.of_host]
-    if not whole:
+    if not all(span.is_whole for span in spans):
         on += [table.time_ns >= labels.from_ns, table.time_ns < labels.to_ns]
     joined = table.left_join(labels, on).drop("of_host", "from_ns", "to_ns")
     return joined.mutate(**{column: joined[column].fill_null("")})
@@ -131,15 +121,10 @@ def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any
 
 def _segments(hosts: Any, selection: Selection) -> Any:
     """Return the segments within the selected time, each once, their times cut to it; labels as two lists."""
-
     hosts = hosts.filter(True, *in_hours(hosts, replace(selection, since_ns=None)))
     begin, end = cut_to_times(hosts, selection)
     kept = hosts.select(
-        "host_id",
-        "boot_id",
-        "hostname",
-        "cpus",
-        "period_ns",
+        *("host_id", "boot_id", "hostname", "cpus", "period_ns"),
         label_names=hosts.labels.keys()[:_MOST_LABELS],
         label_values=hosts.labels.values()[:_MOST_LABELS],
         begin=begin,
@@ -166,11 +151,12 @@ def _rows(tables: Tables, table: Any) -> list[Span]:
         {name: value or "" for name, value in sorted(zip(names, values, strict=True))}
         for names, values in zip(columns["label_names"], columns["label_values"], strict=True)
     )
-    names = ("cpus", "period_ns", "begin", "end", "recorded")
-    rows = zip(*(columns[name] for name in names), strict=True)
-    hosts = zip(columns["host_id"], columns["hostname"], labels, rows, strict=True)
-    found = [Span(*host, *row) for *host, row in hosts]
-    return sorted(found, key=lambda span: (span.first_ns, span.last_ns, sorted(span.labels.items())))
+    identities = records(columns, ("host_id", "hostname"))
+    facts = records(columns, ("cpus", "period_ns", "begin", "end", "recorded"))
+    spans = [
+        Span(host_id, name, label, *row) for (host_id, name), label, row in zip(identities, labels, facts, strict=True)
+    ]
+    return sorted(spans, key=lambda span: (span.first_ns, span.last_ns, sorted(span.labels.items())))
 
 
 def _overlap(spans: Sequence[Span]) -> bool:
@@ -181,20 +167,19 @@ def _overlap(spans: Sequence[Span]) -> bool:
 
 def _united(spans: Sequence[Span]) -> list[Span]:
     """Join spans of one host that follow each other and have the same labels."""
-    spans_united: list[Span] = []
+    united: list[Span] = []
     for span in spans:
-        if spans_united and spans_united[-1].labels == span.labels:
-            last = spans_united[-1]
-            spans_united[-1] = replace(
+        if united and united[-1].labels == span.labels:
+            last = united.pop()
+            span = replace(  # noqa: PLW2901
                 span,
                 period_ns=max(last.period_ns, span.period_ns),
                 first_ns=min(last.first_ns, span.first_ns),
                 last_ns=max(last.last_ns, span.last_ns),
                 recorded_ns=last.recorded_ns + span.recorded_ns,
             )
-        else:
-            spans_united.append(span)
-    return spans_united
+        united.append(span)
+    return united
 
 
 def _bounded(spans: Sequence[Span]) -> list[Span]:

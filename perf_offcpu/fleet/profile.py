@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.offcpu import EVENT_NAME, SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.task_state import TaskState
+from perf_offcpu.callpaths.options import Name, PathOptions
+from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.model.callchains import Ragged
@@ -49,6 +52,8 @@ _STATES = {
     "P": TaskState.PARKED,
     "R": TaskState(0),
 }
+_HOUR = 3600 * 10**9
+_EPOCH = datetime.date(1970, 1, 1)
 _MOST = 1 << 62
 _MOST_FRAMES = 1024
 """Largest depth of a stack, as in `unwind.step`."""
@@ -57,11 +62,7 @@ _FEW = 1000
 
 
 def unit_of(events: Iterable[str]) -> str:
-    """Return the unit of weights: "ns" if all events count time, else "".
-
-    Raises:
-        UsageError: the events have different units.
-    """
+    """Return the unit of weights: "ns" if all events count time, else ""; raise UsageError for several units."""
     units = {"ns" if name.partition(":")[0] in _CLOCKS else "": name for name in events}
     if len(units) > 1:
         raise UsageError(f"weights of {' and '.join(units.values())} do not add up: choose one with --event")
@@ -69,14 +70,9 @@ def unit_of(events: Iterable[str]) -> str:
 
 
 def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) -> Profile:
-    """Return a profile with a sample for each group.
+    """Return a profile with a sample for each group: columns KEYS, `weight`, `waits`, `first_ns` of `Engine.run`.
 
-    Args:
-        groups: columns KEYS, `weight`, `waits` and `first_ns`, as `Engine.run` returns them.
-
-    Raises:
-        UsageError: the weights do not fit in 63 bits.
-        EngineError: the engine refused.
+    Raise UsageError if the weights do not fit in 63 bits.
     """
     if sum(groups["weight"]) >= _MOST:
         raise UsageError(
@@ -98,10 +94,29 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
         state=[int(_STATES.get(letter, -1)) for letter in groups["state"]],
         syscall=_syscalls(groups["syscall"]),
     )
-    evsels = [Evsel(name, Attr(), unit_of([name])) for name in events]
-    profile = Profile(samples=samples, stacks=Stacks(parent, frame), frames=frames, strings=strings, evsels=evsels)
-    profile.meta = Meta(source=title)
-    return profile
+    evsels, meta = [Evsel(name, Attr(), unit_of([name])) for name in events], Meta(source=title)
+    stacks = Stacks(parent, frame)
+    return Profile(samples=samples, stacks=stacks, frames=frames, strings=strings, evsels=evsels, meta=meta)
+
+
+def tree_of(
+    tables: Tables, comms: Sequence[str], stacks: Sequence[int], first_ns: Sequence[int], marks: Sequence[int]
+) -> PathTree:
+    """Return the paths of some stacks; stacks with the same names of functions have one.
+
+    `first_ns` is the time of a sample of each stack, and `marks` are its flags.
+    """
+    rows = len(stacks)
+    groups: dict[str, Sequence[Any]] = {"comm": comms, "stack": stacks, "first_ns": first_ns, "marks": marks}
+    groups |= {"event": [EVENT_NAME] * rows, "weight": [0] * rows, "waits": [0] * rows}
+    groups |= {"state": [""] * rows, "syscall": [""] * rows}
+    return build_paths(profile_of(tables, groups, ""), PathOptions())
+
+
+def path_names(tree: PathTree, nodes: NDArray[np.integer]) -> list[tuple[Name, ...]]:
+    """Return the names of each node's path: the comm, then functions, root first."""
+    paths = tree.paths(nodes.astype(np.int64))
+    return [tuple(tree.names[name] for name in paths.row(row).tolist()) for row in range(len(nodes))]
 
 
 def _syscalls(names: Sequence[str]) -> list[int]:
@@ -132,9 +147,6 @@ def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: String
     )
 
 
-_HOUR = 3600 * 10**9
-
-
 def _by_id(
     tables: Tables, name: str, key: str, columns: list[str], ids: list[int], hours: list[int]
 ) -> dict[str, list[Any]]:
@@ -146,9 +158,8 @@ def _by_id(
         return {column: [] for column in [key, *columns]}
     days: dict[datetime.date, list[int]] = {}
     for hour in hours:
-        time = datetime.datetime(1970, 1, 1) + datetime.timedelta(hours=hour)
-        days.setdefault(time.date(), []).append(time.hour)
-    within = ((table.date == ibis.date(day)) & table.hour.isin(mine) for day, mine in days.items())
+        days.setdefault(_EPOCH + datetime.timedelta(days=hour // 24), []).append(hour % 24)
+    within = ((table.date == ibis.date(day)) & table.hour.isin(of_day) for day, of_day in days.items())
     table = table.filter(ibis.or_(*within))
     if len(ids) <= _FEW:
         table = table.filter(table[key].isin(ids))

@@ -13,6 +13,7 @@ from typing import Any
 
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.engine import records
 from perf_offcpu.fleet.hosts import Span, chosen, of_hosts, spans_of, with_label
 from perf_offcpu.fleet.profile import KEYS as STACK_KEYS
 from perf_offcpu.fleet.profile import MARKS, profile_of
@@ -66,14 +67,17 @@ class Selected:
         """Return the names of all labels of the hosts."""
         return sorted({name for span in self.spans for name in span.labels})
 
+    @property
+    def recorded(self) -> Counter[str]:
+        """Return host_id → recorded ns."""
+        recorded: Counter[str] = Counter()
+        for span in self.spans:
+            recorded[span.host_id] += span.recorded_ns
+        return recorded
+
 
 def select(tables: Tables, selection: Selection) -> Selected:
-    """Select samples; they are read later, as far as a query needs them.
-
-    Raises:
-        UsageError: no such host or label.
-        EngineError: the engine refused.
-    """
+    """Select samples, which are read later, as far as a query needs them; raise UsageError if no host fits."""
     tables.check_versions(selection.until_ns)
     every = spans_of(tables, selection)
     if not every and (selection.since_ns, selection.until_ns) != (None, None):
@@ -86,8 +90,7 @@ def select(tables: Tables, selection: Selection) -> Selected:
 def _nothing_recorded(tables: Tables, selection: Selection) -> str:
     hosts = tables.table("hosts")
     times = hosts.aggregate(first=hosts.begin_ns.min(), last=hosts.end_ns.max())
-    ends = tables.engine.run(times, of_rows=False)
-    (first,), (last,) = ends["first"], ends["last"]
+    ((first, last),) = records(tables.engine.run(times, of_rows=False), ("first", "last"))
     reach = "has no hosts" if first is None else f"reaches from {utc(first)} to {utc(last)} UTC"
     return f"no host recorded {selection.describe_hosts()}: {tables.path} {reach}"
 
@@ -96,8 +99,7 @@ def host_names(selected: Selected) -> dict[str, str]:
     """Return host_id → name; equal names get the first characters of the id appended."""
     names = {span.host_id: printable(span.hostname or span.host_id) for span in selected.all_spans}
     times = Counter(names.values())
-    several = {name for name, number in times.items() if number > 1}
-    return {id_: f"{name} ({printable(id_)[:8]})" if name in several else name for id_, name in names.items()}
+    return {id_: f"{name} ({printable(id_)[:8]})" if times[name] > 1 else name for id_, name in names.items()}
 
 
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:
@@ -133,8 +135,7 @@ def is_column(key: str) -> bool:
 
 def folded(groups: Any, keys: Sequence[str]) -> Any:
     """Sum the result of `grouped` again, by fewer keys."""
-    sums = {name: groups[name].sum() for name in ("weight", "blocked", "runq")}
-    sums |= {name: groups[name].sum() for name in ("waits", "uncounted", "samples")}
+    sums = {name: groups[name].sum() for name in SUMS if not name.endswith("_ns")}
     sums |= {"first_ns": groups.first_ns.min(), "last_ns": groups.last_ns.max()}
     return groups.group_by(list(keys)).aggregate(**sums) if keys else groups.aggregate(**sums)
 
@@ -183,17 +184,15 @@ class Gap:
 def losses_of(selected: Selected) -> dict[tuple[str, bool], int]:
     """Return (cause, True for a loss and False for a note) → count, of segments within time and hosts."""
     losses, selection = selected.tables.table("losses"), selected.selection
-    conditions: list[Any] = [losses["count"] > 0]
+    conditions = [losses["count"] > 0, *in_hours(losses, replace(selection, since_ns=None))]
     if selection.since_ns is not None:
         conditions.append(losses.end_ns > selection.since_ns)
     if selection.until_ns is not None:
         conditions.append(losses.begin_ns < selection.until_ns)
-    conditions += in_hours(losses, replace(selection, since_ns=None))
     of_segments = of_hosts(losses, selected.spans, selected.all_spans, time="begin_ns")
     groups = of_segments.filter(*conditions).group_by("cause", "is_loss")
-    found = groups.aggregate(total=of_segments["count"].sum()).order_by("cause")
-    columns = selected.tables.engine.run(found)
-    rows = zip(columns["cause"], columns["is_loss"], columns["total"], strict=True)
+    sums = groups.aggregate(total=of_segments["count"].sum()).order_by("cause")
+    rows = records(selected.tables.engine.run(sums), ("cause", "is_loss", "total"))
     return {(printable(cause), is_loss): total for cause, is_loss, total in rows}
 
 
@@ -205,25 +204,17 @@ def gaps_of(selected: Selected) -> list[Gap]:
     rows = of_hosts(rows, selected.spans, selected.all_spans, time="end_ns")  # the begin of a segment
     each = rows.select("host_id", "cause", begin=begin, end=end).distinct()
     each = each.filter(each.begin < each.end)
-    found = each.group_by("host_id", "cause").aggregate(ns=(each.end - each.begin).cast("decimal(38, 0)").sum())
-    columns = selected.tables.engine.run(found)
+    sums = each.group_by("host_id", "cause").aggregate(ns=(each.end - each.begin).cast(_WIDE).sum())
     names = host_names(selected)
     gaps = [
         Gap(names.get(host) or printable(host), printable(cause), int(ns))
-        for host, cause, ns in zip(columns["host_id"], columns["cause"], columns["ns"], strict=True)
+        for host, cause, ns in records(selected.tables.engine.run(sums), ("host_id", "cause", "ns"))
     ]
     return sorted(gaps, key=lambda gap: (-gap.ns, gap.host, gap.cause))
 
 
-_GIGA = 10**9
-
-
 def profile_of_selected(selected: Selected) -> Profile:
-    """Return the selected samples as a profile: a row for each comm, stack, state, system call and class.
-
-    Raises:
-        UsageError: nothing was selected.
-    """
+    """Return the samples as a profile: a row for each comm, stack, state, system call and class; or UsageError."""
     groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), None))
     if not groups["stack"]:
         raise UsageError(f"{selected.tables.path}: no samples of {selected.selection.describe()}")
@@ -240,7 +231,7 @@ def _missing(selected: Selected) -> Losses:
         losses.add(LossCause(Stage.SAMPLES, "", text, is_loss=is_loss), count)
     for gap in gaps_of(selected):
         text = f"s that {gap.host} did not record ({gap.cause})"
-        losses.add(LossCause(Stage.SAMPLES, "", text), -(-gap.ns // _GIGA))
+        losses.add(LossCause(Stage.SAMPLES, "", text), -(-gap.ns // 10**9))
     return losses
 
 

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from perf_offcpu.abi.offcpu import EVENT_NAME
-from perf_offcpu.callpaths.options import Name, PathOptions
-from perf_offcpu.callpaths.tree import build_paths
+from perf_offcpu.callpaths.options import Name
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.profile import profile_of, unit_of
+from perf_offcpu.fleet.engine import records
+from perf_offcpu.fleet.profile import path_names, tree_of, unit_of
 from perf_offcpu.fleet.queries import (
     IDLE,
     NUMBERS,
@@ -93,7 +95,7 @@ class StackRow:
     """A stack of one comm, functions by name."""
 
     comm: str
-    frames: tuple[Name, ...]  # root first, the comm itself not included
+    frames: Sequence[Name]  # root first, the comm itself not included
     weight: int
     waits: int
     classes: dict[str, int]  # weight by class, largest first
@@ -106,14 +108,12 @@ class StackTable:
     rows: list[StackRow]
     stacks: int  # also those over the limit
     weight: int  # of all stacks
-    summed: int  # groups that were looked at; of more groups the lightest were not
 
 
 def head_of(selected: Selected) -> Head:
     """Return the facts about a selection.
 
-    Raises:
-        UsageError: the weights of its events do not add up, or no recording has one of them.
+    Raise UsageError if the weights of its events do not add up, or if no recording has one of them.
     """
     spans, selection = selected.spans, selected.selection
     unit = unit_of(selection.events)
@@ -148,13 +148,10 @@ def _check_events(selected: Selected) -> None:
 
 
 def tables_of(selected: Selected, keys: Sequence[str], limit: int | None) -> tuple[list[Table], int]:
-    """Return the tables of a report, and the weight in them of threads that merely wait for work.
+    """Return the tables of a report, of at most `limit` rows, and the weight in them of threads that wait for work.
 
-    Without keys the tables are by class, service, host and comm.
-
-    Args:
-        keys: of `queries.KEYS`, labels, BLOCKED; none for the usual tables.
-        limit: largest number of rows of each; None for all.
+    `keys` are those of `queries.KEYS`, labels, and BLOCKED. Without keys the tables are by class, service, host
+    and comm.
     """
     if keys:
         by_blocked = BLOCKED in keys
@@ -176,58 +173,42 @@ def _idle_weight(selected: Selected, groups: Any) -> int:
 
 
 def stacks_of(selected: Selected, limit: int | None) -> StackTable:
-    """Return the heaviest stacks; stacks with the same names of functions are one.
-
-    Args:
-        limit: largest number of rows; None for all.
-    """
+    """Return the heaviest stacks, at most `limit`; stacks with the same names of functions are one."""
     most = None if limit is None else max(_MOST_STACKS, 20 * limit)
     sums = grouped(selected, _TOP_KEYS).select(*_TOP_KEYS, "weight", "waits", "first_ns")  # reads no others
     groups = selected.tables.engine.run(ranked(sums, most))
-    blank = dict.fromkeys(("state", "syscall"), [""] * len(groups["stack"]))
-    names = groups | blank | {"event": [EVENT_NAME] * len(groups["stack"])}
-    names["weight"] = [0] * len(groups["weight"])  # these may be more than 63 bits hold
-    profile = profile_of(selected.tables, names, "")
-    tree = build_paths(profile, PathOptions())
+    tree = tree_of(selected.tables, *(groups[name] for name in ("comm", "stack", "first_ns", "marks")))
     weights: Counter[int] = Counter()
     waits: Counter[int] = Counter()
     classes: dict[int, Counter[str]] = {}
-    columns = (tree.of_sample.tolist(), groups["weight"], groups["waits"], groups["class"])
-    for node, weight, count, name in zip(*columns, strict=True):
+    sums_of_groups = records(groups, ("weight", "waits", "class"))
+    for node, (weight, count, name) in zip(tree.of_sample.tolist(), sums_of_groups, strict=True):
         weights[node] += weight
         waits[node] += count
         classes.setdefault(node, Counter())[name or UNKNOWN] += weight
     nodes = [node for node, _ in weights.most_common(limit)]
-    rows = [_stack(tree, node, weights[node], waits[node], classes[node]) for node in nodes]
+    rows = [
+        StackRow(comm.label, frames, weights[node], waits[node], dict(classes[node].most_common()))
+        for node, (comm, *frames) in zip(nodes, path_names(tree, np.array(nodes, np.int64)), strict=True)
+    ]
     all_groups, whole = _all(groups)
-    return StackTable(rows, len(weights) + all_groups - len(groups["stack"]), whole, len(groups["stack"]))
-
-
-def _stack(tree: Any, node: int, weight: int, waits: int, classes: Counter[str]) -> StackRow:
-    import numpy as np
-
-    comm, *frames = (tree.names[name] for name in tree.paths(np.array([node], np.int64)).row(0).tolist())
-    return StackRow(comm.label, tuple(frames), weight, waits, dict(classes.most_common()))
+    return StackTable(rows, len(weights) + all_groups - len(groups["stack"]), whole)
 
 
 def _table(
     selected: Selected, groups: Any, keys: tuple[str, ...], limit: int | None, *, by_blocked: bool = False
 ) -> Table:
     columns = selected.tables.engine.run(ranked(groups, limit, by="blocked" if by_blocked else "weight"))
-    names = host_names(selected)
-    recorded: Counter[str] = Counter()
-    for span in selected.spans:
-        recorded[span.host_id] += span.recorded_ns
-    names_of_sums = ("weight", "blocked", "runq", "waits", "uncounted", "samples")
-    sums = zip(*(columns[name] for name in names_of_sums), strict=True)
-    values = zip(*(columns[column_of(key)] for key in keys), strict=True)
+    names, recorded = host_names(selected), selected.recorded
+    values = records(columns, [column_of(key) for key in keys])
+    sums = records(columns, ("weight", "blocked", "runq", "waits", "uncounted", "samples"))
     rows = [
         Row(
-            tuple(_label(key, value, names) for key, value in zip(keys, mine, strict=True)),
+            tuple(_label(key, value, names) for key, value in zip(keys, group, strict=True)),
             *(weight, blocked, runq, waits, not uncounted, samples),
-            recorded_ns=recorded[mine[0]] if keys == ("host",) else 0,
+            recorded_ns=recorded[group[0]] if keys == ("host",) else 0,
         )
-        for mine, (weight, blocked, runq, waits, uncounted, samples) in zip(values, sums, strict=True)
+        for group, (weight, blocked, runq, waits, uncounted, samples) in zip(values, sums, strict=True)
     ]
     return Table(keys, rows, *_all(columns), by_blocked=by_blocked)
 

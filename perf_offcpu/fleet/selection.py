@@ -71,12 +71,9 @@ def utc(ns: int) -> str:
 
 
 def parse_time(option: str, text: str, now_ns: int) -> int:
-    """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`.
+    """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`; else raise UsageError.
 
     A time before 1970 becomes 1970, a time after 2200 becomes 2200: no dataset has others.
-
-    Raises:
-        UsageError: the text has none of these forms.
     """
     ago_ns = time_ns(text[1:]) if text.startswith("-") else None
     if ago_ns is not None:
@@ -86,20 +83,16 @@ def parse_time(option: str, text: str, now_ns: int) -> int:
     try:
         moment = datetime.datetime.fromisoformat(day + text)
     except ValueError:
-        raise UsageError(
-            f"{option}: '{text}' is not a time: 2026-11-22T14:00 (UTC), 14:00 (today, UTC), -2h, -3d"
-        ) from None
-    offset = moment.utcoffset() or datetime.timedelta()
-    seconds = calendar.timegm(moment.timetuple()) - int(offset.total_seconds())
-    return min(max(0, seconds * _GIGA + moment.microsecond * 1000), _LAST_NS)
+        forms = "2026-11-22T14:00 (UTC), 14:00 (today, UTC), -2h, -3d"
+        raise UsageError(f"{option}: '{text}' is not a time: {forms}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    microseconds = (moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1)
+    return min(max(0, microseconds * 1000), _LAST_NS)
 
 
 def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return name → values of texts such as `service=web`; several values of a name are alternatives.
-
-    Raises:
-        UsageError: a text does not have this form.
-    """
+    """Return name → values of texts such as `service=web`; several values of a name are alternatives."""
     labels: dict[str, tuple[str, ...]] = {}
     for text in texts:
         match = _LABEL.fullmatch(text)
@@ -110,12 +103,9 @@ def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]
 
 
 def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
-    """Return a selection with other hosts or times: `version=1.4`, or `since=-2d,until=-1d`.
+    """Return a selection with other hosts or times: `version=1.4`, or `since=-2d,until=-1d`; else raise UsageError.
 
     Given labels replace labels of the same name; a given time or host replaces times or hosts.
-
-    Raises:
-        UsageError: the text does not have this form.
     """
     given = parse_labels("--baseline", text.split(","))
     times = {name: given.pop(name)[-1] for name in ("since", "until") if name in given}
@@ -135,8 +125,7 @@ def filtered(samples: Any, selection: Selection) -> Any:
     """Return the rows of an Ibis table `samples` that match all criteria but hosts and labels."""
     import ibis
 
-    conditions: list[Any] = [samples.event.isin(selection.events)]
-    conditions += in_hours(samples, selection)
+    conditions = [samples.event.isin(selection.events), *in_hours(samples, selection)]
     if selection.since_ns is not None:
         conditions.append(samples.time_ns >= selection.since_ns)
     if selection.until_ns is not None:
@@ -147,12 +136,9 @@ def filtered(samples: Any, selection: Selection) -> Any:
     if selection.idle != "show":
         conditions.append(samples.idle == (selection.idle == "only"))
     if selection.objects:
-        conditions.append(
-            ibis.or_(*(samples.object.re_search(_pattern(pattern_text)) for pattern_text in selection.objects))
-        )
+        conditions.append(ibis.or_(*(samples.object.re_search(_pattern(pattern)) for pattern in selection.objects)))
     if selection.containers:
-        starts = (samples.container.startswith(container) for container in selection.containers)
-        conditions.append(ibis.or_(*starts))
+        conditions.append(ibis.or_(*map(samples.container.startswith, selection.containers)))
     return samples.filter(*conditions)
 
 

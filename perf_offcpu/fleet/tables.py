@@ -6,7 +6,7 @@ from __future__ import annotations
 import decimal
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perf_offcpu.dataset.schema import PARTITIONS, TABLES, VERSION, Column
@@ -42,18 +42,13 @@ class Tables:
     opened: dict[str, Any]  # name → ibis Table
 
     def table(self, name: str) -> Any:
-        """Return a table; one that no recording filled has no rows.
-
-        Raises:
-            UsageError: its columns are others.
-            PerfOffcpuError: the engine cannot read it.
-        """
+        """Return a table, without rows if no recording filled it; raise UsageError if it has other columns."""
         if name not in self.opened:
             with self.engine.asked():
-                found = self._open(name)
+                table = self._open(name)
             if self.dataset is not None:
-                self._check_columns(name, found.schema())
-            self.opened[name] = found
+                self._check_columns(name, table.schema())
+            self.opened[name] = table
         return self.opened[name]
 
     def _check_columns(self, name: str, schema: Any) -> None:
@@ -61,22 +56,20 @@ class Tables:
         import ibis
 
         for column in TABLES[name]:
-            wanted, found = ibis.dtype(_ibis_type(column)), schema.get(column.name)
-            if found is not None and (_plain(found) == _plain(wanted) or found.is_integer() and wanted.is_integer()):
+            wanted, present = ibis.dtype(_ibis_type(column)), schema.get(column.name)
+            is_same = present is not None and _plain(present) == _plain(wanted)
+            if is_same or (present is not None and present.is_integer() and wanted.is_integer()):
                 continue
-            problem = f"no column '{column.name}'" if found is None else f"{column.name} of type {_plain(found)}"
+            problem = f"{column.name} of type {_plain(present)}" if present else f"no column '{column.name}'"
             raise UsageError(
                 f"{self.path}: table {name} has {problem}: the first of its files at least was written by "
                 "another version or program"
             )
 
     def check_versions(self, until_ns: int | None = None) -> None:
-        """Check the segments up to a time: rows of another version may mean something else.
+        """Raise PerfOffcpuError if a segment up to a time is of another version: its rows may mean something else.
 
         Files of the table hosts stand for those of their segments: they are small, and each query reads them.
-
-        Raises:
-            PerfOffcpuError: a segment is of another version.
         """
         from perf_offcpu.dataset.parquet import VERSION_KEY, wrong_version
 
@@ -87,9 +80,8 @@ class Tables:
 
     def _open(self, name: str) -> Any:
         if self.dataset is None:
-            if name in _LATER and name not in self.engine.backend.list_tables():
-                return self._empty(name)
-            return self._of_database(name)
+            is_missing = name in _LATER and name not in self.engine.backend.list_tables()
+            return self._empty(name) if is_missing else self._of_database(name)
         files = self.dataset.files(name)
         return self.engine.read(files, f"{self.path}/{name}", name) if files else self._empty(name)
 
@@ -123,11 +115,10 @@ def _plain(type_: Any) -> str:
 def open_tables(path: str, engine: Engine) -> Tables:
     """Return the tables of a dataset; of a database by their names, for which the path has no meaning.
 
-    Raises:
-        UsageError: there is no dataset at this path.
-        PerfOffcpuError: it is of another version, or damaged.
+    Raise UsageError if there is no dataset, PerfOffcpuError if it is of another version, or damaged.
     """
     from perf_offcpu.dataset.dataset import open_dataset
+    from perf_offcpu.dataset.parquet import check_version
 
     if not engine.reads_files:
         return Tables(path, engine, None, {})
@@ -138,30 +129,19 @@ def open_tables(path: str, engine: Engine) -> Tables:
             f"{path}: no dataset, or nothing was written to it yet: there are no Parquet files in "
             "samples/date=…/hour=…/"
         )
-    _check_version(dataset, files)
+    for name in {files[0], files[-1]}:
+        try:
+            file = dataset.store.reader(name.removeprefix(f"{dataset.url}/"))
+        except FileNotFoundError as problem:
+            raise FileGoneError(f"{name}: {problem.strerror}") from None
+        with file:
+            check_version(file, name)
     engine.use_store(dataset.store)
     return Tables(dataset.url, engine, dataset, {})
 
 
-def _check_version(dataset: Dataset, files: Sequence[str]) -> None:
-    """Raise PerfOffcpuError if the first or last file is damaged or of another version."""
-    from perf_offcpu.dataset.parquet import check_version
-
-    for path in {files[0], files[-1]}:
-        try:
-            file = dataset.store.reader(path.removeprefix(f"{dataset.url}/"))
-        except FileNotFoundError as problem:
-            raise FileGoneError(f"{path}: {problem.strerror}") from None
-        with file:
-            check_version(file, path)
-
-
 def ask(tables: Tables, query: str) -> dict[str, list[Any]]:
-    """Return the columns of the result: name → values.
-
-    Raises:
-        PerfOffcpuError: the engine refused the query.
-    """
+    """Return the columns of the result of a query: name → values; raise PerfOffcpuError."""
     tables.check_versions()
     for name in TABLES:
         if re.search(rf"\b{name}\b", query, re.IGNORECASE):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print tables and stacks of a dataset in the form of the report."""
+"""Print tables, stacks and comparisons of a dataset in the form of the report."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections.abc import Iterator, Sequence
 
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
+from perf_offcpu.fleet.compare import FEWEST, STACK, Change, Changes, Comparison, Outlier, Outliers
 from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
+from perf_offcpu.fleet.significance import SIGNIFICANT
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Column, Style
 from perf_offcpu.report.tables import TITLES, coloured_table
-from perf_offcpu.report.terminal import frame_lines
+from perf_offcpu.report.terminal import frame_lines, shares
+from perf_offcpu.report.totals import Total
+from perf_offcpu.report.verdict.text import wrapped
+from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
+from perf_offcpu.units import UNITS
 
 _NUMBERS = ("pid", "tid", "cpu")
 _MOST_GAPS = 10
@@ -25,28 +31,13 @@ def head(facts: Head, style: Style) -> Iterator[str]:
     yield say.comment(f"Dataset:  {facts.source}")
     yield say.comment(f"Selected: {facts.selection}")
     times = f"{utc(facts.first_ns)} to {utc(facts.last_ns)} UTC, {hours(facts.recorded_ns)} in all"
-    facts_known = (
-        f"{say.plural(facts.hosts, 'host')}, {times}" if facts.hosts else "not known: the table hosts is empty"
-    )
-    yield say.comment(f"Recorded: {facts_known}")
+    hosts = f"{say.plural(facts.hosts, 'host')}, {times}" if facts.hosts else "not known: the table hosts is empty"
+    yield say.comment(f"Recorded: {hosts}")
     if facts.periods and EVENT_NAME in facts.events:
         ends = dict.fromkeys((facts.periods[0], facts.periods[-1]))
         periods = " to ".join(f"{ns / 1e6:g} ms" for ns in ends)
         text = f"One sample for each {periods} of waiting of a thread: waits and lengths are estimated."
         yield say.comment(text)
-
-
-def _gaps(facts: Head) -> Iterator[str]:
-    """Return the lines on time that hosts did not record."""
-    if not facts.gaps:
-        return
-    whole = sum(gap.ns for gap in facts.gaps)
-    share = _share(whole, whole + facts.recorded_ns)
-    yield say.comment(f"Not recorded: {hours(whole)}, {share} of the time of these hosts")
-    for gap in facts.gaps[:_MOST_GAPS]:
-        yield say.comment(f"{hours(gap.ns):>10}  {gap.cause}, {gap.host}")
-    if more := facts.gaps[_MOST_GAPS:]:
-        yield say.comment(f"{hours(sum(gap.ns for gap in more)):>10}  in {len(more)} more rows (--json)")
 
 
 def hours(ns: int) -> str:
@@ -59,11 +50,12 @@ def report(facts: Head, tables: Sequence[Table], idle: int, style: Style) -> Ite
     yield from head(facts, style)
     yield say.comment(f"Total:    {say.exact_amount(tables[0].weight, facts.unit, style)}")
     if idle and idle < tables[0].weight:
-        share = _share(idle, tables[0].weight)
+        share = say.share(idle, tables[0].weight)
         text = f"{share} are of threads that merely wait for work (--idle hide leaves them out)"
         yield say.comment(f"Idle:     {text}")
     for table in tables:
-        yield from _table(table, facts, style)
+        if table.rows:
+            yield from _table(table, facts, style)
     yield from _losses(facts)
 
 
@@ -77,104 +69,216 @@ def stacks(facts: Head, table: StackTable, style: Style) -> Iterator[str]:
         yield _stack_line(row, table.weight, facts, style)
         yield from frame_lines(row.frames, style)
     left = table.weight - sum(row.weight for row in table.rows)
-    if table.stacks > len(table.rows):
-        yield say.comment(
-            f"and {table.stacks - len(table.rows)} more stacks: {say.exact_amount(left, facts.unit, style)}"
-        )
+    yield from say.more_rows((table.stacks - len(table.rows), left), "stacks", facts.unit, style)
     yield from _losses(facts)
 
 
 def _stack_line(row: StackRow, whole: int, facts: Head, style: Style) -> str:
-    share = f"{_share(row.weight, whole):>9}"
-    unit = f" {style.unit}" if facts.unit == "ns" else ""
-    thing = "wait" if _is_waits(facts) else "sample"
-    classes = row.classes
-    shown = " ".join(f"{name} {100 * part / (row.weight or 1):.0f}%" for name, part in classes.items())
-    parts = [
-        row.comm,
-        say.amount(row.weight, facts.unit, style) + unit,
-        say.plural(row.waits, thing),
-        *([next(iter(classes))] if len(classes) == 1 else [shown]),
-    ]
-    return f"{style.paint(_colour(row.weight, whole), share)}  {'  '.join(filter(None, parts))}"
+    share = style.paint(say.share_colour(row.weight, whole), f"{say.share(row.weight, whole):>9}")
+    weight = f"{say.amount(row.weight, facts.unit, style)} {_unit(facts, style)}".rstrip()
+    waits = say.plural(row.waits, "wait" if _is_waits(facts) else "sample")
+    return "  ".join(filter(None, (share, row.comm, weight, waits, shares(row.classes))))
 
 
 def _table(table: Table, facts: Head, style: Style) -> Iterator[str]:
-    if not table.rows:
-        return
     by = "what was waited for" if table.keys == ("class",) else ", ".join(table.keys)
     by += ", longest blocked first" if table.by_blocked else ""
     yield from say.section(f"{_subject(facts).capitalize()} by {printable(by)}", style)
     yield from coloured_table(list(_columns(table, facts, style)), style)
-    rows, weight = table.more
-    if rows:
-        yield say.comment(f"and {rows} more rows: {say.exact_amount(weight, facts.unit, style)}")
+    yield from say.more_rows(table.more, "rows", facts.unit, style)
 
 
 def _columns(table: Table, facts: Head, style: Style) -> Iterator[Column]:
-    rows = table.rows
-    unit = f" {style.unit}" if facts.unit == "ns" else ""
+    rows, is_waits, title = table.rows, _is_waits(facts), _weight_title(facts)
 
     def amounts(title: str, values: Sequence[int | None], spare: int = 0) -> Column:
-        return Column(title, [say.amount(value, facts.unit, style) for value in values], spare=spare)
+        cells = [say.amount(value, facts.unit, style) for value in values]
+        return Column(f"{title} {_unit(facts, style)}".rstrip(), cells, spare=spare)
 
-    is_waits = _is_waits(facts)
-    title = weight_title(facts)
-    yield Column("Share", [_share(row.weight, table.weight) for row in rows])
-    yield amounts(f"{title}{unit}", [row.weight for row in rows])
-    counts = [f"{row.waits}{'' if row.waits_are_exact else '+'}" for row in rows]
-    yield Column("Waits" if is_waits else "Samples", counts, spare=1)
+    totals = [Total(row.weight, row.waits, row.waits_are_exact) for row in rows]
+    yield Column("Share", [say.share(row.weight, table.weight) for row in rows])
+    yield amounts(title, [row.weight for row in rows])
+    yield Column("Waits" if is_waits else "Samples", list(map(say.count_text, totals)), spare=1)
     if is_waits:
-        yield amounts(f"Average{unit}", list(map(_average, rows)), spare=4)
-        yield amounts(f"Run queue{unit}", [row.runq for row in rows], spare=5)
+        yield amounts("Average", [total.average for total in totals], spare=4)
+        yield amounts("Run queue", [row.runq for row in rows], spare=5)
     if table.by_blocked:
-        yield amounts(f"Blocked{unit}", [row.blocked for row in rows])
+        yield amounts("Blocked", [row.blocked for row in rows])
     if any(row.recorded_ns for row in rows):
         yield Column("Recorded", [hours(row.recorded_ns) for row in rows], spare=3)
         rates = [f"{row.weight / row.recorded_ns:.3f}" if row.recorded_ns else say.NOT_KNOWN for row in rows]
         yield Column(f"{title} s/s", rates, spare=2)
-    for index, key in enumerate(table.keys):
-        title = TITLES.get(key, printable(key).capitalize())
-        yield Column(title, [row.values[index] for row in rows], left=key not in _NUMBERS)
+    yield from _key_columns(table.keys, rows, _NUMBERS)
     if table.keys == ("class",):
         meanings = [BY_LABEL[row.values[0]].row.meaning if row.values[0] in BY_LABEL else "" for row in rows]
         yield Column("Waits for", meanings, left=True, spare=6)
 
 
-def _average(row: Row) -> int | None:
-    return (row.weight + row.waits // 2) // row.waits if row.waits and row.waits_are_exact else None
+def _key_columns(
+    keys: Sequence[str], rows: Sequence[Row] | Sequence[Change] | Sequence[Outlier], right: Sequence[str] = ()
+) -> Iterator[Column]:
+    """Return the columns of the values of keys; keys in `right` are aligned to the right."""
+    for index, key in enumerate(keys):
+        title = TITLES.get(key, printable(key).capitalize())
+        yield Column(title, [row.values[index] for row in rows], left=key not in right)
 
 
 def _subject(facts: Head) -> str:
     return "off-cpu time" if _is_waits(facts) else ", ".join(facts.events)
 
 
-def weight_title(facts: Head) -> str:
-    """Return the title of a column of weights."""
+def _weight_title(facts: Head) -> str:
     if _is_waits(facts):
         return "Off-cpu"
     return facts.events[0].capitalize() if len(facts.events) == 1 else "Weight"
+
+
+def _unit(facts: Head, style: Style) -> str:
+    """Return the unit of weights; "" for counts of occurrences."""
+    return style.unit if facts.unit == "ns" else ""
 
 
 def _is_waits(facts: Head) -> bool:
     return facts.events == (EVENT_NAME,)
 
 
-def _share(weight: int, whole: int) -> str:
-    return f"{100 * weight / whole if whole else 0:.2f}%"
-
-
-def _colour(weight: int, whole: int) -> str:
-    percent = 100 * weight / (whole or 1)
-    return say.RED if percent >= 5 else say.GREEN if percent >= 0.5 else ""
-
-
 def _losses(facts: Head) -> Iterator[str]:
     yield "#"
-    yield from _gaps(facts)
+    if facts.gaps:
+        whole = sum(gap.ns for gap in facts.gaps)
+        share = say.share(whole, whole + facts.recorded_ns)
+        yield say.comment(f"Not recorded: {hours(whole)}, {share} of the time of these hosts")
+    for gap in facts.gaps[:_MOST_GAPS]:
+        yield say.comment(f"{hours(gap.ns):>10}  {gap.cause}, {gap.host}")
+    if more := facts.gaps[_MOST_GAPS:]:
+        yield say.comment(f"{hours(sum(gap.ns for gap in more)):>10}  in {len(more)} more rows (--json)")
     for title, counts in (("Samples to know about", facts.notes), ("Lost or damaged", facts.losses)):
         if counts:
             yield say.comment(title)
             yield from (say.comment(f"{count:>10}  {cause}") for cause, count in counts.items())
     if not facts.losses:
         yield say.comment("Nothing was lost.")
+
+
+@frozen
+class _Rates:
+    """The form of rates of a selection: `Off-cpu ms` per second, `Instructions` per second."""
+
+    style: Style
+    facts: Head
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of weights; "" for counts of occurrences."""
+        return _unit(self.facts, self.style)
+
+    @property
+    def subject(self) -> str:
+        """Return the name of weights, with their unit."""
+        return f"{_weight_title(self.facts)} {self.unit}".rstrip()
+
+    def text(self, rate: float, *, sign: bool = False) -> str:
+        """Return a weight by ns of recorded time as one by second."""
+        value = rate * 1e9 / (UNITS[self.unit] if self.unit else 1)
+        return f"{value:+.3f}" if sign else f"{value:.3f}"
+
+    def both(self, row: Change) -> str:
+        """Return the rates before and after a change."""
+        return f"{self.text(row.before)} → {self.text(row.after)}"
+
+
+def comparison(compared: Comparison, old: Head, new: Head, style: Style, limit: int | None) -> Iterator[str]:
+    """Return the lines of a comparison."""
+    yield from head(new, style)
+    yield say.comment(f"Baseline: {old.selection}")
+    yield from map(say.comment, wrapped(list(_method(compared))))
+    rates, total = _Rates(style, new), compared.total
+    yield say.comment(f"Total:    {rates.both(total)} {rates.unit}/s of a host, {_percent(total)}, p {total.p:.4f}")
+    for table in compared.tables:
+        yield from _changes(table, rates, limit)
+
+
+def _method(compared: Comparison) -> Iterator[str]:
+    first, second = compared.hosts
+    if compared.paired:
+        yield f"{say.plural(first, 'host')} compared with themselves."
+    else:
+        yield f"{say.plural(first, 'host')} of the baseline compared with {second} others."
+    if compared.left_out:
+        where = "one side" if compared.paired else "both sides"
+        yield f"{say.plural(compared.left_out, 'host')} left out: on {where}."
+    verdicts = compared.tables[0].verdicts
+    every = f"all {verdicts.assignments}" if verdicts.exact else f"{verdicts.assignments}"
+    yield (
+        f"p: the part of {every} assignments of hosts in which any row of the table changes as much, in its "
+        f"standard errors; below {SIGNIFICANT:g} it is no chance."
+    )
+    if verdicts.least_p >= SIGNIFICANT:
+        yield f"So few hosts cannot show a change: no p is below {verdicts.least_p:.2g}."
+
+
+def _changes(table: Changes, rates: _Rates, limit: int | None) -> Iterator[str]:
+    """Return the significant rows of a table, and how many others there are."""
+    real = [row for row in table.rows if row.is_significant]
+    if table.keys == STACK:
+        yield from say.section(f"Stacks, {rates.subject} per second of a host, root first", rates.style)
+        for row in real[:limit]:
+            colour = say.RED if row.change > 0 else say.GREEN
+            change = rates.style.paint(colour, rates.text(row.change, sign=True))
+            yield f"{change}  {rates.both(row)}  {_percent(row)}  p {row.p:.4f}  {row.values[0]}"
+            yield from frame_lines(row.frames, rates.style)
+    else:
+        title = f"{rates.subject} per second of a host, by {printable(', '.join(table.keys))}"
+        yield from say.section(title, rates.style)
+        yield from _change_table(table.keys, real[:limit], rates)
+    if limit is not None and len(real) > limit:
+        yield say.comment(f"and {len(real) - limit} more rows that changed")
+    if noise := len(table.rows) - len(real):
+        yield say.comment(f"{say.plural(noise, 'row')} of {len(table.rows)} changed no more than by chance")
+
+
+def _change_table(keys: Sequence[str], rows: Sequence[Change], rates: _Rates) -> Iterator[str]:
+    columns = [
+        Column("Before", [rates.text(row.before) for row in rows]),
+        Column("After", [rates.text(row.after) for row in rows]),
+        Column("Change", [rates.text(row.change, sign=True) for row in rows]),
+        Column("%", list(map(_percent, rows)), spare=1),
+        Column("p", [f"{row.p:.4f}" for row in rows], spare=2),
+        *_key_columns(keys, rows),
+    ]
+    return coloured_table(columns, rates.style) if rows else iter(())
+
+
+def outliers(unlike: Outliers, new: Head, style: Style, limit: int | None) -> Iterator[str]:
+    """Return the lines about hosts that are unlike the others."""
+    rates = _Rates(style, new)
+    yield from head(new, style)
+    groups = f" in {unlike.groups} services" if unlike.groups > 1 else ""
+    few = f" {say.plural(unlike.left_out, 'host')} in smaller groups left out." if unlike.left_out else ""
+    text = (
+        f"{say.plural(unlike.hosts, 'host')}{groups}, each compared with the median of the others.{few} "
+        f"z: distance in robust standard deviations; shown from {unlike.limit:.1f} on, and if it is 1 % of a "
+        f"host's {'off-cpu time' if rates.subject.startswith('Off-cpu') else 'weight'}."
+    )
+    yield from map(say.comment, wrapped([text]))
+    yield from say.section(f"Hosts unlike the others, by {printable(', '.join(unlike.keys))}", style)
+    rows = unlike.rows[:limit]
+    if not rows:
+        few = f"No host was compared: a service needs {FEWEST} hosts."
+        yield say.comment("No host is unlike the others." if unlike.hosts else few)
+        return
+    columns = [
+        Column("z", [f"{row.z:+.1f}" for row in rows]),
+        Column(f"{rates.subject}/s", [rates.text(row.rate) for row in rows]),
+        Column("Median", [rates.text(row.median) for row in rows]),
+        Column("Host", [row.host for row in rows], left=True),
+        *([Column("Service", [printable(row.group) for row in rows], left=True)] if groups else []),
+        *_key_columns(unlike.keys, rows),
+    ]
+    yield from coloured_table(columns, style)
+    if len(unlike.rows) > len(rows):
+        yield say.comment(f"and {len(unlike.rows) - len(rows)} more rows")
+
+
+def _percent(row: Change) -> str:
+    return f"{100 * row.change / row.before:+.1f} %" if row.before else "new"

@@ -131,13 +131,13 @@ def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
         parts += [f"{fact} {say.amount(ns, summary.unit, style)}" for fact, ns in lengths if ns is not None]
     if summary.is_offcpu:
         calls = {f"{printable(name)}()": part for name, part in row.syscalls.items() if name}
-        parts += [_shares(row.states), _shares(row.classes), _shares(calls)]
+        parts += [shares(row.states), shares(row.classes), shares(calls)]
     if row.still_blocked:
         parts.append(f"{row.still_blocked} still blocked at the end")
     return "  ".join(filter(None, parts))
 
 
-def _shares(weights: dict[str, int]) -> str:
+def shares(weights: dict[str, int]) -> str:
     """Return `S`, or several names with their shares."""
     whole = sum(weights.values())
     if len(weights) < 2:

@@ -12,8 +12,8 @@ from builders.dataset import BEGIN, HOUR, DatasetBuilder
 from builders.refused import refused
 
 from perf_offcpu.cli import main
-from perf_offcpu.fleet.diff.outliers import limit_of, robust_z
-from perf_offcpu.fleet.diff.significance import SIGNIFICANT, compare_groups, compare_pairs
+from perf_offcpu.fleet.compare import limit_of, robust_z
+from perf_offcpu.fleet.significance import SIGNIFICANT, compare_groups, compare_pairs
 
 LOCK, DISK = ["main", "f", "futex_wait_[k]"], ["main", "g", "io_schedule_[k]"]
 HALF = HOUR // 2

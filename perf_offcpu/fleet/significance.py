@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.fleet.queries import Selected, column_of, folded, grouped, ranked
 from perf_offcpu.structs import frozen
 
 F64 = NDArray[np.float64]
@@ -46,30 +43,19 @@ class Verdicts:
 
 
 def compare_groups(before: F64, after: F64) -> Verdicts:
-    """Compare two groups of different hosts.
-
-    Args:
-        before, after: float64[hosts, rows], the rate of each host; at least two hosts each.
-    """
+    """Compare two groups of different hosts, two at least in each: float64[hosts, rows], the rates."""
     values = np.concatenate([before, after])
     hosts, second = len(values), len(after)
     scale = _TINY * np.abs(values).mean(axis=0)
-    chosen = _subsets(hosts, second)
     # The data's own assignment: the last hosts are those of `after`.
-    own = np.zeros((1, hosts), np.float64)
-    own[0, len(before) :] = 1
-    observed = _welch(own, values, scale)[0]
+    observed = _welch(np.repeat([[0.0, 1.0]], [len(before), second], axis=1), values, scale)[0]
     twins = 2 if second == len(before) else 1
-    possible = math.comb(hosts, second)
-    return _verdicts(observed, chosen, lambda part: _welch(part, values, scale), possible, twins)
+    subsets, possible = _subsets(hosts, second), math.comb(hosts, second)
+    return _verdicts(observed, subsets, lambda part: _welch(part, values, scale), possible, twins)
 
 
 def compare_pairs(change: F64) -> Verdicts:
-    """Compare hosts with themselves.
-
-    Args:
-        change: float64[hosts, rows], the difference of the rates of each host; at least two hosts.
-    """
+    """Compare hosts with themselves, two at least: float64[hosts, rows], the differences of the rates."""
     hosts = len(change)
     scale = _TINY * np.abs(change).mean(axis=0)
     squares = (change**2).sum(axis=0)
@@ -96,18 +82,15 @@ def _welch(second: F64, values: F64, scale: F64) -> F64:
 
 
 def _ratio(change: F64, error: F64) -> F64:
-    ratio: F64 = np.divide(change, error, out=np.zeros_like(change), where=error > 0)
-    return ratio
+    return np.divide(change, error, out=np.zeros_like(change), where=error > 0)
 
 
 def _verdicts(
     observed: F64, assignments: F64, statistic: Callable[[F64], F64], possible: float, twins: int
 ) -> Verdicts:
-    """Count the assignments that reach each |t|.
+    """Count the assignments, of all that are possible, that reach each |t|.
 
-    Args:
-        possible: number of all assignments.
-        twins: number of assignments with the same |t| for any data: 2 if sides can be swapped.
+    `twins` assignments have the same |t| for any data: 2 if sides can be swapped.
     """
     size = np.abs(observed) * (1 - 1e-9)  # sums in another order differ by rounding
     reached = np.zeros(len(observed), np.int64)
@@ -138,59 +121,3 @@ def _signs(hosts: int) -> F64:
     if 2**hosts <= _ASSIGNMENTS:
         return np.array(list(itertools.product((1.0, -1.0), repeat=hosts)), np.float64)
     return np.random.default_rng(_SEED).choice((1.0, -1.0), (_ASSIGNMENTS, hosts))
-
-
-MOST = 200
-"""Largest number of rows that are compared: the heaviest ones."""
-Key = tuple[Any, ...]
-
-
-@frozen
-class Cube:
-    """Sums of a selection by host and keys, kept by the engine."""
-
-    selected: Selected
-    groups: Any  # an Ibis table
-    recorded: dict[str, int]  # host_id → ns; hosts without recorded time are not in it
-
-
-def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
-    """Sum the samples of a selection by host and keys, in one pass over the files."""
-    groups = selected.tables.engine.kept(grouped(selected, ["host", *keys]))
-    recorded: Counter[str] = Counter()
-    for span in selected.spans:
-        recorded[span.host_id] += span.recorded_ns
-    return Cube(selected, groups, {host: ns for host, ns in sorted(recorded.items()) if ns > 0})
-
-
-def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
-    """Return the values of the heaviest rows of all cubes, sorted.
-
-    The order makes results repeatable: engines return rows of equal weight in any order, and the last digit
-    of a sum depends on the order.
-    """
-    columns = [column_of(key) for key in keys]
-    distinct_keys: dict[Key, None] = {}
-    for cube in cubes:
-        rows = cube.selected.tables.engine.run(ranked(folded(cube.groups, columns), MOST))
-        distinct_keys |= dict.fromkeys(zip(*(rows[column] for column in columns), strict=True))
-    return sorted(distinct_keys, key=repr)
-
-
-def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
-    """Return float64[hosts, rows]: weight by recorded time; 0 where a host has no samples of a row."""
-    import ibis
-
-    columns = [column_of(key) for key in keys]
-    per_host = folded(cube.groups, ["host", *columns])
-    types = {f"of_{column}": per_host[column].type() for column in columns}
-    wanted = ibis.memtable([dict(zip(types, row, strict=True)) for row in rows], schema=ibis.schema(types))
-    on = [per_host[column] == wanted[f"of_{column}"] for column in columns]
-    found = cube.selected.tables.engine.run(per_host.semi_join(wanted, on))
-    hosts, places = ({one: at for at, one in enumerate(ids)} for ids in (cube.recorded, rows))
-    result: F64 = np.zeros((len(hosts), len(rows)), np.float64)
-    values = zip(*(found[column] for column in columns), strict=True)
-    for host, row, weight in zip(found["host"], values, found["weight"], strict=True):
-        if host in hosts:
-            result[hosts[host], places[row]] += weight / cube.recorded[host]
-    return result

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare selections of a dataset, by keys, by comm and by stack; and find hosts unlike the others of their service.
+
+Rates are off-CPU time per second recorded. An outlier's rate in a row (a class) is compared with the median of
+its group, in units of the median absolute deviation: z = (x - median) / (1.4826 MAD). Where more than half of the
+hosts have the same rate, the MAD is 0 and z = (x - median) / (1.2533 mean absolute deviation). Both as in Iglewicz
+and Hoaglin, How to Detect and Handle Outliers, 1993, which takes |z| above 3.5 for an outlier; with many hosts and
+rows the limit is that of a normal distribution at which 5 % of tables have any false row (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from perf_offcpu.callpaths.options import Name
+from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.engine import records
+from perf_offcpu.fleet.profile import path_names, tree_of
+from perf_offcpu.fleet.queries import Selected, column_of, folded, grouped, host_names, ranked
+from perf_offcpu.fleet.report import SERVICE, labels_of_rows
+from perf_offcpu.fleet.significance import F64, SIGNIFICANT, Verdicts, compare_groups, compare_pairs
+from perf_offcpu.structs import frozen
+
+STACK = ("comm", "stack")
+MOST = 200
+"""Largest number of rows that are compared: the heaviest ones."""
+Key = tuple[Any, ...]
+
+
+@frozen
+class Cube:
+    """Sums of a selection by host and keys, kept by the engine."""
+
+    selected: Selected
+    groups: Any  # an Ibis table
+    recorded: dict[str, int]  # host_id → ns; hosts without recorded time are not in it
+
+    def folded(self, columns: Sequence[str], most: int | None = None) -> dict[str, list[Any]]:
+        """Return the columns of the sums by fewer keys; of `most` the heaviest ones."""
+        sums = folded(self.groups, columns)
+        return self.selected.tables.engine.run(sums if most is None else ranked(sums, most))
+
+
+def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
+    """Sum the samples of a selection by host and keys, in one pass over the files."""
+    groups = selected.tables.engine.kept(grouped(selected, ["host", *keys]))
+    return Cube(selected, groups, {host: ns for host, ns in sorted(selected.recorded.items()) if ns > 0})
+
+
+def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
+    """Return the values of the heaviest rows of all cubes, sorted.
+
+    The order makes results repeatable: engines return rows of equal weight in any order, and the last digit
+    of a sum depends on the order.
+    """
+    columns = [column_of(key) for key in keys]
+    results = [cube.folded(columns, MOST) for cube in cubes]
+    return sorted({row for rows in results for row in records(rows, columns)}, key=repr)
+
+
+def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
+    """Return float64[hosts, rows]: weight by recorded time; 0 where a host has no samples of a row."""
+    import ibis
+
+    columns = [column_of(key) for key in keys]
+    per_host = folded(cube.groups, ["host", *columns])
+    types = {f"of_{column}": per_host[column].type() for column in columns}
+    wanted = ibis.memtable([dict(zip(types, row, strict=True)) for row in rows], schema=ibis.schema(types))
+    on = [per_host[column] == wanted[f"of_{column}"] for column in columns]
+    sums = cube.selected.tables.engine.run(per_host.semi_join(wanted, on))
+    host_rows, places = ({key: place for place, key in enumerate(keys)} for keys in (cube.recorded, rows))
+    result: F64 = np.zeros((len(host_rows), len(rows)), np.float64)
+    for host, row, weight in zip(sums["host"], records(sums, columns), sums["weight"], strict=True):
+        if host in host_rows:
+            result[host_rows[host], places[row]] += weight / cube.recorded[host]
+    return result
+
+
+@frozen
+class Change:
+    """One row of both selections; rates are means over hosts."""
+
+    values: tuple[str, ...]
+    frames: tuple[Name, ...]  # of a stack, root first
+    before: float
+    after: float
+    p: float
+
+    @property
+    def change(self) -> float:
+        """Return after minus before."""
+        return self.after - self.before
+
+    @property
+    def is_significant(self) -> bool:
+        """Return True if the change is unlikely to be chance."""
+        return self.p < SIGNIFICANT
+
+
+@frozen
+class Changes:
+    """Rows, significant ones first, by absolute change."""
+
+    keys: tuple[str, ...]
+    rows: list[Change]
+    verdicts: Verdicts
+
+
+@frozen
+class Comparison:
+    """Two selections, compared."""
+
+    paired: bool  # the same hosts, at two times
+    hosts: tuple[int, int]  # compared, before and after
+    left_out: int  # hosts that are on one side only, or on both where groups are compared
+    total: Change
+    tables: list[Changes]
+
+
+def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Comparison:
+    """Compare two selections, first by the keys; raise UsageError if there are not two hosts on each side."""
+    needed = [*keys, *(key for key in STACK if key not in keys)]
+    sides = _Sides(cube_of(before, needed), cube_of(after, needed))
+    tables = [_by_keys(sides, of) for of in dict.fromkeys((tuple(keys), ("comm",)))]
+    total = sides.changes((), [()], [()], sides.totals()).rows[0]
+    return Comparison(sides.paired, sides.hosts, sides.left_out, total, [*tables, _by_stack(sides)])
+
+
+class _Sides:
+    """The hosts of the two sides that are compared."""
+
+    def __init__(self, before: Cube, after: Cube) -> None:
+        self.cubes = before, after
+        ids = [list(cube.recorded) for cube in self.cubes]
+        common = set(ids[0]) & set(ids[1])
+        self.paired = len(common) >= 2 and 2 * len(common) >= min(map(len, ids))
+        # The rows of the compared hosts; of paired hosts in the same order on both sides.
+        self._rows = [[row for row, host in enumerate(side) if (host in common) == self.paired] for side in ids]
+        self.hosts = len(self._rows[0]), len(self._rows[1])
+        compared = self.hosts[0] if self.paired else sum(self.hosts)
+        self.left_out = len({*ids[0], *ids[1]}) - compared
+        if min(self.hosts) < 2:
+            raise UsageError(
+                f"hosts are the samples of a comparison, and there are {len(ids[0])} in the baseline and "
+                f"{len(ids[1])} in the selection, {len(common)} of them in both: choose at least two on each "
+                "side, or at least two at two times"
+            )
+
+    def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
+        """Return the rates of the hosts of both sides."""
+        return [rates(cube, keys, rows)[hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
+
+    def totals(self) -> list[F64]:
+        """Return the rates of the hosts of both sides, float64[hosts, 1], over all rows."""
+        sides = []
+        for cube, hosts in zip(self.cubes, self._rows, strict=True):
+            weight = dict(records(cube.folded(["host"]), ("host", "weight")))
+            totals = [[weight.get(host, 0) / ns] for host, ns in cube.recorded.items()]
+            sides.append(np.array(totals, np.float64)[hosts])
+        return sides
+
+    def changes(
+        self, keys: tuple[str, ...], labels: Sequence[Key], frames: Sequence[tuple[Name, ...]], sides: Sequence[F64]
+    ) -> Changes:
+        """Return the table of the rates of both sides; texts decide the order of equal changes."""
+        before, after = sides
+        verdicts = compare_pairs(after - before) if self.paired else compare_groups(before, after)
+        means = [side.mean(axis=0).tolist() for side in sides]
+        rows = [Change(*row) for row in zip(labels, frames, *means, verdicts.p.tolist(), strict=True)]
+        rows.sort(key=lambda row: (not row.is_significant, -abs(row.change), row.values, row.frames))
+        return Changes(keys, rows, verdicts)
+
+
+def _by_keys(sides: _Sides, keys: tuple[str, ...]) -> Changes:
+    rows = heaviest(sides.cubes, keys)
+    labels = labels_of_rows(sides.cubes[1].selected, keys, rows)
+    return sides.changes(keys, labels, [()] * len(rows), sides.rates(keys, rows))
+
+
+def _by_stack(sides: _Sides) -> Changes:
+    """Compare stacks; stacks with the same names of functions are one row."""
+    rows = heaviest(sides.cubes, STACK)
+    first_ns: dict[int, int] = {}  # of a sample of each stack: the folder of that hour holds its names
+    for cube in sides.cubes:
+        first_ns |= dict(records(cube.folded(["stack"]), ("stack", "first_ns")))
+    comms, stacks = ([row[column] for row in rows] for column in range(2))
+    times, marks = [first_ns[stack] for stack in stacks], [1] * len(rows)
+    tree = tree_of(sides.cubes[1].selected.tables, comms, stacks, times, marks)
+    nodes, node_of = np.unique(tree.of_sample, return_inverse=True)
+    merged = [np.zeros((hosts, len(nodes)), np.float64) for hosts in sides.hosts]
+    for sums, side in zip(merged, sides.rates(STACK, rows), strict=True):
+        np.add.at(sums.T, node_of, side.T)
+    names = path_names(tree, nodes)
+    return sides.changes(STACK, [(path[0].label,) for path in names], [path[1:] for path in names], merged)
+
+
+_LIMIT = 3.5
+_FALSE_TABLES = 0.05
+FEWEST = 5
+"""Least number of hosts in a group: smaller groups have no outliers."""
+_SMALLEST = 0.01
+"""Smallest difference that matters, as a part of the whole rate of the median host."""
+
+
+@frozen
+class Outlier:
+    """A host with a rate unlike those of the others."""
+
+    host: str
+    group: str  # value of the label `service`; "" if there is none
+    values: tuple[str, ...]
+    rate: float
+    median: float  # of the group's hosts
+    z: float
+
+
+@frozen
+class Outliers:
+    """Hosts that are unlike the others, the most deviant first."""
+
+    keys: tuple[str, ...]
+    rows: list[Outlier]
+    limit: float  # |z| from which on a row is shown
+    groups: int
+    hosts: int  # compared
+    left_out: int  # in groups of fewer than five hosts
+
+
+def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
+    """Find the hosts with rates unlike those of the other hosts of their service."""
+    cube = cube_of(selected, keys)
+    rows = heaviest([cube], keys)
+    labels, rate = labels_of_rows(selected, keys, rows), rates(cube, keys, rows)
+    names = host_names(selected)
+    service_of = {span.host_id: span.labels.get(SERVICE, "") for span in selected.spans}
+    groups: dict[str, list[str]] = {}
+    for host in cube.recorded:
+        groups.setdefault(service_of[host], []).append(host)
+    compared = {service: hosts for service, hosts in groups.items() if len(hosts) >= FEWEST}
+    number = sum(map(len, compared.values()))
+    limit, row_of = limit_of(number * len(rows)), {host: row for row, host in enumerate(cube.recorded)}
+    outliers = []
+    for service, hosts in compared.items():
+        part = rate[[row_of[host] for host in hosts]]
+        z, median = robust_z(part), np.median(part, axis=0)
+        enough = np.abs(part - median) >= _SMALLEST * np.median(part.sum(axis=1))
+        for place, row in np.argwhere((np.abs(z) >= limit) & enough).tolist():
+            facts = (float(part[place, row]), float(median[row]), float(z[place, row]))
+            outliers.append(Outlier(names[hosts[place]], service, labels[row], *facts))
+    outliers.sort(key=lambda outlier: -abs(outlier.z))
+    return Outliers(tuple(keys), outliers, limit, len(compared), number, len(row_of) - number)
+
+
+def limit_of(cells: int) -> float:
+    """Return the |z| above which one of `cells` values is an outlier."""
+    return max(_LIMIT, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(cells, 1)))
+
+
+def robust_z(values: F64) -> F64:
+    """Return float64[hosts, rows]: z of each value in its column; 0 if all values are equal."""
+    away = values - np.median(values, axis=0)
+    spread = 1.4826 * np.median(np.abs(away), axis=0)
+    spread = np.where(spread > 0, spread, 1.2533 * np.abs(away).mean(axis=0))
+    return np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)
