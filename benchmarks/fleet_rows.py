@@ -32,11 +32,16 @@ sys.path.insert(0, str(ROOT))
 from perf_offcpu.binary.gather import offsets_of  # noqa: E402
 from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.callpaths.texts import Texts  # noqa: E402
-from perf_offcpu.dataset.content import content_id, content_of  # noqa: E402
-from perf_offcpu.dataset.dataset import open_dataset  # noqa: E402
-from perf_offcpu.dataset.layout import HOUR_NS, compacted_name, folder_of, segment_name  # noqa: E402
+from perf_offcpu.dataset.content import content_id, content_of, taken  # noqa: E402
+from perf_offcpu.dataset.dataset import (  # noqa: E402
+    HOUR_NS,
+    compacted_name,
+    folder_of,
+    open_dataset,
+    segment_name,
+)
 from perf_offcpu.dataset.parquet import ROW_GROUP, arrow_table, writer  # noqa: E402
-from perf_offcpu.dataset.rows import Host, budget_columns, sample_columns, span_of, taken  # noqa: E402
+from perf_offcpu.dataset.rows import Host, budget_columns, sample_columns, span_of  # noqa: E402
 from perf_offcpu.dataset.schema import FRAMES, TABLES  # noqa: E402
 from perf_offcpu.symbolize.load import load_profile  # noqa: E402
 from perf_offcpu.symbolize.options import SymbolizeOptions  # noqa: E402

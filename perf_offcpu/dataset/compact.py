@@ -20,10 +20,10 @@ import itertools
 from collections.abc import Iterator
 from typing import IO, Any
 
-from perf_offcpu.dataset.dataset import Dataset
-from perf_offcpu.dataset.layout import (
+from perf_offcpu.dataset.dataset import (
     COMPACTED,
     HOUR_NS,
+    Dataset,
     compacted_name,
     data_files,
     note_name,
@@ -73,30 +73,26 @@ class _Input:
 
 
 def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted | Exception]]:
-    """Merge the files of hours that ended before a time; only one process may do so at a time.
+    """Merge the files of hours that ended before a time, ns since 1970, UTC; one process at a time.
 
-    Args:
-        before_ns: ns since 1970, UTC.
-
-    Returns:
-        (folder, counts, or the error) for each partition with several files.
-
-    Raises:
-        PerfOffcpuError: another process compacts.
+    Yield (folder, counts, or the error) for each partition with several files. Raise PerfOffcpuError if another
+    process compacts.
     """
     with dataset.store.locked():
         for table in TABLES:
-            for hour, folder in dataset.folders(table, None, before_ns):
-                if (hour + 1) * HOUR_NS > before_ns:
-                    continue
+            for folder in _folders_before(dataset, table, before_ns):
                 try:
                     _complete(dataset, folder)
-                    done = _compact_folder(dataset, table, folder)
+                    if done := _compact_folder(dataset, table, folder):
+                        yield folder, done
                 except (PerfOffcpuError, OSError) as problem:
                     yield folder, problem
-                    continue
-                if done is not None:
-                    yield folder, done
+
+
+def _folders_before(dataset: Dataset, table: str, before_ns: int) -> Iterator[str]:
+    """Yield the partitions of the hours that ended at a time or before."""
+    folders = dataset.folders(table, None, before_ns)
+    return (folder for hour, folder in folders if (hour + 1) * HOUR_NS <= before_ns)
 
 
 def _complete(dataset: Dataset, folder: str) -> None:
@@ -120,8 +116,7 @@ def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | No
     if len(files) < 2:
         return None
     before = [file for file in files if COMPACTED.fullmatch(file)]
-    held = {name for file in before for name in dataset.held_by(folder, file, names)}
-    segments = (held | {*files}) - {*before}
+    segments = (dataset.held(folder, before, names) | {*files}) - {*before}
     compacted, done = compacted_name(sorted(segments)), Compacted(1, len(files))
     inputs = []
     for name in files:
@@ -134,8 +129,7 @@ def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | No
         if table not in _IDS and written != done.rows:
             raise PerfOffcpuError(f"{store.path(folder)}: {done.rows} rows were there, and {written} are merged")
         done.bytes_after = out.tell()
-        held = {*segments, *before} - {compacted}
-        put(store, f"{folder}/{note_name(compacted)}", note_of(held))
+        put(store, f"{folder}/{note_name(compacted)}", note_of({*segments, *before} - {compacted}))
     for name in files:
         if name != compacted:
             store.remove(f"{folder}/{name}")
@@ -158,14 +152,12 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
 def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:
     """Return the row groups of a file with the columns of the table; texts are dictionaries.
 
-    Raises:
-        PerfOffcpuError: it has other columns, or nulls where there are none.
+    Raise PerfOffcpuError if it has other columns, or nulls where there are none.
     """
     schema = arrow_schema(table, dictionaries=True)
     texts = [column.name for column in TABLES[table] if column.type == "string"]
-    path = f"{folder}/{name}"
-    shown = dataset.store.path(path)
-    with dataset.store.reader(path) as file:
+    shown = dataset.store.path(f"{folder}/{name}")
+    with dataset.store.reader(f"{folder}/{name}") as file:
         parquet = open_parquet(file, shown, texts)
         for group in range(parquet.num_row_groups):
             with refused(shown):
@@ -217,8 +209,7 @@ def _distinct(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -
 
 def _write(table: str, out: IO[bytes], tables: Iterator[Any]) -> int:
     """Write tables as row groups of ROW_GROUP rows; return the number of rows."""
-    pa = imported("pyarrow")
-    parquet, written = None, 0
+    pa, parquet, written = imported("pyarrow"), None, 0
     waiting: list[Any] = []
 
     def flush() -> None:
@@ -254,21 +245,14 @@ class Expired:
 
 
 def expire(dataset: Dataset, before_ns: int) -> Expired:
-    """Remove the hours that ended at a given time or earlier.
+    """Remove the hours that ended at a given time, ns since 1970, UTC, or earlier.
 
-    Args:
-        before_ns: ns since 1970, UTC.
-
-    Raises:
-        PerfOffcpuError: another process compacts or expires.
-        OSError: a file cannot be removed.
+    Raise PerfOffcpuError if another process compacts or expires, OSError if a file cannot be removed.
     """
     done, store = Expired(), dataset.store
     with store.locked():
         for table in _ORDER:
-            for hour, folder in list(dataset.folders(table, None, before_ns)):
-                if (hour + 1) * HOUR_NS > before_ns:
-                    continue
+            for folder in list(_folders_before(dataset, table, before_ns)):
                 names = store.names(folder)
                 for name in names:
                     store.remove(f"{folder}/{name}")

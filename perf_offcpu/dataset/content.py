@@ -21,7 +21,7 @@ from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.callpaths.texts import Texts, merged, named
 from perf_offcpu.dataset.schema import FRAMES
-from perf_offcpu.model.columns import I64, distinct
+from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.stacks import paths_of_nodes
 from perf_offcpu.structs import frozen
@@ -46,11 +46,7 @@ class Content:
     frames: dict[str, Any]  # columns of schema.FRAMES, ascending by id
 
     def of_stacks(self, ids: I64) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the columns of STACKS and FRAMES for some stacks; id 0 stands for no stack.
-
-        Args:
-            ids: int64[n], of this content, in any order, also repeated.
-        """
+        """Return the columns of STACKS and FRAMES for some stacks: ids of this content, 0 none, in any order."""
         import pyarrow as pa
 
         ids = distinct(ids)
@@ -58,16 +54,18 @@ class Content:
         lengths = np.diff(self.offsets)[rows]
         offsets = offsets_of(lengths)
         values = self.frame_ids[np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])]
-        lists = pa.ListArray.from_arrays(
-            offsets.astype(np.int32), values, pa.list_(pa.field("element", pa.int64(), nullable=False))
-        )
+        list_type = pa.list_(pa.field("element", pa.int64(), nullable=False))
+        lists = pa.ListArray.from_arrays(offsets.astype(np.int32), values, list_type)
         kept = np.searchsorted(self.frames["frame_id"], distinct(values))
-        frames = {name: _taken(column, kept) for name, column in self.frames.items()}
+        frames = {name: taken(column, kept) for name, column in self.frames.items()}
         return {"stack_id": self.stack_ids[rows], "frame_ids": lists}, frames
 
 
-def _taken(column: Any, rows: I64) -> Any:
-    return Texts(column.texts, column.codes[rows]) if isinstance(column, Texts) else column[rows]
+def taken(column: Any, rows: I64 | Bool | slice) -> Any:
+    """Return some rows of a column of a table: texts, numbers, or a pair of numbers and a mask."""
+    if isinstance(column, Texts):
+        return Texts(column.texts, column.codes[rows])
+    return tuple(part[rows] for part in column) if isinstance(column, tuple) else column[rows]
 
 
 def content_of(profile: Profile) -> Content:
@@ -94,11 +92,7 @@ def content_of(profile: Profile) -> Content:
 
 
 def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
-    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of the table.
-
-    Args:
-        rows: int64[k], the frames that are needed.
-    """
+    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of the table."""
     frames = profile.frames.take(rows)
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
     build_ids = merged([profile.build_id(dso) for dso in dsos.tolist()], of_dso.astype(np.int64))
@@ -117,20 +111,19 @@ def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
     }
     parts = [column.codes if isinstance(column, Texts) else column for column in columns.values()]
     first, group_of = group(*parts)
-    ids = np.array(_ids({name: _taken(column, first) for name, column in columns.items()}), np.int64)
+    ids = np.array(_ids({name: taken(column, first) for name, column in columns.items()}), np.int64)
     unique, place = np.unique(ids, return_index=True)
     id_of = np.zeros(len(profile.frames), np.int64)
     id_of[rows] = ids[group_of]
-    return id_of, {"frame_id": unique} | {name: _taken(column, first[place]) for name, column in columns.items()}
+    return id_of, {"frame_id": unique} | {name: taken(column, first[place]) for name, column in columns.items()}
 
 
 def _ids(columns: dict[str, Any]) -> list[int]:
     """Return the id of each row."""
-    texts: list[list[str]] = []
-    for name in (column.name for column in FRAMES[1:]):
-        column = columns[name]
-        if isinstance(column, Texts):
-            texts.append([column.texts[code] for code in column.codes.tolist()])
-        else:
-            texts.append([str(int(value)) for value in column.tolist()])
+    texts = [
+        [values.texts[code] for code in values.codes.tolist()]
+        if isinstance(values := columns[column.name], Texts)
+        else [str(int(value)) for value in values.tolist()]
+        for column in FRAMES[1:]
+    ]
     return [content_id("\0".join(row).encode()) for row in zip(*texts, strict=True)]

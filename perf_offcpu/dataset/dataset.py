@@ -1,23 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a dataset and list its files, without files whose rows are in a compacted file."""
+"""Name the folders and files of a dataset, and list them without files whose rows are in a compacted file.
+
+samples/date=2026-11-22/hour=14/web1-1795237533106477182-1795237593106477182-5f3a9c01.parquet
+                                host-begin-end-digest: a segment; written again, it replaces itself
+samples/date=2026-11-22/hour=14/compacted-77d0c3a1b2e4f560.parquet
+                                several segments in one
+samples/date=2026-11-22/hour=14/_compacted-77d0c3a1b2e4f560.json.zz
+                                the names of these segments (`dataset.compact`)
+"""
 
 from __future__ import annotations
 
+import datetime
+import hashlib
+import json
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 
-from perf_offcpu.dataset.layout import (
-    COMPACTED,
-    HOUR_NS,
-    data_files,
-    files_of_note,
-    hour_of_folder,
-    note_name,
-)
 from perf_offcpu.dataset.schema import TABLES
-from perf_offcpu.dataset.store import Store, imported, open_store, read_all
+from perf_offcpu.dataset.store import SUFFIX, Store, imported, open_store, read_all
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.structs import frozen
+
+HOUR_NS = 3600 * 10**9
+_NOTE = ".json.zz"
+_LONGEST_NOTE = 1 << 28
+COMPACTED = re.compile(r"compacted-([0-9a-f]{16})\.parquet", re.ASCII)
+_PARTITIONS = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)", re.ASCII)
+_EPOCH = datetime.datetime(1970, 1, 1)
+_LAST_HOUR = (datetime.datetime(2200, 1, 1) - _EPOCH) // datetime.timedelta(hours=1)
+_UNUSUAL = re.compile(r"[^A-Za-z0-9.-]+")
+_LONGEST = 60
+
+
+def folder_of(hour: int) -> str:
+    """Return the partitions of an hour, counted from 1970, UTC: `date=2026-11-22/hour=14`; or PerfOffcpuError."""
+    if not 0 <= hour < _LAST_HOUR:
+        raise PerfOffcpuError("times are not between 1970 and 2200: the recording's clocks are damaged")
+    time = _EPOCH + datetime.timedelta(hours=hour)
+    return f"date={time:%Y-%m-%d}/hour={time:%H}"
+
+
+def hour_of_folder(date: str, hour: str) -> int | None:
+    """Return the hour of a pair of folders, counted from 1970; None if they are no partitions."""
+    match = _PARTITIONS.fullmatch(f"{date}/{hour}")
+    try:
+        time = match and datetime.datetime.fromisoformat(match[1]) + datetime.timedelta(hours=int(match[2]))
+    except (ValueError, OverflowError):
+        return None
+    number = (time - _EPOCH) // datetime.timedelta(hours=1) if time else -1
+    return number if 0 <= number < _LAST_HOUR and folder_of(number) == f"{date}/{hour}" else None
+
+
+def segment_name(host_id: str, boot_id: str, begin_ns: int, end_ns: int) -> str:
+    """Return the file name of a segment: the same for the same host, boot and time."""
+    digest = hashlib.blake2b(f"{host_id}\0{boot_id}".encode(), digest_size=4).hexdigest()
+    host = _UNUSUAL.sub("-", host_id).strip(".-")[:_LONGEST] or "host"
+    return f"{host}-{begin_ns}-{end_ns}-{digest}{SUFFIX}"
+
+
+def compacted_name(segments: list[str]) -> str:
+    """Return the file name for several segments in one: the same for the same segments."""
+    digest = hashlib.blake2b("\n".join(sorted(segments)).encode(), digest_size=8).hexdigest()
+    return f"compacted-{digest}{SUFFIX}"
+
+
+def note_name(compacted: str) -> str:
+    """Return the name of the note that lists the files in a compacted file; queries do not see it."""
+    return f"_{compacted.removesuffix(SUFFIX)}{_NOTE}"
+
+
+def notes(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Return (note, compacted file) for each note among the names of a folder."""
+    for name in names:
+        compacted = name.removeprefix("_").removesuffix(_NOTE) + SUFFIX
+        if COMPACTED.fullmatch(compacted) and name == note_name(compacted):
+            yield name, compacted
+
+
+def note_of(files: Iterable[str]) -> bytes:
+    """Return the content of a note."""
+    return zlib.compress(json.dumps({"files": sorted(files)}).encode())
+
+
+def files_of_note(note: bytes) -> list[str]:
+    """Return the files that a note lists; raise ValueError if it is damaged."""
+    try:
+        text = zlib.decompressobj().decompress(note, _LONGEST_NOTE)
+        return [str(name) for name in json.loads(text)["files"]]
+    except (zlib.error, KeyError, TypeError) as problem:
+        raise ValueError(str(problem)) from None
+
+
+def data_files(names: list[str]) -> Iterator[str]:
+    """Return the names of Parquet files among the names of a folder."""
+    return (name for name in names if name.endswith(SUFFIX) and name[0] not in "._")
+
 
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
 """Characters by which query engines take a path for a pattern; agents write none into names."""
@@ -40,32 +119,23 @@ class Dataset:
         Args:
             begin_ns, end_ns: ns since 1970, UTC: only hours that overlap this time.
         """
-        first = None if begin_ns is None else begin_ns // HOUR_NS
-        last = None if end_ns is None else (end_ns - 1) // HOUR_NS
+        first = 0 if begin_ns is None else begin_ns // HOUR_NS
+        last = _LAST_HOUR if end_ns is None else (end_ns - 1) // HOUR_NS
         for date in self.store.names(table):
-            first_hour = hour_of_folder(date, "hour=00")
-            if (
-                first_hour is None
-                or (last is not None and first_hour > last)
-                or (first is not None and first_hour + 23 < first)
-            ):
+            midnight = hour_of_folder(date, "hour=00")
+            if midnight is None or midnight > last or midnight + 23 < first:
                 continue
             for name in self.store.names(f"{table}/{date}"):
                 hour = hour_of_folder(date, name)
-                if hour is not None and (first is None or hour >= first) and (last is None or hour <= last):
+                if hour is not None and first <= hour <= last:
                     yield hour, f"{table}/{date}/{name}"
 
     def files(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> list[str]:
         """Return the paths or URLs of the Parquet files of a table, none of which repeats rows of another.
 
-        Compaction may remove a listed file before it is opened: then list again.
-
-        Args:
-            table: a key of `schema.TABLES`.
-            begin_ns, end_ns: as in `folders`; rows of the first and last hour may lie outside.
-
-        Raises:
-            PerfOffcpuError: a path has a character of patterns: its rows would be read several times.
+        Compaction may remove a listed file before it is opened: then list again. Times are those of `folders`; rows
+        of the first and last hour may lie outside. Raise PerfOffcpuError if a path has a character of patterns: its
+        rows would be read several times.
         """
         assert table in TABLES, table
         paths = [
@@ -73,19 +143,21 @@ class Dataset:
             for _, folder in self.folders(table, begin_ns, end_ns)
             for name in self.live(folder)
         ]
-        for path in paths:
-            if match := _PATTERN.search(path):
-                raise PerfOffcpuError(f"{path}: query engines expand the '{match[0]}' in its name: rename it")
+        if match := next(filter(None, map(_PATTERN.search, paths)), None):
+            raise PerfOffcpuError(f"{match.string}: query engines expand the '{match[0]}' in its name: rename it")
         return paths
 
     def live(self, folder: str) -> list[str]:
         """Return the names of the files of a partition, without files that are in a compacted one."""
         names = self.store.names(folder)
         files = list(data_files(names))
-        if len(files) == 1:
-            return files
-        held = {name for file in files if COMPACTED.fullmatch(file) for name in self.held_by(folder, file, names)}
+        held = self.held(folder, files, names) if len(files) > 1 else set()
         return [file for file in files if file not in held]
+
+    def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
+        """Return the names of the files whose rows those of `files` hold that are compacted."""
+        compacted = filter(COMPACTED.fullmatch, files)
+        return {name for file in compacted for name in self.held_by(folder, file, names)}
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
         """Return the names of the files whose rows a compacted file of a partition holds."""
@@ -101,18 +173,13 @@ class Dataset:
     def is_compacted(self, folder: str, name: str) -> bool:
         """Return whether a compacted file holds the rows of a file."""
         names = self.store.names(folder)
-        files = filter(COMPACTED.fullmatch, names)
-        return any(name in self.held_by(folder, file, names) for file in files)
+        return name in self.held(folder, names, names)
 
 
 def open_dataset(url: str, *, make: bool = False) -> Dataset:
-    """Open a dataset by its path or URL (s3://…, gs://…, abfs://…).
+    """Open a dataset by its path or URL (s3://…, gs://…, abfs://…); `make` the folder if it does not exist.
 
-    Args:
-        make: make the folder if it does not exist.
-
-    Raises:
-        UsageError: it does not exist, or pyarrow or a package for this kind of store is missing.
+    Raise UsageError if it does not exist, or if pyarrow or a package for this kind of store is missing.
     """
     imported("pyarrow")  # now: an agent that cannot write has recorded for nothing
     return Dataset(open_store(url, make=make))

@@ -78,31 +78,21 @@ def _array(pa: Any, data: ColumnData, type_: Any) -> Any:
 
 
 def writer(table: str, file: Any, schema: Any) -> Any:
-    """Return a pyarrow.parquet.ParquetWriter for a table of the dataset.
-
-    Args:
-        file: open for writing.
-        schema: of the tables that will be written: `arrow_schema`, or with dictionaries.
-    """
+    """Return a pyarrow.parquet.ParquetWriter for tables with this schema: `arrow_schema`, or with dictionaries."""
     names = [column.name for column in TABLES[table]]
+    paths = {name: name for name in names} | {"frame_ids": "frame_ids.list.element"}  # inside Parquet's schema
     made = imported("pyarrow.parquet").ParquetWriter(
         file,
         schema,
         compression="zstd",
         compression_level=LEVEL,
-        use_dictionary=[_path(name, table) for name in names if name not in _DIFFERENCES],
+        use_dictionary=[paths[name] for name in names if name not in _DIFFERENCES],
         column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _DIFFERENCES},
         write_statistics=_STATISTICS[table],
         store_schema=False,
     )
     made.add_key_value_metadata({VERSION_KEY: str(VERSION)})  # goes with the schema if that is not stored
     return made
-
-
-def _path(name: str, table: str) -> str:
-    """Return the path of the values of a column inside Parquet's schema."""
-    types = {column.name: column.type for column in TABLES[table]}
-    return f"{name}.list.element" if types[name].startswith("list") else name
 
 
 def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
@@ -125,13 +115,9 @@ def check_version(file: Any, shown: str) -> None:
 
 
 def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
-    """Return a pyarrow.parquet.ParquetFile of a dataset.
+    """Return a pyarrow.parquet.ParquetFile of a dataset; the named columns of texts are read as dictionaries.
 
-    Args:
-        dictionaries: columns of texts that are read as dictionaries.
-
-    Raises:
-        PerfOffcpuError: it is no Parquet file, not of a dataset, or of a newer version.
+    Raise PerfOffcpuError if it is no Parquet file, not of a dataset, or of another version.
     """
     opened = _opened(file, shown, dictionaries)
     version = _version_of(opened)

@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.callpaths.texts import Texts, merged, named, sample_texts
-from perf_offcpu.dataset.content import Content
+from perf_offcpu.dataset.content import Content, taken
 from perf_offcpu.dataset.schema import BUDGETS
 from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import by_text
-from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen
@@ -43,14 +41,7 @@ class Host:
 
 
 def host_of(profile: Profile, labels: Mapping[str, str] | None = None) -> Host:
-    """Return the host of a recording; its id is the host name, because recordings hold no machine-id.
-
-    Args:
-        labels: of the host.
-
-    Raises:
-        UsageError: the recording does not name its host.
-    """
+    """Return the host of a recording, which its name identifies: recordings hold no machine-id; or UsageError."""
     meta = profile.meta
     if not meta.hostname:
         raise UsageError(f"{meta.source}: it does not say of which host it is")
@@ -129,19 +120,12 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
     return {name: taken(column, order) for name, column in columns.items()}
 
 
-def taken(column: Any, rows: I64 | Bool | slice) -> Any:
-    """Return some rows of a column."""
-    if isinstance(column, Texts):
-        return Texts(column.texts, column.codes[rows])
-    return tuple(part[rows] for part in column) if isinstance(column, tuple) else column[rows]
-
-
 def _host_columns(host: Host, rows: int) -> dict[str, Any]:
-    none: I64 = np.zeros(rows, np.int64)
-    return {
-        "host_id": Texts([printable(host.host_id)], none),
-        "boot_id": Texts([printable(host.boot_id)], none),
-    }
+    return {"host_id": _same_text(host.host_id, rows), "boot_id": _same_text(host.boot_id, rows)}
+
+
+def _same_text(text: str, rows: int) -> Texts:
+    return Texts([printable(text)], np.zeros(rows, np.int64))
 
 
 def _known(texts: Texts) -> Texts:
@@ -174,8 +158,8 @@ def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
     """Return the columns of LOSSES: counts of all losses, and of notes on the data."""
     losses = list(by_text(profile.losses).items())
     return {
-        "begin_ns": _repeated(span.begin_ns, len(losses)),
-        "end_ns": _repeated(span.end_ns, len(losses)),
+        "begin_ns": np.full(len(losses), span.begin_ns),
+        "end_ns": np.full(len(losses), span.end_ns),
         "cause": merged([printable(str(cause)) for cause, _ in losses], np.arange(len(losses))),
         "count": np.array([count for _, count in losses], np.int64),
         "is_loss": np.array([cause.is_loss for cause, _ in losses], np.bool_),
@@ -208,20 +192,13 @@ def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Parts) -> 
 
     number = len(parts)
     labels = [(printable(key), printable(value)) for key, value in sorted((host.labels or {}).items())]
-    texts = {
-        name: Texts([printable(getattr(host, name))], np.zeros(number, np.int64))
-        for name in ("hostname", "kernel", "arch")
-    }
-    return texts | {
+    return {
+        **{name: _same_text(getattr(host, name), number) for name in ("hostname", "kernel", "arch")},
         "cpus": np.full(number, host.cpus, np.int32),
         "labels": pa.array([labels] * number, pa.map_(pa.string(), pa.string())),
         "begin_ns": np.array([begin for begin, _ in parts], np.int64),
         "end_ns": np.array([end for _, end in parts], np.int64),
-        "clock_offset_ns": _repeated(offset_ns, number),
-        "period_ns": _repeated(profile.meta.sampling.period_ns, number),
+        "clock_offset_ns": np.full(number, offset_ns),
+        "period_ns": np.full(number, profile.meta.sampling.period_ns),
         **_host_columns(host, number),
     }
-
-
-def _repeated(value: int, rows: int) -> NDArray[np.int64]:
-    return np.full(rows, value, np.int64)

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from perf_offcpu.dataset.content import content_of
-from perf_offcpu.dataset.dataset import Dataset
-from perf_offcpu.dataset.layout import HOUR_NS, folder_of, segment_name
+from perf_offcpu.dataset.content import content_of, taken
+from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, folder_of, segment_name
 from perf_offcpu.dataset.parquet import to_parquet
 from perf_offcpu.dataset.rows import (
     Gap,
@@ -28,7 +27,6 @@ from perf_offcpu.dataset.rows import (
     loss_columns,
     sample_columns,
     span_of,
-    taken,
 )
 from perf_offcpu.dataset.store import put
 from perf_offcpu.errors import FormatError
@@ -51,16 +49,11 @@ class Segment:
 
 
 def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence[Gap] = ()) -> Segment:
-    """Write the samples, stacks, frames, budgets and losses of a profile.
+    """Write the samples, stacks, frames, budgets and losses of a profile of one host, of all events.
 
-    Args:
-        profile: of one host; all events.
-        gaps: times of the host that are in no segment: before this one, and its pauses.
-
-    Raises:
-        UsageError: the recording has no wall-clock time.
-        FormatError: its times are damaged.
-        OSError, PerfOffcpuError: a file cannot be written.
+    `gaps` are times of the host that are in no segment: before this one, and its pauses. Raise UsageError if the
+    recording has no wall-clock time, FormatError if its times are damaged, OSError or PerfOffcpuError if a file
+    cannot be written.
     """
     span = span_of(profile)
     name = segment_name(host.host_id, host.boot_id, span.begin_ns, span.end_ns)

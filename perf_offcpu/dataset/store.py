@@ -2,85 +2,31 @@
 """Keep the files of a dataset, in a local directory or a store that fsspec knows (s3://, gs://, abfs://).
 
 A file appears whole or not at all: locally it is written under a hidden name, flushed to the disk and
-renamed; an object store shows an object when its upload is complete.
+renamed; an object store shows an object when its upload is complete. Paths are relative to the store's folder,
+with `/` between names. Methods raise PerfOffcpuError or OSError where a file cannot be read or written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import re
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
-from perf_offcpu.dataset.layout import SUFFIX
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.files import FileRefusedError
 
+SUFFIX = ".parquet"
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FILE_MODE = 0o666  # less the umask, as other outputs
 _STALE_S = 3600
 _STAGED_IN_MEMORY = 1 << 26
-
-
-class Store(Protocol):
-    """The files below one folder. Paths are relative to the folder, with `/` between names.
-
-    Methods raise PerfOffcpuError or OSError where a file cannot be read or written.
-    """
-
-    url: str
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none if there is no such folder."""
-
-    def replacing(self, path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Write a file that appears whole when the block ends, and not at all after an exception."""
-
-    def reader(self, path: str) -> IO[bytes]:
-        """Open a file for reading."""
-
-    def remove(self, path: str) -> None:
-        """Remove a file, if it exists."""
-
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder if it exists and is empty."""
-
-    def sweep(self, folder: str) -> None:
-        """Remove files that killed writers left in a folder more than an hour ago."""
-
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Prevent other processes from compaction and retention; an object store has no such lock.
-
-        Raises:
-            PerfOffcpuError: another process has the lock.
-        """
-
-    def path(self, path: str) -> str:
-        """Return the name under which a query engine opens a file."""
-
-
-def open_store(url: str, *, make: bool) -> Store:
-    """Open a folder by its path or URL.
-
-    Args:
-        make: make the folder if it does not exist.
-
-    Raises:
-        UsageError: it does not exist, or the package for this kind of store is missing.
-    """
-    if not url:
-        raise UsageError("the name of the dataset is empty")
-    scheme = _SCHEME.match(url)
-    if scheme is None or scheme[1].lower() in {"file", "local"}:
-        return LocalStore(url[scheme.end() :] if scheme else url, make=make)
-    return RemoteStore(url)
 
 
 class LocalStore:
@@ -91,12 +37,10 @@ class LocalStore:
         try:
             self._root = Directory.named(path, make=make)
         except FileNotFoundError:
-            found = "no dataset can be made there" if make else "there is no dataset"
-            raise UsageError(f"{path}: {found}") from None
+            raise UsageError(f"{path}: {'no dataset can be made there' if make else 'there is no dataset'}") from None
         except PermissionError as problem:
-            raise PerfOffcpuError(
-                f"{path}: {problem.strerror}: a dataset is its owner's, unless the owner changes its mode"
-            ) from None
+            reason = f"{problem.strerror}: a dataset is its owner's, unless the owner changes its mode"
+            raise PerfOffcpuError(f"{path}: {reason}") from None
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""
@@ -115,14 +59,14 @@ class LocalStore:
 
     def _refuse_links(self, folder: str) -> None:
         """Raise PerfOffcpuError if a part of a path is a symbolic link: its rows would be missing."""
-        parts = folder.split("/")
-        for number, part in enumerate(parts):
-            with self._root.subdirectory("/".join(parts[:number])) as directory:
+        parent = ""
+        for part in folder.split("/"):
+            with self._root.subdirectory(parent) as directory:
                 status = directory.status(part)
+            parent = f"{parent}/{part}".lstrip("/")
+            if status is not None and stat.S_ISLNK(status.st_mode):
+                raise PerfOffcpuError(f"{self.path(parent)}: it is a symbolic link; mount what it leads to there")
             if status is None or not stat.S_ISDIR(status.st_mode):
-                if status is not None and stat.S_ISLNK(status.st_mode):
-                    path = self.path("/".join(parts[: number + 1]))
-                    raise PerfOffcpuError(f"{path}: it is a symbolic link; mount what it leads to there")
                 return
 
     @contextlib.contextmanager
@@ -259,6 +203,22 @@ class RemoteStore:
             raise PerfOffcpuError(f"{self.path(path)}: {words}") from problem
 
 
+Store = LocalStore | RemoteStore
+
+
+def open_store(url: str, *, make: bool) -> Store:
+    """Open a folder by its path or URL; `make` it if it does not exist.
+
+    Raise UsageError if it does not exist, or if the package for this kind of store is missing.
+    """
+    if not url:
+        raise UsageError("the name of the dataset is empty")
+    scheme = _SCHEME.match(url)
+    if scheme is None or scheme[1].lower() in {"file", "local"}:
+        return LocalStore(url[scheme.end() :] if scheme else url, make=make)
+    return RemoteStore(url)
+
+
 def imported(name: str) -> Any:
     """Import a package of the extra `fleet`; raise UsageError if it is not installed."""
     import importlib
@@ -276,7 +236,7 @@ def read_all(store: Store, path: str) -> bytes:
         return file.read()
 
 
-def put(store: Store, path: str, data: bytes | io.BytesIO | memoryview) -> None:
+def put(store: Store, path: str, data: bytes | memoryview) -> None:
     """Write a file, whole."""
     with store.replacing(path) as file:
-        file.write(data if not isinstance(data, io.BytesIO) else data.getbuffer())
+        file.write(data)

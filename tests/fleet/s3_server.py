@@ -27,8 +27,7 @@ from perf_offcpu.agent.ledger import Origin
 from perf_offcpu.agent.sinks import DatasetSink
 from perf_offcpu.cli import main
 from perf_offcpu.dataset.compact import compact, expire
-from perf_offcpu.dataset.dataset import Dataset, open_dataset
-from perf_offcpu.dataset.layout import HOUR_NS
+from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, open_dataset
 from perf_offcpu.dataset.rows import Gap, Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment

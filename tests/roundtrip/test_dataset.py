@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.dataset.compact import compact
 from perf_offcpu.dataset.content import content_of
-from perf_offcpu.dataset.dataset import Dataset, open_dataset
-from perf_offcpu.dataset.layout import HOUR_NS
+from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, open_dataset
 from perf_offcpu.dataset.rows import Host
 from perf_offcpu.dataset.segment import write_segment
 from perf_offcpu.model.profile import Profile

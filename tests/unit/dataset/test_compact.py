@@ -19,8 +19,7 @@ from builders.dataset import rows_of
 from builders.profile import ProfileBuilder, kernel
 
 from perf_offcpu.dataset.compact import Compacted, compact, expire
-from perf_offcpu.dataset.dataset import Dataset, open_dataset
-from perf_offcpu.dataset.layout import HOUR_NS
+from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, open_dataset
 from perf_offcpu.dataset.rows import Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import Segment, write_segment

@@ -11,8 +11,7 @@ from builders.dataset import rows_of
 from builders.profile import Code, ProfileBuilder
 
 from perf_offcpu.dataset.compact import compact, expire
-from perf_offcpu.dataset.dataset import Dataset, open_dataset
-from perf_offcpu.dataset.layout import HOUR_NS, hour_of_folder, segment_name
+from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, hour_of_folder, open_dataset, segment_name
 from perf_offcpu.dataset.rows import Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
