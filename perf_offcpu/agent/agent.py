@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.budget.cpu import Bucket
-from perf_offcpu.agent.budget.keeper import BudgetKeeper
+from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.config import DAY_S, AgentConfig
+from perf_offcpu.agent.cost import keep_no_free_memory
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint, Notifier
-from perf_offcpu.agent.host import boot_id, keep_no_free_memory
-from perf_offcpu.agent.ledger import BUDGET, Ledger
-from perf_offcpu.agent.recorder import Recorder, is_finished
+from perf_offcpu.agent.keeper import BudgetKeeper
+from perf_offcpu.agent.ledger import BUDGET, Ledger, boot_id
+from perf_offcpu.agent.recorder import ROTATE, Recorder
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
-from perf_offcpu.agent.spool import Spool, key_of
+from perf_offcpu.agent.spool import Spool, key_of, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 TICK_S: Final = 1.0
@@ -64,7 +64,7 @@ class Agent:
         self.config = load()
         self._mail: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.spool = Spool(self.config.spool)
-        self.ledger = Ledger(self.spool, boot_id())
+        self.ledger = Ledger(self.spool, boot_id(), say)
         self.metrics = self.ledger.metrics
         self._delivery = Delivery(self.spool, self.ledger, say, self._finished, self._delivered)
         self._complete: set[str] = set()
@@ -83,10 +83,8 @@ class Agent:
     def run(self) -> bool:
         """Record and deliver until a signal, or for the duration; return whether there is any segment."""
         before = self.metrics.value("segments_total")
-        handlers = {
-            number: signal.signal(number, self._note_signal)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        }
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        handlers = {number: signal.signal(number, self._note_signal) for number in signals}
         until = None if self._duration_s is None else time.monotonic() + self._duration_s
         self._delivery.start()
         try:
@@ -106,7 +104,7 @@ class Agent:
             return "a segment is not done after ten minutes"
         if not self._delivery.is_running:
             return "the thread that delivers segments has ended"
-        if self._delivery.failures > 2:
+        if self._delivery.backoff.failures > 2:
             return "segments cannot be delivered"
         now, keeper, recorder = time.monotonic(), self._keeper, self._recorder
         if self._backoff.failures > 2 and (recorder is None or not self._is_sound()):
@@ -130,12 +128,8 @@ class Agent:
             self._start_recorder()
         if not (self._delivery.busy_since and now - self._delivery.busy_since > STUCK_S):
             self._notifier.alive()
-        next_s = min(
-            now + TICK_S,
-            self._end_segment(now),
-            self._keeper.keep_duty(now, self._recorder),
-            until or now + TICK_S,
-        )
+        times = (self._end_segment(now), self._keeper.keep_duty(now, self._recorder), until or now + TICK_S)
+        next_s = min(now + TICK_S, *times)
         try:
             kind, text = self._mail.get(timeout=max(0.0, next_s - now))
         except queue.Empty:
@@ -148,7 +142,7 @@ class Agent:
             return now + TICK_S
         if now >= self._segment_began_s + self._keeper.segment_s:
             self._segment_began_s = now
-            self._recorder.rotate()
+            self._recorder.command(ROTATE)
         return self._segment_began_s + self._keeper.segment_s
 
     # What happens
@@ -174,7 +168,7 @@ class Agent:
         if self._in_pause:  # the next one begins after it; one that ends before the pause has been followed
             self._segment_began_s = 0.0
             self.ledger.pause(name, BUDGET)
-            self._save_account()
+            self.ledger.save()
         self._delivery.wake()
 
     def _on_says(self, text: str) -> None:
@@ -223,7 +217,7 @@ class Agent:
     def _start_recorder(self) -> None:
         self.spool.tidy()  # a recorder that was killed
         run = self.ledger.begin_run(self._next_cause, dict(self.config.labels))
-        self._save_account()
+        self.ledger.save()
         self._next_cause, self._started_s = RECORDER, time.monotonic()
         self._in_pause, self._segment_began_s = False, 0.0
         self.metrics.set("period_seconds", self._keeper.period_ns / 1e9)
@@ -242,15 +236,9 @@ class Agent:
         """Return whether the last recorder has run for long enough."""
         return time.monotonic() - self._started_s > _SOUND_S
 
-    def _save_account(self) -> None:
-        try:
-            self.ledger.save()
-        except OSError as problem:
-            self._say(f"the account cannot be written: {problem.strerror}")
-
     def _finished(self) -> list[str]:
         running = self._recorder.run if self._recorder else -1
-        return [name for name in self.spool.recordings() if is_finished(name, running, self._complete)]
+        return [name for name in self.spool.recordings() if run_of(name) != running or name in self._complete]
 
     def _delivered(self, samples: int, seconds: float) -> None:
         self._mail.put(("delivered", f"{samples} {seconds}"))
@@ -268,7 +256,7 @@ class Agent:
         delivery.dataset, delivery.push, delivery.period_ns = dataset, push, config.period_ns
         if config.max_bytes:
             delivery.bytes = delivery.bytes or Bucket(config.max_bytes, DAY_S, time.monotonic())
-            delivery.bytes.change(config.max_bytes, DAY_S)
+            delivery.bytes.change(config.max_bytes)
         else:
             delivery.bytes = None
         for sink in before:
@@ -298,7 +286,7 @@ class Agent:
                 size -= self.spool.size_of(name)
                 self._drop(name)
         if size > self.config.spool_bytes and self._recorder is not None:
-            self._recorder.rotate()  # the file that grows can be removed when it is complete
+            self._recorder.command(ROTATE)  # the file that grows can be removed when it is complete
         self.metrics.set("spool_bytes", size)
         self.metrics.set("spool_files", files)
 
@@ -307,7 +295,7 @@ class Agent:
             self.metrics.add("push_lost_total", 1, SPOOL_FULL)
         elif name > self.ledger.done:
             self.ledger.drop(name, SPOOL_FULL)
-            self._save_account()
+            self.ledger.save()
             self._say("a segment is lost: the spool is full (--spool-size)")
         self.spool.remove(name)
 
@@ -327,7 +315,7 @@ class Agent:
         for sink in self._delivery.push:
             sink.close(2.0)
         self._keeper.measure(None)
-        self._save_account()
+        self.ledger.save()
         if self.endpoint is not None:
             self.endpoint.close()
         self.spool.close()

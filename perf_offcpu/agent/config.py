@@ -28,57 +28,34 @@ LABELS_VARIABLE: Final = "PERF_OFFCPU_LABELS"
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Options of the agent.
+    """Options of the agent."""
 
-    Args:
-        dataset: folder or URL of the dataset; "" none.
-        push: servers, `KIND=URL`.
-        push_header_file: files with headers of requests to these servers, see `push.opening.open_targets`.
-        push_ca: file with the authorities that sign certificates of these servers; "" for the system's.
-        period_ns: off-CPU time that one sample stands for, at least.
-        segment_s: length of a segment.
-        max_cpu: CPU time that the agent and its recorder may take, as a part of one CPU.
-        max_bytes: bytes written and pushed in a day; 0 no limit.
-        spool: directory of recordings and messages that are not delivered yet.
-        spool_bytes: its limit.
-        port: of metrics on the loopback; 0 none.
-        labels: of this host.
-        record: further options of `perf-offcpu record`.
-    """
-
-    dataset: str = ""
-    push: tuple[str, ...] = ()
-    push_header_file: tuple[str, ...] = ()
-    push_ca: str = ""
-    period_ns: int = 100_000_000
-    segment_s: int = 60
-    max_cpu: float = 0.01
-    max_bytes: int = 1 << 30
-    spool: str = ""
-    spool_bytes: int = 256 << 20
-    port: int = PORT
-    labels: tuple[tuple[str, str], ...] = ()
-    record: tuple[str, ...] = ()
+    dataset: str = ""  # folder or URL of the dataset; "" none
+    push: tuple[str, ...] = ()  # servers, `KIND=URL`
+    push_header_file: tuple[str, ...] = ()  # headers of requests to them, see `push.opening.open_targets`
+    push_ca: str = ""  # the authorities that sign their certificates; "" for the system's
+    period_ns: int = 100_000_000  # off-CPU time that one sample stands for, at least
+    segment_s: int = 60  # length of a segment
+    max_cpu: float = 0.01  # CPU time that the agent and its recorder may take, as a part of one CPU
+    max_bytes: int = 1 << 30  # written and pushed in a day; 0 no limit
+    spool: str = ""  # directory of recordings and messages that are not delivered yet
+    spool_bytes: int = 256 << 20  # its limit
+    port: int = PORT  # of metrics on the loopback; 0 none
+    labels: tuple[tuple[str, str], ...] = ()  # of this host
+    record: tuple[str, ...] = ()  # further options of `perf-offcpu record`
 
 
 KEYS: Final = frozenset(
-    """
-    dataset push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size port label
-    record
-    """.split()
+    "dataset push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size port label "
+    "record".split()
 )
 """Keys of the file: long options, and `record` for the options after `--`."""
 
 
 def load_config(path: str | None, given: Mapping[str, Any]) -> AgentConfig:
-    """Return the options of a file and of the command line.
+    """Return the options of a file and of the command line, key → value, which has priority over the file.
 
-    Args:
-        path: the file; None for none.
-        given: key → value of the options on the command line, which have priority over the file.
-
-    Raises:
-        UsageError: a value is not possible, or the file cannot be read.
+    Raise UsageError if a value is not possible, or the file cannot be read.
     """
     values = {} if path is None else _read(path)
     try:
@@ -94,8 +71,7 @@ def _read(path: str) -> dict[str, Any]:
         raise UsageError(f"{path}: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise UsageError(f"{path}: not a TOML file: {problem}") from None
-    unknown = sorted(values.keys() - KEYS)
-    if unknown:
+    if unknown := sorted(values.keys() - KEYS):
         raise UsageError(f"{path}: {unknown[0]!r} is not an option: {', '.join(sorted(KEYS))}")
     return values
 
@@ -103,14 +79,13 @@ def _read(path: str) -> dict[str, Any]:
 def make_config(values: Mapping[str, Any]) -> AgentConfig:
     """Return the options; raise UsageError for the first invalid value."""
     default = AgentConfig()
+    period = values.get("off-cpu-period", f"{default.period_ns}ns")
     config = AgentConfig(
         dataset=_text(values, "dataset", ""),
         push=_texts(values, "push"),
         push_header_file=_texts(values, "push-header-file"),
         push_ca=_text(values, "push-ca", ""),
-        period_ns=parse_time(
-            "--off-cpu-period", values.get("off-cpu-period", f"{default.period_ns}ns"), "ms", "1us", "10000s"
-        ),
+        period_ns=parse_time("--off-cpu-period", period, "ms", "1us", "10000s"),
         segment_s=parse_time("--segment", values.get("segment", default.segment_s), "s", "1s", "1h") // 10**9,
         max_cpu=_number(values, "max-cpu", default.max_cpu * 100, 0.01, 100_000) / 100,
         max_bytes=parse_size("--max-bytes", values.get("max-bytes", default.max_bytes)),

@@ -10,18 +10,30 @@ replace the first ones. A recording that is already in the account is only remov
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from perf_offcpu.agent.budget.cpu import Bucket
+from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.ledger import Ledger, Parts
-from perf_offcpu.agent.segment import read_segment
-from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
+from perf_offcpu.agent.sinks import DatasetSink, PushSink, Say, Worker
 from perf_offcpu.agent.spool import Spool
+from perf_offcpu.build_ids import kernel_build_id
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.collect.system.clock import wall_clock_pair
+from perf_offcpu.decode.continued import at_pauses
+from perf_offcpu.decode.deferred import deferred_as_samples
+from perf_offcpu.decode.load import load_recording
 from perf_offcpu.errors import FormatError, PerfOffcpuError, UsageError
+from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording, SampleFlag, Spans
+from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
+from perf_offcpu.unwind.unwinder import unwind
 
 DAMAGED: Final = "damaged"
 EMPTY: Final = "empty"
@@ -31,18 +43,12 @@ _ATTEMPTS: Final = 3
 _IDLE_S: Final = 1.0
 
 
-class Delivery:
+class Delivery(Worker):
     """A thread that delivers finished recordings, oldest first.
 
     Args:
         finished: returns the names of the recordings that may be delivered.
         delivered: is called with (samples, seconds) of each delivered segment.
-
-    Attributes:
-        period_ns: sampling period of the configuration.
-        lock: held while the account and the spool change together.
-        current: the recording that is being delivered; "" none.
-        busy_since: time.monotonic() at which the current segment was begun; 0 none.
     """
 
     def __init__(
@@ -53,61 +59,31 @@ class Delivery:
         finished: Callable[[], Sequence[str]],
         delivered: Callable[[int, float], None],
     ) -> None:
+        super().__init__(say, _IDLE_S)
         self._spool, self._ledger, self._metrics = spool, ledger, ledger.metrics
-        self._say, self._finished, self._delivered = say, finished, delivered
+        self._finished, self._delivered = finished, delivered
         self.dataset: DatasetSink | None = None
         self.push: list[PushSink] = []
         self.bytes: Bucket | None = None
-        self.period_ns = 0
-        self.lock = threading.Lock()
-        self.busy_since = 0.0
-        self.current = ""
-        self._backoff, self._attempts = Backoff(), 0
+        self.period_ns = 0  # of the configuration
+        self.lock = threading.Lock()  # held while the account and the spool change together
+        self.current = ""  # the recording that is being delivered
+        self.busy_since = 0.0  # time.monotonic() at which it was begun; 0 none
+        self._attempts = 0
         self._head: tuple[str, Profile] | None = None
-        self._wake, self._closing = threading.Event(), False
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+    def pending(self) -> Sequence[str]:
+        """Return the names of the finished recordings."""
+        return self._finished()
 
-    def wake(self) -> None:
-        """Look at once for finished recordings."""
-        self._wake.set()
-
-    def close(self, patience_s: float) -> None:
-        """Deliver finished recordings for some time; the others stay in the spool."""
-        until = time.monotonic() + patience_s
-        self._wake.set()
-        while self._finished() and not self._backoff.failures and time.monotonic() < until:
-            time.sleep(0.05)
-        self._closing = True
-        self._wake.set()
-        self._thread.join(max(1.0, until - time.monotonic()))
-
-    @property
-    def is_running(self) -> bool:
-        """Return True until the thread of deliveries has ended."""
-        return self._thread.ident is None or self._thread.is_alive()
-
-    @property
-    def failures(self) -> int:
-        """Return the number of attempts that failed since the last delivery."""
-        return self._backoff.failures
-
-    def _run(self) -> None:
-        while not self._closing:
-            names = self._finished()
-            if self._backoff.left_s > 0 or not names:
-                self._wake.wait(min(max(self._backoff.left_s, 0.0) or _IDLE_S, _IDLE_S))
-                self._wake.clear()
-                continue
-            with self.lock:  # the segment that is delivered must not be removed from a full spool
-                self.current = names[0] if self._spool.has(names[0]) else ""
-            if self.current:
-                self.busy_since = time.monotonic()
-                self._deliver(self.current)
-                self.busy_since, self.current = 0.0, ""
+    def do(self, name: str) -> None:
+        """Deliver a recording."""
+        with self.lock:  # the segment that is delivered must not be removed from a full spool
+            self.current = name if self._spool.has(name) else ""
+        if self.current:
+            self.busy_since = time.monotonic()
+            self._deliver(name)
+            self.busy_since, self.current = 0.0, ""
 
     def _deliver(self, name: str) -> None:
         """Deliver a recording; count it as lost if it can never be delivered."""
@@ -146,10 +122,10 @@ class Delivery:
         return self._head[1]
 
     def _write(self, name: str, profile: Profile, begin_ns: int) -> None:
-        if self.bytes is not None and self.bytes.level < 0:
+        if self.bytes is not None:
             self.bytes.spend(0, time.monotonic())
-        if self.bytes is not None and self.bytes.level < 0:
-            raise _TooMuch
+            if self.bytes.level < 0:
+                raise _TooMuch
         size, origin = 0, self._ledger.origin(name)
         if self.dataset is not None:
             size = self.dataset.write(profile, origin, self._ledger.missing(name, begin_ns, _utc(profile)))
@@ -165,19 +141,17 @@ class Delivery:
             for cause, count in profile.losses.items():
                 if cause.is_loss:
                     self._metrics.add("losses_total", count, cause.name)
-            self._save()
+            self._ledger.save()
             self._spool.remove(name)
         self._head, self._attempts = None, 0
-        if self._backoff.failures:
-            self._say("segments are delivered again")
-        self._backoff.worked()
+        self.worked("segments are delivered again")
         self._delivered(len(profile.samples), sum(end - begin for begin, end in parts) / 1e9)
 
     def _lose(self, name: str, cause: str, why: str) -> None:
         """Count a recording as lost."""
         with self.lock:
             self._ledger.drop(name, cause)
-            self._save()
+            self._ledger.save()
             self._spool.remove(name)
         self._head, self._attempts = None, 0
         self._say(f"a segment is lost: {why}")
@@ -192,15 +166,7 @@ class Delivery:
 
     def _retry(self, problem: Exception) -> None:
         self._metrics.add("dataset_failures_total")
-        pause_s = self._backoff.failed()
-        if self._backoff.failures in (1, 2, 5) or self._backoff.failures % 50 == 0:
-            self._say(f"not delivered: {problem}; again in {pause_s:.0f} s ({self._backoff.failures} attempts)")
-
-    def _save(self) -> None:
-        try:
-            self._ledger.save()
-        except OSError as problem:
-            self._say(f"the account cannot be written: {problem.strerror}")
+        self.retry(f"not delivered: {problem}")
 
 
 class _Empty(Exception):
@@ -222,3 +188,76 @@ def _parts(profile: Profile) -> Parts:
     if parts[0][0] <= 0 or parts[-1][1] < parts[0][0]:
         raise _Empty
     return parts
+
+
+ClockPair = tuple[int, int]
+"""A time in UTC and in CLOCK_MONOTONIC, as of `wall_clock_pair`."""
+
+
+def read_segment(
+    path: str,
+    *,
+    of_this_boot: bool,
+    after_ns: int,
+    period_ns: int = 0,
+    clock: Callable[[ClockPair], ClockPair] = lambda pair: pair,
+) -> Profile:
+    """Return the profile of a recording.
+
+    A killed recorder leaves a file without its end, where machine and clocks are described. If the file was made
+    in this boot, the present values are used instead; only the wall clock may have been set since. A file of an
+    earlier boot has no clocks then.
+
+    Args:
+        after_ns: end of the file before it, of the same recorder; 0 none.
+        period_ns: sampling period of a recording whose end is missing, if no sample tells it.
+        clock: is called with the present clocks if the recording has none; returns the clocks to use.
+
+    Raises:
+        FormatError: it is no recording.
+        OSError: it cannot be read.
+    """
+    symbols = SymbolizeOptions(cache=DiskCache.usual())
+    recording = load_recording(path, snapshots=True)
+    if of_this_boot and not recording.meta.wall_clock_ns:
+        recording = completed(recording, after_ns, clock(wall_clock_pair()), period_ns)
+    return symbolize(deferred_as_samples(unwind(recording, symbols.search())), symbols)
+
+
+def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: int) -> Recording:
+    """Return a recording of this boot with the facts that the end of a file holds; arguments as of `read_segment`.
+
+    Waits before `after_ns` may be in the recording: drained late.
+    """
+    machine, meta, samples = os.uname(), recording.meta, recording.samples
+    weights = samples.period[samples.has(SampleFlag.SAMPLED)]
+    end_ns = max(meta.end_ns, meta.last_ns, after_ns, 0)
+    joined_meta = replace(
+        meta,
+        hostname=meta.hostname or machine.nodename,
+        os_release=meta.os_release or machine.release,
+        arch=meta.arch or machine.machine,
+        nr_cpus=meta.nr_cpus or os.cpu_count() or 0,
+        kernel_build_id=meta.kernel_build_id or kernel_build_id().hex(),
+        wall_clock_ns=clock[0],
+        wall_clock_at_ns=clock[1],
+        begin_ns=meta.begin_ns or after_ns or max(meta.first_ns, 0),
+        end_ns=end_ns,
+        parts=_completed_parts(recording, end_ns),
+        # The weight of a sample is a multiple of the period, mostly the period itself.
+        sampling=meta.sampling or Sampling(period_ns=int(weights.min()) if len(weights) else period_ns),
+    )
+    return replace(recording, samples=at_pauses(samples, joined_meta.parts), meta=joined_meta)
+
+
+def _completed_parts(recording: Recording, end_ns: int) -> Spans:
+    """Return (begin, end) of each time between pauses; the last one has no account in the file.
+
+    So the last one is taken to begin with its first sample.
+    """
+    meta, times = recording.meta, recording.samples.time_ns
+    if not meta.end_ns or end_ns <= meta.end_ns:
+        return meta.parts
+    after = times[times > meta.end_ns]
+    spans = meta.parts or ((meta.begin_ns, meta.end_ns),)
+    return (*spans, (int(after[0]) if len(after) else end_ns, end_ns))

@@ -10,14 +10,15 @@ times of segments and gaps add up to the time from the first segment to the last
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import STATE, Spool, run_of
+from perf_offcpu.files import read_kernel
 
 VERSION: Final = 1
 UNKNOWN: Final = "unknown"
@@ -48,30 +49,26 @@ class Origin(NamedTuple):
 
 
 class Ledger:
-    """The account, in the file `STATE` of the spool.
+    """The account, in the file `STATE` of the spool; several threads use it.
 
-    Several threads use it.
-
-    Attributes:
-        metrics: all counters.
-        done: the last recording that was accounted; "" none.
-        run: number of the last start of the recorder.
+    Args:
+        say: is called with a sentence for the journal if the account cannot be written.
     """
 
-    def __init__(self, spool: Spool, boot_id: str) -> None:
-        self._spool, self._boot_id = spool, boot_id
+    def __init__(self, spool: Spool, boot_id: str, say: Callable[[str], None] = lambda text: None) -> None:
+        self._spool, self._boot_id, self._say = spool, boot_id, say
         self._lock = threading.RLock()
         state = _parsed(spool.read_state())
-        self.metrics = Metrics(_numbers(state.get("counters")))
-        self.done = str(state.get("done", ""))
-        self.run = max(_number(state, "run"), spool.last_run())
-        self._end_ns, self._end_utc_ns = _number(state, "end_ns"), _number(state, "end_utc_ns")
-        self._same_boot = state.get("boot_id") == boot_id
-        self._first_run = _number(state, "first_run") if self._same_boot else self.run + 1
-        self._clocks = _pairs(state.get("clocks"))
-        self._origins = _origins(state.get("origins"))  # first run of each → origin
-        causes = state.get("causes")
-        self._causes = dict(causes) if isinstance(causes, dict) else dict[str, str]()
+        self.metrics = Metrics(state["counters"])
+        self.done: str = state["done"]  # the last recording that was accounted; "" none
+        self.run: int = max(state["run"], spool.last_run())  # the last start of the recorder
+        self._end_ns: int = state["end_ns"]
+        self._end_utc_ns: int = state["end_utc_ns"]
+        self._same_boot: bool = state["boot_id"] == boot_id
+        self._first_run: int = state["first_run"] if self._same_boot else self.run + 1
+        self._clocks: dict[str, tuple[int, int]] = state["clocks"]
+        self._origins: dict[str, Origin] = state["origins"]  # first run of each → origin
+        self._causes: dict[str, str] = state["causes"]
 
     def is_of_this_boot(self, name: str) -> bool:
         """Return whether a recording was made in this boot of the machine."""
@@ -84,18 +81,14 @@ class Ledger:
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
-        """Return the clocks for a recording without clocks: `now` at the first call, later the same values.
+        """Return UTC and CLOCK_MONOTONIC for a recording without clocks: `now` at the first call, later the same.
 
         A segment is named by its time, and a second delivery must use the same name.
-
-        Args:
-            now: UTC and CLOCK_MONOTONIC.
         """
         with self._lock:
             if name not in self._clocks:
                 self._clocks[name] = now
-                with contextlib.suppress(OSError):
-                    self.save()
+                self.save()
             return self._clocks[name]
 
     def origin(self, name: str) -> Origin:
@@ -105,12 +98,7 @@ class Ledger:
             return self._origins[max(runs)] if runs else Origin(self._boot_id, None)
 
     def begin_run(self, cause: str, labels: Mapping[str, str] | None = None) -> int:
-        """Return the number of the next run of the recorder.
-
-        Args:
-            cause: the reason for the end of the last run.
-            labels: of the host in this run.
-        """
+        """Return the number of the next run of the recorder, after the end of the last one for this cause."""
         with self._lock:
             self.run += 1
             if labels is not None:
@@ -131,11 +119,7 @@ class Ledger:
             self._note(name, cause)
 
     def missing(self, name: str, begin_ns: int, utc_ns: int) -> Missing | None:
-        """Return the missing time before a recording; None if it follows the last one directly.
-
-        Args:
-            begin_ns, utc_ns: as of `deliver`.
-        """
+        """Return the missing time before a recording; None if it follows the last one directly."""
         with self._lock:
             if not self._end_ns:
                 return None
@@ -173,7 +157,7 @@ class Ledger:
         self._end_ns, self._end_utc_ns, self._same_boot = end_ns, end_ns + utc_ns, True
 
     def save(self) -> None:
-        """Write the account; raise OSError if it cannot be written."""
+        """Write the account."""
         with self._lock:
             state = {
                 "version": VERSION,
@@ -188,7 +172,10 @@ class Ledger:
                 "origins": self._origins,
                 "counters": self.metrics.counters(),
             }
-            self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
+            try:
+                self._spool.write(STATE, json.dumps(state, indent=1, sort_keys=True).encode())
+            except OSError as problem:
+                self._say(f"the account cannot be written: {problem.strerror}")
 
     def _note(self, key: str, cause: str) -> None:
         self._causes[key] = cause
@@ -220,42 +207,28 @@ class Ledger:
         return self._causes.get(last, UNKNOWN)
 
 
-def _parsed(text: bytes) -> Mapping[str, Any]:
-    """Return the state in a file; an empty one if the file is damaged."""
+def _parsed(text: bytes) -> dict[str, Any]:
+    """Return the state in a file; an empty one if there is none, or if it is damaged or of another version."""
     try:
-        state = json.loads(text) if text else {}
-        return state if isinstance(state, dict) and state.get("version") == VERSION else {}
-    except (ValueError, RecursionError):
-        return {}
+        state: dict[str, Any] = json.loads(text) if text else {"version": VERSION}
+        if state["version"] != VERSION:
+            return _parsed(b"")
+        whole = {name: int(state.get(name, 0)) for name in ("run", "first_run", "end_ns", "end_utc_ns")}
+        texts = {name: str(state.get(name, "")) for name in ("boot_id", "done")}
+        clocks = {name: (int(utc), int(mono)) for name, (utc, mono) in state.get("clocks", {}).items()}
+        origins = {run: Origin(str(boot), _texts(labels)) for run, (boot, labels) in state.get("origins", {}).items()}
+        counters = {name: float(value) for name, value in state.get("counters", {}).items()}
+        causes = _texts(state.get("causes", {}))
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+        return _parsed(b"")
+    return {**whole, **texts, "clocks": clocks, "origins": origins, "counters": counters, "causes": causes}
 
 
-def _pairs(values: object) -> dict[str, tuple[int, int]]:
-    """Return name → clocks; damaged ones are left out."""
-    if not isinstance(values, dict):
-        return {}
-    return {
-        str(key): (pair[0], pair[1])
-        for key, pair in values.items()
-        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(number, int) for number in pair)
-    }
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
 
 
-def _origins(values: object) -> dict[str, Origin]:
-    """Return run → origin; damaged ones are left out."""
-    pairs = values.items() if isinstance(values, dict) else ()
-    return {
-        str(run): Origin(str(pair[0]), {str(name): str(value) for name, value in pair[1].items()})
-        for run, pair in pairs
-        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], dict)
-    }
-
-
-def _number(state: Mapping[str, Any], key: str) -> int:
-    value = state.get(key, 0)
-    return value if isinstance(value, int) else 0
-
-
-def _numbers(values: object) -> dict[str, float]:
-    if not isinstance(values, dict):
-        return {}
-    return {str(key): float(value) for key, value in values.items() if isinstance(value, int | float)}
+@functools.cache
+def boot_id() -> str:
+    """Return the id of this boot."""
+    return read_kernel("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()

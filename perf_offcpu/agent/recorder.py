@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from perf_offcpu.agent.config import AgentConfig
@@ -31,9 +31,11 @@ _LONGEST_FILES, _LONGEST_FILE_S = 2, 600
 """Limit of a file if the agent never asks for its end: time of this number of segments, plus seconds."""
 _LEAST_RATE: Final = 10
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _SAID: Final = re.compile(r"\[ perf-offcpu record: (.*) \]")
 _LONGEST_LINE: Final = 1000
+
+ROTATE, PAUSE, RESUME = "snapshot", "disable", "enable"
+"""Commands: begin a new file, which also completes one in a pause; record nothing until RESUME."""
 
 Said = Callable[[str, str], None]
 """Called with a kind (`recording`, `paused`, `complete`, `says`, `ended`) and a text."""
@@ -42,11 +44,8 @@ Said = Callable[[str, str], None]
 def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, control: int) -> list[str]:
     """Return the command line of the recorder, without the program.
 
-    Args:
-        period_ns: off-CPU time that one sample stands for.
-        output: first part of the names of its files.
-        pid: the recorder ends with this process.
-        control: descriptor from which it takes commands.
+    It samples by `period_ns` of off-CPU time into files whose names begin with `output`, ends with the process
+    `pid`, and takes commands from the descriptor `control`.
     """
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
@@ -59,12 +58,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, con
 
 
 class Recorder:
-    """A started recorder.
-
-    Args:
-        run: its number, the first part of the names of its files.
-        said: called in another thread.
-    """
+    """A started recorder. The number of its run begins the names of its files; `said` is called in a thread."""
 
     def __init__(self, spool: Spool, config: AgentConfig, period_ns: int, run: int, said: Said) -> None:
         self.run, self._said = run, said
@@ -72,7 +66,7 @@ class Recorder:
         commands, self._control = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         words = arguments_of(config, period_ns, output, os.getpid(), commands)
         self.is_recording = False
-        self._stopping, self._lock = False, threading.Lock()
+        self.was_stopped, self._lock = False, threading.Lock()
         try:
             # UTC: names of files ascend, also when summer ends. -P: no modules of the working directory.
             self._process = subprocess.Popen(
@@ -89,43 +83,18 @@ class Recorder:
             raise
         finally:
             os.close(commands)
+        self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        """Return the id of the process."""
-        return self._process.pid
-
-    @property
-    def was_stopped(self) -> bool:
-        """Return whether the recorder was asked to end."""
-        return self._stopping
-
     def stop(self) -> None:
         """Ask the recorder to end; it then completes its file."""
-        self._stopping = True
+        self.was_stopped = True
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def rotate(self) -> None:
-        """Ask the recorder to begin a new file."""
-        self._command("snapshot")
-
-    def pause(self) -> None:
-        """Ask the recorder to record nothing until `go_on`; a `rotate` after it completes the file, too."""
-        self._command("disable")
-
-    def go_on(self) -> None:
-        """Ask the recorder to record again."""
-        self._command("enable")
-
-    def set_period(self, period_ns: int) -> None:
-        """Ask the recorder to sample with another period, from a new file on."""
-        self._command(f"period {period_ns}ns")
-
-    def _command(self, text: str) -> None:
-        """Write a command. A recorder that is still starting reads it when it begins to record."""
+    def command(self, text: str) -> None:
+        """Give a command. A recorder that is still starting reads it when it begins to record."""
         with self._lock, contextlib.suppress(OSError):
             if self._control >= 0:
                 os.write(self._control, f"{text}\n".encode())
@@ -152,13 +121,6 @@ class Recorder:
             return 0.0
         return sum(map(int, fields[11:15])) / _TICKS
 
-    def resident_bytes(self) -> int:
-        """Return the resident memory of the recorder; 0 if it has ended."""
-        try:
-            return int(read_kernel(f"/proc/{self.pid}/statm").split()[1]) * _PAGE
-        except (OSError, IndexError):
-            return 0
-
     def _read(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
@@ -184,8 +146,3 @@ class Recorder:
             self._said("complete", os.path.basename(text.removeprefix("dump ")))
         elif text and not text.startswith("Captured and wrote"):
             self._said("says", printable(text))
-
-
-def is_finished(name: str, running: int, complete: Sequence[str] | set[str]) -> bool:
-    """Return True if a recording is complete: its run has ended, or the recorder reported it."""
-    return int(name[:8]) != running or name in complete

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliver segments to the dataset, and as messages to servers.
+"""Deliver segments to the dataset, and as messages to servers; and the threads that do such work.
 
 A message stays in the spool until its server accepts it. Each server has its own thread, so that a slow one
 delays no other.
@@ -8,10 +8,12 @@ delays no other.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +21,7 @@ from perf_offcpu.agent.ledger import BUDGET, Missing, Origin
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
 from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.files import read_regular
 from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ LAST_RETRY_S: Final = 300.0
 LATEST_S: Final = 3600.0
 """Time after which a message is given up if the server keeps answering that it may be sent later."""
 OVERDUE: Final = "overdue"
+_IDLE_S: Final = 5.0
 
 Say = Callable[[str], None]
 
@@ -44,11 +48,7 @@ class Backoff:
         self.failures = 0
 
     def failed(self, after_s: float | None = None) -> float:
-        """Note a failure; return the seconds until the next attempt.
-
-        Args:
-            after_s: pause that the server asked for.
-        """
+        """Note a failure; return the seconds until the next attempt, at least those that the server asked for."""
         pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
         self._until, self.failures = self._clock() + pause_s, self.failures + 1
@@ -64,15 +64,75 @@ class Backoff:
         return self._until - self._clock()
 
 
-class DatasetSink:
-    """The dataset.
+class Worker:
+    """A thread that does pieces of work, one after the other, with a pause after each failure.
 
     Args:
-        labels: of recordings with unknown labels.
-
-    Raises:
-        UsageError: a package is missing, or the dataset cannot be made.
+        say: is called with sentences for the journal.
+        idle_s: time between two looks for work.
     """
+
+    def __init__(self, say: Say, idle_s: float) -> None:
+        self._say, self._idle_s = say, idle_s
+        self.backoff = Backoff()
+        self._wake, self._closing = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def pending(self) -> Sequence[str]:
+        """Return the names of the work that is left, the next first."""
+        raise NotImplementedError
+
+    def do(self, name: str) -> None:
+        """Do a piece of work, after which it is not pending any more, or plan another attempt."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look for work at once."""
+        self._wake.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Return True until the thread has ended."""
+        return self._thread.ident is None or self._thread.is_alive()
+
+    def close(self, patience_s: float) -> None:
+        """Go on for some time, unless work fails; what is left stays in the spool."""
+        until = time.monotonic() + patience_s
+        self.wake()
+        while self.pending() and not self.backoff.failures and time.monotonic() < until:
+            time.sleep(0.05)
+        self._closing = True
+        self.wake()
+        self._thread.join(max(1.0, until - time.monotonic()))
+
+    def retry(self, text: str, after_s: float | None = None) -> None:
+        """Plan another attempt, after the pause that the server asked for; say so now and then."""
+        pause_s = self.backoff.failed(after_s)
+        if self.backoff.failures in (1, 2, 5) or self.backoff.failures % 50 == 0:
+            self._say(f"{text}; again in {pause_s:.0f} s ({self.backoff.failures} attempts)")
+
+    def worked(self, text: str) -> None:
+        """Note a success; say so after failures."""
+        if self.backoff.failures:
+            self._say(text)
+        self.backoff.worked()
+
+    def _run(self) -> None:
+        while not self._closing:
+            names = self.pending()
+            if names and self.backoff.left_s <= 0:
+                self.do(names[0])
+            else:
+                self._wake.wait(min(max(self.backoff.left_s, 0.0) or self._idle_s, self._idle_s))
+                self._wake.clear()
+
+
+class DatasetSink:
+    """The dataset. Recordings of unknown labels get the ones given here."""
 
     def __init__(self, url: str, labels: dict[str, str]) -> None:
         from perf_offcpu.dataset.dataset import open_dataset
@@ -81,14 +141,9 @@ class DatasetSink:
         self._labels = labels
 
     def write(self, profile: Profile, origin: Origin, missing: Missing | None = None) -> int:
-        """Write a segment, which replaces a segment of the same time; return its size in bytes.
+        """Write a segment, which replaces a segment of the same time, and the gap before it; return its bytes.
 
-        Args:
-            origin: the boot in which it was recorded, and the labels at that time.
-            missing: the gap before it; None for none.
-
-        Raises:
-            PerfOffcpuError: it cannot be written.
+        Raise PerfOffcpuError if it cannot be written.
         """
         from perf_offcpu.dataset.segment import write_segment
 
@@ -122,8 +177,17 @@ def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
     return before + [Gap(begin[1], end[0], BUDGET) for begin, end in pairwise(span.parts)]
 
 
+@functools.cache
+def machine_id() -> str:
+    """Return the content of /etc/machine-id; "" if the file is missing."""
+    try:
+        text = read_regular("/etc/machine-id", 4096).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+    return text if re.fullmatch("[0-9a-f]{32}", text) else ""
+
+
 def _host(profile: Profile, boot_id: str, labels: dict[str, str]) -> Host:
-    from perf_offcpu.agent.host import machine_id
     from perf_offcpu.dataset.rows import Host
 
     meta = profile.meta
@@ -138,16 +202,10 @@ def _host(profile: Profile, boot_id: str, labels: dict[str, str]) -> Host:
     )
 
 
-class PushSink:
+class PushSink(Worker):
     """A server, with the messages for it in the spool and a thread that sends them.
 
-    Args:
-        target: the server.
-        sender: its sender (`push.opening.open_targets`).
-        labels: of recordings with unknown labels.
-
-    Raises:
-        UsageError: servers refuse the name of a label.
+    Recordings of unknown labels get the ones given here. Raise UsageError if servers refuse one of them.
     """
 
     def __init__(
@@ -155,38 +213,21 @@ class PushSink:
     ) -> None:
         from perf_offcpu.push.labels import check_labels
 
-        self._target, self._labels = target, labels
+        super().__init__(say, _IDLE_S)
         check_labels(labels)
-        self.key = hashlib.sha256(str(self._target).encode()).hexdigest()[:8]
-        self.name = self._target.server.word
-        self._sender = sender
-        self._spool, self._metrics, self._say = spool, metrics, say
-        self._backoff = Backoff()
+        self._target, self._sender, self._labels = target, sender, labels
+        self.key = hashlib.sha256(str(target).encode()).hexdigest()[:8]
+        self.name = target.server.word
+        self._spool, self._metrics = spool, metrics
         self._put_off: tuple[str, float] | None = None  # a message, and when it was put off first
-        self._wake, self._closing = threading.Event(), False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self.start()
 
     def keep(self, recording: str, profile: Profile, labels: dict[str, str] | None = None) -> int:
         """Write the messages of a segment into the spool; return their bytes.
 
-        Args:
-            labels: of the host when it was recorded; None unknown.
-
-        Raises:
-            PerfOffcpuError: they cannot be written.
+        `labels` are those of the host when it was recorded; None unknown. Raise PerfOffcpuError if a message cannot
+        be written.
         """
-        size = 0
-        for number, body in enumerate(self._messages(profile, labels)):
-            try:
-                self._spool.write(message_name(recording, self.key, number), body)
-            except OSError as problem:
-                raise _named(self._spool.path, problem) from problem
-            size += len(body)
-        self._wake.set()
-        return size
-
-    def _messages(self, profile: Profile, labels: dict[str, str] | None) -> Iterator[bytes]:
         from perf_offcpu.push.labels import check_labels
         from perf_offcpu.push.messages import messages
 
@@ -194,30 +235,32 @@ class PushSink:
             check_labels(labels := self._labels if labels is None else labels)
         except UsageError:  # this server was not in the configuration of then
             labels = self._labels
-        return (message.body for message in messages(self._target.form, profile, labels))
+        size = 0
+        for number, message in enumerate(messages(self._target.form, profile, labels)):
+            try:
+                self._spool.write(message_name(recording, self.key, number), message.body)
+            except OSError as problem:
+                raise _named(self._spool.path, problem) from problem
+            size += len(message.body)
+        self.wake()
+        return size
 
     def close(self, patience_s: float) -> None:
         """Send messages for some time; the others stay in the spool."""
-        until = time.monotonic() + patience_s
-        while self._spool.messages(self.key) and not self._backoff.failures and time.monotonic() < until:
-            time.sleep(0.05)
-        self._closing = True
-        self._wake.set()
-        self._thread.join(max(1.0, until - time.monotonic()))
+        super().close(patience_s)
         if not self._thread.is_alive():
             self._sender.close()
 
-    def _run(self) -> None:
-        while not self._closing:
-            names = self._spool.messages(self.key)
-            if self._backoff.left_s > 0 or not names:
-                self._wake.wait(min(max(self._backoff.left_s, 0.0) or LAST_RETRY_S, 5.0))
-                self._wake.clear()
-                continue
-            try:
-                self._send(names[0])
-            except Exception as problem:  # of a library: the agent goes on, and tries again
-                self._later(f"{type(problem).__name__}: {problem}", None)
+    def pending(self) -> Sequence[str]:
+        """Return the names of the messages for this server."""
+        return self._spool.messages(self.key)
+
+    def do(self, name: str) -> None:
+        """Send a message."""
+        try:
+            self._send(name)
+        except Exception as problem:  # of a library: the agent goes on, and tries again
+            self._later(f"{type(problem).__name__}: {problem}")
 
     def _send(self, name: str) -> None:
         from perf_offcpu.push.sender import Refused, RetryLater, ServerRefused
@@ -225,18 +268,16 @@ class PushSink:
         try:
             body = self._spool.read(name)
         except FileNotFoundError:  # the spool was full
-            return
+            return None
         try:
             answer = self._sender.send(body)
         except RetryLater as problem:
             if not (problem.was_answered and self._is_overdue(name)):
-                self._later(str(problem), problem.after_s)
-                return
+                return self._later(str(problem), problem.after_s)
             self._metrics.add("push_lost_total", 1, OVERDUE)
             self._say(f"not pushed, after attempts for {LATEST_S / 60:.0f} minutes: {problem}")
         except ServerRefused as problem:  # wrong credentials may be mended there
-            self._later(str(problem), None)
-            return
+            return self._later(str(problem))
         except Refused as problem:
             self._metrics.add("push_lost_total", 1, "refused")
             self._say(f"not pushed: {problem}")
@@ -246,10 +287,8 @@ class PushSink:
             if answer.rejected:
                 self._metrics.add("push_lost_total", answer.rejected, "rejected")
                 self._say(f"not all pushed: {self._target}: {answer.text}")
-            if self._backoff.failures:
-                self._say(f"{self.name}: takes messages again")
-            self._backoff.worked()
-        self._spool.remove(name)
+            self.worked(f"{self.name}: takes messages again")
+        return self._spool.remove(name)
 
     def _is_overdue(self, name: str) -> bool:
         """Note that a server postponed a message; return whether it has done so for too long.
@@ -261,8 +300,6 @@ class PushSink:
             self._put_off = name, now
         return now - self._put_off[1] >= LATEST_S
 
-    def _later(self, text: str, after_s: float | None) -> None:
+    def _later(self, text: str, after_s: float | None = None) -> None:
         self._metrics.add("push_retries_total", 1, self.name)
-        pause_s = self._backoff.failed(after_s)
-        if self._backoff.failures in (1, 2, 5) or self._backoff.failures % 50 == 0:
-            self._say(f"{text}; again in {pause_s:.0f} s ({self._backoff.failures} attempts)")
+        self.retry(text, after_s)

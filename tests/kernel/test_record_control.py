@@ -21,7 +21,7 @@ from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run
 
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
-from perf_offcpu.agent.segment import read_segment
+from perf_offcpu.agent.delivery import read_segment
 from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import Bool

@@ -46,8 +46,8 @@ def test_file_that_ends_in_a_pause_is_followed_by_a_gap(agent: Agent) -> None:
 
 def test_file_that_another_has_followed_before_the_pause_is_not(agent: Agent) -> None:
     """It gets its end when the sums of its time are complete, when the agent may have asked for a pause."""
-    rotations: list[None] = []
-    recorder: Any = SimpleNamespace(is_recording=True, rotate=lambda: rotations.append(None))
+    rotations: list[str] = []
+    recorder: Any = SimpleNamespace(is_recording=True, command=rotations.append)
     agent._recorder = recorder
     agent._on_recording("")
     agent._keeper._pauses.begin(0.0, 0.0, is_short=True)
@@ -124,9 +124,6 @@ class NoRecorder:
 
     def cpu_s(self) -> float:
         return 0.0
-
-    def resident_bytes(self) -> int:
-        return 0
 
 
 def test_an_agent_whose_spool_is_gone_ends(

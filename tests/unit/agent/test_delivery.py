@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from perf_offcpu.agent import sinks
-from perf_offcpu.agent.budget.cpu import Bucket
+from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.ledger import Ledger, Origin
 from perf_offcpu.agent.sinks import DatasetSink
@@ -37,7 +37,7 @@ class Place:
 
     def renew(self, boot: str = "boot") -> None:
         """As after a restart."""
-        self.ledger = Ledger(self.spool, boot)
+        self.ledger = Ledger(self.spool, boot, self.said.append)
         self.delivery = Delivery(
             self.spool, self.ledger, self.said.append, self.spool.recordings, lambda samples, seconds: None
         )
@@ -220,7 +220,7 @@ def test_a_dataset_that_was_removed_is_made_again(place: Place) -> None:
 
 
 def test_account_that_cannot_be_written_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place.ledger, "save", full)
+    monkeypatch.setattr(place.spool, "write", full)
     place.add(FIRST)
     deliver(place, lambda: place.spool.recordings() == [])
     assert place.said == ["the account cannot be written: No space left on device"]

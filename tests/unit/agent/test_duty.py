@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from perf_offcpu.agent.budget.cpu import HOUR_S, Bucket, CpuBudget
-from perf_offcpu.agent.budget.duty import COSTLY_S, DEEPEST, LEAST_S, MINUTE_S, Duty, Pauses
-from perf_offcpu.agent.budget.keeper import LONGEST_SEGMENT_S, MAX_RAISE, Period, SegmentLength
+from perf_offcpu.agent.budget import COSTLY_S, DEEPEST, HOUR_S, LEAST_S, MINUTE_S, Bucket, CpuBudget, Duty, Pauses
+from perf_offcpu.agent.keeper import LONGEST_SEGMENT_S, MAX_RAISE, Period, SegmentLength
 
 HOUR = 60
 LOOK_S = 10.0
@@ -143,7 +142,7 @@ def test_start_is_not_counted() -> None:
     budget.note(100.0, 50.0)
     budget.begin(60.0)
     budget.note(100.1, 60.0)
-    assert budget.level_s > 0
+    assert budget.bucket.level > 0
     assert 0.009 < budget.recent() < 0.011
 
 

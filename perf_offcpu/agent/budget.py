@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the part of each minute to record, if whole minutes would cost more CPU time than `--max-cpu`.
+"""Compare the CPU time of the agent with `--max-cpu`, and choose the part of each minute to record.
+
+A bucket fills at a constant rate up to a limit. Spending takes an amount out, and the level may fall below 0.
+The rate is chosen so that no window of `window_s` seconds exceeds its share, even if the bucket is full when
+the window begins.
 
 On a busy machine recording may cost several times the budget: the BPF programs run at each context switch. A
 pause until the budget has recovered would leave out half an hour, perhaps the one that matters later. So a
@@ -12,9 +16,92 @@ following them costs more than that.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
-from perf_offcpu.agent.budget.cpu import CpuBudget
+BURST: Final = 1 / 12
+"""Part of a window's share that may be spent at once."""
+
+
+class Bucket:
+    """A budget of `share` units in each window of `window_s` seconds, full at first."""
+
+    def __init__(self, share: float, window_s: float, now_s: float) -> None:
+        self._window_s, self._at = window_s, now_s
+        self._set(share)
+        self.level = self.limit  # the amount that may be spent now; below 0 after overspending
+
+    def _set(self, share: float) -> None:
+        self.limit, self._rate = share * BURST, share * (1 - BURST) / self._window_s
+
+    def spend(self, amount: float, now_s: float) -> None:
+        """Take out an amount, after filling up to now."""
+        self.level = min(self.limit, self.level + max(0.0, now_s - self._at) * self._rate) - amount
+        self._at = now_s
+
+    def change(self, share: float) -> None:
+        """Set another share; the ratio of the level to the limit stays the same."""
+        part = self.level / self.limit if self.limit else 1.0
+        self._set(share)
+        self.level = part * self.limit
+
+
+HOUR_S: Final = 3600.0
+RECENT_S: Final = 600.0
+
+
+class CpuBudget:
+    """CPU time against `--max-cpu`, a part of one CPU.
+
+    Attributes:
+        bucket: the CPU time that may be spent at once.
+        is_counting: False until `begin`: the start (compiling, first symbol tables) is not counted.
+    """
+
+    def __init__(self, part: float) -> None:
+        self.part, self.is_counting = part, False
+        self.bucket = Bucket(part * HOUR_S, HOUR_S, 0.0)
+        self._notes: deque[tuple[float, float]] = deque()
+
+    def begin(self, now_s: float) -> None:
+        """Begin to count."""
+        self.bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
+        while len(self._notes) > 1:
+            self._notes.popleft()
+        self.is_counting = True
+
+    def note(self, cpu_s: float, now_s: float) -> None:
+        """Note the CPU time of all parts since their beginning, which never falls."""
+        spent = cpu_s - self._notes[-1][1] if self._notes else 0.0
+        self._notes.append((now_s, cpu_s))
+        while len(self._notes) > 2 and self._notes[1][0] <= now_s - RECENT_S:
+            self._notes.popleft()
+        if self.is_counting:
+            self.bucket.spend(max(0.0, spent), now_s)
+
+    def change(self, part: float) -> None:
+        """Set another limit."""
+        self.part = part
+        self.bucket.change(part * HOUR_S)
+
+    @property
+    def spent_s(self) -> float:
+        """Return the CPU time last noted."""
+        return self._notes[-1][1] if self._notes else 0.0
+
+    @property
+    def noted_s(self) -> float:
+        """Return the time over which `recent` averages."""
+        return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
+
+    def recent(self, window_s: float = RECENT_S) -> float:
+        """Return the CPU time of the last ten minutes, or of fewer, as a part of one CPU."""
+        if not self._notes:
+            return 0.0
+        last_s, after = self._notes[-1]
+        first_s, before = next(note for note in self._notes if note[0] >= last_s - window_s)
+        return (after - before) / (last_s - first_s) if last_s > first_s else 0.0
+
 
 COSTLY_S: Final = 0.5
 """CPU time of a recorder in a pause from which on a file for each part of a minute is cheaper."""
@@ -23,24 +110,15 @@ _FOR_S: Final = 600.0
 
 
 class Pauses:
-    """The pauses of a recorder.
-
-    Attributes:
-        paused: recording is off until the next minute.
-        following: the recorder follows processes meanwhile.
-    """
+    """The pauses of a recorder."""
 
     def __init__(self) -> None:
-        self.paused = self.following = False
+        self.paused = False  # recording is off until the next minute
+        self.following = False  # the recorder follows processes meanwhile
         self._cpu_s, self._costly_until_s = 0.0, 0.0
 
     def begin(self, now_s: float, cpu_s: float, is_short: bool) -> None:
-        """Begin a pause.
-
-        Args:
-            cpu_s: CPU time of the recorder up to now.
-            is_short: it ends with the minute.
-        """
+        """Begin a pause, after `cpu_s` of CPU time of the recorder; a short one ends with the minute."""
         self.paused, self.following = True, is_short and now_s >= self._costly_until_s
         self._cpu_s = cpu_s
 
@@ -75,15 +153,11 @@ _FORGOTTEN: Final = 0.98
 
 
 class Duty:
-    """The part of each minute that is recorded.
-
-    Attributes:
-        recorded_s: seconds of each minute, from its start on, that are recorded; `MINUTE_S` or more: all.
-    """
+    """The part of each minute that is recorded."""
 
     def __init__(self) -> None:
-        self.recorded_s = MINUTE_S
-        self._cost_s, self._seconds, self._before_s = 0.0, 0.0, 0.0
+        self.recorded_s = MINUTE_S  # of each minute, from its start on; `MINUTE_S` or more: all
+        self._cost_s = self._seconds = self._before_s = 0.0
         self._unproven = 0  # minutes
         self._per_bpf = _PER_BPF
         self._level_s = 0.0  # of the budget when the minute began
@@ -95,24 +169,21 @@ class Duty:
 
     def ends_early(self, budget: CpuBudget) -> bool:
         """Return whether the rest of this minute must be left out: it costs much more than was expected."""
-        allowed = min(self._level_s, 0.0) - _SURPRISE * budget.limit_s
-        return budget.is_counting and budget.level_s < allowed
+        allowed = min(self._level_s, 0.0) - _SURPRISE * budget.bucket.limit
+        return budget.is_counting and budget.bucket.level < allowed
 
     def adapt(self, budget: CpuBudget, recorded_s: float, bpf_share: float, segment_s: float) -> bool:
-        """Choose the part at the end of a minute.
+        """Choose the part at the end of a minute; return whether pauses begin or end with this choice.
 
         Args:
             recorded_s: seconds of this minute that were recorded.
             bpf_share: part of a CPU that the BPF programs take while they record.
             segment_s: length of a segment when whole minutes are recorded.
-
-        Returns:
-            Whether pauses begin or end with this choice.
         """
         self._unproven = max(0, self._unproven - 1)
         was_whole, spent = self.is_whole, budget.spent_s - self._before_s
         is_measured = was_whole and recorded_s >= MINUTE_S
-        self._before_s, self._level_s = budget.spent_s, budget.level_s
+        self._before_s, self._level_s = budget.spent_s, budget.bucket.level
         if not budget.is_counting:
             return False
         keep = 1 - _SMOOTHING if self._seconds else 0.0
@@ -132,7 +203,7 @@ class Duty:
 
     def _choose(self, budget: CpuBudget, whole_s: float) -> float:
         """Return the seconds to record; `whole_s` is the CPU time of a minute of which all is recorded."""
-        level, limit = budget.level_s, budget.limit_s
+        level, limit = budget.bucket.level, budget.bucket.limit
         if level < -DEEPEST * limit:
             return 0.0
         each = max(self._cost_s / self._seconds if self._seconds else 0.0, 1e-6)

@@ -11,56 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.budget.cost import Cost
-from perf_offcpu.agent.budget.cpu import CpuBudget
-from perf_offcpu.agent.budget.duty import MINUTE_S, Duty, Pauses
+from perf_offcpu.agent.budget import MINUTE_S, CpuBudget, Duty, Pauses
 from perf_offcpu.agent.config import AgentConfig
+from perf_offcpu.agent.cost import Cost
 from perf_offcpu.agent.metrics import Metrics
-from perf_offcpu.agent.recorder import Recorder
+from perf_offcpu.agent.recorder import PAUSE, RESUME, ROTATE, Recorder
 
 LONGEST_SEGMENT_S: Final = 300.0
 _WINDOW_S: Final = 240.0
 _LONGER_ABOVE, _SHORTER_BELOW = 0.9, 0.4
-
-
-class SegmentLength:
-    """The length of segments: longer where the budget is nearly spent, because each has a fixed cost.
-
-    Begin and end of a file, reading it, and symbols of running programs are half of the CPU time of an agent
-    with segments of one minute. Longer segments lose nothing.
-
-    Args:
-        base_s: the length asked for.
-    """
-
-    def __init__(self, base_s: float) -> None:
-        self.base_s = base_s
-        self._factor = 1
-        self._changed_s = float("-inf")
-
-    @property
-    def seconds(self) -> float:
-        """The length now."""
-        return max(self.base_s, min(LONGEST_SEGMENT_S, self.base_s * self._factor))
-
-    @property
-    def is_longest(self) -> bool:
-        """Return True if segments have their greatest length."""
-        return self.seconds >= LONGEST_SEGMENT_S
-
-    def adapt(self, budget: CpuBudget, now_s: float) -> bool:
-        """Choose the length after a segment; return whether it changed."""
-        if not budget.is_counting or now_s - self._changed_s < 2 * self.seconds:
-            return False
-        share = budget.recent(max(_WINDOW_S, 2 * self.seconds)) / budget.part
-        if share > _LONGER_ABOVE and not self.is_longest:
-            self._factor *= 2
-        elif share < _SHORTER_BELOW and self._factor > 1:
-            self._factor //= 2
-        else:
-            return False
-        self._changed_s = now_s
-        return True
 
 
 COST_OF_SAMPLE_S: Final = 1e-4
@@ -72,17 +31,59 @@ _KNOWN_S: Final = 240.0
 """Least time over which the cost is measured before the period changes."""
 
 
-class Period:
+class _Factor:
+    """A power of two by which a choice differs from the one that was asked for."""
+
+    def __init__(self) -> None:
+        self.factor, self._changed_s = 1, float("-inf")
+
+    def _step(self, raised: bool, lowered: bool, now_s: float) -> bool:
+        """Double or halve the factor; return whether it changed."""
+        if not raised and not (lowered and self.factor > 1):
+            return False
+        self.factor = 2 * self.factor if raised else self.factor // 2
+        self._changed_s = now_s
+        return True
+
+
+class SegmentLength(_Factor):
+    """The length of segments: longer where the budget is nearly spent, because each has a fixed cost.
+
+    Begin and end of a file, reading it, and symbols of running programs are half of the CPU time of an agent
+    with segments of one minute. Longer segments lose nothing. `base_s` is the length asked for.
+    """
+
+    def __init__(self, base_s: float) -> None:
+        super().__init__()
+        self.base_s = base_s
+
+    @property
+    def seconds(self) -> float:
+        """The length now."""
+        return max(self.base_s, min(LONGEST_SEGMENT_S, self.base_s * self.factor))
+
+    @property
+    def is_longest(self) -> bool:
+        """Return True if segments have their greatest length."""
+        return self.seconds >= LONGEST_SEGMENT_S
+
+    def adapt(self, budget: CpuBudget, now_s: float) -> bool:
+        """Choose the length after a segment; return whether it changed."""
+        if not budget.is_counting or now_s - self._changed_s < 2 * self.seconds:
+            return False
+        share = budget.recent(max(_WINDOW_S, 2 * self.seconds)) / budget.part
+        return self._step(share > _LONGER_ABOVE and not self.is_longest, share < _SHORTER_BELOW, now_s)
+
+
+class Period(_Factor):
     """The sampling period: raised where samples are the main cost, lowered again when the budget has room.
 
-    Args:
-        base_ns: the period asked for.
+    `base_ns` is the period asked for.
     """
 
     def __init__(self, base_ns: int) -> None:
+        super().__init__()
         self.base_ns = base_ns
-        self.factor = 1
-        self._changed_s = float("-inf")
 
     @property
     def ns(self) -> int:
@@ -94,28 +95,16 @@ class Period:
         if not budget.is_counting or budget.noted_s < _KNOWN_S or now_s - self._changed_s < _LEAST_S:
             return False
         share, sampled = budget.recent() / budget.part, samples_per_s * COST_OF_SAMPLE_S / budget.part
-        if share > 1 and sampled > 0.3 and self.factor < MAX_RAISE:
-            self.factor *= 2
-        elif share + sampled < _LOWER_BELOW and self.factor > 1:
-            self.factor //= 2
-        else:
-            return False
-        self._changed_s = now_s
-        return True
+        is_raised = share > 1 and sampled > 0.3 and self.factor < MAX_RAISE
+        return self._step(is_raised, share + sampled < _LOWER_BELOW, now_s)
 
 
 class BudgetKeeper:
-    """The choices that keep to the budget.
-
-    Args:
-        say: is called with sentences for the journal.
-
-    Attributes:
-        resumed_s: time.monotonic() at the end of the last pause; 0 none.
-    """
+    """The choices that keep to the budget. `say` is called with sentences for the journal."""
 
     def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
-        self._pauses, self.resumed_s = Pauses(), 0.0
+        self._pauses = Pauses()
+        self.resumed_s = 0.0  # time.monotonic() at the end of the last pause; 0 none
         self._config, self._metrics, self._say = config, metrics, say
         self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
         self._period, self._length = Period(config.period_ns), SegmentLength(config.segment_s)
@@ -157,11 +146,7 @@ class BudgetKeeper:
         metrics.set("cpu_share_limit", self._config.max_cpu)
 
     def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
-        """Choose length and period of the next segments, after the delivery of one.
-
-        Args:
-            samples, seconds: number of its samples, and its recorded time.
-        """
+        """Choose length and period of the next segments, by samples and recorded time of a delivered one."""
         now, budget = time.monotonic(), self._budget
         if not budget.is_counting:
             budget.begin(now)
@@ -177,7 +162,7 @@ class BudgetKeeper:
             self._say(f"--max-cpu: the period is {word} to {self._period.ns / 1e6:g} ms")
             self._metrics.set("period_seconds", self._period.ns / 1e9)
             if recorder is not None:
-                recorder.set_period(self._period.ns)
+                recorder.command(f"period {self._period.ns}ns")
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
         """Record as much of each minute as the budget allows; return the time of the next change."""
@@ -205,9 +190,9 @@ class BudgetKeeper:
         self._metrics.add("budget_pauses_total")
         self._pauses.begin(now, recorder.cpu_s() if recorder else 0.0, self._duty.recorded_s > 0)
         if recorder is not None:
-            recorder.pause()
+            recorder.command(PAUSE)
             if not self._pauses.following:
-                recorder.rotate()
+                recorder.command(ROTATE)
 
     def _end_pause(self, now: float, recorder: Recorder | None) -> None:
         """Resume recording, unless the next minute is left out, too."""
@@ -216,8 +201,8 @@ class BudgetKeeper:
             self._pauses.paused, self.resumed_s = False, now
             self._cost.note_bpf(was_recording=False)
             if recorder is not None:
-                recorder.go_on()
+                recorder.command(RESUME)
         elif self._pauses.following:
             self._pauses.following = False
             if recorder is not None:
-                recorder.rotate()
+                recorder.command(ROTATE)
