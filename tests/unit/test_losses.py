@@ -19,26 +19,24 @@ INTRODUCTION = """\
 
 Data that is missing in a recording, or that could not be read, named or shown, is counted by cause. `report`
 lists the causes that occurred with their numbers: losses under "Lost or damaged", other properties of samples
-under "Samples to know about". The last line of `record` names the causes marked *record*. Counters marked
-*record -v* are no losses; only `record -v` prints them. The recorder writes its counters into the file under
-the names of this table.
+under "Samples to know about". The last line of `record` names those marked †. Counters marked ‡ are no losses;
+only `record -v` prints them. The recorder writes its counters into the file under these names.
 
 This page is made from `perf_offcpu/losses.py`; a test compares the two.
 """
 
 
 def table(stage: Stage) -> str:
-    rows = ["| name | lost | remedy | shown by |", "|---|---|---|---|"]
-    for row in CAUSES.values():
-        if row.stage is stage:
-            rows.append(f"| `{row.name}` | {str(row._replace(remedy=''))} | {row.remedy} | {shown_by(row)} |")
-    return f"## {stage.value}\n\n" + "\n".join(rows) + "\n"
+    causes = [row for row in CAUSES.values() if row.stage is stage]
+    said_by_title = {Stage.NAMES: "no name: ", Stage.LINES: "no source lines: "}.get(stage, "")
+    rows = [f"| `{row.name}`{mark(row)} | {str(row).removeprefix(said_by_title)} |" for row in causes]
+    return f"## {stage.value}\n\n" + "\n".join(["| name | lost; remedy |", "|---|---|", *rows]) + "\n"
 
 
-def shown_by(row: LossCause) -> str:
+def mark(row: LossCause) -> str:
     if not row.is_loss and row.stage in (Stage.BPF, Stage.RECORDER):
-        return "record -v"
-    return "record, report" if row.in_last_line else "inject" if row.stage is Stage.INJECT else "report"
+        return "‡"
+    return "†" if row.in_last_line else ""
 
 
 def page() -> str:

@@ -90,8 +90,9 @@ def listed() -> dict[str, tuple[set[str], str, str]]:
     section = PAGE.read_text().partition(HEADING)[2].partition("\n## ")[0]
     lines = [line.strip("| ") for line in section.splitlines() if line.startswith("| `")]
     rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
-    assert len({row[0] for row in rows}) == len(rows), "a module has one row"
-    return {row[0].strip("`"): (set(re.findall("`([^`]+)`", row[1])), row[2], row[3]) for row in rows}
+    modules = [(module, row) for row in rows for module in re.findall("`([^`]+)`", row[0])]
+    assert len(dict(modules)) == len(modules), "a module has one row"
+    return {module: (set(re.findall("`([^`]+)`", row[1])), row[2], row[3]) for module, row in modules}
 
 
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -42,14 +42,14 @@ def page(text: str) -> str:
 
 def layout_rows(layout: Layout) -> Iterator[list[str]]:
     has_unknown = any(field.unknown for field in layout.fields)
-    head = ["offset", "field", "type", *(["unknown"] if has_unknown else []), "meaning"]
+    head = ["offset", "field", *(["unknown"] if has_unknown else []), "meaning"]
     yield head
     yield ["---"] * len(head)
     for field in layout.fields:
         if isinstance(field.type, Layout):
             continue
         unknown = [number(field)] if has_unknown else []
-        yield [offset(layout, field), f"`{field.name}`", type_name(field), *unknown, field.doc]
+        yield [offset(layout, field), f"`{declaration(field)}`", *unknown, field.doc]
 
 
 def offset(layout: Layout, field: Field) -> str:
@@ -59,10 +59,11 @@ def offset(layout: Layout, field: Field) -> str:
         return ""  # after an array of any length
 
 
-def type_name(field: Field) -> str:
+def declaration(field: Field) -> str:
+    """Return the declaration of a field as in C."""
     kind = field.type
     name = f"{'s' if kind.signed else 'u'}{8 * kind.size}" if isinstance(kind, Int) else "char"
-    return f"{name}[{field.count}]" if field.count else name
+    return f"{name} {field.name}" + (f"[{field.count}]" if field.count else "")
 
 
 def number(field: Field) -> str:

@@ -35,13 +35,13 @@ def rows() -> str:
 
 
 def program_rows() -> str:
-    lines = ["| program | waits for | functions | class | idle |", "|---|---|---|---|---|"]
+    lines = ["| program | waits for | functions | class, idle |", "|---|---|---|---|"]
     for rule in PROGRAM_RULES:
         frames, callers = (_code(names) for names in (rule.frames, rule.callers))
         frames = f"{frames} called by {callers}" if callers else frames
-        idle = {True: "yes", False: "no", None: ""}[rule.for_work]
-        found = f"`{rule.wait_class}`" if rule.wait_class else "as found"
-        lines.append(f"| {rule.program} | {rule.meaning} | {frames} | {found} | {idle} |")
+        assert rule.for_work is not None, "the page says so"
+        wait_class, idle = f"`{rule.wait_class}`" if rule.wait_class else "", "idle" if rule.for_work else ""
+        lines.append(f"| {rule.program} | {rule.meaning} | {frames} | {wait_class} {idle} |".replace("  ", " "))
     return "\n".join(lines) + "\n"
 
 

@@ -14,10 +14,10 @@ BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 
 
 def rows(columns: tuple[Column, ...]) -> str:
-    lines = ["| column | type | meaning |", "|---|---|---|"]
+    lines = ["| column, type | meaning |", "|---|---|"]
     for column in columns:
         type_ = column.type + (" or null" if column.nullable else "")
-        lines.append(f"| `{column.name}` | {type_} | {column.doc} |")
+        lines.append(f"| `{column.name}` {type_} | {column.doc} |")
     return "\n".join(lines) + "\n"
 
 

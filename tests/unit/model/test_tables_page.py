@@ -44,10 +44,15 @@ TABLES: dict[str, tuple[type[Table], ...]] = {
 
 def table(kind: type[Table]) -> str:
     meaning = (kind.__doc__ or "").partition("\n")[0].replace("`", "")
-    rows = ["| column | dtype | unit | none | meaning |", "|---|---|---|---|---|"]
+    rows = ["| column, dtype | none | meaning |", "|---|---|---|"]
+    shared = {}
+    if kind is ProfileSamples:
+        shared = {name: column for name, column in kind.columns.items() if Samples.columns.get(name) == column}
+        meaning += f" The columns of Samples up to `{[*shared][-1]}`, and:"
     for name, column in kind.columns.items():
-        none = "" if column.sentinel is None else column.sentinel
-        rows.append(f"| `{name}` | {column.dtype} | {column.unit} | {none} | {column.doc} |")
+        if name not in shared:
+            none, unit = "" if column.sentinel is None else column.sentinel, f", {column.unit}" if column.unit else ""
+            rows.append(f"| `{name}` {column.dtype}{unit} | {none} | {column.doc} |")
     return f"### {kind.__name__}\n\n{meaning}\n\n" + "\n".join(rows) + "\n"
 
 
