@@ -25,7 +25,7 @@ from perf_offcpu.agent.keeper import BudgetKeeper
 from perf_offcpu.agent.ledger import BUDGET, Ledger, boot_id
 from perf_offcpu.agent.recorder import ROTATE, Recorder
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
-from perf_offcpu.agent.spool import Spool, key_of, run_of
+from perf_offcpu.agent.spool import Spool, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 TICK_S: Final = 1.0
@@ -48,15 +48,7 @@ SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
 
 
 class Agent:
-    """Run the agent once, from start to stop.
-
-    Args:
-        load: returns the configuration; called again at SIGHUP.
-        say: is called with sentences for the journal.
-
-    Raises:
-        UsageError: the spool, the port, the dataset or a server cannot be used.
-    """
+    """Run the agent once; `load` returns its configuration, also at SIGHUP, `say` writes sentences to the journal."""
 
     def __init__(self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None) -> None:
         keep_no_free_memory()
@@ -110,7 +102,7 @@ class Agent:
         if self._backoff.failures > 2 and (recorder is None or not self._is_sound()):
             return "the recorder ends again and again"
         starting = now - self._started_s < 2 * self.config.segment_s + 60
-        expected = not (starting or keeper.paused or now - keeper.resumed_s < RESUMED_S)
+        expected = not (starting or keeper.pauses.paused or now - keeper.resumed_s < RESUMED_S)
         if expected and (recorder is None or not recorder.is_recording):
             return "the recorder does not record"
         return ""
@@ -124,7 +116,7 @@ class Agent:
                 raise PerfOffcpuError(f"--spool {self.spool.path}: it was removed or replaced")
             self._keeper.measure(self._recorder)
             self._bound_spool()
-        if self._recorder is None and not self._keeper.paused and self._backoff.left_s <= 0:
+        if self._recorder is None and not self._keeper.pauses.paused and self._backoff.left_s <= 0:
             self._start_recorder()
         if not (self._delivery.busy_since and now - self._delivery.busy_since > STUCK_S):
             self._notifier.alive()
@@ -140,10 +132,10 @@ class Agent:
         """Begin another segment if it is time; return the time of the next one."""
         if self._recorder is None or not self._recorder.is_recording or not self._segment_began_s:
             return now + TICK_S
-        if now >= self._segment_began_s + self._keeper.segment_s:
+        if now >= self._segment_began_s + self._keeper.length.seconds:
             self._segment_began_s = now
             self._recorder.command(ROTATE)
-        return self._segment_began_s + self._keeper.segment_s
+        return self._segment_began_s + self._keeper.length.seconds
 
     # What happens
 
@@ -156,7 +148,7 @@ class Agent:
     def _on_recording(self, _text: str) -> None:
         self._in_pause, self._segment_began_s = False, self._segment_began_s or time.monotonic()
         self.metrics.set("recording", 1)
-        self._notifier.send(f"STATUS=recording, one sample for {self._keeper.period_ns / 1e6:g} ms of waiting")
+        self._notifier.send(f"STATUS=recording, one sample for {self._keeper.period.ns / 1e6:g} ms of waiting")
 
     def _on_paused(self, _text: str) -> None:
         self._in_pause = True
@@ -220,9 +212,8 @@ class Agent:
         self.ledger.save()
         self._next_cause, self._started_s = RECORDER, time.monotonic()
         self._in_pause, self._segment_began_s = False, 0.0
-        self.metrics.set("period_seconds", self._keeper.period_ns / 1e9)
-        said = lambda kind, text: self._mail.put((kind, text))  # noqa: E731
-        self._recorder = Recorder(self.spool, self.config, self._keeper.period_ns, run, said)
+        self.metrics.set("period_seconds", self._keeper.period.ns / 1e9)
+        self._recorder = Recorder(self.spool, self.config, self._keeper.period.ns, run, self._mail.put)
 
     def _stop_recorder(self, cause: str) -> None:
         """End the recorder; another one is started when it has ended."""
@@ -233,7 +224,6 @@ class Agent:
             self._recorder.stop()
 
     def _is_sound(self) -> bool:
-        """Return whether the last recorder has run for long enough."""
         return time.monotonic() - self._started_s > _SOUND_S
 
     def _finished(self) -> list[str]:
@@ -254,28 +244,27 @@ class Agent:
         push = [PushSink(*target, labels, self.spool, self.metrics, self._say) for target in opened]
         before, delivery = self._delivery.push, self._delivery
         delivery.dataset, delivery.push, delivery.period_ns = dataset, push, config.period_ns
-        if config.max_bytes:
-            delivery.bytes = delivery.bytes or Bucket(config.max_bytes, DAY_S, time.monotonic())
-            delivery.bytes.change(config.max_bytes)
-        else:
+        if not config.max_bytes:
             delivery.bytes = None
+        elif delivery.bytes is None:
+            delivery.bytes = Bucket(config.max_bytes, DAY_S, time.monotonic())
+        else:
+            delivery.bytes.change(config.max_bytes)
         for sink in before:
             sink.close(0)
         self._drop_messages({sink.key for sink in push})
 
     def _drop_messages(self, keys: set[str]) -> None:
-        """Remove the messages for servers that are not in the configuration any more."""
-        others = [name for name in self.spool.messages() if key_of(name) not in keys]
-        for name in others:
-            self.spool.remove(name)
-        if others:
+        of_servers = {name for key in keys for name in self.spool.messages(key)}
+        if others := sorted({*self.spool.messages()} - of_servers):
+            for name in others:
+                self.spool.remove(name)
             self.metrics.add("push_lost_total", len(others), NO_SERVER)
             self._say(f"{len(others)} messages are removed: --push does not name their servers any more")
 
     # Budgets
 
     def _bound_spool(self) -> None:
-        """Remove the oldest files until the others fit."""
         size, files = self.spool.usage()
         oldest = sorted([*self._finished(), *self.spool.messages()])
         while size > self.config.spool_bytes and oldest:
@@ -304,10 +293,7 @@ class Agent:
         self._notifier.send("STOPPING=1")
         recorder, self._next_cause = self._recorder, STOPPED
         if recorder is not None:
-            recorder.stop()
-            if not recorder.wait(END_OF_RECORDER_S):
-                recorder.kill()
-                recorder.wait(END_OF_RECORDER_S)
+            recorder.end(END_OF_RECORDER_S)
             self._recorder = None
         self._delivery.close(LAST_DELIVERY_S if self._ending else UNHURRIED_S)
         if left := len(self.spool.recordings()):

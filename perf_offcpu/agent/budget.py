@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the CPU time of the agent with `--max-cpu`, and choose the part of each minute to record.
 
-A bucket fills at a constant rate up to a limit. Spending takes an amount out, and the level may fall below 0.
-The rate is chosen so that no window of `window_s` seconds exceeds its share, even if the bucket is full when
-the window begins.
+A bucket fills at a constant rate up to a limit. Spending takes an amount out, and the level may fall below 0. The rate
+is chosen so that no window of `window_s` seconds exceeds its share, even if the bucket is full when the window begins.
 
-On a busy machine recording may cost several times the budget: the BPF programs run at each context switch. A
-pause until the budget has recovered would leave out half an hour, perhaps the one that matters later. So a
-part of each minute is recorded, and the rest of it is a gap with the cause `budget`.
+On a busy machine recording may cost several times the budget: the BPF programs run at each context switch. A pause
+until the budget has recovered would leave out half an hour, perhaps the one that matters later. So a part of each
+minute is recorded, and the rest of it is a gap with the cause `budget`.
 
-A file may stay open over a pause. Otherwise it ends with the pause and a new one begins after it, which has
-to be described, read and symbolized, too: about half a second of CPU time. Where programs start all the time,
-following them costs more than that.
+A file may stay open over a pause. Otherwise it ends with the pause and a new one begins after it, which has to be
+described, read and symbolized, too: about half a second of CPU time. Where programs start all the time, following them
+costs more than that.
 """
 
 from __future__ import annotations
@@ -51,16 +50,12 @@ RECENT_S: Final = 600.0
 
 
 class CpuBudget:
-    """CPU time against `--max-cpu`, a part of one CPU.
-
-    Attributes:
-        bucket: the CPU time that may be spent at once.
-        is_counting: False until `begin`: the start (compiling, first symbol tables) is not counted.
-    """
+    """CPU time against `--max-cpu`, a part of one CPU."""
 
     def __init__(self, part: float) -> None:
-        self.part, self.is_counting = part, False
-        self.bucket = Bucket(part * HOUR_S, HOUR_S, 0.0)
+        self.part = part
+        self.is_counting = False  # until `begin`: the start (compiling, first symbol tables) is not counted
+        self.bucket = Bucket(part * HOUR_S, HOUR_S, 0.0)  # the CPU time that may be spent at once
         self._notes: deque[tuple[float, float]] = deque()
 
     def begin(self, now_s: float) -> None:

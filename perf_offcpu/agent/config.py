@@ -11,12 +11,13 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
 from perf_offcpu.units import parse_size, parse_time
 
+T = TypeVar("T", int, float)
 STATE: Final = "/var/lib/perf-offcpu"
 PORT: Final = 9811
 DAY_S: Final = 86400.0
@@ -53,10 +54,7 @@ KEYS: Final = frozenset(
 
 
 def load_config(path: str | None, given: Mapping[str, Any]) -> AgentConfig:
-    """Return the options of a file and of the command line, key → value, which has priority over the file.
-
-    Raise UsageError if a value is not possible, or the file cannot be read.
-    """
+    """Return the options of a file and of the command line, key → value, which comes first; or raise UsageError."""
     values = {} if path is None else _read(path)
     try:
         return make_config({**values, **given})
@@ -91,7 +89,7 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         max_bytes=parse_size("--max-bytes", values.get("max-bytes", default.max_bytes)),
         spool=_text(values, "spool", default_spool()),
         spool_bytes=parse_size("--spool-size", values.get("spool-size", default.spool_bytes), least="16M"),
-        port=_whole(values, "port", default.port, 65535),
+        port=_number(values, "port", default.port, 0, 65535),
         labels=tuple(sorted({**_labels_of_environment(), **_labels(values)}.items())),
         record=_texts(values, "record"),
     )
@@ -164,15 +162,9 @@ def _texts(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _whole(values: Mapping[str, Any], key: str, default: int, most: int) -> int:
-    value = values.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise UsageError(f"--{key} {value}: not a whole number from 0 to {most}")
-    return value
-
-
-def _number(values: Mapping[str, Any], key: str, default: float, least: float, most: float) -> float:
-    value = values.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise UsageError(f"--{key} {value}: not a number from {least:g} to {most:g}")
-    return float(value)
+def _number(values: Mapping[str, Any], key: str, default: T, least: float, most: float) -> T:
+    value, is_whole = values.get(key, default), isinstance(default, int)
+    is_number = isinstance(value, int) or (isinstance(value, float) and not is_whole)
+    if isinstance(value, bool) or not is_number or not least <= value <= most:
+        raise UsageError(f"--{key} {value}: not a {'whole ' * is_whole}number from {least:g} to {most:g}")
+    return type(default)(value)

@@ -19,8 +19,7 @@ from typing import Final
 from perf_offcpu.agent.recorder import Recorder
 from perf_offcpu.files import read_kernel
 
-_BPF_EVERY_S: Final = 60.0
-_BPF_FOR_S: Final = 1.0
+_BPF_EVERY_S, _BPF_FOR_S = 60.0, 1.0
 _RUN_TIME: Final = re.compile(rb"^run_time_ns:\s*(\d+)$", re.MULTILINE)
 _SWITCHES: Final = re.compile(rb"^ctxt (\d+)$", re.MULTILINE)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -63,11 +62,7 @@ class Cost:
         self._recorder_s = max(self._recorder_s, ended.ru_utime + ended.ru_stime + running_s)
 
     def note_bpf(self, was_recording: bool) -> None:
-        """Count the time of BPF programs since the last call; also called when recording begins or pauses.
-
-        Args:
-            was_recording: recording was on since the last call.
-        """
+        """Count the time of BPF programs since the last call; also called when recording begins or pauses."""
         before, self._switches = self._switches, context_switches()
         if was_recording:
             self._bpf_s += self._s_per_switch * (self._switches - before)
@@ -77,11 +72,6 @@ class Cost:
         now, (before_s, before) = time.monotonic(), self._began
         self._began = now, context_switches()
         return self._s_per_switch * (self._began[1] - before) / max(now - before_s, 1e-3)
-
-    @property
-    def total_s(self) -> float:
-        """Return the sum of all parts."""
-        return self._own_s + self._recorder_s + self._bpf_s
 
     def parts(self) -> dict[str, float]:
         """Return the seconds of the agent, of its child processes (recorder, demangler), of BPF programs."""

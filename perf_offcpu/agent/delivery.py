@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from perf_offcpu.agent.budget import Bucket
-from perf_offcpu.agent.ledger import Ledger, Parts
+from perf_offcpu.agent.ledger import Ledger
 from perf_offcpu.agent.sinks import DatasetSink, PushSink, Say, Worker
 from perf_offcpu.agent.spool import Spool
 from perf_offcpu.build_ids import kernel_build_id
@@ -35,10 +35,7 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
-DAMAGED: Final = "damaged"
-EMPTY: Final = "empty"
-FAILED: Final = "failed"
-BYTES: Final = "max-bytes"
+DAMAGED, EMPTY, FAILED, BYTES = "damaged", "empty", "failed", "max-bytes"
 _ATTEMPTS: Final = 3
 _IDLE_S: Final = 1.0
 
@@ -46,9 +43,7 @@ _IDLE_S: Final = 1.0
 class Delivery(Worker):
     """A thread that delivers finished recordings, oldest first.
 
-    Args:
-        finished: returns the names of the recordings that may be delivered.
-        delivered: is called with (samples, seconds) of each delivered segment.
+    `finished` returns their names, and `delivered` is called with (samples, seconds) of each delivered segment.
     """
 
     def __init__(
@@ -96,10 +91,8 @@ class Delivery(Worker):
             self._write(name, profile, parts[0][0])
         except (FormatError, UsageError) as problem:
             self._lose(name, DAMAGED, str(problem))
-        except _Empty:
-            self._lose(name, EMPTY, "it has no time")
-        except _TooMuch:
-            self._lose(name, BYTES, "the bytes of --max-bytes are spent")
+        except _Lost as lost:
+            self._lose(name, *lost.args)
         except (OSError, PerfOffcpuError) as problem:
             self._retry(problem)
         except Exception as problem:  # the next segment may work
@@ -125,7 +118,7 @@ class Delivery(Worker):
         if self.bytes is not None:
             self.bytes.spend(0, time.monotonic())
             if self.bytes.level < 0:
-                raise _TooMuch
+                raise _Lost(BYTES, "the bytes of --max-bytes are spent")
         size, origin = 0, self._ledger.origin(name)
         if self.dataset is not None:
             size = self.dataset.write(profile, origin, self._ledger.missing(name, begin_ns, _utc(profile)))
@@ -134,7 +127,7 @@ class Delivery(Worker):
         if self.bytes is not None:
             self.bytes.spend(size, time.monotonic())
 
-    def _account(self, name: str, profile: Profile, parts: Parts) -> None:
+    def _account(self, name: str, profile: Profile, parts: Spans) -> None:
         with self.lock:
             self._ledger.deliver(name, parts, _utc(profile))
             self._metrics.add("samples_total", len(profile.samples))
@@ -148,7 +141,6 @@ class Delivery(Worker):
         self._delivered(len(profile.samples), sum(end - begin for begin, end in parts) / 1e9)
 
     def _lose(self, name: str, cause: str, why: str) -> None:
-        """Count a recording as lost."""
         with self.lock:
             self._ledger.drop(name, cause)
             self._ledger.save()
@@ -169,12 +161,8 @@ class Delivery(Worker):
         self.retry(f"not delivered: {problem}")
 
 
-class _Empty(Exception):
-    """A recording has no record with a time."""
-
-
-class _TooMuch(Exception):
-    """The bytes of this day are spent."""
+class _Lost(Exception):
+    """A recording can never be delivered: (cause, reason)."""
 
 
 def _utc(profile: Profile) -> int:
@@ -182,11 +170,11 @@ def _utc(profile: Profile) -> int:
     return profile.meta.wall_clock_ns - profile.meta.wall_clock_at_ns
 
 
-def _parts(profile: Profile) -> Parts:
-    """Return (begin, end) of each recorded time, CLOCK_MONOTONIC; raise _Empty if nothing was recorded."""
+def _parts(profile: Profile) -> Spans:
+    """Return (begin, end) of each recorded time, CLOCK_MONOTONIC; raise _Lost if nothing was recorded."""
     parts = profile.meta.recorded
     if parts[0][0] <= 0 or parts[-1][1] < parts[0][0]:
-        raise _Empty
+        raise _Lost(EMPTY, "it has no time")
     return parts
 
 
@@ -214,8 +202,7 @@ def read_segment(
         clock: is called with the present clocks if the recording has none; returns the clocks to use.
 
     Raises:
-        FormatError: it is no recording.
-        OSError: it cannot be read.
+        FormatError, OSError: it is no recording, or cannot be read.
     """
     symbols = SymbolizeOptions(cache=DiskCache.usual())
     recording = load_recording(path, snapshots=True)
@@ -251,10 +238,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
 
 
 def _completed_parts(recording: Recording, end_ns: int) -> Spans:
-    """Return (begin, end) of each time between pauses; the last one has no account in the file.
-
-    So the last one is taken to begin with its first sample.
-    """
+    """Return (begin, end) of each time between pauses; the last one, without account, begins at its first sample."""
     meta, times = recording.meta, recording.samples.time_ns
     if not meta.end_ns or end_ns <= meta.end_ns:
         return meta.parts

@@ -45,21 +45,16 @@ class _Client:
 
 
 class Endpoint:
-    """The server, in a thread of its own.
+    """The server, in a thread of its own, on a port; 0 for any that is free.
 
-    Args:
-        port: 0 for any that is free.
-        metrics: returns the text of /metrics.
-        health: returns the present failure as a sentence; "" for none.
-
-    Raises:
-        UsageError: the port is taken.
+    `metrics` returns the text of /metrics, `health` the present failure as a sentence, "" for none. Raise UsageError
+    if the port is taken.
     """
 
     def __init__(self, port: int, metrics: Callable[[], str], health: Callable[[], str]) -> None:
         self._pages: dict[bytes, Callable[[], tuple[int, str]]] = {
             b"/metrics": lambda: (200, metrics()),
-            b"/health": lambda: _health(health()),
+            b"/health": lambda: (503, f"{problem}\n") if (problem := health()) else (200, "ok\n"),
         }
         try:
             self._listener = socket.create_server((ADDRESS, port), backlog=_ACCEPT_QUEUE)
@@ -170,23 +165,14 @@ class Endpoint:
         client.socket.close()
 
 
-def _health(problem: str) -> tuple[int, str]:
-    return (503, f"{problem}\n") if problem else (200, "ok\n")
-
-
 class Notifier:
-    """A connection to the service manager; without a manager nothing is sent.
-
-    Attributes:
-        watchdog_s: time within which `alive` has to be called; 0 for none.
-    """
+    """A connection to the service manager; without a manager nothing is sent."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
-        self.watchdog_s = 0.0
         pid, usec = os.environ.pop("WATCHDOG_PID", ""), os.environ.pop("WATCHDOG_USEC", "")
-        if usec.isdigit() and pid in ("", str(os.getpid())):
-            self.watchdog_s = int(usec) / 1e6
+        is_watched = usec.isdigit() and pid in ("", str(os.getpid()))
+        self.watchdog_s = int(usec) / 1e6 if is_watched else 0.0  # `alive` has to be called within it; 0 for none
         self._alive_at = 0.0
 
     def send(self, *lines: str) -> None:

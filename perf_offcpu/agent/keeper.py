@@ -38,7 +38,6 @@ class _Factor:
         self.factor, self._changed_s = 1, float("-inf")
 
     def _step(self, raised: bool, lowered: bool, now_s: float) -> bool:
-        """Double or halve the factor; return whether it changed."""
         if not raised and not (lowered and self.factor > 1):
             return False
         self.factor = 2 * self.factor if raised else self.factor // 2
@@ -76,10 +75,7 @@ class SegmentLength(_Factor):
 
 
 class Period(_Factor):
-    """The sampling period: raised where samples are the main cost, lowered again when the budget has room.
-
-    `base_ns` is the period asked for.
-    """
+    """The sampling period: raised from `base_ns` where samples are the main cost, lowered again when there is room."""
 
     def __init__(self, base_ns: int) -> None:
         super().__init__()
@@ -103,42 +99,28 @@ class BudgetKeeper:
     """The choices that keep to the budget. `say` is called with sentences for the journal."""
 
     def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
-        self._pauses = Pauses()
+        self.pauses = Pauses()
         self.resumed_s = 0.0  # time.monotonic() at the end of the last pause; 0 none
         self._config, self._metrics, self._say = config, metrics, say
         self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
-        self._period, self._length = Period(config.period_ns), SegmentLength(config.segment_s)
+        self.period, self.length = Period(config.period_ns), SegmentLength(config.segment_s)
         self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
         metrics.set("recorded_part", 1)
-
-    @property
-    def paused(self) -> bool:
-        """Return whether recording is off until the next minute."""
-        return self._pauses.paused
-
-    @property
-    def period_ns(self) -> int:
-        """The sampling period now."""
-        return self._period.ns
-
-    @property
-    def segment_s(self) -> float:
-        """The length of segments now."""
-        return self._length.seconds
 
     def change(self, config: AgentConfig) -> None:
         """Take over another configuration."""
         before, self._config = self._config, config
         self._budget.change(config.max_cpu)
-        self._period = self._period if before.period_ns == config.period_ns else Period(config.period_ns)
-        self._length = SegmentLength(config.segment_s)
+        self.period = self.period if before.period_ns == config.period_ns else Period(config.period_ns)
+        self.length = SegmentLength(config.segment_s)
 
     def measure(self, recorder: Recorder | None) -> None:
         """Measure CPU time and memory of all parts of the agent."""
         metrics, cost = self._metrics, self._cost
         cost.measure(recorder)
-        self._budget.note(cost.total_s, time.monotonic())
-        for part, seconds in cost.parts().items():
+        parts = cost.parts()
+        self._budget.note(sum(parts.values()), time.monotonic())
+        for part, seconds in parts.items():
             metrics.set("cpu_seconds_total", seconds, part)
         for part, size in cost.memory(recorder).items():
             metrics.set("resident_bytes", size, part)
@@ -150,19 +132,19 @@ class BudgetKeeper:
         now, budget = time.monotonic(), self._budget
         if not budget.is_counting:
             budget.begin(now)
-        if self._length.adapt(budget, now):
-            self._say(f"--max-cpu: segments of {self.segment_s:.0f} s from here on")
+        if self.length.adapt(budget, now):
+            self._say(f"--max-cpu: segments of {self.length.seconds:.0f} s from here on")
             return
-        if not self._length.is_longest and self._period.factor == 1:
+        if not self.length.is_longest and self.period.factor == 1:
             return  # longer segments first: they lose nothing
-        before = self._period.ns
-        if seconds > 0 and self._period.adapt(budget, samples / seconds, now):
-            word = "raised" if self._period.ns > before else "lowered"
-            self._metrics.add("budget_raises_total", float(self._period.ns > before))
-            self._say(f"--max-cpu: the period is {word} to {self._period.ns / 1e6:g} ms")
-            self._metrics.set("period_seconds", self._period.ns / 1e9)
+        before = self.period.ns
+        if seconds > 0 and self.period.adapt(budget, samples / seconds, now):
+            word = "raised" if self.period.ns > before else "lowered"
+            self._metrics.add("budget_raises_total", float(self.period.ns > before))
+            self._say(f"--max-cpu: the period is {word} to {self.period.ns / 1e6:g} ms")
+            self._metrics.set("period_seconds", self.period.ns / 1e9)
             if recorder is not None:
-                recorder.command(f"period {self._period.ns}ns")
+                recorder.command(f"period {self.period.ns}ns")
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
         """Record as much of each minute as the budget allows; return the time of the next change."""
@@ -170,39 +152,39 @@ class BudgetKeeper:
             self._begin_minute(now, recorder)
         end_s = self._minute_s + self._duty.recorded_s
         is_over = not self._duty.is_whole and now >= end_s
-        if not self.paused and (is_over or self._duty.ends_early(self._budget)):
+        if not self.pauses.paused and (is_over or self._duty.ends_early(self._budget)):
             self._recorded_s = now - self._minute_s
             self._begin_pause(now, recorder)
-        return self._minute_s + MINUTE_S if self.paused or self._duty.is_whole else end_s
+        return self._minute_s + MINUTE_S if self.pauses.paused or self._duty.is_whole else end_s
 
     def _begin_minute(self, now: float, recorder: Recorder | None) -> None:
-        recorded_s = self._recorded_s if self.paused else MINUTE_S
+        recorded_s = self._recorded_s if self.pauses.paused else MINUTE_S
         self._recorded_s, self._minute_s = 0.0, now
-        if self._duty.adapt(self._budget, recorded_s, self._cost.bpf_share(), self.segment_s):
+        if self._duty.adapt(self._budget, recorded_s, self._cost.bpf_share(), self.length.seconds):
             how = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
             self._say(f"--max-cpu {self._config.max_cpu:.3%}: {how}")
         self._metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
-        if self.paused:
+        if self.pauses.paused:
             self._end_pause(now, recorder)
 
     def _begin_pause(self, now: float, recorder: Recorder | None) -> None:
         self._cost.note_bpf(was_recording=True)
         self._metrics.add("budget_pauses_total")
-        self._pauses.begin(now, recorder.cpu_s() if recorder else 0.0, self._duty.recorded_s > 0)
+        self.pauses.begin(now, recorder.cpu_s() if recorder else 0.0, self._duty.recorded_s > 0)
         if recorder is not None:
             recorder.command(PAUSE)
-            if not self._pauses.following:
+            if not self.pauses.following:
                 recorder.command(ROTATE)
 
     def _end_pause(self, now: float, recorder: Recorder | None) -> None:
         """Resume recording, unless the next minute is left out, too."""
-        self._pauses.look(now, recorder.cpu_s() if recorder else 0.0)
+        self.pauses.look(now, recorder.cpu_s() if recorder else 0.0)
         if self._duty.recorded_s:
-            self._pauses.paused, self.resumed_s = False, now
+            self.pauses.paused, self.resumed_s = False, now
             self._cost.note_bpf(was_recording=False)
             if recorder is not None:
                 recorder.command(RESUME)
-        elif self._pauses.following:
-            self._pauses.following = False
+        elif self.pauses.following:
+            self.pauses.following = False
             if recorder is not None:
                 recorder.command(ROTATE)

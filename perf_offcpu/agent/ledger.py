@@ -13,25 +13,23 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import STATE, Spool, run_of
 from perf_offcpu.files import read_kernel
+from perf_offcpu.model.recording import Spans
 
 VERSION: Final = 1
 UNKNOWN: Final = "unknown"
 BUDGET: Final = "budget"
 """Cause of gaps: the recorder pauses to keep to --max-cpu, which is its only reason to pause."""
 CLOCK_STEP_NS: Final = 100_000_000
-_KEPT_CAUSES: Final = 64
-_KEPT_ORIGINS: Final = 64
+_KEPT: Final = 64
+"""Largest number of causes, and of origins."""
 _AFTER: Final = "~"
 """Last character of the key of a gap: the key sorts between the names of the recordings around the gap."""
-
-Parts = Sequence[tuple[int, int]]
-"""(begin, end) of each time between pauses, ns; at least one."""
 
 
 class Missing(NamedTuple):
@@ -49,11 +47,7 @@ class Origin(NamedTuple):
 
 
 class Ledger:
-    """The account, in the file `STATE` of the spool; several threads use it.
-
-    Args:
-        say: is called with a sentence for the journal if the account cannot be written.
-    """
+    """The account, in the file `STATE` of the spool; several threads use it. `say`: it cannot be written."""
 
     def __init__(self, spool: Spool, boot_id: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._spool, self._boot_id, self._say = spool, boot_id, say
@@ -126,12 +120,10 @@ class Ledger:
             ns = begin_ns - self._end_ns if self._same_boot else begin_ns + utc_ns - self._end_utc_ns
             return Missing(ns, self._cause_before(name)) if ns > 0 else None
 
-    def deliver(self, name: str, parts: Parts, utc_ns: int) -> None:
+    def deliver(self, name: str, parts: Spans, utc_ns: int) -> None:
         """Account a delivered segment, the gap before it, and its pauses.
 
-        Args:
-            parts: the recorded times, CLOCK_MONOTONIC.
-            utc_ns: UTC minus CLOCK_MONOTONIC; 0 unknown.
+        `parts` are the recorded times, CLOCK_MONOTONIC; `utc_ns` is UTC minus CLOCK_MONOTONIC, 0 unknown.
         """
         with self._lock:
             self._account(name, parts, utc_ns)
@@ -140,7 +132,7 @@ class Ledger:
             self._clocks = {key: value for key, value in self._clocks.items() if key > self.done}
             self._forget_origins()
 
-    def _account(self, name: str, parts: Parts, utc_ns: int) -> None:
+    def _account(self, name: str, parts: Spans, utc_ns: int) -> None:
         begin_ns, end_ns = parts[0][0], parts[-1][1]
         recorded_ns = sum(end - begin for begin, end in parts)
         if gap := self.missing(name, begin_ns, utc_ns):
@@ -179,7 +171,7 @@ class Ledger:
 
     def _note(self, key: str, cause: str) -> None:
         self._causes[key] = cause
-        for oldest in sorted(self._causes)[:-_KEPT_CAUSES]:
+        for oldest in sorted(self._causes)[:-_KEPT]:
             del self._causes[oldest]
 
     def _note_origin(self, origin: Origin) -> None:
@@ -191,7 +183,7 @@ class Ledger:
     def _forget_origins(self) -> None:
         """Forget the origins of recordings that are all delivered."""
         before = sorted(run for run in self._origins if run <= self.done)[:-1]
-        kept = sorted(self._origins.keys() - before)[-_KEPT_ORIGINS:]
+        kept = sorted(self._origins.keys() - before)[-_KEPT:]
         self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str) -> str:

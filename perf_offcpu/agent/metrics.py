@@ -82,15 +82,11 @@ class Metrics:
         with self._lock:
             self._values[name, label] = value
 
-    def value(self, name: str, label: str = "") -> float:
-        """Return the value of a metric with a label; 0 before it is set."""
+    def value(self, name: str, label: str | None = None) -> float:
+        """Return the value of a metric with a label, or the sum over all labels; 0 before it is set."""
         with self._lock:
-            return self._values.get((name, label), 0)
-
-    def sum(self, name: str) -> float:
-        """Return the sum over all labels."""
-        with self._lock:
-            return sum(value for (metric, _), value in self._values.items() if metric == name)
+            values = ((key, value) for (metric, key), value in self._values.items() if metric == name)
+            return sum(value for key, value in values if label in (None, key))
 
     def counters(self) -> dict[str, float]:
         """Return all counters, for `Metrics()` of the next run: `NAME` or `NAME|LABEL` → value."""

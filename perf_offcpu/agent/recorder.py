@@ -37,7 +37,7 @@ _LONGEST_LINE: Final = 1000
 ROTATE, PAUSE, RESUME = "snapshot", "disable", "enable"
 """Commands: begin a new file, which also completes one in a pause; record nothing until RESUME."""
 
-Said = Callable[[str, str], None]
+Said = Callable[[tuple[str, str]], None]
 """Called with a kind (`recording`, `paused`, `complete`, `says`, `ended`) and a text."""
 
 
@@ -99,17 +99,15 @@ class Recorder:
             if self._control >= 0:
                 os.write(self._control, f"{text}\n".encode())
 
-    def kill(self) -> None:
-        """Kill the recorder: its file is left incomplete."""
-        self._process.kill()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the recorder; return whether it has ended."""
+    def end(self, timeout_s: float) -> None:
+        """End the recorder; kill it, which leaves its file incomplete, if it takes too long."""
+        self.stop()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return False
-        return True
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
 
     def cpu_s(self) -> float:
         """Return the CPU time of the recorder, s; 0 once it has been waited for."""
@@ -131,18 +129,18 @@ class Recorder:
         with self._lock:
             os.close(self._control)
             self._control = -1
-        self._said("ended", str(status))
+        self._said(("ended", str(status)))
 
     def _hear(self, line: str) -> None:
         match = _SAID.fullmatch(line)
         text = match[1] if match else line
         if text in ("recording", "Events enabled"):
             self.is_recording = True
-            self._said("recording", "")
+            self._said(("recording", ""))
         elif text == "Events disabled":
             self.is_recording = False
-            self._said("paused", "")
+            self._said(("paused", ""))
         elif text.startswith("dump "):
-            self._said("complete", os.path.basename(text.removeprefix("dump ")))
+            self._said(("complete", os.path.basename(text.removeprefix("dump "))))
         elif text and not text.startswith("Captured and wrote"):
-            self._said("says", printable(text))
+            self._said(("says", printable(text)))

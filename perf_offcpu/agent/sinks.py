@@ -22,10 +22,9 @@ from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.files import read_regular
-from perf_offcpu.text import printable
 
 if TYPE_CHECKING:
-    from perf_offcpu.dataset.rows import Gap, Host
+    from perf_offcpu.dataset.rows import Gap
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.push.sender import Sender
     from perf_offcpu.push.targets import Target
@@ -65,12 +64,7 @@ class Backoff:
 
 
 class Worker:
-    """A thread that does pieces of work, one after the other, with a pause after each failure.
-
-    Args:
-        say: is called with sentences for the journal.
-        idle_s: time between two looks for work.
-    """
+    """A thread that does pieces of work, with a pause after each failure, and looks for new work every `idle_s`."""
 
     def __init__(self, say: Say, idle_s: float) -> None:
         self._say, self._idle_s = say, idle_s
@@ -145,12 +139,13 @@ class DatasetSink:
 
         Raise PerfOffcpuError if it cannot be written.
         """
+        from perf_offcpu.dataset.rows import host_of
         from perf_offcpu.dataset.segment import write_segment
 
-        gaps = _gaps(profile, missing)
         labels = self._labels if origin.labels is None else origin.labels
+        host = host_of(profile, labels, machine_id(), origin.boot_id)
         try:
-            return write_segment(self._dataset, profile, _host(profile, origin.boot_id, labels), gaps).bytes
+            return write_segment(self._dataset, profile, host, _gaps(profile, missing)).bytes
         except OSError as problem:
             self._open_again()
             raise _named(self._dataset.url, problem) from problem
@@ -164,12 +159,10 @@ class DatasetSink:
 
 
 def _named(place: str, problem: OSError) -> PerfOffcpuError:
-    """Return an error that names the place where something could not be written."""
     return PerfOffcpuError(f"{place}: {problem.strerror or problem}")
 
 
 def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
-    """Return the gap before a segment, and its pauses."""
     from perf_offcpu.dataset.rows import Gap, span_of
 
     span = span_of(profile)
@@ -187,26 +180,8 @@ def machine_id() -> str:
     return text if re.fullmatch("[0-9a-f]{32}", text) else ""
 
 
-def _host(profile: Profile, boot_id: str, labels: dict[str, str]) -> Host:
-    from perf_offcpu.dataset.rows import Host
-
-    meta = profile.meta
-    return Host(
-        host_id=machine_id() or meta.hostname,
-        boot_id=boot_id,
-        hostname=printable(meta.hostname),
-        kernel=printable(meta.os_release),
-        cpus=meta.nr_cpus,
-        arch=printable(meta.arch),
-        labels=labels,
-    )
-
-
 class PushSink(Worker):
-    """A server, with the messages for it in the spool and a thread that sends them.
-
-    Recordings of unknown labels get the ones given here. Raise UsageError if servers refuse one of them.
-    """
+    """A server, its messages in the spool, and a thread that sends them; `labels` are for recordings without any."""
 
     def __init__(
         self, target: Target, sender: Sender, labels: dict[str, str], spool: Spool, metrics: Metrics, say: Say
@@ -223,11 +198,7 @@ class PushSink(Worker):
         self.start()
 
     def keep(self, recording: str, profile: Profile, labels: dict[str, str] | None = None) -> int:
-        """Write the messages of a segment into the spool; return their bytes.
-
-        `labels` are those of the host when it was recorded; None unknown. Raise PerfOffcpuError if a message cannot
-        be written.
-        """
+        """Write the messages of a segment into the spool; return their bytes, or raise PerfOffcpuError."""
         from perf_offcpu.push.labels import check_labels
         from perf_offcpu.push.messages import messages
 

@@ -36,20 +36,11 @@ def run_of(name: str) -> int:
     return int(name[:8])
 
 
-def key_of(message: str) -> str:
-    """Return the key of the server that a message is for."""
-    return message.rpartition(".push-")[2][:8]
-
-
 class Spool:
-    """The directory, open and locked.
+    """The directory, open and locked; it is made if it does not exist.
 
-    Args:
-        path: made if it does not exist.
-        patience_s: time to wait for the recorder of a killed agent, which still completes its file.
-
-    Raises:
-        UsageError: another agent uses it, or it cannot be used.
+    `patience_s` is the time to wait for the recorder of a killed agent, which still completes its file. Raise
+    UsageError if another agent uses it, or if it cannot be used.
     """
 
     def __init__(self, path: str, patience_s: float = 30.0) -> None:
@@ -139,30 +130,23 @@ class Spool:
         """Remove a file, if it is there."""
         self._directory.remove(name)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int = _MAX_MESSAGE) -> bytes:
         """Return the content of a message."""
-        return self._read(name, _MAX_MESSAGE)
-
-    def read_state(self) -> bytes:
-        """Return the saved account; b"" if there is no account yet."""
-        try:
-            return self._read(STATE, _MAX_STATE)
-        except (FileNotFoundError, FileRefusedError):
-            return b""
-
-    def _read(self, name: str, most: int) -> bytes:
         fd = self._directory.open_regular(name, owners={os.geteuid()}, max_bytes=most)
         try:
             return read_bounded(fd, most, name)
         finally:
             os.close(fd)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file as a whole, in place of an older one with this name.
+    def read_state(self) -> bytes:
+        """Return the saved account; b"" if there is no account yet."""
+        try:
+            return self.read(STATE, _MAX_STATE)
+        except (FileNotFoundError, FileRefusedError):
+            return b""
 
-        Raises:
-            OSError: it cannot be written.
-        """
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file as a whole, in place of an older one with this name; or raise OSError."""
         with self._directory.replacing(name) as file:
             file.write(data)
 

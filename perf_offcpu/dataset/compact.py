@@ -65,8 +65,6 @@ class Compacted:
 
 @frozen
 class _Input:
-    """A file to merge."""
-
     name: str
     host: str  # of its first row; "" for stacks and frames
     is_sorted: bool  # by host, from a compaction; else it has one host
@@ -150,10 +148,7 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
 
 
 def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:
-    """Return the row groups of a file with the columns of the table; texts are dictionaries.
-
-    Raise PerfOffcpuError if it has other columns, or nulls where there are none.
-    """
+    """Return the row groups of a file with the table's columns, texts as dictionaries; or raise PerfOffcpuError."""
     schema = arrow_schema(table, dictionaries=True)
     texts = [column.name for column in TABLES[table] if column.type == "string"]
     shown = dataset.store.path(f"{folder}/{name}")
@@ -196,7 +191,6 @@ def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[
 
 
 def _distinct(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:
-    """Return one row of each id."""
     seen: set[int] = set()
     for part in inputs:
         for rows in _read(dataset, table, folder, part.name):
@@ -245,10 +239,7 @@ class Expired:
 
 
 def expire(dataset: Dataset, before_ns: int) -> Expired:
-    """Remove the hours that ended at a given time, ns since 1970, UTC, or earlier.
-
-    Raise PerfOffcpuError if another process compacts or expires, OSError if a file cannot be removed.
-    """
+    """Remove the hours that ended at a time (ns since 1970, UTC) or earlier; PerfOffcpuError: another process does."""
     done, store = Expired(), dataset.store
     with store.locked():
         for table in _ORDER:

@@ -119,7 +119,6 @@ def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
 
 
 def _ids(columns: dict[str, Any]) -> list[int]:
-    """Return the id of each row."""
     texts = [
         [values.texts[code] for code in values.codes.tolist()]
         if isinstance(values := columns[column.name], Texts)

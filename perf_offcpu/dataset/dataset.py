@@ -114,11 +114,7 @@ class Dataset:
         return self.store.url
 
     def folders(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> Iterator[tuple[int, str]]:
-        """Return (hour since 1970, folder) of the partitions of a table, in order of time.
-
-        Args:
-            begin_ns, end_ns: ns since 1970, UTC: only hours that overlap this time.
-        """
+        """Return (hour since 1970, folder) of the partitions of a table that overlap a time (UTC), in order of time."""
         first = 0 if begin_ns is None else begin_ns // HOUR_NS
         last = _LAST_HOUR if end_ns is None else (end_ns - 1) // HOUR_NS
         for date in self.store.names(table):
@@ -177,9 +173,6 @@ class Dataset:
 
 
 def open_dataset(url: str, *, make: bool = False) -> Dataset:
-    """Open a dataset by its path or URL (s3://…, gs://…, abfs://…); `make` the folder if it does not exist.
-
-    Raise UsageError if it does not exist, or if pyarrow or a package for this kind of store is missing.
-    """
+    """Open a dataset by its path or URL (s3://…, gs://…, abfs://…); without `make` UsageError if it does not exist."""
     imported("pyarrow")  # now: an agent that cannot write has recorded for nothing
     return Dataset(open_store(url, make=make))

@@ -115,10 +115,7 @@ def check_version(file: Any, shown: str) -> None:
 
 
 def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
-    """Return a pyarrow.parquet.ParquetFile of a dataset; the named columns of texts are read as dictionaries.
-
-    Raise PerfOffcpuError if it is no Parquet file, not of a dataset, or of another version.
-    """
+    """Return a ParquetFile of a dataset, the named columns of texts as dictionaries; or raise PerfOffcpuError."""
     opened = _opened(file, shown, dictionaries)
     version = _version_of(opened)
     if version != str(VERSION):

@@ -19,6 +19,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Spans
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
@@ -40,18 +41,13 @@ class Host:
     labels: dict[str, str] | None = None
 
 
-def host_of(profile: Profile, labels: Mapping[str, str] | None = None) -> Host:
-    """Return the host of a recording, which its name identifies: recordings hold no machine-id; or UsageError."""
-    meta = profile.meta
-    if not meta.hostname:
+def host_of(profile: Profile, labels: Mapping[str, str] | None = None, host_id: str = "", boot_id: str = "") -> Host:
+    """Return the host of a recording, which its name identifies without an id; raise UsageError without both."""
+    meta, name = profile.meta, printable(profile.meta.hostname)
+    if not (host_id or name):
         raise UsageError(f"{meta.source}: it does not say of which host it is")
-    name = printable(meta.hostname)
     facts = printable(meta.os_release), meta.nr_cpus, printable(meta.arch)
-    return Host(name, "", name, *facts, dict(labels or {}))
-
-
-Parts = Sequence[tuple[int, int]]
-"""(begin, end) of each time between pauses."""
+    return Host(host_id or name, boot_id, name, *facts, dict(labels or {}))
 
 
 @frozen
@@ -61,7 +57,7 @@ class Span:
     offset_ns: int  # UTC minus the recording's clock
     begin_ns: int
     end_ns: int
-    parts: Parts  # at least one
+    parts: Spans  # the times between pauses, at least one
 
 
 def span_of(profile: Profile) -> Span:
@@ -79,7 +75,7 @@ def span_of(profile: Profile) -> Span:
     if not begin:  # no record has a time
         begin = end = meta.wall_clock_at_ns
     end = max(begin, end)
-    parts = [(first + offset, last + offset) for first, last in meta.parts or ((begin, end),)]
+    parts = tuple((first + offset, last + offset) for first, last in meta.parts or ((begin, end),))
     return Span(offset, begin + offset, end + offset, parts)
 
 
@@ -186,7 +182,7 @@ def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
     }
 
 
-def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Parts) -> dict[str, Any]:
+def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Spans) -> dict[str, Any]:
     """Return the columns of HOSTS: a row for each part of the recorded time."""
     import pyarrow as pa
 

@@ -65,11 +65,7 @@ SAMPLES = (
 _OF_HOST = (Column("host_id", "string", "the host"), Column("boot_id", "string", "the boot of the host"))
 STACKS = (
     Column("stack_id", "int64", "hash of the frames"),
-    Column(
-        "frame_ids",
-        "list<int64>",
-        "frames, leaf first; an inlined function before the one it is inlined into",
-    ),
+    Column("frame_ids", "list<int64>", "frames, leaf first; an inlined function before the one it is inlined into"),
 )
 FRAMES = (
     Column("frame_id", "int64", "hash of the other columns"),

@@ -84,7 +84,7 @@ def _parts(profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]) -> Ite
             yield "frames", hour, frames
             yield "stacks", hour, stacks
     for hour, parts in groupby(span.parts, lambda part: part[0] // HOUR_NS):
-        yield "hosts", hour, host_columns(profile, host, span.offset_ns, list(parts))
+        yield "hosts", hour, host_columns(profile, host, span.offset_ns, tuple(parts))
     yield from _by_hour("gaps", "end_ns", gap_columns(gaps, host))
     if profile.losses:
         yield "losses", span.begin_ns // HOUR_NS, loss_columns(profile, host, span)
@@ -94,7 +94,6 @@ def _parts(profile: Profile, host: Host, span: Span, gaps: Sequence[Gap]) -> Ite
 
 
 def _by_hour(table: str, time: str, columns: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield (table, hour, columns) of each hour of a time."""
     hours = columns[time] // HOUR_NS
     for hour in distinct(hours).tolist():
         chosen = hours == hour

@@ -73,10 +73,7 @@ class LocalStore:
     def replacing(self, path: str) -> Iterator[IO[bytes]]:
         """Write a file that appears whole when the block ends, and not at all after an exception."""
         folder, _, name = path.rpartition("/")
-        with (
-            self._root.subdirectory(folder, make=True) as directory,
-            directory.replacing(name, _FILE_MODE) as file,
-        ):
+        with self._root.subdirectory(folder, make=True) as directory, directory.replacing(name, _FILE_MODE) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or a power failure leaves an empty file, on which queries fail
@@ -207,10 +204,7 @@ Store = LocalStore | RemoteStore
 
 
 def open_store(url: str, *, make: bool) -> Store:
-    """Open a folder by its path or URL; `make` it if it does not exist.
-
-    Raise UsageError if it does not exist, or if the package for this kind of store is missing.
-    """
+    """Open a folder by its path or URL; without `make` UsageError if it does not exist."""
     if not url:
         raise UsageError("the name of the dataset is empty")
     scheme = _SCHEME.match(url)

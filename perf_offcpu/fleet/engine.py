@@ -50,11 +50,6 @@ class Engine:
     name: str  # of Ibis' backend: duckdb, pyspark, clickhouse, …
     backend: Any  # ibis.backends.BaseBackend
 
-    @property
-    def reads_files(self) -> bool:
-        """Return True if the engine reads Parquet files by path, False if it looks up tables by name."""
-        return self.name in ("duckdb", "pyspark")
-
     def use_store(self, store: Any) -> None:
         """Let DuckDB, whose wheel has no clients for object stores, read through the store's file system."""
         filesystem = getattr(store, "filesystem", None)
@@ -169,10 +164,7 @@ def _first_line(problem: Exception) -> str:
 
 
 def connect(url: str = DEFAULT) -> Engine:
-    """Connect to an engine: `duckdb`; `spark:MASTER` or `spark://HOST:PORT`; or a URL of Ibis: clickhouse://HOST/DB.
-
-    Raise UsageError if a package is missing or the URL is of no engine, EngineError if it does not answer.
-    """
+    """Connect to `duckdb`; `spark:MASTER` or `spark://HOST:PORT`; or a URL of Ibis; raise UsageError or EngineError."""
     if importlib.util.find_spec("ibis") is None:
         raise UsageError(f"fleet needs ibis and duckdb, which are not installed: {_INSTALL}")
     if url == DEFAULT:

@@ -103,10 +103,7 @@ def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], tim
 
 
 def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any:
-    """Add a label of the hosts as a column to a table with `host_id` (and `time_ns` where spans are cut).
-
-    The value is "" for hosts without the label.
-    """
+    """Add a label of the hosts, '' for none, as a column to a table with `host_id` (and `time_ns` for cut spans)."""
     import ibis
 
     rows = [(span.host_id, span.begin_ns, span.end_ns, span.labels.get(name, "")) for span in spans]

@@ -17,7 +17,7 @@ from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.offcpu import EVENT_NAME, SYSCALL_NONE, SYSCALL_UNKNOWN
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.syscalls import syscall_names
-from perf_offcpu.abi.task_state import TaskState
+from perf_offcpu.abi.task_state import TaskState, state_letter
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.errors import UsageError
@@ -30,28 +30,15 @@ from perf_offcpu.model.stacks import build_stack_tree
 
 KEYS = ("event", "comm", "stack", "state", "class", "syscall", "marks")
 """Keys of `queries` by which the samples of a profile are summed."""
-MARKS = (
-    SampleFlag.OFFCPU
-    | SampleFlag.PREEMPTED
-    | SampleFlag.THROTTLED
-    | SampleFlag.TRUNCATED
-    | SampleFlag.NO_USER_STACK
-    | SampleFlag.NO_KERNEL_STACK
-    | SampleFlag.UNMERGED
-)
+_LOST_FRAMES = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK | SampleFlag.NO_KERNEL_STACK | SampleFlag.UNMERGED
+MARKS = SampleFlag.OFFCPU | SampleFlag.PREEMPTED | SampleFlag.THROTTLED | _LOST_FRAMES
 """Flags that change how a stack is shown."""
 _CLOCKS = frozenset({EVENT_NAME, "cpu-clock", "task-clock"})
 _STATES = {
-    "S": TaskState.INTERRUPTIBLE,
-    "D": TaskState.UNINTERRUPTIBLE,
-    "I": TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD,
-    "T": TaskState.STOPPED,
-    "t": TaskState.TRACED,
-    "X": TaskState.EXIT_DEAD,
-    "Z": TaskState.EXIT_ZOMBIE,
-    "P": TaskState.PARKED,
-    "R": TaskState(0),
+    state_letter(state): int(state)
+    for state in (TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD, *reversed(TaskState), TaskState(0))
 }
+"""The simplest state of each letter."""
 _HOUR = 3600 * 10**9
 _EPOCH = datetime.date(1970, 1, 1)
 _MOST = 1 << 62
@@ -70,10 +57,7 @@ def unit_of(events: Iterable[str]) -> str:
 
 
 def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) -> Profile:
-    """Return a profile with a sample for each group: columns KEYS, `weight`, `waits`, `first_ns` of `Engine.run`.
-
-    Raise UsageError if the weights do not fit in 63 bits.
-    """
+    """Return a profile with a sample for each group (KEYS, weight, waits, first_ns); UsageError: more than 63 bits."""
     if sum(groups["weight"]) >= _MOST:
         raise UsageError(
             "the selected time is more than a picture can hold (146 years of waiting): "
@@ -91,7 +75,7 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
         comm=strings.intern_all(groups["comm"]),
         evsel=[events.index(name) for name in groups["event"]],
         flags=np.array(groups["marks"], np.uint32),
-        state=[int(_STATES.get(letter, -1)) for letter in groups["state"]],
+        state=[_STATES.get(letter, -1) for letter in groups["state"]],
         syscall=_syscalls(groups["syscall"]),
     )
     evsels, meta = [Evsel(name, Attr(), unit_of([name])) for name in events], Meta(source=title)
@@ -102,10 +86,7 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
 def tree_of(
     tables: Tables, comms: Sequence[str], stacks: Sequence[int], first_ns: Sequence[int], marks: Sequence[int]
 ) -> PathTree:
-    """Return the paths of some stacks; stacks with the same names of functions have one.
-
-    `first_ns` is the time of a sample of each stack, and `marks` are its flags.
-    """
+    """Return the paths of stacks, one for equal names of functions, by the time of a sample of each and its flags."""
     rows = len(stacks)
     groups: dict[str, Sequence[Any]] = {"comm": comms, "stack": stacks, "first_ns": first_ns, "marks": marks}
     groups |= {"event": [EVENT_NAME] * rows, "weight": [0] * rows, "waits": [0] * rows}

@@ -29,22 +29,8 @@ from perf_offcpu.text import printable
 
 IDLE = "idle"
 """A boolean column; its values as a key are 1 and 0."""
-KEYS = {
-    "host": "host_id",
-    "comm": "comm",
-    "pid": "pid",
-    "tid": "tid",
-    "event": "event",
-    "state": "state",
-    "class": "class",
-    "syscall": "syscall",
-    "object": "object",
-    "waker": "waker_comm",
-    "cgroup": "cgroup",
-    "container": "container",
-    "stack": "stack_id",
-    IDLE: IDLE,
-}
+KEYS = {name: name for name in f"comm pid tid event state class syscall object cgroup container {IDLE}".split()}
+KEYS |= {"host": "host_id", "waker": "waker_comm", "stack": "stack_id"}
 """Key → column of `samples`. Every label of a host is a key, too."""
 NUMBERS = frozenset({"pid", "tid", "stack", IDLE})
 SUMS = ("weight", "blocked", "runq", "waits", "uncounted", "samples", "first_ns", "last_ns")

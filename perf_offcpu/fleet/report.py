@@ -111,10 +111,7 @@ class StackTable:
 
 
 def head_of(selected: Selected) -> Head:
-    """Return the facts about a selection.
-
-    Raise UsageError if the weights of its events do not add up, or if no recording has one of them.
-    """
+    """Return the facts about a selection; raise UsageError for an unknown event, or weights that do not add up."""
     spans, selection = selected.spans, selected.selection
     unit = unit_of(selection.events)
     _check_events(selected)
@@ -214,7 +211,6 @@ def _table(
 
 
 def _all(columns: dict[str, list[Any]]) -> tuple[int, int]:
-    """Return the number and the weight of all groups."""
     return (columns["all_groups"][0], columns["all_weight"][0]) if columns["all_groups"] else (0, 0)
 
 

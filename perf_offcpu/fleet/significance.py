@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell changes from chance by permuting hosts.
 
-Two groups of hosts are compared by Welch's t of each row, the same hosts at two times by the t of their
-differences. If nothing changed, any other assignment of hosts to groups (of signs to differences) is as
-likely, so the share of assignments with a t at least as large is the p of a row. Studentized statistics
-keep that right for groups of different spread (Janssen, Statistics & Probability Letters 36, 1997); sampled
-assignments count themselves, so that no p is 0 (Phipson and Smyth, Statistical Applications in Genetics and
-Molecular Biology 9, 2010). Rows are tested together: the p of a row is the share of assignments in which
-the largest |t| of all rows reaches its |t| (single-step max-T: Westfall and Young, Resampling-Based
-Multiple Testing, 1993), so 5 % of comparisons without a change have any row below 0.05, however the rows
-depend on each other.
+Two groups of hosts are compared by Welch's t of each row, the same hosts at two times by the t of their differences. If
+nothing changed, any other assignment of hosts to groups (of signs to differences) is as likely, so the share of
+assignments with a t at least as large is the p of a row. Studentized statistics keep that right for groups of different
+spread (Janssen, Statistics & Probability Letters 36, 1997); sampled assignments count themselves, so that no p is 0
+(Phipson and Smyth, Statistical Applications in Genetics and Molecular Biology 9, 2010). Rows are tested together: the p
+of a row is the share of assignments in which the largest |t| of all rows reaches its |t| (single-step max-T: Westfall
+and Young, Resampling-Based Multiple Testing, 1993), so 5 % of comparisons without a change have any row below 0.05,
+however the rows depend on each other.
 """
 
 from __future__ import annotations

@@ -113,14 +113,11 @@ def _plain(type_: Any) -> str:
 
 
 def open_tables(path: str, engine: Engine) -> Tables:
-    """Return the tables of a dataset; of a database by their names, for which the path has no meaning.
-
-    Raise UsageError if there is no dataset, PerfOffcpuError if it is of another version, or damaged.
-    """
+    """Return the tables of a dataset, or of a database, where the path has no meaning; or raise PerfOffcpuError."""
     from perf_offcpu.dataset.dataset import open_dataset
     from perf_offcpu.dataset.parquet import check_version
 
-    if not engine.reads_files:
+    if engine.name not in ("duckdb", "pyspark"):  # these read files by path, others look up tables by name
         return Tables(path, engine, None, {})
     dataset = open_dataset(path)
     files = dataset.files("samples")

@@ -68,7 +68,6 @@ class GrpcSender:
         return self._grpc.insecure_channel(self._target.address, options)
 
     def _error(self, problem: Any) -> PushError:
-        """Return the error of a failed call."""
         code, details = problem.code().name, problem.details() or ""
         after_s = retry_delay_s(dict(problem.trailing_metadata() or ()).get(_DETAILS, b""))
         text = f"{self._target}: {code}: {shown(details.encode('utf-8', 'replace'))}"

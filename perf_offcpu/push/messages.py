@@ -55,7 +55,7 @@ def messages(form: Form, profile: Profile, labels: Mapping[str, str]) -> Iterato
     check_labels(labels)
     own = labels_of(profile, labels)
     for part, encoded in encode_parts(waits_of(profile), lambda waits: form.encode(waits, own)):
-        yield Message(form.wrap(encoded, own), len(part.profile.samples), part.weight_ns)
+        yield Message(form.wrap(encoded, own), len(part.profile.samples), int(part.content.values[0].sum()))
 
 
 def _pprof(waits: Waits, _labels: Mapping[str, str]) -> bytes:

@@ -50,16 +50,10 @@ def read_headers(path: str) -> tuple[tuple[str, str], ...]:
 def open_targets(
     texts: Iterable[str], header_files: Iterable[str] = (), ca_file: str = ""
 ) -> list[tuple[Target, Sender]]:
-    """Return the targets and a sender for each; nothing is sent yet.
+    """Return the targets, `KIND=URL`, and a sender for each; nothing is sent yet.
 
-    Args:
-        texts: `KIND=URL`.
-        header_files: `--push-header-file`: `FILE`, or with several targets `KIND=FILE`.
-        ca_file: `--push-ca`; "" for the system's certificates.
-
-    Raises:
-        UsageError: a target, header or certificate is invalid, or grpcio is missing.
-        OSError: a file cannot be read.
+    A header file is `FILE`, or with several targets `KIND=FILE`; without `ca_file` the system's certificates count.
+    Raise UsageError if a target, header or certificate is invalid, or grpcio is missing; OSError for a file.
     """
     targets = [parse_target(text) for text in texts]
     (text, times), *_ = Counter(map(str, targets)).most_common(1) or [("", 0)]
@@ -73,10 +67,7 @@ def open_targets(
 
 
 def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
-    """Return a sender; nothing is sent yet.
-
-    Raise UsageError if grpcio is needed and not installed, or if the certificates cannot be read.
-    """
+    """Return a sender; nothing is sent yet. UsageError: grpcio is not installed, or the certificates cannot be read."""
     if target.is_grpc:
         from perf_offcpu.push.grpc_sender import GrpcSender
 

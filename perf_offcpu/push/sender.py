@@ -15,10 +15,7 @@ from perf_offcpu.structs import frozen
 
 
 def tls_context(ca: str) -> ssl.SSLContext:
-    """Return a context that checks name and certificate of a server.
-
-    `ca` is the PEM of the authorities, "" for the system's; raise UsageError if it is no PEM.
-    """
+    """Return a context that checks a server by the authorities in PEM, "" for the system's; or raise UsageError."""
     try:
         return ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, TypeError, ValueError) as problem:
@@ -26,10 +23,7 @@ def tls_context(ca: str) -> ssl.SSLContext:
 
 
 def authorities(ca: str) -> bytes:
-    """Return the PEM of the authorities for gRPC, which has its own list instead of the system's.
-
-    Raise UsageError if `ca` is no PEM, or the system has no authorities.
-    """
+    """Return the PEM of the authorities for gRPC, which has a list of its own, not the system's; or UsageError."""
     certificates = tls_context(ca).get_ca_certs(binary_form=True)
     if not certificates:
         raise UsageError("grpcs: the system has no certificates of authorities: name some with --push-ca")

@@ -44,19 +44,13 @@ class Waits:
     profile: Profile
     content: Content  # one type; label sets in OpenTelemetry's spelling
 
-    @property
-    def weight_ns(self) -> int:
-        """Return the sum of the waits."""
-        return int(self.content.values[0].sum())
-
     def take(self, rows: I64) -> Waits:
         """Return some of the samples, in the given order."""
-        content, profile = self.content, self.profile
-        first, group_of = group(content.label_set[rows])
-        used = content.label_set[rows][first].tolist()
-        sets = [content.label_sets[one] for one in used]
+        content, label_set = self.content, self.content.label_set[rows]
+        first, group_of = group(label_set)
+        sets = [content.label_sets[number] for number in label_set[first].tolist()]
         values = [column[rows] for column in content.values]
-        return Waits(profile.select(rows), Content(content.types, values, sets, group_of))
+        return Waits(self.profile.select(rows), Content(content.types, values, sets, group_of))
 
 
 def waits_of(profile: Profile) -> Waits:
@@ -64,11 +58,9 @@ def waits_of(profile: Profile) -> Waits:
     classes = classify(profile).wait_class  # of all: sums are classified like single waits of other rows
     names, name = _thread_names(profile)
     first, group_of = group(name, classes)
-    sets: list[dict[str, str | int]] = []
-    for row in first.tolist():
-        wait_class = WaitClass(classes[row])
-        label = wait_class.label if wait_class != WaitClass.OTHER else ""
-        sets.append({THREAD: names[int(name[row])], WAIT_CLASS: label})
+    labels = {kind: "" if kind == WaitClass.OTHER else kind.label for kind in WaitClass}
+    rows = zip(name[first].tolist(), classes[first].tolist(), strict=True)
+    sets: list[dict[str, str | int]] = [{THREAD: names[row], WAIT_CLASS: labels[kind]} for row, kind in rows]
     shown = _without_kernel_addresses(_with_time(fold_interpreters(profile)))
     whole = Waits(shown, Content([(TYPE, UNIT)], [profile.samples.period], sets, group_of))
     return whole.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
@@ -89,13 +81,9 @@ def _thread_names(profile: Profile) -> tuple[list[str], I64]:
 
 
 def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tuple[Waits, bytes]]:
-    """Encode waits in parts of at most MOST_BYTES and MOST_SAMPLES; a stack with its labels is in one part.
+    """Yield (part, encoded) of at most MOST_BYTES and MOST_SAMPLES; a stack with its labels is in one part.
 
-    Args:
-        encode: returns the message before compression; its size is limited.
-
-    Yields:
-        (part, encoded); nothing if there are no waits.
+    `encode` returns the message before compression, whose size is limited. Nothing is yielded without waits.
     """
     pending = [waits] if len(waits.profile.samples) else []
     while pending:
@@ -113,7 +101,6 @@ def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tup
 
 
 def _without_kernel_addresses(profile: Profile) -> Profile:
-    """Return the profile without addresses of kernel code, which tell where the kernel was loaded."""
     frames = profile.frames
     address = np.where(frames.is_kernel(), np.uint64(0), frames.address)
     return replace(profile, frames=frames.with_columns(address=address))

@@ -72,10 +72,7 @@ def profile_of(second: int) -> Profile:
 def fill(dataset: Dataset) -> None:
     for second in range(5):
         begin, host = HOUR * HOUR_NS + second * 10**9, f"web{second % 2}"
-        gaps = {
-            0: [Gap(begin - 10**9, begin, "stopped")],
-            4: [Gap(begin + 3 * 10**8, begin + 5 * 10**8, "budget")],
-        }
+        gaps = {0: [Gap(begin - 10**9, begin, "stopped")], 4: [Gap(begin + 3 * 10**8, begin + 5 * 10**8, "budget")]}
         write_segment(dataset, profile_of(second), Host(host, hostname=host), gaps.get(second, []))
 
 
@@ -107,10 +104,7 @@ def test_a_bucket_is_as_a_directory(bucket: str, tmp_path: Path, capsys: pytest.
     assert len(remote.files("samples")) == 5
     expected = told(local.url, capsys)
     assert told(remote.url, capsys) == expected
-    assert [(gap["cause"], gap["ns"]) for gap in expected["gaps"]] == [
-        ("stopped", 10**9),
-        ("budget", 2 * 10**8),
-    ]
+    assert [(gap["cause"], gap["ns"]) for gap in expected["gaps"]] == [("stopped", 10**9), ("budget", 2 * 10**8)]
     assert expected["recorded_ns"] == 5 * (10**9 - 5) - 2 * 10**8
     since = ("--since", utc(HOUR * HOUR_NS + 2 * 10**9).replace(" ", "T"))
     assert told(remote.url, capsys, *since) == told(local.url, capsys, *since) != expected

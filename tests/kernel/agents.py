@@ -56,21 +56,18 @@ class Place:
             self.said.append(process.communicate()[1])
 
     def state(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.spool / "state.json").read_text())
-            return found
-        except FileNotFoundError:
-            return {"counters": {}}
+        path = self.spool / "state.json"
+        state: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"counters": {}}
+        return state
 
     def counter(self, name: str) -> float:
         """Return a counter of the account, of all labels."""
-        counters = self.state()["counters"].items()
-        return float(sum(value for key, value in counters if key.partition("|")[0] == name))
+        return float(sum(self.causes(name).values()))
 
     def causes(self, name: str) -> dict[str, float]:
         """Return label → value of a counter."""
-        counters = self.state()["counters"].items()
-        return {key.partition("|")[2]: value for key, value in counters if key.startswith(f"{name}|")}
+        parts = [(*key.partition("|"), value) for key, value in self.state()["counters"].items()]
+        return {label: value for metric, _, label, value in parts if metric == name}
 
     def recordings(self) -> list[str]:
         return sorted(path.name for path in self.spool.glob("*.data.*") if "push" not in path.name)

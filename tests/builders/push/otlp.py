@@ -10,9 +10,7 @@ from typing import Any
 
 from builders.push.published import parse
 from builders.push.rules import PYROSCOPE_BYTES, PYROSCOPE_SAMPLES, Series, demand, pyroscope_profile
-from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
-    ExportProfilesServiceRequest,
-)
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceRequest
 
 TABLES = ("mapping", "location", "function", "link", "attribute", "stack")
 

@@ -144,10 +144,7 @@ def stored_pprof(data: bytes, labels: Mapping[str, str]) -> list[Series]:
     for location in profile.location:
         demand(location.mapping_id <= len(profile.mapping), "location has invalid mapping id")
         demand(location.line, "a location has neither symbols nor a way to find them")
-        demand(
-            all(1 <= line.function_id <= len(profile.function) for line in location.line),
-            "invalid function id",
-        )
+        demand(all(1 <= line.function_id <= len(profile.function) for line in location.line), "invalid function id")
     period = profile.period_type
     suffix = f"{strings[period.type]}:{strings[period.unit]}"
     found = [

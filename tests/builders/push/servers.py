@@ -3,6 +3,7 @@
 
 import contextlib
 import gzip
+import http.client
 import json
 import socket
 import ssl
@@ -154,16 +155,9 @@ def _behave(behave: Callable[[socket.socket], None], connection: socket.socket) 
 
 def read_request(connection: socket.socket) -> bytes:
     """Read a whole request and return its body."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += connection.recv(1 << 16)
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = next(
-        int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
-    )
-    while len(body) < length:
-        body += connection.recv(1 << 16)
-    return body
+    with connection.makefile("rb") as file:
+        file.readline()
+        return file.read(int(http.client.parse_headers(file)["Content-Length"]))
 
 
 def make_certificates(directory: Path, name: str = "localhost") -> None:

@@ -29,9 +29,14 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     agent.spool.close()
 
 
+def words(tmp_path: Path) -> list[str]:
+    """Return the command line of an agent."""
+    return ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(tmp_path / "spool"), "--port", "0"]
+
+
 def cause_between(agent: Agent, name: str, following: str) -> str:
     """Return the cause of a gap between two files."""
-    agent.ledger.deliver(name, [(1000, 2000)], 0)
+    agent.ledger.deliver(name, ((1000, 2000),), 0)
     missing = agent.ledger.missing(following, 3000, 0)
     assert missing is not None
     return missing.cause
@@ -50,7 +55,7 @@ def test_file_that_another_has_followed_before_the_pause_is_not(agent: Agent) ->
     recorder: Any = SimpleNamespace(is_recording=True, command=rotations.append)
     agent._recorder = recorder
     agent._on_recording("")
-    agent._keeper._pauses.begin(0.0, 0.0, is_short=True)
+    agent._keeper.pauses.begin(0.0, 0.0, is_short=True)
     agent._on_complete(FIRST)
     agent._end_segment(time.monotonic())
     assert not rotations, "the segment that grows is not over"
@@ -116,11 +121,8 @@ class NoRecorder:
     def __init__(self, *_: object) -> None:
         pass
 
-    def stop(self) -> None:
+    def end(self, _timeout_s: float) -> None:
         pass
-
-    def wait(self, _timeout_s: float) -> bool:
-        return True
 
     def cpu_s(self) -> float:
         return 0.0
@@ -134,8 +136,7 @@ def test_an_agent_whose_spool_is_gone_ends(
     spool = tmp_path / "spool"
     monkeypatch.setattr(Agent, "_start_recorder", lambda _: spool.rename(tmp_path / "elsewhere"))
     monkeypatch.setattr("perf_offcpu.agent.agent.MEASURE_S", 0)
-    words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(spool), "--port", "0"]
-    assert main(words) == 1
+    assert main(words(tmp_path)) == 1
     assert f"--spool {spool}: it was removed or replaced" in capsys.readouterr().err
 
 
@@ -143,11 +144,10 @@ def test_a_time_in_which_nothing_was_recorded_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("perf_offcpu.agent.agent.Recorder", NoRecorder)
-    words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(tmp_path / "spool"), "--port", "0"]
-    assert main([*words, "--duration", "0.1"]) == 1
+    assert main([*words(tmp_path), "--duration", "0.1"]) == 1
     assert "nothing was recorded in 0.1 s" in capsys.readouterr().err
     (tmp_path / "spool" / FIRST).write_bytes(DEMO.read_bytes())
-    assert main([*words, "--duration", "0.1"]) == 0
+    assert main([*words(tmp_path), "--duration", "0.1"]) == 0
 
 
 def test_an_agent_whose_log_cannot_be_written_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,7 @@ def test_an_agent_whose_log_cannot_be_written_goes_on(tmp_path: Path, monkeypatc
     spool.mkdir(mode=0o700)
     (spool / FIRST).write_bytes(b"garbage")  # is said
     (spool / SECOND).write_bytes(DEMO.read_bytes())
-    words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(spool), "--port", "0"]
-    assert main([*words, "--duration", "0.1"]) == 0
+    assert main([*words(tmp_path), "--duration", "0.1"]) == 0
     assert len(list((tmp_path / "set" / "samples").rglob("*.parquet"))) == 1
 
 

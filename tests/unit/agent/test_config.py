@@ -47,11 +47,7 @@ def test_command_line_holds_over_the_file_and_labels_add_up(tmp_path: Path, monk
 def test_labels_with_dots_are_one_name_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text('dataset = "d"\n[label]\nk8s.pod.name = "web-1"\n"service.name" = "shop"\nshard = 7\n')
-    assert dict(load_config(str(file), {}).labels) == {
-        "k8s.pod.name": "web-1",
-        "service.name": "shop",
-        "shard": "7",
-    }
+    assert dict(load_config(str(file), {}).labels) == {"k8s.pod.name": "web-1", "service.name": "shop", "shard": "7"}
 
 
 def test_a_bad_label_of_the_environment_is_said_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:

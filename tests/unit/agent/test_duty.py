@@ -91,30 +91,21 @@ def test_nothing_is_left_out_before_the_start_is_over() -> None:
     assert not duty.adapt(budget, MINUTE_S, 0.5, MINUTE_S) and duty.is_whole
 
 
-MINUTE = 60.0
-
-
 def followed(minutes: int, cost_s: float, is_short: bool = True) -> int:
     """Pause in each of some minutes; return in how many of them the recorder followed."""
     pauses, cpu_s, found = Pauses(), 0.0, 0
     for minute in range(minutes):
-        pauses.begin(minute * MINUTE + 10, cpu_s, is_short)
+        pauses.begin(minute * MINUTE_S + 10, cpu_s, is_short)
         found += pauses.following
         cpu_s += cost_s if pauses.following else 10 * cost_s
-        pauses.look((minute + 1) * MINUTE, cpu_s)
+        pauses.look((minute + 1) * MINUTE_S, cpu_s)
     return found
 
 
-def test_recorder_follows_where_it_is_cheap() -> None:
+def test_recorder_follows_where_it_is_cheap_and_tries_it_again_seldom_where_not() -> None:
     assert followed(30, 0.9 * COSTLY_S) == 30
-
-
-def test_recorder_that_follows_at_high_cost_tries_it_again_seldom() -> None:
     assert 3 <= followed(60, 5.0) <= 6
-
-
-def test_recorder_follows_nothing_through_whole_minutes() -> None:
-    assert followed(10, 0.1, is_short=False) == 0
+    assert followed(10, 0.1, is_short=False) == 0, "nothing through whole minutes"
 
 
 def test_no_hour_sees_more_than_its_share() -> None:
@@ -181,20 +172,13 @@ def test_period_rises_where_samples_cost_and_falls_again() -> None:
     assert all(a in (2 * b, b / 2) for a, b in zip(changes, [1, *changes], strict=False))
 
 
-def test_period_stays_where_samples_are_not_what_costs() -> None:
-    budget, period, now, cpu = CpuBudget(0.01), Period(100), 0.0, 0.0
-    budget.begin(now)
-    for _ in range(200):
-        now, cpu = now + 60, cpu + 1.8
-        budget.note(cpu, now)
-        assert not period.adapt(budget, 5, now)
-
-
-def test_period_rises_up_to_a_limit() -> None:
-    budget, period, now, cpu = CpuBudget(0.01), Period(100), 0.0, 0.0
-    budget.begin(now)
-    for _ in range(200):
-        now, cpu = now + 60, cpu + 60
-        budget.note(cpu, now)
-        period.adapt(budget, 10_000, now)
-    assert period.ns == 100 * MAX_RAISE
+@pytest.mark.parametrize(("cost", "samples_per_s", "factor"), [(1.8, 5, 1), (60, 10_000, MAX_RAISE)])
+def test_period_stays_where_samples_are_not_what_costs_and_rises_up_to_a_limit(
+    cost: float, samples_per_s: float, factor: int
+) -> None:
+    budget, period = CpuBudget(0.01), Period(100)
+    budget.begin(0.0)
+    for minute in range(1, 201):
+        budget.note(minute * cost, minute * 60.0)
+        assert period.adapt(budget, samples_per_s, minute * 60.0) <= (factor > 1)
+    assert period.ns == 100 * factor

@@ -236,9 +236,8 @@ def test_writers_killed_by_a_signal_leave_whole_files(tmp_path: Path) -> None:
     assert rows_of(made, "samples")
     stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(made, "stacks")}
     assert {row["stack_id"] for row in rows_of(made, "samples")} <= {0, *stacks}
-    assert {frame for chain in stacks.values() for frame in chain} <= {
-        row["frame_id"] for row in rows_of(made, "frames")
-    }
+    frames = {row["frame_id"] for row in rows_of(made, "frames")}
+    assert {frame for chain in stacks.values() for frame in chain} <= frames
     before = content(made)
     done(made, 2**62)
     assert content(made) == before

@@ -18,10 +18,8 @@ def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path
     labels = ["--label", "service=web", "--label", "version=2.0"]
     done = run("convert", "--parquet", tmp_path / "set", *inputs, *labels, "-j", "2")
     assert done.stderr == ""
-    assert [line.split(": ")[1].split(",")[0] for line in done.stdout.splitlines()] == [
-        "162 samples of vm",
-        "148 samples of vmtest",
-    ]
+    said = [line.split(": ")[1].split(",")[0] for line in done.stdout.splitlines()]
+    assert said == ["162 samples of vm", "148 samples of vmtest"]
     table = pads.dataset(tmp_path / "set" / "samples", partitioning="hive").to_table()
     hosts = pads.dataset(tmp_path / "set" / "hosts", partitioning="hive").to_table()
     assert hosts["labels"].to_pylist() == [[("service", "web"), ("version", "2.0")]] * 2
@@ -29,9 +27,8 @@ def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path
         report = json.loads(run("report", "-i", path, "--json").stdout)
         mine = table.filter(pc.equal(table["host_id"], host))
         weights = mine.group_by("event").aggregate([("weight_ns", "sum"), ("count", "sum")]).to_pylist()
-        assert {row["event"]: row["weight_ns_sum"] for row in weights} == {
-            row["name"]: row["weight"] for row in report["events"]
-        }
+        events = {row["name"]: row["weight"] for row in report["events"]}
+        assert {row["event"]: row["weight_ns_sum"] for row in weights} == events
 
 
 def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(tmp_path: Path) -> None:

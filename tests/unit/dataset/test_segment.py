@@ -2,6 +2,7 @@
 """Segments: totals are those of the report, names are stable, rewriting replaces."""
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from builders.dataset import rows_of
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.dataset.content import content_of
-from perf_offcpu.dataset.dataset import open_dataset
+from perf_offcpu.dataset.dataset import Dataset, open_dataset
 from perf_offcpu.dataset.rows import Gap, host_of, span_of
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
@@ -27,10 +28,15 @@ RECORDINGS = ("demo.data", "arm64/own.data")
 
 
 def sums(samples: list[dict[str, Any]], key: str, value: str) -> dict[Any, int]:
-    found: dict[Any, int] = {}
+    found: Counter[Any] = Counter()
     for row in samples:
-        found[row[key]] = found.get(row[key], 0) + (row[value] or 0)
+        found[row[key]] += row[value] or 0
     return found
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return open_dataset(str(tmp_path / "set"), make=True)
 
 
 @pytest.fixture(params=RECORDINGS)
@@ -38,8 +44,7 @@ def profile(request: pytest.FixtureRequest) -> Profile:
     return load_profile([str(DATA / request.param)], SymbolizeOptions())
 
 
-def test_totals_are_those_of_the_report(profile: Profile, tmp_path: Path) -> None:
-    dataset = open_dataset(str(tmp_path / "set"), make=True)
+def test_totals_are_those_of_the_report(profile: Profile, dataset: Dataset) -> None:
     segment = write_segment(dataset, profile, host_of(profile))
     samples, report = rows_of(dataset, "samples"), document(summarize(profile))
     assert segment.rows == len(samples) == len(profile.samples)
@@ -49,17 +54,15 @@ def test_totals_are_those_of_the_report(profile: Profile, tmp_path: Path) -> Non
     classes = report["groups"]["rows"]
     assert sums(waits, "class", "weight_ns") == {row["values"][0]: row["weight"] for row in classes}
     assert sums(waits, "tid", "weight_ns") == {row["tid"]: row["weight"] for row in report["threads"] if row["weight"]}
-    states: dict[str, int] = {}
+    states: Counter[str] = Counter()
     for stack in report["stacks"]:
-        for state, weight in stack["states"].items():
-            states[state] = states.get(state, 0) + weight
+        states.update(stack["states"])
     assert sums(waits, "state", "weight_ns") == states
     lost = {row["cause"]: row["count"] for row in rows_of(dataset, "losses") if row["is_loss"]}
     assert lost == report["losses"]
 
 
-def test_every_stack_is_there_with_its_frames(profile: Profile, tmp_path: Path) -> None:
-    dataset = open_dataset(str(tmp_path / "set"), make=True)
+def test_every_stack_is_there_with_its_frames(profile: Profile, dataset: Dataset) -> None:
     write_segment(dataset, profile, host_of(profile))
     stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")}
     frames = {row["frame_id"]: row for row in rows_of(dataset, "frames")}
@@ -68,8 +71,7 @@ def test_every_stack_is_there_with_its_frames(profile: Profile, tmp_path: Path) 
         assert [frames[one]["symbol"] for one in stacks.get(row["stack_id"], [])] == sample
 
 
-def test_the_time_before_a_segment_is_a_row_of_gaps_with_its_cause(profile: Profile, tmp_path: Path) -> None:
-    dataset = open_dataset(str(tmp_path / "set"), make=True)
+def test_the_time_before_a_segment_is_a_row_of_gaps_with_its_cause(profile: Profile, dataset: Dataset) -> None:
     for _ in range(2):
         write_segment(dataset, profile, host_of(profile), [Gap(5, 3600 * 10**9, "budget\n")])
     (row,) = rows_of(dataset, "gaps")
@@ -78,8 +80,8 @@ def test_the_time_before_a_segment_is_a_row_of_gaps_with_its_cause(profile: Prof
     assert "hour=01" in dataset.files("gaps")[0]
 
 
-def test_each_time_between_pauses_is_a_row_of_hosts(profile: Profile, tmp_path: Path) -> None:
-    dataset, meta = open_dataset(str(tmp_path / "set"), make=True), profile.meta
+def test_each_time_between_pauses_is_a_row_of_hosts(profile: Profile, dataset: Dataset) -> None:
+    meta = profile.meta
     begin, end, hour = span_of(profile).begin_ns, span_of(profile).end_ns, 3600 * 10**9
     shift = begin - (meta.begin_ns or max(meta.first_ns, 0))
     times = [(begin, begin + 7), (begin + 9, begin + 9 + hour), (begin + 2 * hour, end + 3 * hour)]
@@ -113,8 +115,7 @@ def _by_time(profile: Profile) -> list[list[str]]:
     return found
 
 
-def test_a_segment_written_twice_is_there_once(profile: Profile, tmp_path: Path) -> None:
-    dataset = open_dataset(str(tmp_path / "set"), make=True)
+def test_a_segment_written_twice_is_there_once(profile: Profile, dataset: Dataset, tmp_path: Path) -> None:
     first = write_segment(dataset, profile, host_of(profile))
     before = {table: rows_of(dataset, table) for table in TABLES}
     again = write_segment(dataset, profile, host_of(profile))
@@ -124,7 +125,7 @@ def test_a_segment_written_twice_is_there_once(profile: Profile, tmp_path: Path)
     assert (sum(sizes), len(sizes)) == (first.bytes, first.files)
 
 
-def test_a_recording_without_a_wall_clock_is_refused(tmp_path: Path) -> None:
+def test_a_recording_without_a_wall_clock_is_refused(dataset: Dataset) -> None:
     profile = ProfileBuilder(meta={"hostname": "web1", "source": "x.data"}).sample("a", ["f"], 1).build()
     with pytest.raises(UsageError, match="x.data: it does not say what time it was"):
-        write_segment(open_dataset(str(tmp_path), make=True), profile, host_of(profile))
+        write_segment(dataset, profile, host_of(profile))

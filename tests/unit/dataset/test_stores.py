@@ -49,9 +49,8 @@ def test_write_list_compact_and_expire(dataset: Dataset) -> None:
     before = {table: Counter(map(repr, rows_of(dataset, table))) for table in ("samples", "hosts")}
     assert len(dataset.files("samples")) == 4 and len(rows_of(dataset, "samples")) == 8
     assert all(not isinstance(done, Exception) for _, done in compact(dataset, BEGIN + HOUR_NS))
-    assert {table: len(dataset.files(table)) for table in TABLES} == {
-        table: 1 if table not in {"budgets", "losses", "gaps"} else 0 for table in TABLES
-    }
+    assert {table for table in TABLES if not dataset.files(table)} == {"budgets", "losses", "gaps"}
+    assert all(len(dataset.files(table)) < 2 for table in TABLES)
     assert {table: Counter(map(repr, rows_of(dataset, table))) for table in ("samples", "hosts")} == before
     assert write_segment(dataset, profile_of(["a", "b"]), Host("web0")).files == 0
     assert dataset.files("samples", BEGIN + HOUR_NS) == [] == dataset.files("samples", None, BEGIN)
@@ -129,12 +128,7 @@ def test_there_is_no_dataset(tmp_path: Path) -> None:
 
 def test_other_folders_and_files_are_left_alone(tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path), make=True)
-    for name in (
-        "date=x/hour=00/a.parquet",
-        "date=2026-01-01/hour=99/a.parquet",
-        "date=2026-01-01/b.parquet",
-        "c",
-    ):
+    for name in ("date=x/hour=00/a.parquet", "date=2026-01-01/hour=99/a.parquet", "date=2026-01-01/b.parquet", "c"):
         put(dataset.store, f"samples/{name}", b"")
     assert dataset.files("samples") == []
     assert expire(dataset, 2**62).files == 0

@@ -31,22 +31,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("web1", "web2"):
         builder.host(name, {"service": "web", HOSTILE: HOSTILE})
         builder.wait(name, 3_000_000, ["main", "f", "futex_wait_[k]"], comm="nginx")
-        builder.wait(
-            name, 1_000_000, ["main", HOSTILE, "io_schedule_[k]"], comm=HOSTILE, object=HOSTILE,
-            **{"class": "disk"},
-        )  # fmt: skip
+        columns = {"comm": HOSTILE, "object": HOSTILE, "class": "disk"}
+        builder.wait(name, 1_000_000, ["main", HOSTILE, "io_schedule_[k]"], **columns)
     builder.host("db1", {"service": "db"}, period_ns=10**7, begin_ns=BEGIN + HOUR, end_ns=BEGIN + 2 * HOUR)
     builder.wait("db1", 10_000_000, ["main", "f", "futex_wait_[k]"], comm="nginx", time_ns=BEGIN + HOUR)
     builder.wait("db1", 5, event="cpu-clock", time_ns=BEGIN + HOUR)
     row = {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR, "host_id": "id-web1"}
     builder.rows["losses"] += [row | {"cause": "rings were full", "count": 7, "is_loss": True}]
     builder.rows["losses"] += [row | {"cause": "odd waits", "count": 3, "is_loss": False}]
-    gap = {
-        "host_id": "id-web1",
-        "cause": "budget",
-        "begin_ns": BEGIN + HOUR,
-        "end_ns": BEGIN + HOUR + 20 * 10**9,
-    }
+    gap = {"host_id": "id-web1", "cause": "budget", "begin_ns": BEGIN + HOUR, "end_ns": BEGIN + HOUR + 20 * 10**9}
     builder.rows["gaps"] += [gap, gap, gap | {"host_id": "id-db1", "cause": "stopped", "begin_ns": BEGIN}]
     return builder.write(tmp_path_factory.mktemp("dataset"))
 
@@ -77,11 +70,8 @@ def test_report(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_idle_threads_are_told_and_can_be_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    builder = DatasetBuilder()
-    builder.host("web1")
-    builder.wait("web1", 3_000_000, idle=True)
-    builder.wait("web1", 1_000_000)
-    dataset = builder.write(tmp_path / "dataset")
+    builder = DatasetBuilder().host("web1").wait("web1", 3_000_000, idle=True).wait("web1", 1_000_000)
+    dataset = builder.write(tmp_path)
     assert "75.00% are of threads that merely wait for work" in run(capsys, "report", dataset)
     shown = run(capsys, "report", dataset, "--sort", "comm", "--idle", "hide")
     assert "(1000000 ns)" in shown and "Idle:" not in shown
@@ -119,8 +109,7 @@ def test_stacks_of_equal_names_are_one(dataset: Path, capsys: pytest.CaptureFixt
 
 
 def test_more_waiting_than_63_bits_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    builder = DatasetBuilder()
-    builder.host("web1")
+    builder = DatasetBuilder().host("web1")
     for _ in range(3):
         builder.wait("web1", (1 << 63) - 1, ["main"])
     dataset, weight = builder.write(tmp_path / "dataset"), 3 * ((1 << 63) - 1)
@@ -210,10 +199,7 @@ def test_temporary_files_are_private_and_go_with_the_program(dataset: Path) -> N
 
 
 def test_labels_with_the_names_of_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    builder = DatasetBuilder()
-    builder.host("web1", {"idle": "never", "service": "web"})
-    builder.wait("web1", 1000)
-    dataset = builder.write(tmp_path / "dataset")
+    dataset = DatasetBuilder().host("web1", {"idle": "never", "service": "web"}).wait("web1", 1000).write(tmp_path)
     assert main(["fleet", "report", str(dataset), "--sort", "idle"]) == 129
     assert "no key or label 'idle' (known: host" in capsys.readouterr().err
     assert "[none]" in run(capsys, "report", dataset, "--sort", "container", "--label", "idle=never")
@@ -253,16 +239,10 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
     ("report DATASET --since -1h", "no host recorded since"),
     ("report DATASET --limit -3", "not a number of rows"),
     ("report DATASET --event cpu-clock,instructions", "do not add up"),
-    (
-        "report DATASET --event cpu-clok",
-        "no event 'cpu-clok' in the selected time (known: cpu-clock, ",
-    ),
+    ("report DATASET --event cpu-clok", "no event 'cpu-clok' in the selected time (known: cpu-clock, "),
     ("top DATASET --event cpu-clock,offcpu-time,task-clock", "no event 'task-clock'"),
     ("diff DATASET --baseline since=-1h,until=-2h", "since=-1h is not before until=-2h"),
-    (
-        "diff DATASET --host db1 --baseline host=db1",
-        "1 in the baseline and 1 in the selection",
-    ),
+    ("diff DATASET --host db1 --baseline host=db1", "1 in the baseline and 1 in the selection"),
     ("report DATASET --since 2026-11-22T25:00", "'2026-11-22T25:00' is not a time"),
     ("report DATASET --until 0001-01-01", "no host recorded until 1970-01-01"),
     ("report DATASET --engine mysql", "give duckdb, spark:MASTER, or a URL"),
@@ -280,12 +260,6 @@ def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.C
     assert sentence in refused(capsys, "fleet", *given, status=None)
 
 
-def test_files_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_part(tmp_path, "samples", BEGIN // HOUR, [], version=VERSION + 1)
-    assert main(["fleet", "report", str(tmp_path)]) == 1
-    assert f"has version '{VERSION + 1}' of the tables" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["report"], ["sql", "SELECT 1"], ["report", "--until", "2100-01-01"]])
 def test_a_segment_of_another_version_among_others(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -293,8 +267,8 @@ def test_a_segment_of_another_version_among_others(
     """Some hosts have a newer agent."""
     builder = DatasetBuilder().host("web1").wait("web1", 1)
     dataset = builder.write(tmp_path / "dataset")
-    write_part(dataset, "hosts", BEGIN // HOUR, builder.rows["hosts"], "b", VERSION + 1)
-    write_part(dataset, "hosts", BEGIN // HOUR, builder.rows["hosts"], "c")
+    for part, version in (("b", VERSION + 1), ("c", VERSION)):
+        write_part(dataset, "hosts", BEGIN // HOUR, builder.rows["hosts"], part, version)
     assert main(["fleet", words[0], str(dataset), *words[1:]]) == 1
     assert f"b.parquet: it has version '{VERSION + 1}' of the tables" in capsys.readouterr().err
 
@@ -325,13 +299,7 @@ def _nulls(table: Any, name: str, kind: Any = None) -> Any:
     ],
 )
 def test_wrong_content_of_a_file(
-    words: str,
-    file: str,
-    change: Any,
-    sentence: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, file: str, change: Any, sentence: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a change, the name of a column is no UTF-8; unchanged stacks are too deep."""
     builder = DatasetBuilder()
@@ -355,26 +323,22 @@ def test_wrong_content_of_a_file(
 
 def test_a_stack_of_too_many_frames_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A list of millions of equal frames takes a kilobyte in a file."""
-    builder = DatasetBuilder()
-    builder.host("web1")
-    builder.wait("web1", 5, ["f"] * 3000)
-    (row,) = json.loads(run(capsys, "top", builder.write(tmp_path), "--json"))["rows"]
+    dataset = DatasetBuilder().host("web1").wait("web1", 5, ["f"] * 3000).write(tmp_path)
+    (row,) = json.loads(run(capsys, "top", dataset, "--json"))["rows"]
     assert len(row["frames"]) == 1024
 
 
 def test_a_name_that_engines_expand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DuckDB counted the rows of the other files twice."""
-    builder = DatasetBuilder()
-    builder.host("web1")
-    builder.wait("web1", 5)
-    write_part(builder.write(tmp_path), "samples", BEGIN // HOUR, [], "*")
+    write_part(DatasetBuilder().host("web1").wait("web1", 5).write(tmp_path), "samples", BEGIN // HOUR, [], "*")
     assert main(["fleet", "sql", str(tmp_path), "SELECT count(*) FROM samples"]) == 1
     assert "*.parquet: query engines expand the '*' in its name" in capsys.readouterr().err
 
 
-def test_a_damaged_file(tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "samples" / "date=2026-01-01" / "hour=00"
-    folder.mkdir(parents=True)
-    (folder / "x.parquet").write_bytes(b"PAR1" + bytes(100))
+def test_a_damaged_file_and_one_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_part(tmp_path, "samples", BEGIN // HOUR, [], version=VERSION + 1)
+    assert main(["fleet", "report", str(tmp_path)]) == 1
+    assert f"has version '{VERSION + 1}' of the tables" in capsys.readouterr().err
+    next(tmp_path.rglob("*.parquet")).write_bytes(b"PAR1" + bytes(100))
     assert main(["fleet", "report", str(tmp_path)]) == 1
     assert "it is no Parquet file" in capsys.readouterr().err

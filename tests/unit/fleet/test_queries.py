@@ -140,8 +140,7 @@ def test_sums_of_random_selections(engine: Engine, waits: list[Row], selection: 
 
 
 def test_a_day_of_a_large_fleet_is_more_than_63_bits_hold(engine: Engine, folder: Path) -> None:
-    builder = DatasetBuilder()
-    builder.host("web1")
+    builder = DatasetBuilder().host("web1")
     for _ in range(5):
         builder.wait("web1", (1 << 63) - 1, **{"class": "lock"})
     found = rows(builder.write(folder), engine, Selection(), ["class"])
@@ -155,17 +154,14 @@ def test_a_host_that_goes_back_to_an_older_label(engine: Engine, folder: Path) -
         builder.host("web1", {"version": version}, begin_ns=begin, end_ns=begin + HOUR // 2)
         builder.wait("web1", 10**half, time_ns=begin + 5)
     path = builder.write(folder)
-    assert {key: sums[0] for key, sums in rows(path, engine, Selection(), ["version"]).items()} == {
-        ("1",): 101,
-        ("2",): 10,
-    }
+    weights = {key: sums[0] for key, sums in rows(path, engine, Selection(), ["version"]).items()}
+    assert weights == {("1",): 101, ("2",): 10}
     selected = select(open_tables(str(path), engine), Selection(labels={"version": ("2",)}))
     assert [span.recorded_ns for span in selected.spans] == [HOUR // 2]
 
 
 def test_recorded_time_is_cut_to_the_selected_time(engine: Engine, folder: Path) -> None:
-    builder = DatasetBuilder()
-    builder.host("web1")
+    builder = DatasetBuilder().host("web1")
     builder.host("web1")  # written again: the same segment
     builder.host("web1", begin_ns=BEGIN + HOUR, end_ns=BEGIN + 2 * HOUR)
     builder.wait("web1", 1)
@@ -181,10 +177,8 @@ def test_all_keys_are_columns(engine: Engine, folder: Path) -> None:
 
 
 def test_wrong_choices(engine: Engine, folder: Path) -> None:
-    builder = DatasetBuilder()
-    builder.host("web1", {"service": "web"})
-    builder.wait("web1", 5)
-    tables = open_tables(str(builder.write(folder)), engine)
+    path = DatasetBuilder().host("web1", {"service": "web"}).wait("web1", 5).write(folder)
+    tables = open_tables(str(path), engine)
     wrong: Mapping[str, Selection] = {
         "--host web9: no host": Selection(hosts=("web9",)),
         "no host has a label 'servce' (labels: service)": Selection(labels={"servce": ("web",)}),
@@ -229,15 +223,8 @@ def test_all_that_was_chosen_is_described() -> None:
         "classes": ("lock",), "objects": ("ledger*",), "comms": ("nginx",), "containers": ("0a1b",),
     }  # fmt: skip
     text = Selection(since_ns=NOW_NS, until_ns=NOW_NS + 10**9, idle="hide", **chosen).describe()
-    for part in (
-        "service=shop|cart, host web1|web2, since 2026-09-21 14:13:20, until 2026-09-21 14:13:21, ",
-        "event cpu-clock",
-        "class lock",
-        "object ledger*",
-        "comm nginx",
-        "container 0a1b",
-        "threads that merely wait for work left out",
-    ):
+    assert text.startswith("service=shop|cart, host web1|web2, since 2026-09-21 14:13:20, until 2026-09-21 14:13:21, ")
+    for part in ("event cpu-clock", "class lock", "object ledger*", "comm nginx", "container 0a1b", "work left out"):
         assert part in text
     assert Selection().describe() == "everything"
     assert Selection(idle="only").describe() == "threads that merely wait for work alone"

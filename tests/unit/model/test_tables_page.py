@@ -4,6 +4,7 @@
 .venv/bin/python tests/unit/model/test_tables_page.py
 """
 
+import textwrap
 from pathlib import Path
 
 from perf_offcpu.model.columns import Table
@@ -57,8 +58,8 @@ def table(kind: type[Table]) -> str:
 
 
 def flags() -> str:
-    rows = [f"| {flag.value.bit_length() - 1} | `{flag.name}` |" for flag in SampleFlag]
-    return "### Bits of `flags`\n\n| bit | SampleFlag |\n|---|---|\n" + "\n".join(rows) + "\n"
+    names = ", ".join(f"{flag.value.bit_length() - 1} `{flag.name}`" for flag in SampleFlag)
+    return "### Bits of `flags` (SampleFlag)\n\n" + textwrap.fill(names, 120) + "\n"
 
 
 def page() -> str:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers are bytes of strangers: any bytes give an answer, bounded and printable."""
 
+import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
-    ExportProfilesServiceResponse,
-)
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceResponse
 
 from perf_offcpu.push.answers import LONGEST_WAIT_S, error_text, export_answer, retry_after_s, retry_delay_s
 from perf_offcpu.text import printable
@@ -20,6 +19,17 @@ def test_any_bytes(data: bytes, kind: str) -> None:
         assert printable(text) == text and len(text) <= 10 * 300
     delay = retry_delay_s(data)
     assert delay is None or 0 <= delay <= LONGEST_WAIT_S
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("7", 7.0), ("0", 0.0), ("999999999999", 3600.0), ("-3", None), ("soon", None), ("", None), (None, None)),
+        *(("Thu, 01 Jan 1970 00:20:00 GMT", 1000.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | None) -> None:
+    assert retry_after_s(text, 200.0) == seconds
 
 
 @given(st.text(max_size=40))

@@ -54,9 +54,7 @@ def retry_info(seconds: int) -> str:
 def test_servers_take_messages_and_their_rules_hold() -> None:
     total = sum(some_waits().samples.period[some_waits().is_offcpu()].tolist())
     headers = [("Authorization", "Bearer geheim")]
-    calls = [
-        {"server": server, "body": body_for(server), "times": 2, "headers": headers} for server in ("otlp", "parca")
-    ]
+    calls = [{"server": name, "body": body_for(name), "times": 2, "headers": headers} for name in ("otlp", "parca")]
     broken = [{"server": server, "body": text(b"\x0a\x03abc")} for server in ("otlp", "parca")]
     large = {"server": "otlp", "body": text(bytes(5 << 20))}
     partial = {"server": "otlp", "body": body_for("otlp"), "answer": text(b"\x0a\x08\x08\x01\x12\x04nope")}
@@ -89,9 +87,7 @@ def test_when_to_come_back() -> None:
     damaged = {"server": "otlp", "code": "UNAVAILABLE", "status": text(b"\x1a\xff\xff\x07")}
     found = run(exhausted, away, damaged)
     assert [(one["error"], one["after_s"]) for one in found] == [
-        ("RetryLater", 7.0),
-        ("RetryLater", 3.0),
-        ("RetryLater", None),
+        ("RetryLater", after_s) for after_s in (7.0, 3.0, None)
     ]
 
 

@@ -17,15 +17,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.push.answers import Answer
 from perf_offcpu.push.messages import messages
 from perf_offcpu.push.opening import open_sender
-from perf_offcpu.push.sender import (
-    PushError,
-    Refused,
-    RetryLater,
-    Sender,
-    SendOptions,
-    ServerRefused,
-    send_until,
-)
+from perf_offcpu.push.sender import PushError, Refused, RetryLater, Sender, SendOptions, ServerRefused, send_until
 from perf_offcpu.push.targets import parse_target
 
 SERVERS = ("pyroscope", "parca", "otlp")
@@ -53,11 +45,7 @@ def sender(
 
 
 def send(
-    server: str,
-    port: int,
-    body: bytes = b"x",
-    options: SendOptions | None = None,
-    url: str = "http://127.0.0.1",
+    server: str, port: int, body: bytes = b"x", options: SendOptions | None = None, url: str = "http://127.0.0.1"
 ) -> Answer:
     with sender(server, port, options, url) as one:
         return one.send(body)
@@ -98,23 +86,6 @@ def test_statuses(status: int, kind: type[PushError]) -> None:
     with receiver(None, Reply(status, body=b"why")) as found:
         problem = failure("otlp", found.port)
         assert type(problem) is kind and str(status) in str(problem)
-
-
-@pytest.mark.parametrize(
-    ("value", "after_s"),
-    [("7", 7.0), ("0", 0.0), ("999999999999", 3600.0), ("-3", None), ("soon", None), ("", None)],
-)
-def test_retry_after(value: str, after_s: float | None) -> None:
-    with receiver(None, Reply(429, {"Retry-After": value})) as found:
-        problem = failure("pyroscope", found.port)
-        assert isinstance(problem, RetryLater) and problem.after_s == after_s
-
-
-def test_retry_after_a_date() -> None:
-    later = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 1000))
-    with receiver(None, Reply(503, {"Retry-After": later})) as found:
-        problem = failure("pyroscope", found.port)
-        assert isinstance(problem, RetryLater) and 500 < (problem.after_s or 0) <= 1000
 
 
 def test_redirects_carry_no_credentials() -> None:
