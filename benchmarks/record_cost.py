@@ -47,7 +47,7 @@ import references  # noqa: E402
 from other_tools import Stats  # noqa: E402
 
 from perf_offcpu import losses  # noqa: E402
-from perf_offcpu.collect.recording import record  # noqa: E402
+from perf_offcpu.collect.session import record  # noqa: E402
 from perf_offcpu.commands.record.command import add_parser  # noqa: E402
 from perf_offcpu.commands.record.options import options_of  # noqa: E402
 from perf_offcpu.commands.shared.parsers import Parser  # noqa: E402

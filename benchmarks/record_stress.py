@@ -214,7 +214,7 @@ def attach(args: argparse.Namespace, directory: str) -> None:
     """Attach and close collectors in one process."""
     from perf_offcpu.collect.collector import Collector
     from perf_offcpu.collect.options import RecordOptions
-    from perf_offcpu.collect.system.limits import raise_descriptor_limit
+    from perf_offcpu.collect.system.privileges import raise_descriptor_limit
     from perf_offcpu.collect.targets import Target
 
     raise_descriptor_limit()

@@ -5,18 +5,14 @@
  * They are in the registers with which the thread entered the kernel. The map `calls` says what
  * each system call has: a descriptor, the address of a futex, a pid.
  */
-#ifndef OFFCPU_ARGUMENTS_H
-#define OFFCPU_ARGUMENTS_H
+#pragma once
 
 #include "stacks.h"
 
 BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 
-#if OFFCPU_OBJECTS
-/* arch/x86/include/asm/thread_info.h */
-#define TS_COMPAT 2
-/* arch/arm64/include/uapi/asm/ptrace.h */
-#define PSR_MODE32_BIT 0x10
+#define TS_COMPAT 2			/* arch/x86/include/asm/thread_info.h */
+#define PSR_MODE32_BIT 0x10		/* arch/arm64/include/uapi/asm/ptrace.h */
 /* include/uapi/linux/futex.h */
 #define FUTEX_COMMAND 0x7f
 #define FUTEX_WAIT 0
@@ -71,7 +67,7 @@ static __always_inline struct offcpu_call *call_of(s32 syscall)
 }
 
 /* The time of a struct timespec, ns; OFFCPU_NOT_KNOWN if it is not known. */
-static __always_inline u64 timespec_ns(struct offcpu_object *to, u64 address)
+static __always_inline u64 timespec_ns(u64 address)
 {
 	u64 spec[2] = {};
 
@@ -80,44 +76,35 @@ static __always_inline u64 timespec_ns(struct offcpu_object *to, u64 address)
 	return spec[0] * NS_PER_S + spec[1];
 }
 
-/* The time from the begin of the wait to a moment of CLOCK_MONOTONIC. */
-static __always_inline u64 until(u64 moment, u64 begin)
-{
-	return moment == OFFCPU_NOT_KNOWN ? moment : moment > begin ? moment - begin : 0;
-}
-
 /* After which time the system call was to end by itself. */
 static __always_inline u64 asked_of(struct offcpu_object *to, u32 timeout,
 				    const struct offcpu_arguments *args, u64 begin)
 {
-	u64 milliseconds = 0, spec = 0;
+	bool is_span, is_monotonic;
+	u64 word = args->words[3];
 
-	if (timeout == OFFCPU_TIMEOUT_MS_2)
-		milliseconds = args->words[2];
-	else if (timeout == OFFCPU_TIMEOUT_MS_3)
-		milliseconds = args->words[3];
-	else if (!to->in_sleeper)
+	if (timeout == OFFCPU_TIMEOUT_SPEC_0)
+		word = args->words[0];
+	else if (timeout == OFFCPU_TIMEOUT_MS_2 || timeout == OFFCPU_TIMEOUT_SPEC_2 ||
+		 timeout == OFFCPU_TIMEOUT_CLOCK)
+		word = args->words[2];
+	if (timeout == OFFCPU_TIMEOUT_MS_2 || timeout == OFFCPU_TIMEOUT_MS_3)
+		return (s32)word > 0 ? (u32)word * NS_PER_MS : OFFCPU_NOT_KNOWN;
+	if (!to->in_sleeper)
 		return OFFCPU_NOT_KNOWN;
-	else if (timeout == OFFCPU_TIMEOUT_SPEC_0)
-		return timespec_ns(to, args->words[0]);
-	else if (timeout == OFFCPU_TIMEOUT_SPEC_2)
-		return timespec_ns(to, args->words[2]);
-	else if (timeout == OFFCPU_TIMEOUT_SPEC_3)
-		return timespec_ns(to, args->words[3]);
-	else if (timeout == OFFCPU_TIMEOUT_CLOCK) {
-		spec = timespec_ns(to, args->words[2]);
-		if (!(args->words[1] & TIMER_ABSTIME))
-			return spec;
-		return args->words[0] == CLOCK_MONOTONIC ? until(spec, begin) : OFFCPU_NOT_KNOWN;
-	} else if (timeout == OFFCPU_TIMEOUT_FUTEX && args->words[3]) {
-		spec = timespec_ns(to, args->words[3]);
-		if ((args->words[1] & FUTEX_COMMAND) == FUTEX_WAIT)
-			return spec;
-		if (args->words[1] & FUTEX_CLOCK_REALTIME)
-			return OFFCPU_NOT_KNOWN;
-		return until(spec, begin);
+	word = timespec_ns(word);
+	if (timeout == OFFCPU_TIMEOUT_CLOCK) {
+		is_span = !(args->words[1] & TIMER_ABSTIME);
+		is_monotonic = args->words[0] == CLOCK_MONOTONIC;
+	} else {
+		is_span = timeout != OFFCPU_TIMEOUT_FUTEX ||
+			  (args->words[1] & FUTEX_COMMAND) == FUTEX_WAIT;
+		is_monotonic = !(args->words[1] & FUTEX_CLOCK_REALTIME);
 	}
-	return (s32)milliseconds > 0 ? (u32)milliseconds * NS_PER_MS : OFFCPU_NOT_KNOWN;
+	if (is_span || word == OFFCPU_NOT_KNOWN)
+		return word;
+	/* The time from the begin of the wait to a moment. */
+	return !is_monotonic ? OFFCPU_NOT_KNOWN : word > begin ? word - begin : 0;
 }
 
 static __always_inline bool waits_for_futex(u64 operation)
@@ -127,6 +114,3 @@ static __always_inline bool waits_for_futex(u64 operation)
 	return command == FUTEX_WAIT || command == FUTEX_WAIT_BITSET || command == FUTEX_LOCK_PI ||
 	       command == FUTEX_LOCK_PI2 || command == FUTEX_WAIT_REQUEUE_PI;
 }
-#endif
-
-#endif /* OFFCPU_ARGUMENTS_H */

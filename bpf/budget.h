@@ -5,8 +5,7 @@
  * Every moment of a thread's life inside the recording is accounted to exactly one mode: each
  * change of mode ends one interval and begins the next with the same timestamp.
  */
-#ifndef OFFCPU_BUDGET_H
-#define OFFCPU_BUDGET_H
+#pragma once
 
 #include "targets.h"
 
@@ -45,17 +44,6 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 #endif
 }
 
-/* Begin to account for a task that is recorded from now on and runs. */
-static __always_inline void begin_running(struct offcpu_task *storage)
-{
-#if OFFCPU_BUDGET
-	if (!storage || storage->mode)
-		return;
-	storage->since_ns = storage->budget.begin_ns = bpf_ktime_get_ns();
-	storage->mode = OFFCPU_RUNNING;
-#endif
-}
-
 /* Whether a task has never left a CPU. */
 static __always_inline bool is_newborn(struct task_struct *task)
 {
@@ -64,9 +52,8 @@ static __always_inline bool is_newborn(struct task_struct *task)
 
 #if OFFCPU_BUDGET
 /*
- * Note the kernel's own figures of a thread that leaves its CPU. They are exact at a switch only,
- * for which the time on the CPU was brought up to date. At the first switch-out of a budget the
- * figures of its begin follow: 0 at birth, else those of now without what was accounted since.
+ * Note the kernel's own figures of a thread that leaves its CPU, when they are exact. At the first
+ * switch of a budget those of its begin follow: 0 at birth, else without what was accounted since.
  */
 static __always_inline void note_kernel_figures(struct offcpu_budget *budget,
 						struct task_struct *task)
@@ -102,5 +89,3 @@ static __always_inline void end_budget(struct offcpu_task *storage, struct task_
 		count(OFFCPU_BUDGETS_LOST, storage->budget.end_ns - storage->budget.begin_ns);
 }
 #endif
-
-#endif /* OFFCPU_BUDGET_H */

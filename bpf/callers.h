@@ -3,23 +3,19 @@
  * Tell the callers of short waits apart without unwinding, for sums of programs that have no frame
  * pointers.
  *
- * The chain of frame pointers of such programs ends in libc, in the same place for all callers.
- * What differs are the return addresses on the stack: words that point into code. Of the words at
- * the top of the stack, those that may be return addresses are hashed: all that point into the
- * program's own text, and those that point to where libraries are mapped unless malloc() may have
- * returned them (it aligns, code does not). Other words (numbers, pointers, timestamps) change from
- * wait to wait and are left out. Old return addresses in parts of the stack that no call has
- * written since do no harm: one path of calls leads to a few hashes.
+ * The chain of frame pointers of such programs ends in libc, in the same place for all callers. So
+ * of the words at the top of the stack those are hashed that may be return addresses: all that
+ * point into the program's own text, and those that point to where libraries are mapped unless
+ * malloc() may have returned them (it aligns, code does not). Other words change from wait to wait.
+ * Old return addresses, where no call has written since, do no harm: one path of calls leads to a
+ * few hashes.
  *
- * A thread that waits in the same place again often has the same words there, or most of them. So
- * the words are kept and compared, which costs less than the hash. The hash of eight words in a row
- * is made again only if one of them has changed.
+ * A thread that waits in the same place again has most of these words again. So they are kept and
+ * compared, which costs less than the hash; that of eight words is made again if one has changed.
  *
- * The first wait of each hash is sent with a copy of its stack. User space unwinds that copy for
- * all waits of the hash.
+ * The first wait of each hash is sent with a copy of its stack, which user space unwinds for all.
  */
-#ifndef OFFCPU_CALLERS_H
-#define OFFCPU_CALLERS_H
+#pragma once
 
 #include "copies.h"
 
@@ -49,8 +45,7 @@ static __always_inline void hash_top(const struct offcpu_control *ctl, struct ta
 				     struct offcpu_top *top, const struct offcpu_layout *at,
 				     struct offcpu_stack *stack)
 {
-	/* In memory: the verifier would follow every set of blocks. */
-	volatile u64 *stale = &top->stale;
+	volatile u64 *stale = &top->stale;	/* in memory: as in take_top() */
 	u64 hash;
 	u32 block;
 
@@ -86,20 +81,12 @@ static __always_inline u64 hash_callers(const struct offcpu_control *ctl, struct
 	struct task_struct *task = wait->task;
 	struct offcpu_top *top = &wait->storage->top;
 	struct offcpu_layout at;
-	void *regs, *mm;
 
-	if (is_kernel_thread(task))
+	if (is_kernel_thread(task) || !find_layout(task, (void *)bpf_task_pt_regs(task), &at))
 		return 0;
-	regs = (void *)bpf_task_pt_regs(task);
-	mm = FIELD(void *, task, TASK_MM);
-	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
-		return 0;
-	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
 	if (top->stale || !wait->user->check || !top->caller || !is_same(&top->layout, &at))
 		hash_top(ctl, task, top, &at, wait->user);
 	/* For the verifier, both paths go on as one. */
 	return *(volatile u64 *)&top->caller;
 }
 #endif
-
-#endif /* OFFCPU_CALLERS_H */

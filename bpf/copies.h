@@ -2,8 +2,7 @@
 /*
  * How much of the user stack a sample copies, and whether at all.
  *
- * The perf core makes the copy, with a size that belongs to the event. So there are several events
- * that write to one ring, and their samples differ in the size of the copy only:
+ * The perf core makes the copy, with the size of the event. So several events write to one ring:
  *
  *	the end of the stack is known		a quarter of control.copy_bytes, all, double or
  *						four times, whichever reaches the end
@@ -13,13 +12,11 @@
  * The stack of a main thread ends at mm->start_stack, that of other threads below the thread
  * pointer, where libc puts their descriptor.
  *
- * The hash is made of all words of the copy that may be return addresses, because data on the stack
- * changes from wait to wait. Two stacks with one hash have the same callers, except for calls in
- * libraries whose return address is a multiple of 8, as are most pointers that are no code. It
- * begins with a number of its user: seed_of().
+ * The hash is that of all words of the copy that may be return addresses: other data changes from
+ * wait to wait. Stacks with one hash have the same callers, except for calls in libraries whose
+ * return address is a multiple of 8, as are most pointers that are no code.
  */
-#ifndef OFFCPU_COPIES_H
-#define OFFCPU_COPIES_H
+#pragma once
 
 #include "stacks.h"
 
@@ -58,10 +55,8 @@ static __always_inline u64 hash_chain(const struct offcpu_control *ctl,
 {
 	u64 i;
 
-#pragma clang loop unroll(disable)
-	for (i = first_round(ctl, 1); can_loop; i++) {
-		barrier_var(i);
-		if (i >= OFFCPU_FRAMES || i >= stack->nr)
+	for_each_round(ctl, i, 1, OFFCPU_FRAMES) {
+		if (i >= stack->nr)
 			break;
 		if (may_return(at, stack->ips[i], MAPPED))
 			hash = mix(hash, stack->ips[i]);
@@ -69,17 +64,20 @@ static __always_inline u64 hash_chain(const struct offcpu_control *ctl,
 	return hash;
 }
 
-static __always_inline struct offcpu_layout layout_of(struct task_struct *task, void *mm, u64 sp)
+/* The memory of `current`, and where its code and stack are; NULL if it is not in 64-bit mode. */
+static __always_inline void *find_layout(struct task_struct *task, void *regs,
+					 struct offcpu_layout *at)
 {
-	struct offcpu_layout at = {
-		.code = FIELD(u64, mm, MM_START_CODE),
-		.code_size = FIELD(u64, mm, MM_END_CODE) - FIELD(u64, mm, MM_START_CODE),
-		.top = FIELD(u64, mm, MM_MMAP_BASE),
-		.sp = sp,
-		.thread = FIELD(u64, task, TASK_THREAD_POINTER),
-	};
+	void *mm = FIELD(void *, task, TASK_MM);
 
-	return at;
+	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
+		return NULL;
+	at->code = FIELD(u64, mm, MM_START_CODE);
+	at->code_size = FIELD(u64, mm, MM_END_CODE) - at->code;
+	at->top = FIELD(u64, mm, MM_MMAP_BASE);
+	at->sp = FIELD(u64, regs, REGS_SP);
+	at->thread = FIELD(u64, task, TASK_THREAD_POINTER);
+	return mm;
 }
 
 /* Whether no stack of this hash was copied since the output file began. */
@@ -88,11 +86,6 @@ static __always_inline bool is_first(const struct offcpu_control *ctl, u64 calle
 	u64 *sent = snapshots.lookup(&caller);
 
 	return !sent || *sent < ctl->epoch;
-}
-
-static __always_inline void note_sent(struct offcpu_control *ctl, u64 caller)
-{
-	snapshots.update(&caller, &ctl->epoch);
 }
 
 /* Where a user stack ends, 0 if that is not known. */
@@ -134,9 +127,8 @@ static __always_inline u64 sign_of(u64 word)
 
 /*
  * Hash words that may be return addresses: into the program's text, or, unless they are aligned,
- * into what is mapped near mmap_base (above it where the size of the stack has no limit). There are
- * thousands of words, and a verifier follows at most 8192 branches in a row, so that this has none:
- * the top bit of ~x & (x - n) says whether x < n.
+ * near mmap_base (above it where the size of the stack has no limit). A verifier follows at most
+ * 8192 branches in a row, so there are none: the top bit of ~x & (x - n) says whether x < n.
  */
 static __always_inline u64 hash_words(const struct offcpu_layout *at, const u64 *words, u64 hash)
 {
@@ -171,10 +163,8 @@ static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
 		return 0;
 	piece->from = at->sp;
 	piece->left = bytes;
-#pragma clang loop unroll(disable)
-	for (i = first_round(ctl, 0); can_loop; i++) {
-		barrier_var(i);
-		if (i > MOST_COPIED / PIECE_BYTES || !piece->left)
+	for_each_round(ctl, i, 0, MOST_COPIED / PIECE_BYTES + 1) {
+		if (!piece->left)
 			break;
 		from = piece->from;
 		size = PIECE_BYTES - (from & (PIECE_BYTES - 1));
@@ -212,10 +202,9 @@ static __always_inline void plan_copy(const struct offcpu_control *ctl, struct o
 	if (!ctl->copy_bytes || is_kernel_thread(task))
 		return;
 	regs = (void *)bpf_task_pt_regs(task);
-	mm = FIELD(void *, task, TASK_MM);
-	if (!mm || FIELD(u64, regs, REGS_CS) != USER_CS)
+	mm = find_layout(task, regs, &at);
+	if (!mm)
 		return;
-	at = layout_of(task, mm, FIELD(u64, regs, REGS_SP));
 	wait->copy = via_memory(wait->storage, choose_copy(ctl, task, mm, at.sp, &bytes));
 	if (wait->first) {
 		wait->copied = wait->caller;
@@ -232,5 +221,3 @@ static __always_inline void plan_copy(const struct offcpu_control *ctl, struct o
 		wait->copy = OFFCPU_COPY_BARE;
 }
 #endif
-
-#endif /* OFFCPU_COPIES_H */

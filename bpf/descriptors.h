@@ -5,12 +5,10 @@
  * Kernel memory is read by the offsets of the running kernel. What identifies an object goes into
  * its id, a hash.
  */
-#ifndef OFFCPU_DESCRIPTORS_H
-#define OFFCPU_DESCRIPTORS_H
+#pragma once
 
 #include "arguments.h"
 
-#if OFFCPU_OBJECTS
 /* include/uapi/linux/stat.h */
 #define S_IFMT 0170000
 #define S_IFSOCK 0140000
@@ -37,13 +35,6 @@ static __always_inline u64 kernel_word(struct offcpu_object *to, u64 address, u3
 	if (bpf_probe_read_kernel(&word, size, (void *)address))
 		to->lost |= OFFCPU_OBJECT_FAULT;
 	return word;
-}
-
-/* Memory of `current`. */
-static __always_inline void user_bytes(struct offcpu_object *to, void *into, u32 size, u64 address)
-{
-	if (bpf_probe_read_user(into, size, (void *)address))
-		to->lost |= OFFCPU_OBJECT_FAULT;
 }
 
 static __always_inline void identify(struct offcpu_object *to, u64 word)
@@ -176,6 +167,3 @@ static __always_inline void describe_number(struct offcpu_object *to, u32 kind, 
 	if (kind == OFFCPU_OBJECT_PROCESS)
 		identify(to, to->pid);
 }
-#endif
-
-#endif /* OFFCPU_DESCRIPTORS_H */

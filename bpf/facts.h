@@ -2,10 +2,8 @@
 /*
  * Facts about a task: its mode, cgroup and system call.
  */
-#ifndef OFFCPU_FACTS_H
-#define OFFCPU_FACTS_H
+#pragma once
 
-#include "late.h"
 #include "maps.h"
 
 /* include/linux/sched.h */
@@ -23,18 +21,14 @@
 #define TASK_FROZEN 0x8000		/* since 6.1 */
 #define TASK_IDLE (TASK_UNINTERRUPTIBLE | TASK_NOLOAD)
 
-/* include/linux/preempt.h: serving a softirq */
-#define SOFTIRQ_OFFSET 0x100
+#define SOFTIRQ_OFFSET 0x100		/* include/linux/preempt.h: serving a softirq */
 
 static __always_inline bool is_kernel_thread(struct task_struct *task)
 {
 	return FIELD(u32, task, TASK_FLAGS) & PF_KTHREAD;
 }
 
-/*
- * Whether a task is exiting. It may have been killed in a system call: it no longer waits for the
- * arguments of that, and its descriptors are closed.
- */
+/* Whether a task is exiting: it no longer waits for what its system call names. */
 static __always_inline bool is_exiting(struct task_struct *task)
 {
 	return FIELD(u32, task, TASK_FLAGS) & PF_EXITING;
@@ -67,9 +61,8 @@ static __always_inline u32 mode_of(u32 state, bool preempted)
 }
 
 /*
- * Whether a runnable task leaves its CPU because its control group has used up its quota of CPU
- * time. Since 6.18 each task of the group is throttled on its way to user space, before that its
- * whole run queue.
+ * Whether a runnable task leaves its CPU because its control group has used up its quota. Since
+ * 6.18 each task of the group is throttled on its way to user space, before its whole run queue.
  */
 static __always_inline bool is_throttled(struct task_struct *task)
 {
@@ -203,5 +196,3 @@ static __always_inline bool in_interrupt(struct task_struct *current)
 	count &= INTERRUPT_MASK;
 	return count == SOFTIRQ_OFFSET ? !in_own_softirq(current) : count;
 }
-
-#endif /* OFFCPU_FACTS_H */

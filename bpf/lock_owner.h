@@ -11,8 +11,7 @@
  * of glibc, and other programs have other words there: readers believe an id only if it is one of
  * a thread of the same process at that time.
  */
-#ifndef OFFCPU_LOCK_OWNER_H
-#define OFFCPU_LOCK_OWNER_H
+#pragma once
 
 #include "objects.h"
 
@@ -20,44 +19,34 @@
 #define MUTEX_CONTENDED 2
 #define RWLOCK_CONTENDED 3
 #define MUTEX_KINDS 0x1ff
-#define MOST_USERS (1 << 20)
-
-/* Ids in memory are those of the program's pid namespace. */
-static __always_inline bool in_our_namespace(struct task_struct *task)
-{
-	char *pid = FIELD(char *, task, TASK_THREAD_PID);
-
-	return FIELD(u32, pid, PID_LEVEL) == late_value(OFFCPU_PID_LEVEL);
-}
+#define MOST_USERS 0x100000
 
 /* The owner of a lock of glibc, from the words of memory that begin with the futex; 0 unknown. */
 static __always_inline u32 owner_in(const u32 *words, u32 value)
 {
-	bool is_mutex = words[4] <= MUTEX_KINDS && words[3] <= MOST_USERS;
-
-	if (value == MUTEX_CONTENDED && words[0] == value && words[2] && is_mutex)
+	if (value == MUTEX_CONTENDED && words[0] == value && words[3] <= MOST_USERS &&
+	    words[4] <= MUTEX_KINDS)
 		return words[2];
-	if (value != RWLOCK_CONTENDED)
+	if (value != RWLOCK_CONTENDED || words[2])	/* padding, whichever of both it is */
 		return 0;
-	if (!words[2])	/* padding of both */
-		return words[3] ? words[1] ? 0 : words[3] : words[4];
-	return 0;
+	return words[3] ? words[1] ? 0 : words[3] : words[4];
 }
 
 /* Who holds the lock for which a task that leaves its CPU waits; OFFCPU_NO_ID unknown. */
 static __always_inline u32 lock_owner(const struct offcpu_control *ctl, struct task_struct *task)
 {
 	struct offcpu_arguments args;
+	u32 words[5] = {}, owner = 0, command, value;
+	s32 syscall = syscall_of(task, 0);
 	struct offcpu_call *call;
-	void *regs;
-	u32 words[5] = {}, owner, command, value;
-	s32 syscall;
+	void *regs, *pid;
 
-	syscall = syscall_of(task, 0);
-	if (syscall < 0)
+	call = syscall < 0 ? NULL : call_of(syscall);
+	if (!call || call->what != OFFCPU_CALL_FUTEX || is_exiting(task))
 		return OFFCPU_NO_ID;
-	call = call_of(syscall);
-	if (!call || call->what != OFFCPU_CALL_FUTEX || is_exiting(task) || !in_our_namespace(task))
+	/* Ids in memory are those of the program's pid namespace. */
+	pid = FIELD(void *, task, TASK_THREAD_PID);
+	if (FIELD(u32, pid, PID_LEVEL) != late_value(OFFCPU_PID_LEVEL))
 		return OFFCPU_NO_ID;
 	regs = (void *)bpf_task_pt_regs(task);
 	if (is_compat(task, regs))
@@ -71,14 +60,8 @@ static __always_inline u32 lock_owner(const struct offcpu_control *ctl, struct t
 	value = args.words[2];
 	if (command == FUTEX_LOCK_PI || command == FUTEX_LOCK_PI2)
 		owner = words[0] & FUTEX_TID_MASK;
-	else if (command != FUTEX_WAIT && command != FUTEX_WAIT_BITSET)
-		owner = 0;
-	else if (value & FUTEX_WAITERS)
-		owner = value & FUTEX_TID_MASK;
-	else
-		owner = owner_in(words, value);
+	else if (command == FUTEX_WAIT || command == FUTEX_WAIT_BITSET)
+		owner = value & FUTEX_WAITERS ? value & FUTEX_TID_MASK : owner_in(words, value);
 	return owner ? owner : OFFCPU_NO_ID;
 }
 #endif
-
-#endif /* OFFCPU_LOCK_OWNER_H */

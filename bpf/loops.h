@@ -6,21 +6,20 @@
  * each round that may be the last. Linux 6.9 has an instruction for loops, may_goto: it leaves the
  * loop after some eight million rounds (never here), so that the verifier need not prove an end. A
  * round that begins as an earlier one did, apart from values that do not matter for safety, is not
- * followed again. For that the number of the first round must not be known: first_round().
- *
- *	for (i = first_round(ctl, 0); can_loop; i++) {
- *		barrier_var(i);
- *		if (i >= BOUND)
- *			break;
- *
- * Older kernels follow all rounds up to BOUND.
+ * followed again. For that the number of the first round must not be known. for_each_round() does
+ * all this; older kernels follow all rounds up to its bound.
  *
  * Code after branches is followed once more for each value that they leave known, such as a mode.
  * unknown() joins these paths. (One instruction can cost a millisecond: where it follows a pointer
  * from a task, kernels up to 6.18 compare the names of all types.)
+ *
+ * Numbers that are not known when the programs are compiled are late values, enum offcpu_late. The
+ * compiler loads a 64-bit number that stands for one, OFFCPU_LATE + its enumerator. The loader
+ * (perf_offcpu/collect/bpf/object.py) replaces it in the instructions. So the verifier knows the
+ * value, and what depends on it costs what it would with a constant of the compiler; branches that
+ * it rules out are removed.
  */
-#ifndef OFFCPU_LOOPS_H
-#define OFFCPU_LOOPS_H
+#pragma once
 
 #include "off_cpu.h"
 
@@ -44,8 +43,11 @@
 	next:;                                                                                     \
 		again;                                                                             \
 	})
+/* The number of the first round of a loop. */
+#define first_round(ctl, first) unknown(ctl, first)
 #else
 #define can_loop true
+#define first_round(ctl, first) (first)
 #endif
 
 /* Return a value, of which the verifier then knows nothing. User space leaves ctl->zero alone. */
@@ -56,14 +58,20 @@ static __always_inline u64 unknown(const struct offcpu_control *ctl, u64 value)
 	return value;
 }
 
-/* Return the number of the first round of a loop. */
-static __always_inline u64 first_round(const struct offcpu_control *ctl, u64 first)
-{
-#if OFFCPU_MAY_GOTO
-	return unknown(ctl, first);
-#else
-	return first;
-#endif
-}
+/* A loop over i, a u64, from `first` up to a bound, a constant. */
+#define for_each_round(ctl, i, first, bound)                                                       \
+	_Pragma("clang loop unroll(disable)") for (i = first_round(ctl, first); can_loop; i++)     \
+		if (({ barrier_var(i); i >= (bound); }))                                           \
+			break;                                                                     \
+		else
 
-#endif /* OFFCPU_LOOPS_H */
+/* Volatile: in a register, not kept on the stack from an earlier use. */
+#define late_value(which)                                                                          \
+	({                                                                                         \
+		u64 value;                                                                         \
+		asm volatile("%0 = %1 ll" : "=r"(value) : "i"(OFFCPU_LATE + (which)));             \
+		value;                                                                             \
+	})
+
+/* Whether an address is in code whose place is `place`, and its size the next enumerator. */
+#define is_within(address, place) ((address) - late_value(place) < late_value((place) + 1))

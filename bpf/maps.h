@@ -2,8 +2,7 @@
 /*
  * State of the BPF program: task storage, a wait that has ended, per-CPU buffers, and the maps.
  */
-#ifndef OFFCPU_MAPS_H
-#define OFFCPU_MAPS_H
+#pragma once
 
 #include <linux/compiler.h>
 #include <linux/stddef.h>
@@ -18,9 +17,7 @@
 #define WALK_AT_SWITCH_OUT (OFFCPU_SUM_STACKS || !OFFCPU_AT_EXIT)
 
 struct task_struct;
-struct offcpu_top;
 
-#if OFFCPU_COPIES
 #define BLOCK_WORDS 8
 
 /* Where a task's code may be, and how far its stack pointer is from the end of the stack. */
@@ -31,9 +28,7 @@ struct offcpu_layout {
 	u64 sp;
 	u64 thread;			/* the thread pointer */
 };
-#endif
 
-#if OFFCPU_SUM_CALLERS
 #define TOP_WORDS 64		/* 32 do not reach the callers in redis (jemalloc, a buffer) */
 #define TOP_BYTES (TOP_WORDS * sizeof(u64))
 #define TOP_BLOCKS (TOP_WORDS / BLOCK_WORDS)
@@ -49,16 +44,13 @@ struct offcpu_top {
 	u64 hashes[TOP_BLOCKS];		/* of possible return addresses in each block, 0 none */
 	u64 words[TOP_WORDS];
 };
-#endif
 
-#if OFFCPU_WAKER_STACKS
 struct offcpu_waker_stack {
 	u32 first;			/* kernel frames before this one belong to tracing */
 	u32 nr_kernel;
 	u64 kernel[OFFCPU_FRAMES];
 	struct offcpu_stack user;
 };
-#endif
 
 /* Task storage. Unless control.everybody is set, a task is recorded if it has one. */
 struct offcpu_task {
@@ -201,12 +193,6 @@ struct offcpu_scratch {
 	struct offcpu_payload sample;
 };
 
-#if OFFCPU_OBJECTS
-#define OBJECT_OF(scratch) (&(scratch)->object)
-#else
-#define OBJECT_OF(scratch) NULL
-#endif
-
 #if OFFCPU_IRQ_STACK
 #define IRQ_STACK_WORDS 96		/* process_backlog() is within the last 56 in 6.18 */
 struct offcpu_irq_stack {
@@ -258,10 +244,16 @@ static __always_inline struct offcpu_control *enabled(void)
 	return ctl && ctl->enabled ? ctl : NULL;
 }
 
+/* The limit of the rate of samples; NULL for any number. */
+static __always_inline struct offcpu_rate *rate_of(const struct offcpu_control *ctl)
+{
+	u32 zero = 0;
+
+	return ctl->max_rate ? rate.lookup(&zero) : NULL;
+}
+
 /* Whether a mode counts as a wait. */
 static __always_inline bool is_wanted(const struct offcpu_control *ctl, u32 mode)
 {
 	return ctl->states >> mode & 1;
 }
-
-#endif /* OFFCPU_MAPS_H */

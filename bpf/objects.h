@@ -6,17 +6,113 @@
  * at the end of the recording, nor with OFFCPU_AT_EXIT=0.
  *
  * A sample has the id of its object: a hash of what identifies the object, with a secret number of
- * this recording, so that programs cannot choose two objects with one id.
+ * this recording, so that programs cannot choose two objects with one id. When an output file has
+ * the first wait for an object, its description and name go to user space by `new_objects`.
  */
-#ifndef OFFCPU_OBJECTS_H
-#define OFFCPU_OBJECTS_H
+#pragma once
 
-#include "descriptions.h"
+#include "descriptors.h"
+
+/* The value is the epoch of the output file in which an object was described. */
+BPF_TABLE("lru_hash", u64, u64, objects_seen, OFFCPU_OBJECTS ? OFFCPU_OBJECTS : 1);
+BPF_QUEUE(new_objects, struct offcpu_object, OFFCPU_NEW_OBJECTS);
+
+#define PATH_DEPTH 16
+
+/* The path that was passed to a system call; 0 for another object. It is part of the identity. */
+static __always_inline void read_path(const struct offcpu_control *ctl, struct offcpu_object *to)
+{
+	u64 *words = (u64 *)to->name;
+	u32 i;
+
+	__builtin_memset(to->name, 0, sizeof(to->name));
+	if (!to->in_sleeper || !ctl->object_names ||
+	    bpf_probe_read_user_str(to->name, sizeof(to->name), (void *)to->where) <= 1) {
+		to->kind = OFFCPU_OBJECT_NONE;
+		return;
+	}
+#pragma clang loop unroll(full)
+	for (i = 0; i < OFFCPU_NAME_BYTES / sizeof(u64); i++)
+		identify(to, words[i]);
+}
+
+/* Read the names from a file up to the root of its file system, as far as there is room. */
+static __always_inline void read_names(const struct offcpu_control *ctl, struct offcpu_object *to,
+				       u64 dentry)
+{
+	u64 i, name, parent, at = first_round(ctl, 0);
+	long size;
+
+	for_each_round(ctl, i, 0, PATH_DEPTH) {
+		barrier_var(at);
+		if (at >= OFFCPU_NAME_BYTES / 2)
+			break;
+		name = kernel_word(to, dentry + DENTRY_NAME, sizeof(u64));
+		size = bpf_probe_read_kernel_str(&to->name[at], OFFCPU_NAME_BYTES / 2,
+						 (void *)name);
+		parent = kernel_word(to, dentry + DENTRY_PARENT, sizeof(u64));
+		if (size <= 0 || parent == dentry)
+			break;
+		at += size;
+		dentry = parent;
+	}
+}
+
+/* Read the name of a Unix socket, or of its other end. */
+static __always_inline void read_socket_name(struct offcpu_object *to)
+{
+	u64 peer = kernel_word(to, to->where + UNIX_PEER, sizeof(u64)), other;
+	u64 name = kernel_word(to, to->where + UNIX_ADDR, sizeof(u64));
+	u32 size;
+
+	to->own_name = name != 0;
+	if (peer) {
+		other = kernel_word(to, peer + SOCK_SOCKET, sizeof(u64));
+		if (other)
+			to->peer_inode = kernel_word(to, other + SOCKET_INODE + INODE_INO,
+						     sizeof(u64));
+		if (!name)
+			name = kernel_word(to, peer + UNIX_ADDR, sizeof(u64));
+	}
+	if (!name)
+		return;
+	/* struct sockaddr_un: its path follows the family, and may contain NULs. */
+	size = kernel_word(to, name + UNIX_ADDR_LEN, sizeof(u32)) - sizeof(u16);
+	if (size > OFFCPU_NAME_BYTES - 1)
+		size = OFFCPU_NAME_BYTES - 1;
+	barrier_var(size);
+	size &= OFFCPU_NAME_BYTES - 1;
+	bpf_probe_read_kernel(to->name, size, (void *)(name + UNIX_ADDR_NAME + sizeof(u16)));
+}
+
+/* Describe an object to user space, unless that was done since the output file began. */
+static __always_inline void announce(const struct offcpu_control *ctl, struct offcpu_object *to)
+{
+	u64 *seen, id = to->id, epoch = ctl->epoch + 1;
+
+	seen = objects_seen.lookup(&id);
+	if (seen && *seen >= epoch && !ctl->copy_all)
+		return;
+	if (to->kind == OFFCPU_OBJECT_SOCKET)
+		to->protocol = kernel_word(to, to->where + SOCK_PROTOCOL, SOCK_PROTOCOL_SIZE);
+	else if (to->super)
+		to->device = kernel_word(to, to->super + SUPER_DEV, sizeof(u32));
+	if (to->kind != OFFCPU_OBJECT_PATH)
+		__builtin_memset(to->name, 0, sizeof(to->name));
+	if (ctl->object_names && UNIX_PEER && to->family == AF_UNIX)
+		read_socket_name(to);
+	else if (ctl->object_names && to->kind <= OFFCPU_OBJECT_ANONYMOUS &&
+		 to->kind != OFFCPU_OBJECT_SOCKET)
+		read_names(ctl, to, kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
+	if (!new_objects.push(to, 0))
+		objects_seen.update(&id, &epoch);
+	else
+		to->lost |= OFFCPU_OBJECT_FULL;
+}
 
 /* The only descriptor of threads that are still blocked in poll() or select(), from user space. */
 BPF_TABLE("lru_hash", struct offcpu_polled, u32, polled, OFFCPU_POLLED);
 
-#if OFFCPU_OBJECTS
 /* Whether a wait is over, and its system call did not end by itself after the time asked for. */
 static __always_inline bool ended_early(const struct offcpu_object *to, u64 ns)
 {
@@ -62,7 +158,8 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 			describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, second);
 			return;
 		}
-		user_bytes(to, &fd, sizeof(fd), first);
+		if (bpf_probe_read_user(&fd, sizeof(fd), (void *)first))
+			to->lost |= OFFCPU_OBJECT_FAULT;
 	} else {
 		fd = what == OFFCPU_CALL_SEND_FILE && state & TASK_UNINTERRUPTIBLE ? second : first;
 	}
@@ -152,6 +249,3 @@ static __always_inline void find_object(const struct offcpu_control *ctl,
 	to->id |= !to->id;	/* 0 means none */
 	announce(ctl, to);
 }
-#endif
-
-#endif /* OFFCPU_OBJECTS_H */

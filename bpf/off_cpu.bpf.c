@@ -2,9 +2,8 @@
 /*
  * Record where threads wait: every wait of the chosen tasks, from switch-out to switch-in.
  *
- * At switch-out (tp_btf/sched_switch) only the time and the state are noted, at a wake-up
- * (tp_btf/sched_waking) the waker and, but for sampling.h, the time. The costly work is done when
- * the wait has ended, by its length:
+ * At switch-out (tp_btf/sched_switch) only time and state are noted, at a wake-up (tp_btf/
+ * sched_waking) waker and time. The costly work is done when the wait has ended, by its length:
  *
  *	wait >= threshold	one raw sample (perf_offcpu/abi/offcpu.py) with both stacks
  *	shorter			added to a sum per thread, state, system call, cgroup and user
@@ -24,21 +23,18 @@
  *
  * The kernel stack is walked at the end of a wait, for samples only: it costs more than all the
  * rest. (Where most waits become samples, that is in sched_switch, where the stack is shorter.) The
- * user stack is walked
- * once in a wait: at switch-out if every wait needs it, for sums by stack, or if the sleeper's
- * memory cannot be reached later; its top is still in the caches then. Otherwise at the end of the
- * wait, for samples only.
+ * user stack is walked once in a wait: at switch-out if every wait needs it, for sums by stack, or
+ * if the sleeper's memory cannot be reached later; otherwise at the end, for samples only.
  *
- * Tasks that do not switch while the program is enabled are found by two iterators over all tasks,
- * one at the begin and one at the end of the recording.
+ * Iterators over all tasks, at the begin and at the end of the recording, find those that do not
+ * switch in between.
  *
  * Nothing is lost without a trace. If the map of sums is full, a short wait is sent as a sample; if
- * the ring is full, a long wait is summed, without stack. A wait for which both fail is counted,
- * with its time.
+ * the ring is full, a long wait is summed, without stack. If both fail, its time is counted.
  *
- * bcc compiles this file without kernel headers (see README.md) and without CO-RE. User space
- * passes constants with -D (perf_offcpu/collect/bpf/defines.py and kernel/). Options are
- * members of struct offcpu_control; constants are those that would cost something unused:
+ * bcc compiles this file without kernel headers (README.md) and without CO-RE. User space passes
+ * constants with -D (perf_offcpu/collect/bpf/defines.py, kernel/). Options are members of struct
+ * offcpu_control; constants are those that would cost something unused:
  *
  *	OFFCPU_AT_EXIT, OFFCPU_BY_PROBE		see above: the contexts differ
  *	OFFCPU_SUM_STACKS			sums by user stack: 1 KB a task, a walk every wait
@@ -46,20 +42,16 @@
  *						650 bytes a task, a read of the stack every wait
  *	OFFCPU_COPIES				copies of stacks by need (copies.h)
  *	OFFCPU_WAKER_STACKS			stacks of wakers: 2 KB a task
- *	OFFCPU_BUDGET				where time goes: 192 bytes a task, and work in
- *						every switch, whatever is a wait
- *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: a look at the
- *						incoming task every switch, which sampling needs
- *						anyway
+ *	OFFCPU_BUDGET				where time goes: 192 bytes a task, work every switch
+ *	OFFCPU_KERNEL_EARLY			kernel stacks before the switch: a look at each
+ *						incoming task, which sampling needs anyway
  *	OFFCPU_OBJECTS, OFFCPU_NEW_OBJECTS	what was waited for (objects.h): code for samples;
  *						the sizes of its table and queue, 0 without
- *	OFFCPU_LOCK_OWNERS			who holds a lock (lock_owner.h): work in every wait
- *						in a system call
+ *	OFFCPU_LOCK_OWNERS			who holds a lock: work in each wait in a system call
  *	OFFCPU_SAMPLING				one sample for each period of waiting (sampling.h)
  *	OFFCPU_BY_GROUP				control groups (targets.h): a loop, for which the
  *						verifier took a third longer before may_goto
- *	OFFCPU_SUMS, OFFCPU_STACKS, OFFCPU_CALLERS, OFFCPU_BUDGETS, OFFCPU_TARGETS_MAX
- *						sizes of maps
+ *	OFFCPU_SUMS, ..._STACKS, ..._CALLERS, ..._BUDGETS, ..._TARGETS_MAX: sizes of maps
  *
  * Constants by kernel:
  *	OFFCPU_FRAME_LIMIT			kernel.perf_event_max_stack, at most 127
@@ -73,12 +65,10 @@
  *	INTERRUPT_MASK				which of its bits say that an interrupt is served
  *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it
  *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
- *	FILES_*, FDTABLE_*, FILE_*, INODE_*, SUPER_*, DENTRY_*, SOCKET_*, SOCK_*, UNIX_*,
- *	EVENTPOLL_*, EPITEM_*, TASK_*, CSS_*, CGROUP_*, KERNFS_*, MM_*, PID_*, CRED_*,
- *	REGS_*, CFS_RQ_*, RQ_*			offsets of members; 0: this kernel lacks it
+ *	TASK_*, FILE_*, SOCK_*, REGS_*, ...	offsets of members; 0: this kernel lacks it
  *
  * What differs from boot to boot is no constant of the compiler: enum offcpu_late. OFFCPU_LATE
- * begins the numbers that stand for it (late.h).
+ * begins the numbers that stand for it (loops.h).
  */
 #include "output.h"
 #include "budget.h"
@@ -90,10 +80,6 @@
 
 /* In the flags of a task: this time off the CPU only counts in its budget. */
 #define UNWANTED 0x8000
-
-/*
- * Begin, middle and end of a wait
- */
 
 /* Account the time until a task leaves its CPU. */
 static __always_inline void end_run(const struct offcpu_control *ctl, struct offcpu_task *storage,
@@ -168,10 +154,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 		end_budget(storage, task, ctl->generation);
 #endif
 #if OFFCPU_LOCK_OWNERS
-	if (wanted && mode != OFFCPU_PREEMPTED && mode != OFFCPU_THROTTLED)
-		storage->holder_tid = lock_owner(ctl, task);
-	else
-		storage->holder_tid = OFFCPU_NO_ID;
+	storage->holder_tid = wanted && mode > OFFCPU_PREEMPTED ? lock_owner(ctl, task) :
+								  OFFCPU_NO_ID;
 #endif
 #if WALK_AT_SWITCH_OUT
 	if (wanted)
@@ -222,22 +206,6 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 #endif
 }
 
-/* Begin the budget of a task that comes to a CPU and has not left one since recording began. */
-static __always_inline void arrive(const struct offcpu_control *ctl, struct task_struct *task,
-				   u64 now)
-{
-	struct offcpu_task *storage;
-
-	if (!OFFCPU_BUDGET || !ctl->everybody || !has_properties(ctl, task))
-		return;
-	storage = create_storage(task);
-	if (!storage)
-		return;
-	begin_budget(ctl, storage, task);
-	spend(storage, is_newborn(task) ? OFFCPU_RUNNABLE : OFFCPU_UNKNOWN, now);
-	storage->mode = OFFCPU_RUNNING;
-}
-
 /*
  * Account a time off the CPU that ends. Return the storage of its task if it was a wait that is to
  * be sent or summed, else NULL.
@@ -253,11 +221,10 @@ static __always_inline struct offcpu_task *end_time(const struct offcpu_control 
 	if (!is_candidate(ctl, task))
 		return NULL;
 	storage = find_storage(task);
-	if (!storage) {
-		arrive(ctl, task, now);
-		return NULL;
-	}
-	if (!OFFCPU_BUDGET && !storage->mode)
+	/* A task that has not left a CPU since recording began: its budget begins. */
+	if (!storage && OFFCPU_BUDGET && ctl->everybody && has_properties(ctl, task))
+		storage = create_storage(task);
+	if (!storage || (!OFFCPU_BUDGET && !storage->mode))
 		return NULL;
 	if (storage->since_ns < ctl->begin_ns)
 		storage->mode = OFFCPU_UNKNOWN;	/* left from before: recording was disabled */
@@ -364,100 +331,39 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 #endif
 }
 
-static __always_inline void note_wakeup(void *ctx, struct task_struct *task)
-{
-	struct offcpu_control *ctl = enabled();
-	struct offcpu_task *storage;
-
-	if (!ctl || !is_candidate(ctl, task))
-		return;
-	storage = find_storage(task);
-	if (!storage)
-		return;
-#if OFFCPU_SAMPLING
-	if (storage->mode > OFFCPU_PREEMPTED)
-		storage->wakeup_ns = WOKEN;
-	else
-#endif
-		storage->wakeup_ns = bpf_ktime_get_ns();
-	note_waker(ctx, ctl, storage);
-}
-
-/*
- * Tasks at the begin and at the end of the recording
- */
-
-/* Note the mode of a task that has not switched since the recording began. */
-static __always_inline void find_task(struct task_struct *task)
-{
-	u32 state = FIELD(u32, task, TASK_STATE), mode;
-	struct offcpu_control *ctl = enabled();
-	struct offcpu_task *storage;
-
-	if (!ctl || !is_candidate(ctl, task) || FIELD(u32, task, TASK_EXIT_STATE))
-		return;
-	storage = has_properties(ctl, task) ? recorded(ctl, task) : NULL;
-	if (!storage || (storage->mode && storage->since_ns >= ctl->begin_ns))
-		return;
-	begin_budget(ctl, storage, task);
-	mode = !state || state & (TASK_WAKING | TASK_NEW) ? OFFCPU_RUNNABLE : mode_of(state, false);
-	if (!state && is_throttled(task))
-		mode = OFFCPU_THROTTLED;
-	if (FIELD(TASK_ON_CPU_TYPE, task, TASK_ON_CPU))
-		mode = OFFCPU_RUNNING;
-	if (!OFFCPU_BUDGET && !is_wanted(ctl, mode))
-		return;
-	note_clock(storage, task);
-	storage->prev_state = state;
-	storage->flags = flags_of(mode, false);
-	if (mode > OFFCPU_PREEMPTED || mode == OFFCPU_THROTTLED)
-		storage->flags |= OFFCPU_BEGAN_BEFORE;
-	storage->mode = mode;
-}
-
 static __always_inline void describe_task(struct offcpu_last *last,
 					  const struct offcpu_control *ctl,
 					  struct task_struct *task, struct offcpu_task *storage)
 {
 	u32 state;
-#if OFFCPU_COPIES
-	void *mm;
-#endif
 
+	__builtin_memset(last, 0, sizeof(*last));
 	last->pid = pid_of(task);
 	last->tid = tid_of(task);
 	last->mode = FIELD(u32, task, TASK_EXIT_STATE) ? OFFCPU_UNKNOWN : storage->mode;
 	last->waits = is_wanted(ctl, last->mode) && !(storage->flags & UNWANTED);
 	last->state = storage->prev_state;
 	last->syscall = syscall_of(task, storage->flags);
-	/*
-	 * A wake-up before the switch-out may have kept the task on its CPU, and ended no wait. One
-	 * that ends this wait has changed the state by now.
-	 */
+	/* Not a wake-up before the switch-out: one that ends the wait has changed the state. */
 	state = FIELD(u32, task, TASK_STATE);
 	last->wakeup_ns = !state || state & TASK_WAKING ? woken_at(storage, task) : 0;
 	last->flags = storage->flags | (last->wakeup_ns ? storage->waker_flags : 0);
-	last->lost = 0;
 	last->waker_pid = storage->waker_pid;
 	last->waker_tid = storage->waker_tid;
 	last->switch_out_ns = storage->since_ns;
 	last->cgroup = cgroup_of(task);
 	last->queued_ns = TASK_RUN_DELAY ? FIELD(u64, task, TASK_RUN_DELAY) : 0;
-	last->stack_end = 0;
-	last->object_id = 0;
-	last->object_lost = 0;
 	last->asked_ns = OFFCPU_NOT_KNOWN;
 	last->holder_tid = OFFCPU_NO_ID;
 	last->nr_switches = FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
-	__builtin_memset(last->regs, 0, sizeof(last->regs));
 	if (OFFCPU_USER_REGISTERS && !is_kernel_thread(task))
 		bpf_probe_read_kernel(last->regs, REGS_SIZE, (void *)bpf_task_pt_regs(task));
 #if OFFCPU_COPIES
-	mm = FIELD(void *, task, TASK_MM);
+	void *mm = FIELD(void *, task, TASK_MM);
+
 	if (mm && !is_kernel_thread(task))
 		last->stack_end = stack_end(task, mm, last->regs[REGS_SP / sizeof(u64)]);
 #endif
-	last->nr_kernel = last->nr_user = 0;
 }
 
 #if OFFCPU_OBJECTS
@@ -466,10 +372,7 @@ static __always_inline void describe_object(struct offcpu_last *last,
 					    const struct offcpu_control *ctl,
 					    struct task_struct *task, struct offcpu_object *object)
 {
-	struct offcpu_polled key = {
-		.switch_out_ns = last->switch_out_ns,
-		.tid = last->tid,
-	};
+	struct offcpu_polled key = {last->switch_out_ns, last->tid};
 	struct offcpu_wait wait = {
 		.task = task,
 		.switch_out_ns = last->switch_out_ns,
@@ -485,62 +388,6 @@ static __always_inline void describe_object(struct offcpu_last *last,
 	last->object_lost = object->lost;
 }
 #endif
-
-/* Write a task to the iterator's output. It may be read twice: the task is not changed. */
-static __always_inline void show_task(void *seq, struct task_struct *task)
-{
-	struct offcpu_task *storage = find_storage(task);
-	struct offcpu_control *ctl = get_control();
-	struct offcpu_scratch *to;
-	struct offcpu_last *last;
-	u64 nr_user = 0, size;	/* not u32: clang would compare a copy, unknown to be the same */
-	long bytes = 0;
-	u32 zero = 0;
-
-	to = scratch.lookup(&zero);
-	if (!to || !ctl || !storage || !storage->mode || storage->mode == OFFCPU_DEAD)
-		return;
-	last = (void *)&to->sample;
-	describe_task(last, ctl, task, storage);
-#if OFFCPU_OBJECTS
-	if (last->waits)
-		describe_object(last, ctl, task, &to->object);
-#endif
-#if OFFCPU_LOCK_OWNERS
-	if (last->waits)
-		last->holder_tid = storage->holder_tid;
-#endif
-	if (last->waits && ctl->kernel_stacks) {
-		bytes = bpf_get_task_stack(task, to->kernel, sizeof(to->kernel), 0);
-		if (bytes <= 0)
-			last->lost |= OFFCPU_LOST_KERNEL_STACK;
-		last->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
-	}
-#if WALK_AT_SWITCH_OUT
-	if (last->waits && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
-		nr_user = storage->user.nr;
-		last->lost |= storage->user.lost;
-		last->nr_user = nr_user;
-	}
-#endif
-	bpf_seq_write(seq, last, sizeof(*last));
-#if OFFCPU_BUDGET
-	bpf_seq_write(seq, &storage->budget, sizeof(storage->budget));
-#endif
-	/*
-	 * Sizes of 0 are written, too. If they were left out, clang would make one comparison of
-	 * both bounds, which verifiers up to Linux 6.12 do not understand.
-	 */
-	size = bytes > 0 ? bytes : 0;
-	barrier_var(size);
-	if (size <= sizeof(to->kernel))
-		bpf_seq_write(seq, to->kernel, size);
-#if WALK_AT_SWITCH_OUT
-	barrier_var(nr_user);
-	if (nr_user <= OFFCPU_FRAMES)
-		bpf_seq_write(seq, storage->user.ips, nr_user * sizeof(u64));
-#endif
-}
 
 /*
  * Programs. perf_offcpu/collect/bpf/defines.py and program.py know their names.
@@ -570,22 +417,16 @@ static __always_inline void note_switch(struct task_struct *next, u64 now)
 		walk_early(next, last->times.begin);
 }
 
-/* Do for the task that comes to the CPU what is done before the switch. */
-static __always_inline void before_switch(void *ctx, struct task_struct *next, u64 now)
-{
-	if (OFFCPU_AT_EXIT)
-		note_switch(next, now);
-	else
-		end_wait(ctx, next, now);
-}
-
 /* tp_btf/sched_switch(bool preempt, struct task_struct *prev, *next, unsigned int prev_state) */
 int offcpu_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1];
 	u64 now = bpf_ktime_get_ns();
 
-	before_switch(ctx, (void *)ctx[2], now);
+	if (OFFCPU_AT_EXIT)
+		note_switch((void *)ctx[2], now);
+	else
+		end_wait(ctx, (void *)ctx[2], now);
 	/* A task preempted on its way to sleep has its new state but stays runnable. */
 #if OFFCPU_SWITCH_HAS_STATE
 	begin_wait(ctx, prev, ctx[3], ctx[0], now);
@@ -650,10 +491,7 @@ int offcpu_switched(u64 *ctx)
 
 static __always_inline void forget_target(u32 kind, u32 id)
 {
-	struct offcpu_target_key key = {
-		.kind = kind,
-		.id = id,
-	};
+	struct offcpu_target_key key = {kind, id};
 
 	targets.delete(&key);
 }
@@ -679,39 +517,137 @@ int offcpu_exec(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
 	u32 *target = find_target(OFFCPU_PROCESS, pid_of(task));
+	struct offcpu_task *storage;
 
-	if (target && *target == OFFCPU_TARGET_ARMED) {
-		*target = OFFCPU_TARGET_ACTIVE;
-		begin_running(create_storage(task));
+	if (!target || *target != OFFCPU_TARGET_ARMED)
+		return 0;
+	*target = OFFCPU_TARGET_ACTIVE;
+	storage = create_storage(task);
+#if OFFCPU_BUDGET
+	if (storage && !storage->mode) {
+		storage->since_ns = storage->budget.begin_ns = bpf_ktime_get_ns();
+		storage->mode = OFFCPU_RUNNING;
 	}
+#endif
 	return 0;
 }
 
 /* tp_btf/sched_waking(struct task_struct *task): in the waker's context, unlike sched_wakeup */
 int offcpu_waking(u64 *ctx)
 {
-	note_wakeup(ctx, (void *)ctx[0]);
+	struct task_struct *task = (void *)ctx[0];
+	struct offcpu_control *ctl = enabled();
+	struct offcpu_task *storage;
+
+	storage = ctl && is_candidate(ctl, task) ? find_storage(task) : NULL;
+	if (!storage)
+		return 0;
+#if OFFCPU_SAMPLING
+	if (storage->mode > OFFCPU_PREEMPTED)
+		storage->wakeup_ns = WOKEN;
+	else
+#endif
+		storage->wakeup_ns = bpf_ktime_get_ns();
+	note_waker(ctx, ctl, storage);
 	return 0;
 }
 
-/* iter/task(struct bpf_iter_meta *meta, struct task_struct *task), at the begin */
+/*
+ * iter/task(struct bpf_iter_meta *meta, struct task_struct *task), at the begin: note the mode of a
+ * task that has not switched since.
+ */
 int offcpu_first(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[1];
+	struct offcpu_control *ctl = enabled();
+	struct offcpu_task *storage;
+	u32 state, mode;
 
-	if (task)
-		find_task(task);
+	if (!task || !ctl || !is_candidate(ctl, task) || FIELD(u32, task, TASK_EXIT_STATE))
+		return 0;
+	state = FIELD(u32, task, TASK_STATE);
+	storage = has_properties(ctl, task) ? recorded(ctl, task) : NULL;
+	if (!storage || (storage->mode && storage->since_ns >= ctl->begin_ns))
+		return 0;
+	begin_budget(ctl, storage, task);
+	mode = !state || state & (TASK_WAKING | TASK_NEW) ? OFFCPU_RUNNABLE : mode_of(state, false);
+	if (!state && is_throttled(task))
+		mode = OFFCPU_THROTTLED;
+	if (FIELD(TASK_ON_CPU_TYPE, task, TASK_ON_CPU))
+		mode = OFFCPU_RUNNING;
+	if (!OFFCPU_BUDGET && !is_wanted(ctl, mode))
+		return 0;
+	note_clock(storage, task);
+	storage->prev_state = state;
+	storage->flags = flags_of(mode, false);
+	if (mode > OFFCPU_PREEMPTED || mode == OFFCPU_THROTTLED)
+		storage->flags |= OFFCPU_BEGAN_BEFORE;
+	storage->mode = mode;
 	return 0;
 }
 
-/* iter/task, at the end: user space reads struct offcpu_last */
+/*
+ * iter/task, at the end: write a task as struct offcpu_last for user space. It may be read twice:
+ * the task is not changed.
+ */
 int offcpu_last(u64 *ctx)
 {
-	struct task_struct *task = (void *)ctx[1];
-	void *meta = (void *)ctx[0];
+	void *meta = (void *)ctx[0], *task = (void *)ctx[1], *seq;
+	struct offcpu_control *ctl = get_control();
+	struct offcpu_task *storage;
+	struct offcpu_scratch *to;
+	struct offcpu_last *last;
+	u64 nr_user = 0, size;	/* not u32: clang would compare a copy, unknown to be the same */
+	long bytes = 0;
+	u32 zero = 0;
 
-	if (task)
-		show_task(FIELD(void *, meta, 0), task);
+	to = scratch.lookup(&zero);
+	if (!to || !ctl || !task)
+		return 0;
+	storage = find_storage(task);
+	if (!storage || !storage->mode || storage->mode == OFFCPU_DEAD)
+		return 0;
+	seq = FIELD(void *, meta, 0);
+	last = (void *)&to->sample;
+	describe_task(last, ctl, task, storage);
+#if OFFCPU_OBJECTS
+	if (last->waits)
+		describe_object(last, ctl, task, &to->object);
+#endif
+#if OFFCPU_LOCK_OWNERS
+	if (last->waits)
+		last->holder_tid = storage->holder_tid;
+#endif
+	if (last->waits && ctl->kernel_stacks) {
+		bytes = bpf_get_task_stack(task, to->kernel, sizeof(to->kernel), 0);
+		if (bytes <= 0)
+			last->lost |= OFFCPU_LOST_KERNEL_STACK;
+		last->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
+	}
+#if WALK_AT_SWITCH_OUT
+	if (last->waits && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
+		nr_user = storage->user.nr;
+		last->lost |= storage->user.lost;
+		last->nr_user = nr_user;
+	}
+#endif
+	bpf_seq_write(seq, last, sizeof(*last));
+#if OFFCPU_BUDGET
+	bpf_seq_write(seq, &storage->budget, sizeof(storage->budget));
+#endif
+	/*
+	 * Sizes of 0 are written, too. If they were left out, clang would make one comparison of
+	 * both bounds, which verifiers up to Linux 6.12 do not understand.
+	 */
+	size = bytes > 0 ? bytes : 0;
+	barrier_var(size);
+	if (size <= sizeof(to->kernel))
+		bpf_seq_write(seq, to->kernel, size);
+#if WALK_AT_SWITCH_OUT
+	barrier_var(nr_user);
+	if (nr_user <= OFFCPU_FRAMES)
+		bpf_seq_write(seq, storage->user.ips, nr_user * sizeof(u64));
+#endif
 	return 0;
 }
 

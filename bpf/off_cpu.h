@@ -3,11 +3,10 @@
  * Declarations shared by the BPF program and user space.
  *
  * perf_offcpu/collect/bpf/header.py reads the enumerations and structures from this file, so that
- * nothing is declared twice. It expects one member per line, of integer types with a size, and
- * enumerators that count from 0.
+ * nothing is declared twice. It expects members of integer types with a size, and enumerators that
+ * count from 0.
  */
-#ifndef OFFCPU_OFF_CPU_H
-#define OFFCPU_OFF_CPU_H
+#pragma once
 
 #include <linux/types.h>
 
@@ -69,8 +68,8 @@ struct offcpu_comm {
 };
 
 /*
- * What a thread does. Its time is accounted by mode. Those from OFFCPU_THROTTLED on are waits if
- * control.states has their bit; those after OFFCPU_PREEMPTED end with a wake-up.
+ * What a thread does. Modes from OFFCPU_THROTTLED on are waits if control.states has their bit;
+ * those after OFFCPU_PREEMPTED end with a wake-up.
  */
 enum offcpu_mode {
 	OFFCPU_UNKNOWN,			/* not observed */
@@ -99,9 +98,8 @@ enum offcpu_copy {
 };
 
 /*
- * Numbers that differ from boot to boot, or from container to container. Compiled programs outlive
- * both, so the loader writes these into the instructions: see late_value(). Sizes are 0 where the
- * address is not known.
+ * Numbers that differ from boot to boot, or from container to container: the loader writes them
+ * into the instructions (late_value()). Sizes are 0 where the address is not known.
  */
 enum offcpu_late {
 	OFFCPU_SCHED_TEXT,		/* where the scheduler's code is */
@@ -218,24 +216,20 @@ struct offcpu_object {
 	u32 lost;			/* OFFCPU_OBJECT_* */
 	u32 pid;			/* tgid of the thread */
 	s32 fd;				/* its descriptor */
-	s32 number;			/* pid, number of descriptors, id of a System V object, or
-					 * the value that a thread expects in a futex */
+	s32 number;			/* pid, or of descriptors, System V id, value of a futex */
 	u32 device;			/* of the file system, as the kernel has it */
 	u32 in_sleeper;			/* memory of the thread can be read */
 	u32 own_name;			/* of a Unix socket: the name is that of this end */
 	u16 family;			/* AF_* */
 	u16 protocol;			/* IPPROTO_*; of a futex, the operation of futex() */
-	u16 local_port;
-	u16 remote_port;
-	u8 local[16];
-	u8 remote[16];
+	u16 local_port, remote_port;
+	u8 local[16], remote[16];
 	u8 name[OFFCPU_NAME_BYTES];	/* a file, its directory, ... up to the root */
 };
 
 /* A wait in poll() that is not over. */
 struct offcpu_polled {
-	u64 switch_out_ns;
-	u64 tid;
+	u64 switch_out_ns, tid;
 };
 
 /* A second threshold, or period: it rises while there are more samples than control.max_rate. */
@@ -249,14 +243,12 @@ struct offcpu_rate {
 };
 
 struct offcpu_count {
-	u64 events;
-	u64 ns;
+	u64 events, ns;
 };
 
 /* Short, because it is hashed at every wait. The sum holds the rest of its identity. */
 struct offcpu_sum_key {
-	u32 tid;
-	u32 generation;
+	u32 tid, generation;
 	u64 kind;			/* hash of state, syscall, flags, cgroup, stack, caller */
 };
 
@@ -268,11 +260,8 @@ struct offcpu_sum {
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
 	u32 flags;			/* PREEMPTED_WAIT, YIELDED, THROTTLED_WAIT */
 	u32 pid;			/* tgid */
-	u64 total_ns;
-	u64 count;
-	u64 longest_ns;
-	u64 first_switch_out_ns;
-	u64 last_switch_in_ns;
+	u64 total_ns, count, longest_ns;
+	u64 first_switch_out_ns, last_switch_in_ns;
 	u64 runq_ns;			/* run-queue delay of the waits whose wake-up is known */
 	u32 woken;			/* number of these waits */
 	u32 lost;			/* OFFCPU_LOST_*, of any of its waits */
@@ -300,8 +289,7 @@ struct offcpu_stack {
  * are 0 where the kernel has none.
  */
 struct offcpu_budget {
-	u32 pid;
-	u32 tid;
+	u32 pid, tid;
 	u64 begin_ns;			/* birth, or begin of the recording */
 	u64 end_ns;			/* death, or end of the recording */
 	u64 switches;			/* number of times that it left a CPU */
@@ -313,8 +301,7 @@ struct offcpu_budget {
 };
 
 struct offcpu_budget_key {
-	u32 tid;
-	u32 generation;
+	u32 tid, generation;
 	u64 begin_ns;
 };
 
@@ -325,16 +312,14 @@ struct offcpu_budget_key {
  * frames follow, leaf first.
  */
 struct offcpu_last {
-	u32 pid;
-	u32 tid;
+	u32 pid, tid;
 	u32 mode;
 	u32 waits;			/* 1: off the CPU, in one of control.states */
 	u32 state;
 	s32 syscall;
 	u32 flags;			/* OFFCPU_PREEMPTED_WAIT, ... */
 	u32 lost;
-	u32 waker_pid;			/* or OFFCPU_NO_ID */
-	u32 waker_tid;
+	u32 waker_pid, waker_tid;	/* or OFFCPU_NO_ID */
 	u64 switch_out_ns;
 	u64 wakeup_ns;			/* 0 none */
 	u64 cgroup;
@@ -346,8 +331,7 @@ struct offcpu_last {
 	u32 object_lost;		/* OFFCPU_OBJECT_* */
 	u32 holder_tid;			/* or OFFCPU_NO_ID */
 	u64 regs[OFFCPU_REGS];		/* struct pt_regs of user mode, 0 for kernel threads */
-	u32 nr_kernel;
-	u32 nr_user;
+	u32 nr_kernel, nr_user;
 };
 
 /*
@@ -366,8 +350,7 @@ struct offcpu_extension {
 	u32 lost;			/* OFFCPU_LOST_* */
 	u32 state;			/* raw, at switch-out */
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
-	u32 waker_pid;			/* or OFFCPU_NO_ID */
-	u32 waker_tid;
+	u32 waker_pid, waker_tid;	/* or OFFCPU_NO_ID */
 	u64 wakeup_ns;			/* or OFFCPU_NOT_KNOWN, like all times here */
 	u64 switch_out_ns;
 	u64 count;			/* number of waits */
@@ -396,7 +379,6 @@ struct offcpu_extension {
 #define OFFCPU_YIELDED 4		/* with PREEMPTED_WAIT: it gave up the CPU by itself */
 #define OFFCPU_BEGAN_BEFORE 8		/* the wait began before the recording */
 #define OFFCPU_THROTTLED_WAIT 16	/* with PREEMPTED_WAIT: for its group's quota of CPU time */
-
 #define OFFCPU_SAMPLED_WAIT 32		/* stands for others: the weight is no length */
 
 /* lost */
@@ -416,5 +398,3 @@ struct offcpu_extension {
 #define OFFCPU_NO_ID (~0U)
 #define OFFCPU_SYSCALL_NONE (-1)
 #define OFFCPU_SYSCALL_UNKNOWN (-2)
-
-#endif /* OFFCPU_OFF_CPU_H */

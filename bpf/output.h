@@ -2,8 +2,7 @@
 /*
  * The ways out of the kernel for a wait: a sum, a sample, or a counter.
  */
-#ifndef OFFCPU_OUTPUT_H
-#define OFFCPU_OUTPUT_H
+#pragma once
 
 #include "callers.h"
 #include "objects.h"
@@ -16,7 +15,6 @@
 
 #define RATE_FIRST_NS 1000		/* the first step of a threshold of 0 */
 #define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT)
-
 #define SUM_FLAGS_SHIFT 27		/* to the top of 32 bits, where states have none */
 #define CGROUP_MULTIPLIER 0x9e3779b97f4a7c15ULL	/* 2^64 / golden ratio: not the one of mix() */
 
@@ -42,37 +40,9 @@ static __always_inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wa
 	       sum->syscall == wait->syscall && sum->flags == (wait->flags & SUM_FLAGS);
 }
 
-/* Begin a sum with a wait; false if the map is full. */
-static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
+/* Add a wait to its sum. No atomics: two waits of one thread never end at the same time. */
+static __always_inline void add_wait(struct offcpu_sum *sum, struct offcpu_wait *wait)
 {
-	bool woken = wait->runq_ns != OFFCPU_NOT_KNOWN;
-	struct offcpu_sum first = {
-		.stack = wait->stack,
-		.caller = wait->caller,
-		.cgroup = wait->cgroup,
-		.state = wait->prev_state,
-		.syscall = wait->syscall,
-		.flags = wait->flags & SUM_FLAGS,
-		.pid = wait->pid,
-		.total_ns = wait->ns,
-		.count = 1,
-		.longest_ns = wait->ns,
-		.first_switch_out_ns = wait->switch_out_ns,
-		.last_switch_in_ns = wait->switch_in_ns,
-		.runq_ns = woken ? wait->runq_ns : 0,
-		.woken = woken,
-		.lost = wait->lost,
-	};
-
-	return !sums.update(key, &first);
-}
-
-/* Add a wait to a sum; false if it does not belong to it. */
-static __always_inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
-{
-	if (!is_of(sum, wait))
-		return false;
-	/* No atomics: two waits of one thread never end at the same time. */
 	sum->total_ns += wait->ns;
 	sum->count += 1;
 	if (wait->ns > sum->longest_ns)
@@ -83,6 +53,32 @@ static __always_inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wai
 		sum->woken += 1;
 	}
 	sum->lost |= wait->lost;
+}
+
+/* Begin a sum with a wait; false if the map is full. */
+static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
+{
+	struct offcpu_sum first = {
+		.stack = wait->stack,
+		.caller = wait->caller,
+		.cgroup = wait->cgroup,
+		.state = wait->prev_state,
+		.syscall = wait->syscall,
+		.flags = wait->flags & SUM_FLAGS,
+		.pid = wait->pid,
+		.first_switch_out_ns = wait->switch_out_ns,
+	};
+
+	add_wait(&first, wait);
+	return !sums.update(key, &first);
+}
+
+/* Add a wait to a sum; false if it does not belong to it. */
+static __always_inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
+{
+	if (!is_of(sum, wait))
+		return false;
+	add_wait(sum, wait);
 	return true;
 }
 
@@ -169,7 +165,7 @@ static __always_inline u32 append_callchain(void *ctx, const struct offcpu_contr
 
 /* Fill in the extension of a sample: what is known of the wait beyond upstream's words. */
 static __always_inline void describe_wait(struct offcpu_extension *to, struct offcpu_wait *wait,
-					  const struct offcpu_object *object, u32 lost,
+					  const struct offcpu_scratch *known, u32 lost,
 					  u32 waker_nr)
 {
 	bool woken = wait->wakeup_ns;
@@ -198,12 +194,12 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 		.asked_ns = OFFCPU_NOT_KNOWN,
 		.holder_tid = OFFCPU_NO_ID,
 	};
-	if (!object || wait->first)
+	if (wait->first)
 		return;
 #if OFFCPU_OBJECTS
-	to->object_id = object->id;
-	to->asked_ns = object->asked_ns;
-	to->object_lost = object->lost;
+	to->object_id = known->object.id;
+	to->asked_ns = known->object.asked_ns;
+	to->object_lost = known->object.lost;
 #endif
 #if OFFCPU_LOCK_OWNERS
 	to->holder_tid = wait->storage->holder_tid;
@@ -247,7 +243,7 @@ static __always_inline bool send_sample(void *ctx, const struct offcpu_control *
 	sample->offcpu_ns = wait->ns;
 	sample->nr = nr;
 	sample->words[nr] = wait->cgroup;
-	describe_wait((void *)&sample->words[nr + 1], wait, OBJECT_OF(to), lost,
+	describe_wait((void *)&sample->words[nr + 1], wait, to, lost,
 		      end - nr - 1 - OFFCPU_EXTENSION_WORDS);
 	if (end > SAMPLE_WORDS)
 		return false;
@@ -262,7 +258,6 @@ static __always_inline bool send_sample(void *ctx, const struct offcpu_control *
 	return !error;
 }
 
-#if !OFFCPU_SAMPLING
 /* Begin a new window of the rate. After one with few samples the threshold falls again. */
 static __always_inline void open_window(const struct offcpu_control *ctl,
 					struct offcpu_rate *limit, u64 now)
@@ -293,16 +288,16 @@ static __always_inline void raise_threshold(const struct offcpu_control *ctl,
 
 /*
  * Whether a wait over the user's threshold may be sent: max_rate of them in a window. CPUs do not
- * wait for each other here, so that each may send one too many.
+ * wait for each other here, so that each may send one too many. With OFFCPU_SAMPLING no sample may
+ * be left out: the period follows the rate (period.h).
  */
 static __always_inline bool may_send(const struct offcpu_control *ctl, struct offcpu_wait *wait)
 {
-	u32 zero = 0;
 	struct offcpu_rate *limit;
 
-	if (!ctl->max_rate || wait->flags & OFFCPU_BEGAN_BEFORE)
+	if (OFFCPU_SAMPLING || wait->flags & OFFCPU_BEGAN_BEFORE)
 		return true;
-	limit = rate.lookup(&zero);
+	limit = rate_of(ctl);
 	if (!limit)
 		return true;
 	if (wait->switch_in_ns - limit->window_ns >= ctl->window_ns)
@@ -317,13 +312,6 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	count(OFFCPU_RATE_LIMITED, wait->ns);
 	return false;
 }
-#else
-/* No sample may be left out: the period follows the rate (period.h). */
-static __always_inline bool may_send(const struct offcpu_control *ctl, struct offcpu_wait *wait)
-{
-	return true;
-}
-#endif
 
 #if OFFCPU_SUM_STACKS
 /* Keep the stack of a wait that begins a sum, or is told from others by its stack. */
@@ -446,12 +434,10 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 	if (send_sample(ctx, ctl, wait, to)) {
 #if OFFCPU_COPIES
 		if (wait->copied && wait->copy != OFFCPU_COPY_BARE)
-			note_sent(ctl, wait->copied);
+			snapshots.update(&wait->copied, &ctl->epoch);
 #endif
 		return;
 	}
 	if ((!sampled && !wait->first) || !sum_instead(wait))
 		count(OFFCPU_WAITS_LOST, wait->ns);
 }
-
-#endif /* OFFCPU_OUTPUT_H */

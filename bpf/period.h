@@ -8,8 +8,7 @@
  *
  * tests/unit/collect/bpf/test_period.py compiles this file without BPF.
  */
-#ifndef OFFCPU_PERIOD_H
-#define OFFCPU_PERIOD_H
+#pragma once
 
 #include "off_cpu.h"
 
@@ -110,5 +109,3 @@ static __always_inline u64 draw_periods(const struct offcpu_control *ctl,
 		__sync_fetch_and_add(&limit->sent, 1);
 	return periods;
 }
-
-#endif /* OFFCPU_PERIOD_H */

@@ -11,8 +11,7 @@
  * wake-up. The kernel itself measures how long a task waits for a CPU (CONFIG_SCHED_INFO), by the
  * clock of its run queue; the time of the wake-up is the end of the wait minus this delay.
  */
-#ifndef OFFCPU_SAMPLING_H
-#define OFFCPU_SAMPLING_H
+#pragma once
 
 #include "targets.h"
 
@@ -43,30 +42,6 @@ static __always_inline u64 queued_for(const struct offcpu_task *storage, struct 
 	return clock > since ? ns + clock - since : ns;
 }
 
-/* Note, as a wait begins, what queued_for() and woken_at() count from. */
-static __always_inline void note_clock(struct offcpu_task *storage, struct task_struct *task)
-{
-	storage->clock = queue_clock(task);
-	storage->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);
-}
-
-/* When a task that still waits for a CPU was woken; 0 if it was not. */
-static __always_inline u64 woken_at(const struct offcpu_task *storage, struct task_struct *task)
-{
-	u64 since = FIELD(u64, task, TASK_LAST_QUEUED);
-
-	if (storage->wakeup_ns != WOKEN)
-		return storage->wakeup_ns;
-	return storage->since_ns + (since > storage->clock ? since - storage->clock : 0);
-}
-
-static __always_inline struct offcpu_rate *rate_of(const struct offcpu_control *ctl)
-{
-	u32 zero = 0;
-
-	return ctl->max_rate ? rate.lookup(&zero) : NULL;
-}
-
 /* Add a wait to the accumulator of its thread. Return whether it is a sample, with its weight. */
 static __always_inline bool draw(const struct offcpu_control *ctl, struct offcpu_task *storage,
 				 u64 now, u64 ns, struct offcpu_times *times)
@@ -90,15 +65,25 @@ static __always_inline bool would_be_drawn(const struct offcpu_control *ctl,
 
 	return storage->phase.period_ns != period || storage->phase.accumulated + blocked >= period;
 }
-#else
-static __always_inline void note_clock(struct offcpu_task *storage, struct task_struct *task)
-{
-}
-
-static __always_inline u64 woken_at(const struct offcpu_task *storage, struct task_struct *task)
-{
-	return storage->wakeup_ns;
-}
 #endif
 
-#endif /* OFFCPU_SAMPLING_H */
+/* Note, as a wait begins, what queued_for() and woken_at() count from. */
+static __always_inline void note_clock(struct offcpu_task *storage, struct task_struct *task)
+{
+#if OFFCPU_SAMPLING
+	storage->clock = queue_clock(task);
+	storage->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);
+#endif
+}
+
+/* When a task that still waits for a CPU was woken; 0 if it was not. */
+static __always_inline u64 woken_at(const struct offcpu_task *storage, struct task_struct *task)
+{
+#if OFFCPU_SAMPLING
+	u64 since = FIELD(u64, task, TASK_LAST_QUEUED);
+
+	if (storage->wakeup_ns == WOKEN)
+		return storage->since_ns + (since > storage->clock ? since - storage->clock : 0);
+#endif
+	return storage->wakeup_ns;
+}

@@ -2,8 +2,7 @@
 /*
  * Walk stacks, and keep each different user stack once.
  */
-#ifndef OFFCPU_STACKS_H
-#define OFFCPU_STACKS_H
+#pragma once
 
 #include "facts.h"
 #include "user_walk.h"
@@ -28,19 +27,23 @@ static __always_inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack
 }
 
 /*
- * Walk the user stack of a task, which is `current`.
+ * Walk the user stack of a task, which is `current`; kernel threads have none.
  *
- * With `often`, which is a constant, frames are read by windows. Verifiers that follow each round
- * of that loop (loops.h) take long for it, and again for each path that leads to it, so a program
- * has one place for it: the begin of a wait, or the wake-up. Elsewhere, for long waits only, the
- * kernel walks.
+ * With `often`, a constant, frames are read by windows. Verifiers that follow each round (loops.h)
+ * take long for that, so a program has one place for it: the begin of a wait, or the wake-up.
+ * Elsewhere, for long waits only, the kernel walks.
  */
-static __always_inline void walk_user_stack(void *ctx, const struct offcpu_control *ctl,
+static __always_inline void take_user_stack(void *ctx, const struct offcpu_control *ctl,
 					    struct task_struct *task, struct offcpu_stack *stack,
 					    struct offcpu_top *top, bool often)
 {
 	long nr = 0;
 
+	if (is_kernel_thread(task)) {
+		stack->nr = 0;
+		stack->lost = 0;
+		return;
+	}
 #if OFFCPU_FRAME_POINTERS
 	if (often)
 		nr = walk_frames(ctl, task, stack, top);
@@ -55,23 +58,7 @@ static __always_inline void walk_user_stack(void *ctx, const struct offcpu_contr
 	}
 }
 
-/* The same for any task; kernel threads have no user stack. */
-static __always_inline void take_user_stack(void *ctx, const struct offcpu_control *ctl,
-					    struct task_struct *task, struct offcpu_stack *stack,
-					    struct offcpu_top *top, bool often)
-{
-	if (is_kernel_thread(task)) {
-		stack->nr = 0;
-		stack->lost = 0;
-		return;
-	}
-	walk_user_stack(ctx, ctl, task, stack, top, often);
-}
-
-/*
- * Take the user stack at the end of a wait whose begin was not observed. That needs the sleeper's
- * address space, which is active only with OFFCPU_AT_EXIT.
- */
+/* Take the user stack of a wait that began unseen: its memory is there with OFFCPU_AT_EXIT only. */
 static __always_inline void late_user_stack(void *ctx, const struct offcpu_control *ctl,
 					    struct task_struct *task, struct offcpu_stack *stack)
 {
@@ -103,10 +90,8 @@ static __always_inline u64 hash_stack(const struct offcpu_control *ctl,
 {
 	u64 hash = seed ^ stack->nr, check = 0, i;
 
-#pragma clang loop unroll(disable)
-	for (i = first_round(ctl, 0); can_loop; i++) {
-		barrier_var(i);
-		if (i >= OFFCPU_FRAMES || i >= stack->nr)
+	for_each_round(ctl, i, 0, OFFCPU_FRAMES) {
+		if (i >= stack->nr)
 			break;
 		hash = mix(hash, stack->ips[i]);
 		check = (check << 7 | check >> 57) + stack->ips[i];
@@ -168,11 +153,7 @@ static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, cons
 	bool seen = false;
 	u64 i;
 
-#pragma clang loop unroll(disable)
-	for (i = first_round(ctl, 0); can_loop; i++) {
-		barrier_var(i);
-		if (i >= SCHEDULER_FRAMES)
-			break;
+	for_each_round(ctl, i, 0, SCHEDULER_FRAMES) {
 		if (i >= nr)
 			return seen ? nr : 0;
 		if (is_within(ips[i], OFFCPU_SCHED_TEXT))
@@ -184,9 +165,8 @@ static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, cons
 }
 
 /*
- * Take the kernel stack of the incoming task before the switch. It is as the task slept, without
- * this program, tracing and the scheduler on top, which is some 600 ns less than at the end of the
- * wait.
+ * Take the kernel stack of the incoming task before the switch: without this program, tracing and
+ * the scheduler on top, which takes some 600 ns less than at the end of the wait.
  */
 static __always_inline void walk_early(struct task_struct *next, u64 since_ns)
 {
@@ -218,8 +198,8 @@ static __always_inline void walk_if_long(struct task_struct *next, u64 now)
 }
 
 /*
- * Walk the sleeper's kernel stack into scratch. The frames [to->first, return value) are those to
- * report. `first` is in memory: the verifier would follow the rest for each of its values.
+ * Walk the sleeper's kernel stack into scratch: frames [to->first, return value) are reported.
+ * `first` is in memory: the verifier would follow the rest for each of its values.
  */
 static __always_inline u32 walk_kernel_stack(void *ctx, const struct offcpu_control *ctl,
 					     struct offcpu_wait *wait, struct offcpu_scratch *to)
@@ -245,16 +225,13 @@ static __always_inline u32 walk_kernel_stack(void *ctx, const struct offcpu_cont
 	return bytes / sizeof(u64);
 }
 
-#if OFFCPU_WAKER_STACKS
 /* The number of frames before try_to_wake_up(), of this program and its callers; 0 if not found. */
 static __always_inline u32 skip_tracing(const struct offcpu_control *ctl, const u64 *ips, u32 nr)
 {
 	u64 i;
 
-#pragma clang loop unroll(disable)
-	for (i = first_round(ctl, 0); can_loop; i++) {
-		barrier_var(i);
-		if (i >= TRACING_FRAMES || i >= nr)
+	for_each_round(ctl, i, 0, TRACING_FRAMES) {
+		if (i >= nr)
 			break;
 		if (is_within(ips[i], OFFCPU_WAKE_UP))
 			return i;
@@ -271,11 +248,8 @@ static __always_inline void walk_waker(void *ctx, const struct offcpu_control *c
 
 	to->nr_kernel = bytes > 0 ? bytes / sizeof(u64) : 0;
 	to->first = skip_tracing(ctl, to->kernel, to->nr_kernel);
-	if (flags & OFFCPU_WAKER_INTERRUPT || is_kernel_thread(current))
+	if (flags & OFFCPU_WAKER_INTERRUPT)
 		to->user.nr = 0;
 	else
-		walk_user_stack(ctx, ctl, current, &to->user, NULL, true);
+		take_user_stack(ctx, ctl, current, &to->user, NULL, true);
 }
-#endif
-
-#endif /* OFFCPU_STACKS_H */

@@ -2,17 +2,16 @@
 /*
  * Which tasks are recorded.
  *
- * Processes, threads and commands are targets by id. The tasks that they start are recorded, too:
- * a task that has storage is recorded. CPU, user, comm and control group are properties; they are
- * checked at each switch-out, because they change. A task must have every kind of property that is
- * asked for; several of one kind are alternatives.
+ * Processes, threads and commands are targets by id; the tasks that they start get storage and are
+ * recorded, too. CPU, user, comm and control group are properties, checked at each switch-out,
+ * because they change. A task must have every kind of property that is asked for; several of one
+ * kind are alternatives.
  *
  *	OFFCPU_BY_GROUP		1 by cgroup v2, 2 by the v1 hierarchy at CSS_SET_CSS, 0 not at all
  *
  * Ids are those of the recorder's pid namespace, as in perf's own records; 0 for tasks outside.
  */
-#ifndef OFFCPU_TARGETS_H
-#define OFFCPU_TARGETS_H
+#pragma once
 
 #include "facts.h"
 
@@ -55,10 +54,7 @@ static __always_inline u32 pid_of(struct task_struct *task)
 
 static __always_inline u32 *find_target(u32 kind, u32 id)
 {
-	struct offcpu_target_key key = {
-		.kind = kind,
-		.id = id,
-	};
+	struct offcpu_target_key key = {kind, id};
 
 	return targets.lookup(&key);
 }
@@ -90,13 +86,9 @@ static __always_inline bool in_groups(const struct offcpu_control *ctl, struct t
 #else
 	bpf_probe_read_kernel(&css, sizeof(css), set + CSS_SET_CSS);
 #endif
-#pragma clang loop unroll(disable)
-	for (i = first_round(ctl, 0); can_loop; i++) {
+	for_each_round(ctl, i, 0, GROUP_LEVELS) {
 		u64 id = 0;
 
-		barrier_var(i);
-		if (i >= GROUP_LEVELS)
-			break;
 		bpf_probe_read_kernel(&cgroup, sizeof(cgroup), css + CSS_CGROUP);
 		bpf_probe_read_kernel(&node, sizeof(node), cgroup + CGROUP_KN);
 		if (bpf_probe_read_kernel(&id, sizeof(id), node + KERNFS_NODE_ID))
@@ -118,18 +110,13 @@ static __always_inline bool has_comm(struct task_struct *task)
 	return comms.lookup(&comm);
 }
 
-static __always_inline bool has_user(struct task_struct *task)
-{
-	void *cred = FIELD(void *, task, TASK_REAL_CRED);
-
-	return find_target(OFFCPU_USER, FIELD(u32, cred, CRED_EUID));
-}
-
 /* Whether a task has the properties that are asked for, apart from its CPU. */
 static __always_inline bool has_properties(const struct offcpu_control *ctl,
 					   struct task_struct *task)
 {
-	if (ctl->by_user && !has_user(task))
+	void *cred = FIELD(void *, task, TASK_REAL_CRED);
+
+	if (ctl->by_user && !find_target(OFFCPU_USER, FIELD(u32, cred, CRED_EUID)))
 		return false;
 	if (ctl->by_comm && !has_comm(task))
 		return false;
@@ -171,5 +158,3 @@ static __always_inline struct offcpu_task *recorded(const struct offcpu_control 
 		return storage;
 	return create_storage(task);
 }
-
-#endif /* OFFCPU_TARGETS_H */

@@ -94,6 +94,14 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
     return text
 
 
+def read_kernel_if_any(path: str, max_bytes: int = 1 << 28) -> bytes:
+    """Return the content of a file as of `read_kernel`; b"" if it cannot be read."""
+    try:
+        return read_kernel(path, max_bytes)
+    except OSError:
+        return b""
+
+
 def read_kernel_begin(path: str, most_bytes: int) -> bytes:
     """Return the first bytes of a file as of `read_kernel`, all if there are fewer."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)

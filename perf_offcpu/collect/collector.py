@@ -31,8 +31,7 @@ from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events import evsels, perf_event
-from perf_offcpu.collect.events.copies import CopyEvents
-from perf_offcpu.collect.events.evsels import CpuEvent, Support
+from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
 from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
@@ -41,7 +40,7 @@ from perf_offcpu.collect.options import RecordOptions, bpf_config
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
-from perf_offcpu.collect.sampling import SamplingEvents
+from perf_offcpu.collect.sampling import CopyEvents, SamplingEvents
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.losses import LossCause
@@ -60,7 +59,6 @@ class Collector:
     """Programs, events and rings of one recording.
 
     Args:
-        options: what is recorded.
         say: is called with a sentence for what differs from what was asked for.
 
     Attributes:
@@ -117,7 +115,10 @@ class Collector:
 
     def _open_rings(self, support: Support, cpus: tuple[int, ...], deferred: bool, stack: contextlib.ExitStack) -> None:
         """Open the events that own the rings of samples and of side-band records."""
-        options, wait_bytes = self.options, self._wait_bytes()
+        options, wait_bytes = self.options, self.options.stack_bytes
+        if wait_bytes and not self.program.ends_at_exit:
+            self._say("stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes")
+            wait_bytes = 0
         self.rings = Rings(
             EVENT_NAME,
             lambda wakeup: evsels.offcpu_attr(support, wakeup, wait_bytes, deferred),
@@ -135,23 +136,13 @@ class Collector:
         )
         stack.callback(self._side_rings.close)
 
-    def _wait_bytes(self) -> int:
-        """Return the bytes of the user stack that samples of waits hold."""
-        if self.options.stack_bytes and not self.program.ends_at_exit:
-            self._say("stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes")
-            return 0
-        return self.options.stack_bytes
-
     @property
     def events(self) -> list[EventSpec]:
         """The events as the file describes them, in its order."""
         waits = self.rings.owner.spec
-        waits = replace(waits, ids=(*waits.ids, *(one for event in self._copies for one in event.ids)))
+        waits = replace(waits, ids=(*waits.ids, *(number for event in self._copies for number in event.ids)))
         sampling = [event.spec for event in self._sampling]
         return [*sampling, waits, self._side_rings.owner.spec, self.counters_event]
-
-    def _cpu_events(self) -> list[CpuEvent]:
-        return [*self._sampling, self.rings.owner, *self._copies, self._side_rings.owner]
 
     @property
     def ring_fds(self) -> list[int]:
@@ -179,20 +170,15 @@ class Collector:
 
         Children of targets, born meanwhile, are recorded.
         """
-        for event in (self.rings.owner, *self._copies):
-            event.enable()
+        self.rings.owner.enable()
+        self._copies.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)
         self.program.enable()
         self._sampling.enable()
 
     def _add_targets(self) -> None:
         target, maps = self.options.target, self.program.maps
-        ids = {
-            "process": target.processes,
-            "thread": target.threads,
-            "user": target.users,
-            "cpu": target.cpus,
-        }
+        ids = {"process": target.processes, "thread": target.threads, "user": target.users, "cpu": target.cpus}
         for kind, numbers in ids.items():
             for number in numbers:
                 maps.add_target(number, kind)
@@ -210,8 +196,8 @@ class Collector:
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
         self.span = Span(self.span.begin_ns, end_ns, self.options.least_ns)
-        for event in (self.rings.owner, *self._copies):
-            event.disable()
+        self.rings.owner.disable()
+        self._copies.disable()
 
     def end(self) -> None:
         """Stop everything; when this returns, no record is written any more. Waits as `pause` does."""
@@ -268,7 +254,8 @@ class Collector:
 
     def lost_by_id(self) -> dict[int, int]:
         """Return the number of records that found a ring full, by the ids of events."""
-        return dict(one for event in self._cpu_events() for one in event.lost())
+        events = (*self._sampling, self.rings.owner, *self._copies, self._side_rings.owner)
+        return dict(lost for event in events for lost in event.lost())
 
     def lost(self) -> int:
         """Return the number of records that found a ring full."""
@@ -281,16 +268,14 @@ class Collector:
     def counters(self) -> dict[LossCause, Counter]:
         """Return the counters of waits: those of the BPF program and of the rate limit."""
         counts = self.program.counters()
-        for name in ("oncpu_samples", "oncpu_samples_ns"):
-            del counts[name]
-        found = {
+        counters = {
             losses.CAUSES[name.replace("_", "-")]: Counter(count, counts.get(f"{name}_ns", 0))
             for name, count in counts.items()
-            if not name.endswith("_ns")
+            if name != "oncpu_samples" and not name.endswith("_ns")
         }
-        found |= {cause: Counter(count) for cause, count in self.unread.lost.copy().items()}
+        counters |= {cause: Counter(count) for cause, count in self.unread.lost.copy().items()}
         rate = self.program.maps.rate()
-        return found | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
+        return counters | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
 
     @property
     def threshold_ns(self) -> int:

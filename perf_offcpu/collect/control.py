@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands to a recorder that runs, through a descriptor, as of `perf record --control fd:CTL,ACK`.
+"""Requests to a recorder that runs: commands, as of `perf record --control fd:CTL,ACK`, and SIGUSR2 for a new file.
 
 A command is a line; a NUL or the end of the input ends it, too, as in perf. Each is answered with "ack" and a
 newline, if there is a descriptor for answers; also one that cannot be carried out, of which a sentence on
@@ -14,13 +14,18 @@ import contextlib
 import os
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.errors import UsageError
+from perf_offcpu.units import parse_time
 
 LEAST_PERIOD = "1us"
 """Shortest period of samples of waits."""
 COMMANDS = ("enable", "disable", "snapshot", "period", "stop", "ping")
+_NEED_NEW_FILE = ("period", "snapshot")
 _ACK = b"ack\n"
 _LONGEST = 256
 """Largest size of a line that comes in pieces, bytes; a longer one is no command."""
@@ -40,10 +45,10 @@ def parse_control(text: str) -> ControlFds:
     Raises:
         UsageError: it is neither, or a descriptor is not open.
     """
-    found = re.fullmatch(r"fd:(\d{1,6})(?:,(\d{1,6}))?", text, re.ASCII)
-    if not found:
+    numbers = re.fullmatch(r"fd:(\d{1,6})(?:,(\d{1,6}))?", text, re.ASCII)
+    if not numbers:
         raise UsageError(f"--control {text}: not fd:CTL or fd:CTL,ACK, numbers of open descriptors")
-    fds = ControlFds(int(found[1]), int(found[2] or -1))
+    fds = ControlFds(int(numbers[1]), int(numbers[2] or -1))
     for fd in (fds.commands, fds.acks):
         try:
             _ = fd < 0 or os.fstat(fd)
@@ -52,8 +57,7 @@ def parse_control(text: str) -> ControlFds:
     return fds
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """A command of `COMMANDS` and its argument, "" for none."""
 
     name: str
@@ -61,11 +65,7 @@ class Command:
 
 
 class Control:
-    """The commands that have come and are not carried out yet.
-
-    Args:
-        fds: None for no descriptors: no command ever comes.
-    """
+    """The commands that have come and are not carried out yet; without descriptors none ever comes."""
 
     def __init__(self, fds: ControlFds | None) -> None:
         self._fds, self._rest = fds, b""
@@ -108,3 +108,71 @@ class Control:
         if self._fds is not None and self._fds.acks >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fds.acks, _ACK)
+
+
+class Requests:
+    """The requests of one recording.
+
+    `enable` and `disable` are left to the session, which pauses and goes on; the other commands are carried out
+    here, or noted until the session has time for them.
+
+    Args:
+        period_ns: sampling period of waits for the next file; 0: waits are not sampled by length.
+        has_files: new files may begin (`--switch-output`).
+        say: is called with a sentence on a command that cannot be carried out.
+
+    Attributes:
+        control: the commands that have come.
+        stopping: the recording shall end.
+    """
+
+    def __init__(
+        self,
+        fds: ControlFds | None,
+        period_ns: int,
+        has_files: bool,
+        signals: RecordingSignals,
+        say: Callable[[str], None],
+    ) -> None:
+        self.control = Control(fds)
+        self.period_ns, self.stopping = period_ns, False
+        self._has_files, self._signals, self._say = has_files, signals, say
+
+    def obey(self, expected: str) -> bool:
+        """Carry out and acknowledge the commands up to the expected one, which is left to the caller.
+
+        Returns:
+            Whether the expected command has come.
+        """
+        while not self.stopping and (command := self.control.next()) is not None:
+            if command.name == expected:
+                return True
+            self._carry_out(command)
+            self.control.acknowledge()
+        return False
+
+    def take_rotate(self) -> bool:
+        """Return whether a new file was asked for since the last call."""
+        asked, self._signals.rotate = self._signals.rotate, False
+        return asked
+
+    def _carry_out(self, command: Command) -> None:
+        if command.name in _NEED_NEW_FILE and not self._has_files:
+            self._say(f"--control: {command.name}: needs a new file, and there is no --switch-output")
+        elif command.name == "period":
+            self._change_period(command.argument)
+        elif command.name == "snapshot":
+            self._signals.rotate = True
+        elif command.name == "stop":
+            self.stopping = True
+
+    def _change_period(self, text: str) -> None:
+        """Sample with another period from the next file on, which begins at once."""
+        if not self.period_ns:
+            self._say("--control: period: waits are not sampled by length (--off-cpu-period)")
+            return
+        try:
+            self.period_ns = parse_time("--control: period", text, "ms", LEAST_PERIOD)
+            self._signals.rotate = True
+        except UsageError as problem:
+            self._say(str(problem))

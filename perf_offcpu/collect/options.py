@@ -77,9 +77,8 @@ def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
     """
     target = options.target
     entries = sum(map(len, (target.ids, target.users, target.cpus, target.groups, target.comms)))
-    same = {one.name: getattr(options, one.name) for one in fields(WaitOptions)}
     return OffCpuConfig(
-        **same,
+        **{field.name: getattr(options, field.name) for field in fields(WaitOptions)},
         targets=target.kind,
         by_cpu=bool(target.cpus),
         by_user=bool(target.users),

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open the on-CPU events of `-e`, let them write into the rings of waits, and count their samples."""
+"""Events that write into the rings of waits: the on-CPU events of `-e`, and those for other sizes of copies.
+
+The perf core copies as much of the user stack as an event asks for, so BPF sends samples of waits through an
+event for each size. Their samples have the same layout, because a sample states the size of its copy; in the file
+they are one event with more ids. bpf/copies.h chooses the size.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType
+from perf_offcpu.abi.offcpu import LARGEST_COPY, REFERENCE_BYTES
 from perf_offcpu.collect.events import perf_event
 from perf_offcpu.collect.events.evsels import CpuEvent, Support, sampling_attr
 from perf_offcpu.collect.events.parser import SamplingEvent
@@ -14,13 +20,57 @@ from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.errors import CapabilityError
 
 
-class SamplingEvents:
+class SharingEvents:
+    """Events that share the rings of their owner, an event that is open on all CPUs."""
+
+    def __init__(self, owner: CpuEvent) -> None:
+        self._owner = owner
+        self._events: list[CpuEvent] = []
+
+    def __iter__(self) -> Iterator[CpuEvent]:
+        return iter(self._events)
+
+    def _wire(self, event: CpuEvent, cpu: int) -> None:
+        perf_event.redirect(event.fds[cpu], self._owner.fds[cpu])
+
+    def _wire_all(self) -> None:
+        for event in self:
+            for cpu in event.fds:
+                self._wire(event, cpu)
+
+    def enable(self) -> None:
+        """Start all events."""
+        for event in self:
+            event.enable()
+
+    def disable(self) -> None:
+        """Stop all events."""
+        for event in self:
+            event.disable()
+
+    def reopen(self, cpu: int, starting: bool = True) -> None:
+        """Open the events on a CPU that came online, and start them if asked to.
+
+        Raises:
+            OSError: the kernel refuses one.
+        """
+        for event in self:
+            fd = event.reopen(cpu)
+            self._wire(event, cpu)
+            if starting:
+                perf_event.enable(fd)
+
+    def close(self) -> None:
+        """Give the events back to the kernel."""
+        for event in self:
+            event.close()
+
+
+class SamplingEvents(SharingEvents):
     """The on-CPU events of a recording, open on the CPUs of its target.
 
     Args:
         options: the events, their rate and their stacks.
-        support: capabilities of the kernel's perf events.
-        owner: the event that owns the rings, on all CPUs.
         filter_fd: the BPF program that lets only samples of the target pass.
         say: is called with a sentence if an event stands in for another.
 
@@ -29,24 +79,16 @@ class SamplingEvents:
     """
 
     def __init__(
-        self,
-        options: RecordOptions,
-        support: Support,
-        owner: CpuEvent,
-        filter_fd: int,
-        say: Callable[[str], None],
+        self, options: RecordOptions, support: Support, owner: CpuEvent, filter_fd: int, say: Callable[[str], None]
     ) -> None:
-        self._options, self._support, self._owner, self._say = options, support, owner, say
-        self._filter_fd, self._events = filter_fd, list[CpuEvent]()
-        try:
+        super().__init__(owner)
+        self._options, self._support, self._filter_fd, self._say = options, support, filter_fd, say
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
             for event in options.events:
                 self._events.append(self._open(event, options.target.cpus or tuple(owner.fds)))
-            for opened in self:
-                for cpu in opened.fds:
-                    self._wire(opened, cpu)
-        except BaseException:
-            self.close()
-            raise
+            self._wire_all()
+            stack.pop_all()
 
     def _open(self, event: SamplingEvent, cpus: tuple[int, ...]) -> CpuEvent:
         """Open an event, or the one that perf takes where the hardware does not count it."""
@@ -70,36 +112,14 @@ class SamplingEvents:
         return self._open(other, cpus)
 
     def _wire(self, event: CpuEvent, cpu: int) -> None:
-        perf_event.redirect(event.fds[cpu], self._owner.fds[cpu])
+        super()._wire(event, cpu)
         if _is_filtered(event):
             perf_event.set_filter(event.fds[cpu], self._filter_fd)
 
-    def __iter__(self) -> Iterator[CpuEvent]:
-        return iter(self._events)
-
-    def enable(self) -> None:
-        """Start all events."""
-        for event in self:
-            event.enable()
-
-    def disable(self) -> None:
-        """Stop all events."""
-        for event in self:
-            event.disable()
-
-    def reopen(self, cpu: int, starting: bool) -> None:
-        """Open the events on a CPU that came online, if it is of the target, and start them if asked to.
-
-        Raises:
-            OSError: the kernel refuses one.
-        """
-        if self._options.target.cpus and cpu not in self._options.target.cpus:
-            return
-        for event in self:
-            fd = event.reopen(cpu)
-            self._wire(event, cpu)
-            if starting:
-                perf_event.enable(fd)
+    def reopen(self, cpu: int, starting: bool = True) -> None:
+        """Do so if the CPU is of the target."""
+        if not self._options.target.cpus or cpu in self._options.target.cpus:
+            super().reopen(cpu, starting)
 
     def samples(self, passed: int) -> int:
         """Return the number of samples in the rings.
@@ -111,12 +131,41 @@ class SamplingEvents:
         unfiltered = [event for event in self if not _is_filtered(event)]
         return passed + sum(event.counted() // event.attr.sample_period for event in unfiltered) - lost
 
-    def close(self) -> None:
-        """Give the events back to the kernel."""
-        for event in self:
-            event.close()
-
 
 def _is_filtered(event: CpuEvent) -> bool:
     """Return whether a BPF program may filter the event: on a tracepoint it would for all recorders."""
     return event.attr.type != PerfType.TRACEPOINT
+
+
+def copy_sizes(stack_bytes: int) -> dict[str, int]:
+    """Return the size of copies for each further map of outputs, when the usual size is `stack_bytes`."""
+    return {
+        "events_bare": REFERENCE_BYTES,
+        "events_quarter": max(REFERENCE_BYTES, stack_bytes // 32 * 8),
+        "events_double": min(2 * stack_bytes, LARGEST_COPY),
+        "events_fourfold": min(4 * stack_bytes, LARGEST_COPY),
+    }
+
+
+class CopyEvents(SharingEvents):
+    """The events for other sizes of copies than that of the owner, none if its samples have no copies.
+
+    Args:
+        set_output: is called with CPU, descriptor and map of each event.
+    """
+
+    def __init__(self, owner: CpuEvent, set_output: Callable[[int, int, str], None]) -> None:
+        super().__init__(owner)
+        self._set_output = set_output
+        usual = owner.attr.sample_stack_user
+        self._sizes = copy_sizes(usual) if usual else {}
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            for size in self._sizes.values():
+                self._events.append(CpuEvent(owner.name, owner.attr._replace(sample_stack_user=size), owner.fds))
+            self._wire_all()
+            stack.pop_all()
+
+    def _wire(self, event: CpuEvent, cpu: int) -> None:
+        super()._wire(event, cpu)
+        self._set_output(cpu, event.fds[cpu], list(self._sizes)[self._events.index(event)])

@@ -26,20 +26,29 @@ of its last wait, which is long past when the sum is written. Without them perf 
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.hotplug import Hotplug
+from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.requests import Requests
+from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary
+from perf_offcpu.collect.system.cpus import online_since
+from perf_offcpu.collect.system.privileges import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.system.signals import RecordingSignals
-from perf_offcpu.collect.targets import TargetWatch
+from perf_offcpu.collect.targets import TargetWatch, ends_of
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
+
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+GRACE_S = 2.0
+"""A terminal sends these signals to the command, too, which may print a summary before it ends."""
 
 PROGRESS_S = 0.5
 """Time between two calls that show progress."""
@@ -53,27 +62,67 @@ PAUSED_S = 60.0
 Say = Callable[[str], None]
 
 
+def record(
+    options: RecordOptions, say: Say, show: Say | None = None, ready: Callable[[], None] = lambda: None
+) -> Summary:
+    """Make a recording; return when it is complete and the command, if any, has ended.
+
+    Args:
+        say: is called with a short sentence for whatever differs from what was asked for.
+        show: is called now and then with a line on the progress.
+        ready: is called once, when everything from then on is recorded.
+
+    Raises:
+        TargetError: the target is not there, or the command cannot be run.
+        CapabilityError: the machine or the user lacks something.
+        RecordingError: the file cannot be written, or the kernel refuses something.
+        BrokenPipeError: the reader of a pipe is gone.
+    """
+    with contextlib.ExitStack() as stack:
+        watch = stack.enter_context(contextlib.closing(TargetWatch(options.target)))
+        enders = stack.enter_context(ends_of([options.until_exit] if options.until_exit else []))
+        workload = None
+        if options.command:
+            output_fd = 2 if options.output == STANDARD_OUTPUT else 1
+            workload = stack.enter_context(contextlib.closing(Workload(options.command, output_fd)))
+        with (
+            RecordingSignals(rotating=options.rotation is not None) as signals,
+            _open_collector(options, say) as collector,
+        ):
+            summary = Session(options, collector, signals, say, show).run(workload, watch, enders, ready)
+        # The file is complete; a further signal ends the recorder at once.
+        if workload:
+            summary.status = workload.end(GRACE_S if signals.received in TERMINAL_SIGNALS else 0)
+        elif signals.received:
+            summary.status = SIGNAL_EXIT_BASE + signals.received
+    return summary
+
+
+def _open_collector(options: RecordOptions, say: Say) -> Collector:
+    raise_descriptor_limit()
+    raise_priority(options.realtime_priority)
+    try:
+        return Collector(options, say)
+    except OSError as problem:
+        raise too_many_files() if problem.errno in (errno.EMFILE, errno.ENFILE) else problem from None
+
+
 class Session:
     """The phases of one recording, on a kernel side that is open."""
 
     def __init__(
-        self,
-        options: RecordOptions,
-        collector: Collector,
-        signals: RecordingSignals,
-        say: Say,
-        show: Say | None,
-        ready: Callable[[], None],
+        self, options: RecordOptions, collector: Collector, signals: RecordingSignals, say: Say, show: Say | None
     ) -> None:
-        self.ready = ready
         self.options, self.collector, self.signals = options, collector, signals
         self.say, self.show = say, show
-        self.requests = Requests(options, signals, say)
+        self.requests = Requests(options.control, options.off_cpu_period_ns, options.rotation is not None, signals, say)
         self.files = FileSeries(options, collector, self.requests, say)
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
         self.paused = False
 
-    def run(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> Summary:
+    def run(
+        self, workload: Workload | None, watch: TargetWatch, enders: list[int], ready: Callable[[], None]
+    ) -> Summary:
         """Record until something ends the recording; return its numbers.
 
         Args:
@@ -81,6 +130,7 @@ class Session:
         """
         try:
             self._begin(workload)
+            ready()
             begin_s = time.process_time()
             self._record(workload, watch, enders)
             self.files.summary.cpu_s = time.process_time() - begin_s
@@ -103,7 +153,6 @@ class Session:
         if workload:
             workload.start()
         files.while_draining(files.current.commit)
-        self.ready()
 
     def _record(self, workload: Workload | None, watch: TargetWatch, enders: list[int]) -> None:
         endings = [*enders, *([workload.pidfd] if workload else [])]
@@ -193,3 +242,49 @@ class Session:
     def _wait(self, waiter: Waiter, most_s: float) -> bool:
         with self.collector.pressure.sleeping():
             return waiter.wait(most_s)
+
+
+def changed_cpus(
+    before: Mapping[int, int], now: Mapping[int, int], without_ring: Iterable[int] = ()
+) -> tuple[list[int], list[int]]:
+    """Return the CPUs that went offline and those that came online, of CPUs as of `online_since`, ascending.
+
+    Args:
+        without_ring: CPUs that have lost their events; one that runs was offline in between.
+    """
+    recorded = before.keys() - set(without_ring)
+    online = [cpu for cpu, since in now.items() if cpu not in recorded or before[cpu] != since]
+    return sorted(recorded - now.keys()), sorted(online)
+
+
+class Hotplug:
+    """Record on CPUs that come online, and say so for each CPU that goes or comes.
+
+    The kernel takes perf events off a CPU that goes offline and does not put them back when it returns, so they
+    are opened again there. The head of a pipe, with the ids of events, has been read by then.
+    """
+
+    def __init__(self, collector: Collector, to_pipe: bool, say: Callable[[str], None]) -> None:
+        self._collector, self._to_pipe, self._say = collector, to_pipe, say
+        now = online_since()
+        self._cpus = {cpu: now[cpu] for cpu in collector.rings.owner.fds if cpu in now}
+
+    def follow(self, sink: Sink) -> list[int]:
+        """Open events on CPUs that came online; return descriptors that become readable when rings fill."""
+        before, self._cpus = self._cpus, online_since()
+        offline, online = changed_cpus(before, self._cpus, self._collector.cpus_without_ring())
+        for cpu in offline:
+            self._say(f"CPU {cpu} went offline")
+        return [fd for cpu in online for fd in self._open(cpu, sink)]
+
+    def _open(self, cpu: int, sink: Sink) -> list[int]:
+        if self._to_pipe:
+            self._say(f"CPU {cpu} came online: in a pipe, only waits are recorded there, as sums")
+            return []
+        try:
+            fds = self._collector.open_cpu(cpu, sink)
+        except OSError as problem:
+            self._say(f"CPU {cpu} came online and cannot be recorded in full: {problem.strerror}")
+            return []
+        self._say(f"CPU {cpu} came online, and is recorded from here on")
+        return fds

@@ -14,14 +14,16 @@ import errno
 import os
 import pwd
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perf_offcpu.collect.bpf.config import Targets
-from perf_offcpu.collect.process_tree import descendants, status_of
 from perf_offcpu.collect.system.cgroups import Group, find_groups
 from perf_offcpu.collect.system.cpus import online_cpus, parse_cpu_list
 from perf_offcpu.errors import TargetError, UsageError
+from perf_offcpu.files import kernel_lines, read_kernel
+from perf_offcpu.text import printable
 
 _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _MAX_DIGITS = 18
@@ -170,12 +172,48 @@ def _cpus(text: str | None) -> tuple[int, ...]:
     online = online_cpus()
     missing = [cpu for cpu in wanted if cpu not in online]
     if missing or not wanted:
-        raise TargetError(f"-C {text}: CPU {missing[0] if missing else 'none'} is not online; {_joined(online)} are")
+        running = ",".join(map(str, online))
+        raise TargetError(f"-C {text}: CPU {missing[0] if missing else 'none'} is not online; {running} are")
     return tuple(sorted(set(wanted)))
 
 
-def _joined(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers))
+def status_of(tid: int) -> dict[bytes, bytes]:
+    """Return the fields of /proc/TID/status, none if there is no such thread.
+
+    /proc/TID/stat waits for a process that is within execve(2), this file does not.
+    """
+    try:
+        status = read_kernel(f"/proc/{tid}/status")
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return dict(line.partition(b":")[::2] for line in kernel_lines(status))
+
+
+def descendants(processes: Iterable[int]) -> list[int]:
+    """Return the pids of the children of some processes, and of theirs, in ascending order."""
+    children = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (parent := status_of(int(name)).get(b"PPid")):
+            children[int(parent)].append(int(name))
+    given = set(processes)
+    family, waiting = set(given), list(given)
+    while waiting:
+        new = [child for child in children[waiting.pop()] if child not in family]
+        family.update(new)
+        waiting += new
+    return sorted(family - given)
+
+
+def left_out(processes: Iterable[int]) -> list[str]:
+    """Return a line for each process with children that are not among the processes."""
+    given, lines = set(processes), []
+    for pid in sorted(given):
+        if number := len(set(descendants([pid])) - given):
+            name = printable(os.fsdecode(status_of(pid).get(b"Name", b"").strip()))
+            children = "1 child" if number == 1 else f"{number} children"
+            are, them = ("is", "it") if number == 1 else ("are", "them")
+            lines.append(f"{children} of {name} {pid} {are} not recorded: -p {pid}+ takes {them}, too")
+    return lines
 
 
 def check_target(target: Target) -> None:
@@ -184,15 +222,15 @@ def check_target(target: Target) -> None:
     Raises:
         TargetError: one does not, or -p names a thread.
     """
-    for one in target.processes:
-        process = one if one in target.forked else process_of(one)
+    for pid in target.processes:
+        process = pid if pid in target.forked else process_of(pid)
         if process is None:
-            raise TargetError(f"there is no process {one}")
-        if process != one:
-            raise TargetError(f"{one} is a thread of process {process}: use -t {one} or -p {process}")
-    for one in target.threads:
-        if process_of(one) is None:
-            raise TargetError(f"there is no thread {one}")
+            raise TargetError(f"there is no process {pid}")
+        if process != pid:
+            raise TargetError(f"{pid} is a thread of process {process}: use -t {pid} or -p {process}")
+    for tid in target.threads:
+        if process_of(tid) is None:
+            raise TargetError(f"there is no thread {tid}")
 
 
 def process_of(tid: int) -> int | None:
@@ -216,10 +254,10 @@ class TargetWatch:
 
     def __init__(self, target: Target) -> None:
         check_target(target)
-        self.fds = {_pidfd(one) for one in target.ids if one not in target.forked}
-        for one in target.forked:
+        self.fds = {_pidfd(tid) for tid in target.ids if tid not in target.forked}
+        for pid in target.forked:
             with contextlib.suppress(TargetError):
-                self.fds.add(_pidfd(one))
+                self.fds.add(_pidfd(pid))
 
     def ended(self, fd: int) -> bool:
         """Note that the target of `fd` has ended; return whether it was the last one."""

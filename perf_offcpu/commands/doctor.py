@@ -21,7 +21,7 @@ from perf_offcpu.environment import child_environment
 from perf_offcpu.resources import installed_version
 
 if TYPE_CHECKING:
-    from perf_offcpu.collect.doctor.kernel import Finding
+    from perf_offcpu.collect.doctor import Finding
 
 
 _EPILOG = """\
@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
-    from perf_offcpu.collect.doctor.kernel import examine
+    from perf_offcpu.collect.doctor import examine
 
     findings = [*examine(), *examine_reading(), *examine_perf()]
     can_record = not any(finding.group == "recording" and finding.state == "missing" for finding in findings)
@@ -90,7 +90,7 @@ _SCRIPT_NEEDS = {"numpy": "numpy", "pyelftools": "elftools"}
 
 def examine_reading() -> Iterator[Finding]:
     """Examine the packages for reading, symbolizing and converting."""
-    from perf_offcpu.collect.doctor.kernel import Finding, State
+    from perf_offcpu.collect.doctor import Finding, State
 
     for package, purpose in (
         ("numpy", ""),
@@ -107,7 +107,7 @@ def examine_reading() -> Iterator[Finding]:
 
 def examine_perf() -> Iterator[Finding]:
     """Examine perf: its version, how it reads off-cpu samples, its Python."""
-    from perf_offcpu.collect.doctor.kernel import Finding, State
+    from perf_offcpu.collect.doctor import Finding, State
 
     said = _output("perf", "--version")
     match = re.search(r"(\d+)\.(\d+)\S*", said)
@@ -126,7 +126,7 @@ def examine_perf() -> Iterator[Finding]:
 
 
 def _python(version: tuple[int, int]) -> Finding:
-    from perf_offcpu.collect.doctor.kernel import Finding, State
+    from perf_offcpu.collect.doctor import Finding, State
 
     part = "scripts/offcpu.py"
     if version > _EMBEDS_UNTIL:

@@ -11,7 +11,7 @@ import pytest
 from builders.console import Step, difference, run, steps
 
 from perf_offcpu.collect.bpf.config import DEFAULT_THRESHOLD_NS
-from perf_offcpu.collect.events.names import SOFTWARE
+from perf_offcpu.collect.events.parser import SOFTWARE
 from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ
 from perf_offcpu.convert.registry import FORMATS
 

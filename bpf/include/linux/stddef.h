@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-#ifndef OFFCPU_LINUX_STDDEF_H
-#define OFFCPU_LINUX_STDDEF_H
+#pragma once
 
 #undef NULL
 #define NULL ((void *)0)
 
 #undef offsetof
 #define offsetof(type, member) __builtin_offsetof(type, member)
-
-#endif

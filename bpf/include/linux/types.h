@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Integer types. Sizes are those of the BPF target, the same on every machine. */
-#ifndef OFFCPU_LINUX_TYPES_H
-#define OFFCPU_LINUX_TYPES_H
+#pragma once
 
 typedef unsigned char u8, __u8;
 typedef unsigned short u16, __u16, __be16, __le16, __sum16;
@@ -18,5 +17,3 @@ typedef _Bool bool;
 #define false 0
 typedef unsigned long size_t;
 typedef unsigned long uintptr_t;
-
-#endif

@@ -35,7 +35,7 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf.compile import compiled, compiler, is_led_elsewhere
 from perf_offcpu.collect.bpf.kernel.kept import kernel_identity
 from perf_offcpu.collect.bpf.object import BpfObject, MapShape, describe, linked
-from perf_offcpu.collect.system.limits import too_many_files
+from perf_offcpu.collect.system.privileges import too_many_files
 from perf_offcpu.errors import CapabilityError
 
 LIMIT = 32 << 20

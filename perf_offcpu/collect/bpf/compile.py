@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile C to BPF instructions with bcc. No other module imports bcc.
 
-bcc is the system's compiler for BPF: Debian and Ubuntu package it for `/usr/bin/python3` alone, as
-python3-bpfcc. (The package named `bcc` on PyPI is another program.) It asks for kernel headers, which few
-machines have; `bpf/include` holds the few declarations that it needs, and BCC_KERNEL_SOURCE names that
-directory.
+bcc is the system's compiler for BPF: Debian and Ubuntu package it for `/usr/bin/python3` alone, as python3-bpfcc. (The
+package named `bcc` on PyPI is another program.) It asks for kernel headers, which few machines have; `bpf/include`
+holds the few declarations that it needs, and BCC_KERNEL_SOURCE names that directory.
 
 Only the compiler is used. bcc also creates the maps that the source declares and writes the numbers of their
-descriptors into the instructions, so programs have to be loaded while its module exists. Afterwards the
-module, with all of LLVM's memory, is freed.
+descriptors into the instructions, so programs have to be loaded while its module exists. Afterwards the module, with
+all of LLVM's memory, is freed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from perf_offcpu.collect.system.limits import too_many_files
+from perf_offcpu.collect.system.privileges import too_many_files
 from perf_offcpu.errors import CapabilityError, RecordingError
 
 _KERNEL_SOURCE = "BCC_KERNEL_SOURCE"
@@ -41,11 +40,8 @@ _INSTALL = (
 
 
 def import_bcc() -> ModuleType:
-    """Import the BPF Compiler Collection.
-
-    Raises:
-        CapabilityError: it is missing, cannot be loaded, or is another package of this name.
-    """
+    """Import the BPF Compiler Collection. Raises CapabilityError: it is missing, cannot be loaded, or is another
+    package of this name."""
     try:
         with warnings.catch_warnings(action="ignore"):  # 0.37 with Python 3.14: its ctypes structures
             import bcc
@@ -99,6 +95,9 @@ def compiled(
 ) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
     """Compile a C file for BPF and create the maps that it declares, for as long as the `with` block lasts.
 
+    Raises CapabilityError: no bcc. Raises RecordingError: it does not compile; the message ends with the compiler's
+    output.
+
     Args:
         source: the file; `include/` next to it serves as kernel headers, its directory for #include "…".
         defines: preprocessor constants.
@@ -108,10 +107,6 @@ def compiled(
     Yields:
         Instructions by function name, and by map name the descriptors that they refer to. These belong to
         bcc: a caller that needs one after the block duplicates it.
-
-    Raises:
-        CapabilityError: no bcc.
-        RecordingError: it does not compile; the message ends with the compiler's output.
     """
     bcc = import_bcc()
     module = _compile(bcc, source, [f"-D{name}={value}" for name, value in defines.items()])
@@ -146,8 +141,8 @@ def _whole(source: Path, included: set[str] | None = None) -> str:
     # direct: the package's own sources
     for number, line in enumerate(source.read_text().splitlines(), 1):
         named = re.fullmatch(r'#include "(\w+\.h)"', line)
-        if named is None:
-            lines.append(line)
+        if named is None:  # the main file, as which bcc sees all of it, has no `#pragma once`
+            lines.append("" if line == "#pragma once" else line)
         elif named[1] not in included:
             included.add(named[1])
             part = _whole(source.with_name(named[1]), included)

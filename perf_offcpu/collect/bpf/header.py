@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the declarations that the BPF program and user space share from the C header bpf/off_cpu.h.
 
-The header has the structures of map keys and values and the enumeration of counters. A second declaration in
-Python could differ, so the few simple declarations are parsed: enumerators that count from 0, structures of
-integers and arrays of them, and integer `#define`s.
+The header has the structures of map keys and values and the enumeration of counters. A second declaration in Python
+could differ, so the few simple declarations are parsed: enumerators that count from 0, structures of integers and
+arrays of them, and integer `#define`s.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+(0x[0-9a-f]+|\d+)[ \t]*$", re.MULTILINE)
 _BLOCK = re.compile(r"^(enum|struct) (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
 _ENUMERATOR = re.compile(r"\b(?:offcpu_)?(\w+)")
-_MEMBER = re.compile(r"([su])(8|16|32|64) (\w+)(?:\[(\w+)\])?;")
+_MEMBERS = re.compile(r"([su])(8|16|32|64) (\w+(?:\[\w+\])?(?:, \w+(?:\[\w+\])?)*);")
+_MEMBER = re.compile(r"(\w+)(?:\[(\w+)\])?")
 
 _PREFIX = "offcpu_"
 
@@ -33,6 +34,8 @@ class SharedHeader:
     """Enumerators in order: the first is 0."""
     structs: Mapping[str, np.dtype[Any]]
     """Structures with the padding of C, as in maps."""
+    constants: Mapping[str, int]
+    """Integer `#define`s, by their whole names."""
 
 
 def read_header(path: Path) -> SharedHeader:
@@ -43,12 +46,18 @@ def read_header(path: Path) -> SharedHeader:
     return SharedHeader(
         {name: tuple(_ENUMERATOR.findall(body.lower())) for kind, name, body in blocks if kind == "enum"},
         {name: _structure(body, constants) for kind, name, body in blocks if kind == "struct"},
+        constants,
     )
 
 
 def _structure(body: str, constants: Mapping[str, int]) -> np.dtype[Any]:
-    members = []
-    for sign, bits, name, length in _MEMBER.findall(body):
-        shape = (constants.get(length) or int(length),) if length else ()
-        members.append((name, f"{'u' if sign == 'u' else 'i'}{int(bits) // 8}", shape))
+    members = [
+        (
+            name,
+            f"{'u' if sign == 'u' else 'i'}{int(bits) // 8}",
+            (constants.get(length) or int(length),) if length else (),
+        )
+        for sign, bits, names in _MEMBERS.findall(body)
+        for name, length in _MEMBER.findall(names)
+    ]
     return np.dtype(members, align=True)

@@ -8,23 +8,101 @@
 
 Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands for a
 recording of off-CPU time alone.
+
+Source: tools/perf/util/parse-events.c and evsel.c (names), include/uapi/linux/perf_event.h (numbers).
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from perf_offcpu.abi.attr import AttrFlag, PerfType, SoftwareConfig
-from perf_offcpu.collect.events import names
-from perf_offcpu.collect.events.names import CYCLES, HARDWARE, SOFTWARE
 from perf_offcpu.collect.events.pmu import parse_pmu_event
 from perf_offcpu.collect.events.tracepoints import tracepoint_id
 from perf_offcpu.errors import UsageError
 
 DEFAULT_EVENT = "cpu-clock"
 NO_EVENT = "none"
+
+
+SOFTWARE = {
+    "cpu-clock": SoftwareConfig.CPU_CLOCK,
+    "task-clock": SoftwareConfig.TASK_CLOCK,
+    "page-faults": SoftwareConfig.PAGE_FAULTS,
+    "faults": SoftwareConfig.PAGE_FAULTS,
+    "minor-faults": SoftwareConfig.PAGE_FAULTS_MIN,
+    "major-faults": SoftwareConfig.PAGE_FAULTS_MAJ,
+    "context-switches": SoftwareConfig.CONTEXT_SWITCHES,
+    "cs": SoftwareConfig.CONTEXT_SWITCHES,
+    "cpu-migrations": SoftwareConfig.CPU_MIGRATIONS,
+    "migrations": SoftwareConfig.CPU_MIGRATIONS,
+    "alignment-faults": SoftwareConfig.ALIGNMENT_FAULTS,
+    "emulation-faults": SoftwareConfig.EMULATION_FAULTS,
+    "cgroup-switches": SoftwareConfig.CGROUP_SWITCHES,
+}
+
+# enum perf_hw_id
+CYCLES = 0
+HARDWARE = {
+    "cycles": CYCLES,
+    "cpu-cycles": CYCLES,
+    "instructions": 1,
+    "cache-references": 2,
+    "cache-misses": 3,
+    "branches": 4,
+    "branch-instructions": 4,
+    "branch-misses": 5,
+    "bus-cycles": 6,
+    "stalled-cycles-frontend": 7,
+    "idle-cycles-frontend": 7,
+    "stalled-cycles-backend": 8,
+    "idle-cycles-backend": 8,
+    "ref-cycles": 9,
+}
+
+# enum perf_hw_cache_id, perf_hw_cache_op_id, perf_hw_cache_op_result_id; the first name of each is perf's own
+_CACHES = (
+    ("L1-dcache", "l1-d", "l1d", "L1-data"),
+    ("L1-icache", "l1-i", "l1i", "L1-instruction"),
+    ("LLC", "L2"),
+    ("dTLB", "d-tlb", "Data-TLB"),
+    ("iTLB", "i-tlb", "Instruction-TLB"),
+    ("branch", "bpu", "btb", "bpc"),
+    ("node",),
+)
+_OPERATIONS = (
+    ("load", "loads", "read"),
+    ("store", "stores", "write"),
+    ("prefetch", "prefetches", "speculative-read", "speculative-load"),
+)
+_RESULTS = (("refs", "Reference", "ops", "access"), ("misses", "miss"))
+
+
+def _cache_configs() -> dict[str, int]:
+    """Return all spellings: cache, cache-operation, cache-result, cache-operation-result; default is load."""
+    configs = {}
+    for (cache, names), (operation, operations), (result, results) in product(
+        enumerate(_CACHES), enumerate(_OPERATIONS), enumerate(_RESULTS)
+    ):
+        middles = [f"-{word}" for word in operations] + ([""] if not operation else [])
+        ends = [f"-{word}" for word in results] + ([""] if not result else [])
+        for spelling in map("".join, product(names, middles, ends)):
+            configs[spelling.lower()] = cache | operation << 8 | result << 16
+    return configs
+
+
+CACHE_CONFIGS = _cache_configs()
+"""Name in lower case, such as `l1-dcache-load-misses` or `dtlb-loads` → attr.config."""
+
+_MODES = {"u": AttrFlag.EXCLUDE_USER, "k": AttrFlag.EXCLUDE_KERNEL, "h": AttrFlag.EXCLUDE_HV}
+_SIDES = {"G": AttrFlag.EXCLUDE_GUEST, "H": AttrFlag.EXCLUDE_HOST}
+_OTHERS = {"I": AttrFlag.EXCLUDE_IDLE, "D": AttrFlag.PINNED, "e": AttrFlag.EXCLUSIVE}
+MODIFIERS = "u, k, h, G, H, I, D, e, p, pp, ppp and P"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +160,11 @@ def parse_events(texts: Iterable[str]) -> tuple[SamplingEvent, ...]:
 def _split(text: str) -> Iterator[str]:
     """Split at the commas that do not stand between slashes."""
     rest = text
-    while True:
-        found = re.match(r"(?:[^,/]|/[^/]*(?:/|$))*", rest)
-        end = found.end() if found else len(rest)
-        yield rest[:end]
-        if end == len(rest):
+    while event := re.match(r"((?:[^,/]|/[^/]*(?:/|$))*)(,?)", rest):
+        yield event[1]
+        if not event[2]:
             return
-        rest = rest[end + 1 :]
+        rest = rest[event.end() :]
 
 
 def _parse_event(text: str) -> SamplingEvent:
@@ -112,15 +188,32 @@ def _by_name(name: str) -> tuple[PerfType, int] | None:
         return PerfType.SOFTWARE, int(SOFTWARE[name])
     if name in HARDWARE:
         return PerfType.HARDWARE, HARDWARE[name]
-    if name.lower() in names.CACHE_CONFIGS:
-        return PerfType.HW_CACHE, names.CACHE_CONFIGS[name.lower()]
+    if name.lower() in CACHE_CONFIGS:
+        return PerfType.HW_CACHE, CACHE_CONFIGS[name.lower()]
     if re.fullmatch(r"r[0-9a-fA-F]{1,16}", name):
         return PerfType.RAW, int(name[1:], 16)
     return None
 
 
 def _modified(event: SamplingEvent, text: str, modifiers: str) -> SamplingEvent:
-    found = names.modifier_flags(modifiers)
-    if found is None:
-        raise UsageError(f"-e {text}: unknown modifier {modifiers!r}; known are {names.MODIFIERS}")
-    return replace(event, flags=found[0], most_precise=found[1])
+    known = modifier_flags(modifiers)
+    if known is None:
+        raise UsageError(f"-e {text}: unknown modifier {modifiers!r}; known are {MODIFIERS}")
+    return replace(event, flags=known[0], most_precise=known[1])
+
+
+def modifier_flags(text: str) -> tuple[AttrFlag, bool] | None:
+    """Return the flags for the letters after an event's colon, and whether `P` (most precise) is among them.
+
+    As in perf, naming some modes (u, k, h) or sides (G, H) excludes the others. None if a letter is unknown.
+    """
+    plain = text.replace("p", "")
+    precise = text.count("p")
+    if not re.fullmatch(r"[ukhGHIDePp]*", text) or precise > 3 or len(set(plain)) < len(plain):
+        return None
+    flags = [AttrFlag(precise * AttrFlag.PRECISE_IP_1)]
+    for kinds in (_MODES, _SIDES):
+        if set(kinds) & set(text):
+            flags += [flag for letter, flag in kinds.items() if letter not in text]
+    flags += [flag for letter, flag in _OTHERS.items() if letter in text]
+    return functools.reduce(operator.or_, flags), "P" in text

@@ -18,8 +18,7 @@ from typing import Final
 from perf_offcpu.abi.attr import Attr, PerfType
 from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.binary.fields import Order
-from perf_offcpu.collect.system.limits import too_many_files
-from perf_offcpu.collect.system.privileges import paranoid, privilege_remedy
+from perf_offcpu.collect.system.privileges import paranoid, privilege_remedy, too_many_files
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError
 
 NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"

@@ -20,10 +20,10 @@ from pathlib import Path
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
 from perf_offcpu.build_ids import kernel_build_id, module_build_id
 from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
-from perf_offcpu.collect.system.kallsyms import KALLSYMS, read_bytes, symbol_address
-from perf_offcpu.files import kernel_lines
+from perf_offcpu.collect.system.kallsyms import KALLSYMS, symbol_address
+from perf_offcpu.files import kernel_lines, read_kernel_if_any
 
-_MODULES = Path("/proc/modules")
+_MODULES = "/proc/modules"
 KERNEL_DSO = b"[kernel.kallsyms]"
 
 _LAST_BYTES = 4096
@@ -64,11 +64,11 @@ class KernelMaps:
 
     @functools.cached_property
     def _kallsyms(self) -> bytes:
-        return read_bytes(KALLSYMS)
+        return read_kernel_if_any(str(KALLSYMS))
 
     def records(self) -> Iterator[bytes]:
         """Yield the records of the kernel, its modules and its BPF programs."""
-        known, modules = self._known, read_bytes(_MODULES)
+        known, modules = self._known, read_kernel_if_any(_MODULES)
         changes = known.changes
         if not known.records or (known.made_at, known.modules) != (changes, modules):
             known.records = (*self._kernel(), *self._modules(modules), *self._bpf_programs())
@@ -131,7 +131,7 @@ def _module_files() -> dict[bytes, bytes]:
     """Return module name → path of its file, from the list that depmod makes."""
     directory = Path("/lib/modules", os.uname().release)
     files = {}
-    for line in kernel_lines(read_bytes(directory / "modules.dep")):
+    for line in kernel_lines(read_kernel_if_any(str(directory / "modules.dep"))):
         path = line.partition(b":")[0]
         name = path.rpartition(b"/")[2].partition(b".")[0].replace(b"-", b"_")
         files[name] = os.fsencode(directory) + b"/" + path

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
+from perf_offcpu.collect.bpf.last_tasks import WAITING_FOR_CPU
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.kernel_totals.reconcile import by_kernel_figures
 from perf_offcpu.perfdata.events import EventSpec
 
 I64 = NDArray[np.int64]
@@ -24,6 +24,8 @@ U64 = NDArray[np.uint64]
 
 BATCH = 256
 """Budgets in one sample: a record has room for some 500."""
+SWITCH_NS = 5000
+"""Time of a switch that may count for the thread that leaves or for the one that comes."""
 
 
 def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int) -> Iterator[bytes]:
@@ -78,9 +80,9 @@ class BudgetShares:
         if not self._written or not len(budgets):
             return shares
         written = np.concatenate(self._written)
-        at = _last_rows(written, budgets)
-        known = np.flatnonzero(at >= 0)
-        before = written[at[known]]
+        written_row = _last_rows(written, budgets)
+        known = np.flatnonzero(written_row >= 0)
+        before = written[written_row[known]]
         shares["switches"][known] -= before["switches"]
         shares["ns"][known] = _difference(shares["ns"][known], before["ns"])
         shares["begin_ns"][known] = before["end_ns"]
@@ -114,8 +116,63 @@ def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
     """Return int64[n]: the last row of `known` with the thread and begin of each wanted row, -1 if none."""
     both = np.concatenate([known, wanted])
     keys = np.stack([both["tid"].astype(np.uint64), both["begin_ns"]], axis=1)
-    unique, of = np.unique(keys, axis=0, return_inverse=True)
-    of = of.reshape(-1)
+    unique, key_of_row = np.unique(keys, axis=0, return_inverse=True)
+    key_of_row = key_of_row.reshape(-1)
     rows = np.full(len(unique), -1, np.int64)
-    np.maximum.at(rows, of[: len(known)], np.arange(len(known)))
-    return rows[of[len(known) :]]
+    np.maximum.at(rows, key_of_row[: len(known)], np.arange(len(known)))
+    return rows[key_of_row[len(known) :]]
+
+
+def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
+    """Return budgets whose time on CPUs and run-queue delay are those that the kernel counted.
+
+    The BPF program sees a wake-up when it begins (sched_waking), if at all; the kernel counts run-queue delay from
+    when the thread is in a queue, 1 to 2 us later. At a switch the program accounts some time to the other thread.
+    Where waits are many and short that adds up. So the totals are the kernel's, and the program's own counts only
+    divide them: run-queue delay by its reasons, the rest by states.
+
+    The time of each row stays the same. States get the time that was counted too much as run-queue delay,
+    and that of switches. The remainder is unknown: time on a CPU that interrupts or the hypervisor took, and
+    the making of a new thread before it first was in a queue. Threads that have not switched, and those of
+    kernels without figures, keep the program's counts: the former are exact.
+
+    Args:
+        budgets: rows of `struct offcpu_budget`, of whole lives.
+        modes: enumerators of `enum offcpu_mode`, which index their field `ns`.
+    """
+    corrected = budgets.copy()
+    rows = np.flatnonzero((budgets["switches"] > 0) & (budgets["ran_ns"] > 0))
+    number = {mode: index for index, mode in enumerate(modes)}
+    queues = [number[mode] for mode in WAITING_FOR_CPU]  # the first is that of wake-ups
+    others = [index for mode, index in number.items() if mode != "running" and index not in queues]
+    own: I64 = budgets["ns"][rows].astype(np.int64)
+    ran, queued = (
+        (budgets[f"{name}_ns"][rows] - budgets[f"{name}_before_ns"][rows]).view(np.int64) for name in ("ran", "queued")
+    )
+    wall = own.sum(axis=1)
+    ran = np.clip(ran, 0, wall)
+    queued = np.clip(queued, 0, wall - ran)
+    in_queues, in_others = own[:, queues].sum(axis=1), own[:, others].sum(axis=1)
+    slack = np.maximum(in_queues - queued, 0) + SWITCH_NS * budgets["switches"][rows].astype(np.int64)
+    rest = np.where(in_others > 0, np.minimum(wall - ran - queued, in_others + slack), 0)
+    ns = np.zeros_like(own)
+    ns[:, number["running"]] = ran
+    exact = queues[1:]  # from switch to switch
+    in_exact = np.minimum(own[:, exact].sum(axis=1), queued)
+    ns[:, exact] = _divided(in_exact, own[:, exact])
+    ns[:, queues[0]] = queued - in_exact
+    ns[:, others] = _divided(rest, own[:, others])
+    ns[:, number["unknown"]] += wall - ran - queued - rest
+    corrected["ns"][rows] = ns.astype(np.uint64)
+    return corrected
+
+
+def _divided(totals: I64, parts: I64) -> I64:
+    """Return int64[n, parts]: rows in the proportions of `parts` with these totals.
+
+    The largest part takes the remainder.
+    """
+    ratio = totals / np.maximum(parts.sum(axis=1), 1)
+    divided: I64 = (parts * ratio[:, None]).astype(np.int64)
+    divided[np.arange(len(parts)), parts.argmax(axis=1)] += totals - divided.sum(axis=1)
+    return divided

@@ -17,13 +17,13 @@ from typing import TypeVar
 from perf_offcpu import losses
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.collector import Collector
+from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.kernel_totals.python_stacks import with_python_functions
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.object_table import ObjectTable
 from perf_offcpu.collect.output.totals import KernelTotals
-from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.background import in_background, stepping_until

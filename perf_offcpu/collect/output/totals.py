@@ -29,8 +29,7 @@ from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.background import stepping_until
 from perf_offcpu.collect.system.clock import now_ns
-from perf_offcpu.collect.wait_objects.owners import with_holders
-from perf_offcpu.collect.wait_objects.polled import with_polled
+from perf_offcpu.collect.wait_objects.owners import with_holders, with_polled
 from perf_offcpu.errors import FileFullError
 
 LONGEST_PACE_S = 5.0

@@ -20,8 +20,6 @@ MOUNTS = "/proc/self/mountinfo"
 _CGROUP_MOUNT = re.compile(
     rb"\d+ \d+ \d+:\d+ [^ ]+ (?P<mount>[^ ]+) [^ ]+(?: [^ ]+)* - (?P<kind>cgroup2?) [^ ]* (?P<options>[^ ]*)"
 )
-_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
-"""Spaces, tabs, newlines and backslashes in names (mangle() in fs/seq_file.c)."""
 _V1_NAMES = {"blkio": "io"}  # mount option → name in the kernel, where they differ
 _NO_CONTROLLER = frozenset(("rw", "ro", "xattr", "noprefix", "clone_children", "all", "none"))
 
@@ -58,7 +56,7 @@ def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
 
 
 def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
-    for hierarchy in sorted(mounted, key=lambda one: (one.controller != "", -len(one.mount))):
+    for hierarchy in sorted(mounted, key=lambda known: (known.controller != "", -len(known.mount))):
         if name.startswith("/") and Path(name).is_relative_to(hierarchy.mount):
             path = Path(name)
         else:
@@ -70,7 +68,7 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
             raise UsageError(f"-G {name}: the hierarchy {hierarchy.mount} has no controller to go by")
         # direct: a directory of the kernel
         return Group(str(path), path.stat().st_ino, hierarchy.controller)
-    places = ", ".join(one.mount for one in mounted) or "no hierarchy, because none is mounted"
+    places = ", ".join(hierarchy.mount for hierarchy in mounted) or "no hierarchy, because none is mounted"
     raise TargetError(f"-G {name}: there is no such control group in {places}")
 
 
@@ -79,19 +77,24 @@ def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
 
     Mount points of other file systems have names that any user may have chosen: these lines are ignored.
     """
-    found = []
+    mounted = []
     for line in kernel_lines(mountinfo):
         if not (match := _CGROUP_MOUNT.fullmatch(line)):
             continue
         options = os.fsdecode(match["options"]).split(",")
-        names = [one for one in options if one not in _NO_CONTROLLER and "=" not in one]
+        names = [option for option in options if option not in _NO_CONTROLLER and "=" not in option]
         v1 = _V1_NAMES.get(names[0], names[0]) if names else None
-        mount = _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), match["mount"])
-        found.append(Hierarchy(os.fsdecode(mount), "" if match["kind"] == b"cgroup2" else v1))
-    return tuple(found)
+        mount = os.fsdecode(unescaped(match["mount"]))
+        mounted.append(Hierarchy(mount, "" if match["kind"] == b"cgroup2" else v1))
+    return tuple(mounted)
+
+
+def unescaped(name: bytes) -> bytes:
+    """Return a name in which mangle() of fs/seq_file.c has escaped spaces, tabs, newlines and backslashes."""
+    return re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), name)
 
 
 def cgroup2_mount(mountinfo: bytes) -> bytes | None:
     """Return the mount point of the unified hierarchy from the text of /proc/PID/mountinfo (proc(5))."""
-    found = (one for one in hierarchies(mountinfo) if one.controller == "")
-    return next((os.fsencode(one.mount) for one in found), None)
+    mounts = (os.fsencode(hierarchy.mount) for hierarchy in hierarchies(mountinfo) if hierarchy.controller == "")
+    return next(mounts, None)

@@ -5,17 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perf_offcpu.files import read_kernel
-
 KALLSYMS = Path("/proc/kallsyms")
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file of the kernel, b"" where there is none (no modules, no symbols)."""
-    try:
-        return read_kernel(str(path))
-    except OSError:
-        return b""
 
 
 def text_address() -> int:

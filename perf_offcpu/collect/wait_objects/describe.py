@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,13 +15,21 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import MAGIC, OBJECTS, TEXTS, VERSION, ObjectKind
 from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.existing.maps import read_maps
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
-from perf_offcpu.collect.wait_objects.epoll import EPOLL
-from perf_offcpu.collect.wait_objects.mounts import Mounts
-from perf_offcpu.collect.wait_objects.names import PIDFD, Texts, comm_of, socket_texts
-from perf_offcpu.collect.wait_objects.naming import FILES, SIDES, Naming
+from perf_offcpu.collect.wait_objects.names import (
+    PIDFD,
+    Mounts,
+    Texts,
+    access_mode,
+    comm_of,
+    descriptor_path,
+    place_of,
+    process_of,
+    socket_texts,
+)
 from perf_offcpu.collect.wait_objects.peers import FIRST, Ends, holders_in
-from perf_offcpu.collect.wait_objects.sockets import ListeningPorts
+from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watched_by
 from perf_offcpu.losses import Losses
 
 Described = dict[str, Any]
@@ -31,7 +40,9 @@ _MOST_TEXT: Final = 24 << 10
 _MOST_OBJECTS: Final = 128
 PORTS_S: Final = 2.0
 """Time after which listening ports are read again."""
-_MODES: Final = {text: mode for mode, text in SIDES.items()}
+_FILES: Final = (ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK)
+_SIDES: Final = {os.O_RDONLY: b"read end", os.O_WRONLY: b"write end"}
+_MODES: Final = {text: mode for mode, text in _SIDES.items()}
 _SCAN_S: Final = 1.0
 _PATIENCE_S: Final = 0.5
 _BY_PORT: Final = (b"tcp", b"mptcp")
@@ -47,13 +58,42 @@ class Describer:
 
     def __init__(self, lost: Losses, ports_s: float = PORTS_S) -> None:
         self._lost, self._avoided, self._ports = lost, Avoided(), ListeningPorts(ports_s)
-        self._naming: Naming | None = None
+        self._dtype: np.dtype[Any] | None = None  # of `struct offcpu_object`
         self._helper = Helper(self._work, _PATIENCE_S)
 
     def _work(self, item: tuple[Any, ...]) -> Any:
-        """Look into one process: this is the helper."""
-        assert self._naming is not None
-        return self._naming.names(*item) if len(item) == 2 else holders_in(*item)
+        """Look into one process: this is the helper.
+
+        A process can lock its list of mappings, and its epoll instances, for as long as it likes.
+        """
+        return self._names(*item) if len(item) == 2 else holders_in(*item)
+
+    def _names(self, pid: int, raw: bytes) -> list[Texts]:
+        """Return the texts that /proc has of the objects of a process, rows of `struct offcpu_object`."""
+        rows = np.frombuffer(raw, self._dtype)
+        maps, mounts = b"", Mounts()
+        if (rows["kind"] == ObjectKind.FUTEX).any():
+            with contextlib.suppress(OSError):  # it is gone
+                maps = read_maps(pid)
+        return [self._texts(row, pid, maps, mounts) for row in rows]
+
+    def _texts(self, row: NDArray[Any], pid: int, maps: bytes, mounts: Mounts) -> Texts:
+        kind, fd = int(row["kind"]), int(row["fd"])
+        if kind == ObjectKind.FUTEX:
+            return {"place": place_of(maps, int(row["address"]), int(row["sp"]))}
+        if kind == ObjectKind.ANONYMOUS:
+            if bytes(row["name"]).startswith(EPOLL):
+                return {"name": watched_by(pid, fd) or EPOLL}
+            return {"name": process_of(pid, fd) or PIDFD}
+        if kind == ObjectKind.SOCKET:
+            is_accepted = int(row["local_port"]) in self._ports.of(pid)
+            return {"place": b"accepted"} if is_accepted else {}
+        path = descriptor_path(pid, fd, int(row["inode"]))
+        if kind != ObjectKind.PIPE:
+            return {"name": path or mounts.path(bytes(row["name"]), int(row["device"]))}
+        mode = access_mode(pid, fd) if path else None
+        is_named = not path.startswith(b"pipe:[")
+        return {"name": path if is_named else b"", "place": b"" if mode is None else _SIDES.get(mode, b"")}
 
     def finish_until(self, time_s: float) -> None:
         """Leave out names that are not known at a time (`time.monotonic`)."""
@@ -73,18 +113,18 @@ class Describer:
         texts = [_own_texts(row) for row in rows]
         if names:
             self._add_names(rows, texts)
-        objects = [_numbers(row) | dict.fromkeys(TEXTS, b"") | one for row, one in zip(rows, texts, strict=True)]
+        objects = [_numbers(row) | dict.fromkeys(TEXTS, b"") | own for row, own in zip(rows, texts, strict=True)]
         if names:
             self._add_peers(objects)
         return objects
 
     def described_again(self, rows: NDArray[Any]) -> list[Described]:
         """Describe epoll instances that processes still have: they may watch others than before."""
-        return [one for one in self.describe(rows) if one["name"] != EPOLL]
+        return [described for described in self.describe(rows) if described["name"] != EPOLL]
 
     def _add_names(self, rows: NDArray[Any], texts: list[Texts]) -> None:
         """Add the texts that /proc has."""
-        self._naming = self._naming or Naming(rows.dtype, self._ports)
+        self._dtype = rows.dtype
         rows_of: dict[int, list[int]] = {}
         for at, (row, known) in enumerate(zip(rows, texts, strict=True)):
             if _is_in_proc(row, known):
@@ -97,22 +137,22 @@ class Describer:
                 self._lost.add(losses.OBJECTS_UNNAMED, len(places))
             for at, found in zip(places, answer.value or [{}] * len(places), strict=True):
                 texts[at] |= found
-                if not found and rows[at]["kind"] in FILES:
+                if not found and rows[at]["kind"] in _FILES:
                     texts[at]["name"] = mounts.path(bytes(rows[at]["name"]), int(rows[at]["device"]))
 
     def _add_peers(self, objects: list[Described]) -> None:
         """Add the processes at the other ends of pipes and Unix sockets."""
-        pipes = [one for one in objects if one["kind"] == ObjectKind.PIPE]
-        sockets = [one for one in objects if one["peer_inode"]]
+        pipes = [pipe for pipe in objects if pipe["kind"] == ObjectKind.PIPE]
+        sockets = [unix for unix in objects if unix["peer_inode"]]
         if not pipes and not sockets:
             return
-        inodes = {*(one["inode"] for one in pipes), *(one["peer_inode"] for one in sockets)}
+        inodes = {*(pipe["inode"] for pipe in pipes), *(unix["peer_inode"] for unix in sockets)}
         ends = self._find_ends(frozenset(map(str, inodes)))
-        peers = [(one, ends.of_pipe(one["inode"], one["pid"], _MODES.get(one["place"]))) for one in pipes]
-        peers += [(one, ends.of_socket(one["peer_inode"])) for one in sockets]
-        for one, pids in peers:
+        peers = [(pipe, ends.of_pipe(pipe["inode"], pipe["pid"], _MODES.get(pipe["place"]))) for pipe in pipes]
+        peers += [(unix, ends.of_socket(unix["peer_inode"])) for unix in sockets]
+        for described, pids in peers:
             if pids:
-                one["peer_pid"], one["peer_comm"] = pids[0], comm_of(pids[0])
+                described["peer_pid"], described["peer_comm"] = pids[0], comm_of(pids[0])
 
     def _find_ends(self, inodes: frozenset[str]) -> Ends:
         """Look for pipes and sockets in all processes."""
@@ -131,8 +171,8 @@ class Describer:
 
 def needs_scan(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Return bool[n]: True for objects whose other ends are looked for in all processes."""
-    found: NDArray[np.bool_] = (rows["kind"] == ObjectKind.PIPE) | (rows["peer_inode"] != 0)
-    return found
+    needed: NDArray[np.bool_] = (rows["kind"] == ObjectKind.PIPE) | (rows["peer_inode"] != 0)
+    return needed
 
 
 def is_epoll(row: Any) -> bool:
@@ -158,24 +198,13 @@ def _is_in_proc(row: Any, texts: Texts) -> bool:
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         return texts["protocol"] in _BY_PORT and bool(texts["remote"])
-    return texts.get("name") in (EPOLL, PIDFD) or kind in (ObjectKind.FUTEX, ObjectKind.PIPE, *FILES)
+    return texts.get("name") in (EPOLL, PIDFD) or kind in (ObjectKind.FUTEX, ObjectKind.PIPE, *_FILES)
 
 
 def _numbers(row: Any) -> Described:
-    is_futex = row["kind"] == ObjectKind.FUTEX
-    return {
-        "id": int(row["id"]),
-        "kind": int(row["kind"]),
-        "operation": int(row["protocol"]) if is_futex else 0,
-        "pid": int(row["pid"]),
-        "device": int(row["device"]),
-        "number": int(row["number"]),
-        "inode": int(row["inode"]),
-        "address": int(row["address"]),
-        "peer_inode": int(row["peer_inode"]),
-        "peer_pid": 0,
-        "reserved2": 0,
-    }
+    operation = int(row["protocol"]) if row["kind"] == ObjectKind.FUTEX else 0
+    names = ("id", "kind", "pid", "device", "number", "inode", "address", "peer_inode")
+    return {"operation": operation, "peer_pid": 0, "reserved2": 0, **{name: int(row[name]) for name in names}}
 
 
 def object_payloads(objects: list[Described]) -> list[bytes]:

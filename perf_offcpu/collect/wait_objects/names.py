@@ -7,15 +7,16 @@ Nothing here opens a file of the process, nor asks its file system, which may ha
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
 from typing import Any, Final
 
-from perf_offcpu.collect.existing.maps import Mapping, mappings_at
-from perf_offcpu.files import read_kernel
+from perf_offcpu.collect.existing.maps import mappings_at
+from perf_offcpu.collect.system.cgroups import MOUNTS, unescaped
+from perf_offcpu.files import kernel_lines, read_kernel, read_kernel_if_any
 
-_GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
 _INODE: Final = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
 _FLAGS: Final = re.compile(rb"^flags:\t([0-7]+)$", re.MULTILINE)
 _PID: Final = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
@@ -31,33 +32,32 @@ _MAPPED: Final = bytes(10) + b"\xff\xff"
 """The first bytes of an IPv6 address that stands for one of IPv4 (RFC 4291)."""
 
 
+def _in_fdinfo(pid: int, fd: int, line: re.Pattern[bytes]) -> bytes:
+    """Return the value in a line of /proc/PID/fdinfo/FD; b"" if there is none."""
+    match = line.search(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
+    return match[1] if match else b""
+
+
 def descriptor_path(pid: int, fd: int, inode: int) -> bytes:
     """Return what /proc/PID/fd/FD refers to, if it is still the file with this inode; else b""."""
+    if _in_fdinfo(pid, fd, _INODE) != b"%d" % inode:  # Linux before 5.14 does not tell
+        return b""
     try:
-        found = _INODE.search(read_kernel(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
-        if found is None or int(found[1]) != inode:  # Linux before 5.14 does not tell
-            return b""
         return os.readlink(f"/proc/{pid}/fd/{fd}".encode())[:_MOST_NAME]  # direct: not followed
-    except (*_GONE, OSError):
+    except OSError:
         return b""
 
 
 def access_mode(pid: int, fd: int) -> int | None:
     """Return os.O_RDONLY, O_WRONLY or O_RDWR of a descriptor; None if it is gone."""
-    try:
-        found = _FLAGS.search(read_kernel(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
-    except OSError:
-        return None
-    return int(found[1], 8) & os.O_ACCMODE if found else None
+    flags = _in_fdinfo(pid, fd, _FLAGS)
+    return int(flags, 8) & os.O_ACCMODE if flags else None
 
 
 def process_of(pid: int, fd: int) -> bytes:
     """Return `[pidfd] of 1234`, or b"" if a descriptor is none for a process."""
-    try:
-        found = _PID.search(read_kernel(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
-    except OSError:
-        return b""
-    return PIDFD + b" of " + found[1] if found else b""
+    process = _in_fdinfo(pid, fd, _PID)
+    return process and PIDFD + b" of " + process
 
 
 def endpoint(family: int, address: bytes, port: int) -> bytes:
@@ -92,10 +92,8 @@ def place_of(maps: bytes, address: int, sp: int) -> bytes:
         sp: stack pointer of a thread that waits for the address.
     """
     mapping, before = mappings_at(maps, address)
-    return b"" if mapping is None else _place(mapping, before, address, sp)
-
-
-def _place(mapping: Mapping, before: Mapping | None, address: int, sp: int) -> bytes:
+    if mapping is None:
+        return b""
     if mapping.permissions.endswith(b"s"):
         return b"%s+%#x" % (mapping.name[:_MOST_NAME], address - mapping.start + mapping.offset)
     if mapping.inode:
@@ -109,10 +107,7 @@ def _place(mapping: Mapping, before: Mapping | None, address: int, sp: int) -> b
 
 def comm_of(pid: int) -> bytes:
     """Return the comm of a process; b"" if it is gone."""
-    try:
-        return read_kernel(f"/proc/{pid}/comm", 64)[:-1]
-    except OSError:
-        return b""
+    return read_kernel_if_any(f"/proc/{pid}/comm", 64)[:-1]
 
 
 Texts = dict[str, bytes]
@@ -129,3 +124,42 @@ def socket_texts(row: Any) -> Texts:
         texts["local"] = endpoint(family, local, int(row["local_port"]))
         texts["remote"] = endpoint(family, remote, int(row["remote_port"])) if row["remote_port"] else b""
     return texts
+
+
+class Mounts:
+    """The mounts that the recorder sees, read when the first path asks for them (proc_pid_mountinfo(5)).
+
+    The BPF program reads the names from a file that is not open any more up to the root of its file system; this is
+    where that is mounted.
+    """
+
+    @functools.cached_property
+    def _by_device(self) -> dict[tuple[int, int], list[tuple[bytes, bytes]]]:
+        """Return device → parts of its file system, and where each is mounted."""
+        mounts: dict[tuple[int, int], list[tuple[bytes, bytes]]] = {}
+        for line in kernel_lines(read_kernel(MOUNTS)):
+            if words := re.match(rb"\d+ \d+ (\d+):(\d+) ([^ ]+) ([^ ]+) ", line):
+                place = unescaped(words[3]), unescaped(words[4])
+                mounts.setdefault((int(words[1]), int(words[2])), []).append(place)
+        return mounts
+
+    def path(self, names: bytes, device: int) -> bytes:
+        """Return the path of a file.
+
+        Args:
+            names: of the file, of its directory and so on, a NUL after each; "/" where the root was reached.
+            device: of the file system: major << 20 | minor.
+
+        Returns:
+            The path from the recorder's root; that from the root of the file system where it is not mounted
+            here; or the last names of a path that is too long or too deep.
+        """
+        parts = names.rstrip(b"\0").split(b"\0")
+        if parts[-1] != b"/":
+            return b"/".join(reversed(parts))
+        path = b"/" + b"/".join(reversed(parts[:-1]))
+        for root, point in self._by_device.get((device >> 20, device & 0xFFFFF), []):
+            inside = root.rstrip(b"/")
+            if path == inside or path.startswith(inside + b"/"):
+                return os.path.join(point, path[len(inside) :].lstrip(b"/"))
+        return path

@@ -1,65 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read who holds the locks for which threads are still blocked, from the locks' words, and the timeouts.
+"""Read what threads are still blocked for from memory of their processes: owners of locks, timeouts, descriptors.
 
-The layouts are those of bpf/lock_owner.h. At the end of a wait the word has changed already, so that this is
-for waits that have not ended.
+BPF reads it for waits that end. By then the word of a lock has changed already, and the descriptor of poll() or
+select() may be another one.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
 import struct
 import time
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.abi.syscalls import call_numbers
+from perf_offcpu.abi.syscalls import call_numbers, syscall_names
+from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.kernel_totals.memory import Unread, of_each, read_memory
-from perf_offcpu.collect.kernel_totals.user_stacks import arguments_of
-from perf_offcpu.files import read_kernel
+from perf_offcpu.collect.kernel_totals.user_stacks import arguments_of, registers_of
+from perf_offcpu.files import read_kernel_if_any
+from perf_offcpu.resources import bpf_dir
 
 _WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
-_REALTIME, _LONGEST_NS = 256, int(np.iinfo(np.int64).max)
-_COMMAND, _WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2 = 0x7F, 0, 6, 9, 13  # include/uapi/linux/futex.h
-_TID_MASK, _WAITERS = 0x3FFFFFFF, 0x80000000
-_MUTEX, _RWLOCK = 2, 3  # values of contended locks
-_MUTEX_KINDS, _MOST_USERS = 0x1FF, 1 << 20
+_LONGEST_NS = int(np.iinfo(np.int64).max)
 _NSPID: Final = re.compile(rb"^NSpid:\t([\d\t]+)$", re.MULTILINE)
 
 
+_POLLFD: Final = struct.Struct("=ihh")
+_WORD: Final = 8
+_MOST_DESCRIPTORS: Final = 1024  # FD_SETSIZE
+_POLLS, _SELECTS = ("poll", "ppoll"), ("select", "pselect6")
+_IN_OBJECT: Final = ("object_id", "object_lost", "asked_ns")
+
+
+@functools.cache
+def _futex() -> Mapping[str, int]:
+    """Return the numbers of futex(2) and of glibc's locks by name, as the BPF programs have them."""
+    return dict(ChainMap(*(read_header(bpf_dir() / name).constants for name in ("arguments.h", "lock_owner.h"))))
+
+
 def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
-    """Return the thread id in the words of a lock that begin with its futex; 0 unknown.
+    """Return the thread id in the words of a lock that begin with its futex; 0 unknown: lock_owner() of BPF.
 
     Args:
         operation: of futex(2).
         value: the value that the caller expected in the futex.
     """
-    command = operation & _COMMAND
-    if command in (_LOCK_PI, _LOCK_PI2):
-        return words[0] & _TID_MASK
-    if command not in (_WAIT, _WAIT_BITSET):
+    numbers = _futex()
+    command = operation & numbers["FUTEX_COMMAND"]
+    if command in (numbers["FUTEX_LOCK_PI"], numbers["FUTEX_LOCK_PI2"]):
+        return words[0] & numbers["FUTEX_TID_MASK"]
+    if command not in (numbers["FUTEX_WAIT"], numbers["FUTEX_WAIT_BITSET"]):
         return 0
-    if value & _WAITERS:
-        return value & _TID_MASK
-    if value == _RWLOCK:
-        return _writer_in(words)
-    is_mutex = words[0] == value == _MUTEX and words[3] <= _MOST_USERS and words[4] <= _MUTEX_KINDS
-    return words[2] if is_mutex else 0
-
-
-def _writer_in(words: tuple[int, ...]) -> int:
-    """Return the writer of a pthread_rwlock_t, of which threads wait for one of two words."""
-    if words[2]:  # padding, whichever of both it is
+    if value & numbers["FUTEX_WAITERS"]:
+        return value & numbers["FUTEX_TID_MASK"]
+    if value == numbers["MUTEX_CONTENDED"]:
+        fits = words[3] <= numbers["MOST_USERS"] and words[4] <= numbers["MUTEX_KINDS"]
+        return words[2] if words[0] == value and fits else 0
+    if value != numbers["RWLOCK_CONTENDED"] or words[2]:  # padding, whichever of both words threads wait for
         return 0
-    if words[3]:
-        return 0 if words[1] else words[3]
-    return words[4]
+    return words[4] if not words[3] else words[3] if not words[1] else 0
 
 
 def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
@@ -70,12 +78,13 @@ def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
         since_ns: begin of the wait, CLOCK_MONOTONIC.
     """
     seconds, ns = _TIMESPEC.unpack(spec)
-    command, moment = operation & _COMMAND, seconds * 10**9 + ns
-    if command == _WAIT:
-        return int(min(max(moment, 0), _LONGEST_NS))
-    if operation & _REALTIME or command == _LOCK_PI:
+    numbers, moment = _futex(), int(seconds) * 10**9 + int(ns)
+    command = operation & numbers["FUTEX_COMMAND"]
+    if command == numbers["FUTEX_WAIT"]:
+        return min(max(moment, 0), _LONGEST_NS)
+    if operation & numbers["FUTEX_CLOCK_REALTIME"] or command == numbers["FUTEX_LOCK_PI"]:
         moment -= time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return int(min(max(moment - since_ns, 0), _LONGEST_NS))
+    return min(max(moment - since_ns, 0), _LONGEST_NS)
 
 
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
@@ -88,9 +97,9 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     rows = last.waiting()
     rows = rows[np.isin(last.tasks["syscall"][rows], futexes) & (last.tasks["object_id"][rows] != 0)]
     pids = last.tasks["pid"][rows].tolist()
-    found = of_each(rows.tolist(), pids, lambda row: _holder_and_timeout(last.tasks[row]), unread)
+    holders = of_each(rows.tolist(), pids, lambda row: _holder_and_timeout(last.tasks[row]), unread)
     tasks = last.tasks.copy()
-    for row, (tid, asked_ns) in found.items():
+    for row, (tid, asked_ns) in holders.items():
         if tid:
             tasks["holder_tid"][row] = tid
         if asked_ns is not None:
@@ -112,10 +121,60 @@ def _holder_and_timeout(task: NDArray[Any]) -> tuple[int, int | None]:
 def _outer(pid: int, tid: int) -> int:
     """Return the id here of a thread of a process that knows it as `tid`; 0 if there is none."""
     for name in os.listdir(f"/proc/{pid}/task"):
-        try:
-            ids = _NSPID.search(read_kernel(f"/proc/{pid}/task/{name}/status", 1 << 16))
-        except OSError:
-            continue
+        ids = _NSPID.search(read_kernel_if_any(f"/proc/{pid}/task/{name}/status", 1 << 16))
         if ids and int(ids[1].split()[-1]) == tid:
             return int(name)
     return 0
+
+
+def with_polled(
+    last: LastTasks, tell: Callable[[NDArray[Any], Sequence[int]], None], again: Callable[[], LastTasks], unread: Unread
+) -> LastTasks:
+    """Set the objects of tasks that wait for one descriptor in poll() or select().
+
+    Args:
+        tell: gets rows of `struct offcpu_last` and the descriptor of each.
+        again: runs the iterator once more.
+        unread: counts the tasks for which there is no time.
+    """
+    names = syscall_names(platform.machine())
+    calls = [number for number, name in names.items() if name in (*_POLLS, *_SELECTS)]
+    is_64_bit = registers_of(last.tasks)["ip"] != 0
+    rows = last.waiting()
+    rows = rows[np.isin(last.tasks["syscall"][rows], calls) & is_64_bit[rows]]
+
+    def read(row: int) -> int:
+        task = last.tasks[row]
+        return only_descriptor(task, names[int(task["syscall"])] in _SELECTS)
+
+    descriptors = of_each(rows.tolist(), last.tasks["pid"][rows].tolist(), read, unread)
+    polled = {row: fd for row, fd in descriptors.items() if fd >= 0}
+    if not polled:
+        return last
+    tell(last.tasks[list(polled)], list(polled.values()))
+    later = again()
+    still = last.stand_still(later)
+    later_row = {int(tid): row for row, tid in enumerate(later.tasks["tid"].tolist())}
+    tasks = last.tasks.copy()
+    for row in filter(still.__getitem__, polled):  # so it is among the later tasks
+        for name in _IN_OBJECT:
+            tasks[name][row] = later.tasks[name][later_row[int(tasks["tid"][row])]]
+    return replace(last, tasks=tasks)
+
+
+def only_descriptor(task: NDArray[Any], is_select: bool) -> int:
+    """Return the descriptor of poll(), or with `is_select` of select(); -1 for several, or none."""
+    arguments, tid = arguments_of(task), int(task["tid"])
+    if not is_select:
+        entry = read_memory(tid, arguments[0], _POLLFD.size) if arguments[1] == 1 else b""
+        return int(_POLLFD.unpack(entry)[0]) if entry else -1
+    number = arguments[0] & 0xFFFFFFFF
+    if not 0 < number <= _MOST_DESCRIPTORS:
+        return -1
+    bits = 0
+    for address in filter(None, arguments[1:4]):
+        words = read_memory(tid, address, -(-number // (8 * _WORD)) * _WORD)
+        if not words:
+            return -1
+        bits |= int.from_bytes(words, "little") & (1 << number) - 1
+    return bits.bit_length() - 1 if bits.bit_count() == 1 else -1

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the sockets of a process's network namespace from /proc/PID/net (proc_pid_net(5))."""
+"""Read the sockets of a process's network namespace (proc_pid_net(5)), and those that an epoll instance watches."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from perf_offcpu.collect.wait_objects.names import endpoint
-from perf_offcpu.files import kernel_lines, read_kernel
+from perf_offcpu.files import kernel_lines, read_kernel_if_any
 
 _MOST_BYTES: Final = 4 << 20
 _BLOCK: Final = 1 << 16
@@ -22,6 +23,14 @@ _LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9
 _ACCEPTS: Final = 1 << 16
 """__SO_ACCEPTCON in /proc/net/unix: the socket listens."""
 _TABLES: Final = {"tcp": "tcp", "tcp6": "tcp", "udp": "udp", "udp6": "udp"}
+
+EPOLL: Final = b"[eventpoll]"
+"""The kernel's name of an epoll instance."""
+
+_WATCHED: Final = re.compile(rb"^tfd:\s+(\d+) ", re.MULTILINE)
+_SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
+_MOST_WATCHED: Final = 64
+_MOST_NAMED: Final = 3
 
 
 class Socket(NamedTuple):
@@ -69,7 +78,7 @@ class ListeningPorts:
         now = time.monotonic()
         until, ports = self._known.get(namespace, (0.0, frozenset[int]()))
         if now >= until:
-            self._known = {key: one for key, one in self._known.items() if one[0] > now}
+            self._known = {key: known for key, known in self._known.items() if known[0] > now}
             ports = listening_ports(pid)
             self._known[namespace] = now + self._valid_s, ports
         return ports
@@ -77,24 +86,24 @@ class ListeningPorts:
 
 def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
     """Return inode → socket, for some inodes in the network namespace of a process."""
-    found: dict[bytes, Socket] = {}
+    sockets: dict[bytes, Socket] = {}
     for line in _lines(pid, "unix"):
         words = line.split(None, _UNIX_PATH)
         if len(words) > _UNIX_INODE and words[_UNIX_INODE] in inodes:
             path = words[_UNIX_PATH] if len(words) > _UNIX_PATH else b""
             listens = bool(int(words[_UNIX_FLAGS], 16) & _ACCEPTS)
-            found[words[_UNIX_INODE]] = Socket(b"unix " + path if path else b"", not path, listens)
+            sockets[words[_UNIX_INODE]] = Socket(b"unix " + path if path else b"", not path, listens)
     ports: set[bytes] = set()
     for table, protocol in _TABLES.items():
-        for line in _lines(pid, table) if len(found) < len(inodes) else ():
+        for line in _lines(pid, table) if len(sockets) < len(inodes) else ():
             words = line.split(None, _INODE + 1)
             if len(words) <= _INODE:
                 continue
             if protocol == "tcp" and words[_STATE] == _LISTENS:
                 ports.add(words[_LOCAL].rpartition(b":")[2])
             if words[_INODE] in inodes:
-                found[words[_INODE]] = _internet_socket(protocol.encode(), words, ports)
-    return found
+                sockets[words[_INODE]] = _internet_socket(protocol.encode(), words, ports)
+    return sockets
 
 
 def _internet_socket(protocol: bytes, words: list[bytes], ports: set[bytes]) -> Socket:
@@ -106,10 +115,7 @@ def _internet_socket(protocol: bytes, words: list[bytes], ports: set[bytes]) -> 
 
 
 def _lines(pid: int, table: str) -> list[bytes]:
-    try:
-        return kernel_lines(read_kernel(f"/proc/{pid}/net/{table}", _MOST_BYTES))[1:]
-    except OSError:
-        return []
+    return kernel_lines(read_kernel_if_any(f"/proc/{pid}/net/{table}", _MOST_BYTES))[1:]
 
 
 def _first_lines(path: str) -> Iterator[bytes]:
@@ -138,3 +144,39 @@ def _address(text: str) -> bytes:
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
     number = int(port, 16)
     return endpoint(family, b"".join(words).ljust(16, b"\0"), number) if number else b""
+
+
+def watched_by(pid: int, fd: int) -> bytes:
+    """Return what an epoll instance watches, or b"" if it is gone.
+
+    [eventpoll] of unix /run/x.sock                                   one socket, next to eventfds and pipes
+    [eventpoll] of tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80 and 4 more   several
+    [eventpoll] of 5 descriptors                                      none with a name
+
+    A server's backend watches its client next to eventfds and pipes of its own, so that one socket among
+    several descriptors is what it waits for. Of several, connections of clients are only counted.
+    Waits that a descriptor ended have that one as their object: this is for the others.
+    """
+    text = read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", _MOST_BYTES)
+    numbers = [int(number) for number in _WATCHED.findall(text)]
+    if not numbers:
+        return b""
+    sockets = []
+    for number in numbers[:_MOST_WATCHED]:
+        try:
+            link = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{number}"))  # direct: not followed
+        except OSError:
+            continue
+        if link:
+            sockets.append(link[1].encode())
+    watched = [*sockets_of(pid, frozenset(sockets)).values()] if sockets else []
+    if len(sockets) == 1 and len(numbers) <= _MOST_WATCHED:
+        names, more = [only.name or b"a Unix socket" for only in watched], 0
+    else:
+        outward = [socket.name for socket in watched if socket.name and socket.is_outward]
+        listening = [socket.name for socket in watched if socket.name and socket.listens]
+        names = list(dict.fromkeys([*sorted(outward), *sorted(listening)]))[:_MOST_NAMED]
+        more = len(numbers) - sum(name in names for name in (*outward, *listening))
+    if not names:
+        return EPOLL + b" of %d descriptors" % len(numbers)
+    return EPOLL + b" of " + b", ".join(names) + (b" and %d more" % more if more else b"")

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     Without a command the status is 128 + signal if a signal ended the recording, else 0.
     """
-    from perf_offcpu.collect.process_tree import left_out
-    from perf_offcpu.collect.recording import record
+    from perf_offcpu.collect.session import record
+    from perf_offcpu.collect.targets import left_out
 
     options = options_of(args, sys.argv)
     if not args.quiet and options.target.processes:

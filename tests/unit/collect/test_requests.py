@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from perf_offcpu.collect.control import Command, Control, ControlFds, parse_control
+from perf_offcpu.collect.control import Command, Control, ControlFds, Requests, parse_control
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.session import Session
 from perf_offcpu.collect.system.signals import RecordingSignals

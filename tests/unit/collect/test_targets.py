@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 
 from perf_offcpu.collect.bpf.config import Targets
-from perf_offcpu.collect.process_tree import descendants, left_out
 from perf_offcpu.collect.system.cgroups import Hierarchy, hierarchies
-from perf_offcpu.collect.targets import Target, TargetWatch, check_target, choose_target, process_of
+from perf_offcpu.collect.targets import (
+    Target,
+    TargetWatch,
+    check_target,
+    choose_target,
+    descendants,
+    left_out,
+    process_of,
+)
 from perf_offcpu.errors import TargetError, UsageError
 
 

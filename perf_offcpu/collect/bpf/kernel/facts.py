@@ -19,16 +19,17 @@ from perf_offcpu.collect.bpf.kernel.members import (
     Defines,
     all_offsets,
     machine_offsets,
+    object_members,
     task_members,
 )
-from perf_offcpu.collect.bpf.kernel.objects import object_members
 from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
 from perf_offcpu.collect.bpf.kprobe import switch_end
 from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION
 from perf_offcpu.collect.system.btf import Btf, Tracepoint
 from perf_offcpu.collect.system.btf_walk import Kind
-from perf_offcpu.collect.system.kallsyms import KALLSYMS, read_bytes, symbol_address
+from perf_offcpu.collect.system.kallsyms import KALLSYMS, symbol_address
 from perf_offcpu.errors import CapabilityError
+from perf_offcpu.files import read_kernel_if_any
 
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
@@ -75,7 +76,7 @@ def explore(btf: Btf) -> KernelFacts:
     if missing or not btf.member("task_struct", "bpf_storage"):
         what = f"the tracepoint {missing[0]} in its BTF" if missing else "BPF task storage"
         raise CapabilityError(f"kernel {platform.release()} lacks {what}", KERNEL_NEEDED)
-    symbols = read_bytes(KALLSYMS)
+    symbols = read_kernel_if_any(str(KALLSYMS))
     defines = {
         **task_members(btf),
         **_registers(btf),

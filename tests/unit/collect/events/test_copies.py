@@ -9,8 +9,8 @@ import pytest
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.maps import MAP_NAMES
-from perf_offcpu.collect.events.copies import copy_sizes
 from perf_offcpu.collect.kernel_totals.user_stacks import registers_of, sizes_of_copies
+from perf_offcpu.collect.sampling import copy_sizes
 from perf_offcpu.resources import bpf_dir
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.abi.attr import AttrFlag
-from perf_offcpu.collect.events.names import HARDWARE, SOFTWARE
-from perf_offcpu.collect.events.parser import SamplingEvent, parse_events
+from perf_offcpu.collect.events.parser import HARDWARE, SOFTWARE, SamplingEvent, parse_events
 from perf_offcpu.errors import UsageError
 
 

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
-from perf_offcpu.collect.kernel_totals.budgets import BudgetShares
-from perf_offcpu.collect.kernel_totals.reconcile import by_kernel_figures
+from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, by_kernel_figures
 from perf_offcpu.resources import bpf_dir
 
 HEADER = read_header(bpf_dir() / "off_cpu.h")

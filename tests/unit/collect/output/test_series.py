@@ -21,6 +21,7 @@ from perf_offcpu.abi.features import Feature
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import _NO_STACKS, Drained, _side_by_side
+from perf_offcpu.collect.control import Requests
 from perf_offcpu.collect.counters import Counter, Span, counters_event
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE, Support
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
@@ -30,7 +31,6 @@ from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.series import FileSeries
-from perf_offcpu.collect.requests import Requests
 from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target

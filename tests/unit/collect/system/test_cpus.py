@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of CPUs in the kernel's form, and CPUs that go and come while a recording goes on."""
 
-from perf_offcpu.collect.hotplug import changed_cpus
+from perf_offcpu.collect.session import changed_cpus
 from perf_offcpu.collect.system.cpus import online_cpus, online_since, parse_cpu_list, present_cpus
 
 

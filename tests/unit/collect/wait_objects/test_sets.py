@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from perf_offcpu.abi.machine import MACHINES
-from perf_offcpu.collect.wait_objects.epoll import watched_by
-from perf_offcpu.collect.wait_objects.polled import only_descriptor
-from perf_offcpu.collect.wait_objects.sockets import listening_ports
+from perf_offcpu.collect.wait_objects.owners import only_descriptor
+from perf_offcpu.collect.wait_objects.sockets import listening_ports, watched_by
 
 PID = os.getpid()
 

@@ -2,13 +2,16 @@
 """Try out, part by part, what this machine lets a recorder do: the first half of `perf-offcpu doctor`.
 
 Nothing is derived from a version where it can be tried: events are opened, BPF programs are loaded, the
-collector's program is compiled and passes the verifier. Everything is closed at once.
+collector's program is compiled and passes the verifier. Everything is closed at once. Settings and limits follow.
 """
 
 from __future__ import annotations
 
 import enum
+import os
 import platform
+import re
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,18 +20,21 @@ from dataclasses import dataclass
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.compile import import_bcc
+from perf_offcpu.collect.bpf.defines import FIRST_PID_NAMESPACE
 from perf_offcpu.collect.bpf.kernel.facts import explore, setting_defines
 from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
-from perf_offcpu.collect.doctor import limits
-from perf_offcpu.collect.doctor.limits import Result
 from perf_offcpu.collect.events import evsels
 from perf_offcpu.collect.events.perf_event import can_open
+from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
+from perf_offcpu.collect.system import privileges
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf
+from perf_offcpu.collect.system.cgroups import cgroup2_mount
 from perf_offcpu.collect.system.cpus import online_cpus
-from perf_offcpu.collect.system.privileges import paranoid
+from perf_offcpu.collect.system.privileges import CAP_SYS_ADMIN, capabilities, paranoid, read_text
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError
+from perf_offcpu.files import read_kernel
 from perf_offcpu.resources import PROGRAM, bpf_dir
 
 
@@ -53,7 +59,11 @@ class Finding:
     advice: str = ""
 
 
+Result = tuple[bool, str, str]
+"""Whether all is well, what was found, what to do about it."""
+
 RECORDING = "recording"
+_EVENTS_PER_CPU = 4
 _PYTHON_OLDEST = (3, 11)
 _ESSENTIAL = {"Python", "bcc", "BTF", "BPF", "kernel", "collector", "perf events"}
 _NEEDS = {
@@ -119,7 +129,7 @@ def _bpf() -> Result:
     try:
         check_privileges()
     except CapabilityError as problem:
-        cause = limits.bpf_obstacle()
+        cause = _bpf_obstacle()
         raise CapabilityError(f"{problem.what}{cause and '; '}{cause}", problem.remedy) from problem
     return True, "programs can be loaded", ""
 
@@ -166,6 +176,93 @@ def _deferred() -> Result:
     return False, "this kernel has none", "boot Linux 7.0 or newer for --call-graph fp,defer"
 
 
+def _bpf_obstacle() -> str:
+    """Return why bpf(2) refuses programs; "" if that cannot be seen from here."""
+    held = capabilities()
+    if CAP_SYS_ADMIN not in held and not {privileges.CAP_PERFMON, privileges.CAP_BPF} <= held:
+        return "neither CAP_SYS_ADMIN nor CAP_BPF and CAP_PERFMON are held"
+    if privileges.is_in_user_namespace():
+        return "this is a user namespace, whose root is not root"
+    if privileges.lockdown() == "confidentiality":
+        return "the kernel is locked down (confidentiality)"
+    return "a seccomp filter is in force, as in containers" if privileges.has_seccomp_filter() else ""
+
+
+def _kernel_symbols() -> Result:
+    try:
+        with open("/proc/kallsyms", "rb") as lines:
+            first = lines.readline().split()
+    except OSError as problem:
+        return False, f"/proc/kallsyms: {problem.strerror}", "mount /proc; kernel frames stay numbers without"
+    if first and int(first[0], 16):
+        return True, "/proc/kallsyms shows addresses", ""
+    restrict = read_text("/proc/sys/kernel/kptr_restrict")
+    advice = "run as root" + (", with sysctl kernel.kptr_restrict=1" if restrict == "2" else "")
+    return False, f"/proc/kallsyms hides addresses (kernel.kptr_restrict is {restrict or 'unknown'})", advice
+
+
+def _lockdown() -> Result:
+    if (mode := privileges.lockdown()) == "confidentiality":
+        advice = "boot without lockdown=confidentiality (lockdown=integrity does no harm)"
+        return False, "confidentiality: BPF programs may not read kernel memory", advice
+    return True, mode, ""
+
+
+def _locked_memory() -> Result:
+    # Rings and maps may be as large as they should.
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
+    budget = read_text("/proc/sys/kernel/perf_event_mlock_kb")
+    # perf_mmap() asks for CAP_IPC_LOCK beyond the two limits, unless perf_event_paranoid is -1.
+    if privileges.CAP_IPC_LOCK in capabilities() or privileges.paranoid() == "-1" or limit == "unlimited":
+        return True, f"not limited for this user (ulimit -l {limit})", ""
+    found = f"{limit}, and {budget} KiB a CPU of perf rings"
+    return False, found, "run as root, or with CAP_IPC_LOCK, or ulimit -l unlimited; else use a small -m"
+
+
+def _open_files() -> Result:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _EVENTS_PER_CPU * len(online_cpus()) + 64
+    found = f"{hard}, {needed} needed for {len(online_cpus())} CPUs"
+    return hard >= needed, found, "" if hard >= needed else f"ulimit -n {needed}"
+
+
+def _pid_namespace() -> Result:
+    box = _container()  # process ids have to be those that BPF sees
+    if os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE:
+        return True, f"the machine's own{box and ', in a container of kind '}{box}", ""
+    advice = "record outside of the container (docker run --pid=host, hostPID: true)"
+    return False, f"not the machine's own{box and ': '}{box}; BPF sees other ids than /proc here", advice
+
+
+def _container() -> str:
+    """Return the kind of container this is; "" if it cannot be seen."""
+    if named := re.search(r"\0container=(\w+)", "\0" + read_text("/proc/1/environ")):
+        return named[1]
+    marks = {"docker": "/.dockerenv", "podman": "/run/.containerenv"}
+    # direct: names that only root can make
+    return next((kind for kind, path in marks.items() if os.path.exists(path)), "")
+
+
+def _cgroups() -> Result:
+    mount = cgroup2_mount(read_kernel("/proc/self/mountinfo"))
+    if mount is None:
+        advice = "mount -t cgroup2 none /sys/fs/cgroup"
+        return False, "no cgroup2 file system is mounted: no names of cgroups", advice
+    return True, f"cgroup2 on {os.fsdecode(mount)}", ""
+
+
+def _tracefs() -> Result:
+    for place in (TRACEFS, DEBUGFS / "tracing"):
+        if os.access(place / "events", os.R_OK | os.X_OK):  # direct: a directory of tracefs
+            return True, str(place), ""
+    is_mounted = any(map(os.path.ismount, (TRACEFS, DEBUGFS)))
+    if not is_mounted and CAP_SYS_ADMIN in capabilities():
+        return True, "not mounted yet: -e with a tracepoint mounts it", ""
+    advice = "run as root" if is_mounted and os.geteuid() else f"as root: mount -t tracefs tracefs {TRACEFS}"
+    return False, f"not to be read on {platform.node()}: -e with a tracepoint fails", advice
+
+
 _CHECKS: dict[str, Callable[[], Result]] = {
     "Python": _python,
     "bcc": _bcc,
@@ -176,11 +273,11 @@ _CHECKS: dict[str, Callable[[], Result]] = {
     "perf events": _events,
     "hardware counters": _hardware_counters,
     "deferred callchains": _deferred,
-    "kernel symbols": limits.kernel_symbols,
-    "lockdown": limits.lockdown,
-    "locked memory": limits.locked_memory,
-    "open files": limits.open_files,
-    "pid namespace": limits.pid_namespace,
-    "cgroups": limits.cgroups,
-    "tracefs": limits.tracefs,
+    "kernel symbols": _kernel_symbols,
+    "lockdown": _lockdown,
+    "locked memory": _locked_memory,
+    "open files": _open_files,
+    "pid namespace": _pid_namespace,
+    "cgroups": _cgroups,
+    "tracefs": _tracefs,
 }
