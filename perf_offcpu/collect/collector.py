@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel side of one recording, wired together: BPF program, perf events, rings.
 
-Making it costs the most (the BPF program is compiled) and changes nothing yet; then it is switched on in
-two steps, because what already runs must be looked at in between:
+Making it costs the most (the BPF program is compiled) and changes nothing yet; then it is switched on in two steps,
+because what already runs must be looked at in between:
 
     collector = Collector(options, say)
     collector.track()       # side-band records of all processes flow into the rings
@@ -13,8 +13,7 @@ two steps, because what already runs must be looked at in between:
     collector.resume()      # waits and samples flow again
     collector.end()         # nothing flows any more; counters and sums are final
 
-Everything here lives in file descriptors: when the recorder goes, however it goes, the kernel takes it all
-away.
+Everything here lives in file descriptors: when the recorder goes, however it goes, the kernel takes it all away.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ Say = Callable[[str], None]
 class Collector:
     """Programs, events and rings of one recording.
 
-    Args:
-        say: is called with a sentence for what differs from what was asked for.
+    `say` is called with a sentence for what differs from what was asked for. Raises CapabilityError: the machine or the
+    user lacks something; RecordingError: the kernel refuses a part.
 
     Attributes:
         span: when waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
@@ -69,10 +68,6 @@ class Collector:
         unread: what could not be read of other processes.
         known_tasks, known_kernel: records of tasks and kernel with which the last file begins.
         counters_event: the event of the recorder's own samples, which no ring has.
-
-    Raises:
-        CapabilityError: the machine or the user lacks something.
-        RecordingError: the kernel refuses a part.
     """
 
     def __init__(self, options: RecordOptions, say: Say) -> None:
@@ -155,11 +150,8 @@ class Collector:
         self._side_rings.owner.enable()
 
     def begin(self, command_pid: int | None) -> None:
-        """Let waits and samples of the target flow into the rings.
-
-        Args:
-            command_pid: the process that will become the command, if that is the target.
-        """
+        """Let waits and samples of the target flow into the rings. `command_pid`: the process that will become the
+        command, if that is the target."""
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
@@ -237,11 +229,8 @@ class Collector:
         return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]
 
     def open_cpu(self, cpu: int, sink: Sink) -> list[int]:
-        """Record on a CPU that came online; return descriptors that become readable when its rings fill.
-
-        Raises:
-            OSError: the kernel refuses something; the rest is recorded.
-        """
+        """Record on a CPU that came online; return descriptors that become readable when its rings fill. Raises
+        OSError: the kernel refuses something; the rest is recorded."""
         self._side_band.sink = sink
         fds = [self._side_rings.renew(cpu, self._side_band), self.rings.renew(cpu, sink)]
         for fd in fds:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to a recorder that runs: commands, as of `perf record --control fd:CTL,ACK`, and SIGUSR2 for a new file.
 
-A command is a line; a NUL or the end of the input ends it, too, as in perf. Each is answered with "ack" and a
-newline, if there is a descriptor for answers; also one that cannot be carried out, of which a sentence on
-standard error tells.
+A command is a line; a NUL or the end of the input ends it, too, as in perf. Each is answered with "ack" and a newline,
+if there is a descriptor for answers; also one that cannot be carried out, of which a sentence on standard error tells.
 
 Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `period` is ours.
 """
@@ -40,11 +39,7 @@ class ControlFds:
 
 
 def parse_control(text: str) -> ControlFds:
-    """Parse `fd:CTL` or `fd:CTL,ACK`.
-
-    Raises:
-        UsageError: it is neither, or a descriptor is not open.
-    """
+    """Parse `fd:CTL` or `fd:CTL,ACK`. Raises UsageError: it is neither, or a descriptor is not open."""
     numbers = re.fullmatch(r"fd:(\d{1,6})(?:,(\d{1,6}))?", text, re.ASCII)
     if not numbers:
         raise UsageError(f"--control {text}: not fd:CTL or fd:CTL,ACK, numbers of open descriptors")
@@ -113,8 +108,8 @@ class Control:
 class Requests:
     """The requests of one recording.
 
-    `enable` and `disable` are left to the session, which pauses and goes on; the other commands are carried out
-    here, or noted until the session has time for them.
+    `enable` and `disable` are left to the session, which pauses and goes on; the other commands are carried out here,
+    or noted until the session has time for them.
 
     Args:
         period_ns: sampling period of waits for the next file; 0: waits are not sampled by length.

@@ -30,15 +30,14 @@ class RecordOptions(WaitOptions):
         events: on-CPU events to sample; () for off-CPU time alone.
         frequency_hz: samples a second and CPU of each on-CPU event.
         period: events for each sample, instead of a frequency; 0 for the frequency.
-        deferred_stacks: the user part of callchains is walked when the task returns to user mode, where the
-            kernel can.
+        deferred_stacks: the user part of callchains is walked when the task returns to user mode, where the kernel can.
         all_cgroups: on-CPU samples hold the control group; off-CPU samples always do.
-        stack_bytes: bytes of the user stack in samples, to be unwound when they are read; 0 for user
-            callchains along frame pointers.
+        stack_bytes: bytes of the user stack in samples, to be unwound when they are read; 0 for user callchains along
+            frame pointers.
         ring_bytes: size of each CPU's ring buffer, a power of two of pages; 0 for the default.
         realtime_priority: SCHED_FIFO priority of the recorder; 0 for none.
-        pystack: directory of pystack, which reads the Python functions of threads that are still blocked at
-            the end; "" for none.
+        pystack: directory of pystack, which reads the Python functions of threads that are still blocked at the end; ""
+            for none.
         duration_s: seconds after which the recording ends; None for no limit.
         until_exit: a process with which the recording ends; 0 for none.
         control: descriptors for commands that pause the recording or change it; None for none.
@@ -70,11 +69,7 @@ class RecordOptions(WaitOptions):
 
 
 def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
-    """Return the configuration of the BPF program.
-
-    Args:
-        deferred_stacks: the kernel can walk user callchains later.
-    """
+    """Return the configuration of the BPF program. `deferred_stacks`: the kernel can walk user callchains later."""
     target = options.target
     entries = sum(map(len, (target.ids, target.users, target.cpus, target.groups, target.comms)))
     return OffCpuConfig(

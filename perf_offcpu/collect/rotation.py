@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotation of the files of a recording, `--switch-output`: when a new one begins, and their names.
 
-As in perf: at a signal (SIGUSR2), when a file has reached a size, or after a time. The name of each file ends
-with the time at which it was begun, to the hundredth of a second, as with `perf record --timestamp-filename`.
+As in perf: at a signal (SIGUSR2), when a file has reached a size, or after a time. The name of each file ends with the
+time at which it was begun, to the hundredth of a second, as with `perf record --timestamp-filename`.
 
 Source: tools/perf/builtin-record.c: switch_output_setup().
 """
@@ -40,11 +40,8 @@ class Rotation:
 
 
 def parse_rotation(text: str, max_files: int = 0) -> Rotation:
-    """Parse `signal`, a size such as 100M, or a time such as 30s.
-
-    Raises:
-        UsageError: the text is neither `signal`, nor a size, nor a time.
-    """
+    """Parse `signal`, a size such as 100M, or a time such as 30s. Raises UsageError: the text is neither `signal`, nor
+    a size, nor a time."""
     if text == "signal":
         return Rotation(max_files=max_files)
     seconds = (time_ns(text) or 0) / 1e9  # first: m is a minute, M a megabyte

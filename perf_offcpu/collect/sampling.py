@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events that write into the rings of waits: the on-CPU events of `-e`, and those for other sizes of copies.
 
-The perf core copies as much of the user stack as an event asks for, so BPF sends samples of waits through an
-event for each size. Their samples have the same layout, because a sample states the size of its copy; in the file
-they are one event with more ids. bpf/copies.h chooses the size.
+The perf core copies as much of the user stack as an event asks for, so BPF sends samples of waits through an event for
+each size. Their samples have the same layout, because a sample states the size of its copy; in the file they are one
+event with more ids. bpf/copies.h chooses the size.
 """
 
 from __future__ import annotations
@@ -49,11 +49,8 @@ class SharingEvents:
             event.disable()
 
     def reopen(self, cpu: int, starting: bool = True) -> None:
-        """Open the events on a CPU that came online, and start them if asked to.
-
-        Raises:
-            OSError: the kernel refuses one.
-        """
+        """Open the events on a CPU that came online, and start them if asked to. Raises OSError: the kernel refuses
+        one."""
         for event in self:
             fd = event.reopen(cpu)
             self._wire(event, cpu)
@@ -69,13 +66,12 @@ class SharingEvents:
 class SamplingEvents(SharingEvents):
     """The on-CPU events of a recording, open on the CPUs of its target.
 
+    Raises CapabilityError, RecordingError: the kernel refuses an event.
+
     Args:
         options: the events, their rate and their stacks.
         filter_fd: the BPF program that lets only samples of the target pass.
         say: is called with a sentence if an event stands in for another.
-
-    Raises:
-        CapabilityError, RecordingError: the kernel refuses an event.
     """
 
     def __init__(
@@ -124,8 +120,7 @@ class SamplingEvents(SharingEvents):
     def samples(self, passed: int) -> int:
         """Return the number of samples in the rings.
 
-        Args:
-            passed: the number of samples that the filter program let pass.
+        `passed`: the number of samples that the filter program let pass.
         """
         lost = sum(lost for event in self for _, lost in event.lost())
         unfiltered = [event for event in self if not _is_filtered(event)]
@@ -148,11 +143,8 @@ def copy_sizes(stack_bytes: int) -> dict[str, int]:
 
 
 class CopyEvents(SharingEvents):
-    """The events for other sizes of copies than that of the owner, none if its samples have no copies.
-
-    Args:
-        set_output: is called with CPU, descriptor and map of each event.
-    """
+    """The events for other sizes of copies than that of the owner, none if its samples have no copies. `set_output` is
+    called with CPU, descriptor and map of each event."""
 
     def __init__(self, owner: CpuEvent, set_output: Callable[[int, int, str], None]) -> None:
         super().__init__(owner)

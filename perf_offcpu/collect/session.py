@@ -8,20 +8,20 @@
            sums so far, now and then
     end:   all off · copy the rest · sums, losses, counters · features and the final header
 
-A failure before the file has its name leaves an older file as it was. A later one leaves a file that can be
-read: complete, or, if the recorder is killed, as far as it got.
+A failure before the file has its name leaves an older file as it was. A later one leaves a file that can be read:
+complete, or, if the recorder is killed, as far as it got.
 
-With `--switch-output` a file ends and a new one begins while all of this goes on (`output.series`). With
-`--control` recording pauses and goes on, with the same programs and rings. A pause is in the file, which
-takes the side-band records of that time and has an account for each part; if a new file is asked for in a
-pause, the file ends at once, and the new one begins when recording goes on.
+With `--switch-output` a file ends and a new one begins while all of this goes on (`output.series`). With `--control`
+recording pauses and goes on, with the same programs and rings. A pause is in the file, which takes the side-band
+records of that time and has an account for each part; if a new file is asked for in a pause, the file ends at once, and
+the new one begins when recording goes on.
 
-Rings fill all the time, so that the recorder must not wait for anything else: what may block in the kernel
-(grace periods, iterators, /proc, names and ends of files) is done in a thread, and rings are emptied
-meanwhile. Only a write to the file itself can hold the recorder up.
+Rings fill all the time, so that the recorder must not wait for anything else: what may block in the kernel (grace
+periods, iterators, /proc, names and ends of files) is done in a thread, and rings are emptied meanwhile. Only a write
+to the file itself can hold the recorder up.
 
-No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but a sum carries the time
-of its last wait, which is long past when the sum is written. Without them perf sorts everything at the end.
+No FINISHED_ROUND records are written. They let perf sort and forget as it reads, but a sum carries the time of its last
+wait, which is long past when the sum is written. Without them perf sorts everything at the end.
 """
 
 from __future__ import annotations
@@ -123,11 +123,8 @@ class Session:
     def run(
         self, workload: Workload | None, watch: TargetWatch, enders: list[int], ready: Callable[[], None]
     ) -> Summary:
-        """Record until something ends the recording; return its numbers.
-
-        Args:
-            enders: descriptors that end it when one becomes readable.
-        """
+        """Record until something ends the recording; return its numbers. `enders`: descriptors that end it when one
+        becomes readable."""
         try:
             self._begin(workload)
             ready()
@@ -248,10 +245,7 @@ def changed_cpus(
     before: Mapping[int, int], now: Mapping[int, int], without_ring: Iterable[int] = ()
 ) -> tuple[list[int], list[int]]:
     """Return the CPUs that went offline and those that came online, of CPUs as of `online_since`, ascending.
-
-    Args:
-        without_ring: CPUs that have lost their events; one that runs was offline in between.
-    """
+    `without_ring`: CPUs that have lost their events; one that runs was offline in between."""
     recorded = before.keys() - set(without_ring)
     online = [cpu for cpu, since in now.items() if cpu not in recorded or before[cpu] != since]
     return sorted(recorded - now.keys()), sorted(online)
@@ -260,8 +254,8 @@ def changed_cpus(
 class Hotplug:
     """Record on CPUs that come online, and say so for each CPU that goes or comes.
 
-    The kernel takes perf events off a CPU that goes offline and does not put them back when it returns, so they
-    are opened again there. The head of a pipe, with the ids of events, has been read by then.
+    The kernel takes perf events off a CPU that goes offline and does not put them back when it returns, so they are
+    opened again there. The head of a pipe, with the ids of events, has been read by then.
     """
 
     def __init__(self, collector: Collector, to_pipe: bool, say: Callable[[str], None]) -> None:

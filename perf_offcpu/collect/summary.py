@@ -18,11 +18,8 @@ from perf_offcpu.losses import LossCause
 def progress_line(
     elapsed_s: float, samples: int, sums: int, lost: int, ring_fill: float, threshold_ns: int, file_bytes: int
 ) -> str:
-    """Return one line of less than 80 characters on a recording at one moment.
-
-    Args:
-        ring_fill: largest fill of a ring since the last line, 0 to 1.
-    """
+    """Return one line of less than 80 characters on a recording at one moment. `ring_fill`: largest fill of a ring
+    since the last line, 0 to 1."""
     return (
         f"{elapsed_s:.0f} s: {samples} samples, {sums} sums, {f'{lost} lost' if lost else 'none lost'}, "
         f"rings {ring_fill:.0%}, from {threshold_ns / 1e6:g} ms, {file_bytes / (1 << 20):.1f} MB"
@@ -97,12 +94,8 @@ class Summary:
         )
 
     def complete(self, collector: Collector, sums: int, file_bytes: int, options: RecordOptions) -> None:
-        """Add the numbers that are known at the end of a recording.
-
-        Args:
-            sums: number of sums written.
-            file_bytes: size of the last file; 0 if it is in the sum of all files already.
-        """
+        """Add the numbers that are known at the end of a recording. `sums`: number of sums written. `file_bytes`: size
+        of the last file; 0 if it is in the sum of all files already."""
         self.counters, self.lost_records = collector.counters(), collector.lost()
         self.sums = sums + self.events(losses.SNAPSHOTS)
         self.oncpu_samples, self.ring_fullest = collector.oncpu_samples(), collector.rings.fullest

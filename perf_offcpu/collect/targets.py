@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets of a recording: all tasks, given processes and threads, or a command and its children.
 
-Properties restrict the recording further: users, comms, CPUs, control groups. One value of each kind that is
-asked for must match. Targets are looked up before anything starts, so that a mistyped pid is one sentence and
-no file. While recording, a pidfd per process or thread reports when the last one has ended and there is
-nothing left to record.
+Properties restrict the recording further: users, comms, CPUs, control groups. One value of each kind that is asked for
+must match. Targets are looked up before anything starts, so that a mistyped pid is one sentence and no file. While
+recording, a pidfd per process or thread reports when the last one has ended and there is nothing left to record.
 """
 
 from __future__ import annotations
@@ -85,13 +84,10 @@ def choose_target(
 ) -> Target:
     """Return the target of a command line, by perf's rules.
 
-    Args:
-        command: there is a command. Next to -a, -p, -t, -u, -G or -C it only sets the duration.
-        system, pids, tids, users, comms, cpus, groups: values of -a, -p, -t, -u, --comm, -C and -G.
-
-    Raises:
-        UsageError: options contradict each other, or a list is empty or no list of ids.
-        TargetError: there is no such user, CPU or control group.
+    `command`: there is a command. Next to -a, -p, -t, -u, -G or -C it only sets the duration. `system`, `pids`, `tids`,
+    `users`, `comms`, `cpus`, `groups`: values of -a, -p, -t, -u, --comm, -C and -G. Raises UsageError: options
+    contradict each other, or a list is empty or no list of ids; TargetError: there is no such user, CPU or control
+    group.
     """
     lists = [("-p", pids), ("-t", tids), ("-u", users), ("--comm", comms), ("-C", cpus)]
     for option, text in (*lists, *(("-G", group) for group in groups)):
@@ -217,11 +213,7 @@ def left_out(processes: Iterable[int]) -> list[str]:
 
 
 def check_target(target: Target) -> None:
-    """Check that all named processes and threads exist.
-
-    Raises:
-        TargetError: one does not, or -p names a thread.
-    """
+    """Check that all named processes and threads exist. Raises TargetError: one does not, or -p names a thread."""
     for pid in target.processes:
         process = pid if pid in target.forked else process_of(pid)
         if process is None:
@@ -246,11 +238,8 @@ def is_kernel_thread(tid: int) -> bool:
 
 
 class TargetWatch:
-    """File descriptors that become readable when targets end, for poll(); one per target.
-
-    Raises:
-        TargetError: a target does not exist (`check_target`).
-    """
+    """File descriptors that become readable when targets end, for poll(); one per target. Raises TargetError: a target
+    does not exist (`check_target`)."""
 
     def __init__(self, target: Target) -> None:
         check_target(target)
@@ -273,11 +262,8 @@ class TargetWatch:
 
 @contextlib.contextmanager
 def ends_of(pids: Iterable[int]) -> Iterator[list[int]]:
-    """Yield descriptors that become readable when processes end, one for each.
-
-    Raises:
-        TargetError: a process does not exist.
-    """
+    """Yield descriptors that become readable when processes end, one for each. Raises TargetError: a process does not
+    exist."""
     with contextlib.ExitStack() as stack:
         fds = []
         for pid in pids:

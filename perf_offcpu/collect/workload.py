@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command whose run is recorded: forked early, executed when everything is ready.
 
-The child is forked before the recorder grows large and before any descriptor exists that it should not have.
-It waits on a pipe; when the recorder writes to it, the child calls exec, so that recording begins with the
-command's first instruction. If the recorder ends instead, the pipe is closed and the child ends, too.
+The child is forked before the recorder grows large and before any descriptor exists that it should not have. It waits
+on a pipe; when the recorder writes to it, the child calls exec, so that recording begins with the command's first
+instruction. If the recorder ends instead, the pipe is closed and the child ends, too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 class Workload:
     """A command in a child process.
 
-    Args:
-        argv: the command and its arguments.
-        output_fd: its standard output: not the recorder's own if the recording goes there.
+    `argv`: the command and its arguments. `output_fd`: its standard output: not the recorder's own if the recording
+    goes there.
 
     Attributes:
         status: what it returned, as shells have it (128 + signal if killed); None while it runs.
@@ -73,11 +72,8 @@ class Workload:
         return pid
 
     def start(self) -> None:
-        """Let the command run; return when its exec has succeeded.
-
-        Raises:
-            TargetError: it cannot be executed; the exit status is that of shells, 127 or 126.
-        """
+        """Let the command run; return when its exec has succeeded. Raises TargetError: it cannot be executed; the exit
+        status is that of shells, 127 or 126."""
         os.write(self._go, b"g")
         code = os.read(self._error, 16)
         if code:
@@ -95,11 +91,8 @@ class Workload:
         return self.status
 
     def end(self, grace_s: float = 0) -> int:
-        """Terminate a command that still runs, as perf does, and wait; return `status`.
-
-        Args:
-            grace_s: time in which it may end by itself first.
-        """
+        """Terminate a command that still runs, as perf does, and wait; return `status`. `grace_s`: time in which it may
+        end by itself first."""
         if self.status is None:
             select.select([self.pidfd], [], [], grace_s)
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)  # to a zombie: no effect, no error
@@ -141,8 +134,8 @@ def _reset_signals() -> None:
 def let_last_thread_leave() -> None:
     """Give a thread that has just ended the time to leave its CPU.
 
-    A process has ended before its last thread is switched out for the last time, which completes the budget
-    of that thread. The recorder may take its CPU at that moment, and no list of tasks shows it any more.
+    A process has ended before its last thread is switched out for the last time, which completes the budget of that
+    thread. The recorder may take its CPU at that moment, and no list of tasks shows it any more.
     """
     runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     time.sleep(min(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)), MOST_LAST_SWITCH_S))

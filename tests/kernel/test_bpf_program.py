@@ -30,8 +30,7 @@ from kernel.napping import (
 )
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
-from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
-from perf_offcpu.collect.bpf.kernel.kept import kept_facts
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, kept_facts
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 

@@ -3,17 +3,17 @@
 
     $XDG_CACHE_HOME/perf-offcpu/programs/HEX-HEX.program        (`perf_offcpu.cache` has the form)
 
-A name is a hash of everything that the instructions depend on: its first part of the sources and of the
-running kernel, its second of the options. Nothing of it differs from boot to boot (`enum offcpu_late` in
-bpf/off_cpu.h) or from container to container. The compiler is not part of the name: the file names it, so
-that programs remain useful where there is no compiler any more.
+A name is a hash of everything that the instructions depend on: its first part of the sources and of the running kernel,
+its second of the options. Nothing of it differs from boot to boot (`enum offcpu_late` in bpf/off_cpu.h) or from
+container to container. The compiler is not part of the name: the file names it, so that programs remain useful where
+there is no compiler any more.
 
-`build` loads cached programs if the installed compiler made them, or if no compiler is installed. Programs
-that the kernel refuses are removed from the cache and compiled again; programs that it accepts are stored.
+`build` loads cached programs if the installed compiler made them, or if no compiler is installed. Programs that the
+kernel refuses are removed from the cache and compiled again; programs that it accepts are stored.
 
-The recorder has every right on the machine, so it loads programs only from a directory that no user but its
-own (and root) can have written to; each directory above it is checked, too. The content is checked for form,
-and then by the kernel's verifier as any other program is.
+The recorder has every right on the machine, so it loads programs only from a directory that no user but its own (and
+root) can have written to; each directory above it is checked, too. The content is checked for form, and then by the
+kernel's verifier as any other program is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf.compile import compiled, compiler, is_led_elsewhere
-from perf_offcpu.collect.bpf.kernel.kept import kernel_identity
+from perf_offcpu.collect.bpf.kernel.facts import kernel_identity
 from perf_offcpu.collect.bpf.object import BpfObject, MapShape, describe, linked
 from perf_offcpu.collect.system.privileges import too_many_files
 from perf_offcpu.errors import CapabilityError
@@ -130,20 +130,15 @@ class ProgramCache:
 
 
 Load = Callable[[Mapping[str, bytes], Mapping[str, int]], None]
-"""Loads instructions by function name, with descriptors by map name, which are valid during the call. When it
-raises OSError (VerifierError is one) it has closed what it had opened."""
+"""Loads instructions by function name, with descriptors by map name, which are valid during the call. When it raises
+OSError (VerifierError is one) it has closed what it had opened."""
 
 
 def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
     """Hand programs and their maps to `load`.
 
-    Args:
-        cache: None: always compile.
-
-    Raises:
-        CapabilityError: no bcc, and no programs in the cache; too many open files.
-        RecordingError: it does not compile.
-        OSError: of `load`.
+    `cache`: None: always compile. Raises CapabilityError: no bcc, and no programs in the cache; too many open files.
+    Raises RecordingError: it does not compile. Raises OSError: of `load`.
     """
     if cache is None or is_led_elsewhere():
         with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:

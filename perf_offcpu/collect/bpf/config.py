@@ -2,8 +2,8 @@
 """Configuration of the BPF program.
 
 States of a thread off the CPU have the letters of ps and perf. The BPF program defines them (`mode_of()` in
-bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state in the file tells
-these apart. Q, which ps has not, is a runnable thread whose control group has used up its quota of CPU time.
+bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state in the file tells these
+apart. Q, which ps has not, is a runnable thread whose control group has used up its quota of CPU time.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class OffCpuConfig(WaitOptions):
 
     targets: Targets = Targets.ALL
     copy_bytes: int = 0
-    """Size of copies of user stacks in samples, 0 for none. With copies, sums are kept by their callers
-    without frame pointers, the first wait of each is sent, and a stack is copied once, as far as it reaches
+    """Size of copies of user stacks in samples, 0 for none. With copies, sums are kept by their callers without frame
+    pointers, the first wait of each is sent, and a stack is copied once, as far as it reaches
     (`defines.option_defines`)."""
     deferred_stacks: bool = False
     """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
@@ -118,8 +118,8 @@ class OffCpuConfig(WaitOptions):
     by_comm: bool = False
     """Record only threads with a comm that is added."""
     by_group: str | None = None
-    """Record only tasks in control groups that are added, and in groups below: "" for groups of cgroup v2, or
-    a controller (such as "cpu") for those of its v1 hierarchy."""
+    """Record only tasks in control groups that are added, and in groups below: "" for groups of cgroup v2, or a
+    controller (such as "cpu") for those of its v1 hierarchy."""
     sum_entries: int = 16384
     stack_entries: int = 8192
     caller_entries: int = 32768
@@ -134,11 +134,8 @@ class OffCpuConfig(WaitOptions):
 
 
 def parse_states(text: str) -> str:
-    """Parse a list such as "S,D,R"; return its letters.
-
-    Raises:
-        UsageError: one of them is no state, or the list is empty.
-    """
+    """Parse a list such as "S,D,R"; return its letters. Raises UsageError: one of them is no state, or the list is
+    empty."""
     letters = [letter.strip() for letter in text.split(",")]
     for letter in letters:
         if letter not in MODES:

@@ -42,11 +42,8 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 
 
 def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool) -> dict[str, int | str]:
-    """Return the constants for off_cpu.bpf.c that depend on the config.
-
-    Raises:
-        CapabilityError: the kernel does not tell what sampling by length needs.
-    """
+    """Return the constants for off_cpu.bpf.c that depend on the config. Raises CapabilityError: the kernel does not
+    tell what sampling by length needs."""
     if config.off_cpu_period_ns and not (facts.defines["TASK_LAST_QUEUED"] and facts.defines["RQ_CLOCK"]):
         raise CapabilityError(
             "this kernel does not note since when a thread waits for a CPU (CONFIG_SCHED_INFO), as sampling "
@@ -89,12 +86,8 @@ def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int |
 
 
 def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) -> dict[str, int]:
-    """Return the members of `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they run.
-
-    Args:
-        modes: enumerators of `enum offcpu_mode`.
-        at_exit: waits end in the sleeper's context.
-    """
+    """Return the members of `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they run. `modes`:
+    enumerators of `enum offcpu_mode`. `at_exit`: waits end in the sleeper's context."""
     targets = config.targets
     return {
         "threshold_ns": config.least_ns,
@@ -122,8 +115,8 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
 def _rate_window(config: OffCpuConfig) -> dict[str, int]:
     """Return the length of a window of the rate, and the number of samples allowed in it.
 
-    A threshold leaves waits out for the rest of a window, which must be short. A period is chosen after the
-    number of samples in a window, which must be large.
+    A threshold leaves waits out for the rest of a window, which must be short. A period is chosen after the number of
+    samples in a window, which must be large.
     """
     most = max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0
     if not most or not config.off_cpu_period_ns:
@@ -133,11 +126,8 @@ def _rate_window(config: OffCpuConfig) -> dict[str, int]:
 
 
 def target_defines(config: OffCpuConfig) -> dict[str, int]:
-    """Return the constants for targets.h.
-
-    Raises:
-        CapabilityError: the kernel's BTF lacks the members that the targets need.
-    """
+    """Return the constants for targets.h. Raises CapabilityError: the kernel's BTF lacks the members that the targets
+    need."""
     group = 0 if config.by_group is None else 2 if config.by_group else 1
     css = controller_offset(Btf.load(), config.by_group) if config.by_group else 0
     if css is None:
@@ -151,11 +141,8 @@ def target_defines(config: OffCpuConfig) -> dict[str, int]:
 def late_values(facts: KernelFacts) -> dict[str, int]:
     """Return members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs.
 
-    The others are 0: no code is there. Then no frames are skipped, stacks of wakers begin with those of
-    tracing, and each softirq is an interrupt.
-
-    Raises:
-        CapabilityError: the kernel does not tell which pid namespace this is.
+    The others are 0: no code is there. Then no frames are skipped, stacks of wakers begin with those of tracing, and
+    each softirq is an interrupt. Raises CapabilityError: the kernel does not tell which pid namespace this is.
     """
     namespace = _PID_NAMESPACE.stat().st_ino
     level = 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines)

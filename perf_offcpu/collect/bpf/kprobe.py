@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a BPF program at the beginning of a kernel function, through perf's PMU of kprobes (Linux 4.17).
 
-Kernels before 6.16 have no tracepoint after a switch, where the thread that comes is `current` already. All
-of them have finish_task_switch(), which that thread runs first. The kernel's BTF does not have it, so only a
-kprobe can be attached there, as in bcc's own offcputime.
+Kernels before 6.16 have no tracepoint after a switch, where the thread that comes is `current` already. All of them
+have finish_task_switch(), which that thread runs first. The kernel's BTF does not have it, so only a kprobe can be
+attached there, as in bcc's own offcputime.
 
 Source: perf_kprobe_init() in kernel/trace/trace_event_perf.c; `kprobe_func` and `probe_offset` in
 include/uapi/linux/perf_event.h.
@@ -26,14 +26,8 @@ _SWITCH_END = re.compile(rb" [tT] (finish_task_switch(?:\.isra\.\d+)?)\n")
 
 
 class Kprobe:
-    """A kprobe to which a program can be attached.
-
-    Args:
-        function: its name in kallsyms.
-
-    Raises:
-        OSError: the kernel has no kprobes, or does not allow one there.
-    """
+    """A kprobe to which a program can be attached. `function`: its name in kallsyms. Raises OSError: the kernel has no
+    kprobes, or does not allow one there."""
 
     def __init__(self, function: str) -> None:
         name = ctypes.create_string_buffer(function.encode())
@@ -47,11 +41,8 @@ class Kprobe:
         self._has_program = False
 
     def attach(self, program_fd: int) -> None:
-        """Run a program of type KPROBE there until `detach`, or go on after it with the same program.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """Run a program of type KPROBE there until `detach`, or go on after it with the same program. Raises OSError:
+        the kernel refuses."""
         if not self._has_program:
             perf_event.set_filter(self._fd, program_fd)
             self._has_program = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse the output of the BPF program's iterator over tasks at the end of a recording or of one of its files.
 
-A task is a header (`struct offcpu_last`), its budget up to its last change, and the frames of its stacks,
-whose numbers are in the header.
+A task is a header (`struct offcpu_last`), its budget up to its last change, and the frames of its stacks, whose numbers
+are in the header.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class LastTasks:
         end_ns: time of that end.
         tasks: rows of `struct offcpu_last`.
         kernel, user: frames of each row, leaf first; empty if the task does not wait.
-        budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without
-            budgets.
+        budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without budgets.
         copies: the top of each row's user stack, b"" where it was not copied.
         python: payloads that name the Python functions of waiting tasks (`abi.counters.PYTHON`).
     """
@@ -54,10 +53,10 @@ class LastTasks:
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
         """Return only reliable states of tasks that may have gone on while the iterator ran.
 
-        A wait is reliable if it goes on in a `later` run: then its stacks did not change in this one. A
-        budget is reliable if it adds up; otherwise it was read while it changed, and that of the later run is
-        taken. States that began after `drained_ns`, the time of the last drain of the rings, are not: the
-        record that names their thread may still be in a ring. Unreliable states are left to a later file.
+        A wait is reliable if it goes on in a `later` run: then its stacks did not change in this one. A budget is
+        reliable if it adds up; otherwise it was read while it changed, and that of the later run is taken. States that
+        began after `drained_ns`, the time of the last drain of the rings, are not: the record that names their thread
+        may still be in a ring. Unreliable states are left to a later file.
         """
         tasks = self.tasks.copy()
         wait = ("tid", "mode", "switch_out_ns")

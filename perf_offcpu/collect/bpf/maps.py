@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps of the BPF program as user space sees them: switches, targets and outputs; sums and counters.
 
-Sums can be drained while the program adds to them. The key of an entry holds a *generation*: draining raises
-the number, waits until no program runs that has read the former one, and removes the entries of the former
-one. So every wait is in exactly one drain, however short the pauses. If the maps are empty there is no wait:
-entries that are added meanwhile are in the next drain.
+Sums can be drained while the program adds to them. The key of an entry holds a *generation*: draining raises the
+number, waits until no program runs that has read the former one, and removes the entries of the former one. So every
+wait is in exactly one drain, however short the pauses. If the maps are empty there is no wait: entries that are added
+meanwhile are in the next drain.
 
-The wait is an RCU grace period: some 10 ms, on a busy machine many seconds. A thread of its own waits and
-empties the maps, so that the caller can go on emptying the rings.
+The wait is an RCU grace period: some 10 ms, on a busy machine many seconds. A thread of its own waits and empties the
+maps, so that the caller can go on emptying the rings.
 """
 
 from __future__ import annotations
@@ -85,10 +85,9 @@ class Drained(NamedTuple):
     """Entries removed from the maps.
 
     Args:
-        sums: a row per thread, state, system call, cgroup and stack, with the members of `struct
-            offcpu_sum_key` and `struct offcpu_sum` as fields. `stack` is a hash in `stacks`, 0 for none.
-        budgets: rows of `struct offcpu_budget` of threads that have ended; `ns` is indexed by `enum
-            offcpu_mode`.
+        sums: a row per thread, state, system call, cgroup and stack, with the members of `struct offcpu_sum_key` and
+            `struct offcpu_sum` as fields. `stack` is a hash in `stacks`, 0 for none.
+        budgets: rows of `struct offcpu_budget` of threads that have ended; `ns` is indexed by `enum offcpu_mode`.
     """
 
     sums: NDArray[np.void]
@@ -153,11 +152,8 @@ class ProgramMaps:
         self._grace.wait()
 
     def set_output(self, cpu: int, perf_event_fd: int, name: str = "events") -> None:
-        """Send the samples of waits that end on `cpu` to this perf event (bpf-output, of the same CPU).
-
-        Args:
-            name: the map, of samples with one size of copies of stacks (`collect.events.copies`).
-        """
+        """Send the samples of waits that end on `cpu` to this perf event (bpf-output, of the same CPU). `name`: the
+        map, of samples with one size of copies of stacks (`collect.events.copies`)."""
         self._set(name, _u32(cpu), perf_event_fd)
 
     def add_target(self, target: int, kind: str = "process", mode: str = "target_active") -> None:
@@ -189,11 +185,8 @@ class ProgramMaps:
             bpf_syscall.update(self._fds["calls"], _u32(number), row.tobytes())
 
     def set_polled(self, waits: NDArray[Any], descriptors: Sequence[int]) -> None:
-        """Tell for which single descriptors threads are still blocked in poll() or select().
-
-        Args:
-            waits: their rows of `struct offcpu_last`.
-        """
+        """Tell for which single descriptors threads are still blocked in poll() or select(). `waits`: their rows of
+        `struct offcpu_last`."""
         keys = np.zeros(len(waits), self.header.structs["polled"])
         for name in keys.dtype.names or ():
             keys[name] = waits[name]
@@ -252,11 +245,8 @@ class ProgramMaps:
     def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
         """Begin to remove what was added up to now; the result is there when it is complete.
 
-        The one before must have ended.
-
-        Args:
-            end_of_file: from here on stacks are sent again: those sent before are in the file that these sums
-                go to. The rings must have been emptied just before, after `copy_all`.
+        The one before must have ended. `end_of_file`: from here on stacks are sent again: those sent before are in the
+        file that these sums go to. The rings must have been emptied just before, after `copy_all`.
         """
         maps = (("sums", "sum_key"), ("stacks", "stack_key"), ("budgets", "budget_key"))
         if not end_of_file and all(self._is_empty(*one) for one in maps):

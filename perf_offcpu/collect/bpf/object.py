@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled programs and their maps without descriptors, as they are stored, and their loading again.
 
-Instructions refer to a map by a descriptor of the process that loads them, in 64-bit immediate loads
-(BPF_LD | BPF_DW | BPF_IMM) whose source register is BPF_PSEUDO_MAP_FD. Here they refer to it by its row in a
-list of descriptions. BPF_OBJ_GET_INFO_BY_FD returns what a map was created with, and the BTF that the
-compiler made for its keys and values, without which there is no map of task storage.
+Instructions refer to a map by a descriptor of the process that loads them, in 64-bit immediate loads (BPF_LD | BPF_DW |
+BPF_IMM) whose source register is BPF_PSEUDO_MAP_FD. Here they refer to it by its row in a list of descriptions.
+BPF_OBJ_GET_INFO_BY_FD returns what a map was created with, and the BTF that the compiler made for its keys and values,
+without which there is no map of task storage.
 """
 
 from __future__ import annotations
@@ -83,13 +83,9 @@ class BpfObject:
 def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObject:
     """Describe programs and maps of this process without its descriptors.
 
-    Args:
-        functions: instructions that refer to maps by descriptors.
-        maps: descriptors of maps by name; further maps that the instructions load are described, too.
-
-    Raises:
-        OSError: the kernel does not return a description (for BTF it requires CAP_SYS_ADMIN).
-        ValueError: instructions refer to other objects than maps.
+    `functions`: instructions that refer to maps by descriptors. `maps`: descriptors of maps by name; further maps that
+    the instructions load are described, too. Raises OSError: the kernel does not return a description (for BTF it
+    requires CAP_SYS_ADMIN); ValueError: instructions refer to other objects than maps.
     """
     if not all(_refers_to_maps_only(code) for code in functions.values()):
         raise ValueError("instructions that refer to other objects than maps")
@@ -114,11 +110,10 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
 def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
     """Create the maps, for as long as the `with` block lasts, and the instructions that use them.
 
+    Raises OSError: the kernel refuses a map or its types.
+
     Yields:
         Instructions by function name and descriptors by map name, as `compile.compiled` does.
-
-    Raises:
-        OSError: the kernel refuses a map or its types.
     """
     with contextlib.ExitStack() as stack:
         btf = 0

@@ -12,9 +12,9 @@
         sums, stacks, _ = program.maps.drain()     # waits that were too short for a sample
         offsets, ips = stacks.find(sums["stack"])
 
-The C file describes what the program does. Here it is compiled for the running kernel (`kernel.facts`),
-loaded and attached through file descriptors only: nothing is pinned, so the kernel removes everything when
-this process ends, however it ends.
+The C file describes what the program does. Here it is compiled for the running kernel (`kernel.facts`), loaded and
+attached through file descriptors only: nothing is pinned, so the kernel removes everything when this process ends,
+however it ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
 from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore, setting_defines
-from perf_offcpu.collect.bpf.kernel.kept import kept_facts
+from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore, kept_facts, setting_defines
 from perf_offcpu.collect.bpf.kernel.probes import check_privileges
 from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
@@ -54,13 +53,9 @@ _LICENSE = "Dual BSD/GPL"
 class OffCpuProgram:
     """The BPF program, loaded but neither attached nor enabled; a context manager.
 
-    Args:
-        use_cache: load programs that were compiled before, and store those that are compiled; likewise what
-            was found out about the kernel.
-
-    Raises:
-        CapabilityError: no bcc, no BTF, no privilege, a kernel too old.
-        RecordingError: the program does not compile, or the kernel refuses it.
+    `use_cache`: load programs that were compiled before, and store those that are compiled; likewise what was found out
+    about the kernel. Raises CapabilityError: no bcc, no BTF, no privilege, a kernel too old; RecordingError: the
+    program does not compile, or the kernel refuses it.
     """
 
     def __init__(self, config: OffCpuConfig | None = None, *, use_cache: bool = True) -> None:
@@ -90,8 +85,8 @@ class OffCpuProgram:
     def ends_at_exit(self) -> bool:
         """True if waits end, and samples are sent, in the sleeper's own context.
 
-        Then the fields of the record that the perf core fills in (TID, CPU, registers, stack bytes, cgroup)
-        are those of the sleeper; otherwise they are those of the task that left the CPU.
+        Then the fields of the record that the perf core fills in (TID, CPU, registers, stack bytes, cgroup) are those
+        of the sleeper; otherwise they are those of the task that left the CPU.
         """
         return defines.SWITCHED in self._tracepoints or self._probe is not None
 
@@ -163,11 +158,7 @@ class OffCpuProgram:
 
     @property
     def maps(self) -> ProgramMaps:
-        """The program's maps.
-
-        Raises:
-            RecordingError: it is closed.
-        """
+        """The program's maps. Raises RecordingError: it is closed."""
         if self._maps is None:
             raise RecordingError("the BPF program is closed")
         return self._maps
@@ -193,8 +184,8 @@ class OffCpuProgram:
     def last_tasks(self) -> LastTasks:
         """Return the states of the recorded tasks that live at the end: their budgets and unfinished waits.
 
-        Before `disable` these are the present states, which may change meanwhile
-        (`LastTasks.unless_disturbed`). Empty where the kernel has no iterators over tasks.
+        Before `disable` these are the present states, which may change meanwhile (`LastTasks.unless_disturbed`). Empty
+        where the kernel has no iterators over tasks.
         """
         end_ns = self.maps.end_ns or now_ns()
         raw = bpf_syscall.run_iterator(self._programs[_LAST]) if _LAST in self._programs else b""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of the bpf(2) system call that the recorder needs.
 
-bcc compiles, but its loaders know neither `tp_btf` programs nor how to read a whole map in one call. These
-functions are thin: file descriptors and bytes in, file descriptors and bytes out, `OSError` with the kernel's
-errno. Every descriptor is close-on-exec. The kernel frees an object when its last descriptor is closed, so a
-recorder that is killed leaves nothing in the kernel.
+bcc compiles, but its loaders know neither `tp_btf` programs nor how to read a whole map in one call. These functions
+are thin: file descriptors and bytes in, file descriptors and bytes out, `OSError` with the kernel's errno. Every
+descriptor is close-on-exec. The kernel frees an object when its last descriptor is closed, so a recorder that is killed
+leaves nothing in the kernel.
 
 `attr` has the layouts.
 """
@@ -54,11 +54,7 @@ class VerifierError(OSError):
 
 
 def call(command: Command, attr: ctypes.Structure) -> int:
-    """Call bpf(2).
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Call bpf(2). Raises OSError: the kernel refuses."""
     result: int = _libc.syscall(_SYS_BPF, int(command), ctypes.byref(attr), ctypes.sizeof(attr))
     if result < 0:
         number = ctypes.get_errno()
@@ -92,13 +88,12 @@ def load_program(
 ) -> int:
     """Load a program into the kernel, which verifies it; return its descriptor.
 
+    Raises VerifierError: the kernel refuses it.
+
     Args:
         code: instructions, 8 bytes each, which refer to maps by descriptor.
         btf_id: for TRACING, the kernel's BTF id of the tracepoint's typedef or of the iterator's function.
         attach_type: for TRACING, which of the two.
-
-    Raises:
-        VerifierError: the kernel refuses it.
     """
     instructions, license_buffer = _buffer(code), _buffer(license_text.encode() + b"\0")
     attr = uapi.ProgramLoad(
@@ -150,11 +145,8 @@ def run_iterator(program_fd: int) -> bytes:
 
 
 def enable_stats() -> int:
-    """Let the kernel measure the run time of all BPF programs while the returned descriptor is open.
-
-    Raises:
-        OSError: it cannot (before Linux 5.8, or without CAP_SYS_ADMIN).
-    """
+    """Let the kernel measure the run time of all BPF programs while the returned descriptor is open. Raises OSError: it
+    cannot (before Linux 5.8, or without CAP_SYS_ADMIN)."""
     return call(Command.ENABLE_STATS, uapi.EnableStats(type=0))  # BPF_STATS_RUN_TIME
 
 
@@ -169,11 +161,8 @@ def read_info(fd: int, info: InfoT) -> InfoT:
 
 
 def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes:
-    """Return the value of a key; in a per-CPU map the values of all possible CPUs, each of whole 8 bytes.
-
-    Raises:
-        OSError: ENOENT if the map has no such key.
-    """
+    """Return the value of a key; in a per-CPU map the values of all possible CPUs, each of whole 8 bytes. Raises
+    OSError: ENOENT if the map has no such key."""
     key_buffer, value = _buffer(key), ctypes.create_string_buffer(value_bytes)
     call(Command.MAP_LOOKUP_ELEM, Element(map_fd, addressof(key_buffer), addressof(value)))
     return value.raw
@@ -199,11 +188,8 @@ def is_empty(map_fd: int, key_bytes: int) -> bool:
 
 
 def lookup_batch(map_fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
-    """Copy the entries of a hash map to the first rows of `keys` and `values`; return their number.
-
-    Args:
-        keys, values: contiguous, with room for as many entries as the map may have.
-    """
+    """Copy the entries of a hash map to the first rows of `keys` and `values`; return their number. `keys`, `values`:
+    contiguous, with room for as many entries as the map may have."""
     cursor = ctypes.create_string_buffer(max(4, keys.itemsize))  # of the kernel, for the next call
     done, in_batch, more = 0, 0, True
     while more and done < len(keys):
@@ -230,9 +216,9 @@ def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
 class GracePeriod:
     """A way to wait until no BPF program runs that was running before.
 
-    The kernel offers it as a side effect: an update of a map of maps from user space returns only after an
-    RCU grace period, "so that all programs use the new map" (maybe_wait_bpf_programs() in
-    kernel/bpf/syscall.c, since 4.20). Programs run inside RCU read-side sections, so by then all have ended.
+    The kernel offers it as a side effect: an update of a map of maps from user space returns only after an RCU grace
+    period, "so that all programs use the new map" (maybe_wait_bpf_programs() in kernel/bpf/syscall.c, since 4.20).
+    Programs run inside RCU read-side sections, so by then all have ended.
     """
 
     def __init__(self) -> None:

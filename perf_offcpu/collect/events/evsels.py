@@ -10,13 +10,13 @@ Three kinds of event write into two rings per CPU:
   fork, exit, ksymbol, cgroup, ...) without which addresses and thread ids mean nothing. It has a ring of
   its own, so that a flood of samples cannot overwrite these (`side_band`).
 
-All are opened per CPU for all tasks (pid -1), whatever the target: one set of descriptors, nothing to attach
-to new threads in time, and nothing to switch in and out at context switches. BPF decides what belongs to the
-target, for samples of `-e` by a filter program (`perf_event.set_filter`).
+All are opened per CPU for all tasks (pid -1), whatever the target: one set of descriptors, nothing to attach to new
+threads in time, and nothing to switch in and out at context switches. BPF decides what belongs to the target, for
+samples of `-e` by a filter program (`perf_event.set_filter`).
 
-In the file they stand in this order, which is perf's own (tools/perf/builtin-record.c adds off-cpu after
-the user's events, and the dummy event last), so that `perf report` opens with what the user asked for.
-sample_type, read_format and clock agree as far as perf requires: IDENTIFIER everywhere, the same trailer.
+In the file they stand in this order, which is perf's own (tools/perf/builtin-record.c adds off-cpu after the user's
+events, and the dummy event last), so that `perf report` opens with what the user asked for. sample_type, read_format
+and clock agree as far as perf requires: IDENTIFIER everywhere, the same trailer.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, defer
     Args:
         wakeup_bytes: its ring wakes the recorder at so many bytes.
         stack_bytes: bytes of the user stack that the kernel adds to each sample, with the user registers.
-        deferred_stacks: let the kernel walk the user stack later; the sample's own callchain is only the
-            cookie then, as the kernel part is in the payload.
+        deferred_stacks: let the kernel walk the user stack later; the sample's own callchain is only the cookie then,
+            as the kernel part is in the payload.
     """
     sample_type, flags = SAMPLE_TYPE | SampleType.RAW, _COMMON_FLAGS | AttrFlag.WATERMARK
     if deferred_stacks:
@@ -106,9 +106,8 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
 def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = False) -> Attr:
     """Return the attr of the event that only asks for side-band records.
 
-    Args:
-        wakeup_bytes: its ring wakes the recorder at so many bytes.
-        data_maps: also for mappings without code: perf's own unwinder reads call frame information there.
+    `wakeup_bytes`: its ring wakes the recorder at so many bytes. `data_maps`: also for mappings without code: perf's
+    own unwinder reads call frame information there.
     """
     flags = _COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | AttrFlag.WATERMARK
     flags |= AttrFlag.MMAP_DATA if data_maps else AttrFlag(0)
@@ -128,8 +127,8 @@ def sampling_attr(
 
     The rate is a sample every `period` events or, if that is 0, a frequency.
 
-    With `stack_bytes` of the user stack its callchains have the kernel part only, as in perf: the user part
-    is unwound from the stack, by this project and by perf itself.
+    With `stack_bytes` of the user stack its callchains have the kernel part only, as in perf: the user part is unwound
+    from the stack, by this project and by perf itself.
     """
     if event.frequency_hz or (event.period and not (event.is_tracepoint and period)):
         frequency_hz, period = event.frequency_hz, event.period
@@ -158,6 +157,8 @@ def sampling_attr(
 class CpuEvent:
     """One event, open on each CPU.
 
+    Raises CapabilityError, RecordingError: the kernel refuses it.
+
     Args:
         name: as the file will show it.
         attr: what to open.
@@ -166,9 +167,6 @@ class CpuEvent:
     Attributes:
         fds: CPU → descriptor.
         ids: ids of all descriptors that were ever opened: an event has a new id on a CPU that came back.
-
-    Raises:
-        CapabilityError, RecordingError: the kernel refuses it.
     """
 
     def __init__(self, name: str, attr: Attr, cpus: Iterable[int]) -> None:
@@ -184,11 +182,8 @@ class CpuEvent:
             raise perf_event.refusal(problem, name, attr) from None
 
     def reopen(self, cpu: int) -> int:
-        """Open the event on a CPU that came online; return the descriptor. Former counts still count.
-
-        Raises:
-            OSError: the kernel refuses it.
-        """
+        """Open the event on a CPU that came online; return the descriptor. Former counts still count. Raises OSError:
+        the kernel refuses it."""
         if cpu in self.fds:
             self._former.append(self.fds.pop(cpu))
         self.fds[cpu] = perf_event.open_event(self.attr, cpu)
@@ -254,11 +249,8 @@ def with_deferral(support: Support, cpu: int) -> Support | None:
 
 
 def probe_support(cpu: int) -> Support:
-    """Find out on one CPU, by trying, what the kernel's perf events can do.
-
-    Raises:
-        CapabilityError, RecordingError: not even the oldest form may be opened.
-    """
+    """Find out on one CPU, by trying, what the kernel's perf events can do. Raises CapabilityError, RecordingError: not
+    even the oldest form may be opened."""
     flags = sum(_OPTIONAL_TRACKER_FLAGS, AttrFlag(0))
     formats = (ReadFormat.ID | ReadFormat.LOST, ReadFormat.ID)  # LOST came with 6.0
     attempts = [Support(read_format, flags) for read_format in formats]

@@ -6,8 +6,8 @@
 * `PMU/TERM=VALUE,.../`, as sysfs describes the PMU: `cpu/event=0xc0,umask=0x01/`;
 * `SYSTEM:NAME`, a tracepoint.
 
-Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands for a
-recording of off-CPU time alone.
+Modifiers follow a colon, or the slash of a PMU: `cycles:u`, `cpu/event=0xc0/pp`. `none` stands for a recording of
+off-CPU time alone.
 
 Source: tools/perf/util/parse-events.c and evsel.c (names), include/uapi/linux/perf_event.h (numbers).
 """
@@ -142,11 +142,8 @@ class SamplingEvent:
 
 
 def parse_events(texts: Iterable[str]) -> tuple[SamplingEvent, ...]:
-    """Parse all `-e` options, each a list separated by commas; return events in this order, () for `none`.
-
-    Raises:
-        UsageError: an event is unknown, named twice, or `none` is not alone.
-    """
+    """Parse all `-e` options, each a list separated by commas; return events in this order, () for `none`. Raises
+    UsageError: an event is unknown, named twice, or `none` is not alone."""
     events = [name.strip() for text in texts for name in _split(text)]
     if NO_EVENT in events:
         if len(events) > 1:

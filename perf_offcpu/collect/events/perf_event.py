@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The system call perf_event_open(2) and the ioctls of its file descriptors.
 
-Python has no wrapper for the call, so it goes through libc's syscall(). `refusal` makes sentences of
-refusals, because the same error number means different things for different events.
+Python has no wrapper for the call, so it goes through libc's syscall(). `refusal` makes sentences of refusals, because
+the same error number means different things for different events.
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ _SYSCALL.restype = ctypes.c_long
 
 
 def open_event(attr: Attr, cpu: int) -> int:
-    """Open an event for all tasks on one CPU; return its file descriptor, which is closed on exec.
-
-    Raises:
-        OSError: as perf_event_open(2) has it.
-    """
+    """Open an event for all tasks on one CPU; return its file descriptor, which is closed on exec. Raises OSError: as
+    perf_event_open(2) has it."""
     packed = attr.pack(order=NATIVE)
     number = syscall_number("perf_event_open", platform.machine())
     fd = _SYSCALL(

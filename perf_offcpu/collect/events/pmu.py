@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events of PMUs as sysfs describes them: `cpu/event=0xc0,umask=0x01,name=work/`.
 
-/sys/bus/event_source/devices/PMU has a file `type` (attr.type), a directory `format` whose files say which
-bits of attr.config, config1 or config2 a term fills (`config:0-7,32-35`), and a directory `events` with
-named lists of terms.
+/sys/bus/event_source/devices/PMU has a file `type` (attr.type), a directory `format` whose files say which bits of
+attr.config, config1 or config2 a term fills (`config:0-7,32-35`), and a directory `events` with named lists of terms.
 
 Source: Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}; tools/perf/util/pmu.c.
 """
@@ -32,14 +31,8 @@ _NUMBERS = {"period": "period", "freq": "frequency_hz"}
 
 
 def parse_pmu_event(text: str, pmu: str, terms: str) -> Fields:
-    """Parse the event `PMU/TERM=VALUE,TERM,.../`.
-
-    Args:
-        text: the event as the user wrote it, for messages.
-
-    Raises:
-        UsageError: there is no such PMU or term, or a value does not fit.
-    """
+    """Parse the event `PMU/TERM=VALUE,TERM,.../`. `text`: the event as the user wrote it, for messages. Raises
+    UsageError: there is no such PMU or term, or a value does not fit."""
     directory = DEVICES / pmu
     if not _WORD.fullmatch(pmu) or not (directory / "type").exists():
         known = ", ".join(sorted(path.name for path in DEVICES.glob("*"))) or "none"

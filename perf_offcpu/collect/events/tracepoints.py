@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracepoints as events: their numbers, and the description of their data for the file.
 
-A sample of a tracepoint holds a structure of the running kernel. perf opens a file with such an event only if
-the feature TRACING_DATA describes its layout (`perfdata.tracing_data` reads that feature).
+A sample of a tracepoint holds a structure of the running kernel. perf opens a file with such an event only if the
+feature TRACING_DATA describes its layout (`perfdata.tracing_data` reads that feature).
 
 Source: tools/perf/util/trace-event-info.c; tools/lib/api/fs/tracing_path.c.
 """
@@ -27,15 +27,8 @@ _WORD = re.compile(r"\w{1,100}")
 
 
 def tracepoint_id(text: str, system: str, name: str) -> int:
-    """Return attr.config of a tracepoint.
-
-    Args:
-        text: the event as the user wrote it.
-
-    Raises:
-        UsageError: there is no tracepoint of this name.
-        CapabilityError: tracefs cannot be read.
-    """
+    """Return attr.config of a tracepoint. `text`: the event as the user wrote it. Raises UsageError: there is no
+    tracepoint of this name; CapabilityError: tracefs cannot be read."""
     if not _WORD.fullmatch(system) or not _WORD.fullmatch(name):
         raise UsageError(f"-e {text}: unknown event; a tracepoint is SYSTEM:NAME, such as sched:sched_switch")
     events = events_directory(text)
@@ -48,11 +41,8 @@ def tracepoint_id(text: str, system: str, name: str) -> int:
 
 
 def events_directory(text: str) -> Path:
-    """Return the directory in which tracefs lists events; mount tracefs where nothing has yet, as perf does.
-
-    Raises:
-        CapabilityError: tracefs is not mounted, and may not be.
-    """
+    """Return the directory in which tracefs lists events; mount tracefs where nothing has yet, as perf does. Raises
+    CapabilityError: tracefs is not mounted, and may not be."""
     for directory in (TRACEFS, DEBUGFS / "tracing"):
         if (directory / "events").is_dir():
             return directory / "events"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write what existed before the recording: the records with which a file begins.
 
-They have no time and come in the order that perf expects: the kernel's own code, control groups, tasks with
-their maps, and the mark that this was all.
+They have no time and come in the order that perf expects: the kernel's own code, control groups, tasks with their maps,
+and the mark that this was all.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Inventory:
     """A scan of the kernel and of all tasks.
 
     Args:
-        target: maps are recorded of all processes, or of those of the target. Threads and their names are
-            recorded of all, because they may be parents and wakers.
+        target: maps are recorded of all processes, or of those of the target. Threads and their names are recorded of
+            all, because they may be parents and wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
         known: tasks of the file before.
@@ -92,11 +92,8 @@ _MOST_LEVELS = 64
 def cgroup_records(lost: Losses) -> Iterator[bytes]:
     """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted.
 
-    Users to whom a group is delegated make groups in it, as many and as deep as they like: groups near the
-    root come first.
-
-    Args:
-        lost: where groups are counted that are left out.
+    Users to whom a group is delegated make groups in it, as many and as deep as they like: groups near the root come
+    first. `lost`: where groups are counted that are left out.
     """
     mount = cgroup2_mount(read_kernel(MOUNTS))
     if mount is None:

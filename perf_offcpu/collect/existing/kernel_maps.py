@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of the kernel's own code: its text, its modules, and the BPF programs it has compiled.
 
-Without the first one perf warns that "kernel address maps were restricted" and names nothing. Addresses come
-from /proc/kallsyms, which shows zeros to users who may not see them (kernel.kptr_restrict); then there are no
-such records, and kernel frames stay numbers.
+Without the first one perf warns that "kernel address maps were restricted" and names nothing. Addresses come from
+/proc/kallsyms, which shows zeros to users who may not see them (kernel.kptr_restrict); then there are no such records,
+and kernel frames stay numbers.
 
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following.
 """
@@ -49,14 +49,8 @@ class KnownKernel:
 
 
 class KernelMaps:
-    """The records of kernel text, modules and BPF programs.
-
-    Args:
-        known: records of an earlier file; replaced by the records of this one.
-
-    Attributes:
-        files: name → build-id of the kernel and of each module that has one.
-    """
+    """The records of kernel text, modules and BPF programs. `known`: records of an earlier file; replaced by the
+    records of this one. `files`: name → build-id of the kernel and of each module that has one."""
 
     def __init__(self, known: KnownKernel | None = None) -> None:
         self.files: dict[bytes, bytes] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the build-ids of what running processes have mapped: files and the vDSO.
 
-Files are opened through /proc/PID/map_files, which leads to the mapped file itself even if it was deleted or
-replaced, or lies in another mount namespace.
+Files are opened through /proc/PID/map_files, which leads to the mapped file itself even if it was deleted or replaced,
+or lies in another mount namespace.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ class MappedBuildIds:
         self._name_bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the build-id of a file that has been read; b"" if it has none, None if it was not read.
-
-        Args:
-            key: as of `key_of`.
-        """
+        """Return the build-id of a file that has been read; b"" if it has none, None if it was not read. `key`: as of
+        `key_of`."""
         return self._known.get(key)
 
     def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:
@@ -62,11 +59,8 @@ class MappedBuildIds:
     def of_mapping(
         self, pid: int, start: int, end: int, device: Hashable, inode: int, path: bytes, *, maps: bool = False
     ) -> bytes | None:
-        """Return the build-id of a mapped file; b"" if it has none, None if it is not found.
-
-        Args:
-            maps: as of `read_build_id`.
-        """
+        """Return the build-id of a mapped file; b"" if it has none, None if it is not found. `maps`: as of
+        `read_build_id`."""
         key = key_of(device, inode, path)
         if key not in self._known:
             found = read_build_id(pid, start, end, inode, path, maps=maps)
@@ -84,11 +78,8 @@ def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
 def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, maps: bool) -> bytes | None:
     """Read the build-id of a mapped file; b"" if it has none, None if it is not found.
 
-    It may wait for ever for a file system that does not answer.
-
-    Args:
-        maps: the mapping has just been read from /proc/PID/maps, so the link leads to the same file; its
-            inode may differ (overlayfs).
+    It may wait for ever for a file system that does not answer. `maps`: the mapping has just been read from
+    /proc/PID/maps, so the link leads to the same file; its inode may differ (overlayfs).
     """
     found = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
     if found is None and len(path) <= MOST_NAME:
@@ -117,11 +108,8 @@ def remember(known: dict[Any, bytes], key: Hashable, found: bytes) -> None:
 
 
 def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
-    """Return the build-id of a regular file; b"" if it has none, None if it is not there.
-
-    Args:
-        inode: of the file that is expected there; None for any.
-    """
+    """Return the build-id of a regular file; b"" if it has none, None if it is not there. `inode`: of the file that is
+    expected there; None for any."""
     try:
         fd = open_regular(os.fsdecode(path))
     except (OSError, ValueError):  # ValueError: a NUL in the name
@@ -133,11 +121,8 @@ def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
 
 
 def build_id_of_memory(address: int, size: int) -> bytes:
-    """Return the build-id of an ELF image in this process's own memory: the vDSO, which is the same in all.
-
-    Args:
-        address, size: a readable mapping, as /proc/self/maps shows it.
-    """
+    """Return the build-id of an ELF image in this process's own memory: the vDSO, which is the same in all. `address`,
+    `size`: a readable mapping, as /proc/self/maps shows it."""
     fd = os.memfd_create("image", os.MFD_CLOEXEC)
     try:
         os.write(fd, ctypes.string_at(address, size))

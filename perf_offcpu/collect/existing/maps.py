@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse the text of /proc/PID/maps (proc_pid_maps(5)), which other programs shape.
 
-A program may have a million mappings, and the path of a mapped file has no greatest length: lines are taken
-from the text one by one, and of a text that is too long only the begin is read.
+A program may have a million mappings, and the path of a mapped file has no greatest length: lines are taken from the
+text one by one, and of a text that is too long only the begin is read.
 """
 
 from __future__ import annotations
@@ -33,21 +33,14 @@ class Mapping:
 
 
 def read_maps(pid: int) -> bytes:
-    """Return whole lines of /proc/PID/maps, at most `MOST_BYTES`; b"" for a kernel thread or a zombie.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return whole lines of /proc/PID/maps, at most `MOST_BYTES`; b"" for a kernel thread or a zombie. Raises OSError:
+    it cannot be read."""
     text = read_kernel_begin(f"/proc/{pid}/maps", MOST_BYTES)
     return text if len(text) < MOST_BYTES else text[: text.rfind(b"\n") + 1]
 
 
 def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
-    """Parse the text of a /proc/PID/maps.
-
-    Args:
-        skipped: where lines of another form are counted; they are left out.
-    """
+    """Parse the text of a /proc/PID/maps. `skipped`: where lines of another form are counted; they are left out."""
     begin = 0
     while begin < len(text):
         end = text.find(b"\n", begin)
@@ -63,10 +56,7 @@ def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
 def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | None]:
     """Return the mapping that an address is in and the one before it, None for none.
 
-    Lines ascend by address, so that a search in halves finds it.
-
-    Raises:
-        ValueError: a line has another form.
+    Lines ascend by address, so that a search in halves finds it. Raises ValueError: a line has another form.
     """
     low, high, begin = 0, len(text), -1
     while low < high:
@@ -86,11 +76,8 @@ def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | No
 
 
 def _mapping(line: bytes) -> Mapping:
-    """Parse one line. Only newlines are escaped in a name, which may hold any other byte.
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """Parse one line. Only newlines are escaped in a name, which may hold any other byte. Raises ValueError: it has
+    another form."""
     place, permissions, offset, device, inode, *name = line.split(b" ", 5)
     start, _, end = place.partition(b"-")
     major, _, minor = device.partition(b":")

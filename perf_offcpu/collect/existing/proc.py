@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scan the tasks that run when a recording begins, from /proc.
 
-For each process: FORK and COMM of each thread, then, where wanted, NAMESPACES and one MMAP2 for each
-executable mapping. The tracker events must be enabled first: what happens between their start and the scan
-then appears twice, which is harmless, and nothing is missing.
+For each process: FORK and COMM of each thread, then, where wanted, NAMESPACES and one MMAP2 for each executable
+mapping. The tracker events must be enabled first: what happens between their start and the scan then appears twice,
+which is harmless, and nothing is missing.
 
-Tasks come and go during the scan; one that is gone is left out. Names are bytes: programs choose them, and
-they need not be UTF-8. A process that cannot be read, or not in time, is described as far as possible, and
-counted.
+Tasks come and go during the scan; one that is gone is left out. Names are bytes: programs choose them, and they need
+not be UTF-8. A process that cannot be read, or not in time, is described as far as possible, and counted.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ _MOST_STUCK = 100
 
 
 class KnownTasks:
-    """Records of the last scan, used again for processes that have not changed.
-
-    Args:
-        most_bytes: largest size of the records of one scan that are kept.
-    """
+    """Records of the last scan, used again for processes that have not changed. `most_bytes`: largest size of the
+    records of one scan that are kept."""
 
     def __init__(self, most_bytes: int = 16 << 20) -> None:
         self._most_bytes = most_bytes
@@ -64,8 +60,8 @@ class ProcScan:
     """A scan of all processes.
 
     Args:
-        mapped: processes whose maps and namespaces are wanted, None for all; of the others only threads and
-            names are recorded, because they may be parents or wakers.
+        mapped: processes whose maps and namespaces are wanted, None for all; of the others only threads and names are
+            recorded, because they may be parents or wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
         known: records of the last scan, with the same `data_maps`; replaced by the records of this one.

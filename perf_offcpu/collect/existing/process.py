@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the records of one process from its files in /proc: threads, names, namespaces and mappings.
 
-This is the work of a helper (`collect.system.helper`): a process can lock its files in /proc, and what it has
-mapped may be on a file system that does not answer.
+This is the work of a helper (`collect.system.helper`): a process can lock its files in /proc, and what it has mapped
+may be on a file system that does not answer.
 
-Each process has a share of the room in the file. What is beyond is left out and counted: the begin of a list
-is kept, of mappings code before data.
+Each process has a share of the room in the file. What is beyond is left out and counted: the begin of a list is kept,
+of mappings code before data.
 """
 
 from __future__ import annotations
@@ -118,14 +118,8 @@ class ProcessReader:
         self._files_until_s = 0.0
 
     def read(self, pid: int, *, mapped: bool) -> tuple[Any, ...]:
-        """Return the description of a process as a plain tuple; without records if it is gone.
-
-        Args:
-            mapped: with mappings and namespaces.
-
-        Raises:
-            Exception: something in /proc has another form than expected.
-        """
+        """Return the description of a process as a plain tuple; without records if it is gone. `mapped`: with mappings
+        and namespaces. Raises Exception: something in /proc has another form than expected."""
         self._described, self._files_until_s = Description([], []), 0.0
         tids, is_denied = list[int](), False
         with suppress(*_GONE):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records in the kernel's form that the recorder makes: of tasks and maps that existed before the recording.
 
-Their trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a
-time".
+Their trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a time".
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from perf_offcpu.perfdata.features import BUILD_ID_BYTES
 from perf_offcpu.perfdata.write.writer import pack_record
 
 MOST_NAME = 4096 - 8 - 1
-"""Longest name of a mapped file or control group that the kernel puts into a record; perf has room for 4096
-bytes. Source: perf_event_mmap_event() in kernel/events/core.c."""
+"""Longest name of a mapped file or control group that the kernel puts into a record; perf has room for 4096 bytes.
+Source: perf_event_mmap_event() in kernel/events/core.c."""
 
 TOO_LONG = b"//toolong"
 """The kernel's name of files whose path is longer."""
@@ -52,12 +51,8 @@ def holding_from(records: bytes, time_ns: int) -> bytes:
 
 
 def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:
-    """Pack an MMAP2 record; with a build-id in the form that has it instead of the inode.
-
-    Args:
-        mapping: the other fields as in `abi.records`; fields of the inode that are missing are 0.
-        misc: further bits of the header.
-    """
+    """Pack an MMAP2 record; with a build-id in the form that has it instead of the inode. `mapping`: the other fields
+    as in `abi.records`; fields of the inode that are missing are 0. `misc`: further bits of the header."""
     if not build_id:
         return synthesized(RecordType.MMAP2, cpumode | misc, _NO_INODE | dict(mapping))
     identity = {

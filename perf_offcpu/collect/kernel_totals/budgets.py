@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write budgets of threads as samples of the event `offcpu-counters` (abi/counters.py).
 
-The kernel side keeps one budget for a thread's whole life in the recording. Where a recording has several
-files (`--switch-output`), each gets the share that was added since the file before.
+The kernel side keeps one budget for a thread's whole life in the recording. Where a recording has several files
+(`--switch-output`), each gets the share that was added since the file before.
 """
 
 from __future__ import annotations
@@ -57,11 +57,7 @@ def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
 
 
 class BudgetShares:
-    """Remember which part of each budget is in an earlier file.
-
-    Args:
-        modes: enumerators of `enum offcpu_mode`.
-    """
+    """Remember which part of each budget is in an earlier file. `modes`: enumerators of `enum offcpu_mode`."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         self._modes = modes
@@ -70,8 +66,7 @@ class BudgetShares:
     def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
         """Return budgets by the kernel's figures, without the parts that are in earlier files.
 
-        Args:
-            budgets: rows of `struct offcpu_budget`, of whole lives.
+        `budgets`: rows of `struct offcpu_budget`, of whole lives.
 
         Returns:
             As many rows; those that are in an earlier file begin where that ended.
@@ -92,8 +87,8 @@ class BudgetShares:
     def note(self, budgets: NDArray[Any]) -> None:
         """Note budgets of whole lives whose shares were written.
 
-        Those of the last call are kept, too: a thread that has ended since is not among the new ones, and its
-        budget comes later.
+        Those of the last call are kept, too: a thread that has ended since is not among the new ones, and its budget
+        comes later.
         """
         self._written = [*self._written[-1:], by_kernel_figures(budgets, self._modes)]
 
@@ -101,8 +96,8 @@ class BudgetShares:
 def _difference(now: U64, before: U64) -> U64:
     """Return `now - before`, uint64[n, buckets], with no value below 0 and the same sum of each row.
 
-    A wait that was not over was put into buckets by what was known of it. A second wake-up, or that its
-    thread was just born, can change that later.
+    A wait that was not over was put into buckets by what was known of it. A second wake-up, or that its thread was just
+    born, can change that later.
     """
     change = (now - before).view(np.int64)
     missing = np.minimum(change, 0).sum(axis=1)
@@ -126,19 +121,16 @@ def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
 def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
     """Return budgets whose time on CPUs and run-queue delay are those that the kernel counted.
 
-    The BPF program sees a wake-up when it begins (sched_waking), if at all; the kernel counts run-queue delay from
-    when the thread is in a queue, 1 to 2 us later. At a switch the program accounts some time to the other thread.
-    Where waits are many and short that adds up. So the totals are the kernel's, and the program's own counts only
-    divide them: run-queue delay by its reasons, the rest by states.
+    The BPF program sees a wake-up when it begins (sched_waking), if at all; the kernel counts run-queue delay from when
+    the thread is in a queue, 1 to 2 us later. At a switch the program accounts some time to the other thread. Where
+    waits are many and short that adds up. So the totals are the kernel's, and the program's own counts only divide
+    them: run-queue delay by its reasons, the rest by states.
 
-    The time of each row stays the same. States get the time that was counted too much as run-queue delay,
-    and that of switches. The remainder is unknown: time on a CPU that interrupts or the hypervisor took, and
-    the making of a new thread before it first was in a queue. Threads that have not switched, and those of
-    kernels without figures, keep the program's counts: the former are exact.
-
-    Args:
-        budgets: rows of `struct offcpu_budget`, of whole lives.
-        modes: enumerators of `enum offcpu_mode`, which index their field `ns`.
+    The time of each row stays the same. States get the time that was counted too much as run-queue delay, and that of
+    switches. The remainder is unknown: time on a CPU that interrupts or the hypervisor took, and the making of a new
+    thread before it first was in a queue. Threads that have not switched, and those of kernels without figures, keep
+    the program's counts: the former are exact. `budgets`: rows of `struct offcpu_budget`, of whole lives. `modes`:
+    enumerators of `enum offcpu_mode`, which index their field `ns`.
     """
     corrected = budgets.copy()
     rows = np.flatnonzero((budgets["switches"] > 0) & (budgets["ran_ns"] > 0))

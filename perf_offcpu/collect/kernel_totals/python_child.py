@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the Python functions of the threads of a process, as a process:  python python_child.py DIRECTORY PID
 
-perf_offcpu/collect/kernel_totals/python_stacks.py starts it with the bare interpreter, so it imports nothing
-of this project. DIRECTORY holds pystack, which follows pointers in the memory of the process and reads the
-files that its maps name: a hostile process can make it read any file and crash it, and maybe take it over. So
-root gives up all rights but those of the owner of the process before pystack looks, and refuses a process of
-root that is in a container or has fewer rights than this one.
+perf_offcpu/collect/kernel_totals/python_stacks.py starts it with the bare interpreter, so it imports nothing of this
+project. DIRECTORY holds pystack, which follows pointers in the memory of the process and reads the files that its maps
+name: a hostile process can make it read any file and crash it, and maybe take it over. So root gives up all rights but
+those of the owner of the process before pystack looks, and refuses a process of root that is in a container or has
+fewer rights than this one.
 
-A line for each thread: a JSON list of its id and its functions, root first, each [name, file, line, call of
-the interpreter's C function that it belongs to].
+A line for each thread: a JSON list of its id and its functions, root first, each [name, file, line, call of the
+interpreter's C function that it belongs to].
 """
 
 from __future__ import annotations

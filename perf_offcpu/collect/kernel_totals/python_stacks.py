@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the Python functions of threads that are still blocked at the end, by pystack (`--python-stacks`).
 
-pystack runs in a process of its own, with the rights of the owner of the process that it reads, and with
-bounds for time, memory and output (`python_child.py`). Its output is the work of that process: it may name
-functions that do not exist, but only for its own threads.
+pystack runs in a process of its own, with the rights of the owner of the process that it reads, and with bounds for
+time, memory and output (`python_child.py`). Its output is the work of that process: it may name functions that do not
+exist, but only for its own threads.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def with_python_functions(
     """Add the payloads that name the Python functions of waiting tasks.
 
     Args:
-        again: runs the iterator once more: functions of a task that has run meanwhile are not those of its
-            wait.
+        again: runs the iterator once more: functions of a task that has run meanwhile are not those of its wait.
         directory: where pystack is.
         say: is called with a sentence for each process that cannot be read.
         unread: counts the threads whose functions are missing.
@@ -116,11 +115,7 @@ def by_turns(pids: Sequence[int]) -> list[int]:
 
 
 def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, Functions]:
-    """Return tid → functions of a process, root first; none if they cannot be read.
-
-    Args:
-        directory: where pystack is.
-    """
+    """Return tid → functions of a process, root first; none if they cannot be read. `directory`: where pystack is."""
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     fd = os.memfd_create("python-stacks")  # a file, whose size the process has a limit for
     with contextlib.suppress(OSError):  # threads that were printed before it was killed count

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write waits that have not ended when the recording or one of its files ends, as samples of `offcpu-time`.
 
-BPF sends samples of waits that end. An iterator reports the others (`bpf/last_tasks.py`), and user space
-writes the sample of a wait that ends at that moment, with the kind STILL_BLOCKED: its period is the time so
-far, or since the recording began if the switch-out was earlier.
+BPF sends samples of waits that end. An iterator reports the others (`bpf/last_tasks.py`), and user space writes the
+sample of a wait that ends at that moment, with the kind STILL_BLOCKED: its period is the time so far, or since the
+recording began if the switch-out was earlier.
 """
 
 from __future__ import annotations
@@ -61,12 +61,8 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
 
 
 def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[int, bytes]]:
-    """Yield number and records of all waiting tasks, first of those that have a kernel stack.
-
-    Args:
-        event: offcpu-time; its first id is used.
-        last: all tasks, with their user stacks.
-    """
+    """Yield number and records of all waiting tasks, first of those that have a kernel stack. `event`: offcpu-time; its
+    first id is used. `last`: all tasks, with their user stacks."""
     rows = last.waiting().tolist()
     in_kernel = [row for row in rows if len(last.kernel[row])]
     in_user = [row for row in rows if not len(last.kernel[row])]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write sums of short waits as samples of the event `offcpu-time`.
 
-The kernel side adds up waits under the threshold by thread, state, system call, cgroup and user stack. In the
-file a sum is a sample like that of a single wait, with the same payload: its kind is SUM, its period and
-`offcpu_ns` are the total, its time is the end of the last wait. Unlike a sample from BPF, it has the sleeper
-in the header, too, because user space writes it.
+The kernel side adds up waits under the threshold by thread, state, system call, cgroup and user stack. In the file a
+sum is a sample like that of a single wait, with the same payload: its kind is SUM, its period and `offcpu_ns` are the
+total, its time is the end of the last wait. Unlike a sample from BPF, it has the sleeper in the header, too, because
+user space writes it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take user stacks of threads that do not run: a copy of the top, and a walk by frame pointers.
 
-This is for threads that wait when the recording or a file of it ends: BPF sends no sample of them, and their
-registers are those of the iterator. Their memory is read from /proc/TID/mem, by a helper.
+This is for threads that wait when the recording or a file of it ends: BPF sends no sample of them, and their registers
+are those of the iterator. Their memory is read from /proc/TID/mem, by a helper.
 
-Rules of the walk as in arch/x86/events/core.c, perf_callchain_user(): a frame is two words, the caller's
-frame pointer and the return address; an address that cannot be read ends the walk.
+Rules of the walk as in arch/x86/events/core.c, perf_callchain_user(): a frame is two words, the caller's frame pointer
+and the return address; an address that cannot be read ends the walk.
 """
 
 from __future__ import annotations
@@ -47,11 +47,8 @@ class UserStack:
 
 
 def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
-    """Return ip, sp and fp of tasks, uint64[n] each, and `sampled`, uint64[n, registers]; 0: kernel threads.
-
-    Args:
-        tasks: rows of `struct offcpu_last`.
-    """
+    """Return ip, sp and fp of tasks, uint64[n] each, and `sampled`, uint64[n, registers]; 0: kernel threads. `tasks`:
+    rows of `struct offcpu_last`."""
     words = MACHINES[platform.machine()].words
     regs = tasks["regs"]
     if words.segment >= 0:
@@ -70,12 +67,8 @@ def arguments_of(task: NDArray[Any]) -> tuple[int, ...]:
 
 
 def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
-    """Return int64[n]: the size of each task's copy, which is as far as its stack reaches if that is known.
-
-    Args:
-        tasks: rows of `struct offcpu_last`.
-        copy_bytes: usual size of a copy, 0 for none.
-    """
+    """Return int64[n]: the size of each task's copy, which is as far as its stack reaches if that is known. `tasks`:
+    rows of `struct offcpu_last`. `copy_bytes`: usual size of a copy, 0 for none."""
     end, sp = tasks["stack_end"], registers_of(tasks)["sp"]
     most = min(4 * copy_bytes, LARGEST_COPY)
     reach = np.minimum(end - np.minimum(sp, end) + np.uint64(_SLACK), np.uint64(most)).astype(np.int64)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of a recording, or its pipe, from the header to the end.
 
-A recording is one file, or with `--switch-output` several. Each can be read without the others: it begins
-with the names of events and with what runs at that moment, and ends with the losses and counts of its own
-time.
+A recording is one file, or with `--switch-output` several. Each can be read without the others: it begins with the
+names of events and with what runs at that moment, and ends with the losses and counts of its own time.
 """
 
 from __future__ import annotations
@@ -100,15 +99,8 @@ class Counts(NamedTuple):
 
 
 class OutputFile:
-    """A file or pipe in the making.
-
-    Args:
-        path: the file's name, or "-".
-        target: the file begins with the maps of these processes.
-
-    Raises:
-        RecordingError: it cannot be written.
-    """
+    """A file or pipe in the making. `path`: the file's name, or "-". `target`: the file begins with the maps of these
+    processes. Raises RecordingError: it cannot be written."""
 
     def __init__(self, options: RecordOptions, collector: Collector, path: str, target: Target) -> None:
         self.options, self.collector, self.path = options, collector, path
@@ -161,11 +153,7 @@ class OutputFile:
             self._writer.append(*pieces)
 
     def describe(self, drain: Callable[[], object]) -> None:
-        """Write what runs already.
-
-        Args:
-            drain: empties the rings, and is called again and again.
-        """
+        """Write what runs already. `drain` empties the rings, and is called again and again."""
         self._append_all(self._inventory.records(), drain)
         if isinstance(self._writer, PipeWriter):
             self._writer.append_build_ids(self._inventory.build_ids())
@@ -192,10 +180,7 @@ class OutputFile:
 
     def pause(self, recording: Span) -> None:
         """Write the account of the time up to a pause: losses and counts since the begin, or the last pause.
-
-        Args:
-            recording: the span that ends with the pause.
-        """
+        `recording`: the span that ends with the pause."""
         self._first_ns = self._first_ns or self._span(recording).begin_ns
         self.go_on_after(self._write_account(recording, {}))
         self._begin_ns, self._paused = 0, True
@@ -209,11 +194,7 @@ class OutputFile:
         self._begun = counts
 
     def finish(self, recording: Span) -> None:
-        """Write the end: losses, counts and features.
-
-        Args:
-            recording: the span of the recording up to now.
-        """
+        """Write the end: losses, counts and features. `recording`: the span of the recording up to now."""
         if not self._paused:
             self._write_account(recording, {})
         self._finished = True
@@ -228,12 +209,8 @@ class OutputFile:
         unwritten: Mapping[LossCause, Counter],
         rest: Iterable[Piece],
     ) -> None:
-        """Write an end for a file that takes no more records, into the room that was held for it.
-
-        Args:
-            unwritten: counts of what did not go into the file.
-            rest: what is written if there is room, else counted.
-        """
+        """Write an end for a file that takes no more records, into the room that was held for it. `unwritten` counts of
+        what did not go into the file. `rest`: what is written if there is room, else counted."""
         if self._finished:
             return
         held = self._disk is not None and self._disk.release()
@@ -272,8 +249,7 @@ class OutputFile:
     def _write_account(self, recording: Span, more: Mapping[LossCause, Counter]) -> Counts:
         """Write losses and counts since the file was begun, or since the last pause.
 
-        Args:
-            more: losses that only this file has.
+        `more`: losses that only this file has.
 
         Returns:
             The counts up to this account.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of a recording that describe its machine: HOSTNAME to CMDLINE, PMU_MAPPINGS and clocks.
 
-perf shows them in the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that perf
-6.1 does not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its table of
-features when a file has one (seen to crash with bit 200).
+perf shows them in the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that perf 6.1 does
+not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its table of features when a file
+has one (seen to crash with bit 200).
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ from perf_offcpu.resources import version
 
 
 def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:
-    """Return the bodies of the features that describe machine and recorder.
-
-    Args:
-        argv: command line of the recorder.
-        clock_pair: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns.
-    """
+    """Return the bodies of the features that describe machine and recorder. `argv`: command line of the recorder.
+    `clock_pair`: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns."""
     system = os.uname()
     cpu_id = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]  # as perf on x86
     texts = {

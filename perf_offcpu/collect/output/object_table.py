@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the descriptions of wait objects while recording goes on.
 
-The BPF program queues each object when it is first seen. Names are looked up in a thread, soon, because the
-process may end; and the rings are emptied meanwhile.
+The BPF program queues each object when it is first seen. Names are looked up in a thread, soon, because the process may
+end; and the rings are emptied meanwhile.
 """
 
 from __future__ import annotations
@@ -44,11 +44,8 @@ SCAN_SHARE, STEADY_SCAN_SHARE = 0.05, 0.002
 
 
 class KnownObjects:
-    """Descriptions of objects, used again for some time: each file needs the descriptions of its objects.
-
-    Args:
-        valid_s: time for which a description is used again; 0: never.
-    """
+    """Descriptions of objects, used again for some time: each file needs the descriptions of its objects. `valid_s`:
+    time for which a description is used again; 0: never."""
 
     def __init__(self, valid_s: float) -> None:
         self._valid_s = valid_s
@@ -88,11 +85,8 @@ class ObjectTable:
         self._unwritten: Iterator[Piece] = iter(())
 
     def follow(self, files: Iterable[OutputFile], *, scan_now: bool = False) -> None:
-        """Write the objects that have names by now, and begin to name new objects.
-
-        Args:
-            scan_now: objects that need a scan of all processes do not wait for its time.
-        """
+        """Write the objects that have names by now, and begin to name new objects. `scan_now`: objects that need a scan
+        of all processes do not wait for its time."""
         if self._naming is not None and self._naming.done():
             self._write(self._naming.result(), files)
             self._naming = None
@@ -112,11 +106,8 @@ class ObjectTable:
         return rows[~waits]
 
     def finish(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
-        """Write all objects up to now, for the end of a file, and what epoll instances watch by now.
-
-        Args:
-            drain: empties the rings, and is called again and again.
-        """
+        """Write all objects up to now, for the end of a file, and what epoll instances watch by now. `drain` empties
+        the rings, and is called again and again."""
         files = list(files)
         self._describer.finish_until(time.monotonic() + NAMING_S)
         self.follow(files, scan_now=True)

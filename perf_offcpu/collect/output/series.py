@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a recording: the one that takes records, and the one before it while that lacks its sums.
 
-With `--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a
-file stays open, or ends, so that the next one begins when recording goes on. What is written into files here
-is what the kernel side keeps until then: sums, budgets, states of tasks and objects.
+With `--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a file stays
+open, or ends, so that the next one begins when recording goes on. What is written into files here is what the kernel
+side keeps until then: sums, budgets, states of tasks and objects.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ T = TypeVar("T")
 class _PastFile:
     """A file that another has followed, and that still lacks the sums of its time.
 
-    Args:
-        present: the states of tasks at its end; None until they are known, and once they are being written.
-        with_python: these with Python functions, which take longer.
+    `present`: the states of tasks at its end; None until they are known, and once they are being written.
+    `with_python`: these with Python functions, which take longer.
     """
 
     file: OutputFile
@@ -55,8 +54,7 @@ class _PastFile:
 class FileSeries:
     """The files of one recording, one after the other.
 
-    Args:
-        say: is called with a sentence for each file that is complete, and for each problem.
+    `say` is called with a sentence for each file that is complete, and for each problem.
 
     Attributes:
         current: the file that takes records; in a pause it may be complete.
@@ -132,8 +130,8 @@ class FileSeries:
     def _rotate(self) -> None:
         """Go on in a new file; the old one gets its end when the sums of its time are complete.
 
-        The new file is begun while the old one still takes the samples: a process that ends then would not be
-        found any more when its last samples are in the new file. What starts meanwhile is in both files.
+        The new file is begun while the old one still takes the samples: a process that ends then would not be found any
+        more when its last samples are in the new file. What starts meanwhile is in both files.
         """
         new = self.while_draining(self._open_next)
         old = self.current
@@ -186,11 +184,8 @@ class FileSeries:
         self.while_draining(lambda: self._say(f"[ perf-offcpu record: dump {past.file.path} ]"))
 
     def end_part(self, stop: Callable[[], None]) -> None:
-        """Stop recording, and write the totals of the time up to now; the account follows.
-
-        Args:
-            stop: returns when no wait is recorded any more. After a pause, side-band records flow on.
-        """
+        """Stop recording, and write the totals of the time up to now; the account follows. `stop` returns when no wait
+        is recorded any more. After a pause, side-band records flow on."""
         self.while_draining(stop)
         self.drain()
         self.summary.recorded_ns += self._collector.span.end_ns - self._collector.span.begin_ns

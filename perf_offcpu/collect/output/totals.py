@@ -37,14 +37,8 @@ LONGEST_PACE_S = 5.0
 
 
 class KernelTotals:
-    """Totals that a BPF program has not sent.
-
-    Args:
-        drain: empties the rings, and is called again and again.
-
-    Attributes:
-        sums: number of sums written.
-    """
+    """Totals that a BPF program has not sent. `drain` empties the rings, and is called again and again. `sums`: number
+    of sums written."""
 
     def __init__(self, collector: Collector, drain: Callable[[], object]) -> None:
         self._collector, self._program, self._drain = collector, collector.program, drain
@@ -104,11 +98,7 @@ class KernelTotals:
         self._due = time.monotonic() + self._pace_s
 
     def last_tasks(self, *, copied: bool = True) -> LastTasks:
-        """Return the states of tasks at the end.
-
-        Args:
-            copied: with copies of user stacks, if samples have them.
-        """
+        """Return the states of tasks at the end. `copied`: with copies of user stacks, if samples have them."""
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
         unread, again = self._collector.unread, self._program.last_tasks
         last = with_user_stacks(again(), again, copy_bytes, unread)
@@ -116,19 +106,13 @@ class KernelTotals:
         return with_holders(last, unread)
 
     def present_tasks(self, drained_ns: int) -> LastTasks:
-        """Return the states of tasks while recording goes on, without those that change at this moment.
-
-        Args:
-            drained_ns: the rings were drained after this time.
-        """
+        """Return the states of tasks while recording goes on, without those that change at this moment. `drained_ns`:
+        the rings were drained after this time."""
         return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
     def unwritten(self, last: LastTasks | None = None) -> Iterator[Piece]:
-        """Yield what was drained and is not written, for a file that takes no more than a little.
-
-        Args:
-            last: as of `pieces`, if `write` was not called with it.
-        """
+        """Yield what was drained and is not written, for a file that takes no more than a little. `last`: as of
+        `pieces`, if `write` was not called with it."""
         if self._pending is not None:
             drained, self._pending = self._pending.result(), None
             return self._pieces(drained, last)
@@ -139,11 +123,8 @@ class KernelTotals:
         return self._pieces(self._program.maps.drain(), self.last_tasks(copied=False))
 
     def _pieces(self, drained: Drained, last: LastTasks | None) -> Iterator[Piece]:
-        """Yield all records; the most useful come first: threads that wait now, then budgets, then sums.
-
-        Args:
-            last: the states of tasks at the end of the file; None: the file goes on.
-        """
+        """Yield all records; the most useful come first: threads that wait now, then budgets, then sums. `last`: the
+        states of tasks at the end of the file; None: the file goes on."""
         end_ns = last.end_ns if last else now_ns()
         if last is not None:
             for number, blocked in still_blocked_samples(self._waits, last):

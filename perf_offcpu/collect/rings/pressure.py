@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure how long rings fill while the recorder does not look, and what it does meanwhile.
 
-From one drain to the next the recorder writes, works, waits for a CPU or waits in the kernel. Sleep until a
-ring wakes the recorder does not count. The longest of these times is shown; those in which a ring became full
-are added up, because what they were spent on is the cause of losses.
+From one drain to the next the recorder writes, works, waits for a CPU or waits in the kernel. Sleep until a ring wakes
+the recorder does not count. The longest of these times is shown; those in which a ring became full are added up,
+because what they were spent on is the cause of losses.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class RunDelay:
 class Pressure:
     """Measure what the recorder's thread does from one drain of the rings to the next.
 
-    Args:
-        wall, cpu, runnable: clocks of elapsed seconds, of those on a CPU, and of those without one.
+    `wall`, `cpu`, `runnable`: clocks of elapsed seconds, of those on a CPU, and of those without one.
 
     Attributes:
         full: the time in which rings became full.
@@ -118,11 +117,8 @@ class Pressure:
 
     @contextmanager
     def draining(self, fill: Callable[[], float]) -> Iterator[None]:
-        """Measure the time since the rings were drained before.
-
-        Args:
-            fill: returns the fill of the fullest ring that has just been drained, 0 to 1.
-        """
+        """Measure the time since the rings were drained before. `fill` returns the fill of the fullest ring that has
+        just been drained, 0 to 1."""
         now = self._now()
         spent = TimeSpent(*(end - begin for end, begin in zip(now, self._drained, strict=True)))
         self.longest = max(self.longest, spent)

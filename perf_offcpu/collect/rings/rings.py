@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ring buffers through which the kernel passes records, one per CPU.
 
-A ring is a control page and 2^n data pages, mapped from the event that owns it. The kernel moves `head`
-forward, the recorder `tail`; both only grow, and the bytes between them are whole records in the form of the
-file. So draining is copying: at most two pieces (a ring wraps) go to the file, and no record is looked at.
+A ring is a control page and 2^n data pages, mapped from the event that owns it. The kernel moves `head` forward, the
+recorder `tail`; both only grow, and the bytes between them are whole records in the form of the file. So draining is
+copying: at most two pieces (a ring wraps) go to the file, and no record is looked at.
 
-Reading head before the data and storing tail after it needs no barriers on x86. Elsewhere the thousands of
-instructions and the system call that CPython executes between them have the effect of barriers; head and tail
-are always read and written as one aligned 8-byte access (memoryview items of format "Q").
+Reading head before the data and storing tail after it needs no barriers on x86. Elsewhere the thousands of instructions
+and the system call that CPython executes between them have the effect of barriers; head and tail are always read and
+written as one aligned 8-byte access (memoryview items of format "Q").
 
 Source: struct perf_event_mmap_page, include/uapi/linux/perf_event.h.
 """
@@ -29,14 +29,13 @@ from perf_offcpu.errors import CapabilityError, FileFullError, PerfOffcpuError, 
 from perf_offcpu.units import parse_size
 
 MAX_COPIES_RING_BYTES = 16 << 20
-"""Largest default where samples hold copies of stacks. With 8 KB for each wait, on two CPUs that were busy
-besides, `perf bench sched messaging` and the pipe benchmark lost some in 8 of 12 runs with 4 MB, in 1 of 12
-with 16 MB and in 2 of 12 with 64 MB; those three were on a disk."""
+"""Largest default where samples hold copies of stacks. With 8 KB for each wait, on two CPUs that were busy besides,
+`perf bench sched messaging` and the pipe benchmark lost some in 8 of 12 runs with 4 MB, in 1 of 12 with 16 MB and in 2
+of 12 with 64 MB; those three were on a disk."""
 
 MAX_DEFAULT_RING_BYTES = 4 << 20
-"""Largest default otherwise. With a sample for each wait, `perf bench sched messaging` and four pipe
-benchmarks at once on two CPUs leave at most some 0.5 MB in a ring; the rest is for disks that are slow to
-write."""
+"""Largest default otherwise. With a sample for each wait, `perf bench sched messaging` and four pipe benchmarks at once
+on two CPUs leave at most some 0.5 MB in a ring; the rest is for disks that are slow to write."""
 
 MIN_DEFAULT_RING_BYTES = 512 << 10  # as much as perf takes
 DEFAULT_TOTAL_BYTES = 256 << 20
@@ -61,17 +60,13 @@ class Sink(Protocol):
 class Ring:
     """One CPU's ring.
 
-    Args:
-        fd: the event that owns it.
-        data_bytes: its size without the control page: a power of two of pages.
+    `fd`: the event that owns it. `data_bytes`: its size without the control page: a power of two of pages. Raises
+    OSError: it cannot be mapped.
 
     Attributes:
         fullest: most bytes that were ever in it when the recorder came, or were written while it drained.
         recent: the same since the last call of `Rings.recent_fill`.
         last: the same of the last drain.
-
-    Raises:
-        OSError: it cannot be mapped.
     """
 
     def __init__(self, fd: int, data_bytes: int) -> None:
@@ -83,11 +78,8 @@ class Ring:
         self.fullest = self.recent = self.last = 0
 
     def drain(self, sink: Sink) -> None:
-        """Move the content to `sink`.
-
-        Raises:
-            RecordingError: the sink could not take all records; the others stay in the ring.
-        """
+        """Move the content to `sink`. Raises RecordingError: the sink could not take all records; the others stay in
+        the ring."""
         tail = self._control[_TAIL]
         head = self._control[_HEAD]
         self.last = head - tail
@@ -137,19 +129,18 @@ class Ring:
 class Rings:
     """The rings of all CPUs and the event that owns them, with smaller rings if the system allows no others.
 
+    Raises CapabilityError, RecordingError: not even the smallest rings can be mapped.
+
     Args:
         name: name of the event.
-        attr_for: returns its attr for the number of bytes at which a ring wakes the recorder. The kernel
-            takes the number when the ring is mapped, so a smaller ring needs another event.
+        attr_for: returns its attr for the number of bytes at which a ring wakes the recorder. The kernel takes the
+            number when the ring is mapped, so a smaller ring needs another event.
         data_bytes: wanted size of each ring without its control page.
         say: is called with a sentence when rings become smaller than wanted.
 
     Attributes:
         owner: the event, open on each CPU.
         data_bytes: size of each ring.
-
-    Raises:
-        CapabilityError, RecordingError: not even the smallest rings can be mapped.
     """
 
     def __init__(
@@ -181,11 +172,8 @@ class Rings:
         return True
 
     def renew(self, cpu: int, sink: Sink) -> int:
-        """Map a ring for a CPU that came online, in place of its former one; return the owner's descriptor.
-
-        Raises:
-            OSError: the event cannot be opened, or its ring not be mapped.
-        """
+        """Map a ring for a CPU that came online, in place of its former one; return the owner's descriptor. Raises
+        OSError: the event cannot be opened, or its ring not be mapped."""
         fd = self.owner.reopen(cpu)
         ring = Ring(fd, self.data_bytes)
         former = self._by_cpu.pop(cpu, None)
@@ -232,11 +220,7 @@ class Rings:
 
 
 def default_ring_bytes(cpus: int, copies: bool = False) -> int:
-    """Return the default size of each ring.
-
-    Args:
-        copies: samples hold copies of stacks.
-    """
+    """Return the default size of each ring. `copies`: samples hold copies of stacks."""
     fair = 1 << (DEFAULT_TOTAL_BYTES // cpus).bit_length() - 1
     return min(MAX_COPIES_RING_BYTES if copies else MAX_DEFAULT_RING_BYTES, max(MIN_DEFAULT_RING_BYTES, fair))
 
@@ -260,10 +244,8 @@ def _refusal(problem: OSError, data_bytes: int) -> PerfOffcpuError:
 def parse_ring_size(text: str) -> int:
     """Parse perf's `-m`, pages or a size with a suffix; return bytes of a ring of a CPU.
 
-    They are rounded up to a power of two of pages.
-
-    Raises:
-        UsageError: it is no such number, or beyond what can be mapped.
+    They are rounded up to a power of two of pages. Raises UsageError: it is no such number, or beyond what can be
+    mapped.
     """
     size = parse_size("-m", text, ("pages", mmap.PAGESIZE), least="1B", most="1G")
     pages = -(-size // mmap.PAGESIZE)

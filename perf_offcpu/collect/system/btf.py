@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Member offsets and tracepoints of the running kernel, read from its BTF.
 
-BTF is the kernel's own compact type information (`/sys/kernel/btf/vmlinux`). bcc compiles without kernel
-headers and does no CO-RE relocation, so the few offsets that the BPF program needs come from here.
+BTF is the kernel's own compact type information (`/sys/kernel/btf/vmlinux`). bcc compiles without kernel headers and
+does no CO-RE relocation, so the few offsets that the BPF program needs come from here.
 
-The file is a header, a section of types and a section of strings. Types carry no ids and no index: the id
-of a type is its ordinal (1 first, 0 is `void`), and each record's length follows from its kind and from
-the count in its second word. To find an id, the begin of all records has to be known (`btf_walk`), which is
-computed at the first look-up of a name that the kernel has.
+The file is a header, a section of types and a section of strings. Types carry no ids and no index: the id of a type is
+its ordinal (1 first, 0 is `void`), and each record's length follows from its kind and from the count in its second
+word. To find an id, the begin of all records has to be known (`btf_walk`), which is computed at the first look-up of a
+name that the kernel has.
 
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
 """
@@ -37,39 +37,24 @@ _TRANSPARENT = frozenset((Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT
 
 
 class Member(NamedTuple):
-    """Place of a member in its structure.
-
-    Args:
-        offset: bytes from the start of the outermost structure.
-        size: bytes; 0 if the type has no size of its own (an array, a function).
-    """
+    """Place of a member in its structure. `offset`: bytes from the start of the outermost structure. `size`: bytes; 0
+    if the type has no size of its own (an array, a function)."""
 
     offset: int
     size: int
 
 
 class Tracepoint(NamedTuple):
-    """A tracepoint to which a BPF program of the kind `tp_btf` can be attached.
-
-    Args:
-        btf_id: id of the typedef `btf_trace_<name>`, which BPF_PROG_LOAD takes as attach_btf_id.
-        args: number of arguments of the program.
-    """
+    """A tracepoint to which a BPF program of the kind `tp_btf` can be attached. `btf_id`: id of the typedef
+    `btf_trace_<name>`, which BPF_PROG_LOAD takes as attach_btf_id. `args`: number of arguments of the program."""
 
     btf_id: int
     args: int
 
 
 class Btf:
-    """Types of a kernel.
-
-    Args:
-        data: the bytes of `/sys/kernel/btf/vmlinux` or of a file of the same form.
-        path: its name in errors.
-
-    Raises:
-        FormatError: header or sections are not BTF of this machine's byte order.
-    """
+    """Types of a kernel. `data`: the bytes of `/sys/kernel/btf/vmlinux` or of a file of the same form. `path`: its name
+    in errors. Raises FormatError: header or sections are not BTF of this machine's byte order."""
 
     def __init__(self, data: bytes, path: str = str(VMLINUX_BTF)) -> None:
         self._path = path
@@ -80,9 +65,7 @@ class Btf:
     def load(cls, path: Path = VMLINUX_BTF) -> Btf:
         """Read the running kernel's BTF.
 
-        Raises:
-            CapabilityError: the kernel has none.
-            FormatError: the file is damaged.
+        Raises CapabilityError: the kernel has none; FormatError: the file is damaged.
         """
         try:
             data = read_kernel(str(path))
@@ -113,13 +96,9 @@ class Btf:
     def member(self, structure: str, path: str) -> Member | None:
         """Return the place of a member; None if the structure or the member does not exist.
 
-        Args:
-            structure: a `struct`'s name.
-            path: member name; names joined by dots go into embedded structures (`"thread.sp"`), never
-                through pointers. Members of anonymous structures and unions are found by their own name.
-
-        Raises:
-            FormatError: the types are damaged, or the member is a bit field.
+        `structure`: a `struct`'s name. `path`: member name; names joined by dots go into embedded structures
+        (`"thread.sp"`), never through pointers. Members of anonymous structures and unions are found by their own name.
+        Raises FormatError: the types are damaged, or the member is a bit field.
         """
         type_id = self.type_id(Kind.STRUCT, structure)
         offset = 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find where the records of BTF begin: 130,000 of them, each as long as its own kind and count say.
 
-A record's place follows from all records before it, so one would walk, 0.3 s in plain Python. But the length
-of a record that *would* begin at a word can be computed for all words at once. From the table "one record on"
-follow "two on", "four on" and so on, by looking the table up in itself. A few long strides give a skeleton,
-which the shorter tables fill in. This is done in windows, whose tables stay in the CPU's cache.
+A record's place follows from all records before it, so one would walk, 0.3 s in plain Python. But the length of a
+record that *would* begin at a word can be computed for all words at once. From the table "one record on" follow "two
+on", "four on" and so on, by looking the table up in itself. A few long strides give a skeleton, which the shorter
+tables fill in. This is done in windows, whose tables stay in the CPU's cache.
 
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
 """
@@ -78,11 +78,7 @@ class TypeIndex:
 
 
 def walk(section: memoryview) -> TypeIndex:
-    """Index the section of types.
-
-    Args:
-        section: u32 words of this machine's byte order.
-    """
+    """Index the section of types. `section`: u32 words of this machine's byte order."""
     words = np.frombuffer(section, np.uint32)
     parts, position = list[NDArray[np.int64]](), 0
     while position + _HEAD_WORDS <= len(words):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control groups: mounted hierarchies, and the groups of `-G`.
 
-BPF and perf report the id in the unified hierarchy (cgroup2): the inode number of the directory. `-G` can
-name groups of a v1 hierarchy, too, which is known by one of its controllers.
+BPF and perf report the id in the unified hierarchy (cgroup2): the inode number of the directory. `-G` can name groups
+of a v1 hierarchy, too, which is known by one of its controllers.
 """
 
 from __future__ import annotations
@@ -42,12 +42,8 @@ class Group:
 
 
 def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
-    """Look up groups by paths below a mount, or relative to cgroup v2, else to a v1 hierarchy.
-
-    Raises:
-        TargetError: there is no such group.
-        UsageError: they are of different hierarchies.
-    """
+    """Look up groups by paths below a mount, or relative to cgroup v2, else to a v1 hierarchy. Raises TargetError:
+    there is no such group; UsageError: they are of different hierarchies."""
     mounted = hierarchies(read_kernel(MOUNTS))
     groups = tuple(_find_group(name, mounted) for name in names)
     if len({group.controller for group in groups}) > 1:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clock of a recording: CLOCK_MONOTONIC.
 
-bpf_ktime_get_ns() reads it, perf events use it (attr.clockid), and programs can read it. So switch-outs,
-wake-ups, sample times, mmaps and a program's own clock_gettime() all lie on one axis.
+bpf_ktime_get_ns() reads it, perf events use it (attr.clockid), and programs can read it. So switch-outs, wake-ups,
+sample times, mmaps and a program's own clock_gettime() all lie on one axis.
 
-In a time namespace (containers that were moved, `unshare --time`) clock_gettime() is shifted, the times that
-the kernel notes are not. The shift is subtracted here: see time_namespaces(7).
+In a time namespace (containers that were moved, `unshare --time`) clock_gettime() is shifted, the times that the kernel
+notes are not. The shift is subtracted here: see time_namespaces(7).
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ def wall_clock_pair() -> tuple[int, int]:
 
 @functools.cache
 def _namespace_shift_ns() -> int:
-    """Return what this process's time namespace adds to CLOCK_MONOTONIC, ns.
-
-    Raises:
-        RecordingError: it is not known, in a process that has made a namespace for its children only.
-    """
+    """Return what this process's time namespace adds to CLOCK_MONOTONIC, ns. Raises RecordingError: it is not known, in
+    a process that has made a namespace for its children only."""
     ours, childrens = (Path("/proc/self/ns", name) for name in ("time", "time_for_children"))
     if not ours.exists() or os.readlink(ours) == _INITIAL_NAMESPACE:  # there is none before Linux 5.6
         return 0

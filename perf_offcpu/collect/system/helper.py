@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what belongs to other processes in a process of its own, which can be left behind.
 
-Such a read may take for ever. A mapped file or memory can lie on a file system that does not answer (FUSE,
-NFS); a process that waits for one in execve(2) or epoll_ctl(2) holds locks that readers of /proc/PID/maps and
-/proc/PID/fdinfo take. Not even SIGKILL ends some of these waits, and a process with a thread in one never
-ends. So the recorder asks a fork of itself, a *helper*, which holds no descriptor of the recorder, and of
-root's rights those to read. A helper that does not answer in time is killed and left behind, and another one
-is asked for the rest.
+Such a read may take for ever. A mapped file or memory can lie on a file system that does not answer (FUSE, NFS); a
+process that waits for one in execve(2) or epoll_ctl(2) holds locks that readers of /proc/PID/maps and /proc/PID/fdinfo
+take. Not even SIGKILL ends some of these waits, and a process with a thread in one never ends. So the recorder asks a
+fork of itself, a *helper*, which holds no descriptor of the recorder, and of root's rights those to read. A helper that
+does not answer in time is killed and left behind, and another one is asked for the rest.
 
 Whatever an answer raises is an answer, too: nothing that a process does ends the recorder.
 """
@@ -69,13 +68,9 @@ STUCK: Final = Answer(is_stuck=True)
 class Helper:
     """A process that does some work for one item after the other; it is started when there are items.
 
-    Args:
-        work: is called in the process with an item. Items and results are plain values (`marshal`): numbers,
-            bytes, tuples, dicts. It sees the memory of the recorder as it was when the process was started.
-
-    Attributes:
-        until: time (`time.monotonic`) after which all items count as stuck. It may be changed by another
-            thread.
+    `work` is called in the process with an item. Items and results are plain values (`marshal`): numbers, bytes,
+    tuples, dicts. It sees the memory of the recorder as it was when the process was started. `until`: time
+    (`time.monotonic`) after which all items count as stuck. It may be changed by another thread.
     """
 
     def __init__(self, work: Callable[[Any], Any], patience_s: float = PATIENCE_S) -> None:
@@ -98,11 +93,8 @@ class Helper:
         return number
 
     def each(self, items: Sequence[Any], step: Callable[[], object] | None = None) -> Iterator[Answer]:
-        """Yield the answers to the items in order, up to the first that is stuck.
-
-        Args:
-            step: is called again and again while an answer is awaited.
-        """
+        """Yield the answers to the items in order, up to the first that is stuck. `step` is called again and again
+        while an answer is awaited."""
         if time.monotonic() >= self.until:
             yield STUCK
             return
@@ -259,12 +251,8 @@ def ask_each(
     avoided: Avoided,
     step: Callable[[], object] | None = None,
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
-    """Yield each item with its answer; after one that is stuck, the helper is asked for the others.
-
-    Args:
-        items: the first member of each is a key, of which `avoided` has those that are not asked for.
-        step: as of `Helper.each`.
-    """
+    """Yield each item with its answer; after one that is stuck, the helper is asked for the others. `items`: the first
+    member of each is a key, of which `avoided` has those that are not asked for. `step`: as of `Helper.each`."""
     rest = list(items)
     while rest:
         if is_too_much_left() or time.monotonic() >= helper.until:

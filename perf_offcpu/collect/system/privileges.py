@@ -24,8 +24,8 @@ CAP_PERFMON: Final = 38
 CAP_BPF: Final = 39
 CAP_CHECKPOINT_RESTORE: Final = 40
 READING: Final = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_SYSLOG | 1 << CAP_CHECKPOINT_RESTORE
-"""Capabilities to read programs of others, files below /proc/PID/root, addresses in /proc/kallsyms, and files
-that processes have mapped, through /proc/PID/map_files."""
+"""Capabilities to read programs of others, files below /proc/PID/root, addresses in /proc/kallsyms, and files that
+processes have mapped, through /proc/PID/map_files."""
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _NEEDED = {"CAP_PERFMON": CAP_PERFMON, "CAP_BPF": CAP_BPF}  # since 5.8; CAP_SYS_ADMIN before
@@ -94,11 +94,7 @@ def privilege_remedy() -> str:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this process except some, permanently.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Drop all capabilities of this process except some, permanently. Raises OSError: the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
@@ -129,15 +125,10 @@ def raise_descriptor_limit() -> None:
 def raise_priority(realtime: int) -> None:
     """Let the recorder run when it has to: a ring that is not emptied in time loses records.
 
-    Nice -20 gets it onto a CPU soon among hundreds of runnable tasks (with small rings, it halves what waits
-    in them), yet unlike SCHED_FIFO cannot starve them when there is much to copy. Without the privilege it
-    goes on as it is, unless a real-time priority was asked for.
-
-    Args:
-        realtime: priority for SCHED_FIFO, 0 for none.
-
-    Raises:
-        CapabilityError: the kernel refuses the real-time priority.
+    Nice -20 gets it onto a CPU soon among hundreds of runnable tasks (with small rings, it halves what waits in them),
+    yet unlike SCHED_FIFO cannot starve them when there is much to copy. Without the privilege it goes on as it is,
+    unless a real-time priority was asked for. `realtime`: priority for SCHED_FIFO, 0 for none. Raises CapabilityError:
+    the kernel refuses the real-time priority.
     """
     try:
         if realtime:

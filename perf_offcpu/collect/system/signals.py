@@ -15,11 +15,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class RecordingSignals:
     """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR2 are noted instead of ending the process.
 
-    A signal that was ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case,
-    because shells ignore it for commands in the background, and `kill -INT` is how scripts end a recording.
-
-    Args:
-        rotating: take SIGUSR2, too.
+    A signal that was ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case, because shells
+    ignore it for commands in the background, and `kill -INT` is how scripts end a recording. `rotating`: take SIGUSR2,
+    too.
 
     Attributes:
         received: the first signal that ends the recording; None: none has come.

@@ -49,12 +49,8 @@ _BY_PORT: Final = (b"tcp", b"mptcp")
 
 
 class Describer:
-    """Describes objects; names come from a helper.
-
-    Args:
-        lost: counts objects whose names could not be read in time.
-        ports_s: time for which listening ports are known.
-    """
+    """Describes objects; names come from a helper. `lost` counts objects whose names could not be read in time.
+    `ports_s`: time for which listening ports are known."""
 
     def __init__(self, lost: Losses, ports_s: float = PORTS_S) -> None:
         self._lost, self._avoided, self._ports = lost, Avoided(), ListeningPorts(ports_s)
@@ -104,12 +100,8 @@ class Describer:
         self._helper.close()
 
     def describe(self, rows: NDArray[Any], *, names: bool = True) -> list[Described]:
-        """Describe objects.
-
-        Args:
-            rows: of `struct offcpu_object`.
-            names: look up names; else only numbers and addresses are described.
-        """
+        """Describe objects. `rows`: of `struct offcpu_object`. `names`: look up names; else only numbers and addresses
+        are described."""
         texts = [_own_texts(row) for row in rows]
         if names:
             self._add_names(rows, texts)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Name wait objects from /proc, while the process lives: paths, memory that a futex is in, addresses.
 
-Nothing here opens a file of the process, nor asks its file system, which may hang: readlink() of
-/proc/PID/fd/N and the text of /proc/PID/fdinfo/N and /proc/PID/maps come from the kernel's own memory.
+Nothing here opens a file of the process, nor asks its file system, which may hang: readlink() of /proc/PID/fd/N and the
+text of /proc/PID/fdinfo/N and /proc/PID/maps come from the kernel's own memory.
 """
 
 from __future__ import annotations
@@ -85,12 +85,8 @@ def unix_path(name: bytes) -> bytes:
 
 
 def place_of(maps: bytes, address: int, sp: int) -> bytes:
-    """Return the memory that an address is in: heap, stack, or a file and the offset in it; b"" unknown.
-
-    Args:
-        maps: text of /proc/PID/maps.
-        sp: stack pointer of a thread that waits for the address.
-    """
+    """Return the memory that an address is in: heap, stack, or a file and the offset in it; b"" unknown. `maps`: text
+    of /proc/PID/maps. `sp`: stack pointer of a thread that waits for the address."""
     mapping, before = mappings_at(maps, address)
     if mapping is None:
         return b""
@@ -146,9 +142,8 @@ class Mounts:
     def path(self, names: bytes, device: int) -> bytes:
         """Return the path of a file.
 
-        Args:
-            names: of the file, of its directory and so on, a NUL after each; "/" where the root was reached.
-            device: of the file system: major << 20 | minor.
+        `names`: of the file, of its directory and so on, a NUL after each; "/" where the root was reached. `device`: of
+        the file system: major << 20 | minor.
 
         Returns:
             The path from the recorder's root; that from the root of the file system where it is not mounted

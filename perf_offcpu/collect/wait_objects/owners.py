@@ -13,7 +13,6 @@ import platform
 import re
 import struct
 import time
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -44,16 +43,13 @@ _IN_OBJECT: Final = ("object_id", "object_lost", "asked_ns")
 @functools.cache
 def _futex() -> Mapping[str, int]:
     """Return the numbers of futex(2) and of glibc's locks by name, as the BPF programs have them."""
-    return dict(ChainMap(*(read_header(bpf_dir() / name).constants for name in ("arguments.h", "lock_owner.h"))))
+    of_calls, of_locks = (read_header(bpf_dir() / name).constants for name in ("arguments.h", "lock_owner.h"))
+    return {**of_calls, **of_locks}
 
 
 def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
     """Return the thread id in the words of a lock that begin with its futex; 0 unknown: lock_owner() of BPF.
-
-    Args:
-        operation: of futex(2).
-        value: the value that the caller expected in the futex.
-    """
+    `operation`: of futex(2). `value`: the value that the caller expected in the futex."""
     numbers = _futex()
     command = operation & numbers["FUTEX_COMMAND"]
     if command in (numbers["FUTEX_LOCK_PI"], numbers["FUTEX_LOCK_PI2"]):
@@ -71,12 +67,8 @@ def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
 
 
 def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
-    """Return the time after which a wait in futex(2) ends by itself, ns; at most that of an int64.
-
-    Args:
-        spec: struct timespec, of the memory of any process.
-        since_ns: begin of the wait, CLOCK_MONOTONIC.
-    """
+    """Return the time after which a wait in futex(2) ends by itself, ns; at most that of an int64. `spec`: struct
+    timespec, of the memory of any process. `since_ns` begin of the wait, CLOCK_MONOTONIC."""
     seconds, ns = _TIMESPEC.unpack(spec)
     numbers, moment = _futex(), int(seconds) * 10**9 + int(ns)
     command = operation & numbers["FUTEX_COMMAND"]
@@ -88,11 +80,8 @@ def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
 
 
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
-    """Set `holder_tid` of tasks that wait for a lock whose owner is known, and `asked_ns` of timed waits.
-
-    Args:
-        unread: counts the locks for which there is no time.
-    """
+    """Set `holder_tid` of tasks that wait for a lock whose owner is known, and `asked_ns` of timed waits. `unread`
+    counts the locks for which there is no time."""
     futexes = [nr for nr, (what, _) in call_numbers(platform.machine()).items() if what == "futex"]
     rows = last.waiting()
     rows = rows[np.isin(last.tasks["syscall"][rows], futexes) & (last.tasks["object_id"][rows] != 0)]

@@ -18,11 +18,7 @@ _LINK: Final = re.compile(r"(pipe|socket):\[(\d+)\]")
 
 
 class Holder(NamedTuple):
-    """A descriptor of a pipe or socket.
-
-    Args:
-        mode: access mode of a pipe; None for a socket, or if it is gone.
-    """
+    """A descriptor of a pipe or socket. `mode`: access mode of a pipe; None for a socket, or if it is gone."""
 
     pid: int
     inode: int
@@ -32,9 +28,7 @@ class Holder(NamedTuple):
 def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple[list[Plain], bool]:
     """Look at some descriptors of a process, which may be within execve and let its readers wait.
 
-    Args:
-        inodes: of the pipes and sockets that are looked for.
-        first, end: the descriptors, by their place in the list.
+    `inodes`: of the pipes and sockets that are looked for. `first`, `end`: the descriptors, by their place in the list.
 
     Returns:
         Those of the pipes and sockets, as plain `Holder`; and whether there are more descriptors.
@@ -67,12 +61,8 @@ class Ends:
             self._holders[holder.inode].append(holder)
 
     def of_pipe(self, inode: int, pid: int, mode: int | None) -> list[int]:
-        """Return the pids of other processes that hold the other end of a pipe.
-
-        Args:
-            pid: the process at one end.
-            mode: access mode of its descriptor; a pipe that is read has writers.
-        """
+        """Return the pids of other processes that hold the other end of a pipe. `pid`: the process at one end. `mode`:
+        access mode of its descriptor; a pipe that is read has writers."""
         other = {os.O_RDONLY: os.O_WRONLY, os.O_WRONLY: os.O_RDONLY}.get(mode if mode is not None else -1)
         found = {
             holder.pid

@@ -59,10 +59,8 @@ def listening_ports(pid: int) -> frozenset[int]:
 class ListeningPorts:
     """The listening ports of network namespaces; each is looked up again after some time.
 
-    Where tables of connections are large, the kernel takes milliseconds to read even their begin.
-
-    Args:
-        valid_s: time after which a namespace is looked up again.
+    Where tables of connections are large, the kernel takes milliseconds to read even their begin. `valid_s`: time after
+    which a namespace is looked up again.
     """
 
     def __init__(self, valid_s: float) -> None:
@@ -153,9 +151,9 @@ def watched_by(pid: int, fd: int) -> bytes:
     [eventpoll] of tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80 and 4 more   several
     [eventpoll] of 5 descriptors                                      none with a name
 
-    A server's backend watches its client next to eventfds and pipes of its own, so that one socket among
-    several descriptors is what it waits for. Of several, connections of clients are only counted.
-    Waits that a descriptor ended have that one as their object: this is for the others.
+    A server's backend watches its client next to eventfds and pipes of its own, so that one socket among several
+    descriptors is what it waits for. Of several, connections of clients are only counted. Waits that a descriptor ended
+    have that one as their object: this is for the others.
     """
     text = read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", _MOST_BYTES)
     numbers = [int(number) for number in _WATCHED.findall(text)]

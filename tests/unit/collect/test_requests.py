@@ -29,8 +29,8 @@ class Place:
         os.close(ours)
         self.said: list[str] = []
         self.signals = cast(RecordingSignals, SimpleNamespace(rotate=False))
-        options = RecordOptions(Target(), control=ControlFds(theirs), rotation=rotation, off_cpu_period_ns=period_ns)
-        self.requests = Requests(options, self.signals, self.said.append)
+        has_files = rotation is not None
+        self.requests = Requests(ControlFds(theirs), period_ns, has_files, self.signals, self.said.append)
         self.requests.control.read()
         os.close(theirs)
 

@@ -1,19 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about the running kernel with which the BPF program is compiled.
 
-Kernel differences are looked up, not derived from version numbers: the kernel's BTF has a member, a
-tracepoint or a helper, or not. What the program cannot do without raises a `CapabilityError`; for other
-features it gets a constant that turns them off.
+Kernel differences are looked up, not derived from version numbers: the kernel's BTF has a member, a tracepoint or a
+helper, or not. What the program cannot do without raises a `CapabilityError`; for other features it gets a constant
+that turns them off.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from perf_offcpu.abi.machine import MACHINES
+from perf_offcpu.build_ids import kernel_build_id
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.collect.bpf import kprobe
+from perf_offcpu.collect.bpf.kernel import members
 from perf_offcpu.collect.bpf.kernel.members import (
     KERNEL_NEEDED,
     Defines,
@@ -25,12 +36,15 @@ from perf_offcpu.collect.bpf.kernel.members import (
 from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
 from perf_offcpu.collect.bpf.kprobe import switch_end
 from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION
+from perf_offcpu.collect.system import btf as types_of_kernel
+from perf_offcpu.collect.system import btf_walk, kallsyms
 from perf_offcpu.collect.system.btf import Btf, Tracepoint
 from perf_offcpu.collect.system.btf_walk import Kind
 from perf_offcpu.collect.system.kallsyms import KALLSYMS, symbol_address
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.files import read_kernel_if_any
 
+_KIND, _LIMIT, _COLUMN = "kernels", 1 << 20, "json"
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
 _REGISTERS = ("REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_CS")
@@ -51,8 +65,8 @@ class KernelFacts:
     defines: Defines
     """Preprocessor constants."""
     code: Mapping[str, Sequence[int]]
-    """Offset from the beginning of the kernel's code, and size, of the code that each member of `enum
-    offcpu_late` (bpf/off_cpu.h) names. Empty if addresses are hidden."""
+    """Offset from the beginning of the kernel's code, and size, of the code that each member of `enum offcpu_late`
+    (bpf/off_cpu.h) names. Empty if addresses are hidden."""
     task_iterator: int | None = None
     """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
     switch_end: str = ""
@@ -65,12 +79,8 @@ class KernelFacts:
 
 
 def explore(btf: Btf) -> KernelFacts:
-    """Look up all facts in the kernel's BTF and symbols.
-
-    Raises:
-        CapabilityError: the kernel is too old.
-        FormatError: its BTF is damaged.
-    """
+    """Look up all facts in the kernel's BTF and symbols. Raises CapabilityError: the kernel is too old; FormatError:
+    its BTF is damaged."""
     found = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
     missing = [name for name in _TRACEPOINTS if name not in found and name not in _OPTIONAL]
     if missing or not btf.member("task_struct", "bpf_storage"):
@@ -115,8 +125,8 @@ _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
 def _preempt_count(btf: Btf) -> Defines:
     """Return the place of the preempt count, which shows an interrupt; if it is not found, none is noticed.
 
-    arm64 keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF
-    cannot have its address, but a task leads to another per-CPU variable, the run queue of its CPU.
+    arm64 keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF cannot have
+    its address, but a task leads to another per-CPU variable, the run queue of its CPU.
     """
     # Locks that disable interrupts count between soft and hard ones where this is: in 7.3, not in 6.18.
     newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
@@ -181,3 +191,41 @@ def _frame_limit() -> int:
         return min(MAX_FRAMES, int(Path("/proc/sys/kernel/perf_event_max_stack").read_text()))
     except (OSError, ValueError):
         return MAX_FRAMES
+
+
+def kernel_identity() -> tuple[object, ...]:
+    """Return what tells the running kernel from others, the same at each of its boots."""
+    system = os.uname()
+    # Not all notes: before Linux 6.9 they have addresses (aaa8736370db), which differ at each boot.
+    return (system.release, system.version, system.machine, sys.byteorder, sys.maxsize, kernel_build_id())
+
+
+def kept_facts() -> KernelFacts:
+    """Return the facts about the running kernel, of the user's cache or, for the first time, of its types. Raises
+    CapabilityError: the kernel is too old, or does not show its types; FormatError: its types are damaged."""
+    files, name = DiskCache.usual(_KIND, _LIMIT), _name()
+    facts = None if files is None else _read(files, name)
+    if facts is None:
+        facts = explore(Btf.load())
+        if files is not None and facts.code:  # addresses may be hidden at this boot only
+            text = json.dumps(dataclasses.asdict(facts)).encode()
+            files.write(name, {_COLUMN: np.frombuffer(text, np.uint8)})
+    return facts
+
+
+def _name() -> str:
+    """Return a hash of the kernel's identity and of the code that finds the facts."""
+    finders = (__file__, *(module.__file__ or "" for module in (btf_walk, kallsyms, kprobe, members, types_of_kernel)))
+    # direct: the package's own sources
+    sources = [Path(finder).read_bytes() for finder in finders]
+    return hashlib.sha256(repr((kernel_identity(), sources)).encode()).hexdigest() + ".facts"
+
+
+def _read(files: DiskCache, name: str) -> KernelFacts | None:
+    """Return the facts of a file; None if there is none or it is damaged."""
+    try:
+        document = json.loads((files.read(name) or {})[_COLUMN].tobytes())
+        points = {name: Tracepoint(*values) for name, values in document.pop("tracepoints").items()}
+        return KernelFacts(tracepoints=points, **document)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None

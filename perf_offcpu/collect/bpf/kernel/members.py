@@ -74,11 +74,8 @@ _CALLERS = {
 
 
 def task_members(btf: Btf) -> Defines:
-    """Return the offsets of members of the task; features of which a member is missing have none.
-
-    Raises:
-        CapabilityError: the kernel lacks a member that the program cannot do without.
-    """
+    """Return the offsets of members of the task; features of which a member is missing have none. Raises
+    CapabilityError: the kernel lacks a member that the program cannot do without."""
     return {
         **_needed(btf),
         **all_offsets(btf, _CGROUP_ID),

@@ -21,11 +21,7 @@ _MAY_GOTO = (
 
 
 def check_privileges() -> None:
-    """Load the smallest BPF program and close it.
-
-    Raises:
-        CapabilityError: this process may not load BPF programs.
-    """
+    """Load the smallest BPF program and close it. Raises CapabilityError: this process may not load BPF programs."""
     try:
         os.close(load_program(ProgramType.PERF_EVENT, "offcpu_probe", _RETURN_0, "GPL"))
     except VerifierError as error:
@@ -48,14 +44,8 @@ def has_may_goto() -> bool:
 
 
 def pid_namespace_level(defines: Mapping[str, int | str]) -> int:
-    """Return the number of pid namespaces above that of this process, read by a program in its context.
-
-    Args:
-        defines: offsets of `members.task_members`.
-
-    Raises:
-        CapabilityError: the kernel cannot run such a program.
-    """
+    """Return the number of pid namespaces above that of this process, read by a program in its context. `defines`:
+    offsets of `members.task_members`. Raises CapabilityError: the kernel cannot run such a program."""
     offsets = [defines.get(name) for name in ("TASK_THREAD_PID", "PID_LEVEL")]
     task_pid, level = (offset if isinstance(offset, int) else -1 for offset in offsets)
     code = (

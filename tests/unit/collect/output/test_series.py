@@ -124,7 +124,13 @@ class Place:
             Target(), output=str(directory / "perf.data"), rotation=rotation, off_cpu_period_ns=2000
         )
         self.collector, self.said, self.directory = Collector(options), list[str](), directory
-        requests = Requests(options, cast(Any, SimpleNamespace(rotate=False)), self.said.append)
+        requests = Requests(
+            None,
+            options.off_cpu_period_ns,
+            rotation is not None,
+            cast(Any, SimpleNamespace(rotate=False)),
+            self.said.append,
+        )
         self.requests, self.series = (
             requests,
             FileSeries(options, cast(Any, self.collector), requests, self.said.append),
