@@ -433,8 +433,10 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 #endif
 	if (send_sample(ctx, ctl, wait, to)) {
 #if OFFCPU_COPIES
-		if (wait->copied && wait->copy != OFFCPU_COPY_BARE)
-			snapshots.update(&wait->copied, &ctl->epoch);
+		u64 hash = wait->copied;	/* &wait->copied would double the verifier's work */
+
+		if (hash && wait->copy != OFFCPU_COPY_BARE)
+			snapshots.update(&hash, &ctl->epoch);
 #endif
 		return;
 	}

@@ -23,10 +23,9 @@ from perf_offcpu.collect.bpf.compile import import_bcc
 from perf_offcpu.collect.bpf.defines import FIRST_PID_NAMESPACE
 from perf_offcpu.collect.bpf.kernel.facts import explore, setting_defines
 from perf_offcpu.collect.bpf.kernel.probes import check_privileges
-from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events import evsels
-from perf_offcpu.collect.events.perf_event import can_open
+from perf_offcpu.collect.events.perf_event import Kprobe, can_open
 from perf_offcpu.collect.events.tracepoints import DEBUGFS, TRACEFS
 from perf_offcpu.collect.system import privileges
 from perf_offcpu.collect.system.btf import VMLINUX_BTF, Btf

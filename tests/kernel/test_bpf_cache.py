@@ -19,7 +19,6 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf import cache as bpf_cache
 from perf_offcpu.collect.bpf import compile as bpf_compile
 from perf_offcpu.collect.bpf import defines as bpf_defines
-from perf_offcpu.collect.bpf import kprobe
 from perf_offcpu.collect.bpf import (
     program as bpf,
 )  # fmt: skip
@@ -30,6 +29,7 @@ from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.defines import SWITCHED
 from perf_offcpu.collect.bpf.object import BpfObject, describe
 from perf_offcpu.collect.bpf.program import OffCpuProgram
+from perf_offcpu.collect.events import perf_event
 
 pytestmark = pytest.mark.beside
 
@@ -247,7 +247,7 @@ class StandIn:
 def test_a_refused_program_leaves_the_kprobe_open_for_the_next(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels before 6.16, with copies of stacks: their form is built, and the running one refuses it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
-    if not kprobe.TYPE.exists():
+    if not perf_event.KPROBE_TYPE.exists():
         monkeypatch.setattr(bpf, "Kprobe", StandIn)
     config = dataclasses.replace(SMALL, in_sleeper=True, copy_bytes=8192)
     cache = ProgramCache(DiskCache(str(place)))

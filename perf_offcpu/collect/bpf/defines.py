@@ -15,8 +15,7 @@ from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
 from perf_offcpu.collect.bpf.kernel.members import controller_offset
 from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
 from perf_offcpu.collect.bpf.object import LATE_VALUE
-from perf_offcpu.collect.system.btf import Btf
-from perf_offcpu.collect.system.kallsyms import text_address
+from perf_offcpu.collect.system.btf import Btf, text_address
 from perf_offcpu.errors import CapabilityError
 
 SWITCHED = "offcpu_switched"

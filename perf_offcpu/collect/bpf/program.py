@@ -33,11 +33,11 @@ from perf_offcpu.collect.bpf.config import OffCpuConfig
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore, kept_facts, setting_defines
 from perf_offcpu.collect.bpf.kernel.probes import check_privileges
-from perf_offcpu.collect.bpf.kprobe import Kprobe
 from perf_offcpu.collect.bpf.last_tasks import LastTasks, parse_tasks
 from perf_offcpu.collect.bpf.maps import MAP_NAMES, ProgramMaps
 from perf_offcpu.collect.bpf.object import with_kernel_functions, with_late_values
 from perf_offcpu.collect.bpf.syscall import VerifierError
+from perf_offcpu.collect.events.perf_event import Kprobe
 from perf_offcpu.collect.system.background import side_by_side
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.collect.system.clock import now_ns

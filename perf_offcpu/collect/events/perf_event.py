@@ -13,11 +13,13 @@ import fcntl
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Final
 
 from perf_offcpu.abi.attr import Attr, PerfType
 from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.binary.fields import Order
+from perf_offcpu.collect.system.cpus import online_cpus
 from perf_offcpu.collect.system.privileges import paranoid, privilege_remedy, too_many_files
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError
 
@@ -25,6 +27,7 @@ NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 """Byte order of this machine, and so of all its recordings."""
 
 _FLAG_FD_CLOEXEC = 1 << 3
+KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
 
 # _IO('$', n) and friends, include/uapi/linux/perf_event.h; the same on x86, arm64, riscv and s390.
 _IOC_ENABLE = 0x2400
@@ -111,3 +114,46 @@ def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
     if problem.errno == errno.ENOSYS:
         return CapabilityError("this kernel has no perf events", "use one built with CONFIG_PERF_EVENTS")
     return RecordingError(f"event {name}: the kernel refuses it: {problem.strerror}")
+
+
+class Kprobe:
+    """A kprobe, through perf's PMU of kprobes (Linux 4.17), to which a program can be attached.
+
+    Kernels before 6.16 have no tracepoint after a switch, where the thread that comes is `current` already. All of them
+    have finish_task_switch(), which that thread runs first. The kernel's BTF does not have it, so only a kprobe can be
+    attached there, as in bcc's own offcputime. `function` is its name in kallsyms. Raises OSError: the kernel has no
+    kprobes, or does not allow one there.
+
+    Source: perf_kprobe_init() in kernel/trace/trace_event_perf.c; `kprobe_func` and `probe_offset` in
+    include/uapi/linux/perf_event.h.
+    """
+
+    def __init__(self, function: str) -> None:
+        name = ctypes.create_string_buffer(function.encode())
+        try:
+            kind = int(KPROBE_TYPE.read_text())
+        except (FileNotFoundError, ValueError):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from None
+        # One event is enough: the program runs on every CPU, whatever the CPU of the event.
+        attr = Attr(type=kind, config1=ctypes.addressof(name), sample_period=1)
+        self._fd = open_event(attr, online_cpus()[0])
+        self._has_program = False
+
+    def attach(self, program_fd: int) -> None:
+        """Run a program of type KPROBE there until `detach`, or go on after it with the same program. Raises OSError:
+        the kernel refuses."""
+        if not self._has_program:
+            set_filter(self._fd, program_fd)
+            self._has_program = True
+        enable(self._fd)
+
+    def detach(self) -> None:
+        """Stop running the program, until `attach`."""
+        if self._fd >= 0 and self._has_program:
+            disable(self._fd)
+
+    def close(self) -> None:
+        """Detach the program for good. Closing twice is allowed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -20,7 +20,7 @@ from pathlib import Path
 from perf_offcpu.abi.records import KSYMBOL_TYPE_BPF, CpuMode, RecordType
 from perf_offcpu.build_ids import kernel_build_id, module_build_id
 from perf_offcpu.collect.existing.records import KERNEL_PID, mmap2, synthesized
-from perf_offcpu.collect.system.kallsyms import KALLSYMS, symbol_address
+from perf_offcpu.collect.system.btf import KALLSYMS, symbol_address
 from perf_offcpu.files import kernel_lines, read_kernel_if_any
 
 _MODULES = "/proc/modules"

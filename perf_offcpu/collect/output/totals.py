@@ -22,9 +22,8 @@ from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
-from perf_offcpu.collect.kernel_totals.still_blocked import still_blocked_samples, with_user_stacks
-from perf_offcpu.collect.kernel_totals.sums import BATCH as SUMS_AT_ONCE
-from perf_offcpu.collect.kernel_totals.sums import sum_samples
+from perf_offcpu.collect.kernel_totals.waits import BATCH as SUMS_AT_ONCE
+from perf_offcpu.collect.kernel_totals.waits import still_blocked_samples, sum_samples, with_user_stacks
 from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.rings.waiter import FLUSH_S
 from perf_offcpu.collect.system.background import stepping_until

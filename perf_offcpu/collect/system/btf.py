@@ -15,6 +15,7 @@ Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. By
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from perf_offcpu.errors import CapabilityError, FormatError
 from perf_offcpu.files import read_kernel
 
 VMLINUX_BTF = Path("/sys/kernel/btf/vmlinux")
+KALLSYMS = Path("/proc/kallsyms")
 
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")  # magic, version, flags, hdr_len, type_off, type_len, str_off, str_len
@@ -219,3 +221,25 @@ class Btf:
 
     def _damage(self, problem: str) -> FormatError:
         return FormatError(self._path, "BTF", problem)
+
+
+def text_address() -> int:
+    """Return the address of the kernel's code, which is in the first lines; 0 if addresses are hidden."""
+    try:
+        with KALLSYMS.open("rb") as lines:  # direct: a file of /proc
+            return next((int(line.split()[0], 16) for line in lines if line.endswith(b" _text\n")), 0)
+    except OSError:
+        return 0
+
+
+def symbol_address(kallsyms: bytes, name: bytes) -> int:
+    """Return the address of a symbol; 0 if it is not listed, or addresses are hidden."""
+    end = kallsyms.find(b" " + name + b"\n")
+    line = kallsyms.rfind(b"\n", 0, max(end, 0)) + 1
+    return int(kallsyms[line:end].split()[0], 16) if end >= 0 else 0
+
+
+def switch_end(kallsyms: bytes) -> str:
+    """Return the function that a task runs first when it comes to a CPU; "" if there is not exactly one."""
+    names = re.findall(rb" [tT] (finish_task_switch(?:\.isra\.\d+)?)\n", kallsyms)
+    return names[0].decode() if len(names) == 1 else ""

@@ -99,7 +99,9 @@ class Helper:
             yield STUCK
             return
         if not self._start():  # no process is to be had: better to risk a wait than to know nothing
-            yield from (_attempt(self._work, item) for item in items)
+            for item in items:
+                value, problem = _attempt(self._work, item)
+                yield Answer(value, problem=problem)
             return
         answered = 0
         try:
@@ -107,7 +109,8 @@ class Helper:
             while answered < len(items):
                 answer = self._receive(step)
                 if answer is None:
-                    self._note_stuck()
+                    self._stuck_at_s = time.monotonic()
+                    self._patience_s = max(_LEAST_PATIENCE_S, self._patience_s / 2)
                     yield STUCK
                     return
                 answered += 1
@@ -164,10 +167,8 @@ class Helper:
     def _send(self, items: Sequence[Any]) -> None:
         assert self._socket is not None
         data = marshal.dumps(list(items))
-        try:
+        with contextlib.suppress(OSError):  # it has been killed: `_receive` sees that
             self._socket.sendall(_SIZE.pack(len(data)) + data)
-        except OSError:  # it has been killed: `_receive` sees that
-            return
 
     def _receive(self, step: Callable[[], object] | None) -> Answer | None:
         """Return the next answer; None if it does not come in time."""
@@ -214,10 +215,6 @@ class Helper:
         except (OSError, IndexError):
             runs = False
         return not runs or waited_s > _BUSY * self._full_patience_s
-
-    def _note_stuck(self) -> None:
-        self._stuck_at_s = time.monotonic()
-        self._patience_s = max(_LEAST_PATIENCE_S, self._patience_s / 2)
 
     def _leave(self) -> None:
         """Kill the process without waiting for its end."""
@@ -300,26 +297,16 @@ def _serve(work: Callable[[Any], Any], connection: socket.socket) -> None:
         with connection.makefile("rb") as requests:
             while size := requests.read(_SIZE.size):
                 for item in marshal.loads(requests.read(_SIZE.unpack(size)[0])):
-                    data = _packed(work, item)
+                    value, problem = _attempt(lambda item: marshal.dumps((work(item), "")), item)
+                    data = value or marshal.dumps((None, problem))
                     connection.sendall(_SIZE.pack(len(data)) + data)
     finally:
         os._exit(0)
 
 
-def _attempt(work: Callable[[Any], Any], item: Any) -> Answer:
+def _attempt(work: Callable[[Any], Any], item: Any) -> tuple[Any, str]:
+    """Do the work for an item; return the result, and "" or the problem."""
     try:
-        return Answer(work(item))
+        return work(item), ""
     except Exception as problem:
-        return Answer(problem=_text_of(problem))
-
-
-def _packed(work: Callable[[Any], Any], item: Any) -> bytes:
-    """Do the work for an item; return value and problem of the answer."""
-    try:
-        return marshal.dumps((work(item), ""))
-    except Exception as problem:
-        return marshal.dumps((None, _text_of(problem)))
-
-
-def _text_of(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {problem}"[:200]
+        return None, f"{type(problem).__name__}: {problem}"[:200]

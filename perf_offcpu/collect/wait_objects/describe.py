@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +31,6 @@ from perf_offcpu.collect.wait_objects.names import (
     process_of,
     socket_texts,
 )
-from perf_offcpu.collect.wait_objects.peers import FIRST, Ends, holders_in
 from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watched_by
 from perf_offcpu.losses import Losses
 
@@ -46,6 +48,12 @@ _MODES: Final = {text: mode for mode, text in _SIDES.items()}
 _SCAN_S: Final = 1.0
 _PATIENCE_S: Final = 0.5
 _BY_PORT: Final = (b"tcp", b"mptcp")
+
+Holder = tuple[int, int, int | None]
+"""A descriptor of a pipe or socket: pid, inode, and access mode of a pipe, None for a socket or if it is gone."""
+_FIRST: Final = 4096
+"""Descriptors of each process that are looked at first; the others follow if there is time."""
+_LINK: Final = re.compile(r"(pipe|socket):\[(\d+)\]")
 
 
 class Describer:
@@ -140,21 +148,22 @@ class Describer:
             return
         inodes = {*(pipe["inode"] for pipe in pipes), *(unix["peer_inode"] for unix in sockets)}
         ends = self._find_ends(frozenset(map(str, inodes)))
-        peers = [(pipe, ends.of_pipe(pipe["inode"], pipe["pid"], _MODES.get(pipe["place"]))) for pipe in pipes]
-        peers += [(unix, ends.of_socket(unix["peer_inode"])) for unix in sockets]
+        peers = [(pipe, _other_end(ends[pipe["inode"]], pipe["pid"], _MODES.get(pipe["place"]))) for pipe in pipes]
+        peers += [(unix, sorted({pid for pid, *_ in ends[unix["peer_inode"]]})) for unix in sockets]
         for described, pids in peers:
             if pids:
                 described["peer_pid"], described["peer_comm"] = pids[0], comm_of(pids[0])
 
-    def _find_ends(self, inodes: frozenset[str]) -> Ends:
-        """Look for pipes and sockets in all processes."""
-        ends, until_s = Ends(), time.monotonic() + _SCAN_S
+    def _find_ends(self, inodes: frozenset[str]) -> dict[int, list[Holder]]:
+        """Look for pipes and sockets in all processes; return their holders by inode."""
+        ends, until_s = defaultdict[int, list[Holder]](list), time.monotonic() + _SCAN_S
         rest = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        for places in ((0, FIRST), (FIRST, sys.maxsize)):
+        for places in ((0, _FIRST), (_FIRST, sys.maxsize)):
             items, rest = [(pid, inodes, *places) for pid in rest], []
             for (pid, *_), answer in ask_each(self._helper, items, self._avoided):
                 holders, has_more = answer.value or ((), False)
-                ends.add(holders)
+                for holder in holders:
+                    ends[holder[1]].append(holder)
                 rest += [pid] if has_more else []
                 if time.monotonic() > until_s:
                     return ends
@@ -211,3 +220,28 @@ def object_payloads(objects: list[Described]) -> list[bytes]:
         payloads.append(OBJECTS.pack(values | {"objects": objects[at:end], "text": text}, NATIVE))
         at = end
     return payloads
+
+
+def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple[list[Holder], bool]:
+    """Look for pipes and sockets among the descriptors from `first` to `end` of a process, which may be within execve
+    and let its readers wait. Return pid, inode and, of a pipe, access mode of each; and whether there are more."""
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")  # direct: of the kernel
+    except OSError:  # gone, or of another user
+        return [], False
+    holders: list[Holder] = []
+    for fd in descriptors[first:end]:
+        try:
+            link = _LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))  # direct: not followed
+        except OSError:
+            continue
+        if link and link[2] in inodes:
+            holders.append((pid, int(link[2]), access_mode(pid, int(fd)) if link[1] == "pipe" else None))
+    return holders, len(descriptors) > end
+
+
+def _other_end(holders: Iterable[Holder], pid: int, mode: int | None) -> list[int]:
+    """Return the pids of other processes that hold the other end of a pipe, of which a process has a descriptor with
+    this access mode: a pipe that is read has writers."""
+    other = {os.O_RDONLY: os.O_WRONLY, os.O_WRONLY: os.O_RDONLY}.get(-1 if mode is None else mode)
+    return sorted({peer for peer, _, its in holders if peer != pid and other is not None and its in (other, os.O_RDWR)})

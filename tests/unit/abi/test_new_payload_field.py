@@ -29,7 +29,7 @@ import numpy as np
 from builders.recording import BASE, S, USER, comm, event, raw_wait, sample, write
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION
 from perf_offcpu.collect.bpf.header import read_header
-from perf_offcpu.collect.kernel_totals.sums import sum_samples
+from perf_offcpu.collect.kernel_totals.waits import sum_samples
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.inject.rewrite import rewrite
 

@@ -23,7 +23,6 @@ import numpy as np
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
-from perf_offcpu.collect.bpf import kprobe
 from perf_offcpu.collect.bpf.kernel import members
 from perf_offcpu.collect.bpf.kernel.members import (
     KERNEL_NEEDED,
@@ -34,13 +33,11 @@ from perf_offcpu.collect.bpf.kernel.members import (
     task_members,
 )
 from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
-from perf_offcpu.collect.bpf.kprobe import switch_end
 from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION
 from perf_offcpu.collect.system import btf as types_of_kernel
-from perf_offcpu.collect.system import btf_walk, kallsyms
-from perf_offcpu.collect.system.btf import Btf, Tracepoint
+from perf_offcpu.collect.system import btf_walk
+from perf_offcpu.collect.system.btf import KALLSYMS, Btf, Tracepoint, switch_end, symbol_address
 from perf_offcpu.collect.system.btf_walk import Kind
-from perf_offcpu.collect.system.kallsyms import KALLSYMS, symbol_address
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.files import read_kernel_if_any
 
@@ -215,7 +212,7 @@ def kept_facts() -> KernelFacts:
 
 def _name() -> str:
     """Return a hash of the kernel's identity and of the code that finds the facts."""
-    finders = (__file__, *(module.__file__ or "" for module in (btf_walk, kallsyms, kprobe, members, types_of_kernel)))
+    finders = (__file__, *(module.__file__ or "" for module in (btf_walk, members, types_of_kernel)))
     # direct: the package's own sources
     sources = [Path(finder).read_bytes() for finder in finders]
     return hashlib.sha256(repr((kernel_identity(), sources)).encode()).hexdigest() + ".facts"

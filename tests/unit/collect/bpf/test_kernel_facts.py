@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from builders.btf import BtfBuilder
 
-from perf_offcpu.collect.bpf import kprobe
 from perf_offcpu.collect.bpf.kernel.facts import _code, _preempt_count
-from perf_offcpu.collect.bpf.kprobe import Kprobe, switch_end
-from perf_offcpu.collect.system.btf import Btf
+from perf_offcpu.collect.events import perf_event
+from perf_offcpu.collect.events.perf_event import Kprobe
+from perf_offcpu.collect.system.btf import Btf, switch_end
 
 OLDER, NEWER = 0x00FF0100, 0x1F000100
 """include/linux/preempt.h of 6.18 and 7.3: NMI_MASK | HARDIRQ_MASK | SOFTIRQ_OFFSET."""
@@ -94,7 +94,7 @@ def test_the_function(symbols: str, name: str) -> None:
 
 
 def test_a_kernel_without_kprobes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kprobe, "TYPE", tmp_path / "type")
+    monkeypatch.setattr(perf_event, "KPROBE_TYPE", tmp_path / "type")
     with pytest.raises(OSError) as refused:
         Kprobe("finish_task_switch")
     assert refused.value.errno == errno.EOPNOTSUPP

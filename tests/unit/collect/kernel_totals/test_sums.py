@@ -11,7 +11,7 @@ from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, EXTENSION_SIZE, P
 from perf_offcpu.abi.records import RECORD_HEADER, RecordType
 from perf_offcpu.abi.sample import SAMPLE
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
-from perf_offcpu.collect.kernel_totals.sums import first_addresses, sum_samples, with_user_marker
+from perf_offcpu.collect.kernel_totals.waits import first_addresses, sum_samples, with_user_marker
 from perf_offcpu.perfdata.events import EventSpec
 
 USER = 2**64 - 512
@@ -72,7 +72,7 @@ def test_every_field_arrives() -> None:
 
 
 def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perf_offcpu.collect.kernel_totals.sums.BATCH", 100)
+    monkeypatch.setattr("perf_offcpu.collect.kernel_totals.waits.BATCH", 100)
     sums = np.zeros(250, ROW)
     sums["tid"], sums["total_ns"] = np.arange(250), np.arange(250) * 1000
     given = [list(range(tid, tid + tid % 7)) for tid in range(250)]

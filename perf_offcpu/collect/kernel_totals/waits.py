@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write waits that BPF does not send as samples of the event `offcpu-time`: sums of short waits, and unfinished ones.
+
+The kernel side adds up waits under the threshold by thread, state, system call, cgroup and user stack. In the file a
+sum is a sample like that of a single wait, with the same payload: its kind is SUM, its period and `offcpu_ns` are the
+total, its time is the end of the last wait. Unlike a sample from BPF, it has the sleeper in the header, too.
+
+An iterator reports the waits that have not ended when the recording or one of its files ends (`bpf/last_tasks.py`).
+Their samples end at that moment, with the kind STILL_BLOCKED: the period is the time so far, or since the recording
+began if the switch-out was earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.machine import ABI_64
+from perf_offcpu.abi.offcpu import (
+    BLANK_EXTENSION,
+    PAYLOAD,
+    UNKNOWN_U32,
+    UNKNOWN_U64,
+    WHOLE_EXTENSION,
+    Kind,
+    Lost,
+    WaitFlag,
+)
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.binary.fields import U32, Field
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.binary.layout import Layout
+from perf_offcpu.collect.bpf.last_tasks import LastTasks
+from perf_offcpu.collect.events.perf_event import NATIVE
+from perf_offcpu.collect.kernel_totals.memory import Unread
+from perf_offcpu.collect.kernel_totals.user_stacks import UserStack, registers_of, take_user_stacks
+from perf_offcpu.perfdata.events import EventSpec
+from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_samples
+
+U64 = NDArray[np.uint64]
+Stacks = tuple[NDArray[np.int64], U64]
+"""offsets int64[n + 1] and words: those of row i are words[offsets[i]:offsets[i + 1]], leaf first."""
+
+BATCH = 8192
+"""Sums that are packed at once: some MB."""
+
+# The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
+_RAW = Layout("raw data of an offcpu-time sample", *PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32))
+_FROM_ROWS = ("pid", "tid", "cgroup", "flags", "lost", "state", "syscall")
+"""Members that `struct offcpu_sum` and `struct offcpu_last` have in common with the payload."""
+
+_KERNEL = np.array([CallchainContext.KERNEL], np.uint64)
+_USER = np.array([CallchainContext.USER], np.uint64)
+
+_TASKS_AT_ONCE = 512
+"""Tasks whose records are packed at once: some MB of copies."""
+
+
+def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterator[bytes]:
+    """Yield the records of sums, `BATCH` at a time.
+
+    Args:
+        event: offcpu-time; its first id is used.
+        sums: rows of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h), by field name.
+        stacks: user addresses of each row, maybe none.
+    """
+    offsets, ips = stacks
+    for low in range(0, len(sums), BATCH):
+        rows = sums[low : low + BATCH]
+        ends = offsets[low : low + len(rows) + 1]
+        chains = with_user_marker((ends - ends[0], ips[ends[0] : ends[-1]]))
+        payload: dict[str, Column] = {
+            "offcpu_ns": rows["total_ns"],
+            "kind": int(Kind.SUM),
+            "switch_out_ns": rows["first_switch_out_ns"],
+            "count": rows["count"],
+            "longest_ns": rows["longest_ns"],
+            "runq_ns": np.where(rows["woken"] > 0, rows["runq_ns"], np.uint64(UNKNOWN_U64)),
+            "caller": rows["caller"],
+        }
+        yield wait_samples(event, CpuMode.USER, rows, rows["last_switch_in_ns"], chains, payload)
+
+
+def wait_samples(
+    event: EventSpec,
+    cpumode: CpuMode,
+    rows: NDArray[Any],
+    time_ns: U64,
+    callchains: Stacks,
+    payload: dict[str, Column],
+    copies: dict[str, Column] | None = None,
+) -> bytes:
+    """Pack one sample of offcpu-time per row.
+
+    Args:
+        rows: sums or tasks, of which the payload takes `_FROM_ROWS`.
+        callchains: of each row, with context markers, maybe empty.
+        payload: further fields of the payload; others are unknown.
+        copies: fields of user registers and stack bytes; without them no sample has any.
+    """
+    taken = {name: rows[name] for name in _FROM_ROWS}
+    padding = {"padding": 0, "raw_padding": 0}
+    raw = {**BLANK_EXTENSION, **taken, **padding, **payload, "callchain": callchains}
+    nothing = np.zeros(len(rows) + 1, np.int64)
+    columns: dict[str, Column] = {
+        "identifier": event.ids[0],
+        "ip": first_addresses(callchains),
+        "pid": rows["pid"],
+        "tid": rows["tid"],
+        "time": time_ns,
+        "cpu": 0,
+        "cpu_res": 0,
+        "period": payload["offcpu_ns"],
+        "callchain": (nothing, np.empty(0, np.uint64)),
+        "raw": pack_columns(_RAW, raw, len(rows), NATIVE),
+        "regs_user_abi": 0,
+        "regs_user": (nothing, np.empty(0, np.uint64)),
+        "stack_user": (nothing, np.empty(0, np.uint8)),
+        "stack_user_dyn_size": 0,
+        **(copies or {}),
+    }
+    return pack_samples(event.shape, int(cpumode), columns, len(rows), NATIVE)
+
+
+def with_user_marker(stacks: Stacks) -> Stacks:
+    """Insert PERF_CONTEXT_USER before the addresses of each stack; a stack without any stays empty."""
+    offsets, ips = stacks
+    counts = np.diff(offsets)
+    marked = offsets_of(counts + (counts > 0))
+    words = np.full(int(marked[-1]), int(CallchainContext.USER), np.uint64)
+    words[np.repeat(marked[1:] - offsets[1:], counts) + np.arange(len(ips))] = ips
+    return marked, words
+
+
+def first_addresses(callchains: Stacks) -> U64:
+    """Return the leaf of each callchain, which follows its first marker; 0 if it is empty."""
+    offsets, words = callchains
+    leaves: U64 = np.append(words, np.zeros(2, np.uint64))[offsets[:-1] + 1]
+    return np.where(np.diff(offsets) > 0, leaves, np.uint64(0))
+
+
+def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread) -> LastTasks:
+    """Add the user stacks of waiting tasks: copies, and frames where the BPF program took none.
+
+    The stack of a task that has run meanwhile belongs to something else, and is not taken.
+
+    Args:
+        again: runs the iterator once more.
+        copy_bytes: usual size of the copies, 0 for none.
+        unread: as of `take_user_stacks`.
+    """
+    tasks, user, copies = last.tasks.copy(), list(last.user), [b""] * len(last.tasks)
+    empty = np.array([not len(stack) for stack in user], np.bool_)
+    wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)
+    stacks = take_user_stacks(tasks[wanted], copy_bytes, unread)
+    sound = last.stand_still(again())
+    for row, stack in zip(np.flatnonzero(wanted).tolist(), stacks, strict=True):
+        taken = stack if sound[row] else UserStack()
+        copies[row] = taken.copy
+        if empty[row]:
+            user[row] = np.array(taken.frames, np.uint64)
+            tasks["lost"][row] |= 0 if taken.frames else np.uint32(Lost.USER_STACK)
+    return replace(last, tasks=tasks, user=tuple(user), copies=tuple(copies))
+
+
+def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[int, bytes]]:
+    """Yield number and records of all waiting tasks, first of those that have a kernel stack. `event`: offcpu-time; its
+    first id is used. `last`: all tasks, with their user stacks."""
+    rows = last.waiting().tolist()
+    in_kernel = [row for row in rows if len(last.kernel[row])]
+    in_user = [row for row in rows if not len(last.kernel[row])]
+    for cpumode, some in ((CpuMode.KERNEL, in_kernel), (CpuMode.USER, in_user)):
+        for low in range(0, len(some), _TASKS_AT_ONCE):
+            batch = some[low : low + _TASKS_AT_ONCE]
+            yield len(batch), _records(event, cpumode, last, batch)
+
+
+def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: list[int]) -> bytes:
+    chains = [_chain(last.kernel[row], last.user[row]) for row in rows]
+    callchains = offsets_of(np.array([len(chain) for chain in chains])), np.concatenate(chains)
+    tasks = last.tasks[rows]
+    end = np.maximum(tasks["switch_out_ns"], np.uint64(last.end_ns))
+    copies = _copies(tasks, [last.copies[row] for row in rows]) if last.copies else None
+    return wait_samples(event, cpumode, tasks, end, callchains, _payload(tasks, end), copies)
+
+
+def _copies(tasks: NDArray[Any], stacks: list[bytes]) -> dict[str, Column]:
+    """Return the fields of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; empty without a copy."""
+    sizes = np.array([len(stack) for stack in stacks], np.int64)
+    has_copy = sizes > 0
+    registers = registers_of(tasks)["sampled"]
+    padded = b"".join(stack.ljust(-(-len(stack) // 8) * 8, b"\0") for stack in stacks)
+    words: Stacks = (offsets_of(np.where(has_copy, registers.shape[1], 0)), registers[has_copy].reshape(-1))
+    return {
+        "regs_user_abi": np.where(has_copy, ABI_64, 0),
+        "regs_user": words,
+        "stack_user": (offsets_of(-(-sizes // 8) * 8), np.frombuffer(padded, np.uint8)),
+        "stack_user_dyn_size": sizes,
+    }
+
+
+def _chain(kernel: U64, user: U64) -> U64:
+    """Return the callchain, with markers for the parts that are not empty."""
+    return np.concatenate([_KERNEL[: len(kernel)], kernel, _USER[: len(user)], user])
+
+
+def _payload(tasks: NDArray[Any], end: U64) -> dict[str, Column]:
+    runnable = (tasks["flags"] & np.uint32(WaitFlag.PREEMPTED)) != 0
+    woken = (tasks["wakeup_ns"] != 0) & ~runnable
+    wakeup = np.maximum(tasks["wakeup_ns"], tasks["switch_out_ns"])
+    waited = end - tasks["switch_out_ns"]
+    delay = np.where(woken, end - np.minimum(wakeup, end), np.uint64(UNKNOWN_U64))
+    return {
+        "offcpu_ns": waited,
+        "kind": int(Kind.STILL_BLOCKED),
+        "waker_pid": np.where(woken, tasks["waker_pid"], np.uint32(UNKNOWN_U32)),
+        "waker_tid": np.where(woken, tasks["waker_tid"], np.uint32(UNKNOWN_U32)),
+        "wakeup_ns": np.where(woken, wakeup, np.uint64(UNKNOWN_U64)),
+        "switch_out_ns": tasks["switch_out_ns"],
+        "longest_ns": waited,
+        "runq_ns": np.where(runnable, waited, delay),
+        **{name: tasks[name] for name in ("object_id", "asked_ns", "holder_tid", "object_lost")},
+    }
