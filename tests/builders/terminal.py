@@ -3,8 +3,9 @@
 
 import os
 import pty
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,24 @@ def on_terminal(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     status: int = 0,
+    is_enough: Callable[[bytes], bool] = lambda shown: False,
 ) -> str:
-    """What came on `stream` ("stdout" or "stderr"), a terminal, of a command that ends with `status`."""
+    """What came on `stream` ("stdout" or "stderr"), a terminal, of a command that ends with `status`.
+
+    Args:
+        is_enough: gets what has come so far; when it is true first, the command gets a SIGINT.
+    """
     leader, follower = pty.openpty()
-    shown = b""
+    shown, interrupted = b"", False
     streams: dict[str, Any] = {stream: follower}
     with subprocess.Popen(command, cwd=cwd, env=env, **streams) as running:
         os.close(follower)
         try:
             while part := os.read(leader, 1 << 16):
                 shown += part
+                if not interrupted and is_enough(shown):
+                    interrupted = True
+                    running.send_signal(signal.SIGINT)
         except OSError:  # EIO: the other end is closed
             pass
         assert running.wait(timeout=60) == status

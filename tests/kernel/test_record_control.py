@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import re
 import select
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from builders.disk import small_disk
 from builders.program import PATIENCE
-from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run
+from kernel.recorder import MS, PROGRAM, bpf_programs_of, budget_of, lost, run, until
 
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
@@ -59,6 +60,18 @@ def program() -> Iterator[tuple[int, int, int]]:
             yield process.pid, stuck, sleeper
         finally:
             process.kill()
+
+
+def record_naps(pid: int, sleeper: int, naps: int = 30, least_s: float = 0.4) -> None:
+    """Wait for `least_s`, and until the thread has slept so often: on a busy machine that takes longer."""
+
+    def blocked() -> int:
+        return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status.read_text(), re.MULTILINE)[0])
+
+    status = Path(f"/proc/{pid}/task/{sleeper}/status")
+    enough = blocked() + naps
+    time.sleep(least_s)
+    until(lambda: blocked() >= enough)
 
 
 @dataclass
@@ -134,9 +147,8 @@ def check_part(recording: Recording, begin_ns: int, end_ns: int, told: tuple[int
             # A wake-up of before the pause would make a wait after it one for a CPU.
             is_nap = (samples.tid == tid) & (samples.asked_ns > 0) & (samples.asked_ns < 5 * MS)
             woken = is_nap & (samples.wakeup_ns >= 0)
-            early = samples.asked_ns - (samples.wakeup_ns - samples.switch_out_ns)
-            assert woken.any() and early[woken].max() < 0.1 * MS
-            assert int(budget.switches[0]) > 20 / PATIENCE
+            assert woken.any() and (samples.wakeup_ns > samples.switch_out_ns)[woken].all()
+            assert int(budget.switches[0]) > 20
     (waits,) = np.flatnonzero((samples.tid == stuck) & samples.has(SampleFlag.STILL_BLOCKED))[None]
     assert len(waits) == 1 and 0.9 * length_ns <= int(samples.period[waits[0]]) <= length_ns
 
@@ -146,11 +158,11 @@ def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str
     with program() as told, controlled("-p", str(told[0]), *options, cwd=tmp_path) as recorder:
         programs = bpf_programs_of(recorder.process.pid)
         for pause_s in (0.3, 0.6):
-            time.sleep(0.4)
+            record_naps(told[0], told[2])
             recorder.tell("disable")
             time.sleep(pause_s)
             recorder.tell("enable")
-        time.sleep(0.4)
+        record_naps(told[0], told[2])
         assert bpf_programs_of(recorder.process.pid) == programs
         said = recorder.end()
     assert said.count("Events disabled") == said.count("Events enabled") == 2 and " dump " not in said
@@ -177,12 +189,12 @@ def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str
 def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path) -> None:
     with program() as told, controlled("-p", str(told[0]), cwd=tmp_path) as recorder:
         for pause_s in (0.3, 0.6):
-            time.sleep(0.4)
+            record_naps(told[0], told[2])
             recorder.tell("disable")
             recorder.tell("snapshot")
             time.sleep(pause_s)
             recorder.tell("enable")
-        time.sleep(0.4)
+        record_naps(told[0], told[2])
         said = recorder.end()
     assert said.count("Events disabled") == said.count("Events enabled") == said.count(" dump ") == 2
     found = files(tmp_path)
@@ -250,15 +262,14 @@ def test_process_that_starts_in_a_pause_is_known_after_it(tmp_path: Path) -> Non
     with controlled("-a", cwd=tmp_path) as recorder:
         recorder.tell("disable")
         with program() as told:
-            time.sleep(0.1)
             recorder.tell("enable")
-            time.sleep(0.4)
+            record_naps(told[0], told[2], naps=12, least_s=0)
             recorder.tell("disable")
         recorder.end()
     recording = load_recording(next(tmp_path.glob("perf.data.*")))
     samples = recording.samples
     mine = np.flatnonzero(samples.tid == told[2])
-    assert len(mine) > 5 / PATIENCE
+    assert len(mine) > 5
     names = {recording.strings[row] for row in samples.comm[mine].tolist()}
     assert names == {Path(sys.executable).resolve().name[:15]} or names == {"python"}
     assert (samples.space[mine] >= 0).all()
