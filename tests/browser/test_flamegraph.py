@@ -117,9 +117,7 @@ def test_tooltip(browser: Browser, show: Show) -> None:
     show(simple())
     browser.hover(*middle(boxes(browser)["read"]))
     lines = browser.run("return Array.from(document.querySelectorAll('#tip div'), (line) => line.textContent)")
-    assert lines == [
-        "read", "in libc.so.6", "waiting: 6 s (6,000,000,000 ns), 3 waits, average 2 s", "60.00 % of all",
-    ]  # fmt: skip
+    assert lines == ["read", "in libc.so.6", "waiting: 6 s (6,000,000,000 ns), 3 waits, average 2 s", "60.00 % of all"]
     browser.hover(600, 10)
     assert browser.run("return document.getElementById('tip').hidden") is True
 

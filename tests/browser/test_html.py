@@ -580,10 +580,7 @@ def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
     for tab in ("class", "waker", "thread", "stack", "length", "wait"):
         press(browser, f"#tab-{tab}")
     browser.hover(*place(browser, 1, 0))
-    assert browser.run("return [typeof hacked, document.querySelectorAll('img, svg').length]") == [
-        "undefined",
-        0,
-    ]
+    assert browser.run("return [typeof hacked, document.querySelectorAll('img, svg').length]") == ["undefined", 0]
     assert text(browser, "title") == HOSTILE[0] and HOSTILE[1] in text(browser, "verdict")
     command = browser.run("return document.getElementById('command').value")
     assert shlex.split(command) == ["perf-offcpu", "report", "-i", HOSTILE[2]]

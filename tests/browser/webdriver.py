@@ -20,10 +20,7 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-KEYS = {
-    "enter": "\ue007", "escape": "\ue00c", "left": "\ue012", "up": "\ue013", "right": "\ue014",
-    "down": "\ue015",
-}  # fmt: skip
+KEYS = {"enter": "\ue007", "escape": "\ue00c", "left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015"}
 
 
 def _started() -> tuple[subprocess.Popen[str], int]:

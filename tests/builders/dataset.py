@@ -18,9 +18,7 @@ BEGIN = 1_789_977_600_000_000_000
 """A time at which an hour begins, ns since 1970: 08:00, so that there are hours of one digit and of two."""
 _TYPES = {"list<int64>": pa.list_(pa.int64()), "map<string,string>": pa.map_(pa.string(), pa.string())}
 _ZEROS = {"int64": 0, "int32": 0, "string": "", "bool": False, "list<int64>": [], "map<string,string>": {}}
-_TIMES = {
-    "samples": "time_ns", "budgets": "begin_ns", "hosts": "begin_ns", "losses": "begin_ns", "gaps": "end_ns",
-}  # fmt: skip
+_TIMES = {"samples": "time_ns", "budgets": "begin_ns", "hosts": "begin_ns", "losses": "begin_ns", "gaps": "end_ns"}
 
 
 def rows_of(dataset: Dataset, table: str) -> list[dict[str, Any]]:
@@ -41,10 +39,7 @@ class DatasetBuilder:
 
     def host(self, name: str, labels: Mapping[str, str] | None = None, **columns: Any) -> Self:
         """Add a segment of an hour; `begin_ns`, `end_ns`, `period_ns` are columns."""
-        row = {
-            "host_id": f"id-{name}", "hostname": name, "boot_id": "b", "cpus": 2,
-            "labels": dict(labels or {}),
-        }  # fmt: skip
+        row = {"host_id": f"id-{name}", "hostname": name, "boot_id": "b", "cpus": 2, "labels": dict(labels or {})}
         self.rows["hosts"].append(row | {"begin_ns": BEGIN, "end_ns": BEGIN + HOUR} | columns)
         return self
 
@@ -98,12 +93,7 @@ class DatasetBuilder:
 
 
 def write_part(
-    path: Path,
-    name: str,
-    hour: int,
-    rows: Sequence[Mapping[str, Any]],
-    part: str = "a",
-    version: int = VERSION,
+    path: Path, name: str, hour: int, rows: Sequence[Mapping[str, Any]], part: str = "a", version: int = VERSION
 ) -> None:
     """Write one file of a table."""
     at = time.gmtime(hour * 3600)

@@ -141,8 +141,7 @@ class ElfBuilder:
                 *(1, load.flags, load.offset, load.vaddr, load.vaddr, load.filesz, memsz, 0x1000),
             )
         return struct.pack(
-            f"{self.order}8I",
-            *(1, load.offset, load.vaddr, load.vaddr, load.filesz, memsz, load.flags, 0x1000),
+            f"{self.order}8I", *(1, load.offset, load.vaddr, load.vaddr, load.filesz, memsz, load.flags, 0x1000)
         )
 
     def _ehdr(self, size: int, shoff: int, sections: int) -> bytes:

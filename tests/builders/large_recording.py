@@ -216,9 +216,7 @@ def _with_cookies(chains: Ragged, cookies: U64) -> Ragged:
 
 
 def _trailer(pid: int, tid: int, time: int, cpu: int) -> bytes:
-    values = {
-        "pid": pid, "tid": tid, "time": time, "cpu": cpu, "cpu_res": 0, "identifier": 1 + cpu if time else 0,
-    }  # fmt: skip
+    values = {"pid": pid, "tid": tid, "time": time, "cpu": cpu, "cpu_res": 0, "identifier": 1 + cpu if time else 0}
     return TRAILER.pack(values, shape=EVENTS[0].attr.sample_type)
 
 
@@ -228,10 +226,7 @@ def _process(pid: int, time: int, cpu: int) -> list[bytes]:
     records = [
         pack_record(RecordType.FORK, 0, task, _trailer(pid, pid, time, cpu)),
         pack_record(
-            RecordType.COMM,
-            Misc.COMM_EXEC,
-            {"pid": pid, "tid": pid, "comm": b"sh"},
-            _trailer(pid, pid, time, cpu),
+            RecordType.COMM, Misc.COMM_EXEC, {"pid": pid, "tid": pid, "comm": b"sh"}, _trailer(pid, pid, time, cpu)
         ),
     ]
     for index in range(8):

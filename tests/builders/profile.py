@@ -67,13 +67,7 @@ class ProfileBuilder:
     _objects: list[dict[str, Any]] = field(default_factory=list)
 
     def thing(
-        self,
-        name: str,
-        kind: ObjectKind = ObjectKind.FUTEX,
-        *,
-        protocol: str = "",
-        stable: str = "",
-        **columns: Any,
+        self, name: str, kind: ObjectKind = ObjectKind.FUTEX, *, protocol: str = "", stable: str = "", **columns: Any
     ) -> int:
         """Add an object to wait for; the result is the value of the column `object` of samples."""
         texts = {"name": name, "stable": stable or name, "protocol": protocol}

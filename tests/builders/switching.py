@@ -109,19 +109,12 @@ def tracing_data(order: Order, *systems: tuple[str, list[str]]) -> bytes:
 
 
 def write_switches(
-    path: Path,
-    table: SwitchTable,
-    *,
-    order: Order = "<",
-    text: str = FORMAT,
-    events: int = 1,
-    piece: int = 50_000,
+    path: Path, table: SwitchTable, *, order: Order = "<", text: str = FORMAT, events: int = 1, piece: int = 50_000
 ) -> None:
     """Write a recording of one evsel, or of several that are the same; rows stay in their order."""
     attr = Attr(
-        type=PerfType.TRACEPOINT, config=ID, sample_period=1, sample_type=SAMPLE_TYPE,
-        flags=AttrFlag.SAMPLE_ID_ALL,
-    )  # fmt: skip
+        type=PerfType.TRACEPOINT, config=ID, sample_period=1, sample_type=SAMPLE_TYPE, flags=AttrFlag.SAMPLE_ID_ALL
+    )
     specs = [EventSpec(attr, "sched:sched_switch", (number + 1,)) for number in range(events)]
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -202,9 +202,7 @@ _VALUES: dict[int, dict[str, Any]] = {
     RecordType.READ: _TIMED | {"values": [5, 100, 90, 1, 0]},
     RecordType.COMM: _TIMED | {"comm": b"other"},
 }
-_LEFT_OUT = (
-    RecordType.HEADER_TRACING_DATA, RecordType.AUXTRACE, RecordType.COMPRESSED, RecordType.COMPRESSED2,
-)  # fmt: skip
+_LEFT_OUT = (RecordType.HEADER_TRACING_DATA, RecordType.AUXTRACE, RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 def _a_record_each(spec: EventSpec) -> Iterator[bytes]:

@@ -59,11 +59,7 @@ def archive(number: int) -> bytes:
         body = bytes(draw.choice((0, 1, 512, 513, 70_000))) if member.isreg() else b""
         member.size = draw.choice((len(body), len(body), len(body), draw.choice(EVIL) % 2**63))
         if draw.random() < 0.1:
-            sparse = {
-                "GNU.sparse.major": "1",
-                "GNU.sparse.minor": "0",
-                "GNU.sparse.realsize": str(draw.choice(EVIL)),
-            }
+            sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(draw.choice(EVIL))}
             member.pax_headers = draw.choice((sparse, {"size": str(draw.choice(EVIL))}, {"path": draw.choice(NAMES)}))
         with contextlib.suppress(ValueError, UnicodeError, OverflowError):
             form = draw.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT))
@@ -136,12 +132,7 @@ def kernel_line(draw: random.Random, row: int) -> bytes:
     """Make a line of kallsyms."""
     name = draw.choice((b"f%d" % row, draw.choice(WORDS)))
     module = draw.choice((b"", b"", b"\t[m%d]" % (row % 9), b"\t[bpf]"))
-    return b"%016x %s %s%s" % (
-        0xFFFFFFFF81000000 + 16 * row,
-        draw.choice((b"t", b"T", b"d", b"W")),
-        name,
-        module,
-    )
+    return b"%016x %s %s%s" % (0xFFFFFFFF81000000 + 16 * row, draw.choice((b"t", b"T", b"d", b"W")), name, module)
 
 
 @cache

@@ -87,11 +87,7 @@ def check(number: int) -> tuple[str, float]:
 def show(command: str) -> None:
     """Run a command without output; raise if it ends in another way than with a result or a sentence."""
     signal.setitimer(signal.ITIMER_VIRTUAL, runner.HANG_S)
-    with (
-        open(os.devnull, "w") as nothing,
-        contextlib.redirect_stdout(nothing),
-        contextlib.redirect_stderr(nothing),
-    ):
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         status = perf_offcpu(command.split())
     assert status in STATUSES, f"status {status} of {command}"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < MOST_KB, command

@@ -19,9 +19,7 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf import cache as bpf_cache
 from perf_offcpu.collect.bpf import compile as bpf_compile
 from perf_offcpu.collect.bpf import defines as bpf_defines
-from perf_offcpu.collect.bpf import (
-    program as bpf,
-)  # fmt: skip
+from perf_offcpu.collect.bpf import program as bpf
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import MapInfo, MapType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe

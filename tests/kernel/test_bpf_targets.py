@@ -20,10 +20,7 @@ from perf_offcpu.collect.events.perf_event import set_filter
 @both_forms
 def test_other_processes_are_left_alone(napper: Path, in_switch: bool) -> None:
     one, other = Napper(napper), Napper(napper)
-    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)) as (
-        program,
-        rings,
-    ):
+    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)) as (program, rings):
         program.maps.add_target(one.pid)
         program.enable()
         tallies = one.go()
@@ -81,10 +78,7 @@ def test_a_thread_brings_what_it_starts_but_not_its_siblings() -> None:
         thread = threading.Thread(target=chosen); thread.start()
         input(); go.set(); nap(20); thread.join()
     """
-    with (
-        python(script) as process,
-        recording(OffCpuConfig(targets=Targets.TIDS, threshold_ns=MS)) as (program, rings),
-    ):
+    with python(script) as process, recording(OffCpuConfig(targets=Targets.TIDS, threshold_ns=MS)) as (program, rings):
         tid = read_int(process)
         program.maps.add_target(tid, "thread")
         program.enable()
@@ -111,10 +105,7 @@ def test_a_command_is_recorded_from_its_exec_on(napper: Path, in_switch: bool) -
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(0, 1)
         os.execv(napper, ["napper", "3", "again"])
-    with recording(OffCpuConfig(targets=Targets.COMMAND, threshold_ns=MS, in_switch=in_switch)) as (
-        program,
-        rings,
-    ):
+    with recording(OffCpuConfig(targets=Targets.COMMAND, threshold_ns=MS, in_switch=in_switch)) as (program, rings):
         program.maps.add_target(pid, mode="target_armed")
         program.enable()
         os.write(go, b"x")
@@ -125,10 +116,7 @@ def test_a_command_is_recorded_from_its_exec_on(napper: Path, in_switch: bool) -
     os.close(go)
     # Waits outside of system calls are for pages of the program.
     first = min((w for w in waits if w.syscall >= 0), key=lambda w: w.switch_out_ns)
-    assert (first.tid, first.syscall) == (
-        pid,
-        230,
-    ) and first.ns > 4.9 * MS  # the nap before it calls exec again
+    assert (first.tid, first.syscall) == (pid, 230) and first.ns > 4.9 * MS  # the nap before it calls exec again
     assert is_in(napper, "main", first.user[1])
     assert len({w.tid for w in waits}) >= 7  # its threads
     assert len({w.pid for w in waits}) >= 2  # its children
@@ -179,10 +167,7 @@ def test_a_killed_sleeper_is_still_seen() -> None:
 
 def test_nothing_is_recorded_before_enable_and_after_disable() -> None:
     napping = "import time\nwhile True: time.sleep(0.002)"
-    with (
-        python(napping) as process,
-        recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, rings),
-    ):
+    with python(napping) as process, recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, rings):
         program.maps.add_target(process.pid)
         time.sleep(0.05)
         assert waits_of(rings) == []

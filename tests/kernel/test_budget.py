@@ -118,9 +118,7 @@ def test_threads_without_any_sample_are_in_the_report(perf_offcpu: Command, tmp_
         assert sum(row["threads"] for row in rows if row["comm"] == "awk") >= 55
 
 
-def test_it_agrees_with_the_switches_that_perf_records(
-    both: tuple[Recording, dict[str, Thread], Beside],
-) -> None:
+def test_it_agrees_with_the_switches_that_perf_records(both: tuple[Recording, dict[str, Thread], Beside]) -> None:
     """Off-CPU time of each thread within 1 %, or 10 us a switch; from its first switch-out on.
 
     How long a new thread waited for its first CPU only we know; it is no longer than the thread says it took
@@ -145,8 +143,7 @@ def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, perf_offcpu: Comm
     """napper's two spinning threads share a CPU for 100 ms."""
     one = Napper(napper, rounds=5)
     recorder = subprocess.Popen(
-        [Path(sys.executable).with_name("perf-offcpu"), "record", "-q", "-e", "none", "-p", str(one.pid)],
-        cwd=tmp_path,
+        [Path(sys.executable).with_name("perf-offcpu"), "record", "-q", "-e", "none", "-p", str(one.pid)], cwd=tmp_path
     )
     while not (tmp_path / "perf.data").exists():
         assert recorder.poll() is None

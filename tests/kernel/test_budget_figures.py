@@ -87,10 +87,7 @@ def mix(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def agree(budget: Budget, row: int, kernel: Figures) -> list[str]:
     """Return the figures of a budget that are not within 1 % or 1 ms of the kernel's."""
-    ours = {
-        "ran": int(budget.running_ns[row]),
-        "queued": int(budget.runnable_ns[row] + budget.preempted_ns[row]),
-    }
+    ours = {"ran": int(budget.running_ns[row]), "queued": int(budget.runnable_ns[row] + budget.preempted_ns[row])}
     return [
         f"{name} {value} ours {ours[name]} of {int(budget.end_ns[row] - budget.begin_ns[row])}, "
         f"{int(budget.switches[row])} switches"
@@ -102,9 +99,7 @@ def agree(budget: Budget, row: int, kernel: Figures) -> list[str]:
 def test_budgets_agree_with_schedstat_of_living_threads(mix: int, tmp_path: Path) -> None:
     stop(mix)
     recorder = subprocess.Popen(
-        [PROGRAM, "record", "-q", "-a", "-e", "none", "-m", "8M", "--", "cat"],
-        cwd=tmp_path,
-        stdin=subprocess.PIPE,
+        [PROGRAM, "record", "-q", "-a", "-e", "none", "-m", "8M", "--", "cat"], cwd=tmp_path, stdin=subprocess.PIPE
     )
     while not (tmp_path / "perf.data").exists():
         assert recorder.poll() is None

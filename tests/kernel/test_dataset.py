@@ -26,11 +26,7 @@ def summed(rows: list[dict[str, Any]], key: str, value: str = "weight_ns") -> Co
 
 
 def test_totals_of_fresh_recordings(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
-    forms = {
-        "every": ["--off-cpu-thresh", "0"],
-        "sums": ["--off-cpu-thresh", "5"],
-        "drawn": ["--off-cpu-period", "2"],
-    }
+    forms = {"every": ["--off-cpu-thresh", "0"], "sums": ["--off-cpu-thresh", "5"], "drawn": ["--off-cpu-period", "2"]}
     reports, inputs, before_ns = {}, [], time.time_ns()
     for name, options in forms.items():
         done = perf_offcpu("record", "-o", f"{name}.data", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)

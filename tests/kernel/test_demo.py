@@ -41,9 +41,8 @@ def checkout(tmp_path: Path) -> Path:
 def demo(checkout: Path, *before: str) -> tuple[str, str, dict[str, int]]:
     """(what it shows, what it says of itself, stack → ns of its folded stacks)."""
     done = subprocess.run(
-        [*before, checkout / "scripts" / "demo"], cwd="/", capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+        [*before, checkout / "scripts" / "demo"], cwd="/", capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     out = checkout / "demo-output"
     assert "offcpu.html" in done.stdout and (out / "offcpu.html").read_text().startswith("<!DOCTYPE html>")

@@ -23,15 +23,15 @@ RECORDINGS = {
     "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
     "addresses": ["-g", "-d", "-e", "page-faults", "-c", "1"],
     "several": [
-        "-g", "-e", "cpu-clock/period=500000/,page-faults/period=10/,context-switches/period=1/",
+        "-g",
+        "-e",
+        "cpu-clock/period=500000/,page-faults/period=10/,context-switches/period=1/",
         "--switch-events",
     ],
-    "everything": [
-        "-e", "cpu-clock", "-F", "200", "-W", "--phys-data", "-a", "--sample-cpu", "--namespaces",
-    ],
+    "everything": ["-e", "cpu-clock", "-F", "200", "-W", "--phys-data", "-a", "--sample-cpu", "--namespaces"],
     "registers": ["--call-graph", "dwarf,512", "-e", "cpu-clock", "-F", "2000"],
     "tracepoint": ["-e", "sched:sched_switch", "-R", "--switch-events"],
-}  # fmt: skip
+}
 COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 """The second since perf 6.16."""
 
@@ -74,11 +74,7 @@ def test_the_same_records_at_the_same_places(recording: Both) -> None:
     assert own_events(records) == events_of(recording.text)
     assert own_events(records) == events_of(perf("report", "-D", "-i", recording.path))
     assert not [one for one in records if one.problems]
-    assert {one.name for one in records} > {
-        "PERF_RECORD_SAMPLE",
-        "PERF_RECORD_COMM",
-        "PERF_RECORD_FINISHED_INIT",
-    }
+    assert {one.name for one in records} > {"PERF_RECORD_SAMPLE", "PERF_RECORD_COMM", "PERF_RECORD_FINISHED_INIT"}
 
 
 def test_the_same_samples(recording: Both) -> None:
@@ -118,9 +114,7 @@ def test_the_same_tasks_and_mappings(recording: Both) -> None:
     }
     assert ours == set(comms)
     maps = re.findall(
-        r" (0x\w+) \[\w+\]: PERF_RECORD_MMAP2? (-?\d+)/(-?\d+): \[(\w+)\((\w+)\) @ (\w+)[^]]*\]: \S+ (.*)$",
-        text,
-        re.M,
+        r" (0x\w+) \[\w+\]: PERF_RECORD_MMAP2? (-?\d+)/(-?\d+): \[(\w+)\((\w+)\) @ (\w+)[^]]*\]: \S+ (.*)$", text, re.M
     )
     mapped = {
         (

@@ -270,11 +270,7 @@ def test_a_kept_pager_is_not_run(place: Path) -> None:
     less.chmod(0o755)
     environment = os.environ | {name: f"touch {mark}; cat" for name, mark in marks.items()}
     environment |= {"TERM": "xterm", "HOME": "/root", "SUDO_UID": str(NOBODY), "TMPDIR": str(place)}
-    environment |= {
-        "LESS": f"+!touch {place}/ran-LESS",
-        "LANG": "../x",
-        "PATH": f"{less.parent}:/usr/bin:/bin",
-    }
+    environment |= {"LESS": f"+!touch {place}/ran-LESS", "LANG": "../x", "PATH": f"{less.parent}:/usr/bin:/bin"}
     terminal, end = os.openpty()
     words = [PROGRAM, "report", "-i", place / "x.data"]
     with subprocess.Popen(words, env=environment, stdin=end, stdout=end, stderr=subprocess.PIPE) as process:

@@ -125,11 +125,7 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path) -> None:
     """Compiled functions have their names; each interpreted one is a frame of the interpreter."""
     subprocess.run(["javac", "-d", tmp_path, HUNG / "Abba.java"], check=True)
     compiled = ["-Xcomp", "-XX:CompileCommand=quiet", "-XX:CompileCommand=compileonly,Abba::*"]
-    flags = [
-        "-XX:TieredStopAtLevel=1",
-        "-XX:-Inline",
-        "-XX:+PreserveFramePointer",
-    ]  # a frame of each function
+    flags = ["-XX:TieredStopAtLevel=1", "-XX:-Inline", "-XX:+PreserveFramePointer"]  # a frame of each function
     with hanging("java", *compiled, *flags, "-cp", tmp_path, "Abba", threads=12) as pid:
         until(lambda: "Found 1 deadlock" in jdk("jstack", pid))
         jdk("jcmd", pid, "Compiler.perfmap")

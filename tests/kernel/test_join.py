@@ -43,11 +43,7 @@ def recordings(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.Temp
 def totals(recording: Recording | Profile) -> Totals:
     samples, found = recording.samples, Totals()
     for evsel, comm, tid, period in zip(
-        samples.evsel.tolist(),
-        samples.comm.tolist(),
-        samples.tid.tolist(),
-        samples.period.tolist(),
-        strict=True,
+        samples.evsel.tolist(), samples.comm.tolist(), samples.tid.tolist(), samples.period.tolist(), strict=True
     ):
         found[recording.evsels[evsel].name, recording.strings[comm], tid] += period
     return found

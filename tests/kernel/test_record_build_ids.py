@@ -83,9 +83,7 @@ def test_asking_of_others_does_not_leak_into_our_records(tmp_path: Path) -> None
     fds = [perf_event.open_event(asking, cpu) for cpu in online_cpus()]
     script = tmp_path / "nobuildid"
     subprocess.run(
-        ["gcc", "-Wl,--build-id=none", "-x", "c", "-", "-o", script],
-        input=b"int main(void){return 0;}",
-        check=True,
+        ["gcc", "-Wl,--build-id=none", "-x", "c", "-", "-o", script], input=b"int main(void){return 0;}", check=True
     )
     try:
         run("--", "sh", "-c", f"/bin/true; {script}", cwd=tmp_path)

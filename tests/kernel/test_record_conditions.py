@@ -19,10 +19,7 @@ from perf_offcpu.decode.load import load_recording
 pytestmark = pytest.mark.beside
 
 RECORD = shlex.join(PROGRAM)
-ENVIRONMENT = {
-    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-}
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def under(condition: str, directory: Path, options: str = "") -> subprocess.CompletedProcess[str]:
@@ -32,9 +29,8 @@ def under(condition: str, directory: Path, options: str = "") -> subprocess.Comp
     if NOBODY in command:
         command = reachable(command)
     return subprocess.run(
-        ["sh", "-c", command], cwd=directory, env=ENVIRONMENT,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        ["sh", "-c", command], cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +60,7 @@ def under(condition: str, directory: Path, options: str = "") -> subprocess.Comp
         ("prlimit --nofile=12:12 {record}", "too many open files (the limit is 12)", "with ulimit -n"),
         ("prlimit --nofile=20:20 {record}", "too many open files (the limit is 20)", "with ulimit -n"),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_is_named_with_the_smallest_change(
     tmp_path: Path, condition: str, what: str, remedy: str
 ) -> None:
@@ -104,8 +100,7 @@ def test_tracefs_is_mounted_where_it_is_not_and_may_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "sentence"),
-    [(">/dev/full", "No space left on device"), (">&-", "standard output is closed")],
+    ("redirection", "sentence"), [(">/dev/full", "No space left on device"), (">&-", "standard output is closed")]
 )
 def test_standard_output_that_takes_nothing(tmp_path: Path, redirection: str, sentence: str) -> None:
     done = under(f"{{record}} {redirection}", tmp_path, "-o -")

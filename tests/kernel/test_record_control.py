@@ -307,10 +307,7 @@ def test_recording_without_further_files_pauses_too(tmp_path: Path) -> None:
 
 
 def test_period_changes_with_a_new_file_and_nothing_is_between_them(tmp_path: Path) -> None:
-    with (
-        program() as (pid, stuck, _),
-        controlled("-p", str(pid), "--off-cpu-period", "2", cwd=tmp_path) as recorder,
-    ):
+    with program() as (pid, stuck, _), controlled("-p", str(pid), "--off-cpu-period", "2", cwd=tmp_path) as recorder:
         for period in ("7", "0.5"):
             time.sleep(0.4)
             recorder.tell(f"period {period}")
@@ -324,11 +321,7 @@ def test_period_changes_with_a_new_file_and_nothing_is_between_them(tmp_path: Pa
         said = recorder.end()
     found = files(tmp_path)
     assert [one.meta.sampling.period_ns for one in found] == [2 * MS, 7 * MS, MS // 2, 3 * MS]
-    assert [after.meta.begin_ns == before.meta.end_ns for before, after in pairwise(found)] == [
-        True,
-        True,
-        False,
-    ]
+    assert [after.meta.begin_ns == before.meta.end_ns for before, after in pairwise(found)] == [True, True, False]
     told = [(int(one.begin_ns[0]), int(one.end_ns[0])) for one in (budget_of(each, stuck) for each in found)]
     assert [before[1] == after[0] for before, after in pairwise(told)] == [True, True, False]
     for recording, period_ns in zip(found, (2 * MS, 7 * MS, MS // 2, 3 * MS), strict=True):
@@ -386,8 +379,5 @@ def test_end_while_paused_is_the_end_of_the_last_file(tmp_path: Path) -> None:
 
 
 def test_bad_descriptors_are_refused(tmp_path: Path) -> None:
-    for options, words in (
-        (["--control=fd:99"], "descriptor 99 is not open"),
-        (["--control=3"], "not fd:CTL"),
-    ):
+    for options, words in ((["--control=fd:99"], "descriptor 99 is not open"), (["--control=3"], "not fd:CTL")):
         assert words in run(*options, "--", "true", cwd=tmp_path, status=129).stderr

@@ -99,10 +99,7 @@ def test_duration_ends_recording_and_command(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:
-    with (
-        two_threads() as (pid, tids),
-        recorder("-p", str(pid), "--off-cpu-thresh", "0", cwd=tmp_path) as process,
-    ):
+    with two_threads() as (pid, tids), recorder("-p", str(pid), "--off-cpu-thresh", "0", cwd=tmp_path) as process:
         time.sleep(1)
         process.kill()
         process.wait()

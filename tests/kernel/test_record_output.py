@@ -47,13 +47,11 @@ def napping(naps: int) -> list[str]:
 def test_pipe_goes_straight_into_perf_and_the_commands_output_beside_it(tmp_path: Path) -> None:
     command = ["sh", "-c", f"echo said; {sys.executable} -c 'sum(range(10**7))'"]
     recorder = subprocess.Popen(
-        [*PROGRAM, "-o", "-", "-F", "999", "--", *command],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
-    )  # fmt: skip
+        [*PROGRAM, "-o", "-", "-F", "999", "--", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
     report = subprocess.run(
-        ["perf", "report", "-i", "-", "--stdio"], stdin=recorder.stdout, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
+        ["perf", "report", "-i", "-", "--stdio"], stdin=recorder.stdout, capture_output=True, text=True, check=True
+    )
     assert recorder.stdout is not None and recorder.stderr is not None
     recorder.stdout.close()
     said = recorder.stderr.read().decode()
@@ -226,10 +224,7 @@ def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> Non
     """Meanwhile processes come and go: each file names the threads of its waits."""
     born = subprocess.Popen(["sh", "-c", "while sleep 0.002 | cat; do :; done"], start_new_session=True)
     process = subprocess.Popen(
-        [*PROGRAM, "--switch-output", "--switch-max-files", "2", "-a"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*PROGRAM, "--switch-output", "--switch-max-files", "2", "-a"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     until(lambda: parts(tmp_path))
     first = parts(tmp_path)[0]

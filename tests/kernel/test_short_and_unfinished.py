@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 from conftest import Command
 from kernel.bpf_output import NOT_KNOWN
-from kernel.napping import (
-    MS,
-    NEVER,
-    Napper,
-    both_forms,
-    kernel_name,
-    parted,
-    record_napper,
-    recording,
-    waits_of,
-)
+from kernel.napping import MS, NEVER, Napper, both_forms, kernel_name, parted, record_napper, recording, waits_of
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.decode.load import load_recording
@@ -89,10 +79,7 @@ def test_preempted_threads_are_waits_if_asked_for(napper: Path, in_switch: bool)
 @both_forms
 def test_a_wait_from_before_is_flagged_when_it_ends(napper: Path, in_switch: bool) -> None:
     one = Napper(napper, rounds=2)
-    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)) as (
-        program,
-        rings,
-    ):
+    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)) as (program, rings):
         program.maps.add_target(one.pid)
         begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         program.enable()

@@ -147,10 +147,8 @@ def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
 @pytest.mark.alone
 def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, tmp_path: Path) -> None:
     recorded(
-        tmp_path / "x.data",
-        "sh", "-c", f"for i in $(seq 12); do {callers}; done",
-        options=("--switch-output=1s",),
-    )  # fmt: skip
+        tmp_path / "x.data", "sh", "-c", f"for i in $(seq 12); do {callers}; done", options=("--switch-output=1s",)
+    )
     files = sorted(tmp_path.glob("x.data*"))
     assert len(files) >= 2
     for path in files[:-1]:

@@ -14,16 +14,7 @@ from builders.program import PATIENCE
 from builders.stock_perf import perf
 from conftest import Command
 from kernel.gdb_stacks import random_stops
-from kernel.whole_stacks import (
-    AS_POSTGRES,
-    ROOTS,
-    STACKS,
-    compiled,
-    record,
-    sum_wholeness,
-    user_stacks,
-    wholeness,
-)
+from kernel.whole_stacks import AS_POSTGRES, ROOTS, STACKS, compiled, record, sum_wholeness, user_stacks, wholeness
 
 from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.abi.sample import CallchainContext
@@ -240,9 +231,8 @@ def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "9999", "--call-graph", "dwarf,16384"]
     environment = os.environ | {"DEBUGINFOD_URLS": ""}
     subprocess.run(
-        [*command, "-o", output, program, argument], check=True, timeout=60, env=environment,
-        capture_output=True,
-    )  # fmt: skip
+        [*command, "-o", output, program, argument], check=True, timeout=60, env=environment, capture_output=True
+    )
     theirs, ours = chains_of_perf(output), chains_of_ours(output)
     assert theirs.keys() == ours.keys() and len(theirs) > 100
     others = [(ours[key], chain) for key, chain in theirs.items() if not agree(ours[key], chain)]

@@ -72,10 +72,7 @@ class Run:
 
 @pytest.fixture(scope="module", params=["1", "0"], ids=["default threshold", "every wait"])
 def run(
-    request: pytest.FixtureRequest,
-    waiter: Path,
-    perf_offcpu: Command,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> Run:
     path = tmp_path_factory.mktemp("workload") / "perf.data"
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="workload.") as disk:  # /tmp may be memory

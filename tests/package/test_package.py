@@ -89,8 +89,7 @@ def wheel_without_asciidoctor(source: Path, directory: Path) -> Path:
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "asciidoctor").exists())
     assert shutil.which("asciidoctor") and not shutil.which("asciidoctor", path=path)
     run(
-        *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", directory, source),
-        env={"PATH": path},
+        *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", directory, source), env={"PATH": path}
     )
     return next(directory.glob("*.whl"))
 

@@ -111,9 +111,8 @@ def _enter(root: Path, results: Path, command: list[str]) -> tuple[int, str]:
         words = [*"nice unshare -m sh -c".split(), ENTER, "sh", *map(str, (root, scratch, results)), *command]
         env = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
-            env=env,
-        )  # fmt: skip
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False, env=env
+        )
     return done.returncode, done.stdout
 
 

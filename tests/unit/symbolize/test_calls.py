@@ -44,12 +44,7 @@ CUT = relative(b"\xe8", STUB, 0xFFE).rjust(0x1003 - CALL, b"\x90")
 
 
 def program(
-    call: bytes,
-    kind: int = JUMP_SLOT,
-    plt: bytes = PLT,
-    machine: int = X86_64,
-    first: int = CALL,
-    size: int = 24,
+    call: bytes, kind: int = JUMP_SLOT, plt: bytes = PLT, machine: int = X86_64, first: int = CALL, size: int = 24
 ) -> bytes:
     """Return a file with a call, and a stub and a slot for wait().
 

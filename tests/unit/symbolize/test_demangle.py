@@ -121,9 +121,8 @@ def test_names_built_to_nest_or_explode_do_no_harm(name: str) -> None:
     )
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", program], input=name, cwd=root, timeout=30, check=False, capture_output=True,
-        text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program], input=name, cwd=root, timeout=30, check=False, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
 
 

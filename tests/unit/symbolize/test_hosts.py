@@ -150,10 +150,7 @@ BUILDS = [bytes(range(20)), bytes(range(1, 21))]
 
 def test_kernels_of_one_build_share_their_symbols(tmp_path: Path) -> None:
     """KASLR moved the second one."""
-    paths = [
-        kernel_tick(tmp_path, "a", TEXT, BUILDS[0], 5),
-        kernel_tick(tmp_path, "b", TEXT + 0x3000000, BUILDS[0], 6),
-    ]
+    paths = [kernel_tick(tmp_path, "a", TEXT, BUILDS[0], 5), kernel_tick(tmp_path, "b", TEXT + 0x3000000, BUILDS[0], 6)]
     given = kallsyms(tmp_path / "kallsyms", TEXT, "there")
     profile = load(paths, {"kallsyms": str(given)})
     assert symbols_of(profile, 7)[0] == symbols_of(profile, PID_STEP + 7)[0] == "there"

@@ -19,11 +19,7 @@ from perf_offcpu.symbolize import symbolizer
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import COOKIE, symbolize, with_python_functions
 
-KERNEL, USER, WAITING = (
-    int(CallchainContext.KERNEL),
-    int(CallchainContext.USER),
-    int(CallchainContext.USER_DEFERRED),
-)
+KERNEL, USER, WAITING = (int(CallchainContext.KERNEL), int(CallchainContext.USER), int(CallchainContext.USER_DEFERRED))
 TEXT = 2**64 - 2**31
 
 

@@ -158,10 +158,7 @@ def test_two_sockets_of_one_connection_find_each_other(tmp_path: Path) -> None:
     one = thing(7, K.SOCKET, pid=10, protocol="tcp", local="127.0.0.1:40000", remote="127.0.0.1:5432")
     other = thing(8, K.SOCKET, pid=30, protocol="tcp", local="[::ffff:127.0.0.1]:5432")
     other["remote"] = "[::ffff:127.0.0.1]:40000"
-    waits = (
-        wait(7, time=90, pid=10, tid=10, syscall=RECVFROM),
-        wait(8, time=91, pid=30, tid=30, syscall=SENDTO),
-    )
+    waits = (wait(7, time=90, pid=10, tid=10, syscall=RECVFROM), wait(8, time=91, pid=30, tid=30, syscall=SENDTO))
     assert both(tmp_path, described(one, other), *waits) == (
         ["tcp 127.0.0.1:5432 (postgres 30)", "tcp 127.0.0.1:40000 (find 10)"],
         ["tcp 127.0.0.1:5432 (postgres)", "tcp 127.0.0.1 at :5432 (find)"],

@@ -143,12 +143,10 @@ class TestModules:
         ]
         return ElfBuilder(symbols, sections=sections, type=REL, loads=[], **options).build()
 
-    @pytest.mark.parametrize(("suffix", "pack"), [
-        ("", bytes),
-        (".xz", lzma.compress),
-        (".gz", gzip.compress),
-        (".zst", zstandard.ZstdCompressor().compress),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("suffix", "pack"),
+        [("", bytes), (".xz", lzma.compress), (".gz", gzip.compress), (".zst", zstandard.ZstdCompressor().compress)],
+    )
     def test_frames_are_named_by_the_modules_file(self, tmp_path: Path, suffix: str, pack: object) -> None:
         assert callable(pack)
         path = f"/lib/modules/x/mod-a.ko{suffix}"

@@ -57,8 +57,7 @@ def marks(program: Path) -> dict[str, int]:
 def test_inlined_functions_stand_above_the_one_they_are_in(program: Path, marks: dict[str, int]) -> None:
     (main,) = addresses_of(program, "main")
     profile = symbolize(
-        recording(program, [[marks["mark_deepest"], main + 5], [marks["mark_outer"]]]),
-        SymbolizeOptions(inline=True),
+        recording(program, [[marks["mark_deepest"], main + 5], [marks["mark_outer"]]]), SymbolizeOptions(inline=True)
     )
     profile.check()
     *inlined, outer, caller = frames(profile)
@@ -110,9 +109,7 @@ def test_dwarf_shared_by_dwz_is_told_where_it_hides_names(
     names = Symcache.function_name
     hidden = {"_ZL6middlev", "middle"}
     monkeypatch.setattr(
-        Symcache,
-        "function_name",
-        lambda self, index: "" if names(self, index) in hidden else names(self, index),
+        Symcache, "function_name", lambda self, index: "" if names(self, index) in hidden else names(self, index)
     )
     monkeypatch.setattr(lines, "_ALTLINK", b".comment")  # as if that section were the link
     profile = symbolize(recording(program, [[marks["mark_deepest"]]]), SymbolizeOptions(inline=True))

@@ -164,12 +164,10 @@ class TestWorker:
         with pytest.raises(NoLines, match=re.escape(losses.NO_LINE_READER.text)):
             loaded(program)
 
-    @pytest.mark.parametrize("fault", [
-        "import os; os.kill(os.getpid(), 11)",
-        "bytearray(1 << 40)",
-        "while True: pass",
-        "raise SystemExit(1)",
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "fault",
+        ["import os; os.kill(os.getpid(), 11)", "bytearray(1 << 40)", "while True: pass", "raise SystemExit(1)"],
+    )
     def test_a_library_that_fails_costs_its_own_process_only(
         self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
     ) -> None:
