@@ -29,22 +29,21 @@ def host(name: str, wall_ns: int | None = None, release: str = "6.1") -> dict[in
 
 def kernel_map(text: int = TEXT, build_id: bytes = b"", name: bytes = b"[kernel.kallsyms]_text") -> bytes:
     """Where the kernel lay, or a module."""
-    values: dict[str, Any] = {"pid": 2**32 - 1, "tid": 0, "addr": text, "len": 1 << 24, "pgoff": text}
-    values |= {"filename": name, "prot": 5, "flags": 0}
-    if build_id:
-        held: dict[str, Any] = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
-        return side(CLOCK, RecordType.MMAP2, 1 | Misc.MMAP_BUILD_ID, **values, **held)
-    return side(CLOCK, RecordType.MMAP2, 1, **values, maj=0, min=0, ino=0, ino_generation=0)
+    return _mapping(1, build_id, pid=2**32 - 1, tid=0, addr=text, len=1 << 24, pgoff=text, filename=name, flags=0)
 
 
 def mapped(pid: int, start: int, name: bytes, build_id: bytes = b"") -> bytes:
     """A file that a process had mapped when the recorder began."""
-    values: dict[str, Any] = {"pid": pid, "tid": pid, "addr": start, "len": 0x1000, "pgoff": 0}
-    values |= {"prot": 5, "flags": 2, "filename": name}
+    return _mapping(2, build_id, pid=pid, tid=pid, addr=start, len=0x1000, pgoff=0, filename=name, flags=2)
+
+
+def _mapping(misc: int, build_id: bytes, **values: Any) -> bytes:
     if build_id:
-        held: dict[str, Any] = {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
-        return side(CLOCK, RecordType.MMAP2, 2 | Misc.MMAP_BUILD_ID, **values, **held)
-    return side(CLOCK, RecordType.MMAP2, 2, **values, maj=8, min=1, ino=5, ino_generation=0)
+        values |= {"build_id_size": 20, "reserved_1": 0, "reserved_2": 0, "build_id": build_id}
+        misc |= Misc.MMAP_BUILD_ID
+    else:
+        values |= {"maj": 8, "min": 1, "ino": 5, "ino_generation": 0}
+    return side(CLOCK, RecordType.MMAP2, misc, prot=5, **values)
 
 
 def existing(pid: int, name: str) -> list[bytes]:

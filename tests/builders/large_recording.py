@@ -7,25 +7,23 @@ time. Callchains are random walks in a call graph: few hot ones, many rare ones.
 the file, as `perf record` drains one ring after the other, so that the file is in order only by ring.
 """
 
-import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from builders.recording import BASE, event, write
 
-from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
-from perf_offcpu.abi.features import Feature
+from perf_offcpu.abi.attr import AttrFlag, SampleType
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EVENT_NAME, EXTENSION, EXTENSION_WORDS, Kind
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.abi.sample import TRAILER, CallchainContext, SampleShape
 from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.model.callchains import Ragged, spread
 from perf_offcpu.model.columns import I64, U64
-from perf_offcpu.perfdata.events import EventSpec
-from perf_offcpu.perfdata.features import event_desc_body
 from perf_offcpu.perfdata.write.columns import pack_samples
-from perf_offcpu.perfdata.write.writer import FileWriter, pack_record
+from perf_offcpu.perfdata.write.writer import pack_record
 
 CPUS = 16
 DEPTH = 20
@@ -34,26 +32,10 @@ CHAINS = 40_000
 ROUND = 20_000
 """Samples between two visits to the same ring."""
 
-_BASE = SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.CPU | SampleType.PERIOD
-_FLAGS = AttrFlag.SAMPLE_ID_ALL | AttrFlag.MMAP | AttrFlag.MMAP2 | AttrFlag.COMM | AttrFlag.TASK
-EVENTS = (
-    EventSpec(
-        Attr(
-            type=PerfType.SOFTWARE, config=SoftwareConfig.CPU_CLOCK, sample_period=1_000_000,
-            sample_type=_BASE | SampleType.CALLCHAIN, flags=_FLAGS,
-        ),
-        "cpu-clock",
-        tuple(range(1, 1 + CPUS)),
-    ),
-    EventSpec(
-        Attr(
-            type=PerfType.SOFTWARE, config=SoftwareConfig.BPF_OUTPUT, sample_period=1,
-            sample_type=_BASE | SampleType.RAW, flags=AttrFlag.SAMPLE_ID_ALL,
-        ),
-        EVENT_NAME,
-        tuple(range(101, 101 + CPUS)),
-    ),
-)  # fmt: skip
+EVENTS = [
+    event("cpu-clock", tuple(range(1, 1 + CPUS)), BASE | SampleType.CALLCHAIN, sample_period=1_000_000),
+    event(EVENT_NAME, tuple(range(101, 101 + CPUS)), BASE | SampleType.RAW, flags=AttrFlag.SAMPLE_ID_ALL),
+]
 
 
 def write_large_recording(
@@ -77,18 +59,14 @@ def write_large_recording(
         stacks: number of different callchains.
         depth: frames of a callchain.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        writer = FileWriter(fd, EVENTS, str(path))
-        rng = np.random.default_rng(seed)
-        maker = _Maker(rng, _chains(rng, stacks, depth), processes, deferred, storm)
-        writer.append(*maker.existing())
-        for number, begin in enumerate(range(0, samples, ROUND)):
-            for piece in maker.round(number, min(ROUND, samples - begin)):
-                writer.append(piece)
-        writer.finish({Feature.EVENT_DESC: event_desc_body(EVENTS)})
-    finally:
-        os.close(fd)
+    rng = np.random.default_rng(seed)
+    maker = _Maker(rng, _chains(rng, stacks, depth), processes, deferred, storm)
+    pieces = (
+        piece
+        for number, begin in enumerate(range(0, samples, ROUND))
+        for piece in maker.round(number, min(ROUND, samples - begin))
+    )
+    write(path, EVENTS, chain(maker.existing(), pieces))
 
 
 class _Maker:
@@ -100,7 +78,7 @@ class _Maker:
 
     def existing(self) -> list[bytes]:
         """What was there before: the long-lived processes."""
-        return [record for pid in range(processes_begin(), 1000 + self.processes) for record in _process(pid, 0, 0)]
+        return [record for pid in range(1000, 1000 + self.processes) for record in _process(pid, 0, 0)]
 
     def round(self, number: int, count: int) -> Iterator[bytes]:
         """All records of one CPU's ring, in time order within it."""
@@ -175,11 +153,6 @@ class _Maker:
         tail = np.frombuffer(extension.tobytes(), np.uint64).reshape(len(times), -1)
         values[(at + 4 + lengths)[:, None] + np.arange(EXTENSION_WORDS)] = tail
         return _padded(offsets, values)
-
-
-def processes_begin() -> int:
-    """The first long-lived process."""
-    return 1000
 
 
 def _padded(offsets: I64, words: U64) -> tuple[I64, np.ndarray]:

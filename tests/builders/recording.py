@@ -91,7 +91,8 @@ def write(
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
         writer = FileWriter(fd, events, str(path))
-        writer.append(*records)
+        for record in records:
+            writer.append(record)
         writer.finish(FEATURES | {Feature.EVENT_DESC: event_desc_body(events)} | dict(features or {}))
     finally:
         os.close(fd)

@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 import runner  # noqa: E402
 import symbols  # noqa: E402
-from builders.mutations import EVIL  # noqa: E402
+from builders.mutations import EVIL, mutated  # noqa: E402
 
 from perf_offcpu.archive.unpack import _BASE_SIZE, MAX_RATIO  # noqa: E402
 from perf_offcpu.commands.archive import unpack  # noqa: E402
@@ -68,9 +68,9 @@ def archive(number: int) -> bytes:
     if draw.random() < 0.01:
         data += bytes(draw.choice((1 << 20, 20 << 20)))
     if draw.random() < 0.5:
-        data = with_checksums(symbols.mutated(data, draw))
+        data = with_checksums(mutated(data, draw))
     data = draw.choice(COMPRESSORS)(data)
-    return symbols.mutated(data, draw) if draw.random() < 0.1 else data
+    return mutated(data, draw) if draw.random() < 0.1 else data
 
 
 def with_checksums(data: bytes) -> bytes:
@@ -119,7 +119,7 @@ def lines(number: int, first: bytes, make: Callable[[random.Random, int], bytes]
     if draw.random() < 0.05:
         text.append(draw.choice(WORDS) * 3000)
     data = first + b"\n".join(text)
-    return symbols.mutated(data, draw) if draw.random() < 0.7 else data
+    return mutated(data, draw) if draw.random() < 0.7 else data
 
 
 def map_line(draw: random.Random, row: int) -> bytes:
@@ -142,19 +142,15 @@ def objects() -> list[bytes]:
 
 
 def elf(number: int) -> bytes:
-    """Damage an ELF file."""
+    """Damage an ELF file, and keep the number of its reader."""
     draw = random.Random(number)
-    return symbols.mutated(draw.choice(objects()), draw)
-
-
-def read_map(data: bytes) -> None:
-    """Parse a perf map and look up names."""
-    symbols.READERS[3](data)
+    data = draw.choice(objects())
+    return data[:1] + mutated(data[1:], draw)
 
 
 KINDS: dict[str, tuple[Callable[[int], bytes], Callable[[bytes], object]]] = {
     "archive": (archive, read_archive),
-    "map": (partial(lines, first=b"", make=map_line), read_map),
+    "map": (partial(lines, first=b"", make=map_line), symbols.READERS[3]),
     "kallsyms": (partial(lines, first=b"", make=kernel_line), symbols.read_kallsyms),
     "elf": (elf, symbols.one_input),
 }

@@ -7,7 +7,6 @@ an error of this project, or memory without bounds, is a finding. `others.py` mu
 
 import contextlib
 import gzip
-import random
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -131,28 +130,6 @@ def listed_symbols_of(data: bytes) -> tuple[object, bytes]:
     table = image.section_named(b".symtab")
     assert table is not None
     return listed_symbols(image, table)
-
-
-def mutated(data: bytes, draw: random.Random) -> bytes:
-    """Return the data with some bytes, words or ranges changed, cut or doubled."""
-    result = bytearray(data)
-    for _ in range(draw.choice((1, 1, 2, 4, 16))):
-        at = draw.randrange(1, len(result)) if len(result) > 1 else 0
-        kind = draw.randrange(5)
-        if kind == 0:
-            result[at] ^= 1 << draw.randrange(8)
-        elif kind == 1:
-            value = draw.choice((0, 1, 0x7F, 0xFF, 0xFFFF, 2**31, 2**32 - 1, 2**63, 2**64 - 1))
-            size = draw.choice((1, 2, 4, 8))
-            result[at : at + size] = (value % 2 ** (8 * size)).to_bytes(size, "little")
-        elif kind == 2:
-            del result[max(at, 1) :]
-        elif kind == 3:
-            result[at:at] = result[at : at + draw.randrange(64)]
-        else:
-            end = at + draw.randrange(1, 9)
-            result[at:end] = draw.randbytes(len(result[at:end]))
-    return bytes(result)
 
 
 def main() -> None:
