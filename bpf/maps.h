@@ -68,6 +68,10 @@ struct offcpu_task {
 	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
 #endif
+#if OFFCPU_OBJECTS
+	u64 blocker;			/* lock of the kernel when the wait began, 0 none */
+	u32 blocker_tid;		/* who held it then, or OFFCPU_NO_ID */
+#endif
 #if OFFCPU_LOCK_OWNERS
 	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
 #endif
@@ -159,6 +163,7 @@ struct offcpu_wait {
 	bool first;			/* first of its callers: sent with a copy of the stack */
 	u64 copied;			/* hash of the stack for its sample, 0 unknown */
 	u32 copy;			/* enum offcpu_copy */
+	u64 blocker;			/* lock of the kernel that it waited for, 0 none */
 };
 
 #define CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* two parts, each a marker and its frames */

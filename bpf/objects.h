@@ -11,7 +11,7 @@
  */
 #pragma once
 
-#include "descriptors.h"
+#include "kernel_locks.h"
 
 /* The value is the epoch of the output file in which an object was described. */
 BPF_TABLE("lru_hash", u64, u64, objects_seen, OFFCPU_OBJECTS ? OFFCPU_OBJECTS : 1);
@@ -101,8 +101,8 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 		__builtin_memset(to->name, 0, sizeof(to->name));
 	if (ctl->object_names && UNIX_PEER && to->family == AF_UNIX)
 		read_socket_name(to);
-	else if (ctl->object_names && to->kind <= OFFCPU_OBJECT_ANONYMOUS &&
-		 to->kind != OFFCPU_OBJECT_SOCKET)
+	else if (ctl->object_names && to->kind != OFFCPU_OBJECT_SOCKET &&
+		 (to->kind <= OFFCPU_OBJECT_ANONYMOUS || to->super))
 		read_names(ctl, to, kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
 	if (!new_objects.push(to, 0))
 		objects_seen.update(&id, &epoch);
@@ -211,6 +211,12 @@ static __always_inline void find_object(const struct offcpu_control *ctl,
 
 	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
 	to->asked_ns = OFFCPU_NOT_KNOWN;
+	if (ctl->objects && wait->blocker) {
+		to->id = ctl->hash_key;
+		describe_kernel_lock(to, wait);
+		announce(ctl, to);
+		return;
+	}
 	if (!ctl->objects || wait->syscall < 0 || is_exiting(task))
 		return;
 	regs = (void *)bpf_task_pt_regs(task);

@@ -153,6 +153,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 	if (mode == OFFCPU_DEAD)
 		end_budget(storage, task, ctl->generation);
 #endif
+	if (wanted)
+		note_kernel_lock(storage, task);
 #if OFFCPU_LOCK_OWNERS
 	storage->holder_tid = wanted && mode > OFFCPU_PREEMPTED ? lock_owner(ctl, task) :
 								  OFFCPU_NO_ID;
@@ -288,6 +290,8 @@ static __always_inline void finish_wait(void *ctx, struct offcpu_control *ctl,
 	wait.syscall = syscall_of(task, wait.flags);
 	wait.generation = ctl->generation;
 	wait.cgroup = cgroup_of(task);
+	if (times->mode > OFFCPU_PREEMPTED)
+		wait.blocker = blocker_of(storage);
 #if WALK_AT_SWITCH_OUT
 	wait.user = &storage->user;
 	if (wait.flags & OFFCPU_BEGAN_BEFORE)	/* the switch-out was not traced */
@@ -370,7 +374,8 @@ static __always_inline void describe_task(struct offcpu_last *last,
 /* Add what a task that still waits is waiting for. */
 static __always_inline void describe_object(struct offcpu_last *last,
 					    const struct offcpu_control *ctl,
-					    struct task_struct *task, struct offcpu_object *object)
+					    struct task_struct *task, struct offcpu_task *storage,
+					    struct offcpu_object *object)
 {
 	struct offcpu_polled key = {last->switch_out_ns, last->tid};
 	struct offcpu_wait wait = {
@@ -379,6 +384,7 @@ static __always_inline void describe_object(struct offcpu_last *last,
 		.prev_state = last->state,
 		.pid = last->pid,
 		.syscall = last->syscall,
+		.blocker = last->mode > OFFCPU_PREEMPTED ? storage->blocker : 0,
 	};
 	u32 *fd = polled.lookup(&key);
 
@@ -386,6 +392,8 @@ static __always_inline void describe_object(struct offcpu_last *last,
 	last->object_id = object->id;
 	last->asked_ns = object->asked_ns;
 	last->object_lost = object->lost;
+	if (wait.blocker)
+		last->holder_tid = storage->blocker_tid;
 }
 #endif
 
@@ -583,6 +591,7 @@ int offcpu_first(u64 *ctx)
 	if (mode > OFFCPU_PREEMPTED || mode == OFFCPU_THROTTLED)
 		storage->flags |= OFFCPU_BEGAN_BEFORE;
 	storage->mode = mode;
+	note_kernel_lock(storage, task);
 	return 0;
 }
 
@@ -612,10 +621,10 @@ int offcpu_last(u64 *ctx)
 	describe_task(last, ctl, task, storage);
 #if OFFCPU_OBJECTS
 	if (last->waits)
-		describe_object(last, ctl, task, &to->object);
+		describe_object(last, ctl, task, storage, &to->object);
 #endif
 #if OFFCPU_LOCK_OWNERS
-	if (last->waits)
+	if (last->waits && last->holder_tid == OFFCPU_NO_ID)
 		last->holder_tid = storage->holder_tid;
 #endif
 	if (last->waits && ctl->kernel_stacks) {

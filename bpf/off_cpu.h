@@ -104,6 +104,8 @@ enum offcpu_copy {
 enum offcpu_late {
 	OFFCPU_SCHED_TEXT,		/* where the scheduler's code is */
 	OFFCPU_SCHED_TEXT_SIZE,
+	OFFCPU_LOCK_TEXT,		/* within it, where functions of locks are */
+	OFFCPU_LOCK_TEXT_SIZE,
 	OFFCPU_WAKE_UP,			/* try_to_wake_up() */
 	OFFCPU_WAKE_UP_SIZE,
 	OFFCPU_DO_SOFTIRQ,		/* do_softirq() */
@@ -196,7 +198,27 @@ enum offcpu_object_kind {
 	OFFCPU_OBJECT_PROCESS,
 	OFFCPU_OBJECT_SEMAPHORES,
 	OFFCPU_OBJECT_MESSAGES,
-	OFFCPU_OBJECT_PATH
+	OFFCPU_OBJECT_PATH,
+	OFFCPU_OBJECT_KERNEL_LOCK
+};
+
+/* What a lock of the kernel is, in the two lowest bits of task->blocker (linux/hung_task.h). */
+enum offcpu_lock_type {
+	OFFCPU_LOCK_MUTEX,
+	OFFCPU_LOCK_SEMAPHORE,
+	OFFCPU_LOCK_READ,		/* of a rw_semaphore */
+	OFFCPU_LOCK_WRITE
+};
+
+/* What it protects. */
+enum offcpu_lock_role {
+	OFFCPU_LOCK_UNKNOWN,
+	OFFCPU_LOCK_MMAP,		/* mm->mmap_lock of the waiting process */
+	OFFCPU_LOCK_INODE,		/* inode->i_rwsem of the descriptor */
+	OFFCPU_LOCK_MAPPING,		/* its mapping's invalidate_lock */
+	OFFCPU_LOCK_SUPER,		/* s_umount of its file system */
+	OFFCPU_LOCK_RENAME,		/* s_vfs_rename_mutex of its file system */
+	OFFCPU_LOCK_PIPE		/* of the descriptor */
 };
 
 #define OFFCPU_NAME_BYTES 256
@@ -207,7 +229,7 @@ struct offcpu_object {
 	u64 id;				/* 0 none */
 	u64 asked_ns;			/* of the wait: or OFFCPU_NOT_KNOWN */
 	u64 inode;
-	u64 address;			/* of a futex */
+	u64 address;			/* of a futex or a lock */
 	u64 peer_inode;			/* of a Unix socket's other end */
 	u64 where;			/* where the BPF program reads more */
 	u64 super;			/* likewise: the file system */
@@ -221,7 +243,8 @@ struct offcpu_object {
 	u32 in_sleeper;			/* memory of the thread can be read */
 	u32 own_name;			/* of a Unix socket: the name is that of this end */
 	u16 family;			/* AF_* */
-	u16 protocol;			/* IPPROTO_*; of a futex, the operation of futex() */
+	u16 protocol;			/* IPPROTO_*; of a futex, the operation of futex(); of a
+					 * lock, enum offcpu_lock_role */
 	u16 local_port, remote_port;
 	u8 local[16], remote[16];
 	u8 name[OFFCPU_NAME_BYTES];	/* a file, its directory, ... up to the root */

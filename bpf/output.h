@@ -200,9 +200,11 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 	to->object_id = known->object.id;
 	to->asked_ns = known->object.asked_ns;
 	to->object_lost = known->object.lost;
-#endif
 #if OFFCPU_LOCK_OWNERS
 	to->holder_tid = wait->storage->holder_tid;
+#endif
+	if (wait->blocker)
+		to->holder_tid = wait->storage->blocker_tid;
 #endif
 }
 
@@ -386,6 +388,7 @@ static __always_inline void forget_values(struct offcpu_wait *wait)
 	wait->switch_out_ns = via_memory(storage, wait->switch_out_ns);
 	wait->switch_in_ns = via_memory(storage, wait->switch_in_ns);
 	wait->generation = via_memory(storage, wait->generation);
+	wait->blocker = via_memory(storage, wait->blocker);
 }
 
 /* Account a completed wait: sum it or send it, and if one fails do the other. */

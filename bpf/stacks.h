@@ -146,7 +146,8 @@ static __always_inline u64 intern_stack(const struct offcpu_control *ctl, struct
 /*
  * The kernel stack of the running task begins with this program and its callers. __schedule() and
  * other functions of the scheduler's text section follow. The first frame after them says what the
- * task waits for, like wchan and like bpf_get_task_stack() of a sleeping task. Return its number.
+ * task waits for, like wchan and like bpf_get_task_stack() of a sleeping task; but functions of
+ * locks, which are in that section, too, stay. Return its number.
  */
 static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, const u64 *ips, u32 nr)
 {
@@ -156,7 +157,7 @@ static __always_inline u32 skip_scheduler(const struct offcpu_control *ctl, cons
 	for_each_round(ctl, i, 0, SCHEDULER_FRAMES) {
 		if (i >= nr)
 			return seen ? nr : 0;
-		if (is_within(ips[i], OFFCPU_SCHED_TEXT))
+		if (is_within(ips[i], OFFCPU_SCHED_TEXT) && !is_within(ips[i], OFFCPU_LOCK_TEXT))
 			seen = true;
 		else if (seen)
 			return i;

@@ -34,18 +34,36 @@ class ObjectKind(enum.IntEnum):
     SEMAPHORES = 11  # set of System V semaphores with the id `number`
     MESSAGES = 12  # System V message queue with the id `number`
     PATH = 13  # file by the path that was passed to the system call
+    KERNEL_LOCK = 14  # lock inside the kernel at `address`: `number` is its type, 0 mutex, 1 semaphore, 2 and 3
+    # rw_semaphore waited for to read and to write; `operation` is what it protects, LockRole
+
+
+LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES, ObjectKind.KERNEL_LOCK)
+"""Kinds of objects that threads hold."""
+
+
+class LockRole(enum.IntEnum):
+    """What a lock inside the kernel protects; `enum offcpu_lock_role` in bpf/off_cpu.h."""
+
+    UNKNOWN = 0  # not known
+    MMAP = 1  # mappings of the process `pid`: mmap_lock
+    INODE = 2  # the file: i_rwsem
+    MAPPING = 3  # cached pages of the file: invalidate_lock
+    SUPER = 4  # the file system of the file: s_umount
+    RENAME = 5  # directories of that file system: s_vfs_rename_mutex
+    PIPE = 6  # the pipe
 
 
 OBJECT = Layout(
     "offcpu-counters wait object",
     Field("id", U64, doc="as in samples; never 0"),
     Field("kind", U16, doc="ObjectKind"),
-    Field("operation", U16, doc="of futex(2), as the first waiter of a futex called it; else 0"),
+    Field("operation", U16, doc="of futex(2), as the first waiter of a futex called it; LockRole of a lock; else 0"),
     Field("pid", U32, doc="tgid of the first sleeper; of a futex, the process whose memory it is in"),
     Field("device", U32, doc="of the file system: major * 2^20 + minor"),
     Field("number", S32, doc="see ObjectKind"),
     Field("inode", U64, doc="of the file, pipe or socket; 0 none"),
-    Field("address", U64, doc="of the futex in that process; 0 none"),
+    Field("address", U64, doc="of the futex in that process, or of the lock in the kernel; 0 none"),
     Field("peer_inode", U64, doc="of the Unix socket at the other end; 0 unknown"),
     Field("peer_pid", U32, doc="tgid of the process at the other end, 0 unknown"),
     Field("reserved2", U32, doc="0"),
@@ -60,7 +78,7 @@ remote      the address of the other end, likewise
 name        path, or leaf name, of a file or device; [eventfd] and the like; "" unknown
 place       memory that a futex is in: heap, stack, path of a mapped file with +offset; of a pipe, the end
             that was waited for: read end, write end; of a socket: accepted, if the connection came to a port
-            or path at which its side listens; "" unknown
+            or path at which its side listens; of a lock inside the kernel its variable; "" unknown
 peer_comm   name of the process at the other end
 """
 

@@ -8,16 +8,17 @@ There are two sources, and views name the source:
     released   the waker of a finished wait: it held the lock at the end, or it signalled
 
 The word is a number that the program wrote. It is used only if it is the tid of a thread of the sleeper's
-process that lived at that time; other numbers, of other runtimes, are no holders. A wake-up by an interrupt
-(a timeout, a signal from outside) releases nothing. Neither does a thread of another process, unless the lock
-is in memory that both processes share, nor the end of the process, which wakes all of its threads.
+process that lived at that time; other numbers, of other runtimes, are no holders. A lock inside the kernel has
+the owner that the kernel names, of any process. A wake-up by an interrupt (a timeout, a signal from outside)
+releases nothing. Neither does a thread of another process, unless the lock is in the kernel or in memory that
+both processes share, nor the end of the process, which wakes all of its threads.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
 from perf_offcpu.analysis.group import group, max_by
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.lookup import rows_at
@@ -28,7 +29,6 @@ from perf_offcpu.structs import mutable
 _THREAD_EXIT_NS, _PROCESS_EXIT_NS = 1_000_000, 100_000_000
 """A wait that ends so shortly before its thread, and before the first thread of its process, was ended by
 their end: what that wakes only exits, which takes some 20 us."""
-_LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
 
 
 @mutable
@@ -54,10 +54,12 @@ def holders_of(profile: Profile) -> Holders:
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
     time_ns = np.where(blocked, samples.time_ns, samples.switch_out_ns)
     believed = (asked > 0) & (blocked | (asked != samples.tid))
-    believed[believed] = _lived(profile, np.flatnonzero(believed), asked, time_ns)
     kind = np.append(profile.objects.kind, np.uint16(ObjectKind.UNKNOWN))[samples.object]
+    by_program = believed & (kind != ObjectKind.KERNEL_LOCK)
+    believed[by_program] = _lived(profile, np.flatnonzero(by_program), asked, time_ns)
     woken = ~blocked & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS) & (samples.waker_tid > 0)
-    woken &= np.isin(kind, _LOCKS) & ((samples.waker_pid == samples.pid) | is_shared(profile))
+    any_process = is_shared(profile) | (kind == ObjectKind.KERNEL_LOCK)
+    woken &= np.isin(kind, LOCKS) & ((samples.waker_pid == samples.pid) | any_process)
     by_timer = samples.has(SampleFlag.WAKER_INTERRUPT)
     cut_off = _ended_with_process(profile, np.flatnonzero(woken | (believed & ~blocked & ~by_timer)))
     woken &= ~cut_off

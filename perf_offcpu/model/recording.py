@@ -202,7 +202,7 @@ class WaitObjects(Table):
     device: U32 = column("u4", "of the file system: major * 2^20 + minor; 0 unknown")
     inode: U64 = column("u8", "of the file, pipe or socket; 0 none")
     number: I32 = _row("child waited for, number of descriptors, id of a System V object, value expected in a futex")
-    operation: U16 = column("u2", "of futex(2), as the first waiter of a futex called it")
+    operation: U16 = column("u2", "of futex(2), as the first waiter of a futex called it; LockRole of a kernel lock")
     address: U64 = column("u8", "of the futex; 0 none")
     peer_inode: U64 = column("u8", "of the Unix socket at the other end; 0 unknown")
     peer_pid: I32 = _task("tgid of the process at the other end")

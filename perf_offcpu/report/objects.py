@@ -8,7 +8,7 @@ ended the waits are shown instead, each with the whole waits.
 
 import numpy as np
 
-from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
 from perf_offcpu.analysis.causes import causes_of, program_functions
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
@@ -30,6 +30,7 @@ from perf_offcpu.text import printable, thread_label
 
 HELD, RELEASED, ENDED = "held", "released", "ended"
 """Relation of a row's threads to the object; ENDED: they ended waits for an object without a holder."""
+_RELEASED = (ObjectKind.FUTEX, ObjectKind.KERNEL_LOCK)
 _INTERRUPT = -2
 
 
@@ -148,7 +149,7 @@ class _Objects:
                 next(iter(weight_of_class)),
                 total,
                 threads,
-                HELD if is_held else RELEASED if kind == ObjectKind.FUTEX else ENDED,
+                HELD if is_held else RELEASED if kind in _RELEASED else ENDED,
                 by,
             )
             for name, kind, weight_of_class, total, threads, is_held, by in zip(*columns, strict=True)
@@ -166,9 +167,9 @@ class _Objects:
 
     def _by(self) -> list[dict[str, int]]:
         samples = self.samples
-        is_futex = np.append(self.profile.objects.kind, 0)[samples.object] == ObjectKind.FUTEX
+        is_released = np.isin(np.append(self.profile.objects.kind, 0)[samples.object], _RELEASED)
         waker = np.where(samples.waker_tid > 0, samples.waker_tid, -1)
-        tid = np.where(is_futex, self.holders.released, waker)
+        tid = np.where(is_released, self.holders.released, waker)
         comm = _comms(self.profile, tid, samples.time_ns)
         comm[samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
         strings, held = self.profile.strings, self.held
@@ -207,7 +208,7 @@ def lock_table(
     """
     samples = profile.samples
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]
-    is_lock = np.isin(kind, (ObjectKind.FUTEX, ObjectKind.SEMAPHORES))
+    is_lock = np.isin(kind, LOCKS)
     is_lock |= (waits.wait_class == WaitClass.LOCK) & (samples.object >= 0)
     is_lock &= waits.wait_class != WaitClass.CHILD  # the end of a thread is no lock
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(is_lock), idle)

@@ -141,8 +141,9 @@ class _Judge:
         by_object = class_of(thing)
         if by_object is WaitClass.SLEEP and syscall in _EPOLLS:
             by_object = WaitClass.POLL  # a timer of an event loop
-        if by_object is WaitClass.CHILD:
-            return by_object  # a thread to end is a futex as any other to functions, a process an event
+        if by_object in (WaitClass.CHILD, WaitClass.LOCK):
+            # A thread to end is a futex as any other to functions, a process an event, a lock a part of a fault.
+            return by_object
         if evidence.fault >= 0 and evidence.in_kernel in (_NONE, WaitClass.DISK, WaitClass.OTHER):
             return WaitClass.FAULT
         if evidence.in_kernel >= 0:

@@ -35,6 +35,7 @@ _OF_KIND = {
     ObjectKind.MESSAGES: WaitClass.PIPE,
     ObjectKind.SOCKET: WaitClass.NETWORK,
     ObjectKind.ANONYMOUS: WaitClass.POLL,
+    ObjectKind.KERNEL_LOCK: WaitClass.LOCK,
 }
 _OF_NAME = {
     (ObjectKind.ANONYMOUS, "[timerfd]"): WaitClass.SLEEP,

@@ -239,6 +239,12 @@ def symbol_address(kallsyms: bytes, name: bytes) -> int:
     return int(kallsyms[line:end].split()[0], 16) if end >= 0 else 0
 
 
+def symbol_at(kallsyms: bytes, address: int) -> bytes:
+    """Return the name of the symbol that begins at an address; b"" if there is none."""
+    begin = kallsyms.find(b"%016x " % address)
+    return kallsyms[begin : kallsyms.find(b"\n", begin)].split()[2] if begin >= 0 else b""
+
+
 def switch_end(kallsyms: bytes) -> str:
     """Return the function that a task runs first when it comes to a CPU; "" if there is not exactly one."""
     names = re.findall(rb" [tT] (finish_task_switch(?:\.isra\.\d+)?)\n", kallsyms)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -16,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
-from perf_offcpu.abi.wait_objects import MAGIC, OBJECTS, TEXTS, VERSION, ObjectKind
+from perf_offcpu.abi.wait_objects import MAGIC, OBJECTS, TEXTS, VERSION, LockRole, ObjectKind
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import read_maps
+from perf_offcpu.collect.system.btf import KALLSYMS, symbol_at
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.collect.wait_objects.names import (
     PIDFD,
@@ -32,6 +34,7 @@ from perf_offcpu.collect.wait_objects.names import (
     socket_texts,
 )
 from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watched_by
+from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.losses import Losses
 
 Described = dict[str, Any]
@@ -112,6 +115,7 @@ class Describer:
         are described."""
         texts = [_own_texts(row) for row in rows]
         if names:
+            _add_kernel_locks(rows, texts)
             self._add_names(rows, texts)
         objects = [_numbers(row) | dict.fromkeys(TEXTS, b"") | own for row, own in zip(rows, texts, strict=True)]
         if names:
@@ -181,6 +185,20 @@ def is_epoll(row: Any) -> bool:
     return _own_texts(row).get("name") == EPOLL and int(row["kind"]) == ObjectKind.ANONYMOUS
 
 
+def _add_kernel_locks(rows: NDArray[Any], texts: list[Texts]) -> None:
+    """Add the variables of locks inside the kernel, or the files and processes that they are parts of."""
+    mounts, symbols = Mounts(), functools.cache(lambda: read_kernel_if_any(str(KALLSYMS)))
+    for row, text in zip(rows, texts, strict=True):
+        if row["kind"] != ObjectKind.KERNEL_LOCK:
+            continue
+        if row["protocol"] == LockRole.MMAP:
+            text["name"] = comm_of(int(row["pid"]))
+        elif row["protocol"] != LockRole.UNKNOWN:
+            text["name"] = mounts.path(bytes(row["name"]), int(row["device"]))
+        else:
+            text["place"] = symbol_at(symbols(), int(row["address"]))
+
+
 def _own_texts(row: Any) -> Texts:
     """Return the texts that the BPF program has read."""
     kind = int(row["kind"])
@@ -203,7 +221,8 @@ def _is_in_proc(row: Any, texts: Texts) -> bool:
 
 
 def _numbers(row: Any) -> Described:
-    operation = int(row["protocol"]) if row["kind"] == ObjectKind.FUTEX else 0
+    has_operation = row["kind"] in (ObjectKind.FUTEX, ObjectKind.KERNEL_LOCK)
+    operation = int(row["protocol"]) if has_operation else 0
     names = ("id", "kind", "pid", "device", "number", "inode", "address", "peer_inode")
     return {"operation": operation, "peer_pid": 0, "reserved2": 0, **{name: int(row[name]) for name in names}}
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
 from perf_offcpu.analysis.causes import Causes
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
@@ -81,11 +81,10 @@ HELD, RELEASED, ENDED = "held by", "released by", "ended by"
 _ROLES = (HELD, RELEASED, ENDED)
 QUOTA_OF = "quota of"
 _NAMED = [
-    *(ObjectKind.FUTEX, ObjectKind.SOCKET, ObjectKind.PIPE, ObjectKind.SEMAPHORES),
+    *(*LOCKS, ObjectKind.SOCKET, ObjectKind.PIPE),
     *(ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK),
 ]
 """Kinds of objects whose names say more than the class and the function."""
-_LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
 _CAUSES, _PLACES = 8, 2
 _PLACE_PERCENT = 25  # of its cause: a function is named
 SOLE_PERCENT: Final = 90
@@ -147,7 +146,7 @@ def named_objects(profile: Profile) -> U32:
 def _peers(profile: Profile, holders: Holders) -> I64:
     """Return `Cells.peer` of each sample."""
     samples, comms = profile.samples, profile.comms
-    is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], _LOCKS)
+    is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     ended = np.where(woken & (samples.waker_tid != samples.tid), samples.waker_tid, -1)
     tid = np.where(holders.held >= 0, holders.held, np.where(is_lock, holders.released, ended))

@@ -21,6 +21,7 @@ from perf_offcpu.objects.search import DELETED
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.wait_objects.futexes import FutexName, futex_names
+from perf_offcpu.symbolize.wait_objects.kernel_locks import lock_name, lock_takers
 from perf_offcpu.symbolize.wait_objects.lock_facts import facts_by_enders, facts_by_words
 from perf_offcpu.symbolize.wait_objects.other_ends import OtherEnds, direction, plain
 from perf_offcpu.symbolize.wait_objects.rows import (
@@ -67,7 +68,8 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     futexes = {number: one for number, one in known.items() if one.kind == ObjectKind.FUTEX}
     ends = OtherEnds(recording, known, users, wakers_of(recording, row))
     facts = facts_by_words(recording, row)
-    namer = _Namer(known, users, ends, futex_names(profile, recording, futexes, facts, row, options))
+    takers = lock_takers(profile, row, [number for number, one in known.items() if one.kind == ObjectKind.KERNEL_LOCK])
+    namer = _Namer(known, users, ends, futex_names(profile, recording, futexes, facts, row, options), takers)
     entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
     named = [namer.name(*entry) for entry in entries]
     named.append(_Named(SLEEP, SLEEP))
@@ -111,8 +113,9 @@ class _Namer:
         users: Mapping[int, Sequence[User]],
         ends: OtherEnds,
         futexes: Mapping[int, FutexName],
+        takers: Mapping[int, str],
     ) -> None:
-        self._rows, self._users, self._ends, self._futexes = rows, users, ends, futexes
+        self._rows, self._users, self._ends, self._futexes, self._takers = rows, users, ends, futexes, takers
 
     def name(self, row: int, pid: int) -> _Named:
         """Return the names of an object; of a pipe, to one process."""
@@ -123,6 +126,8 @@ class _Namer:
             if name.is_shared:  # what has no name any more is told apart by the address, which children inherit
                 mark = f"at {one.address:#x}" if DELETED in one.place else ""
             return _Named(name.text, name.stable, mark, name.is_shared)
+        if one.kind == ObjectKind.KERNEL_LOCK:
+            return _Named(*lock_name(one, self._takers.get(row, "")))
         if one.kind == ObjectKind.PIPE:
             return self._pipe(row, pid)
         if one.kind == ObjectKind.SOCKET:

@@ -26,6 +26,7 @@ class ObjectRow(NamedTuple):
     device: int
     inode: int
     number: int
+    operation: int
     address: int
     peer_inode: int
     peer_pid: int

@@ -25,7 +25,14 @@ LAYOUTS = {
 }  # fmt: skip
 ENUMS = {
     kind.__name__: kind
-    for kind in (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost, offcpu.ObjectLost, wait_objects.ObjectKind)
+    for kind in (
+        offcpu.Kind,
+        offcpu.WaitFlag,
+        offcpu.Lost,
+        offcpu.ObjectLost,
+        wait_objects.ObjectKind,
+        wait_objects.LockRole,
+    )
 }
 MARK = re.compile(r"^<!-- (table|values): (.+) -->\n(\n\|(?:.*\n)+?(?=\n))?", re.MULTILINE)
 

@@ -23,6 +23,7 @@ from builders.wait_objects import (
 
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.records import RecordType
+from perf_offcpu.abi.wait_objects import LockRole as Role
 from perf_offcpu.abi.wait_objects import ObjectKind as K
 from perf_offcpu.decode.join import JoinOptions
 from perf_offcpu.decode.load import load_recording
@@ -98,6 +99,14 @@ def both(path: Path, *records: bytes) -> tuple[list[str], list[str]]:
         (K.FUTEX, {"pid": 10, "address": 0x55AA, "place": "heap"}, "futex heap 0x55aa", "futex heap"),
         (K.FUTEX, {"pid": 10, "address": 0x55AA}, "futex 0x55aa", "futex"),
         (K.FUTEX, {"pid": 10, "address": 5, "place": "/dev/shm/q+0x40"}, *["shared /dev/shm/q+0x40"] * 2),
+        (K.KERNEL_LOCK, {"pid": 10, "operation": Role.MMAP, "number": 3, "name": "find"},
+         "mmap_lock of find (10)", "mmap_lock of find"),
+        (K.KERNEL_LOCK, {"pid": 10, "operation": Role.INODE, "number": 3, "name": "/a"}, *["i_rwsem of /a"] * 2),
+        (K.KERNEL_LOCK, {"pid": 10, "operation": Role.SUPER, "inode": 7},
+         *["s_umount of the file system of inode 7"] * 2),
+        (K.KERNEL_LOCK, {"pid": 10, "address": 5, "place": "rtnl_mutex"}, *["rtnl_mutex"] * 2),
+        (K.KERNEL_LOCK, {"pid": 10, "address": 5, "number": 1}, *["kernel semaphore"] * 2),
+        (K.KERNEL_LOCK, {"pid": 10, "address": 5, "number": 9, "operation": 99}, *["kernel lock"] * 2),
     ],
 )  # fmt: skip
 def test_names(kind: K, fields: dict[str, Any], name: str, stable: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -158,6 +159,11 @@ def _distance(btf: Btf, member: str, variable: str) -> str | None:
     return None if offset is None or neighbour is None else f"({offset - neighbour}LL)"
 
 
+_LOCK = re.compile(rb"_*(ww_)?mutex_|_*down(_|$)|rwsem_|_*percpu_down_|_*rt_mutex_(lock|slowlock)|rtlock_")
+"""Functions that wait for locks of the kernel (kernel/locking/mutex.c, semaphore.c, rwsem.c, rtmutex.c)."""
+_SCHEDULER = re.compile(rb"_*(io_|preempt_)?schedule(_|$)|_*wait_for_|_*wait_on_bit|do_nanosleep|yield")
+
+
 def _code(symbols: bytes) -> dict[str, Sequence[int]]:
     """Return the places of code marked `__sched` and of functions."""
     text = symbol_address(symbols, b"_text")
@@ -167,11 +173,27 @@ def _code(symbols: bytes) -> dict[str, Sequence[int]]:
     softirq, outlined = (_function(symbols, name) for name in (b"do_softirq", b"do_softirq.part.0"))
     ranges = {
         "sched_text": (begin, end - begin),
+        "lock_text": _lock_text(symbols, begin, end),
         "wake_up": _function(symbols, b"try_to_wake_up"),
         "backlog": _function(symbols, b"process_backlog"),
         "do_softirq": outlined if outlined[1] else softirq,
     }
     return {name: (start - text, size) for name, (start, size) in ranges.items() if size}
+
+
+def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
+    """Return address and size of the functions of locks among those marked `__sched`; size 0 if mixed with others.
+
+    They come from files of their own (kernel/locking), and the linker keeps the code of a file together.
+    """
+    lines = (line.split() for line in symbols.splitlines())
+    found = sorted((int(words[0], 16), words[2]) for words in lines if len(words) == 3)
+    code = [(address, name) for address, name in found if begin <= address < end and not name.startswith(b"__pfx_")]
+    rows = [row for row, (_, name) in enumerate(code) if _LOCK.match(name)]
+    if not rows or any(_SCHEDULER.match(name) for _, name in code[rows[0] : rows[-1] + 1]):
+        return begin, 0
+    after = code[rows[-1] + 1][0] if rows[-1] + 1 < len(code) else end
+    return code[rows[0]][0], after - code[rows[0]][0]
 
 
 def _function(symbols: bytes, name: bytes) -> tuple[int, int]:

@@ -181,6 +181,24 @@ _UNIX = {
     "UNIX_ADDR_LEN": "unix_address.len",
     "UNIX_ADDR_NAME": "unix_address.name",
 }
+_KERNEL_LOCKS = {
+    "TASK_BLOCKER": "task_struct.blocker",
+    "MUTEX_OWNER": "mutex.owner",
+    "SEMAPHORE_LAST_HOLDER": "semaphore.last_holder",
+    "RW_SEMAPHORE_OWNER": "rw_semaphore.owner",
+    "INODE_RWSEM": "inode.i_rwsem",
+    "SUPER_UMOUNT": "super_block.s_umount",
+    "SUPER_RENAME_MUTEX": "super_block.s_vfs_rename_mutex",
+    "PIPE_MUTEX": "pipe_inode_info.mutex",
+}
+"""The lock of the kernel for which a task waits, its owner, and whose lock it may be; since Linux 6.17 all."""
+_MMAP_LOCK = {
+    "MM_MMAP_LOCK": "mm_struct.mmap_lock",
+    "MM_MMAP_WAITERS": "mm_struct.mmap_lock.wait_list",
+    "RWSEM_WAITER_TASK": "rwsem_waiter.task",
+    "RWSEM_WAITER_TYPE": "rwsem_waiter.type",
+}
+"""Who waits for the lock of a process's mappings."""
 _HEAD_BYTES = 96
 """HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once."""
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
@@ -198,6 +216,14 @@ def object_members(btf: Btf) -> Defines:
     optional = {**all_offsets(btf, _IPV6), **all_offsets(btf, _UNIX)}  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
     width = {"SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
-    found = {**files, **width, **arguments, **optional, **epoll}
+    found = {**files, **width, **arguments, **optional, **epoll, **_kernel_locks(btf)}
     can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
     return found if can else dict.fromkeys(found, 0)
+
+
+def _kernel_locks(btf: Btf) -> Defines:
+    """Return the offsets with which a kernel lock is known; TASK_BLOCKER is 0 where the kernel tells none."""
+    mapping, lock = btf.member("inode", "i_data"), btf.member("address_space", "invalidate_lock")
+    invalidate = {"INODE_INVALIDATE_LOCK": mapping.offset + lock.offset if mapping and lock else 0}
+    owner = offsets(btf, {"RW_SEMAPHORE_OWNER": "rw_semaphore.owner"})
+    return {**all_offsets(btf, _KERNEL_LOCKS), **owner, **all_offsets(btf, _MMAP_LOCK), **invalidate}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Four threads that want one lock of the kernel, for some time: kernel_locks write|map|rename SECONDS DIRECTORY
+ *
+ * write	i_rwsem of DIRECTORY/file
+ * map		mmap_lock of the process
+ * rename	s_vfs_rename_mutex of the file system, and the directories' locks
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SIZE (4 << 20)
+#define MAPPED (64 << 20)
+
+static struct timespec end;
+static const char *directory;
+static char *buffer;
+static int file;
+
+static int goes_on(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec < end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec < end.tv_nsec);
+}
+
+static void *writer(void *unused)
+{
+	prctl(PR_SET_NAME, "writer");
+	while (goes_on())
+		if (pwrite(file, buffer, SIZE, 0) != SIZE)
+			exit(1);
+	return unused;
+}
+
+static void *mapper(void *unused)
+{
+	char *memory;
+
+	prctl(PR_SET_NAME, "mapper");
+	while (goes_on()) {
+		memory = mmap(NULL, MAPPED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+			      -1, 0);
+		munmap(memory, MAPPED);
+	}
+	return unused;
+}
+
+static void *renamer(void *number)
+{
+	char names[2][256];
+	long from = 0;
+
+	prctl(PR_SET_NAME, "renamer");
+	for (int side = 0; side < 2; side++)
+		snprintf(names[side], sizeof(names[side]), "%s/%d/%ld", directory, side, (long)number);
+	close(open(names[0], O_CREAT | O_RDWR, 0600));
+	for (; goes_on(); from = !from)
+		rename(names[from], names[!from]);
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	void *(*work)(void *) = *argv[1] == 'w' ? writer : *argv[1] == 'm' ? mapper : renamer;
+	pthread_t threads[4];
+	char path[256];
+
+	(void)argc;
+	directory = argv[3];
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += atoi(argv[2]);
+	for (int side = 0; side < 2; side++) {
+		snprintf(path, sizeof(path), "%s/%d", directory, side);
+		mkdir(path, 0700);
+	}
+	snprintf(path, sizeof(path), "%s/file", directory);
+	file = open(path, O_RDWR | O_CREAT, 0600);
+	buffer = malloc(SIZE);
+	memset(buffer, 1, SIZE);
+	for (long number = 0; number < 4; number++)
+		pthread_create(&threads[number], NULL, work, (void *)number);
+	for (int number = 0; number < 4; number++)
+		pthread_join(threads[number], NULL);
+	return 0;
+}
