@@ -134,7 +134,6 @@ def _add_output(parser: argparse.ArgumentParser, limit: int) -> None:
     group = parser.add_argument_group("output")
     unit = {"choices": UNITS, "default": "ms"}
     add_options(group, _TABLES.format(limit=limit), unit=unit, limit={"type": int})
-    parser.set_defaults(default_limit=limit)
 
 
 def _selection(args: argparse.Namespace, now_ns: int) -> Selection:
@@ -209,7 +208,7 @@ def _report(args: argparse.Namespace) -> int:
     from perf_offcpu.fleet import document, text
     from perf_offcpu.fleet.report import head_of, tables_of
 
-    limit, selected = limit_from_args(args, args.default_limit), _selected(args)
+    limit, selected = limit_from_args(args, _ROWS), _selected(args)
     keys = _parse_keys(args.sort, selected.label_names)
     head, (tables, idle) = head_of(selected), tables_of(selected, keys, limit)
     lines = text.report(head, tables, idle, terminal_style(args))
@@ -220,7 +219,7 @@ def _top(args: argparse.Namespace) -> int:
     from perf_offcpu.fleet import document, text
     from perf_offcpu.fleet.report import head_of, stacks_of
 
-    limit, selected = limit_from_args(args, args.default_limit), _selected(args)
+    limit, selected = limit_from_args(args, _STACKS), _selected(args)
     head, table = head_of(selected), stacks_of(selected, limit)
     return print_view(args, lambda: document.stacks(head, table), text.stacks(head, table, terminal_style(args)), str)
 
@@ -232,7 +231,7 @@ def _diff(args: argparse.Namespace) -> int:
     from perf_offcpu.fleet.report import head_of
     from perf_offcpu.fleet.selection import baseline
 
-    limit, now, style = limit_from_args(args, args.default_limit), time.time_ns(), terminal_style(args)
+    limit, now, style = limit_from_args(args, _ROWS), time.time_ns(), terminal_style(args)
     selection = _selection(args, now)
     old = None if args.baseline is None else baseline(selection, args.baseline, now)
     tables = _tables(args)

@@ -12,6 +12,7 @@ import contextlib
 import os
 import select
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TextIO
 
 from perf_offcpu import losses
@@ -60,38 +61,32 @@ def run(args: argparse.Namespace) -> int:
     from perf_offcpu.collect.targets import left_out
 
     options = options_of(args, sys.argv)
+    say: Callable[[str], None] = (lambda text: None) if args.quiet else _say
     if not args.quiet and options.target.processes:
         for line in left_out(options.target.processes):
-            _say(f"[ perf-offcpu record: {line} ]")
+            say(_bracketed(line))
 
     def ready() -> None:
-        if not (args.quiet or options.command or sys.stderr.isatty()):
-            _say("[ perf-offcpu record: recording ]")
+        if not (options.command or sys.stderr.isatty()):
+            say(_bracketed("recording"))
         if args.ready_fd is not None:
             with contextlib.suppress(BrokenPipeError), open(args.ready_fd, "wb", buffering=0) as pipe:
                 pipe.write(b"READY\n")
 
+    def keep() -> None:
+        for line in keep_symbols(summary.path):
+            say(_bracketed(printable(line)))
+
     if args.quiet or not sys.stderr.isatty():
-        summary = record(options, (lambda text: None) if args.quiet else _say, ready=ready)
+        summary = record(options, say, ready=ready)
     else:
         with LiveLine(sys.stderr) as live:
             summary = record(options, live.say, live.show, ready)
-    if not args.quiet:
-        for line in summary_lines(summary, args.verbose):
-            _say(line)
-        if not summary.waits and (chosen := _chosen(args)):
-            seen = f"no wait of {chosen} was seen: none ended, none was going on at the end"
-            _say(f"[ perf-offcpu record: {seen} ]")
-    if args.buildid_cache:
-
-        def keep() -> None:
-            for line in keep_symbols(summary.path):
-                if not args.quiet:
-                    _say(f"[ perf-offcpu record: {printable(line)} ]")
-
-        if not run_with_fewer_rights(keep):
-            return 1
-    return summary.status
+    for line in summary_lines(summary, args.verbose):
+        say(line)
+    if not summary.waits and (chosen := _chosen(args)):
+        say(_bracketed(f"no wait of {chosen} was seen: none ended, none was going on at the end"))
+    return 1 if args.buildid_cache and not run_with_fewer_rights(keep) else summary.status
 
 
 def _chosen(args: argparse.Namespace) -> str:
@@ -109,22 +104,21 @@ def summary_lines(summary: Summary, verbose: bool = False) -> list[str]:
         waits += f", {summary.still_blocked} of them still blocked"
     counts = f"{waits}, {summary.sums} sums, {summary.oncpu_samples} on-CPU samples"
     where = summary.path if summary.files == 1 else f"{summary.path} and {summary.files - 1} before it"
-    lines = [f"[ perf-offcpu record: Captured and wrote {megabytes:.3f} MB {where} ({counts}) ]"]
-    lost = [f"{count} {cause.text}" for cause, count in summary.losses().items()]
-    if lost:
-        lines.append(f"[ perf-offcpu record: lost: {', '.join(lost)} ]")
-    if summary.remedy:
-        lines.append(f"[ perf-offcpu record: {summary.remedy} ]")
-    if verbose:
-        lines += _details(summary)
-    return lines
+    facts = [f"Captured and wrote {megabytes:.3f} MB {where} ({counts})"]
+    if lost := [f"{count} {cause.text}" for cause, count in summary.losses().items()]:
+        facts.append(f"lost: {', '.join(lost)}")
+    facts += [summary.remedy] if summary.remedy else []
+    return [*map(_bracketed, facts), *(_details(summary) if verbose else [])]
+
+
+def _bracketed(text: str) -> str:
+    return f"[ perf-offcpu record: {text} ]"
 
 
 def keep_symbols(path: str) -> list[str]:
     """Copy the objects with recorded addresses into the build-id cache (perf's: ~/.debug).
 
-    Returns:
-        Lines to print: the number of kept objects, and the objects that were not found.
+    Return lines: the number of kept objects, and the objects that were not found.
     """
     from perf_offcpu.archive.gather import DirectoryStore, SymbolSaver
     from perf_offcpu.cache import DiskCache
