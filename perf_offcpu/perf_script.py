@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perf_offcpu.abi.attr import SampleType, unpack_attr
 from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.analysis.group import group
 from perf_offcpu.binary.columnar import Columns
 from perf_offcpu.binary.gather import Rows, offsets_of
 from perf_offcpu.decode.account import CollectorAccount, is_counters
@@ -313,26 +313,20 @@ def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
 
     Both have samples in time order; neither is changed.
     """
-    theirs, ours = _keys(whole.samples), _keys(recording.samples)
-    keys, place = np.unique(np.concatenate([theirs, ours]), return_inverse=True)
-    row_of = np.full(len(keys), -1, np.int64)
-    row_of[place[: len(theirs)]] = np.arange(len(theirs))
-    row = row_of[place[len(theirs) :]]
-    snapshot = np.where(row >= 0, whole.samples.snapshot[row], np.int32(-1)).astype(np.int32)
-    samples = recording.samples.with_columns(snapshot=snapshot)
-    return recording.replaced(samples=samples, snapshots=whole.snapshots)
+    theirs, ours = whole.samples, recording.samples
+    names, size = ("time_ns", "tid", "evsel"), len(theirs)
+    _, key = group(*(np.concatenate([getattr(theirs, name), getattr(ours, name)]) for name in names))
+    first, key = group(key, np.concatenate([_ordinals(key[:size]), _ordinals(key[size:])]))
+    row_of = np.full(len(first), -1, np.int64)
+    row_of[key[:size]] = np.arange(size)
+    row = row_of[key[size:]]
+    snapshot = np.where(row >= 0, theirs.snapshot[row], np.int32(-1)).astype(np.int32)
+    return recording.replaced(samples=ours.with_columns(snapshot=snapshot), snapshots=whole.snapshots)
 
 
-def _keys(samples: Samples) -> NDArray[Any]:
-    """Return the keys of samples: time, thread, event, and the ordinal among equal ones."""
-    columns: dict[str, NDArray[Any]] = {"evsel": samples.evsel, "tid": samples.tid, "time": samples.time_ns}
-    order = np.lexsort(tuple(columns.values()))
-    new = np.ones(len(samples), np.bool_)
-    ordered = [column[order] for column in columns.values()]
-    new[1:] = np.any([column[1:] != column[:-1] for column in ordered], axis=0)
-    first: I64 = np.maximum.accumulate(np.where(new, np.arange(len(samples)), 0))
-    keys = np.zeros(len(samples), [("time", "i8"), ("tid", "i4"), ("evsel", "i4"), ("ordinal", "i8")])
-    for name, column in columns.items():
-        keys[name] = column
-    keys["ordinal"][order] = np.arange(len(samples)) - first
-    return keys
+def _ordinals(key: I64) -> I64:
+    """Return int64[n]: the ordinal of each row among those of its key."""
+    order = np.argsort(key, kind="stable")
+    ordinal = np.empty(len(key), np.int64)
+    ordinal[order] = np.arange(len(key)) - np.searchsorted(key[order], key[order])
+    return ordinal
