@@ -33,8 +33,7 @@ EXIT_BROKEN_PIPE = 128 + 13
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status; errors are one line on stderr.
 
-    Raises:
-        PerfOffcpuError, OSError: only with `--traceback` (or PERF_OFFCPU_TRACEBACK in the environment).
+    With `--traceback` (or PERF_OFFCPU_TRACEBACK in the environment) they are raised: PerfOffcpuError, OSError.
     """
     if argv is None:
         with _rare_collections():
@@ -61,8 +60,7 @@ def _rare_collections() -> Iterator[None]:
 def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> int:
     """Return the exit status of `run`; an error becomes one line on stderr that begins with `prefix`.
 
-    Raises:
-        PerfOffcpuError, OSError: only for a developer.
+    For a developer it is raised: PerfOffcpuError, OSError.
     """
     replace_closed_streams()
     if ignored := ignore_variables_of_others():

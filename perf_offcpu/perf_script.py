@@ -59,15 +59,11 @@ PIPE_NOTE = "perf reads a pipe: user addresses of off-cpu samples cannot be name
 class PerfScriptHandler:
     """Handlers that perf calls, for `convert` with the arguments after the script's name.
 
+    `--folded` and standard output are the defaults, and the output may be a plain word: `-- --folded OUT`. Raise
+    SystemExit if the arguments are wrong, or ask for help.
+
     No exception may leave a handler: perf would call abort(). The first one is kept and the later samples are
     ignored; `trace_end` prints it and ends perf with a status.
-
-    Args:
-        argv: arguments of `perf-offcpu convert`; `--folded` and standard output are the defaults, and the
-            output may be a plain word: `-- --folded OUT`.
-
-    Raises:
-        SystemExit: the arguments are wrong, or ask for help.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -95,11 +91,7 @@ class PerfScriptHandler:
             self._problem = problem
 
     def trace_end(self) -> None:
-        """Write the output.
-
-        Raises:
-            SystemExit: with a status other than 0, after one line on stderr.
-        """
+        """Write the output; raise SystemExit with a status other than 0, after one line on stderr."""
         from perf_offcpu.commands.convert import convert, prepared
 
         if (path := _input_of(_perf_command_line())) not in (None, _USUAL):
@@ -178,11 +170,7 @@ def _perf_command_line() -> list[str]:
 
 
 def profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) -> Profile:
-    """Return the Profile of perf's samples with the tasks and mappings of its input file.
-
-    Raises:
-        FormatError: the file cannot be read (perf had opened it before).
-    """
+    """Return the Profile of perf's samples with the tasks and mappings of its input file, which perf could open."""
     with PerfDataReader.open(path) as reader:
         tasks, account = read_tasks(reader)
         recording = assemble(reader, _batch(samples, reader.events, reader.counters), tasks, account)
@@ -260,8 +248,7 @@ def _columns(events: list[Event], number: dict[str, int]) -> Samples:
 def _retyped(events: list[Event], number: dict[str, int], counters: Losses) -> tuple[Batch, Bool]:
     """Decode raw off-cpu samples from their raw_buf; perf from 6.16 on has re-typed them.
 
-    Returns:
-        (batch, bool[n]): the samples that could be decoded, and which these are.
+    Return the samples that could be decoded, and bool[n], which these are.
     """
     pieces = [event["raw"] + bytes(-len(event["raw"]) % 8) for event in events]
     starts = offsets_of(np.array([len(piece) for piece in pieces], np.int64))[:-1]

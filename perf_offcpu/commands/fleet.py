@@ -178,11 +178,7 @@ def _selected(args: argparse.Namespace) -> Selected:
 
 
 def _parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
-    """Return the keys of `--sort`, each once.
-
-    Raises:
-        UsageError: a word is neither a key nor a label of a selected host.
-    """
+    """Return the keys of `--sort`, each once; raise UsageError for neither a key nor a label of a selected host."""
     keys = split_words(texts)
     from perf_offcpu.fleet.queries import is_column
 

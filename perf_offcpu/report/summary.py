@@ -137,16 +137,10 @@ def summarize(
 ) -> Summary:
     """Sum up a profile with all samples of the threads to report, of all events.
 
-    Args:
-        events: names of the events to report on; by default those of `analysis.select`.
-        keys: keys of `groups`, see `callpaths.keys`.
-        children: sum up functions with all that they call.
-        whole_lives: the profile has all samples of each thread; without them there are no budgets.
-        options: see `verdict_of`.
-        budget_by: see `budget_table`.
-
-    Raises:
-        UsageError: an event is not in the recording, or their weights do not add up.
+    `events` are those to report on, by default those of `analysis.select`; raise UsageError if one is not in the
+    recording, or their weights do not add up. `keys` are of `groups`, see `callpaths.keys`. With `children` functions
+    are summed up with all that they call. `whole_lives`: the profile has all samples of each thread; without them
+    there are no budgets. For `options` see `verdict_of`, for `budget_by` `budget_table`.
     """
     limits = limits or Limits()
     rows = event_rows(profile, events)

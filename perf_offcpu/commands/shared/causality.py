@@ -30,8 +30,7 @@ _OTHERS = ("state", "class", "cpu", "cgroup", "min_dur", "object", "lock", "even
 def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:
     """Read all threads, and follow the path of the thread of --tid, --pid and --comm, within --time.
 
-    Raises:
-        UsageError: there is no such thread; or an option selects samples, which would leave gaps in the path.
+    Raise UsageError if there is no such thread, or an option selects samples, which would leave gaps in the path.
     """
     from perf_offcpu.causality.critical_path import choose_thread, critical_path, window_of
 
@@ -77,8 +76,7 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
     """Read all threads, and count the threads of --comm, --pid and --tid, within --time.
 
-    Raises:
-        UsageError: there is no such thread; or an option selects samples, which would leave gaps in runs.
+    Raise UsageError if there is no such thread, or an option selects samples, which would leave gaps in runs.
     """
     import numpy as np
 

@@ -131,8 +131,7 @@ def bar(step: int) -> str:
 def paged(wanted: bool = True) -> Iterator[TextIO]:
     """Yield a pager's standard input if stdout is a terminal and a pager is wanted, else stdout.
 
-    Raises:
-        BrokenPipeError: the reader of stdout went away; closing the pager early is no error.
+    A pager that is closed early is no error; raise BrokenPipeError if the reader of stdout went away.
     """
     command = _pager() if wanted and sys.stdout.isatty() else ""
     if not command:
