@@ -29,7 +29,9 @@ INDENT = " " * 12
 
 def render(summary: Summary, style: Style) -> Iterator[str]:
     """Return the lines of the report, without line ends."""
-    head = [_first_screen, _recording, _events, _sampling]
+    top = [*first_screen(summary)]
+    yield from (say.comment(line).rstrip() for line in [*top, *([""] if top else [])])
+    head = [_recording, _events, _sampling]
     sums = [tables.threads, tables.budget, tables.groups, objects, tables.functions]
     for lines in [*head, *sums, _stacks, tables.histogram, _losses]:
         yield from lines(summary, style)
@@ -49,14 +51,12 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
         yield say.comment(f"Command:   {' '.join(meta.cmdline)}")
     if meta.duration_ns:
         lasted = f"{meta.duration_ns / 1e9:.3f} s from first to last sample"
-        gaps = f", {meta.paused_ns / 1e9:.3f} s of it not recorded" if meta.paused_ns else ""
-        yield say.comment(f"Time:      {lasted}{gaps}{_begin(meta)}")
+        lasted += f", {meta.paused_ns / 1e9:.3f} s of it not recorded" if meta.paused_ns else ""
+        if meta.wall_clock_ns:
+            seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
+            lasted += time.strftime(", beginning %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+        yield say.comment(f"Time:      {lasted}")
     yield "#"
-
-
-def _first_screen(summary: Summary, _: Style) -> Iterator[str]:
-    lines = [*first_screen(summary)]
-    yield from (say.comment(line).rstrip() for line in [*lines, *([""] if lines else [])])
 
 
 def first_screen(summary: Summary) -> Iterator[str]:
@@ -67,14 +67,6 @@ def first_screen(summary: Summary) -> Iterator[str]:
     yield from wrapped([*map(sentence_of, summary.deadlocks), ""])
     if summary.verdict:
         yield from map(printable, lines_of(summary.verdict, summary.meta))
-
-
-def _begin(meta: Meta) -> str:
-    """Return the date of the first sample, if the recording has a wall clock."""
-    if not meta.wall_clock_ns:
-        return ""
-    seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
-    return time.strftime(", beginning %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _sampling(summary: Summary, style: Style) -> Iterator[str]:

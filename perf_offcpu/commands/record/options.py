@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
+from perf_offcpu.commands.shared.files import STDOUT
 from perf_offcpu.commands.shared.parsers import duration_s
 from perf_offcpu.commands.shared.streams import stdout_is_closed
 from perf_offcpu.errors import UsageError
@@ -43,7 +44,7 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
     from perf_offcpu.collect.bpf.config import ShortWaits, parse_states
     from perf_offcpu.collect.control import LEAST_PERIOD, parse_control
     from perf_offcpu.collect.events.parser import DEFAULT_EVENT, parse_events
-    from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
+    from perf_offcpu.collect.options import RecordOptions
     from perf_offcpu.collect.rings.rings import parse_ring_size
     from perf_offcpu.collect.targets import choose_target, is_kernel_thread
 
@@ -51,9 +52,9 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         raise UsageError("--waker-stacks and --no-wakers contradict each other")
     if args.lock_owners and not args.objects:
         raise UsageError("--lock-owners and --no-objects contradict each other")
-    if args.output == STANDARD_OUTPUT and stdout_is_closed():
+    if args.output == STDOUT and stdout_is_closed():
         raise UsageError("-o -: standard output is closed")
-    if args.output == STANDARD_OUTPUT and args.buildid_cache:
+    if args.output == STDOUT and args.buildid_cache:
         raise UsageError("--buildid-cache needs a file to read back, -o - is a pipe")
     if args.ready_fd is not None:
         _check_writable(args.ready_fd)
@@ -113,7 +114,6 @@ def _pystack() -> str:
 
 
 def _rotation(args: argparse.Namespace) -> Rotation | None:
-    from perf_offcpu.collect.options import STANDARD_OUTPUT
     from perf_offcpu.collect.rotation import parse_rotation
 
     _at_least("--switch-max-files", 0, args.switch_max_files)
@@ -121,19 +121,18 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
         if args.switch_max_files:
             raise UsageError("--switch-max-files needs --switch-output")
         return None
-    if args.output == STANDARD_OUTPUT:
+    if args.output == STDOUT:
         raise UsageError("--switch-output needs files, -o - is a pipe")
     return parse_rotation(args.switch_output, args.switch_max_files)
 
 
 def _compression_level(args: argparse.Namespace) -> int:
-    from perf_offcpu.collect.options import STANDARD_OUTPUT
     from perf_offcpu.perfdata.compressed import zstd_library
 
     level = int(args.compression_level)
     if not 0 <= level <= MAX_COMPRESSION_LEVEL:
         raise UsageError(f"--compression-level {level}: 1 to {MAX_COMPRESSION_LEVEL}, or 0 for none")
-    if level and args.output == STANDARD_OUTPUT:
+    if level and args.output == STDOUT:
         raise UsageError("-z is for files; compress the pipe itself: -o - | zstd")
     if level:
         zstd_library()  # refuse now, not when the recording begins
