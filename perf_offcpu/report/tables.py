@@ -124,10 +124,9 @@ def _budget_names(table: BudgetTable) -> Iterator[Column]:
     sums = [f"and {say.plural(row.threads, 'thread')} of {_of_comm(row)}" for row in table.rest]
     sums += [f"total of {say.plural(row.threads, 'thread')}" for row in _shown_total(table)]
     blank = [""] * len(sums)
-    if table.by == "thread":
-        yield Column("TID", [*(id_text(row.tid) for row in rows), *blank])
-    else:
-        yield Column("Threads", [*(str(row.threads) for row in rows), *blank])
+    of_thread = table.by == "thread"
+    ids = (id_text(row.tid) if of_thread else str(row.threads) for row in rows)
+    yield Column("TID" if of_thread else "Threads", [*ids, *blank])
     if table.by == "pid":
         yield Column("PID", [*(id_text(row.pid) for row in rows), *blank])
     if table.by == "cgroup":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--critical-path`, `--cascade` and `--bottlenecks` of report and convert on recordings, and bad input."""
+"""`--critical-path`, `--cascade`, `--bottlenecks` and `--serial` of report and convert on recordings, and bad input."""
 
 import json
 from pathlib import Path
@@ -74,6 +74,13 @@ def test_bottlenecks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     (("convert", "--callgraph", "--cascade", "--diff", DEMO), "no --diff"),
     (("convert", "--callgraph", "--cascade", "--event", "cpu-clock"), "no --diff"),
     (("report", "--bottlenecks", "--diff", DEMO), "no --diff"),
+    (("report", "--serial", "--class", "lock"), "--serial counts threads"),
+    (("report", "--serial", "--cpu", "0"), "--serial counts threads"),
+    (("report", "--serial", "--object", "pipe"), "--serial counts threads"),
+    (("report", "--serial", "--event", "cpu-clock"), "no --event"),
+    (("report", "--serial", "--comm", "nobody"), "no such thread"),
+    (("report", "--serial", "--time", "0,1"), "no samples in that time"),
+    (("report", "--serial", "--time", "0,1 2,3"), "more than one window"),
 ])  # fmt: skip
 def test_impossible_questions_are_answered_in_a_sentence(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

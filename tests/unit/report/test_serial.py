@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
-from builders.refused import output, refused
+from builders.refused import output
 from builders.waits import wait
 
 from perf_offcpu.analysis.timeline import timeline_of
@@ -79,13 +79,3 @@ def test_recordings_sum_to_wall_time(
     assert sum(levels) == found["total"] == found["end_ns"] - found["begin_ns"] > 0
     assert sum(row["weight"] for row in found["rows"]) == found["total"] - levels[0]
     assert sum(row["alone"] for row in found["rows"]) == sum(levels[1:2])
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    (("--class", "lock"), "--serial counts threads"), (("--cpu", "0"), "--serial counts threads"),
-    (("--object", "pipe"), "--serial counts threads"), (("--event", "cpu-clock"), "no --event"),
-    (("--comm", "nobody"), "no such thread"), (("--time", "0,1"), "no samples in that time"),
-    (("--time", "0,1 2,3"), "more than one window"),
-])  # fmt: skip
-def test_impossible_questions(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(capsys, "report", "-f", "-i", str(DATA / "demo.data"), "--serial", *options)
