@@ -83,14 +83,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with argparse's message and an option that is spelled alike."""
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            unknown = " ".join(map(self._as_typed, unknown.split()))
-            message = f"unrecognized arguments: {unknown}"
-        files = [word for word in unknown.split() if os.path.exists(word)]  # direct: words of an advice
-        if unknown != message and files:
-            raise UsageError(f"{files[0]}: name the recording with -i")
-        words = unknown.split() if unknown != message else self._words if "required" in message else []
+        words = self._words if "required" in message else []
+        if message.startswith(unknown := "unrecognized arguments: "):
+            words = [self._as_typed(word) for word in message.removeprefix(unknown).split()]
+            message = unknown + " ".join(words)
+            if files := [word for word in words if os.path.exists(word)]:  # direct: words of an advice
+                raise UsageError(f"{files[0]}: name the recording with -i")
         raise UsageError(f"{message} ({self._instead_of(words)}see '{self.prog} --help')")
 
     def _instead_of(self, words: Iterable[str]) -> str:
