@@ -306,8 +306,7 @@ def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
     first, key = group(key, np.concatenate([_ordinals(key[:size]), _ordinals(key[size:])]))
     row_of = np.full(len(first), -1, np.int64)
     row_of[key[:size]] = np.arange(size)
-    row = row_of[key[size:]]
-    snapshot = np.where(row >= 0, theirs.snapshot[row], np.int32(-1)).astype(np.int32)
+    snapshot = np.append(theirs.snapshot, np.int32(-1))[row_of[key[size:]]]
     return recording.replaced(samples=ours.with_columns(snapshot=snapshot), snapshots=whole.snapshots)
 
 
