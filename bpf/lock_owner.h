@@ -18,7 +18,7 @@
 #if OFFCPU_LOCK_OWNERS
 #define MUTEX_CONTENDED 2
 #define RWLOCK_CONTENDED 3
-#define MUTEX_KINDS 0x1ff
+#define MUTEX_KINDS 0x3ff
 #define MOST_USERS 0x100000
 
 /* The owner of a lock of glibc, from the words of memory that begin with the futex; 0 unknown. */

@@ -7,11 +7,11 @@ There are two sources, and views name the source:
                of the recording for an unfinished wait
     released   the waker of a finished wait: it held the lock at the end, or it signalled
 
-The word is a number that the program wrote. It is used only if it is the tid of a thread of the sleeper's
-process that lived at that time; other numbers, of other runtimes, are no holders. A lock inside the kernel has
-the owner that the kernel names, of any process. A wake-up by an interrupt (a timeout, a signal from outside)
-releases nothing. Neither does a thread of another process, unless the lock is in the kernel or in memory that
-both processes share, nor the end of the process, which wakes all of its threads.
+The word is a number that the program wrote. It is used only if it is the tid of a thread that lived at that
+time, of the sleeper's process unless the lock is in memory that processes share; other numbers, of other
+runtimes, are no holders. A lock inside the kernel has the owner that the kernel names, of any process. A wake-up by
+an interrupt (a timeout, a signal from outside) releases nothing. Neither does a thread of another process, unless the
+lock is shared or in the kernel, nor the end of the process, which wakes all threads.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def holders_of(profile: Profile) -> Holders:
         return Holders(unknown, unknown, np.broadcast_to(np.False_, len(samples)), 0)
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
     time_ns = np.where(blocked, samples.time_ns, samples.switch_out_ns)
+    shared = is_shared(profile)
     believed = (asked > 0) & (blocked | (asked != samples.tid))
     kind = np.append(profile.objects.kind, np.uint16(ObjectKind.UNKNOWN))[samples.object]
     by_program = believed & (kind != ObjectKind.KERNEL_LOCK)
-    believed[by_program] = _lived(profile, np.flatnonzero(by_program), asked, time_ns)
+    believed[by_program] = _lived(profile, np.flatnonzero(by_program), asked, time_ns, shared)
     woken = ~blocked & ~samples.has(SampleFlag.WAKER_INTERRUPT | SUM_FLAGS) & (samples.waker_tid > 0)
-    any_process = is_shared(profile) | (kind == ObjectKind.KERNEL_LOCK)
-    woken &= np.isin(kind, LOCKS) & ((samples.waker_pid == samples.pid) | any_process)
+    woken &= np.isin(kind, LOCKS) & ((samples.waker_pid == samples.pid) | shared | (kind == ObjectKind.KERNEL_LOCK))
     by_timer = samples.has(SampleFlag.WAKER_INTERRUPT)
     cut_off = _ended_with_process(profile, np.flatnonzero(woken | (believed & ~blocked & ~by_timer)))
     woken &= ~cut_off
@@ -98,10 +98,15 @@ def is_shared(profile: Profile) -> Bool:
     return shared | (np.append(profile.objects.shared, np.bool_(False))[samples.object])
 
 
-def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64) -> Bool:
-    """Return bool[rows]: True if the thread lived in the process of the sample at that time."""
+def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64, shared: Bool) -> Bool:
+    """Return bool[rows]: True if the thread lived at that time, in a process that can hold the lock."""
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))
-    lived: Bool = (row >= 0) & (pid == profile.samples.pid[rows]) & (begin <= time_ns) & ((end < 0) | (end >= time_ns))
+    lived: Bool = (
+        (row >= 0)
+        & ((pid == profile.samples.pid[rows]) | shared[rows])
+        & (begin <= time_ns)
+        & ((end < 0) | (end >= time_ns))
+    )
     return lived

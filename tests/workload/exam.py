@@ -3,10 +3,13 @@
 
 import asyncio
 import concurrent.futures
+import fcntl
 import multiprocessing
 import queue
 import select
+import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -67,12 +70,58 @@ def use_pool() -> None:
             pool.submit(int)
 
 
+def lock_file(comm: str, path: str) -> None:
+    named(comm)
+    with open(path, "r+b") as file:
+        for _ in range(ROUNDS):
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(HOLD_S)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(0.001)
+
+
+def take_items(comm: str, items: Any) -> None:
+    named(comm)
+    while items.get():
+        pass
+
+
+def bring_items(items: Any) -> None:
+    for number in (*range(ROUNDS, 0, -1), 0):
+        time.sleep(HOLD_S)
+        items.put(number)
+
+
+async def contend_tasks() -> None:
+    lock = asyncio.Lock()
+
+    async def use() -> None:
+        async with lock:
+            await asyncio.sleep(HOLD_S)
+
+    await asyncio.gather(*(use() for _ in range(ROUNDS)))
+
+
+def wait_twice(meeting: threading.Barrier, late_s: float) -> None:
+    for _ in range(ROUNDS):
+        time.sleep(late_s)
+        meeting.wait()
+
+
 fork = multiprocessing.get_context("fork")
-shared = fork.Lock()
-processes = [fork.Process(target=hold_in_process, args=["py-mp-lock", shared]) for _ in range(3)]
+shared, semaphore, items = fork.Lock(), fork.Semaphore(), fork.Queue()
+file = tempfile.NamedTemporaryFile(prefix="exam-")  # noqa: SIM115
+processes = [
+    *(fork.Process(target=hold_in_process, args=["py-mp-lock", shared]) for _ in range(3)),
+    *(fork.Process(target=hold_in_process, args=["py-mp-semaphor", semaphore]) for _ in range(3)),
+    *(fork.Process(target=lock_file, args=["py-flock", file.name]) for _ in range(3)),
+    fork.Process(target=take_items, args=["py-mp-queue", items]),
+]
 for process in processes:
     process.start()
-event = threading.Event()
+event, barrier = threading.Event(), threading.Barrier(2)
+ours, other = socket.socketpair(socket.AF_UNIX)
+server = socket.create_server(("127.0.0.1", 0))
 threads = [
     *contend("py-lock", threading.Lock()),
     *contend("py-rlock", threading.RLock()),
@@ -86,10 +135,18 @@ threads = [
     part("py-select", select.select, [], [], [], 0.2),
     part("py-subprocess", subprocess.run, ["sleep", "0.2"]),
     part("py-asyncio", asyncio.run, asyncio.sleep(0.2)),
+    part("py-async-lock", asyncio.run, contend_tasks()),
+    part("py-barrier", wait_twice, barrier, 0),
+    part("other", wait_twice, barrier, HOLD_S),
+    part("py-recv", ours.recv, 1),
+    part("py-accept", server.accept),
+    part("other", bring_items, items),
 ]
 named("py-join")
-time.sleep(HOLD_S)
+time.sleep(2 * HOLD_S)
 event.set()
+other.send(b"x")
+client = socket.create_connection(server.getsockname())
 for thread in threads:
     thread.join()
 for process in processes:

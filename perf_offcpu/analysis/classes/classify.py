@@ -17,7 +17,7 @@ stack's evidence with system call, state and flags; samples look up the result. 
     a wrapper at the leaf of the user stack   if the system call is not known
     else                                      other
 
-A sum with the class other gets the class of similar single waits (`like_single_waits`).
+A sum with the class other or poll gets the class of similar single waits (`like_single_waits`).
 A rule of the program (`program_rules`) may give the wait another class, or say that it is for work.
 
 A wait is *for work* if another thread, or the outside, ends it with the next piece of work: poll() and
@@ -186,12 +186,12 @@ class _Judge:
         return WaitClass.DISK if on_file and state == "D" else WaitClass.OTHER
 
 
-_UNCERTAIN = (WaitClass.OTHER, WaitClass.LOCK)
+_UNCERTAIN = (WaitClass.OTHER, WaitClass.LOCK, WaitClass.POLL)
 _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
-    """Return class and purpose of each sample; sums of class OTHER get those of similar single waits.
+    """Return class and purpose of each sample; sums of class OTHER or POLL get those of similar single waits.
 
     Those of class LOCK may get another purpose, or CHILD: who ended waits is known of single ones only.
 

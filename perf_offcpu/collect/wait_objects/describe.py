@@ -24,6 +24,7 @@ from perf_offcpu.collect.system.btf import KALLSYMS, symbol_at
 from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
 from perf_offcpu.collect.wait_objects.names import (
     PIDFD,
+    RING,
     Mounts,
     Texts,
     access_mode,
@@ -31,6 +32,7 @@ from perf_offcpu.collect.wait_objects.names import (
     descriptor_path,
     place_of,
     process_of,
+    requests_of,
     socket_texts,
 )
 from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watched_by
@@ -91,6 +93,8 @@ class Describer:
         if kind == ObjectKind.ANONYMOUS:
             if bytes(row["name"]).startswith(EPOLL):
                 return {"name": watched_by(pid, fd) or EPOLL}
+            if bytes(row["name"]).startswith(RING):
+                return {"name": requests_of(pid, fd) or RING}
             return {"name": process_of(pid, fd) or PIDFD}
         if kind == ObjectKind.SOCKET:
             is_accepted = int(row["local_port"]) in self._ports.of(pid)

@@ -11,9 +11,11 @@ import functools
 import os
 import re
 import socket
+import struct
 from typing import Any, Final
 
-from perf_offcpu.collect.existing.maps import mappings_at
+from perf_offcpu.collect.existing.maps import mappings_at, parse_maps, read_maps
+from perf_offcpu.collect.kernel_totals.memory import read_memory
 from perf_offcpu.collect.system.cgroups import MOUNTS, unescaped
 from perf_offcpu.files import kernel_lines, read_kernel, read_kernel_if_any
 
@@ -23,6 +25,11 @@ _PID: Final = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _MOST_NAME: Final = 4096
 PIDFD: Final = b"[pidfd]"
 """The kernel's name of a descriptor for a process before it had a file system of its own (6.9)."""
+RING: Final = b"[io_uring]"
+_SQE: Final = struct.Struct("=BBHi56x")  # struct io_uring_sqe: code, flags, priority, descriptor
+_SQES, _MOST_SQES, _IS_INDEX = 0x10000000, 4096, 1  # IORING_OFF_SQES, IOSQE_FIXED_FILE
+_ON_FILES: Final = frozenset((1, 2, 3, 4, 5, 8, 17, 22, 23))
+"""include/uapi/linux/io_uring.h: reads, writes, syncs, fallocate."""
 
 _FAMILIES = {1: "unix", 16: "netlink", 17: "packet", 38: "alg", 40: "vsock", 44: "xdp"}
 """include/linux/socket.h: AF_*."""
@@ -58,6 +65,29 @@ def process_of(pid: int, fd: int) -> bytes:
     """Return `[pidfd] of 1234`, or b"" if a descriptor is none for a process."""
     process = _in_fdinfo(pid, fd, _PID)
     return process and PIDFD + b" of " + process
+
+
+def requests_of(pid: int, fd: int) -> bytes:
+    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files; else b"".
+
+    The requests are those that its submission queue still has, done or not. From Linux 6.10 on: before, that
+    memory cannot be read.
+    """
+    try:
+        inode = int(_in_fdinfo(pid, fd, _INODE) or -1)
+        queues = [one for one in parse_maps(read_maps(pid)) if one.inode == inode and one.offset == _SQES]
+        sizes = [min(one.end - one.start, _MOST_SQES * _SQE.size) for one in queues[:1]]
+        memory = read_memory(pid, queues[0].start, sizes[0]) if queues else b""
+        requests = [one for one in _SQE.iter_unpack(memory) if one[0]]
+        if not all(code in _ON_FILES and not flags & _IS_INDEX for code, flags, _, _ in requests):
+            return b""
+        links = {f"/proc/{pid}/fd/{one[3]}".encode() for one in requests}
+        paths = {os.readlink(link)[:_MOST_NAME] for link in links}  # direct: not followed
+    except OSError:
+        return b""
+    if not paths or not all(path.startswith(b"/") for path in paths):
+        return b""
+    return RING + b" of " + (paths.pop() if len(paths) == 1 else b"%d files" % len(paths))
 
 
 def endpoint(family: int, address: bytes, port: int) -> bytes:

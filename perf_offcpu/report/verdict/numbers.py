@@ -103,6 +103,7 @@ class Verdict:
     idle: int  # off-cpu time of idle threads
     still_blocked: int  # number of threads
     longest_blocked: list[BlockedThread]  # waits that end elsewhere (see above) last
+    processes: str  # the recorded ones: "postgres 5173 and 8 more"
     goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
     loss: Loss | None
     command: str  # shows the first cause
@@ -172,6 +173,7 @@ def verdict_of(
         idle=int((idle.weight + idle.runq).sum()) + hidden_ms * 10**6,
         still_blocked=still_blocked,
         longest_blocked=longest,
+        processes=_processes(profile, budget),
         goroutines="Go" in {waits.rules[row].program for row in np.unique(waits.rule).tolist() if row >= 0},
         loss=_loss(counts, profile, subject.samples),
         command=listed[0].command if listed else _command(options, view),
@@ -217,6 +219,20 @@ def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bo
     )
     is_passive: Bool = active <= time // 100 * (100 - _PASSIVE_PERCENT)
     return is_passive[group_of[: len(samples)]]
+
+
+def _processes(profile: Profile, budget: Budget) -> str:
+    """Name the first process of -p, or else the one with most threads, and count the others."""
+    samples, comms, words = profile.samples, profile.comms, profile.meta.cmdline
+    first, _ = group(np.append(samples.pid, budget.pid), np.append(samples.tid, budget.tid))
+    pids, threads = np.unique(np.append(samples.pid, budget.pid)[first], return_counts=True)
+    if not len(pids):
+        return ""
+    asked = [int(number) for word in words for number in re.findall(r"^(?:-p|--pid=)?(\d+)\b", word)]
+    pid = next((one for one in asked if one in pids), int(pids[threads.argmax()]))
+    rows = np.flatnonzero((comms.pid == pid) & (comms.tid == pid))
+    comm = thread_label(profile.strings[comms.comm[rows[-1]]]) if len(rows) else "process"
+    return f"{comm} {pid}{f' and {len(pids) - 1} more' if len(pids) > 1 else ''}"
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]) -> list[Cause]:

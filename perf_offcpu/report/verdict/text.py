@@ -67,7 +67,7 @@ def wrapped(sentences: Sequence[str], width: int = _WIDTH) -> Iterator[str]:
 def _recording(verdict: Verdict, meta: Meta) -> str:
     words = meta.cmdline
     at = words.index("--") + 1 if "--" in words else 0
-    command = cut(printable(shlex.join(words[at:])), _COMMAND)
+    command = cut(printable(shlex.join(words[at:])) if at else verdict.processes, _COMMAND)
     if is_of_machine(meta):
         command = f"whole machine during {command}" if at else "whole machine"
     date = ""
@@ -76,7 +76,9 @@ def _recording(verdict: Verdict, meta: Meta) -> str:
         date = time.strftime(", %Y-%m-%d", time.gmtime(seconds))
     cpus = f" on {plural(meta.nr_cpus, 'CPU')}" if meta.nr_cpus else ""
     host = f" of {printable(meta.hostname)}" if meta.hostname else ""
-    lasted = f"{meta.duration_ns / 1e9:.3f} s" if meta.duration_ns else ""
+    recorded = sum(end - begin for begin, end in meta.recorded)
+    ns = meta.duration_ns if at else max(recorded, meta.duration_ns)
+    lasted = f"{ns / 1e9:.3f} s" if ns > 0 else ""
     threads = f"{plural(verdict.threads, 'thread')}{cpus}"
     parts = (command, lasted, threads, f"{basename(meta.source) or '-'}{host}{date}")
     return " · ".join(filter(None, parts))

@@ -11,10 +11,12 @@ of glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.model.columns import I32, I64, U16, Bool
+from perf_offcpu.model.columns import I32, I64, U16, Bool, Strings
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import ObjectFact, Objects
 from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
@@ -26,13 +28,15 @@ _PRIVATE, _COMMAND = 128, 0x7F  # include/uapi/linux/futex.h
 _WAITS, _LOCKS_PI = (0, 9), (6, 13)
 _WAITERS, _TID_MASK = 0x80000000, 0x3FFFFFFF
 _MUTEX, _RWLOCK = 2, 3
+_ADDRESS = re.compile(r"(?<=0x)[0-9a-f]+")
 
 
-def facts_by_enders(recording: Recording, entry: I64, objects: Objects) -> U16:
+def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings: Strings) -> U16:
     """Return uint16[objects]: what those tell that ended the waits, ObjectFact; 0 for other kinds.
 
     Args:
         entry: int64[samples], the object of each sample; -1 for none.
+        strings: those of the objects' names.
     """
     samples, is_lock = recording.samples, np.isin(objects.kind, _KINDS)
     rows = np.flatnonzero((entry >= 0) & np.append(is_lock, False)[entry] & ~samples.has(SUM_FLAGS))
@@ -40,8 +44,12 @@ def facts_by_enders(recording: Recording, entry: I64, objects: Objects) -> U16:
     # Processes that share a word have an object each, of one name. Condition variables and rwlocks have two
     # words, next to each other.
     shared = objects.shared | (objects.kind == ObjectKind.SEMAPHORES)
-    word = np.where(shared, objects.name, objects.address >> np.uint64(3))
-    both = np.stack([np.where(shared, -1, objects.pid), word.astype(np.int64)], axis=1)
+    word = (objects.address >> np.uint64(3)).astype(np.int64)
+    number_of_name: dict[str, int] = {}
+    for row in np.flatnonzero(shared).tolist():
+        name = _ADDRESS.sub(lambda address: f"{int(address[0], 16) >> 3:x}", strings[int(objects.name[row])])
+        word[row] = number_of_name.setdefault(name, len(number_of_name))
+    both = np.stack([np.where(shared, -1, objects.pid), word], axis=1)
     different, number = np.unique(both, axis=0, return_inverse=True)
     number, groups = number.reshape(-1), len(different)
     thing = number[entry]

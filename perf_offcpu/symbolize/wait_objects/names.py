@@ -89,7 +89,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
     )
-    objects.facts |= facts_by_enders(recording, of, objects)
+    objects.facts |= facts_by_enders(recording, of, objects, strings)
     of = np.where(asleep, len(rows), of)
     used = asleep.any() or len(named) - 1
     samples = profile.samples.with_columns(object=of.astype(np.int32))

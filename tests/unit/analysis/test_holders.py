@@ -23,9 +23,11 @@ def profile(builder: ProfileBuilder) -> Profile:
     return made
 
 
-def held(holder: int, flags: SampleFlag = NONE, *, begin: int = 300, end: int = 400, tid: int = 10) -> int:
+def held(
+    holder: int, flags: SampleFlag = NONE, *, begin: int = 300, end: int = 400, tid: int = 10, shared: bool = False
+) -> int:
     builder = ProfileBuilder()
-    lock = builder.thing("m in a")
+    lock = builder.thing("m in a", shared=shared)
     builder.sample(
         "a", ["main"], end - begin, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=begin,
         time_ns=end, flags=flags,
@@ -46,6 +48,10 @@ def test_a_thread_of_the_process_that_lived_is_believed() -> None:
 def test_others_are_not(holder: int, begin: int) -> None:
     """None, another process's, one that is unknown, dead, not born yet, and the sleeper itself."""
     assert held(holder, begin=begin, end=max(begin + 1, 400)) == -1
+
+
+def test_of_a_shared_lock_threads_of_other_processes_are() -> None:
+    assert held(20, shared=True) == 20 and held(99, shared=True) == -1
 
 
 def test_of_a_wait_that_is_not_over_the_end_counts() -> None:

@@ -70,6 +70,8 @@ def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
     assert judged(POLL, K.DESCRIPTORS, name="sleep", path=path) == ("sleep", False)
     assert judged(POLL, K.ANONYMOUS, name="[eventfd]", path=path) == ("poll", True)
     assert judged(POLL, K.ANONYMOUS, name="[timerfd]", path=path) == ("sleep", False)
+    assert judged(POLL, K.ANONYMOUS, name="[io_uring]", path=path) == ("poll", True)
+    assert judged(POLL, K.ANONYMOUS, name="[io_uring] of /data/x", path=path) == ("disk", False)
 
 
 WAITING_FOR_EVENTS = ("main", kernel("do_epoll_wait"), kernel("ep_poll"))
