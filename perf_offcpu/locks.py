@@ -5,7 +5,8 @@ Only waits count that were not over when the recording ended, or that nothing bu
 ended, and only holders that are believed (`analysis.holders`). A thread waits for one lock, and one
 thread holds it: so each thread has at most one successor, and following successors ends at a thread that is
 not blocked, at an unknown holder, or in a circle. All waits of a circle must have gone on at one time: else
-the lock may have changed hands in between. A timeout ends a circle with a timed wait: that is no deadlock.
+the lock may have changed hands in between. A timeout ends a circle with a timed wait: that is no deadlock,
+whether the circle is there at the end or a timer ended it before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
+_MOST_TIMED_OUT = 32
+"""Waits at whose ends circles are looked for."""
+
 
 @frozen
 class DeadThread:
@@ -36,10 +40,11 @@ class DeadThread:
     weight: int  # ns since when, inside the recording
     began_before: bool  # before the recording did
     asked_ns: int  # after which its wait ends by itself; -1 never
+    is_over: bool = False  # the circle has ended, by a timeout
 
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
-    """Return the deadlocks of a profile, and circles of timed waits (`ends_after`), the largest first.
+    """Return the deadlocks of a profile, and circles of timed waits (`ends_after`), those that ended last.
 
     Args:
         waits: `classify(profile)`.
@@ -47,37 +52,50 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
     """
     samples = profile.samples
     blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
-    rows = np.flatnonzero(blocked & (holders.held >= 0))
-    if not len(rows):
-        return []
     begin, end = spans_of(samples)
     last = dict(zip(samples.tid[blocked].tolist(), np.flatnonzero(blocked).tolist(), strict=True))
-    row_of = {tid: row for tid, row in last.items() if row in set(rows.tolist())}
+    row_of = {tid: row for tid, row in last.items() if holders.held[row] >= 0}
     holder_of = {tid: int(holders.held[row]) for tid, row in row_of.items()}
     circles = [
         circle
-        for circle in circles_of(holder_of)
-        if max(int(begin[row_of[tid]]) for tid in circle) < min(int(end[row_of[tid]]) for tid in circle)
+        for circle in ([row_of[tid] for tid in circle] for circle in circles_of(holder_of))
+        if max(begin[circle]) < min(end[circle])
     ]
-    functions = causes_of(profile, waits) if circles else None
+    by_timer = samples.has(SampleFlag.WAKER_INTERRUPT)
+    ended = _ended_circles(samples, holders, begin, end)
+    functions = causes_of(profile, waits) if circles or ended else None
     before, strings = samples.has(SampleFlag.BEGAN_BEFORE), profile.strings
     names = np.append(profile.objects.name, 0)
 
-    def thread(tid: int) -> DeadThread:
-        row = row_of[tid]
+    def thread(row: int, *, is_over: bool) -> DeadThread:
         name = strings[int(names[samples.object[row]])]
         return DeadThread(
             thread_label(strings[int(samples.comm[row])]),
             int(samples.pid[row]),
-            tid,
+            int(samples.tid[row]),
             printable(name) or "a lock",
             functions.names[functions.function[row]] if functions else "",
             int(samples.period[row]),
             bool(before[row]),
-            int(samples.asked_ns[row]),
+            int(end[row] - begin[row]) if is_over and by_timer[row] else int(samples.asked_ns[row]),
+            is_over,
         )
 
-    return [[thread(tid) for tid in circle] for circle in circles]
+    both = ((circles, False), (ended, True))
+    return [[thread(row, is_over=is_over) for row in circle] for group, is_over in both for circle in group]
+
+
+def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
+    """Return the rows of circles that a timer has ended, of the longest such waits; each set of threads once."""
+    known = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
+    timed_out = known & samples.has(SampleFlag.WAKER_INTERRUPT)
+    circles: dict[frozenset[int], list[int]] = {}
+    for row in sorted(np.flatnonzero(timed_out).tolist(), key=lambda row: begin[row] - end[row])[:_MOST_TIMED_OUT]:
+        live = np.flatnonzero(known & (begin < end[row]) & (end >= end[row]))
+        row_of = dict(zip(samples.tid[live].tolist(), live.tolist(), strict=True))
+        for circle in circles_of({tid: int(holders.held[row]) for tid, row in row_of.items()}):
+            circles.setdefault(frozenset(circle), [row_of[tid] for tid in circle])
+    return list(circles.values())
 
 
 def circles_of(successor: dict[int, int]) -> list[list[int]]:
@@ -111,7 +129,8 @@ def sentence_of(deadlock: list[DeadThread]) -> str:
     timeout, number = ends_after(deadlock), len(deadlock)
     lead = f"Deadlock of {number} threads" if number > 1 else "Deadlock"
     if timeout >= 0:
-        lead = f"A circle of timed waits, which ends after {timeout / 1e9:.1f} s and is no deadlock"
+        ends = "ended" if deadlock[0].is_over else "ends"
+        lead = f"A circle of timed waits, which {ends} after {timeout / 1e9:.1f} s and is no deadlock"
     if number == 1:
         return f"{lead}: {_waiting(deadlock[0])}, which it holds itself."
     holders = [*deadlock[1:], deadlock[0]]

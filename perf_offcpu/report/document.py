@@ -150,8 +150,8 @@ def lock_fields(lock: LockRow) -> dict[str, Any]:
 
 
 def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:
-    """Return circles of waiting threads: deadlocks, and those that end by a timeout."""
-    columns = "comm pid tid lock function weight began_before asked_ns"
+    """Return circles of waiting threads: deadlocks, and those that end by a timeout, or have ended."""
+    columns = "comm pid tid lock function weight began_before asked_ns is_over"
     documents: dict[str, Any] = {"deadlocks": [], "timed_circles": []}
     for circle in circles:
         name = "deadlocks" if ends_after(circle) < 0 else "timed_circles"

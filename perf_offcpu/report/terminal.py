@@ -21,7 +21,7 @@ from perf_offcpu.report.objects import HELD, RELEASED
 from perf_offcpu.report.style import Column, Style, cut
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import coloured_table, share_colours, total_columns
-from perf_offcpu.report.verdict.text import lines_of, wrapped
+from perf_offcpu.report.verdict.text import WIDTH, lines_of, wrapped
 from perf_offcpu.text import printable
 
 INDENT = " " * 12
@@ -64,7 +64,7 @@ def first_screen(summary: Summary) -> Iterator[str]:
     for cause in losses.CUT:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
-    yield from wrapped([*map(sentence_of, summary.deadlocks), ""])
+    yield from wrapped([*map(sentence_of, summary.deadlocks), ""], WIDTH)
     if summary.verdict:
         yield from map(printable, lines_of(summary.verdict, summary.meta))
 

@@ -75,8 +75,9 @@ def test_a_circle_of_timed_waits_is_no_deadlock(tmp_path: Path) -> None:
     texts = [program.run("report", "-i", name, "--json", cwd=tmp_path).stdout for name in ("perf.data", "end")]
     found = [json.loads(text) for text in texts]
     assert [one["deadlocks"] for one in found] == [[], []]
-    assert [len(one["timed_circles"]) for one in found] == [1, 0], "it is over in the second one"
+    assert [len(one["timed_circles"]) for one in found] == [1, 1]
     assert all(1e9 < thread["asked_ns"] < 4e9 for thread in found[0]["timed_circles"][0])
+    assert [{thread["is_over"] for thread in one["timed_circles"][0]} for one in found] == [{False}, {True}]
 
 
 def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) -> None:

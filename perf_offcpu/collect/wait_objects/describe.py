@@ -221,7 +221,7 @@ def _is_in_proc(row: Any, texts: Texts) -> bool:
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         return texts["protocol"] in _BY_PORT and bool(texts["remote"])
-    return texts.get("name") in (EPOLL, PIDFD) or kind in (ObjectKind.FUTEX, ObjectKind.PIPE, *_FILES)
+    return texts.get("name") in (EPOLL, PIDFD, RING) or kind in (ObjectKind.FUTEX, ObjectKind.PIPE, *_FILES)
 
 
 def _numbers(row: Any) -> Described:

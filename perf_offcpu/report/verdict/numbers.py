@@ -230,8 +230,8 @@ def _processes(profile: Profile, budget: Budget) -> str:
         return ""
     asked = [int(number) for word in words for number in re.findall(r"^(?:-p|--pid=)?(\d+)\b", word)]
     pid = next((one for one in asked if one in pids), int(pids[threads.argmax()]))
-    rows = np.flatnonzero((comms.pid == pid) & (comms.tid == pid))
-    comm = thread_label(profile.strings[comms.comm[rows[-1]]]) if len(rows) else "process"
+    names = [*samples.comm[samples.pid == pid].tolist()[:1], *comms.comm[comms.tid == pid].tolist()]
+    comm = thread_label(profile.strings[names[-1]]) if names else "process"
     return f"{comm} {pid}{f' and {len(pids) - 1} more' if len(pids) > 1 else ''}"
 
 

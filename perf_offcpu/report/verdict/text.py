@@ -16,7 +16,7 @@ from perf_offcpu.report.verdict.numbers import BlockedThread, Loss, Verdict, is_
 from perf_offcpu.text import basename, printable
 
 _WIDTH = 108  # 110 with "# "
-_TABLE_WIDTH = 98
+WIDTH = 98  # of the first screen, 100 with "# "
 _LEAST_WIDTH = 8  # of a column that is cut
 _ROOM = (0, 0, 20, 19, 12, 24)
 """Columns are cut evenly from these widths on, or up to them."""
@@ -39,13 +39,13 @@ def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
         rows.append(_row(others, verdict.weight, unit, "others"))
     loss = _loss(verdict.loss) if verdict.loss else "Lost: nothing."
     return [
-        cut(_recording(verdict, meta), _TABLE_WIDTH),
+        cut(_recording(verdict, meta), WIDTH),
         *_whole(verdict),
         "",
         *(_laid_out(rows) if rows else []),
         *_elsewhere(verdict, unit),
         "",
-        *wrapped([*_goroutines(verdict), _blocked(verdict), loss, ""], _TABLE_WIDTH),
+        *wrapped([*_goroutines(verdict), _blocked(verdict), loss, ""], WIDTH),
         f"Next: {verdict.command}",
     ]
 
@@ -106,7 +106,7 @@ def _elsewhere(verdict: Verdict, unit: Style) -> Iterator[str]:
     yield "Not counted: waits for the next piece of work, and for recorded threads and processes to end"
     for cause in verdict.elsewhere[:_ELSEWHERE]:
         _, weight, thing, where, threads, _ = _rows(cause, 0, unit)[0]
-        yield cut(f"{weight:>20}  {thing}{where and f' in {where}'}: {threads}", _TABLE_WIDTH)
+        yield cut(f"{weight:>20}  {thing}{where and f' in {where}'}: {threads}", WIDTH)
 
 
 def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _laid_out(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Return the lines of the table: titles, then the rows; cut the widest columns until they fit."""
     columns = list(zip(_TITLES, *rows, strict=True))
     widths = [max(map(display_width, column)) for column in columns]
-    while sum(widths) + 2 * len(widths) > _TABLE_WIDTH + 2:
+    while sum(widths) + 2 * len(widths) > WIDTH + 2:
         widest = max(range(2, len(widths)), key=lambda column: widths[column] - _ROOM[column])
         if widths[widest] <= _LEAST_WIDTH:
             break

@@ -51,6 +51,22 @@ def test_a_circle_with_a_timeout_is_no_deadlock() -> None:
     assert [len(fields[name]) for name in ("deadlocks", "timed_circles")] == [1, 1]
 
 
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_circle_that_a_timer_ended_is_told(is_timed: bool) -> None:
+    builder = ProfileBuilder()
+    lock = builder.thing("a in bank")
+    timer = SampleFlag.WAKER_INTERRUPT if is_timed else SampleFlag(0)
+    for tid, holder, end, flags in ((11, 12, 3 * 10**9, timer), (12, 11, 3 * 10**9 + 5, SampleFlag(0))):
+        builder.sample(
+            "t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=0, wakeup_ns=end,
+            time_ns=end + 9, flags=flags,
+        )  # fmt: skip
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (10, 11, 12)])
+    found = list(map(sentence_of, deadlocks_of(profile, classify(profile), holders_of(profile))))
+    assert [one[:47] for one in found] == ["A circle of timed waits, which ended after 3.0 "] * is_timed
+
+
 def test_those_who_wait_for_a_deadlock_are_not_in_it() -> None:
     waits = [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 11, BLOCKED), ("t", 13, "a", 11, BLOCKED)]
     (found,) = sentences(*waits)

@@ -244,6 +244,16 @@ def test_threads_of_a_machine_that_hardly_do_anything() -> None:
     assert verdict_of(builder.build()).weight == 1040 * MS
 
 
+def test_the_recorded_processes_are_named() -> None:
+    for words, expected in (("-p", "7+"), "server 7 and 1 more"), (("-t", "5"), "child 8 and 1 more"):
+        builder = ProfileBuilder(meta={"cmdline": ("perf-offcpu", "record", *words)})
+        for comm, pid, tid in (("server", 7, 7), ("child", 8, 8), ("child", 8, 9)):
+            builder.sample(comm, ["main", *FUTEX], MS, pid=pid, tid=tid, state=1)
+        verdict = verdict_of(builder.build())
+        assert verdict.processes == expected
+        assert lines_of(verdict, builder.build().meta)[0].startswith(f"{expected} · ")
+
+
 def test_holders_and_wakers_are_named() -> None:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     lock = builder.thing("m in bank")
