@@ -20,6 +20,7 @@ BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 #define FUTEX_WAIT_BITSET 9
 #define FUTEX_WAIT_REQUEUE_PI 11
 #define FUTEX_LOCK_PI2 13
+#define FUTEX_PRIVATE 128
 #define FUTEX_CLOCK_REALTIME 256
 #define FUTEX_TID_MASK 0x3fffffff
 #define FUTEX_WAITERS 0x80000000

@@ -124,15 +124,24 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 					  u32 what, const struct offcpu_arguments *args)
 {
 	u64 first = args->words[0], second = args->words[1], file, ready;
+	u64 waitv[3] = { args->words[2], first, second };	/* value, address, flags (futex_waitv) */
 	u32 state = wait->prev_state;
 	s32 fd = -1, number;
 
-	if (what == OFFCPU_CALL_FUTEX) {
+	if (what == OFFCPU_CALL_FUTEXES) {
+		if (second != 1 || !to->in_sleeper) {	/* several are no one object */
+			to->kind = OFFCPU_OBJECT_NONE;
+			return;
+		}
+		user_bytes(to, waitv, sizeof(waitv), first);
+		waitv[2] &= FUTEX_PRIVATE;
+	}
+	if (what == OFFCPU_CALL_FUTEX || what == OFFCPU_CALL_FUTEXES) {
 		to->kind = OFFCPU_OBJECT_FUTEX;
-		to->address = first;
-		to->number = args->words[2];
-		to->protocol = second;
-		identify(to, first);
+		to->address = waitv[1];
+		to->number = waitv[0];
+		to->protocol = waitv[2];
+		identify(to, waitv[1]);
 		identify(to, to->pid);
 		return;
 	}

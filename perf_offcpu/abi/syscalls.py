@@ -304,6 +304,7 @@ CALLS: Mapping[str, tuple[str, str]] = {
     "epoll_pwait": ("epoll", "ms_3"),
     "epoll_pwait2": ("epoll", "spec_3"),
     "futex": ("futex", "futex"),
+    "futex_waitv": ("futexes", "none"),
     "wait4": ("child", "none"),
     "waitid": ("child_id", "none"),
     "semop": ("semaphores", "none"),

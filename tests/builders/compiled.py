@@ -10,5 +10,5 @@ WORKLOAD = Path(__file__).parents[1] / "workload"
 def build(source: str | Path, program: Path, *flags: str) -> Path:
     """Compile a C or C++ file, or link one of C++, in tests/workload where the path is relative."""
     compiler = "g++" if Path(source).suffix in (".cpp", ".o") else "gcc"
-    subprocess.run([compiler, *flags, "-pthread", "-o", program, WORKLOAD / source], check=True, timeout=60)
+    subprocess.run([compiler, *flags, "-pthread", "-o", program, WORKLOAD / source], check=True, timeout=300)
     return program

@@ -90,7 +90,7 @@ errorcheck      lock      first errorcheck      ::own in exam
 fcntl-lock      lock      first fcntl-lock      /tmp/exam-fcntl-lock
 flock           lock      first flock           /tmp/exam-flock
 futex           lock      first other           ::word in exam
-futex-waitv     lock      first other
+futex-waitv     lock      first other           ::word in exam
 future          lock      first other           futex
 inherit         lock      first inherit         ::own in exam
 latch           lock      first other           ::latch in exam
