@@ -124,7 +124,7 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 					  u32 what, const struct offcpu_arguments *args)
 {
 	u64 first = args->words[0], second = args->words[1], file, ready;
-	u64 waitv[3] = { args->words[2], first, second };	/* value, address, flags (futex_waitv) */
+	u64 waitv[3] = { args->words[2], first, second };	/* val, uaddr, flags */
 	u32 state = wait->prev_state;
 	s32 fd = -1, number;
 
@@ -160,6 +160,12 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 	if (what == OFFCPU_CALL_PATH || what == OFFCPU_CALL_PATH_AT) {
 		to->kind = OFFCPU_OBJECT_PATH;
 		to->where = what == OFFCPU_CALL_PATH ? first : second;
+		return;
+	}
+	if (what == OFFCPU_CALL_SELECT) {
+		to->kind = OFFCPU_OBJECT_NONE;
+		if (!first || !(second | args->words[2] | args->words[3]))
+			describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, 0);
 		return;
 	}
 	if (what == OFFCPU_CALL_POLL) {

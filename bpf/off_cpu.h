@@ -163,7 +163,8 @@ enum offcpu_call_kind {
 	OFFCPU_CALL_SEMAPHORES,		/* id of a System V set */
 	OFFCPU_CALL_MESSAGES,		/* id of a System V queue */
 	OFFCPU_CALL_EPOLL,		/* the first: an epoll instance */
-	OFFCPU_CALL_FUTEXES		/* addresses and values in memory, and their number */
+	OFFCPU_CALL_FUTEXES,		/* struct futex_waitv, and their number */
+	OFFCPU_CALL_SELECT		/* a number, and three sets in memory */
 };
 
 /* After which time a system call ends by itself: where the time is, and in which form. */

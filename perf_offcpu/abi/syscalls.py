@@ -300,6 +300,8 @@ CALLS: Mapping[str, tuple[str, str]] = {
     "sendfile": ("send_file", "none"),
     "poll": ("poll", "ms_2"),
     "ppoll": ("poll", "spec_2"),
+    "select": ("select", "none"),
+    "pselect6": ("select", "none"),
     "epoll_wait": ("epoll", "ms_3"),
     "epoll_pwait": ("epoll", "ms_3"),
     "epoll_pwait2": ("epoll", "spec_3"),

@@ -36,6 +36,7 @@ from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
+from perf_offcpu.collect.process_tree import descendants
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
@@ -174,6 +175,8 @@ class Collector:
         for kind, numbers in ids.items():
             for number in numbers:
                 maps.add_target(number, kind)
+        for number in descendants(target.roots) if target.roots else ():  # again: there may be more by now
+            maps.add_target(number, "process")
         for comm in target.comms:
             maps.add_comm(comm)
         for group in target.groups:

@@ -50,6 +50,8 @@ class Target:
     groups: tuple[Group, ...] = ()
     forked: frozenset[int] = frozenset()
     """Those of `processes` that were only found as children of others: they may end at any time."""
+    roots: tuple[int, ...] = ()
+    """Those of `processes` whose children are looked for again when the recording begins."""
 
     @property
     def kind(self) -> Targets:
@@ -95,7 +97,7 @@ def choose_target(
             raise UsageError(f"{option} '{text}': nothing is named; leave {option} out if it is not to matter")
     if system and (pids or tids):
         raise UsageError(f"-a is everybody, {'-p' if pids else '-t'} is not: choose one")
-    processes, forked = _parse_processes(pids)
+    processes, forked, roots = _parse_processes(pids)
     return Target(
         processes=processes,
         threads=_parse_ids("-t", tids),
@@ -105,6 +107,7 @@ def choose_target(
         cpus=_cpus(cpus),
         groups=find_groups(word for text in groups for word in _words("-G", text)),
         forked=forked,
+        roots=roots,
     )
 
 
@@ -131,13 +134,13 @@ def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _parse_processes(text: str | None) -> tuple[tuple[int, ...], frozenset[int]]:
-    """Return the ids of -p, and of them the children: `17+` is process 17 with all that it has forked."""
+def _parse_processes(text: str | None) -> tuple[tuple[int, ...], frozenset[int], tuple[int, ...]]:
+    """Return the ids of -p, of them the children, and the roots: `17+` is process 17 with all that it has forked."""
     words = (text or "").replace(",", " ").split()
     named = _parse_ids("-p", None if text is None else ",".join(word.removesuffix("+") for word in words))
     roots = [int(word[:-1]) for word in words if word.endswith("+")]
     forked = frozenset(descendants(roots) if roots else ()) - set(named)
-    return (*named, *sorted(forked)), forked
+    return (*named, *sorted(forked)), forked, tuple(roots)
 
 
 def _comm(word: str) -> bytes:

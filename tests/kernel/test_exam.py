@@ -58,7 +58,6 @@ io_uring/socket poll      apart -               [io_uring]
 io_uring/time   poll      apart -               [io_uring]
 perf/epoll      poll      apart -               [perf_event]
 perf/poll       poll      apart -               [perf_event]
-select          poll      apart -
 signalfd/epoll  poll      apart -               [signalfd]
 signalfd/poll   poll      apart -               [signalfd]
 signalfd/read   poll      apart -               [signalfd]
@@ -131,6 +130,7 @@ unix/poll       pipe      first other           unix
 unix/read       pipe      first other           unix
 affinity        runqueue  first -
 priority        runqueue  first -
+select/sleep    sleep     first -               sleep
 timerfd/poll    sleep     first -               [timerfd]
 timerfd/read    sleep     first -               [timerfd]
 unused/poll     sleep     first main            sleep
@@ -146,7 +146,6 @@ py-accept       network   apart -               tcp listen 127.0.0.1:
 sh-wait         other     apart -
 py-async-lock   poll      apart -               [eventpoll]
 py-asyncio      poll      apart -               [eventpoll]
-py-select       poll      apart -
 py-subprocess   child     first sleep           child
 dd              disk      first -               /big
 chrooted        lock      first chrooted        lock in exam+0x
@@ -164,6 +163,7 @@ py-semaphore    lock      first py-semaphore    semaphore
 py-mp-queue     pipe      first -               pipe from py-join
 py-recv         pipe      first py-join         unix
 sh-fifo         pipe      first -               fifo
+py-select       sleep     first -               sleep
 py-sleep        sleep     first -               sleep
 sh-stopped      stopped   first sh
 sh-quota        throttled first -"""
@@ -202,7 +202,7 @@ REASONS = {
     "the next event of a descriptor": """
         eventfd/epoll eventfd/poll eventfd/read fanotify inotify/epoll inotify/poll inotify/read io_uring
         io_uring/socket io_uring/time listen/epoll listen/poll perf/epoll perf/poll pipe/epoll py-async-lock
-        py-asyncio py-select select signalfd/epoll signalfd/poll signalfd/read timerfd/epoll tty/epoll
+        py-asyncio signalfd/epoll signalfd/poll signalfd/read timerfd/epoll tty/epoll
         tty/poll udp/epoll udp/poll unix/epoll userfaultfd
     """,
 }

@@ -146,7 +146,7 @@ def test_children_that_exist_are_named_or_taken_with_their_parent() -> None:
         while len(forked := descendants([parent.pid])) < 3:
             pass
         target = choose_target(pids=f"{parent.pid}+")
-        assert target.processes == (parent.pid, *forked)
+        assert target.processes == (parent.pid, *forked) and target.roots == (parent.pid,)
         assert choose_target(pids=f"{parent.pid}").processes == (parent.pid,)
         (line,) = left_out([parent.pid])
         assert line.endswith(f" {parent.pid} are not recorded: -p {parent.pid}+ takes them, too")
