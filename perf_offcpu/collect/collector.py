@@ -36,13 +36,13 @@ from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.kernel_totals.memory import Unread
 from perf_offcpu.collect.options import RecordOptions, bpf_config
-from perf_offcpu.collect.process_tree import descendants
 from perf_offcpu.collect.rings.pressure import Pressure, RunDelay
 from perf_offcpu.collect.rings.rings import Rings, Sink, default_ring_bytes
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.collect.sampling import CopyEvents, SamplingEvents
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import online_cpus
+from perf_offcpu.collect.targets import descendants
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 

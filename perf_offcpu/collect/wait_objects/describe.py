@@ -52,6 +52,7 @@ _SIDES: Final = {os.O_RDONLY: b"read end", os.O_WRONLY: b"write end"}
 _MODES: Final = {text: mode for mode, text in _SIDES.items()}
 _SCAN_S: Final = 1.0
 _PATIENCE_S: Final = 0.5
+_ASKED: Final = {EPOLL: watched_by, RING: requests_of, PIDFD: process_of}
 _BY_PORT: Final = (b"tcp", b"mptcp")
 
 Holder = tuple[int, int, int | None]
@@ -91,11 +92,8 @@ class Describer:
         if kind == ObjectKind.FUTEX:
             return {"place": place_of(maps, int(row["address"]), int(row["sp"]))}
         if kind == ObjectKind.ANONYMOUS:
-            if bytes(row["name"]).startswith(EPOLL):
-                return {"name": watched_by(pid, fd) or EPOLL}
-            if bytes(row["name"]).startswith(RING):
-                return {"name": requests_of(pid, fd) or RING}
-            return {"name": process_of(pid, fd) or PIDFD}
+            name = next((name for name in _ASKED if bytes(row["name"]).startswith(name)), PIDFD)
+            return {"name": _ASKED[name](pid, fd) or name}
         if kind == ObjectKind.SOCKET:
             is_accepted = int(row["local_port"]) in self._ports.of(pid)
             return {"place": b"accepted"} if is_accepted else {}
