@@ -133,7 +133,8 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 			to->kind = OFFCPU_OBJECT_NONE;
 			return;
 		}
-		user_bytes(to, waitv, sizeof(waitv), first);
+		if (bpf_probe_read_user(waitv, sizeof(waitv), (void *)first))
+			to->lost |= OFFCPU_OBJECT_FAULT;
 		waitv[2] &= FUTEX_PRIVATE;
 	}
 	if (what == OFFCPU_CALL_FUTEX || what == OFFCPU_CALL_FUTEXES) {
