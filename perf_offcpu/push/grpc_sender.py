@@ -8,6 +8,7 @@ because servers also return it for a message that is too large.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from perf_offcpu.errors import UsageError
@@ -27,11 +28,7 @@ class GrpcSender:
     """A channel to a gRPC server."""
 
     def __init__(self, target: Target, options: SendOptions) -> None:
-        try:
-            import grpc
-        except ImportError:
-            raise UsageError("grpc:// and grpcs:// need grpcio: pip install 'perf-offcpu[push]'") from None
-        self._grpc: Any = grpc
+        self._grpc = import_grpc()
         self._target, self._options = target, options
         self._metadata = [(name.lower(), value) for name, value in options.headers]
         self._ca = authorities(options.ca) if target.is_tls else b""
@@ -58,6 +55,8 @@ class GrpcSender:
         options = [
             ("grpc.primary_user_agent", f"perf-offcpu/{version()}"),
             ("grpc.max_receive_message_length", MOST_BYTES),
+            ("grpc.max_metadata_size", MOST_BYTES),
+            ("grpc.absolute_max_metadata_size", MOST_BYTES),
             ("grpc.max_send_message_length", -1),
             ("grpc.enable_http_proxy", 0),
             ("grpc.enable_retries", 0),
@@ -76,3 +75,13 @@ class GrpcSender:
         if code in _LATER or (code == "RESOURCE_EXHAUSTED" and after_s is not None):
             return RetryLater(text, after_s, was_answered=code == "RESOURCE_EXHAUSTED")
         return Refused(text)
+
+
+def import_grpc() -> Any:
+    """Return the module grpc, which then logs nothing."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log has text of the server as it came
+    try:
+        import grpc
+    except ImportError:
+        raise UsageError("grpc:// and grpcs:// need grpcio: pip install 'perf-offcpu[push]'") from None
+    return grpc

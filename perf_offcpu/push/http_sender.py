@@ -109,6 +109,7 @@ class HttpSender:
         if self._context is not None:
             connection = http.client.HTTPSConnection(**place, context=self._context)
         connection.response_class = _Response
+        connection._create_connection = _connect_to  # type: ignore[attr-defined]
         return connection
 
     def _exchange(self, connection: http.client.HTTPConnection, body: bytes) -> Answer:
@@ -155,6 +156,28 @@ class HttpSender:
             after_s = retry_after_s(response.getheader("Retry-After"), time.time())
             raise RetryLater(text, after_s, was_answered=True)
         raise (ServerRefused if status in _SERVER or status < 400 else Refused)(text)
+
+
+def _connect_to(address: tuple[str, int], timeout_s: float, _: object = None) -> socket.socket:
+    """Connect to the first address of a name that answers.
+
+    All addresses share the time, of which socket.create_connection gives each of them all: a name may have
+    thousands.
+    """
+    until_s, problem = time.monotonic() + timeout_s, OSError("the name has no address")
+    places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    for left, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(max((until_s - time.monotonic()) / left, 1e-3))
+        try:
+            sock.connect(place)
+        except OSError as error:
+            sock.close()
+            problem = error
+        else:
+            sock.settimeout(timeout_s)
+            return sock
+    raise problem
 
 
 def _cut(sock: socket.socket, expired: threading.Event) -> None:

@@ -9,6 +9,7 @@ and the totals of the profiles that a server that applies the rules has stored.
 
 import base64
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -17,15 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from builders.push import otlp, rules
 from builders.push.published import Malformed, parse
 from builders.push.rules import Rejected
+from builders.push.servers import raw_server
 
+from perf_offcpu.push.grpc_sender import import_grpc
 from perf_offcpu.push.opening import open_sender
 from perf_offcpu.push.sender import PushError, RetryLater, SendOptions
 from perf_offcpu.push.targets import parse_target
 
+grpc = import_grpc()
 SERVICES = {
     "opentelemetry.proto.collector.profiles.v1development.ProfilesService": ("Export", otlp.export),
     "parca.profilestore.v1alpha1.ProfileStoreService": (
@@ -55,6 +58,19 @@ class Call:
     down: bool = False  # there is no server
     foreign: bool = False  # the server has other services
     times: int = 1
+    raw: str = ""  # base64 of what a server of no protocol sends when it is asked
+    again: str = ""  # and then without end
+
+
+def exchange_raw(call: Call) -> dict[str, Any]:
+    def behave(connection: socket.socket) -> None:
+        connection.sendall(base64.b64decode(call.raw))
+        while again := base64.b64decode(call.again):
+            connection.sendall(again)
+        time.sleep(call.delay_s)
+
+    with raw_server(behave) as port:
+        return called(call, port)
 
 
 def exchange(call: Call) -> dict[str, Any]:
@@ -89,6 +105,14 @@ def exchange(call: Call) -> dict[str, Any]:
     server.start()
     if call.down:
         server.stop(0).wait()
+    try:
+        return called(call, port) | {"stored": stored, "metadata": metadata}
+    finally:
+        server.stop(0).wait()
+
+
+def called(call: Call, port: int) -> dict[str, Any]:
+    """Send the message to a port; return the answer or the error."""
     scheme = "grpcs" if call.grpcs else "grpc"
     ca = Path(call.ca).read_text() if call.ca else ""
     options = SendOptions(tuple((name, value) for name, value in call.headers), ca, call.timeout_s)
@@ -103,13 +127,13 @@ def exchange(call: Call) -> dict[str, Any]:
         found = {"error": type(problem).__name__, "text": str(problem), "after_s": after_s}
     finally:
         sender.close()
-        server.stop(0).wait()
-    return found | {"stored": stored, "metadata": metadata}
+    return found
 
 
 def main() -> Iterator[dict[str, Any]]:
     for call in json.load(sys.stdin):
-        yield exchange(Call(**call))
+        made = Call(**call)
+        yield exchange_raw(made) if made.raw else exchange(made)
 
 
 if __name__ == "__main__":

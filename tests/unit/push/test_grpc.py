@@ -34,6 +34,7 @@ def run(*calls: dict[str, Any]) -> list[dict[str, Any]]:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "the library logs what servers send"
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
@@ -107,6 +108,32 @@ def test_servers_that_are_away_slow_or_others(tmp_path: Path) -> None:
     assert unknown["error"] == "ServerRefused" and "CERTIFICATE_VERIFY_FAILED" in unknown["text"]
     assert named["error"] == "ServerRefused" and named["stored"] == []
     assert plain["error"] == "RetryLater" and plain["stored"] == []
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, data: bytes = b"") -> bytes:
+    """Return a frame of HTTP/2 (RFC 9113, section 4.1)."""
+    return len(data).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+
+
+def test_servers_that_misbehave() -> None:
+    settings, headers = frame(4), b"\x88\x00\x0ccontent-type\x10application/grpc"
+    calm = frame(7, data=bytes(7) + b"\x0b\x1b[2J\x1b]0;owned\x07")  # GOAWAY, ENHANCE_YOUR_CALM
+    field = b"\x00\x01x\x7f\x81\x4d" + b"a" * 10_000
+    sent = {
+        "not HTTP/2": (b"\xff" * 1000, b""),
+        "calm": (settings + calm, b""),
+        "settings": (settings, settings * 100),
+        "pings": (settings, frame(6, data=bytes(8)) * 100),
+        "headers without end": (settings + frame(1, 0, 1, headers), frame(9, 0, 1, field)),
+        "data without end": (settings + frame(1, 4, 1, headers), frame(0, 0, 1, bytes(16_000))),
+        "silence": (settings, b""),
+    }
+    calls = [
+        {"server": "otlp", "raw": text(raw), "again": text(again), "delay_s": 100, "timeout_s": 1}
+        for raw, again in sent.values()
+    ]
+    for name, answer in zip(sent, run(*calls), strict=True):
+        assert answer["error"] in {"RetryLater", "Refused"} and answer["text"].isprintable(), name
 
 
 def test_without_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,40 @@ def test_slow_servers(behave: Callable[[socket.socket], None]) -> None:
         assert isinstance(problem, RetryLater) and "no answer in 0.3 s" in str(problem)
 
 
+def test_the_addresses_of_a_name_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        for _ in range(4):  # then the kernel drops further ones
+            waiting = stack.enter_context(contextlib.closing(socket.socket()))
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        (place,) = socket.getaddrinfo("127.0.0.1", full.getsockname()[1], type=socket.SOCK_STREAM)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [place] * 100)
+        begin = time.monotonic()
+        problem = failure("otlp", full.getsockname()[1], options=SendOptions(timeout_s=1))
+        assert isinstance(problem, RetryLater) and "no answer in 1 s" in str(problem)
+        assert time.monotonic() - begin < 20 * PATIENCE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"\xff" * 100_000, b"\x15\x03\x03\x00\x02\x02\x28", b"\x15\x03\x03\x00\x02\x01\x5a" * 100),
+        *(b"\x16\x03\x03\xff\xff" + b"a" * 70_000, b"\x16\x03\x03\x3f\xff\x02\xff\xff\xff" + b"a" * 70_000, b""),
+    ],
+    ids=["garbage", "alert", "warnings", "long record", "long hello", "silence"],
+)
+def test_handshakes_of_tls_that_come_to_nothing(data: bytes) -> None:
+    def behave(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(data)
+        time.sleep(0 if data else 100 * PATIENCE)
+
+    with raw_server(behave) as port:
+        with pytest.raises(RetryLater if not data else PushError) as problem:
+            send("otlp", port, b"x", SHORT, "https://localhost")
+        assert ("TLS: " if data else "no answer in 0.3 s") in str(problem.value)
+
+
 def cut(data: bytes) -> Callable[[socket.socket], None]:
     def behave(connection: socket.socket) -> None:
         read_request(connection)
