@@ -67,7 +67,7 @@ def _read(path: str) -> dict[str, Any]:
         values = tomllib.loads(read_regular(path, _MAX_FILE).decode())
     except OSError as problem:
         raise UsageError(f"{path}: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # ValueError: of TOML, UTF-8, and digits of a number
         raise UsageError(f"{path}: not a TOML file: {problem}") from None
     if unknown := sorted(values.keys() - KEYS):
         raise UsageError(f"{path}: {unknown[0]!r} is not an option: {', '.join(sorted(KEYS))}")

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.errors import UsageError
+from perf_offcpu.text import printable
 from perf_offcpu.units import parse_time
 
 LEAST_PERIOD = "1us"
@@ -170,4 +171,4 @@ class Requests:
             self.period_ns = parse_time("--control: period", text, "ms", LEAST_PERIOD)
             self._signals.rotate = True
         except UsageError as problem:
-            self._say(str(problem))
+            self._say(printable(str(problem)))

@@ -17,7 +17,8 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
 from perf_offcpu.model.profile import ProgramRule
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 16
+"""Size of a file; tomllib's time grows with the square of the length of a dotted key."""
 _TEXTS = ("program", "meaning")
 _EXPRESSIONS = ("frames", "callers", "comm", "syscall")
 _KEYS = (*_TEXTS, *_EXPRESSIONS, "waits", "class", "idle")
@@ -43,7 +44,7 @@ def parse_rules(text: bytes, path: str) -> tuple[ProgramRule, ...]:
     """
     try:
         tables = tomllib.loads(text.decode())
-    except ValueError as problem:  # TOMLDecodeError and UnicodeDecodeError are of this kind
+    except (ValueError, RecursionError) as problem:  # ValueError: of TOML, UTF-8, and digits of a number
         raise UsageError(f"{path}: not TOML: {problem}") from None
     rules = tables.get("rule", [])
     if unknown := sorted(tables.keys() - {"rule"}):
@@ -58,12 +59,13 @@ def _rule(row: Any, where: str) -> ProgramRule:
         raise UsageError(f"{where} is not a table, [[rule]]")
     if unknown := sorted(row.keys() - set(_KEYS)):
         raise UsageError(f"{where}: unknown key {unknown[0]} (known: {' '.join(_KEYS)})")
-    values = {key: _words(row.get(key, ""), f"{where}: {key}") for key in (*_EXPRESSIONS, "waits", "class")}
+    words = (*_EXPRESSIONS, "waits", "class")
+    values = {key: _words(row.get(key, ""), f"{where}: {key}") for key in (*words, *_TEXTS)}
     for key in _EXPRESSIONS:
         for word in values[key].split():
             try:
                 re.compile(word)
-            except re.error as problem:
+            except (re.error, OverflowError, RecursionError) as problem:
                 raise UsageError(f"{where}: {key}: {word} is not a regular expression: {problem}") from None
     for label in (*values["waits"].split(), *values["class"].split()):
         if label not in BY_LABEL:
@@ -75,9 +77,8 @@ def _rule(row: Any, where: str) -> ProgramRule:
         raise UsageError(f"{where}: idle is neither true nor false")
     if not values["class"] and idle is None:
         raise UsageError(f"{where} says neither class nor idle")
-    texts = {key: str(row.get(key, "")) for key in _TEXTS}
     wait_class = values.pop("class").strip()
-    return ProgramRule(**texts, **values, wait_class=wait_class, for_work=idle)
+    return ProgramRule(**values, wait_class=wait_class, for_work=idle)
 
 
 def _words(value: Any, where: str) -> str:

@@ -90,6 +90,7 @@ def test_what_is_not_possible_is_one_sentence(words: list[str], text: str) -> No
         ('dataset = "d"\nrecord = "-a"\nlabel = 7', "--label 7: not a list of texts"),
         ('dataset = "d"\nsegment = true', "--segment True: not a length of time"),
         ("a = " + "[" * 5000, "not a TOML file"),
+        ("a = " + "9" * 5000, "not a TOML file"),
         ('dataset = "d"\nrecord = "-G shop"', "record is a list"),
         ('dataset = "d"\nport = 9811.5', "--port 9811.5: not a whole number"),
         ('dataset = "d"\nspool = ""', "--spool: the name is empty"),

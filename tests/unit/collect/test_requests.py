@@ -50,6 +50,7 @@ def test_commands_are_carried_out_up_to_the_expected_one() -> None:
     [
         ("snapshot\nperiod 7\n", None, 2 * MS, "there is no --switch-output"),
         ("period x\n", Rotation(), 2 * MS, "--control: period x: not a length of time"),
+        ("period \x1b[2J\n", Rotation(), 2 * MS, "--control: period \\x1b[2J: not a length of time"),
         ("period 0\n", Rotation(), 2 * MS, "--control: period 0: at least 1us"),
         ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
     ],
