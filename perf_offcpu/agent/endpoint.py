@@ -22,6 +22,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
+from perf_offcpu.collect.system.privileges import keep_rights
 from perf_offcpu.errors import UsageError
 from perf_offcpu.structs import mutable
 
@@ -78,6 +79,7 @@ class Endpoint:
         self._thread.join()
 
     def _serve(self, stopped: socket.socket) -> None:
+        keep_rights()
         while True:
             first = next(iter(self._clients.values()), None)
             patience_s = None if first is None else max(0.0, first.deadline - time.monotonic())

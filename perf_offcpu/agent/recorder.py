@@ -21,6 +21,7 @@ from typing import Final
 
 from perf_offcpu.agent.config import AgentConfig
 from perf_offcpu.agent.spool import Spool
+from perf_offcpu.collect.system.privileges import keep_rights
 from perf_offcpu.environment import child_environment
 from perf_offcpu.files import read_kernel
 from perf_offcpu.text import printable
@@ -120,6 +121,7 @@ class Recorder:
         return sum(map(int, fields[11:15])) / _TICKS
 
     def _read(self) -> None:
+        keep_rights()
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             while line := lines.readline(_LONGEST_LINE):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from perf_offcpu.agent.ledger import BUDGET, Missing, Origin
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
+from perf_offcpu.collect.system.privileges import keep_rights
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.files import read_regular
 
@@ -65,6 +66,8 @@ class Backoff:
 
 class Worker:
     """A thread that does pieces of work, with a pause after each failure, and looks for new work every `idle_s`."""
+
+    rights = 0  # capabilities that it keeps: bits
 
     def __init__(self, say: Say, idle_s: float) -> None:
         self._say, self._idle_s = say, idle_s
@@ -116,6 +119,7 @@ class Worker:
         self.backoff.worked()
 
     def _run(self) -> None:
+        keep_rights(self.rights)
         while not self._closing:
             names = self.pending()
             if names and self.backoff.left_s <= 0:

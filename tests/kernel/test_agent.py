@@ -2,12 +2,16 @@
 """The agent on the running kernel: what it delivers and what it counts, when parts of it are killed."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 from kernel.agents import START_S, Place, recorder_of
 from kernel.recorder import until
+
+from perf_offcpu.agent.delivery import DELIVERING
+from perf_offcpu.collect.system.privileges import CAP_BPF, capabilities
 
 pytestmark = pytest.mark.beside
 
@@ -17,6 +21,7 @@ def test_killed_parts_lose_only_time_that_is_counted(tmp_path: Path) -> None:
     with place.agent() as agent:
         place.wait_for_segments(1)
         recorder = recorder_of(agent)
+        assert_few_capabilities(agent.pid)
         agent.kill()
         agent.wait()
     until(lambda: not os.path.exists(f"/proc/{recorder}"))
@@ -33,3 +38,13 @@ def test_killed_parts_lose_only_time_that_is_counted(tmp_path: Path) -> None:
     assert place.causes("segments_lost_total").keys() <= {"empty"}, "killed before its first record"
     assert {row[0] for row in place.rows("hosts", ["period_ns"])} == {50_000_000}
     assert len(set(place.rows("hosts", ["host_id", "boot_id", "hostname", "kernel", "cpus", "arch"]))) == 1
+
+
+def assert_few_capabilities(agent: int) -> None:
+    """Check that the threads of the agent have few capabilities; the main thread, and those of numpy, have all."""
+    held = {
+        int(task.name): int(re.findall(r"CapPrm:\s*(\S+)", (task / "status").read_text())[0], 16)
+        for task in Path(f"/proc/{agent}/task").iterdir()
+    }
+    assert held.pop(agent) >> CAP_BPF & 1
+    assert {0, DELIVERING & sum(1 << number for number in capabilities())} <= set(held.values())

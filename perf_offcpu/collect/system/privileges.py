@@ -6,6 +6,7 @@ Source: capabilities(7), capset(2), prctl(2).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -15,7 +16,8 @@ from typing import Final
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.files import read_kernel_if_any
 
-CAP_DAC_READ_SEARCH: Final = 2  # include/uapi/linux/capability.h
+CAP_DAC_OVERRIDE: Final = 1  # include/uapi/linux/capability.h
+CAP_DAC_READ_SEARCH: Final = 2
 CAP_IPC_LOCK: Final = 14
 CAP_SYS_PTRACE: Final = 19
 CAP_SYS_ADMIN: Final = 21
@@ -93,8 +95,14 @@ def privilege_remedy() -> str:
     return f"run as root, or with {' and '.join(missing)} (in a container: {options})"
 
 
+def keep_rights(kept: int = 0) -> None:
+    """Drop the other capabilities of this thread and of what it starts, where no seccomp profile refuses that."""
+    with contextlib.suppress(OSError):
+        keep_capabilities(kept)
+
+
 def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this process except some, permanently. Raises OSError: the kernel refuses."""
+    """Drop all capabilities of this thread except some, permanently. Raises OSError: the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
