@@ -20,13 +20,13 @@ def _find_packages() -> None:
     here = os.path.dirname(os.path.realpath(sys.argv[0]))
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     root = os.path.dirname(here)
+    prefixes = [os.path.join(root, ".venv"), root, os.path.dirname(root)]
     if os.path.isdir(os.path.join(root, "perf_offcpu")):
         sys.path.insert(0, root)
+        del prefixes[1:]  # a checkout is no prefix, and the directory above it may be another user's, as /tmp
     # After this Python's own packages, so that only missing ones are taken from there.
     sys.path += [
-        path
-        for prefix in (os.path.join(root, ".venv"), root, os.path.dirname(root))
-        if os.path.isdir(path := os.path.join(prefix, "lib", version, "site-packages"))
+        path for prefix in prefixes if os.path.isdir(path := os.path.join(prefix, "lib", version, "site-packages"))
     ]
 
 
