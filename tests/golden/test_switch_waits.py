@@ -143,10 +143,8 @@ def addresses(recording: Recording, row: int) -> list[int]:
 def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any], Wait]]:
     """Return all (our sample as a dict, perf's wait) with equal thread and begin."""
     samples = waits_of(recording)
-    rows = [
-        dict(zip(samples.columns, values, strict=True))
-        for values in zip(*(getattr(samples, name).tolist() for name in samples.columns), strict=True)
-    ]
+    columns = (getattr(samples, name).tolist() for name in samples.columns)
+    rows = [dict(zip(samples.columns, values, strict=True)) for values in zip(*columns, strict=True)]
     rows.sort(key=lambda row: (row["tid"], row["switch_out_ns"]))
     waits = sorted(expected.waits, key=lambda wait: (wait.tid, wait.out))
     assert [(row["tid"], row["switch_out_ns"] // NS_OF_US) for row in rows] == [(wait.tid, wait.out) for wait in waits]

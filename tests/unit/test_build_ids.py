@@ -67,11 +67,8 @@ def test_long_ids_are_cut_to_what_records_hold() -> None:
 
 
 def test_real_files_as_readelf_sees_them() -> None:
-    files = {
-        mapping.name
-        for mapping in parse_maps(Path("/proc/self/maps").read_bytes())
-        if mapping.inode and b"x" in mapping.permissions
-    }
+    maps = parse_maps(Path("/proc/self/maps").read_bytes())
+    files = {mapping.name for mapping in maps if mapping.inode and b"x" in mapping.permissions}
     assert len(files) > 2
     for name in files:
         with open(name, "rb") as file:

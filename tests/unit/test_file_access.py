@@ -152,11 +152,8 @@ def unexplained(source: str) -> list[Use]:
     if REASON_OF_MODULE.search(source):
         return []
     lines = source.splitlines()
-    return [
-        use
-        for use in uses(ast.parse(source))
-        if not any(REASON.search(line) for line in lines[max(use.first - 2, 0) : use.last])
-    ]
+    places = {use: lines[max(use.first - 2, 0) : use.last] for use in uses(ast.parse(source))}
+    return [use for use, around in places.items() if not any(map(REASON.search, around))]
 
 
 def test_files_are_used_through_the_door_or_with_a_reason() -> None:

@@ -156,14 +156,8 @@ ASKED = re.compile(r"environ(?:\.get\(|\[)\"(\w+)\"|\"(\w+)\" in os\.environ")
 
 
 def test_every_variable_that_is_asked_for_is_ignored_or_allowed() -> None:
-    asked = {
-        name
-        for path in (ROOT / "perf_offcpu").rglob("*.py")
-        if path.name != "environment.py"
-        for found in ASKED.finditer(path.read_text())
-        for name in found.groups()
-        if name
-    }
+    texts = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "environment.py"]
+    asked = {name for text in texts for found in ASKED.finditer(text) for name in found.groups() if name}
     assert {"XDG_CACHE_HOME", "LD_LIBRARY_PATH", "LESS"} <= asked <= ALLOWED | set(FOLLOWED)
 
 

@@ -23,17 +23,8 @@ LAYOUTS = {
         counters.BUDGET, counters.PYTHON, wait_objects.OBJECTS, wait_objects.OBJECT,
     )
 }  # fmt: skip
-ENUMS = {
-    kind.__name__: kind
-    for kind in (
-        offcpu.Kind,
-        offcpu.WaitFlag,
-        offcpu.Lost,
-        offcpu.ObjectLost,
-        wait_objects.ObjectKind,
-        wait_objects.LockRole,
-    )
-}
+_KINDS = (offcpu.Kind, offcpu.WaitFlag, offcpu.Lost, offcpu.ObjectLost, wait_objects.ObjectKind, wait_objects.LockRole)
+ENUMS = {kind.__name__: kind for kind in _KINDS}
 MARK = re.compile(r"^<!-- (table|values): (.+) -->\n(\n\|(?:.*\n)+?(?=\n))?", re.MULTILINE)
 
 

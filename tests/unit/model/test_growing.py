@@ -100,10 +100,8 @@ def test_columns_grow_that_have_one_value_at_first(parts: list[list[tuple[int, i
     growing = GrowingTable(Comms)
     for part in parts:
         table = Comms.from_rows(part)
-        growing.interleave(
-            [table.take(slice(1, None, 2)), table.take(slice(0, None, 2))],
-            [np.arange(1, len(part), 2), np.arange(0, len(part), 2)],
-        )
+        places = [np.arange(first, len(part), 2) for first in (1, 0)]
+        growing.interleave([table.take(rows) for rows in places], places)
     table = growing.release()
     table.check()
     expected = Comms.concat(Comms.from_rows(part) for part in parts)

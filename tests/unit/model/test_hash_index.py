@@ -51,8 +51,7 @@ def test_a_table_whose_index_refuses_goes_on_by_words(monkeypatch: pytest.Monkey
     rows = [[value] for value in range(3 * chain_table.MAX_STEPS)]
     hashes = dict(zip(range(len(rows)), same_slots(len(rows)).tolist(), strict=True))
     monkeypatch.setattr(
-        "perf_offcpu.model.chain_table.hash_rows",
-        lambda chains: as_hashes([hashes[word] for word in chains.values.tolist()]),
+        chain_table, "hash_rows", lambda chains: as_hashes([hashes[word] for word in chains.values.tolist()])
     )
     table = ChainTable()
     ids = [*table.add(Ragged.from_lists(rows[:50])), *table.add(Ragged.from_lists(rows + rows[::-1]))]

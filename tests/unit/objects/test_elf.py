@@ -4,6 +4,7 @@
 import lzma
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -115,12 +116,8 @@ class TestHandMade:
         assert names_of(elf.symbols) == ["function", "ifunc", "label_in_text"]
 
     def test_a_function_without_size_ends_at_data_or_with_its_section(self) -> None:
-        symbols = [
-            Sym("asm", 0x1000),
-            Sym("table", 0x1080, 8, type=OBJECT),
-            Sym("last", 0x1F00),
-            Sym("far", 0x9000, 8, section=".far"),
-        ]
+        symbols = [Sym("asm", 0x1000), Sym("table", 0x1080, 8, type=OBJECT), Sym("last", 0x1F00)]
+        symbols.append(Sym("far", 0x9000, 8, section=".far"))
         far = Sec(".far", addr=0x9000, data=bytes(16))
         elf = read(ElfBuilder(symbols, sections=[TEXT, far]))
         assert names_at(elf.symbols, 0x107F, 0x1080, 0x1FFF, 0x2000, 0x9000) == ["asm", "", "last", "", "far"]
@@ -164,9 +161,8 @@ class TestFileOffsets:
     def test_the_rest_of_an_executable_segments_pages_belongs_to_it(self) -> None:
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=[Load(0x1100, 0x401100, 0x200)]))
         offsets = np.array([0xFFF, 0x1000, 0x1FFF, 0x2000], np.uint64)
-        assert file_offset_to_vaddr(elf.loads, offsets).tolist() == [
-            *(int(NO_ADDRESS), 0x401000, 0x401FFF, int(NO_ADDRESS))
-        ]
+        outside = int(NO_ADDRESS)
+        assert file_offset_to_vaddr(elf.loads, offsets).tolist() == [outside, 0x401000, 0x401FFF, outside]
 
     def test_segments_that_wrap_around_hold_nothing(self) -> None:
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=[Load(2**64 - 16, 0, 32), Load(0, 2**64 - 16, 32)]))
@@ -238,11 +234,8 @@ class TestPlt:
             capture_output=True,
             text=True,
         ).stdout
-        stubs = {
-            int(line.split()[0], 16): line.split("<")[1].split(">")[0].split("@")[0]
-            for line in listing.splitlines()
-            if line.endswith("@plt>:")
-        }
+        lines = [re.fullmatch(r"(\w+) <(.+)@plt>:", line) for line in listing.splitlines()]
+        stubs = {int(line[1], 16): line[2].partition("@")[0] for line in lines if line}
         assert {"printf", "getchar"} & {name.removesuffix("_chk").strip("_") for name in stubs.values()}
         for address, name in stubs.items():
             assert names_at(elf.symbols, address, address + 5) == [f"{name}@plt"] * 2
@@ -307,11 +300,8 @@ class TestThisSystem:
         starts = elf.symbols.start[elf.symbols.lookup(np.array(addresses, np.uint64))].tolist()
         answers = {at: answer for at, answer in zip(addresses, out.splitlines()[::2], strict=True)}
         with_size = set().union(*names_of.values())  # addr2line names labels within functions, too
-        sized = [
-            (at, start)
-            for at, start in zip(addresses, starts, strict=True)
-            if start in names_of and answers[at] in with_size
-        ]
+        pairs = zip(addresses, starts, strict=True)
+        sized = [(at, start) for at, start in pairs if start in names_of and answers[at] in with_size]
         assert len(sized) > 0.9 * len(addresses)
         assert [hex(at) for at, start in sized if answers[at] not in names_of[start]] == []
 

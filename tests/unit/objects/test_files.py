@@ -136,7 +136,6 @@ def test_its_exported_functions_are_named_at_their_addresses() -> None:
 
 def test_its_first_page_is_mapped_from_offset_0_and_it_has_a_build_id() -> None:
     elf = symbols_of(ElfImage(Source(VDSO, vdso_image())))
-    assert file_offset_to_vaddr(elf.loads, np.array([0x40], np.uint64)).tolist() == [
-        int(elf.loads["p_vaddr"][0]) + 0x40
-    ]
+    addresses = file_offset_to_vaddr(elf.loads, np.array([0x40], np.uint64))
+    assert addresses.tolist() == [int(elf.loads["p_vaddr"][0]) + 0x40]
     assert len(elf.build_id) >= 8

@@ -30,10 +30,8 @@ def names_at(text: bytes, *addresses: int) -> list[str]:
 
 def test_lines_name_ranges() -> None:
     text = b"1000 10 first\n1020 20 second with blanks\nffff800000000000 8 far\n"
-    assert names_at(text, 0xFFF, 0x1000, 0x100F, 0x1010, 0x1020, 0x103F, 0x1040) == [
-        *("", "first", "first", ""),
-        *("second with blanks", "second with blanks", ""),
-    ]
+    names = ["", "first", "first", "", "second with blanks", "second with blanks", ""]
+    assert names_at(text, 0xFFF, 0x1000, 0x100F, 0x1010, 0x1020, 0x103F, 0x1040) == names
     assert names_at(text, 0xFFFF800000000007) == ["far"]
 
 
@@ -176,19 +174,13 @@ class TestSymbolize:
 
     def frames(self, profile: Profile) -> set[tuple[str, str, int, int]]:
         table, strings = profile.frames, profile.strings
-        columns = (table.symbol, table.file, table.line, table.offset)
-        return {
-            (strings[symbol], strings[file], line, offset)
-            for symbol, file, line, offset in zip(*(column.tolist() for column in columns), strict=True)
-        }
+        columns = (column.tolist() for column in (table.symbol, table.file, table.line, table.offset))
+        return {(strings[symbol], strings[file], *place) for symbol, file, *place in zip(*columns, strict=True)}
 
     def test_frames_have_the_names_of_the_map(self, map_file: Path) -> None:
         profile = self.profile()
-        assert self.frames(profile) == {
-            ("handle (app.py)", "/srv/app.py", 0, 0x10),
-            ("JS:*f /srv/f.js:3:1", "/srv/f.js", 3, 0x21),
-            ("", "", 0, 0),
-        }
+        named = {("handle (app.py)", "/srv/app.py", 0, 0x10), ("JS:*f /srv/f.js:3:1", "/srv/f.js", 3, 0x21)}
+        assert self.frames(profile) == named | {("", "", 0, 0)}
         assert {profile.strings[row] for row in profile.frames.dso.tolist()} == {str(map_file)}
         assert profile.frames.address.min() > 0x7F0000000000
         assert sum(count for cause, count in profile.losses.items() if str(map_file) in cause.text) == 1

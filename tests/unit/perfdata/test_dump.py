@@ -60,9 +60,8 @@ def test_what_the_header_says() -> None:
     event = lines[lines.index("event 0") :]
     assert event[1].startswith("  name: b'cpu-clock'")
     assert "DEFER_CALLCHAIN" in next(line for line in event if line.startswith("  flags: "))
-    assert lines[lines.index(next(line for line in lines if line.startswith("feature 6 ARCH at "))) + 1] == (
-        "  text: b'x86_64'"
-    )
+    (arch,) = (row for row, line in enumerate(lines) if line.startswith("feature 6 ARCH at "))
+    assert lines[arch + 1] == "  text: b'x86_64'"
     assert "  levels[0]: {level: 1, line_size: 64, " in "\n".join(lines)
 
 
@@ -78,10 +77,8 @@ def test_a_deferred_callchain_and_the_sample_that_waits_for_it() -> None:
 def test_the_counts_at_the_end_are_those_of_the_records() -> None:
     lines = lines_of(DATA / "hybrid.data")
     counts = Counter(one.name for one in parse(lines))
-    assert lines[-len(counts) - 1 :] == [
-        f"{counts.total()} records",
-        *(f"  {name}: {count}" for name, count in sorted(counts.items())),
-    ]
+    shown = [f"  {name}: {count}" for name, count in sorted(counts.items())]
+    assert lines[-len(counts) - 1 :] == [f"{counts.total()} records", *shown]
 
 
 @pytest.mark.parametrize("name", ["atend", "deferred"])

@@ -25,11 +25,8 @@ CLOCK = event("cpu-clock", (1, 2), BASE)
 def test_everything_of_the_header_arrives(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     build_ids = [BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[kernel.kallsyms]")]
-    features = FEATURES | {
-        Feature.BUILD_ID: build_id_body(build_ids),
-        Feature.TRACING_DATA: b"formats of 18 byte",
-        Feature.EVENT_DESC: event_desc_body([CLOCK]),
-    }
+    features = FEATURES | {Feature.BUILD_ID: build_id_body(build_ids), Feature.EVENT_DESC: event_desc_body([CLOCK])}
+    features |= {Feature.TRACING_DATA: b"formats of 18 byte"}
     with open(path, "wb", buffering=0) as file:
         writer = PipeWriter(file.fileno(), [CLOCK], features, "pipe")
         writer.append(comm(CLOCK, 7, 7, "seven"), sample(CLOCK, tid=7, time=5))
@@ -37,9 +34,8 @@ def test_everything_of_the_header_arrives(tmp_path: Path) -> None:
     with PerfDataReader.open(path) as reader:
         kinds = [kind for chunk in reader.chunks() for kind in chunk.types.tolist()]
         assert reader.head.is_pipe
-        assert [(spec.name, spec.ids, spec.attr) for spec in reader.events.specs] == [
-            (CLOCK.name, CLOCK.ids, CLOCK.attr)
-        ]
+        (spec,) = reader.events.specs
+        assert (spec.name, spec.ids, spec.attr) == (CLOCK.name, CLOCK.ids, CLOCK.attr)
         assert reader.features.build_ids() == build_ids
         assert reader.features.bodies[Feature.TRACING_DATA][:18] == b"formats of 18 byte"
         assert reader.features.text(Feature.HOSTNAME) == "here"

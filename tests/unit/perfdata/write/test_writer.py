@@ -84,9 +84,8 @@ def path(tmp_path: Path) -> Path:
 
 def records(path: Path) -> list[tuple[int, bytes]]:
     with PerfDataReader.open(path) as reader:
-        found = [
-            (int(chunk.types[row]), bytes(chunk.record(row))) for chunk in reader.chunks() for row in range(len(chunk))
-        ]
+        places = ((chunk, row) for chunk in reader.chunks() for row in range(len(chunk)))
+        found = [(int(chunk.types[row]), bytes(chunk.record(row))) for chunk, row in places]
         assert not reader.counters or set(reader.counters) == {losses.NO_END}
         return found
 
