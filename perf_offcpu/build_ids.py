@@ -60,10 +60,7 @@ def build_id_of(fd: int) -> bytes:
 
 
 def unpack_elf_header(start: bytes) -> tuple[dict[str, Any], Order]:
-    """Unpack the file header of an ELF file from its first bytes: (fields, byte order of the file).
-
-    Raises LayoutError if this is no ELF file.
-    """
+    """Unpack the first bytes of an ELF file: (header fields, byte order); raise LayoutError for other files."""
     if start[:4] != MAGIC or len(start) < 16 or start[4] not in EHDR:
         raise LayoutError("no ELF file")
     order: Order = ">" if start[5] == 2 else "<"
@@ -81,10 +78,7 @@ def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[
 
 
 def find_build_id(notes: bytes, order: Order, align: int = 4) -> bytes:
-    """Return the first build-id in a note segment or section; b"" if there is none.
-
-    `align` is that of the segment or section; some linkers align all notes of one to 8 bytes.
-    """
+    """Return the first build-id in a note segment or section, of which some are aligned to 8 bytes; b"" for none."""
     offset, align = 0, 8 if align == 8 else 4
     while (name_at := offset + NOTE.size()) <= len(notes):
         note = NOTE.unpack(notes, order, start=offset)

@@ -105,9 +105,7 @@ class DiskCache:
         return Directory.private(self.directory, make=make)
 
     def _shrink(self, directory: Directory) -> None:
-        """Remove the files used longest ago until the others fit, and temporary files of crashes, but no names of
-        others.
-        """
+        """Remove the files used longest ago until the others fit, and temporary files of crashes, by our names only."""
         own_names = filter(_OWN_NAME.fullmatch, directory.names())
         files = [
             (status.st_mtime, status.st_size, name)

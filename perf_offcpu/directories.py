@@ -30,10 +30,7 @@ _MAX_LINKS: Final = 40  # the kernel's limit of symbolic links in one path (MAXS
 
 
 class Directory:
-    """An open directory; its methods take names of entries, never paths. Use as a context manager.
-
-    `fd` is readable and closed by `close`; `path` is shown in messages.
-    """
+    """An open directory, with a readable descriptor; its methods take names of entries, never paths."""
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd, self.path = fd, path

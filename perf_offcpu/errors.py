@@ -16,11 +16,7 @@ class PerfOffcpuError(Exception):
 
 
 class FormatError(PerfOffcpuError):
-    """A file (`path` as the user named it), or the part `what` of it, cannot be read.
-
-    `problem` is what is wrong, with both numbers if two disagree; `offset` the bytes from the start of the file, if
-    any.
-    """
+    """A file (`path` as the user named it), or the part `what` of it, cannot be read; `problem` says why."""
 
     def __init__(self, path: str, what: str, problem: str, offset: int | None = None) -> None:
         self.path, self.what, self.problem, self.offset = path, what, problem, offset

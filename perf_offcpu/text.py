@@ -86,17 +86,11 @@ def folded_field(label: str) -> str:
 
 
 def folded_root(label: str) -> str:
-    """Return a comm as the first field of a folded line.
-
-    Blanks become `_` as in stackcollapse-perf.pl; a leading `#`, a comment to Perfetto, becomes an escape.
-    """
+    """Return a comm as the first field of a folded line, blanks as `_`, a leading `#` (Perfetto's comments) escaped."""
     field = label.replace(";", ":").replace(" ", "_")
     return "\\x23" + field[1:] if field.startswith("#") else field
 
 
 def for_script_element(json_text: str) -> str:
-    """Return JSON that cannot end an HTML script element or begin a comment in it.
-
-    Source: HTML standard, "restrictions for contents of script elements".
-    """
+    """Return JSON that neither ends an HTML script element nor begins a comment (HTML standard, script contents)."""
     return json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

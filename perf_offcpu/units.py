@@ -26,20 +26,14 @@ SIZES: Final = "512K, 100M, 2G"
 
 
 def time_ns(text: str, unit: str = "") -> int | None:
-    """Return the nanoseconds of a length of time; None if the text is none.
-
-    `unit` is that of a number without suffix; "" if there must be a suffix.
-    """
+    """Return the ns of a length of time; None if it is none, or if it has no suffix and `unit` is ""."""
     match = _TIME.fullmatch(text)
     factor = _TIMES.get(match[3] or unit) if match else None
     return None if match is None or factor is None else _product(match, factor)
 
 
 def size_bytes(text: str, unit: int = 1) -> int | None:
-    """Return the bytes of a size, with a suffix in upper or lower case; None if the text is none.
-
-    `unit` is the bytes that a number without suffix counts; 0 if there must be a suffix.
-    """
+    """Return the bytes of a size (suffix in any case); None if it is none, or if it has no suffix and `unit` is 0."""
     match = _SIZE.fullmatch(text)
     factor = 0 if match is None else _SIZES[match[3].upper()] if match[3] or match[4] else unit
     return _product(match, factor) if match and factor else None

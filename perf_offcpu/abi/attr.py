@@ -117,9 +117,7 @@ class Attr(NamedTuple):
     config4: int = 0
 
     def pack(self, size: int | None = None, order: Order = "<") -> bytes:
-        """Return the attr as `size` bytes (default: its own `size`), with that as its `size` field; raise LayoutError
-        if a field after these is not zero and would be lost.
-        """
+        """Return the attr as `size` bytes (default: its own size); LayoutError if that cuts off a field in use."""
         size = self.size if size is None else size
         values = self._asdict() | {"size": size}
         data = ATTR.pack(values, order)
@@ -138,10 +136,7 @@ class Attr(NamedTuple):
 
 
 def unpack_attr(data: Buffer, order: Order = "<") -> Attr:
-    """Read an attr of any size up to its own `size`; missing fields are zero, unknown ones dropped.
-
-    Raises LayoutError for fewer than 64 bytes, the first published size.
-    """
+    """Read an attr of any size up to its own, missing fields as zero; raise LayoutError for less than 64 bytes."""
     if len(data) < ATTR_SIZE_VER0:
         raise LayoutError(f"perf_event_attr: {len(data)} bytes, at least {ATTR_SIZE_VER0} expected")
     stated = to_int(data[4:8], order) or ATTR_SIZE_VER0

@@ -239,10 +239,7 @@ _COMPAT_ENTRY = re.compile(
 
 
 def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
-    """Return number → name on an architecture, as `uname -m` prints it; nothing for an unknown one.
-
-    With `compat`, those of a 32-bit program on a 64-bit kernel.
-    """
+    """Return number → name on an architecture (`uname -m`), {} if unknown; `compat`: for its 32-bit programs."""
     name = next((table for pattern, table in _ALIASES if pattern.fullmatch(arch)), arch)
     return _names(_COMPAT.get(name, name) if compat else name)
 
@@ -259,9 +256,7 @@ def is_compat_entry(function: str) -> bool:
 
 @functools.cache
 def _names(arch: str) -> Mapping[int, str]:
-    names: dict[int, str] = {}
-    for text in _TABLES.get(arch, ()):
-        names |= _numbered(text)
+    names = {number: name for text in _TABLES.get(arch, ()) for number, name in _numbered(text).items()}
     names = {number: name for number, name in names.items() if name != "-"}
     if arch == "x86_64":
         own = _numbered(_X32)
@@ -271,8 +266,7 @@ def _names(arch: str) -> Mapping[int, str]:
 
 
 def _numbered(text: str) -> dict[int, str]:
-    names: dict[int, str] = {}
-    number = 0
+    names, number = dict[int, str](), 0
     for word in text.split():
         if word.endswith(":"):
             number = int(word[:-1])

@@ -12,14 +12,8 @@ import enum
 class TaskState(enum.IntFlag):
     """Bits of `task_struct.__state` that a sleeping task can have."""
 
-    INTERRUPTIBLE = 0x1
-    UNINTERRUPTIBLE = 0x2
-    STOPPED = 0x4
-    TRACED = 0x8
-    EXIT_DEAD = 0x10
-    EXIT_ZOMBIE = 0x20
-    PARKED = 0x40
-    NOLOAD = 0x400
+    INTERRUPTIBLE, UNINTERRUPTIBLE, STOPPED, TRACED = 0x1, 0x2, 0x4, 0x8
+    EXIT_DEAD, EXIT_ZOMBIE, PARKED, NOLOAD = 0x10, 0x20, 0x40, 0x400
     RTLOCK_WAIT = 0x1000  # since 5.15; shown as D
     FROZEN = 0x8000  # since 6.1; shown as D
 

@@ -128,10 +128,7 @@ def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
 
 
 def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
-    """Cut ragged rows into groups of one length and at most `BLOCK` items: (length, which rows).
-
-    Rows of length 0 are in no group. None if there are too many lengths.
-    """
+    """Cut ragged rows into (length, which), at most BLOCK items each; no empty rows. None if lengths are too many."""
     lengths = _lengths(np.diff(offsets))
     if lengths is None:
         return None

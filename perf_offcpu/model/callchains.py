@@ -30,10 +30,7 @@ _HALF = np.uint64(32)
 
 @mutable
 class Ragged:
-    """n rows of different length in one array (compressed sparse rows).
-
-    Row i is `values[offsets[i]:offsets[i + 1]]`.
-    """
+    """n rows of different length in one array (CSR): row i is `values[offsets[i]:offsets[i + 1]]`."""
 
     offsets: I64 = field(default_factory=lambda: np.zeros(1, np.int64))  # int64[n + 1], ascending from 0
     values: U64 = field(default_factory=lambda: np.empty(0, np.uint64))  # uint64[offsets[n]]
@@ -179,10 +176,7 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 
 
 def first_of_each(keys: U64) -> tuple[I64, I32]:
-    """Number the distinct keys in order of first appearance.
-
-    Returns (first, ids): int64[k], where each appears first; int32[n], which of them each key is.
-    """
+    """Number distinct keys by appearance: (int64[k], where each is first; int32[n], the number of each key)."""
     order = np.argsort(keys)
     ascending = keys[order]
     is_new = np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]

@@ -117,10 +117,7 @@ class HashIndex:
         return rows
 
     def add(self, hashes: U64, rows: I32) -> bool:
-        """Add different hashes that are not here yet.
-
-        Returns True if each found a slot within `MAX_STEPS`; if not, the index can no longer be used.
-        """
+        """Add different, new hashes; False, with an index of no more use, if one takes more than MAX_STEPS."""
         self._used += len(hashes)
         if 2 * self._used > len(self._rows):
             taken = np.flatnonzero(self._rows >= 0)

@@ -111,20 +111,14 @@ class Table:
         return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns if parts))
 
     def take(self, rows: Any) -> Self:
-        """Return the rows selected by an index array, slice or mask, in that order.
-
-        Columns that take no memory take none afterwards.
-        """
+        """Return the rows of an index array, slice or mask; columns that take no memory take none afterwards."""
         if isinstance(rows, np.ndarray) and rows.ndim == 1:
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return type(self)(*(_taken(getattr(self, name), rows, count) for name in self.columns))
         return type(self)(*(getattr(self, name)[rows] for name in self.columns))
 
     def reorder(self, rows: NDArray[np.int64]) -> None:
-        """Reorder the rows in place, column by column, so that memory holds no second table.
-
-        No other table may share the columns: memory of one becomes room for the next.
-        """
+        """Reorder the rows in place, column by column, without a second table; no other table may share the columns."""
         room: dict[np.dtype[Any], NDArray[Any]] = {}
         for name in self.columns:
             old = getattr(self, name)

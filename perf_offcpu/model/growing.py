@@ -130,9 +130,7 @@ class GrowingTable(Generic[Kind]):
         self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Append the rows of several tables, at places (int64[n], ascending) that together are a permutation of 0 to
-        n - 1.
-        """
+        """Append rows of several tables at places (int64[], ascending) that together are all from 0 to n - 1."""
         count = sum(map(len, places))
         runs = [_as_run(place) for place in places]
         for name, column in self._columns.items() if count else ():

@@ -59,10 +59,7 @@ _task = partial(column, "i4", sentinel=-1, domain="task")
 
 
 class SampleColumns(Table):
-    """Columns of samples before and after symbolization: of Samples and ProfileSamples.
-
-    Off-cpu columns hold their sentinel on ordinary samples.
-    """
+    """Columns of Samples and ProfileSamples; off-cpu columns hold their sentinel on ordinary samples."""
 
     time_ns: I64 = _time("sample time; for off-cpu the end of the (last) wait")
     period: I64 = column("i8", "weight, in the unit of its event (ns for off-cpu and cpu-clock)")
@@ -161,10 +158,7 @@ class Tasks(Table):
 
 
 class Budget(Table):
-    """Time of each thread inside the recording, by state; sorted by (tid, begin).
-
-    wall = end_ns - begin_ns = running + runnable + the blocked columns + unknown.
-    """
+    """Time of threads by state: end_ns - begin_ns = running + runnable + blocked + unknown; sorted by (tid, begin)."""
 
     tid: I32 = _task("thread id")
     pid: I32 = _task("tgid")

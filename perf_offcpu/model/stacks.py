@@ -44,10 +44,7 @@ def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
 
 
 def depths(parent: I32) -> I64:
-    """Return int64[n]: the number of nodes from the root to each node, both included.
-
-    By pointer doubling, in log2(depth) passes.
-    """
+    """Return int64[n]: the nodes from the root to each node, both included; in log2(depth) passes."""
     depth = np.ones(len(parent), np.int64)
     above = parent.astype(np.int64)
     while True:

@@ -90,11 +90,9 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
     for symbols, strings in _exports(image) if names else ():
         places = symbols.name[symbols.code != 0][:_MAX_EXPORTS]
         firsts = np.array(sorted({name[0] for name in names}), np.uint8)
-        for place in places[is_among(np.frombuffer(strings, np.uint8)[places], firsts)].tolist():
-            name = strings[place : place + longest + 1].partition(b"\0")[0]
-            if name in names:
-                exports.add(name)
-    return exports
+        places = places[is_among(np.frombuffer(strings, np.uint8)[places], firsts)]
+        exports |= {strings[place : place + longest + 1].partition(b"\0")[0] for place in places.tolist()}
+    return exports & names
 
 
 def is_signal_return(image: ElfImage, offsets: U64) -> Bool:

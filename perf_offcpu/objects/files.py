@@ -85,10 +85,7 @@ def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
 
 
 def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -> ElfImage:
-    """Open the file of one of a recording's dsos for the life of `stack`; `[vdso]` is the running kernel's.
-
-    Raises Refused if there is none, or not the right one.
-    """
+    """Open the file of a dso for the life of `stack`; `[vdso]` is the running kernel's. Raises Refused without it."""
     dsos, meta = recording.dsos, recording.meta
     name, hex_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
     build_id = bytes.fromhex(hex_id)
@@ -215,13 +212,13 @@ def _acting_devices() -> set[int]:
         mounts = kernel_lines(read_kernel("/proc/self/mountinfo"))
     except OSError:
         return set()
-    numbers = []
+    devices = set[int]()
     for line in mounts:
         words, _, source = line.partition(b" - ")
         _, _, number, _, place, *_ = words.split()
         if re.match(b"/(proc|sys)(/|$)", place) and source.split()[0] not in _STORAGE:
-            numbers.append(number.split(b":"))
-    return {os.makedev(int(major), int(minor)) for major, minor in numbers}
+            devices.add(os.makedev(*map(int, number.split(b":"))))
+    return devices
 
 
 def _is_plain(path: str) -> bool:

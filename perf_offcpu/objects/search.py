@@ -179,10 +179,7 @@ def debug_link(image: ElfImage) -> tuple[str, int]:
 
 
 def file_crc(image: ElfImage) -> int | None:
-    """Return the CRC-32 of a whole file, as debuglinks hold it (zlib's).
-
-    Return None for a file that consists of holes, which cost nothing to make and as much to read as data.
-    """
+    """Return a file's CRC-32 as debuglinks hold it (zlib's); None for holes, which cost nothing to make."""
     source = image.source
     if source.fd >= 0 and is_mostly_holes(os.fstat(source.fd)):
         return None

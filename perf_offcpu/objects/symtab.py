@@ -59,10 +59,7 @@ def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
 
 
 def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Join tables with their own string bytes, rows in the given order.
-
-    The string bytes of a single table are not copied; those of empty tables are dropped.
-    """
+    """Join tables with their own string bytes, in the given order; those of a single table are not copied."""
     tables, blobs, offset = [Symbols()], list[bytes](), 0
     for rows, strings in parts:
         if len(rows):
@@ -74,12 +71,7 @@ def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
 
 
 class SymbolTable:
-    """Named, disjoint or nested address ranges: of symbols in file order, whose names are offsets in `strings`.
-
-    Attributes:
-        start, end: uint64[n], sorted by start; end is exclusive; starts are unique.
-        source: int32[n], the row of `rows` that each row came from.
-    """
+    """Named, disjoint or nested address ranges [start, end) (uint64[n]), sorted by start, of which each is unique."""
 
     def __init__(self, rows: Symbols, strings: bytes) -> None:
         self._strings: bytes | memoryview = strings
@@ -89,7 +81,7 @@ class SymbolTable:
         keep = np.flatnonzero(ordered.code.astype(bool) & ~_labels_inside(ordered, end))
         keep = _best_aliases(keep, ordered, end, strings)
         self.start, self.end, self._name = ordered.start[keep], end[keep], ordered.name[keep]
-        self.source: I32 = order[keep].astype(np.int32)
+        self.source: I32 = order[keep].astype(np.int32)  # of each row, the row of `rows` that it came from
         self._reach: I64 | I32 = _furthest_before(self.end)
 
     def columns(self) -> dict[str, NDArray[Any]]:

@@ -87,10 +87,7 @@ def zstd_library() -> Any:
 
 
 def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """Yield the bytes in pieces of at least `least`, except for the last: each costs its consumer a step.
-
-    Bytes before an exception are yielded before it is raised.
-    """
+    """Yield the bytes, and those before an exception, in pieces of at least `least` but the last: each costs a step."""
     waiting, size = list[bytes](), 0
     try:
         for piece in pieces:

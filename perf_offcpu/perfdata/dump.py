@@ -90,9 +90,8 @@ class _Dump:
             yield from self._feature(bit, bodies[bit]) if bit in bodies else ("  ! not readable",)
 
     def _file_header(self) -> Lines:
-        stream = self.reader.stream
-        stream.seek(0)
-        data = stream.read(FILE_HEADER_SIZE)
+        self.reader.stream.seek(0)
+        data = self.reader.stream.read(FILE_HEADER_SIZE)
         values = FILE_HEADER.unpack(data.ljust(FILE_HEADER_SIZE, b"\0"), self.order)
         if values["size"] == FILE_HEADER_SIZE_OLD:
             del values["features"]
@@ -135,8 +134,7 @@ class _Dump:
 
     def _sample(self, record: bytes, evsel: int) -> Lines:
         if evsel < 0:
-            yield "  ! its id belongs to no event"
-            yield from hex_lines(record[HEADER_SIZE:])
+            yield from ("  ! its id belongs to no event", *hex_lines(record[HEADER_SIZE:]))
             return
         spec = self.reader.events.specs[evsel]
         yield f"  event: {evsel} {_name_of(spec)!r}"
@@ -174,8 +172,8 @@ class _Dump:
         trailer = TRAILER.size(shape) if shape is not None else 0
         end = len(record) - trailer
         if end < HEADER_SIZE:
-            yield f"  ! {len(record)} bytes, too short for its sample_id of {trailer}"
-            yield from hex_lines(record[HEADER_SIZE:])
+            problem = f"{len(record)} bytes, too short for its sample_id of {trailer}"
+            yield from (f"  ! {problem}", *hex_lines(record[HEADER_SIZE:]))
             return
         yield from self._body(kind, misc, record, end)
         if trailer:
@@ -203,8 +201,7 @@ class _Dump:
         try:
             attr = unpack_attr(record[HEADER_SIZE:], self.order)
         except LayoutError as problem:
-            yield f"  ! {problem}"
-            yield from hex_lines(record[HEADER_SIZE:])
+            yield from (f"  ! {problem}", *hex_lines(record[HEADER_SIZE:]))
             return
         yield from field_lines(ATTR, attr._asdict())
         ids_at = min(HEADER_SIZE + attr.size, len(record))
@@ -229,14 +226,12 @@ class _Dump:
         if problem is not None:
             yield f"{indent}! {problem}"
         if stop < end:
-            yield f"{indent}rest: {end - stop} bytes"
-            yield from hex_lines(data[stop:end], indent + "  ")
+            yield from (f"{indent}rest: {end - stop} bytes", *hex_lines(data[stop:end], indent + "  "))
         return values
 
 
 def _event_lines(spec: EventSpec, indent: str = "  ") -> Lines:
-    yield f"{indent}name: {_name_of(spec)!r}"
-    yield f"{indent}ids: {list(spec.ids)}"
+    yield from (f"{indent}name: {_name_of(spec)!r}", f"{indent}ids: {list(spec.ids)}")
     yield from field_lines(ATTR, spec.attr._asdict(), indent)
 
 

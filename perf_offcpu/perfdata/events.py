@@ -52,10 +52,9 @@ class EventSpec:
 
     def named(self) -> EventSpec:
         """Return the evsel with a name derived from the attr if the file has none."""
-        name, attr = self.name, self.attr
-        if not name and attr.type == PerfType.SOFTWARE:
-            name = _SOFTWARE_NAMES.get(attr.config, "unknown-software")
-        return replace(self, name=name or f"type-{attr.type}-config-{attr.config:#x}")
+        attr, is_software = self.attr, self.attr.type == PerfType.SOFTWARE
+        derived = _SOFTWARE_NAMES.get(attr.config, "unknown-software") if is_software else ""
+        return replace(self, name=self.name or derived or f"type-{attr.type}-config-{attr.config:#x}")
 
 
 class Events:
@@ -106,10 +105,8 @@ def sample_id_place(kind: SampleType) -> int | None:
     """Return the u64 word of a sample's payload that holds the event's id; None if samples have no id."""
     if kind & SampleType.IDENTIFIER:
         return 0
-    if kind & SampleType.ID:
-        before = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.ADDR
-        return (kind & before).bit_count()
-    return None
+    before = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.ADDR
+    return (kind & before).bit_count() if kind & SampleType.ID else None
 
 
 I32 = NDArray[np.int32]
@@ -133,10 +130,7 @@ class Trailers:
 
 
 def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) -> Trailers:
-    """Read the trailers of some records of a chunk (`rows`), in that order; samples have none.
-
-    `unknown` is the evsel that stands for unknown events.
-    """
+    """Read the trailers of some records of a chunk, which samples lack; `unknown` is the evsel of unknown events."""
     owners = owners_of(chunk, rows, events)
     trailers = Trailers(
         np.where(owners == UNKNOWN, np.int32(unknown), owners),
@@ -150,15 +144,10 @@ def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) ->
 
 
 def id_place(kind: SampleType) -> int | None:
-    """Return the place of the event's id in u64 words before the record's end; None if trailers have no id.
-
-    Source: tools/perf/util/evsel.c, __perf_evsel__calc_is_pos().
-    """
+    """Return the u64 words from an event's id to a record's end, None without id (__perf_evsel__calc_is_pos())."""
     if kind & SampleType.IDENTIFIER:
         return 1
-    if kind & SampleType.ID:
-        return 1 + (kind & (SampleType.CPU | SampleType.STREAM_ID)).bit_count()
-    return None
+    return 1 + (kind & (SampleType.CPU | SampleType.STREAM_ID)).bit_count() if kind & SampleType.ID else None
 
 
 def owners_of(chunk: Chunk, rows: I64, events: Events) -> I32:

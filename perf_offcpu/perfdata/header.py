@@ -168,10 +168,7 @@ class _HeadReader:
             self._count_missing(max(table_at + len(bits) * _SECTION_SIZE, self._end_of_features()))
 
     def _end_of_features(self) -> int:
-        """Return the end of the features if the file ends within the last one; else 0.
-
-        Places of features that are merely wrong are no cut.
-        """
+        """Return the end of the features if the file ends within the last one; 0 if not, or if places are wrong."""
         sections = [(begin, begin + size) for begin, size in self.feature_sections.values()]
         last = max((begin for begin, end in sections if end <= self.size), default=0)
         is_cut = any(last <= begin <= self.size < end for begin, end in sections)

@@ -40,11 +40,8 @@ _COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 class PerfDataReader:
     """One recording, open for reading. Use `open`, and as a context manager.
 
-    Attributes:
-        head: form of the file and places of its sections.
-        events: its evsels; of a pipe, those so far.
-        features: its header features.
-        counters: damage and losses so far, by cause.
+    `head` has its form and the places of its sections, `events` its evsels (of a pipe, those so far), `features` its
+    header features, `counters` damage and losses so far.
     """
 
     def __init__(self, source: Source, directory: str = "") -> None:
@@ -101,10 +98,7 @@ class PerfDataReader:
         self.stream.close()
 
     def reopen(self, origin: str) -> int | None:
-        """Open the file that an origin's offsets refer to; the caller closes the descriptor.
-
-        None if it cannot be read again: it is a pipe, or was packed.
-        """
+        """Open the file of an origin's offsets again, for the caller to close; None for pipes and packed files."""
         try:
             if origin:
                 return open_file(os.path.join(self.directory, origin)) if " " not in origin else None
@@ -114,10 +108,7 @@ class PerfDataReader:
             return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
-        """Yield all records once, in file order, decompressed.
-
-        On request, compressed records are yielded, too, each before its content.
-        """
+        """Yield all records once, in file order, decompressed; if asked, each after its compressed record."""
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:
             self.stream.seek(begin)
@@ -128,10 +119,7 @@ class PerfDataReader:
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield blocks of the next `left` bytes (None: all) of a stream, each after the scanner's rest.
-
-        Bytes missing at the end are counted.
-        """
+        """Yield the next `left` bytes (None: all) in blocks, each after the scanner's rest; count missing bytes."""
         while left is None or left > 0:
             rest = scanner.take_rest()
             # New memory each time: chunks are not copied out of it.

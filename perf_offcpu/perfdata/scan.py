@@ -66,10 +66,7 @@ class Chunk:
 
 
 class Scanner:
-    """Turns pieces of bytes into chunks of whole records, and counts other bytes.
-
-    `file_offset` is where the stream begins in its file, `origin` that of the chunks.
-    """
+    """Turns pieces of a stream, which begins at `file_offset`, into chunks of whole records, and counts other bytes."""
 
     def __init__(self, order: Order, counters: Losses, file_offset: int = 0, origin: str = "") -> None:
         self.order, self.counters, self.origin = order, counters, origin

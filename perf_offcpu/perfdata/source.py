@@ -50,10 +50,7 @@ def open_source(path: str, seekable: bool = False, *, fifo: bool = True) -> Sour
 
 
 def open_file(path: str, *, fifo: bool = False) -> int:
-    """Open a regular file, or a FIFO if the caller allows it, and return its descriptor; else raise FormatError.
-
-    For the first bytes of a FIFO it waits, as `cat` does.
-    """
+    """Open a regular file, or a FIFO if allowed, and wait for its first bytes as `cat` does; else FormatError."""
     try:
         fd = open_regular(path, fifo=fifo)
     except FileRefusedError as problem:

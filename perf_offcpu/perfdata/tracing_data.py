@@ -79,10 +79,7 @@ class TracepointFormat:
 
 
 def tracepoint_formats(body: bytes, counters: Losses) -> dict[int, TracepointFormat]:
-    """Return the tracepoints that the body of TRACING_DATA describes, by id; b"" describes none.
-
-    Damage is counted and ends the reading; the formats before it are returned.
-    """
+    """Return the tracepoints in the body of TRACING_DATA (b"": none) by id; damage is counted and ends the reading."""
     formats: dict[int, TracepointFormat] = {}
     try:
         if body:

@@ -33,9 +33,7 @@ _ONE: Final = np.uint64(1)
 
 
 def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Ragged, U8]:
-    """Walk n stacks to their roots.
-
-    `budget` is the rest of MAX_GENERAL, in a list of one; shared by all walks of an unwinding.
+    """Walk n stacks to their roots; `budget` is the rest of MAX_GENERAL, in a list that all walks share.
 
     Returns (callchains, ends): addresses leaf first, each a return address except the first and those of interrupted
     frames; and the `End` of each.
@@ -232,10 +230,8 @@ def _cfa(state: WalkState, lanes: I64, rule: int) -> Value:
 
 def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> Value:
     kind, value = rule & 7, rule >> 3
-    if kind == Kind.SAME:
-        return state.register(lanes, number)
-    if kind == Kind.REGISTER:
-        return state.register(lanes, value)
+    if kind in (Kind.SAME, Kind.REGISTER):
+        return state.register(lanes, number if kind == Kind.SAME else value)
     if kind in (Kind.OFFSET, Kind.VAL_OFFSET):
         place = Value(cfa.words + np.uint64(value % 2**64), cfa.known)
     elif kind in (Kind.EXPRESSION, Kind.VAL_EXPRESSION):

@@ -91,25 +91,16 @@ class Unwinder:
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
-        """Unwind all snapshots, batch by batch; count callchains that were cut.
-
-        `stack_bytes` is the usual size of a copy (attr.sample_stack_user).
-        """
-        parts = []
-        for first in range(0, len(snapshots), BATCH):
-            rows = np.arange(first, min(first + BATCH, len(snapshots)))
-            parts.append(self.unwind(snapshots, rows, spaces[rows]))
-        unwound = Unwound.concat(parts)
+        """Unwind all snapshots by batches; count cut ones, by the usual bytes of copies (attr.sample_stack_user)."""
+        every = np.arange(len(snapshots))
+        batches = [every[first : first + BATCH] for first in range(0, len(snapshots), BATCH)]
+        unwound = Unwound.concat([self.unwind(snapshots, rows, spaces[rows]) for rows in batches])
         _count(unwound, snapshots.stack.lengths, np.int64(stack_bytes), counters)
         return unwound
 
 
 def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
-    """Count callchains that were cut.
-
-    `words` is the length of each copy, `stack_bytes` its usual size; a wait whose stack is longer has four times as
-    much.
-    """
+    """Count callchains that were cut, by the words of copies and their usual bytes (four times that, if long)."""
     is_exhausted, size = unwound.ends == End.EXHAUSTED, 8 * words
     more_would_help = ((size == stack_bytes) | (size == 4 * stack_bytes)) & (size < LARGEST_COPY)
     counters.add(losses.COPY_EXHAUSTED, int((is_exhausted & more_would_help).sum()))

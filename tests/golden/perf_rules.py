@@ -49,19 +49,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason why perf's text differs from ours.
+    """A reason why perf's text differs from ours."""
 
-    Args:
-        reason: what perf does, and what is right.
-        recordings: the recordings with such differences.
-        fields: the fields that differ.
-        explains: returns True for such a difference.
-    """
-
-    reason: str
-    recordings: str
-    fields: str
-    explains: Callable[[Difference], bool]
+    reason: str  # what perf does, and what is right
+    recordings: str  # those with such differences
+    fields: str  # the fields that differ
+    explains: Callable[[Difference], bool]  # returns True for such a difference
 
 
 def is_sum(one: Difference) -> bool:
@@ -84,21 +77,16 @@ def is_cookie(ip: int) -> bool:
 def is_unmerged_by_perf(one: Difference) -> bool:
     """Return True if perf's last frame is a cookie where ours continue with the user callchain."""
     last = one.perf.frames[-1]
-    return (
-        one.perf.event == "cpu-clock"
-        and is_nowhere(last)
-        and is_cookie(last.ip)
-        and one.index >= len(one.perf.frames) - 1
-        and one.our_frame.ip < 1 << 47
-    )
+    is_last = one.index >= len(one.perf.frames) - 1
+    is_cookie_of_perf = one.perf.event == "cpu-clock" and is_nowhere(last) and is_cookie(last.ip)
+    return is_cookie_of_perf and is_last and one.our_frame.ip < 1 << 47
 
 
 RULES = [
     Rule(
         "Direct off-cpu samples hold {tid, tgid}, which perf takes for {pid, tid}: it prints each wait under "
         "the process's main thread, with the tid and the comm of that (none any more, if it has exited).",
-        "direct hybrid compressed pipe",
-        "tid comm",
+        "direct hybrid compressed pipe", "tid comm",
         lambda one: (
             one.perf.event == "offcpu-time"
             and is_swapped(one)
@@ -112,13 +100,10 @@ RULES = [
     Rule(
         "perf forgets a thread at its EXIT record, so it has no comm for what comes later: sums, and what is "
         "left of the exit itself.",
-        "atend hybrid sched",
-        "comm",
+        "atend hybrid sched", "comm",
         lambda one: (
-            one.exited
-            and not is_swapped(one)
-            and one.perf.comm == f":{one.perf.tid}"
-            and not one.ours.comm.startswith(":")
+            one.exited and not is_swapped(one)
+            and one.perf.comm == f":{one.perf.tid}" and not one.ours.comm.startswith(":")
         ),
     ),
     Rule(
@@ -128,15 +113,13 @@ RULES = [
     Rule(
         "Walks by frame pointers end in words that are no code where code has none of these (glibc). perf "
         "prints them as unknown frames at the root, we cut them off.",
-        "direct atend hybrid deferred compressed pipe sched",
-        "missing",
+        "direct atend hybrid deferred compressed pipe sched", "missing",
         lambda one: one.index > 0 and all(map(is_nowhere, one.perf.frames[one.index :])),
     ),
     Rule(
         "perf, which had no modules to look into, names the kernel for functions that kallsyms lists as a "
         "module's.",
-        "direct hybrid deferred deferred.unmerged pipe sched",
-        "dso",
+        "direct hybrid deferred deferred.unmerged pipe sched", "dso",
         lambda one: (
             (one.perf_frame.dso, one.our_frame.dso) == (KERNEL, "[virtio_blk]")
             and one.perf_frame.sym == one.our_frame.sym
@@ -144,31 +127,24 @@ RULES = [
     ),
     Rule(
         "That machine's libraries are not at hand here.",
-        "direct hybrid deferred deferred.unmerged compressed pipe sched",
-        "sym",
+        "direct hybrid deferred deferred.unmerged compressed pipe sched", "sym",
         lambda one: (
-            one.our_frame.sym == UNKNOWN
-            and one.our_frame.dso == one.perf_frame.dso
+            one.our_frame.sym == UNKNOWN and one.our_frame.dso == one.perf_frame.dso
             and one.perf_frame.dso.startswith(("/usr/lib/", "/src/"))
         ),
     ),
     Rule(
         "A sample that comes after the record with its user callchain (which was sent in the middle of the "
         "same return to user space) stays unmerged in perf, and its cookie is printed as a frame.",
-        "deferred",
-        "ip sym dso extra",
-        is_unmerged_by_perf,
+        "deferred", "ip sym dso extra", is_unmerged_by_perf,
     ),
     Rule(
         "A return address at the very start of a function belongs to the call at the end of the one before "
         "it. perf looks it up as it is, we a byte before.",
-        "hybrid pipe",
-        "sym",
+        "hybrid pipe", "sym",
         lambda one: (
-            one.index > 0
-            and one.perf_frame.dso == BLOCKER
-            and one.perf_frame.sym.endswith("+0x0")
-            and one.our_frame.sym != UNKNOWN
+            one.index > 0 and one.perf_frame.dso == BLOCKER
+            and one.perf_frame.sym.endswith("+0x0") and one.our_frame.sym != UNKNOWN
         ),
     ),
 ]  # fmt: skip

@@ -82,12 +82,7 @@ MAX_SECTION: Final = 1 << 30
 
 
 class Source:
-    """Bytes of known size: of an open file, or the bytes themselves; `path` names them in errors.
-
-    Attributes:
-        fd: the open file; -1 for bytes in memory.
-        changed_ns: wall-clock time of the last change of the file; 0 for bytes in memory.
-    """
+    """Bytes of known size: of an open file (`fd`), or bytes in memory (`fd` -1). `path` names them in errors."""
 
     def __init__(self, path: str, content: int | bytes) -> None:
         self.path, self._content = path, content

@@ -59,14 +59,7 @@ class Section:
 
 
 class ElfImage:
-    """One ELF file of either class and byte order.
-
-    Attributes:
-        bits, order: class and byte order.
-        type, machine: e_type and e_machine.
-        sections: section headers, rows of SECTION.
-        build_id: the GNU build-id; b"" if it has none.
-    """
+    """One ELF file of either class and byte order: its headers and build-id (b"" if it has none), and its sections."""
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
         self.source, self.path = source, source.path

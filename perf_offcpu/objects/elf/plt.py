@@ -110,10 +110,7 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Map each slot (`slots` ascend) to the function whose address its relocation puts there.
-
-    `known_symbols` are symbols that name the targets of IFUNCs.
-    """
+    """Map slots (ascending) to the functions that their relocations name; `known_symbols` name targets of IFUNCs."""
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()

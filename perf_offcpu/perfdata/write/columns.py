@@ -59,18 +59,12 @@ def _sample_writer(
 def sample_records(
     shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
 ) -> tuple[I64, U8]:
-    """Write whole SAMPLE records, one for each row, back to back.
+    """Write whole SAMPLE records, one for each row, back to back: (offsets int64[count + 1], bytes).
 
-    Raises LayoutError if a field is missing, or a record would be larger than its size field can say.
-
-    Args:
-        shape: of the event that they belong to.
-        misc: of each record's header.
-        columns: the fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count` values or one
-            value for all; `Ragged` or `Pieces` for arrays, whose counts need not be given. A count that is given may
-            be larger than its array: zeros follow.
-
-    Returns (offsets int64[count + 1], bytes): record i is `bytes[offsets[i]:offsets[i + 1]]`.
+    `columns` are the fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count` values or
+    one value for all; `Ragged` or `Pieces` for arrays, whose counts need not be given. A count that is given may be
+    larger than its array: zeros follow. Raises LayoutError if a field is missing, or a record would be larger than
+    its size field can say.
     """
     writer = _sample_writer(shape, misc, columns, count, order)
     sizes = np.diff(writer.offsets)
@@ -90,13 +84,10 @@ def pack_samples(
 def pack_columns(
     layout: Layout, columns: Mapping[str, Column], count: int, order: Order = "<", shape: Shape = None
 ) -> tuple[I64, U8]:
-    """Write `count` structures, back to back; raise LayoutError if a field has no column, or one of another size.
+    """Write `count` structures, back to back: (offsets int64[count + 1], bytes).
 
-    Args:
-        layout: integers, and arrays of anything of fixed size whose count is an earlier field.
-        columns: field → an array of `count` values, one value for all, Ragged or Pieces.
-
-    Returns (offsets int64[count + 1], bytes): structure i is `bytes[offsets[i]:offsets[i + 1]]`.
+    The layout has integers, and arrays of anything of fixed size whose count is an earlier field; `columns` are as
+    for `sample_records`. Raises LayoutError if a field has no column, or one of another size.
     """
     writer = _Writer(layout, columns, count, order, shape)
     return writer.offsets, writer.written()
@@ -189,8 +180,8 @@ class _Writer:
 def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
     """Return the records of all parts, interleaved, in one new chunk.
 
-    Parts are (places int64[n], chunk): records are sorted by their places, and records of one place are in the order
-    of the parts.
+    Of a part (places int64[n], chunk), records are sorted by their places; those of one place in the order of the
+    parts.
     """
     columns = zip(*((place, chunk.types, chunk.miscs, chunk.sizes) for place, chunk in parts), strict=True)
     places, types, miscs, sizes = map(np.concatenate, columns)

@@ -38,12 +38,9 @@ def _hold(directory: Directory, size: int) -> int:
 class AtomicFile:
     """A file that is being written. Use as a context manager; it is removed at the end unless committed.
 
-    Raises RecordingError if it cannot be made there.
-
-    Args:
-        path: where the file shall be. A device such as /dev/null is written to directly.
-        keep_old: whether a file that is already there is kept as `path`.old.
-        reserve: bytes to hold until `release`; where that cannot be, none are.
+    A device such as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as
+    `path`.old. `reserve` bytes are held until `release`, where that can be. Raises RecordingError if it cannot be
+    made there.
     """
 
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:

@@ -87,10 +87,7 @@ class PipeWriter:
         self._write([*map(self._build_id, build_ids)])
 
     def append(self, *pieces: Buffer) -> None:
-        """Add bytes that are, together, whole records.
-
-        Raises BrokenPipeError if the reader is gone, RecordingError if they could not be written.
-        """
+        """Add whole records; raise BrokenPipeError if the reader is gone, RecordingError if they cannot be written."""
         self._write(pieces)
         self.data_size += sum(map(len, pieces))
 

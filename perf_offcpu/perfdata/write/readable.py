@@ -28,10 +28,7 @@ _EVENT_UPDATE_CPUS, _CPU_MAP_RANGE = 3, 2  # the last forms of these records
 
 
 def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
-    """Return bool[len(chunk)]: True for records that fit their type; count the others.
-
-    Samples are not looked into, and pass; so do types without a layout.
-    """
+    """Return bool[len(chunk)]: records that fit their type, samples and unknown types included; count the others."""
     rows = np.flatnonzero(chunk.types != RecordType.SAMPLE)
     trailers = read_trailers(chunk, rows, events)
     kinds = chunk.types[rows]
@@ -72,10 +69,7 @@ def _agrees(spec: EventSpec, first: EventSpec) -> bool:
 
 
 def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
-    """Return bool[n]: which records of one type are as large as its layout and their own counts say.
-
-    `ends` is where their content ends, and the trailer begins.
-    """
+    """Return bool[n]: records of a type that are as large, up to `ends`, as its layout and their counts say."""
     if kind not in RECORD_LAYOUTS:
         return np.ones(len(rows), np.bool_)
     layout, has_name = _counted_part(kind)

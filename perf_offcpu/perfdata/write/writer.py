@@ -35,13 +35,11 @@ _RECORD_HEADER_SIZE = RECORD_HEADER.size()
 
 
 class FileWriter:
-    """Writes one perf.data file; raises RecordingError if it cannot be written.
+    """Writes one perf.data file to `fd`, which is empty, open for writing, seekable, and stays the caller's.
 
-    Args:
-        fd: an empty file, open for writing and seekable. It stays the caller's, who closes it.
-        events: evsels in the order of the file, with names. If there are several, perf wants ids that are unique over
-            all of them and not 0, and at the same place in all samples and in all trailers, as with IDENTIFIER in
-            every sample_type. SAMPLE_ID_ALL must be set in all or none.
+    If there are several events, perf wants ids that are unique over all of them and not 0, and at the same place in
+    all samples and in all trailers, as with IDENTIFIER in every sample_type. SAMPLE_ID_ALL must be set in all or
+    none. Raises RecordingError if the file cannot be written.
     """
 
     def __init__(self, fd: int, events: Sequence[EventSpec], path: str, order: Order = "<") -> None:
@@ -55,10 +53,7 @@ class FileWriter:
         self._write([self._header(data_size=0, bits=()), ids, attrs])
 
     def append(self, *pieces: Buffer) -> None:
-        """Add bytes that are, together, whole records.
-
-        Raises FileFullError if not all of them could be written; the file ends with the last record that could.
-        """
+        """Add whole records; of those that do not fit on the disk, the first ones stay and FileFullError is raised."""
         try:
             write_all(self._fd, pieces)
         except OSError as problem:
@@ -173,10 +168,7 @@ def pack_record(
 
 
 def frame_record(record_type: int, misc: int, payload: bytes, order: Order = "<") -> bytes:
-    """Return a record header and `payload`, zero-padded to the multiple of 8 that perf demands.
-
-    Raises LayoutError if the record would be larger than its size field can say.
-    """
+    """Return a record, zero-padded to the multiple of 8 that perf demands; raise LayoutError if it is too large."""
     size = _RECORD_HEADER_SIZE + len(payload) + padding(len(payload))
     if size > RECORD_SIZE_MAX:
         raise LayoutError(f"record of type {record_type}: {size} bytes, at most {RECORD_SIZE_MAX}")

@@ -118,11 +118,7 @@ def read_entries(section: Section) -> tuple[Cies, Fdes]:
 
 
 def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tuple[int, int, int]]]:
-    """Walk the list of entries.
-
-    Returns the usable CIEs by offset; for each FDE the offset of its CIE, the offset after the pointer to it, and the
-    offset after the entry.
-    """
+    """Return usable CIEs by offset, and of each FDE its CIE's offset, the offset after that, and the entry's end."""
     cies, fdes = dict[int, tuple[int | bool, ...]](), list[tuple[int, int, int]]()
     data, size = section.data.tobytes(), section.size
     word, long_word = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
