@@ -5,8 +5,6 @@ From Python, `perf_offcpu.load(path)` returns a Profile (see `perf_offcpu.api`).
 when `load` or `Profile` is first used.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -9,8 +9,6 @@ capped and each read is bounded.
 Source: ELF gABI, chapter 5 (program headers, notes); include/uapi/linux/elf.h.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ compiler and the C library cannot all be known. The recorded command gets all of
 caller's affair.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Final

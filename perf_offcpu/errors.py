@@ -6,8 +6,6 @@ one sentence that a user can act on: what is wrong, where, and what to do. Damag
 the whole: readers count it (see `losses`) and continue with the sound parts.
 """
 
-from __future__ import annotations
-
 
 class PerfOffcpuError(Exception):
     """Base of all errors that perf-offcpu raises on purpose."""

@@ -14,8 +14,6 @@ All functions raise FileRefusedError for a file that exists and is not used, oth
 them. Files of the kernel (/proc, /sys) have a function of their own: who made them is certain, their text is not.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -6,8 +6,6 @@ a command imports a hundred. These are dataclasses with `__init__` alone: instan
 identity, and mypy, not the interpreter, refuses to set a field of a frozen one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 

@@ -7,8 +7,6 @@ that could drive a terminal, break a line or hide are shown as escapes, and so a
 line and reads from left to right.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 

@@ -5,8 +5,6 @@ A number, with or without a fraction, and a suffix: 250us, 1.5s, 2h; 512K, 1G. A
 the unit of the option, mostly perf's. Imports little, because each command line needs it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Final

@@ -10,8 +10,6 @@ the budgets of some threads: of ended ones as the collector drains them from the
 the recording. A third kind holds the Python functions of a thread that is still blocked then.
 """
 
-from __future__ import annotations
-
 from perf_offcpu.abi import wait_objects
 from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order, to_int
 from perf_offcpu.binary.layout import Layout

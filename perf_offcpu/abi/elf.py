@@ -5,8 +5,6 @@ pyelftools reads all other headers (objects/elf/headers.py). Source: System V AB
 with later drafts) and <elf.h>; fields are spelled as there. Tables are listed by the class of the file.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Final
 

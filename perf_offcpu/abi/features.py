@@ -5,8 +5,6 @@ Each feature is a bit in the file header; bodies follow the data, in ascending o
 the bodies that this project reads, writes or dumps; others pass through as bytes.
 """
 
-from __future__ import annotations
-
 import enum
 
 from perf_offcpu.binary.fields import BYTE, S32, STRING, TEXT, U8, U16, U32, U64, Field

@@ -6,8 +6,6 @@ Architecture, 4.1); arch/*/include/uapi/asm/ptrace.h and perf_regs.h of Linux.
 System calls have tables of their own (`abi.syscalls`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 

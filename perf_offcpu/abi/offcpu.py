@@ -11,8 +11,6 @@ are marked by the extension's magic. Rules for other implementers: Documentation
 tables are generated from this module.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 

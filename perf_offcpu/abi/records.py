@@ -7,8 +7,6 @@ events with sample_id_all, the trailer (`abi.sample.TRAILER`). `RECORD_LAYOUTS` 
 Sources: include/uapi/linux/perf_event.h (1-22), tools/lib/perf/include/perf/event.h (64 on).
 """
 
-from __future__ import annotations
-
 import enum
 
 from perf_offcpu.binary.fields import BYTE, REST, S32, TEXT, U8, U16, U32, U64, Field, Neighbours

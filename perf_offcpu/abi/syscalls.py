@@ -22,8 +22,6 @@ What arguments mean (`call_numbers`) is named as in bpf/off_cpu.h: `enum offcpu_
 in lower case and without their prefixes. Sources: man pages of section 2.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 Source: include/linux/sched.h (TASK_*, `__task_state_index()`) and fs/proc/array.c.
 """
 
-from __future__ import annotations
-
 import enum
 
 

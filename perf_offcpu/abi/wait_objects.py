@@ -5,8 +5,6 @@ A sample of a wait names its object by an id (`abi.offcpu.EXTENSION`: `object_id
 object once; where several describe one id, the last one holds.
 """
 
-from __future__ import annotations
-
 import enum
 
 from perf_offcpu.binary.fields import BYTE, S32, U16, U32, U64, Field

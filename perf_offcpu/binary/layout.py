@@ -134,8 +134,8 @@ class Layout:
     def prefix(self, size: int) -> Layout:
         """Return the layout of the leading fields that lie whole in `size` bytes; all have a fixed size."""
         ends = itertools.accumulate(_fixed_size(self.name, field, None) for field in self.fields)
-        whole = (field for field, end in zip(self.fields, ends, strict=True) if end <= size)
-        return Layout(self.name, *whole, source=self.source)
+        fields = (field for field, end in zip(self.fields, ends, strict=True) if end <= size)
+        return Layout(self.name, *fields, source=self.source)
 
     def dtype(self, order: Order = "<", shape: Shape = None) -> np.dtype[Any]:
         """Return the packed numpy dtype of a structure of fixed size."""

@@ -8,8 +8,6 @@ numpy: the upper bits of a hash, multiplied, select its first slot, the lower on
 half of the slots are taken, so each step settles half of them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.model.callchains import Ragged, equal_rows, first_of_each, hash_rows

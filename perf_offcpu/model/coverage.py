@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of the time a recording holds: spans, their union and gaps, and the sampling of waits by length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar

@@ -6,8 +6,6 @@ kernel makes longer without copying it, and numpy reads it in place. Reserved pa
 are huge where the kernel has such pages: faulting in a gigabyte by 4 KB takes longer than decoding it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ events and callchains that are equal become one row; the rows of other tables st
 result: `decode.join` joins the recordings of one host, `symbolize.load` the profiles of several.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look up many rows at once: those valid for threads or processes at times, and the mappings of addresses."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

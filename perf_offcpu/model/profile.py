@@ -5,8 +5,6 @@
 can be handed unsymbolized data by mistake. A sample's weight is its `period`: an integer until printed.
 """
 
-from __future__ import annotations
-
 from dataclasses import field, replace
 from enum import IntFlag
 from typing import NamedTuple, Self

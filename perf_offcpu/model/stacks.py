@@ -6,8 +6,6 @@ frame at d) with one `np.unique`, which numbers the nodes of that level. So `par
 and everything that is inherited from the root (paths, inclusive sums) is one pass over the nodes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.binary.gather import offsets_of

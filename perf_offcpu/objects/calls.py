@@ -9,8 +9,6 @@
 Only the bytes next to the given addresses are read, and of relocations those of the slots in question.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -11,8 +11,6 @@ The image of the vDSO is that of the running kernel, from the memory of this pro
 it is the right one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

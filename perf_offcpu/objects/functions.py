@@ -19,8 +19,6 @@ file, so a debug file that is installed later, or a rewritten file, changes the 
 Not covered: section-relative symbols of unlinked objects and kernel modules, PowerPC function descriptors.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any, Final
 

@@ -8,8 +8,6 @@ What we write are PERF_RECORD_COMPRESSED records (type 81), which perf reads fro
 its record even if nothing in it can be compressed; the stream's window goes on, so small blocks cost little.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

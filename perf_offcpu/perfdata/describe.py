@@ -6,8 +6,6 @@ bytes that are a name. Names are shown as Python writes bytes (`b'blo\\x1bcker'`
 them can drive a terminal.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -12,8 +12,6 @@ anything. A record that does not fit its layout is shown as far as it does, with
 are those of the file; records out of compressed ones are marked `zstd`, with offsets in the decompressed stream.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any

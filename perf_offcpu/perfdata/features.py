@@ -5,8 +5,6 @@ Bodies stay bytes until they are asked for. A damaged feature is counted and rea
 the whole file for one malformed body, so all bodies that are written come from here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -9,8 +9,6 @@ event and its ids, EVENT_UPDATE its name, HEADER_FEATURE the body of a feature, 
 feature BUILD_ID, HEADER_TRACING_DATA the formats of tracepoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any, BinaryIO

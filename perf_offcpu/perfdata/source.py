@@ -6,8 +6,6 @@ A reader of the file form needs its size, and seeks. Recordings in file form tha
 memory while it is small; so is any pipe that is read twice.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import select

@@ -6,8 +6,6 @@ that keep the caller's stack pointer, for signal frames. The operations of such 
 branches; an expression with any other operation has no value. Source: DWARF 5, 2.5.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from functools import partial

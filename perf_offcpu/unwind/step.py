@@ -9,8 +9,6 @@ A step can only lead up the stack: a CFA that does not advance ends the walk, so
 steps than the copy has words.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -5,8 +5,6 @@ The file, and the debug file that may hold .debug_frame, are found as for symbol
 are kept under the identity of the files that they were made from, as symbol tables are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial

@@ -15,8 +15,6 @@ file, and a file that was read before is read without pyelftools:
     build_id   the GNU build-id, from note sections or else note segments; empty if there is none
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import lzma

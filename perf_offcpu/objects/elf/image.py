@@ -6,8 +6,6 @@ checked against the file's size and a ceiling. Errors are FormatError for a dama
 be read.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ counts entries and relocations (dso__synthesize_plt_symbols), which results in t
 .plt (the stub that calls the dynamic linker, and lazy halves of stubs) is named `.plt`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -8,8 +8,6 @@ Bytes go into a new hidden file next to the wanted one, with mode 0600 (a record
 does, the recorder keeps an older recording as NAME.old.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

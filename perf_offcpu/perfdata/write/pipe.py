@@ -9,8 +9,6 @@ larger features are left out, and an event has 8174 ids at most.
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_for_pipe().
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ event, one count that says more than its record holds. Our reader counts such re
 that is written again leaves them out.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -12,8 +12,6 @@ come from `perfdata.features`, records that are not the kernel's from `pack_reco
 Source: tools/perf/util/header.c: perf_session__do_write_header(), perf_header__adds_write().
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -9,8 +9,6 @@ Source: Linux Standard Base Core 5, 10.6; DWARF 5, 7.6. A number of more than te
 cut at ten; values are taken modulo 2^64.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from typing import Final

@@ -15,8 +15,6 @@ A rule is one int64, `value << 3 | Kind`:
     INVALID     a rule that cannot be followed
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterator
 from typing import Final

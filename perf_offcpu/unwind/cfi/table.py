@@ -10,8 +10,6 @@ stacks). So the share of functions that ever do decides. Small functions do not 
 the file, are enough.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import field
