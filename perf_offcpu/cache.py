@@ -13,8 +13,6 @@ this user owns it, no other user may write to it and it has no other name. Links
 (a full disk, no home) costs time only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import mmap
@@ -22,7 +20,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +56,7 @@ class DiskCache:
         self._unchecked = limit  # bytes written since `_shrink`, which looks at all files
 
     @classmethod
-    def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> DiskCache | None:
+    def usual(cls, kind: str = "symbols", limit: int = LIMIT) -> Self | None:
         """Return the user's cache of a kind of data; None if the environment allows none."""
         wanted = size_bytes(os.environ.get("PERF_OFFCPU_CACHE_BYTES", ""))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

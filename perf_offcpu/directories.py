@@ -10,8 +10,6 @@ All raise FileRefusedError for a link, owner or mode that the policy refuses, ot
 them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -189,7 +187,7 @@ class Directory:
         """Create a symbolic link where no entry has that name."""
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
-    def subdirectory(self, path: str, *, make: bool = False) -> Directory:
+    def subdirectory(self, path: str, *, make: bool = False) -> Self:
         """Open the directory at a relative path below this one, never through a link; with `make`, create it."""
         fd = os.dup(self.fd)
         try:
@@ -200,7 +198,7 @@ class Directory:
                 inner = os.open(_entry(part), _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
                 os.close(fd)
                 fd = inner
-            return Directory(fd, os.path.join(self.path, path))
+            return type(self)(fd, os.path.join(self.path, path))
         except BaseException:
             os.close(fd)
             raise

@@ -8,13 +8,11 @@ enumerator of `enum offcpu_counter` (bpf/off_cpu.h) has a row of `Stage.BPF` und
 Reading never fails for a damaged record: it is counted, and the rest of the file is read.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Stage(enum.Enum):
@@ -48,7 +46,7 @@ class LossCause(NamedTuple):
         text = _PREFIXES.get(self.stage, "") + self.text
         return f"{text}; {self.remedy}" if self.remedy else text
 
-    def about(self, subject: str, detail: str = "") -> LossCause:
+    def about(self, subject: str, detail: str = "") -> Self:
         """Return the cause for one subject, such as a file: `SUBJECT: text`, with a detail after it."""
         return self._replace(text=f"{subject}: {self.text}" + (f": {detail}" if detail else ""))
 

@@ -5,10 +5,8 @@ Source: include/uapi/linux/perf_event.h. The structure has grown from 64 to 144 
 what its producer knew of it. Missing fields read as zero.
 """
 
-from __future__ import annotations
-
 import enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from perf_offcpu.binary.fields import S32, U16, U32, U64, Buffer, Field, Order, to_int
 from perf_offcpu.binary.layout import Layout
@@ -129,7 +127,7 @@ class Attr(NamedTuple):
             data = data[: _FLAGS_AT.start] + flags + data[_FLAGS_AT.stop :]
         return data
 
-    def cut(self, size: int = ATTR_SIZE_PERF_6_1) -> Attr:
+    def cut(self, size: int = ATTR_SIZE_PERF_6_1) -> Self:
         """Return the attr without fields and flags that a reader of `size` bytes does not know."""
         flags_of_reader = AttrFlag((1 << 38) - 1)
         return self._replace(size=size, flags=self.flags & flags_of_reader, config3=0, config4=0)

@@ -6,11 +6,9 @@ perf_output_sample() in kernel/events/core.c, not that of the bits. Counts and a
 so that the same table serves one record (`SAMPLE.unpack`) and whole columns (`columnar`).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from perf_offcpu.abi.attr import Attr, BranchSampleType, ReadFormat, SampleType
 from perf_offcpu.binary.fields import BYTE, U32, U64, Field
@@ -35,7 +33,7 @@ class SampleShape(NamedTuple):
     sample_regs_intr: int = 0
 
     @classmethod
-    def of(cls, attr: Attr) -> SampleShape:
+    def of(cls, attr: Attr) -> Self:
         """Return the shape of the records of an event."""
         others = attr.branch_sample_type, attr.sample_regs_user, attr.sample_regs_intr
         return cls(attr.sample_type, attr.read_format, *others)

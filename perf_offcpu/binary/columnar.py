@@ -6,11 +6,9 @@ count. One pass over the *fields* reads any number of records, and no Python cod
 A record that does not fit its layout is dropped and reported in `ok`; its neighbours are untouched.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +31,11 @@ class Columns:
     arrays: dict[str, Rows] = field(default_factory=dict)  # name → Rows, for `gather_rows` or `gather_bytes`
     ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # int64[n], after the last field
 
-    def take(self, rows: I64 | Bool) -> Columns:
+    def take(self, rows: I64 | Bool) -> Self:
         """Return the fields of some of the records."""
         arrays = {name: array.take(rows) for name, array in self.arrays.items()}
         scalars = {name: values[rows] for name, values in self.scalars.items()}
-        return Columns(self.ok[rows], scalars, arrays, self.ends[rows])
+        return type(self)(self.ok[rows], scalars, arrays, self.ends[rows])
 
 
 def read_columns(

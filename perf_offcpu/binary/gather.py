@@ -5,11 +5,9 @@ Records and their fields lie at any alignment. Their offsets are columns, and a 
 them, never record by record.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +27,9 @@ class Rows:
     counts: I64  # int64[n], items in each record
     width: int  # bytes of one item
 
-    def take(self, rows: I64 | NDArray[np.bool_]) -> Rows:
+    def take(self, rows: I64 | NDArray[np.bool_]) -> Self:
         """Return the array field of some of the records."""
-        return Rows(self.starts[rows], self.counts[rows], self.width)
+        return type(self)(self.starts[rows], self.counts[rows], self.width)
 
 
 def gather_fields(

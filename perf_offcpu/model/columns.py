@@ -12,8 +12,6 @@ Texts come from kernels and files as bytes that need not be UTF-8 (a comm may en
 they are decoded with surrogateescape, which writes the same bytes back. Output escapes them (`text`).
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -218,8 +216,8 @@ class Strings:
         """Return the row of a text; -1 if there is none."""
         return self._ids.get(text, -1)
 
-    def copy(self) -> Strings:
+    def copy(self) -> Self:
         """Return a copy with the same rows; texts added to one are not in the other."""
-        other = Strings()
+        other = type(self)()
         other._texts, other._ids = list(self._texts), dict(self._ids)
         return other

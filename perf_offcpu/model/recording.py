@@ -6,13 +6,11 @@ Stages (`decode.retype`, `decode.deferred`, unwinding) are functions from Record
 the same input always gives the same columns.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -321,7 +319,7 @@ class Recording:
     losses: dict[LossCause, int] = field(default_factory=dict)  # → number, never 0
     meta: Meta = field(default_factory=Meta)
 
-    def replaced(self, **changes: Any) -> Recording:
+    def replaced(self, **changes: Any) -> Self:
         """Return the recording with some tables replaced."""
         return replace(self, **changes)
 

@@ -16,13 +16,11 @@ Sources: GDB manual, "Debugging Information in Separate Files"; perf's dso__read
 (tools/perf/util/dso.c) and build_id_cache__linkname (tools/perf/util/build-id.c) of Linux 6.16.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import Final, Self
 
 from perf_offcpu.binary.fields import to_int
 from perf_offcpu.cache import DiskCache
@@ -49,7 +47,7 @@ class Search:
     cache: DiskCache | None = None  # of headers, symbols, frame rules and source lines of files; None: none
 
     @classmethod
-    def usual(cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None) -> Search:
+    def usual(cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None) -> Self:
         """Return the directories of the options, else of the environment, else the defaults."""
         home, environ = os.path.expanduser("~"), os.environ
         cached = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"

@@ -17,10 +17,9 @@ not ask gets none. Records that perf synthesized stay as they are, and so do siz
 have.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +49,7 @@ class EventSpec:
         """The shape of its samples."""
         return SampleShape.of(self.attr)
 
-    def named(self) -> EventSpec:
+    def named(self) -> Self:
         """Return the evsel with a name derived from the attr if the file has none."""
         attr, is_software = self.attr, self.attr.type == PerfType.SOFTWARE
         derived = _SOFTWARE_NAMES.get(attr.config, "unknown-software") if is_software else ""

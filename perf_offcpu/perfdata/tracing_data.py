@@ -15,8 +15,6 @@ container names, texts are those of the kernel:
 where a file is {u64 size, bytes}. Pipes carry the same bytes after a HEADER_TRACING_DATA record.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 from collections.abc import Mapping, Sequence
@@ -103,24 +101,6 @@ def parse_format(system: str, text: str) -> TracepointFormat | None:
     return TracepointFormat(system, name[1], int(number[1]), fields, print_fmt[1].strip() if print_fmt else "")
 
 
-def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:
-    cursor.expect(MAGIC)
-    cursor.text()  # version
-    cursor.order = ">" if cursor.body[cursor.at : cursor.at + 1] == b"\1" else "<"
-    cursor.read(MACHINE)
-    for name in (b"header_page\0", b"header_event\0"):
-        cursor.expect(name)
-        cursor.file()
-    for _ in cursor.repeated():
-        cursor.file()
-    for _ in cursor.repeated():
-        system = cursor.text()
-        for _ in cursor.repeated():
-            format_read = parse_format(system, cursor.file().decode("latin-1"))
-            if format_read is not None:
-                formats.setdefault(format_read.id, format_read)
-
-
 class _Cursor:
     """Reads the container in order; raises LayoutError where it ends too early."""
 
@@ -151,6 +131,24 @@ class _Cursor:
         if read != literal:
             raise LayoutError(f"tracing data: {read!r} at {self.at}, expected {literal!r}")
         self.at += len(literal)
+
+
+def _read(cursor: _Cursor, formats: dict[int, TracepointFormat]) -> None:
+    cursor.expect(MAGIC)
+    cursor.text()  # version
+    cursor.order = ">" if cursor.body[cursor.at : cursor.at + 1] == b"\1" else "<"
+    cursor.read(MACHINE)
+    for name in (b"header_page\0", b"header_event\0"):
+        cursor.expect(name)
+        cursor.file()
+    for _ in cursor.repeated():
+        cursor.file()
+    for _ in cursor.repeated():
+        system = cursor.text()
+        for _ in cursor.repeated():
+            format_read = parse_format(system, cursor.file().decode("latin-1"))
+            if format_read is not None:
+                formats.setdefault(format_read.id, format_read)
 
 
 def tracing_data_body(

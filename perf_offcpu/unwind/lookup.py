@@ -13,8 +13,6 @@ The perf map of the process tells which addresses are such copies: names that be
 of other sizes, of Pythons that keep a frame pointer there, are unwound by the frame pointer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -84,6 +82,34 @@ class Rules:
         self.common_ra_offset: np.uint64 | None = offsets[0] if are_equal else None
         self.is_saved = np.ascontiguousarray((kinds == Kind.OFFSET).T)
         self.saved_offset = np.ascontiguousarray((words[:, saved] >> 3).astype(np.uint64).T)
+
+
+_CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
+"""Bytes of the call in a copy, by the size of the copy: the return address is just after them."""
+_FRAME: Final = 16
+
+
+class Trampolines:
+    """Find calls in the trampolines of a recording made on x86-64."""
+
+    def __init__(self, recording: Recording, maps: PerfMaps) -> None:
+        self.recording, self.maps = recording, maps
+
+    def are_calls(self, spaces: I32, addresses: U64) -> Bool:
+        """Return bool[n]: the (address space, address) is a byte of the call in a trampoline."""
+        result = np.zeros(len(addresses), np.bool_)
+        pids = self.recording.spaces.pid[spaces]
+        for pid in distinct(pids[pids > 0]).tolist():
+            table, places = self.maps.of(pid), np.flatnonzero(pids == pid)
+            if isinstance(table, LossCause):
+                continue
+            row = table.lookup(addresses[places])
+            places, row = places[row >= 0], row[row >= 0]
+            sizes, offsets = table.end[row] - table.start[row], addresses[places] - table.start[row]
+            for size, call in _CALL_IN.items():
+                hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
+                result[places[hits]] = [table.name(number).startswith("py::") for number in row[hits].tolist()]
+        return result
 
 
 class CfiLookup:
@@ -161,34 +187,6 @@ class CfiLookup:
             return np.full(len(offsets), NO_CFI, np.int32)
         rule = entry[0].table.lookup(entry[0].to_vaddr(offsets))
         return np.where(rule == NO_RULES, NO_CFI, rule + entry[1]).astype(np.int32)
-
-
-_CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
-"""Bytes of the call in a copy, by the size of the copy: the return address is just after them."""
-_FRAME: Final = 16
-
-
-class Trampolines:
-    """Find calls in the trampolines of a recording made on x86-64."""
-
-    def __init__(self, recording: Recording, maps: PerfMaps) -> None:
-        self.recording, self.maps = recording, maps
-
-    def are_calls(self, spaces: I32, addresses: U64) -> Bool:
-        """Return bool[n]: the (address space, address) is a byte of the call in a trampoline."""
-        result = np.zeros(len(addresses), np.bool_)
-        pids = self.recording.spaces.pid[spaces]
-        for pid in distinct(pids[pids > 0]).tolist():
-            table, places = self.maps.of(pid), np.flatnonzero(pids == pid)
-            if isinstance(table, LossCause):
-                continue
-            row = table.lookup(addresses[places])
-            places, row = places[row >= 0], row[row >= 0]
-            sizes, offsets = table.end[row] - table.start[row], addresses[places] - table.start[row]
-            for size, call in _CALL_IN.items():
-                hits = np.flatnonzero((sizes == size) & (offsets >= call.start) & (offsets < call.stop))
-                result[places[hits]] = [table.name(number).startswith("py::") for number in row[hits].tolist()]
-        return result
 
 
 def trampoline_rules(registers: Registers) -> CfiTable:

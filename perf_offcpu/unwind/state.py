@@ -7,10 +7,8 @@ since the thread was interrupted, the lane is marked in `lost`: it must be walke
 followed (`step.walk_up`).
 """
 
-from __future__ import annotations
-
 import enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -46,10 +44,10 @@ class Threads:
     known: U64  # uint64[n], bit by number for each known register
     stacks: StackWords  # the words of each stack, from its stack pointer on
 
-    def take(self, rows: I64) -> Threads:
+    def take(self, rows: I64) -> Self:
         """Return some of the threads."""
         stacks = StackWords(self.stacks.words, self.stacks.begins[rows], self.stacks.lengths[rows])
-        return Threads(self.spaces[rows], self.values[:, rows], self.known[rows], stacks)
+        return type(self)(self.spaces[rows], self.values[:, rows], self.known[rows], stacks)
 
 
 class WalkState:

@@ -5,8 +5,6 @@ Each record has a cursor; a field is scattered to all cursors and advances them.
 *fields* writes any number of records.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -47,13 +45,6 @@ _ROOM = 8  # bytes that the data of any chunk has at least
 def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) -> I64:
     """Return int64[count]: the bytes of each record that `sample_records` would write."""
     return np.diff(_sample_writer(shape, 0, columns, count, "<").offsets)
-
-
-def _sample_writer(
-    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order
-) -> _Writer:
-    header: dict[str, Column] = {"type": int(RecordType.SAMPLE), "misc": misc, "size": 0}
-    return _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
 
 
 def sample_records(
@@ -175,6 +166,13 @@ class _Writer:
     def _wire(self, field: Field) -> np.dtype[Any]:
         assert isinstance(field.type, Int)
         return field.type.dtype(self.order)
+
+
+def _sample_writer(
+    shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order
+) -> _Writer:
+    header: dict[str, Column] = {"type": int(RecordType.SAMPLE), "misc": misc, "size": 0}
+    return _Writer(_SAMPLE_RECORD, header | dict(columns), count, order, shape, _ALIGNMENT)
 
 
 def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
