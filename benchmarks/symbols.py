@@ -42,7 +42,7 @@ KALLSYMS = ROOT / "tests" / "data" / "perf-7.2" / "kallsyms.gz"
 COMPARED = 20_000
 _PEAK = """
 import sys
-from perf_offcpu.objects.elf import functions as elf
+from perf_offcpu.objects import functions as elf
 
 def kilobytes(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))

@@ -10,6 +10,8 @@ read before the chunk with these is yielded. Compressed records are yielded deco
 `counters`; `header` describes what raises.
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os
@@ -73,7 +75,7 @@ class PerfDataReader:
 
     @classmethod
     @contextlib.contextmanager
-    def repeatable(cls, path: str | os.PathLike[str]) -> Iterator[Callable[[], Self]]:
+    def repeatable(cls, path: str | os.PathLike[str]) -> Iterator[Callable[[], PerfDataReader]]:
         """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR).
 
         Yields a function that returns a reader at the beginning and ends the readers before. Raises FormatError as
@@ -82,7 +84,7 @@ class PerfDataReader:
         directory, main = _parts_of(str(path))
         source = open_source(main, seekable=True, fifo=not directory)
 
-        def again() -> Self:
+        def again() -> PerfDataReader:
             source.stream.seek(0)
             return cls(source, directory)
 
