@@ -6,7 +6,7 @@ Texts are printable (`text.printable`); what is not known has no text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,23 +32,22 @@ class Texts:
 
 
 def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
-    """Return the columns of texts of all samples by name, as in `convert.dataframe.COLUMNS`.
-
-    Args:
-        waits: `classify(profile)`.
-    """
+    """Return the columns of texts of all samples by name, as in `convert.dataframe.COLUMNS`."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     events = [event.name for event in profile.evsels]
+    has_object, has_cgroup = samples.object >= 0, (samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
+    kinds = {int(kind): kind.name.lower() for kind in ObjectKind}
+    kind, object_ = (np.append(column, 0)[samples.object] for column in (profile.objects.kind, profile.objects.name))
     return {
         "event": merged([*map(printable, events)], samples.evsel.astype(np.int64)),
         "comm": named(samples.comm, profile.strings),
         "state": _states(profile),
         "wait_class": Texts([wait_class.label for wait_class in WaitClass], _only(offcpu, waits.wait_class)),
         "syscall": Texts(list(map(printable, waits.syscall_names)), _only(waits.syscall > 0, waits.syscall)),
-        "object": _objects(profile),
-        "object_kind": _kinds(profile),
+        "object": named(object_, profile.strings, has_object),
+        "object_kind": _by_value(kind, lambda number: kinds.get(number, kinds[0]), has_object),
         "waker_comm": _waker_comms(profile),
-        "cgroup": _cgroups(profile),
+        "cgroup": _by_value(samples.cgroup, lambda number: profile.cgroups.get(number, str(number)), has_cgroup),
     }
 
 
@@ -65,8 +64,12 @@ def merged(texts: Sequence[str], codes: I64, known: Bool | None = None) -> Texts
 
 def named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:
     """Return the texts of a column of rows in strings; "" where a text is unknown."""
-    rows, inverse = np.unique(column, return_inverse=True)
-    return merged([printable(strings[row]) for row in rows.tolist()], inverse.astype(np.int64), known)
+    return _by_value(column, strings.__getitem__, known)
+
+
+def _by_value(column: NDArray[Any], text_of: Callable[[int], str], known: Bool | None) -> Texts:
+    values, inverse = np.unique(column, return_inverse=True)
+    return merged([printable(text_of(value)) for value in values.tolist()], inverse.astype(np.int64), known)
 
 
 def _states(profile: Profile) -> Texts:
@@ -80,22 +83,3 @@ def _waker_comms(profile: Profile) -> Texts:
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     is_known = (row >= 0) & (samples.waker_tid >= 0)
     return named(np.append(comms.comm, 0)[np.where(is_known, row, -1)], profile.strings, is_known)
-
-
-def _objects(profile: Profile) -> Texts:
-    object_, names = profile.samples.object, np.append(profile.objects.name, 0)
-    return named(names[object_], profile.strings, object_ >= 0)
-
-
-def _kinds(profile: Profile) -> Texts:
-    names = {int(kind): kind.name.lower() for kind in ObjectKind}
-    kinds, inverse = np.unique(np.append(profile.objects.kind, 0)[profile.samples.object], return_inverse=True)
-    texts = [names.get(kind, names[0]) for kind in kinds.tolist()]
-    return merged(texts, inverse.astype(np.int64), profile.samples.object >= 0)
-
-
-def _cgroups(profile: Profile) -> Texts:
-    ids, inverse = np.unique(profile.samples.cgroup, return_inverse=True)
-    names = [printable(profile.cgroups.get(number, str(number))) for number in ids.tolist()]
-    is_known = (profile.samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
-    return merged(names, inverse.astype(np.int64), is_known)

@@ -113,11 +113,8 @@ def paths_with_wakers(
 ) -> tuple[PathTree, I64]:
     """Build a tree that holds the stacks of wakers, too, so that one numbering serves both.
 
+    Also return int64[samples], the node at which the stack of each sample's waker ends, -1 if that is not known.
     If `rooted`, the stacks of wakers have one root, that of threads without a name.
-
-    Returns:
-        (tree, waker): its `of_sample` is that of the profile's samples; int64[samples], the node at which the
-        stack of each sample's waker ends, -1 if that is not known.
     """
     samples = profile.samples
     rows = np.flatnonzero(samples.waker_stack >= 0)

@@ -61,11 +61,7 @@ _NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked
 def to_dataframe(profile: Profile, library: str = "") -> Any:
     """Return the samples of a profile as a data frame with the columns COLUMNS.
 
-    Args:
-        library: "pandas" or "polars"; "": the first of them that is installed.
-
-    Raises:
-        UsageError: it is not installed.
+    The library is "pandas" or "polars"; "" is the first that is installed. Raises UsageError if it is not.
     """
     makers = {"pandas": _pandas, "polars": _polars}
     wanted = [library] if library else list(makers)

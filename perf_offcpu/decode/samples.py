@@ -150,11 +150,7 @@ def _keep_injected(batch: Batch, samples: Samples, chains: Ragged | None) -> Non
 
 
 def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray[np.uint16]) -> Samples:
-    """Return the model's rows of n samples of evsel `number`, without callchains; damaged periods are -1.
-
-    Args:
-        miscs: of the records' headers.
-    """
+    """Return the model's rows of n samples of evsel `number`, without callchains; damaged periods are -1."""
     scalars, rows = columns.scalars, len(columns.ok)
     time_ns = scalars["time"].astype(np.int64) if "time" in scalars else np.full(rows, -1, np.int64)
     untimed = (time_ns < 0) & ("time" in scalars)

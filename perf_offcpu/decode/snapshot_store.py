@@ -54,12 +54,9 @@ def _stack_words(columns: Columns) -> I64:
 
 
 class SnapshotStore:
-    """Collects the snapshots of batch after batch of samples.
+    """Collects the snapshots of batch after batch of samples; `memory` bytes of stacks are kept in memory.
 
-    Args:
-        memory: bytes of stacks that are kept in memory.
-        reopen: returns a descriptor of the file that chunks of one origin are from, None if it cannot be read
-            again.
+    `reopen` returns a descriptor of the file that chunks of one origin are from, None if it cannot be read again.
     """
 
     def __init__(

@@ -145,11 +145,7 @@ class TimedRecords:
 
     perf sorts as it reads: at each FINISHED_ROUND it delivers the records up to the highest time before the
     previous FINISHED_ROUND, and warns of earlier records that follow. So a sum goes before the first
-    FINISHED_ROUND with a time before it that is not lower than its own.
-
-    Args:
-        parts: (times int64[n] ns, records) each.
-        events: of the recording that they are inserted into.
+    FINISHED_ROUND with a time before it that is not lower than its own. `parts` are (times int64[n] ns, records).
     """
 
     def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:

@@ -112,12 +112,10 @@ Stage = Callable[[SampleBatch], SampleBatch]
 
 
 class SampleRewriter:
-    """Rewrites samples, chunk by chunk, with the layouts of the `written` events.
+    """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage.
 
-    Args:
-        stages: the changes of samples, in order.
-        merges: whether a stage completes callchains that wait for a deferred user part.
-        done: records that stay as they were, and samples that are left out, are counted here.
+    `merges` says whether a stage completes callchains that wait for a deferred user part. Records that stay as
+    they were, and samples that are left out, are counted in `done`.
     """
 
     def __init__(

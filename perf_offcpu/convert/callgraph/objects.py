@@ -35,11 +35,9 @@ _INTERRUPT = -2
 
 
 def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -> Any:
-    """Return the graph, a `networkx.DiGraph`.
+    """Return the graph, a `networkx.DiGraph`, unless `per_thread` with one node for the threads of one name.
 
-    Args:
-        per_thread: each thread by itself; else those of one name are one node.
-        min_share: edges of less than this percentage of all waits for objects are left out.
+    Edges of less than `min_share` percent of all waits for objects are left out.
     """
     import networkx
 

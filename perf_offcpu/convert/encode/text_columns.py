@@ -39,8 +39,7 @@ def microseconds(times_ns: I64) -> list[str]:
 def path_texts(tree: PathTree, nodes: I64, labels: Sequence[str] | None = None, separator: str = ";") -> list[str]:
     """Join the labels on the path to each node, root first: `main;handle;read`.
 
-    Args:
-        labels: of the tree's names; by default their own, with `:` for the `;` that separates them.
+    By default these are the labels of the tree's names, with `:` for the `;` that separates them.
     """
     if labels is None:
         labels = [name.label.replace(";", ":") for name in tree.names]
