@@ -21,12 +21,7 @@ from perf_offcpu.text import for_script_element
 
 
 def write_page(
-    out: TextIO,
-    template: str,
-    styles: Sequence[str],
-    scripts: Sequence[str],
-    document: dict[str, Any],
-    **more: str,
+    out: TextIO, template: str, styles: Sequence[str], scripts: Sequence[str], document: dict[str, Any], **more: str
 ) -> None:
     """Write a page; its title is that of the JSON document.
 

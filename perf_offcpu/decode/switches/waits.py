@@ -37,12 +37,7 @@ def has_switches(switches: Switches) -> bool:
 
 
 def with_waits(
-    samples: Samples,
-    switches: Switches,
-    tasks: Tasks,
-    evsels: list[Evsel],
-    counters: Losses,
-    account: CollectorAccount,
+    samples: Samples, switches: Switches, tasks: Tasks, evsels: list[Evsel], counters: Losses, account: CollectorAccount
 ) -> Samples:
     """Return the samples, followed by a sample for each wait between switches; `evsels` gets their event.
 

@@ -149,10 +149,7 @@ def pax(headers: dict[str, str]) -> bytes:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "7"}),
-        pax({"path": "a\0b"}),
-    ],
+    [pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "7"}), pax({"path": "a\0b"})],
     ids=["sparse-without-map", "nul"],
 )
 def test_headers_that_tarfile_does_not_check_end_in_a_sentence(data: bytes, tmp_path: Path) -> None:

@@ -44,10 +44,7 @@ def expected(profile: Profile, row: int) -> tuple[str, ...]:
     user_lost = flags & (SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     stack = int(samples.stack[row])
     if stack < 0:
-        return (
-            *labels,
-            "[missed stack]" if user_lost or flags & SampleFlag.NO_KERNEL_STACK else "[no stack]",
-        )
+        return (*labels, "[missed stack]" if user_lost or flags & SampleFlag.NO_KERNEL_STACK else "[no stack]")
     if user_lost:
         labels.append("[missed user stack]")
     elif flags & SampleFlag.TRUNCATED:
@@ -59,9 +56,7 @@ def expected(profile: Profile, row: int) -> tuple[str, ...]:
 
 
 @given(SAMPLES)
-def test_every_sample_ends_at_its_path(
-    samples: list[tuple[str, int, list[str | Code], SampleFlag, int]],
-) -> None:
+def test_every_sample_ends_at_its_path(samples: list[tuple[str, int, list[str | Code], SampleFlag, int]]) -> None:
     profile = built(samples)
     tree = build_paths(profile, PathOptions())
     paths = tree.paths(tree.of_sample.astype(np.int64))

@@ -31,9 +31,7 @@ def text(profile: Profile, **options: Any) -> str:
 
 
 PATHS = st.lists(
-    st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(1, 9)),
-    min_size=1,
-    max_size=12,
+    st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(1, 9)), min_size=1, max_size=12
 )
 
 
@@ -173,12 +171,7 @@ def test_wakers_knots_and_the_critical_chain() -> None:
 
 def test_threads_of_one_comm_are_one() -> None:
     builder = ProfileBuilder()
-    for comm, tid, waker, period in (
-        ("make", 1, 11, 30),
-        ("make", 1, 12, 20),
-        ("cc", 11, 1, 7),
-        ("cc", 12, 11, 5),
-    ):
+    for comm, tid, waker, period in (("make", 1, 11, 30), ("make", 1, 12, 20), ("cc", 11, 1, 7), ("cc", 12, 11, 5)):
         builder.sample(comm, ["f"], period, tid=tid, pid=tid, waker_tid=waker, waker_pid=waker, runq_ns=1)
     graph = wakeups.graph_of(builder.build(), Options(min_share=0))
     found = {(*ends, edge["weight"], edge["count"], edge["longest"]) for *ends, edge in graph.edges(data=True)}

@@ -76,14 +76,10 @@ def ns(milliseconds: Decimal) -> int:
 
 def path(parsed: Table, stack: int) -> str:
     shared = parsed["shared"]
-    names = []
-    while True:
-        func = shared["frameTable"]["func"][shared["stackTable"]["frame"][stack]]
-        names.append(shared["stringArray"][shared["funcTable"]["name"][func]])
-        offset = shared["stackTable"]["prefixOffset"][stack]
-        if not offset:
-            return ";".join(reversed(names))
-        stack -= offset
+    func = shared["frameTable"]["func"][shared["stackTable"]["frame"][stack]]
+    name: str = shared["stringArray"][shared["funcTable"]["name"][func]]
+    offset = shared["stackTable"]["prefixOffset"][stack]
+    return f"{path(parsed, stack - offset)};{name}" if offset else name
 
 
 def samples(parsed: Table, thread: Table) -> list[tuple[int, str, int]]:
@@ -97,23 +93,18 @@ def markers(parsed: Table, thread: Table) -> list[tuple[str, int, int, Table]]:
     """(name, begin, end, details as text)."""
     table, strings = thread["markers"], parsed["shared"]["stringArray"]
     schema = {
-        one["name"]: {field["key"]: field["format"] for field in one["fields"]}
-        for one in parsed["meta"]["markerSchema"]
+        kind["name"]: {field["key"]: field["format"] for field in kind["fields"]}
+        for kind in parsed["meta"]["markerSchema"]
     }
-    found = []
-    for at, data in enumerate(table["data"]):
-        formats = schema[data["type"]]
-        texts = {
-            key: path(parsed, value["stack"])
-            if key == "cause"
-            else strings[value]
-            if formats[key] == "unique-string"
-            else value
-            for key, value in data.items()
-            if key != "type"
-        }
-        found.append((strings[table["name"][at]], ns(table["startTime"][at]), ns(table["endTime"][at]), texts))
-    return found
+
+    def text(kind: str, key: str, value: Any) -> Any:
+        if key == "cause":
+            return path(parsed, value["stack"])
+        return strings[value] if schema[kind][key] == "unique-string" else value
+
+    texts = [{key: text(data["type"], key, data[key]) for key in data if key != "type"} for data in table["data"]]
+    times = (list(map(ns, table[name])) for name in ("startTime", "endTime"))
+    return list(zip(map(strings.__getitem__, table["name"]), *times, texts, strict=True))
 
 
 def threads(parsed: Table) -> dict[str, Table]:
@@ -157,31 +148,18 @@ def test_waits_in_time_with_gaps(profile: Profile) -> None:
 def test_each_wait_is_a_marker(profile: Profile) -> None:
     parsed = document(profile)
     found = threads(parsed)
+    lock = {"function": "futex_wait", "state": "interruptible sleep", "syscall": "futex"}
     assert markers(parsed, found["a"]) == [
-        (
-            "lock",
-            0,
-            1_000_001,
-            {
-                "function": "futex_wait",
-                "state": "interruptible sleep",
-                "syscall": "futex",
-                "cause": "main;lock;futex_wait",
-            },
-        ),
+        ("lock", 0, 1_000_001, lock | {"cause": "main;lock;futex_wait"}),
         ("wakes", 1_009_300, 1_009_300, {"sleeper": "b (pid 100, tid 101)", "cause": "main;unlock"}),
     ]
     disk, sleep = markers(parsed, found["b"])
-    assert disk == (
-        "disk",
-        1_007_500,
-        1_010_000,
-        {
-            "function": "schedule", "state": "uninterruptible sleep", "syscall": "read",
-            "waker": "a (pid 100, tid 100)", "runq": Decimal("0.000700"), "wakerstack": "main;unlock",
-            "cause": "main;schedule",
-        },
-    )  # fmt: skip
+    details = {
+        "function": "schedule", "state": "uninterruptible sleep", "syscall": "read",
+        "waker": "a (pid 100, tid 100)", "runq": Decimal("0.000700"), "wakerstack": "main;unlock",
+        "cause": "main;schedule",
+    }  # fmt: skip
+    assert disk == ("disk", 1_007_500, 1_010_000, details)
     assert sleep[0] == "sleep" and "waker" not in sleep[3]
     assert found["b (CPU samples)"]["markers"]["length"] == 0
 

@@ -15,11 +15,7 @@ from perf_offcpu.model.recording import SampleFlag
 @pytest.fixture
 def found() -> Read:
     builder = ProfileBuilder(
-        meta={
-            "wall_clock_ns": 1_700_000_000_000_000_000,
-            "wall_clock_at_ns": 4_000_000,
-            "first_ns": 4_500_000,
-        }
+        meta={"wall_clock_ns": 1_700_000_000_000_000_000, "wall_clock_at_ns": 4_000_000, "first_ns": 4_500_000}
     )
     builder.sample("main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, state=1, cpu=1)
     columns: dict[str, Any] = {"waker_tid": 100, "waker_pid": 100, "wakeup_ns": 5_019_000, "runq_ns": 1_000}

@@ -56,21 +56,12 @@ def test_messages_of_messages(values: list[int], data: st.DataObject) -> None:
     assert len(rows) == len(values)
     for row, value, there, name in zip(rows, values, present.tolist(), pick.tolist(), strict=True):
         text = ["", "x" * 200, "größe"][name]
-        assert (row.number, row.name, row.seven, row.real) == (
-            value if there else 0,
-            text,
-            "seven",
-            float(value),
-        )
+        assert (row.number, row.name, row.seven, row.real) == (value if there else 0, text, "seven", float(value))
 
 
 def test_ranges_of_rows() -> None:
     rows = numbers(1, np.array([1, 300, 2, 70_000]))
-    assert ragged(rows, np.array([0, 2, 2, 4])) == [
-        field(1, 1) + field(1, 300),
-        b"",
-        field(1, 2) + field(1, 70_000),
-    ]
+    assert ragged(rows, np.array([0, 2, 2, 4])) == [field(1, 1) + field(1, 300), b"", field(1, 2) + field(1, 70_000)]
 
 
 def test_negative_numbers_and_bytes_that_are_no_text() -> None:

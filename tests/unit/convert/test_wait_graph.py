@@ -108,9 +108,7 @@ def test_forms() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 6), st.integers(0, 60), st.integers(1, 30), st.integers(0, 7)),
-        min_size=1,
-        max_size=30,
+        st.tuples(st.integers(1, 6), st.integers(0, 60), st.integers(1, 30), st.integers(0, 7)), min_size=1, max_size=30
     )
 )
 def test_held_weights_of_components_sum_to_all_waits(waits: Waits) -> None:

@@ -142,10 +142,12 @@ def test_what_files_in_turn_have_of_a_life_is_one_row() -> None:
         flags=np.array([BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED, BLOCKED], np.uint32),
     )
     kept = without_continued(samples, borders, end_ns=20)
-    assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
-        (8, 9), (8, 20), (9, 9), (10, 9),
-    ]  # fmt: skip
+    assert moments(kept) == [(8, 9), (8, 20), (9, 9), (10, 9)]
     assert kept.flags[0] == SampleFlag.OFFCPU and len(without_continued(samples, none, end_ns=20)) == 5
+
+
+def moments(samples: Samples) -> list[tuple[int, int]]:
+    return list(zip(samples.tid.tolist(), samples.time_ns.tolist(), strict=True))
 
 
 def test_damaged_blocks_of_a_file_are_counted_and_the_others_are_read(tmp_path: Path) -> None:
@@ -166,10 +168,7 @@ def test_a_wait_that_is_told_again_counts_once() -> None:
         flags=np.array([BLOCKED, BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED], np.uint32),
     )
     none = joined_budget([])[1]
-    kept = without_continued(samples, none, end_ns=90)
-    assert list(zip(kept.tid.tolist(), kept.time_ns.tolist(), strict=True)) == [
-        (9, 50), (8, 70), (9, 90), (10, 90),
-    ]  # fmt: skip
+    assert moments(without_continued(samples, none, end_ns=90)) == [(9, 50), (8, 70), (9, 90), (10, 90)]
 
 
 def counters(begin_ns: int, end_ns: int, **counts: tuple[int, int]) -> bytes:

@@ -42,6 +42,16 @@ def one(paths: Sequence[Path], **options: bool) -> Recording:
     return found[0].recording
 
 
+def of_one_host(path: Path, *files: list[bytes]) -> list[Path]:
+    return [write(path / str(row), [CLOCK], records, host("h")) for row, records in enumerate(files)]
+
+
+def ticking(path: Path, *hosts_: dict[int, bytes]) -> list[Path]:
+    """A file with one sample for each host: a, b, …"""
+    names = "abc"[: len(hosts_)]
+    return [write(path / name, [CLOCK], [tick(1000)], one) for name, one in zip(names, hosts_, strict=True)]
+
+
 def comms(recording: Recording) -> list[str]:
     return [recording.strings[row] for row in recording.samples.comm.tolist()]
 
@@ -90,9 +100,8 @@ def test_a_process_in_two_recordings_is_one(tmp_path: Path) -> None:
     ]
     recording = one(paths)
     assert comms(recording) == ["server"] * 3
-    assert [recording.evsels[row].name for row in recording.samples.evsel.tolist()] == [
-        "cpu-clock", "offcpu-time", "cpu-clock",
-    ]  # fmt: skip
+    names = [recording.evsels[row].name for row in recording.samples.evsel.tolist()]
+    assert names == ["cpu-clock", "offcpu-time", "cpu-clock"]
     assert lives(recording, 7) == [(0, 3000)]
     names = [recording.strings[row] for row in recording.comms.comm[recording.comms.tid == 7].tolist()]
     assert names == ["server"]
@@ -105,11 +114,7 @@ def test_lives_of_threads(tmp_path: Path) -> None:
     first += [task(CLOCK, leave, 8, 8, 1500), task(CLOCK, fork, 9, 9, 1600), tick(2000)]
     second = [*existing(7, "stays"), *existing(8, "again"), *existing(9, "born"), tick(5000, 8)]
     second += [task(CLOCK, leave, 9, 9, 5500), task(CLOCK, fork, 9, 9, 5600), tick(6000)]
-    paths = [
-        write(tmp_path / "a", [CLOCK], first, host("h")),
-        write(tmp_path / "b", [CLOCK], second, host("h")),
-    ]
-    recording = one(paths)
+    recording = one(of_one_host(tmp_path, first, second))
     assert lives(recording, 7) == [(0, -1)]
     assert lives(recording, 8) == [(0, 1500), (4999, -1)]
     assert lives(recording, 9) == [(1600, 5500), (5600, -1)]
@@ -122,13 +127,9 @@ NO_TRAILERS = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=AttrFlag.USE_CL
 NO_CPU = event("cpu-clock", (1,), (BASE | S.CALLCHAIN) & ~S.CPU, **MONO)
 
 
-@pytest.mark.parametrize(
-    ("other", "united"),
-    [(ID_ONLY, True), (NO_IDS, True), (NO_TRAILERS, True), (NO_CPU, False)],
-    ids=["ID", "no ids at all", "no trailers", "no CPU"],
-)
+@pytest.mark.parametrize("other", [ID_ONLY, NO_IDS, NO_TRAILERS, NO_CPU], ids=["ID", "no ids", "no trailers", "no CPU"])
 @pytest.mark.parametrize("first", [True, False], ids=["as first", "as second"])
-def test_recordings_of_other_layouts(other: EventSpec, united: bool, first: bool, tmp_path: Path) -> None:
+def test_recordings_of_other_layouts(other: EventSpec, first: bool, tmp_path: Path) -> None:
     there = [comm(other, 8, 8, "there"), comm(other, 9, 9, "later", time=1500)]
     there += [tick(1000, 8, other), tick(2000, 9, other), task(other, RecordType.EXIT, 8, 8, 3000)]
     paths = [
@@ -137,18 +138,14 @@ def test_recordings_of_other_layouts(other: EventSpec, united: bool, first: bool
     ]
     recording = one(paths[::-1] if first else paths)
     assert comms(recording) == ["there", "here", "later", "here"]
-    assert len(recording.evsels) == (1 if united else 2)
+    assert len(recording.evsels) == (2 if other is NO_CPU else 1)
     assert [end for _, end in lives(recording, 8)] == [3000]
 
 
 def test_samples_of_recordings_at_the_same_time_are_in_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     times = [rng.integers(1000, 9000, 100).tolist() for _ in range(3)]
-    paths = [
-        write(tmp_path / str(row), [CLOCK], [tick(time, 7 + row) for time in some], host("h"))
-        for row, some in enumerate(times)
-    ]
-    recording = one(paths)
+    recording = one(of_one_host(tmp_path, *([tick(time, 7 + row) for time in some] for row, some in enumerate(times))))
     assert recording.samples.time_ns.tolist() == sorted(sum(times, []))
     for row, some in enumerate(times):
         assert recording.samples.time_ns[recording.samples.tid == 7 + row].tolist() == sorted(some)
@@ -158,20 +155,13 @@ def test_kernel_symbols_and_modules_of_all_recordings_are_known(tmp_path: Path) 
     def ksymbol(addr: int, name: bytes) -> bytes:
         return side(CLOCK, RecordType.KSYMBOL, addr=addr, len=64, ksym_type=1, flags=0, name=name)
 
-    def module(start: int, name: bytes) -> bytes:
-        return kernel_map(start, name=name)
-
     low, high = 0xFFFFFFFFC0001000, 0xFFFFFFFFD0000000
     first = [
-        kernel_map(), module(high, b"[nf_nat]"), ksymbol(low, b"old"), ksymbol(low + 64, b"both"), tick(10),
+        kernel_map(), kernel_map(high, name=b"[nf_nat]"), ksymbol(low, b"old"), ksymbol(low + 64, b"both"), tick(10),
     ]  # fmt: skip
-    second = [kernel_map(), module(high, b"[nf_nat]"), module(high + (1 << 25), b"[xt]"), tick(20)]
+    second = [kernel_map(), kernel_map(high, name=b"[nf_nat]"), kernel_map(high + (1 << 25), name=b"[xt]"), tick(20)]
     second += [ksymbol(low, b"new"), ksymbol(low + 64, b"both")]
-    paths = [
-        write(tmp_path / "a", [CLOCK], first, host("h")),
-        write(tmp_path / "b", [CLOCK], second, host("h")),
-    ]
-    recording = one(paths)
+    recording = one(of_one_host(tmp_path, first, second))
     names = [recording.strings[row] for row in recording.kernel_symbols.name.tolist()]
     assert names == ["new", "both"]
     kernel = recording.maps.dso[recording.maps.space == -1]
@@ -183,14 +173,10 @@ def test_a_deferred_callchain_of_the_next_file_completes_its_sample(tmp_path: Pa
     """perf record --switch-output cuts where it likes."""
     waiting = tick(1000, callchain=[KERNEL, TEXT, USER_DEFERRED, 5])
     late = side(CLOCK, RecordType.CALLCHAIN_DEFERRED, time=1100, pid=7, tid=7, cookie=5, ips=[0x10, 0x20])
-    paths = [
-        write(tmp_path / "a", [CLOCK], [*existing(7, "x"), waiting], host("h")),
-        write(tmp_path / "b", [CLOCK], [*existing(7, "x"), late], host("h")),
-    ]
+    paths = of_one_host(tmp_path, [*existing(7, "x"), waiting], [*existing(7, "x"), late])
     recording = merge_deferred(one(paths))
-    assert recording.callchains.row(int(recording.samples.callchain[0])).tolist() == [
-        KERNEL, TEXT, USER, 0x10, 0x20,
-    ]  # fmt: skip
+    chain = recording.callchains.row(int(recording.samples.callchain[0])).tolist()
+    assert chain == [KERNEL, TEXT, USER, 0x10, 0x20]
     assert recording.losses == {}
 
 
@@ -259,14 +245,13 @@ def test_hosts_meet_on_the_wall_clock(tmp_path: Path) -> None:
 def test_recordings_can_begin_together(tmp_path: Path) -> None:
     """No clock is needed, and the runs of one program side by side are two programs."""
     plain = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
-    paths = []
+    paths = {}
     for begin in (1000, 5000):
         ticks = [tick(time, spec=plain) for time in (begin, begin + 10)]
-        paths.append(write(tmp_path / str(begin), [plain], [comm(plain, 7, 7, "run"), *ticks], host("h")))
-    for order in (paths, paths[::-1]):
-        begin = 1000 if order is paths else 5000
-        found = hosts(order, from_start=True)
-        assert [part.recording.samples.time_ns.tolist() for part in found] == [[begin, begin + 10]] * 2
+        paths[begin] = write(tmp_path / str(begin), [plain], [comm(plain, 7, 7, "run"), *ticks], host("h"))
+    for begin in (1000, 5000):
+        joined = hosts([paths[begin], paths[6000 - begin]], from_start=True)
+        assert [part.recording.samples.time_ns.tolist() for part in joined] == [[begin, begin + 10]] * 2
 
 
 def test_recordings_that_begin_together_are_on_the_clock_of_the_first(tmp_path: Path) -> None:
@@ -282,10 +267,7 @@ def test_recordings_that_begin_together_are_on_the_clock_of_the_first(tmp_path: 
 
 def test_a_clock_that_was_noted_after_all_samples_is_of_a_time_namespace(tmp_path: Path) -> None:
     shifted = host("b") | {Feature.CLOCK_DATA: clock_data(100 * DAY_NS, 5 * 10**9)}
-    paths = [
-        write(tmp_path / "a", [CLOCK], [tick(1000)], host("a", DAY_NS)),
-        write(tmp_path / "b", [CLOCK], [tick(1000)], shifted),
-    ]
+    paths = ticking(tmp_path, host("a", DAY_NS), shifted)
     assert "time namespaces" in refusal(paths)
 
 
@@ -348,18 +330,11 @@ def refusal(paths: Sequence[Path], **options: bool) -> str:
 
 
 def test_clocks_that_cannot_meet(tmp_path: Path) -> None:
-    paths = [
-        write(tmp_path / "a", [CLOCK], [tick(1)], host("a", DAY_NS)),
-        write(tmp_path / "b", [CLOCK], [tick(1)], host("b")),
-    ]
+    paths = ticking(tmp_path, host("a", DAY_NS), host("b"))
     assert "b: its times cannot be put next to" in refusal(paths)
     hosts(paths, from_start=True)
 
 
 def test_other_architectures(tmp_path: Path) -> None:
     arm = host("b", DAY_NS) | {Feature.ARCH: text_body("aarch64")}
-    paths = [
-        write(tmp_path / "a", [CLOCK], [tick(1)], host("a", DAY_NS)),
-        write(tmp_path / "b", [CLOCK], [tick(1)], arm),
-    ]
-    assert "aarch64 and x86_64 machines" in refusal(paths)
+    assert "aarch64 and x86_64 machines" in refusal(ticking(tmp_path, host("a", DAY_NS), arm))

@@ -5,20 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.recording import (
-    BASE,
-    DUMMY_TIME,
-    KERNEL,
-    USER,
-    S,
-    comm,
-    event,
-    raw_wait,
-    sample,
-    side,
-    task,
-    write,
-)
+from builders.recording import BASE, DUMMY_TIME, KERNEL, USER, S, comm, event, raw_wait, sample, side, task, write
 
 from perf_offcpu import losses
 from perf_offcpu.abi import counters as counters_abi

@@ -131,9 +131,9 @@ def snapshots(*rows: int) -> I32:
 
 
 def test_samples_get_the_snapshot_of_their_caller_and_others_stay_as_they_are() -> None:
-    found = with_callers(snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows())
-    assert found.tolist() == [7, 7, -1, 3, 7]
-    assert found.dtype == np.int32
+    rows = with_callers(snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows())
+    assert (rows.tolist(), rows.dtype) == ([7, 7, -1, 3, 7], np.int32)
+    assert with_callers(snapshots(), callers(), CallerRows()).tolist() == []
 
 
 def test_callers_are_known_from_earlier_samples_and_the_first_one_counts() -> None:
@@ -156,7 +156,3 @@ def test_samples_whose_copy_never_came_are_counted() -> None:
     found = with_callers(snapshots(-1, 1, -1), callers(4, 5, 4), known)
     assert known.settled(found, counters).tolist() == [-1, 1, -1]
     assert dict(counters) == {losses.CALLERS_NOT_COPIED: 2}
-
-
-def test_no_samples_at_all() -> None:
-    assert with_callers(snapshots(), callers(), CallerRows()).tolist() == []

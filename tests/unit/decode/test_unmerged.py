@@ -9,11 +9,7 @@ from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.recording import DeferredChains, Recording, SampleFlag, Samples, Spaces
 
-KERNEL, USER, WAITING = (
-    int(CallchainContext.KERNEL),
-    int(CallchainContext.USER),
-    int(CallchainContext.USER_DEFERRED),
-)
+KERNEL, USER, WAITING = (int(CallchainContext.KERNEL), int(CallchainContext.USER), int(CallchainContext.USER_DEFERRED))
 COOKIE, IN_KERNEL = 0x300000001, 0xFFFFFFFF81000010
 
 
@@ -42,29 +38,18 @@ def test_each_record_becomes_a_sample_of_no_event_at_its_time() -> None:
     assert result.samples.time_ns.tolist() == [10, 20, 30]
     assert result.samples.evsel.tolist() == [0, -1, 0]
     assert result.samples.period.tolist() == [1, 0, 1]
-    assert chains(result) == [
-        [KERNEL, 0xFF, WAITING, COOKIE],
-        [WAITING, COOKIE, USER, 0x10, 0x20],
-        [USER, 0x30],
-    ]
+    assert chains(result) == [[KERNEL, 0xFF, WAITING, COOKIE], [WAITING, COOKIE, USER, 0x10, 0x20], [USER, 0x30]]
     assert result.samples.space.tolist() == [0, 1, 1]
     assert not len(result.deferred)
 
 
 def test_the_form_without_cookie_has_none() -> None:
-    assert chains(deferred_as_samples(recording(cookie=0)))[:2] == [
-        [KERNEL, 0xFF, WAITING],
-        [USER, 0x10, 0x20],
-    ]
-
-
-def test_without_records_nothing_changes() -> None:
-    merged = merge_deferred(recording())
-    assert deferred_as_samples(merged) is merged
+    assert chains(deferred_as_samples(recording(cookie=0)))[:2] == [[KERNEL, 0xFF, WAITING], [USER, 0x10, 0x20]]
 
 
 def test_merged_user_addresses_are_of_the_time_when_they_were_walked() -> None:
     result = merge_deferred(recording())
+    assert deferred_as_samples(result) is result  # without records nothing changes
     assert chains(result)[0] == [KERNEL, 0xFF, USER, 0x10, 0x20]
     assert result.samples.space.tolist() == [1, 1]
 

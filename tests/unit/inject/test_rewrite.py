@@ -67,32 +67,27 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "in.data"
 
 
-@pytest.mark.parametrize(
-    ("kind", "flags"),
-    [
-        (BASE, AttrFlag.SAMPLE_ID_ALL),
-        (BASE & ~S.IDENTIFIER | S.ID, AttrFlag.SAMPLE_ID_ALL),
-        (BASE & ~S.IDENTIFIER | S.ID | S.STREAM_ID | S.ADDR, AttrFlag.SAMPLE_ID_ALL),
-        (BASE | S.CGROUP, AttrFlag.SAMPLE_ID_ALL),
-        (BASE | S.CALLCHAIN | S.WEIGHT | S.TRANSACTION, AttrFlag.SAMPLE_ID_ALL),
-        (BASE, AttrFlag(0)),
-    ],
-    ids=["IDENTIFIER", "ID", "STREAM_ID", "CGROUP", "fields around", "no trailers"],
-)
-def test_every_layout_of_raw_samples(kind: SampleType, flags: AttrFlag, path: Path) -> None:
+LAYOUTS = {
+    "IDENTIFIER": BASE, "ID": BASE & ~S.IDENTIFIER | S.ID, "CGROUP": BASE | S.CGROUP, "no trailers": BASE,
+    "STREAM_ID": BASE & ~S.IDENTIFIER | S.ID | S.STREAM_ID | S.ADDR,
+    "fields around": BASE | S.CALLCHAIN | S.WEIGHT | S.TRANSACTION,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_of_raw_samples(layout: str, path: Path) -> None:
     """Ids stay where they were, for all events have to agree on the place; other fields stay, too."""
+    kind, flags = LAYOUTS[layout], AttrFlag(0) if layout == "no trailers" else AttrFlag.SAMPLE_ID_ALL
     clock = event("cpu-clock", (1, 2), kind & ~S.RAW | S.CALLCHAIN, flags=flags | CLOCK.attr.flags & ~(1 << 18))
     offcpu = event("offcpu-time", (3, 4), kind | S.RAW, flags=flags)
     records = [comm(clock, 7, 8, "worker"), wait(offcpu), sample(clock, tid=8, pid=7, time=600, period=9)]
     out, done = inject(write(path, [clock, offcpu], records))
     assert done.retyped == 1
     assert not done.losses
-    assert perf(out, "comm,pid,tid,cpu,time,period,event,ip")[:3] == [
-        ["worker", "7/8", "[001]", "0.000000500:", "1000", "offcpu-time:"], ["1000"], ["2000"],
-    ]  # fmt: skip
-    recording = load_recording(out)
-    assert recording.samples.cgroup.tolist()[0] == 5
-    assert recording.samples.tid.tolist() == [8, 8]
+    first = ["worker", "7/8", "[001]", "0.000000500:", "1000", "offcpu-time:"]
+    assert perf(out, "comm,pid,tid,cpu,time,period,event,ip")[:3] == [first, ["1000"], ["2000"]]
+    samples = load_recording(out).samples
+    assert (samples.cgroup.tolist()[0], samples.tid.tolist()) == (5, [8, 8])
 
 
 def test_one_event_without_ids(path: Path) -> None:
@@ -128,15 +123,10 @@ def test_sums_without_time_stand_before_their_threads_end(path: Path) -> None:
     out, done = inject(write(path, [CLOCK, OFFCPU], records))
     assert done.retyped == 2
     rounds = RecordType.FINISHED_ROUND
-    comms, samples, end = [RecordType.COMM] * 2, RecordType.SAMPLE, RecordType.EXIT
-    assert types(out) == [
-        *comms, samples, rounds, end, samples, rounds, samples, rounds, samples, samples, rounds,
-    ]  # fmt: skip
+    comms, ticks, end = [RecordType.COMM] * 2, RecordType.SAMPLE, RecordType.EXIT
+    assert types(out) == [*comms, ticks, rounds, end, ticks, rounds, ticks, rounds, ticks, ticks, rounds]
     waits = [line for line in perf(out, "comm,time,period,event") if "offcpu-time:" in line]
-    assert waits == [
-        ["worker", "0.000001999:", "1000", "offcpu-time:"],
-        ["main", "0.000004000:", "50", "offcpu-time:"],
-    ]
+    assert waits == [["worker", "0.000001999:", "1000", "offcpu-time:"], ["main", "0.000004000:", "50", "offcpu-time:"]]
     with PerfDataReader.open(out) as reader:
         assert reader.features.values(Feature.SAMPLE_TIME) == {"first": 1000, "last": 4000}
 
@@ -232,6 +222,11 @@ def chains(path: Path) -> list[list[int]]:
     return [recording.callchains.row(row).tolist() for row in recording.samples.callchain.tolist()]
 
 
+def asks_for_deferral(path: Path) -> bool:
+    with PerfDataReader.open(path) as reader:
+        return bool(reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN)
+
+
 COOKIE = 3 << 32 | 1
 FRAME = 2**64 - 2**31
 
@@ -250,11 +245,9 @@ def test_deferred_chains_are_merged_in_both_directions(path: Path) -> None:
     assert done.losses == {losses.UNMERGED: 1}
     assert RecordType.CALLCHAIN_DEFERRED not in types(out)
     assert len([line for line in perf(out, "comm,ip") if line == ["20", "[unknown]"]]) == 0
-    assert perf(out, "comm,ip,sym")[0:4] == [
-        ["worker"], ["ffffffff80000000", "[unknown]"], ["10", "[unknown]"], ["20", "[unknown]"],
-    ]  # fmt: skip
-    with PerfDataReader.open(out) as reader:
-        assert not reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
+    addresses = [[address, "[unknown]"] for address in ("ffffffff80000000", "10", "20")]
+    assert perf(out, "comm,ip,sym")[0:4] == [["worker"], *addresses]
+    assert not asks_for_deferral(out)
 
 
 WAITING = event("offcpu-time", (3,), BASE | S.RAW | S.CALLCHAIN, flags=CLOCK.attr.flags | AttrFlag.DEFER_CALLCHAIN)
@@ -281,18 +274,14 @@ def test_deferred_chains_of_waits(path: Path) -> None:
     out, done = inject(path)
     assert (chains(out), done.completed, done.losses) == (whole, 2, {losses.UNMERGED: 1})
     assert len(perf(out, "comm,ip")) > 4
-    with PerfDataReader.open(out) as reader:
-        assert not reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
+    assert not asks_for_deferral(out)
 
 
 def test_deferred_chains_of_the_posted_series(path: Path) -> None:
     """No cookie: a record belongs to all samples of its thread before it."""
     old = [KERNEL, FRAME, USER_DEFERRED]
-    record = frame_record(
-        RecordType.CALLCHAIN_DEFERRED,
-        2,
-        b"".join(word.to_bytes(8, "little") for word in (3, USER, 0x10, 0x20, 8 << 32 | 7, 30, 0, 1)),
-    )
+    words = (3, USER, 0x10, 0x20, 8 << 32 | 7, 30, 0, 1)
+    record = frame_record(RecordType.CALLCHAIN_DEFERRED, 2, b"".join(word.to_bytes(8, "little") for word in words))
     records = [*THREAD, asking(0, 10, callchain=old), record, asking(0, 40, callchain=old)]
     out, done = inject(write(path, [DEFERRING], records))
     assert chains(out) == [[KERNEL, FRAME, USER, 0x10, 0x20], [KERNEL, FRAME]]
@@ -304,8 +293,7 @@ def test_unmerged_on_request(path: Path) -> None:
     out, _ = inject(write(path, [DEFERRING], records), merge=False)
     assert chains(out) == [[KERNEL, FRAME, USER_DEFERRED, COOKIE]]
     assert types(out)[-1] == RecordType.CALLCHAIN_DEFERRED
-    with PerfDataReader.open(out) as reader:
-        assert reader.events.specs[0].attr.flags & AttrFlag.DEFER_CALLCHAIN
+    assert asks_for_deferral(out)
 
 
 def test_a_sample_that_would_grow_too_large_goes_without_its_user_part(path: Path) -> None:
@@ -334,11 +322,8 @@ def test_event_counters_of_branches_are_left_out(path: Path) -> None:
     out, done = inject(write(path, [spec], records))
     assert not done.losses
     lines = perf(out, "comm,tid,time,brstack,weight")
-    assert [line[:4] for line in lines if line[0] == "worker"] == [
-        ["worker", "8", "0.000000100:", "77"],
-        ["worker", "8", "0.000000101:", "77"],
-        ["worker", "8", "0.000000103:", "77"],
-    ]
+    shown = [line[:4] for line in lines if line[0] == "worker"]
+    assert shown == [["worker", "8", f"0.000000{time}:", "77"] for time in (100, 101, 103)]
     with PerfDataReader.open(out) as reader:
         sizes = [size for chunk in reader.chunks() for size in chunk.sizes[chunk.types == 9].tolist()]
         assert sizes == [len(record) - 8 * nr for record, nr in zip(
@@ -423,13 +408,11 @@ def test_an_exit_stands_after_its_threads_last_wait(path: Path) -> None:
     assert rows[0] == [(7, -1), (8, 1000), (8, 4 * 10**9), (9, 1100)]
     assert rows[1] == [(7, -1), (8, 1500), (8, 4 * 10**9), (9, 1100)], "before the next life"
     shown = perf(out, "comm,time,period,event")
-    waits = [line[:2] for line in shown if "offcpu-time:" in line]
-    assert waits == [
-        ["worker", "0.000000800:"], ["other", "0.000000900:"], ["worker", "0.000001500:"],
-        ["second", "2.000000000:"],
-    ]  # fmt: skip
-    kinds = [kind for kind in types(out) if kind in (exits, fork, RecordType.FINISHED_ROUND)]
+    waits = [tuple(line[:2]) for line in shown if "offcpu-time:" in line]
+    expected = [("worker", "0.000000800:"), ("other", "0.000000900:"), ("worker", "0.000001500:")]
+    assert waits == [*expected, ("second", "2.000000000:")]
     rounds = RecordType.FINISHED_ROUND
+    kinds = [kind for kind in types(out) if kind in (exits, fork, rounds)]
     assert kinds == [exits, rounds, exits, rounds, fork, rounds, exits, rounds], "with the round of its time"
     again, _ = inject(out.rename(out.with_name("first.data")))
     assert types(again) == types(again.with_name("first.data")), "nothing is left to be moved"

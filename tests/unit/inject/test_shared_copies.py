@@ -11,7 +11,6 @@ from builders.injected import inject
 from builders.recording import BASE, USER, S, comm, event, sample, side, write
 
 from perf_offcpu import losses
-from perf_offcpu.abi import offcpu
 from perf_offcpu.abi import offcpu as abi
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.binary.columnar import Columns
@@ -38,15 +37,15 @@ WORDS = struct.pack("<8Q", 1, 2, STACK + 32, FRAMES[1], 0, FRAMES[2], 0, 0)
 def wait(time: int, caller: int, stack: bytes, tid: int = 8) -> bytes:
     """A wait with registers, the top of its stack, and a frame-pointer walk that went wrong."""
     values = {"pid": 7, "tid": tid, "offcpu_ns": 1000, "callchain": [USER, FRAMES[0]], "cgroup": 0}
-    told = offcpu.BLANK_EXTENSION | {"kind": offcpu.Kind.WAIT, "caller": caller}
-    raw = offcpu.PAYLOAD.pack(values) + offcpu.EXTENSION.pack(told) + bytes(4)
+    told = abi.BLANK_EXTENSION | {"kind": abi.Kind.WAIT, "caller": caller}
+    raw = abi.PAYLOAD.pack(values) + abi.EXTENSION.pack(told) + bytes(4)
     registers: dict[str, Any] = {"regs_user_abi": 2, "regs_user": REGISTERS}
     copy = dict[str, Any](stack_user_size=len(stack), stack_user=stack, stack_user_dyn_size=len(stack))
     return sample(SPEC, pid=7, tid=tid, time=time, period=1000, raw=raw, **registers, **copy)
 
 
 def reference(time: int, caller: int, tid: int = 8) -> bytes:
-    return wait(time, caller, WORDS[: offcpu.REFERENCE_BYTES], tid)
+    return wait(time, caller, WORDS[: abi.REFERENCE_BYTES], tid)
 
 
 @pytest.fixture
@@ -138,9 +137,5 @@ def test_payloads_are_read_as_they_are_written(order: Order) -> None:
         assert getattr(batch.samples, name).tolist() == getattr(samples, name).tolist(), name
     assert batch.samples.runq_ns.tolist() == [10, -1] and batch.samples.longest_ns.tolist() == [-1, 700]
     assert batch.samples.flags.tolist() == samples.flags.tolist()
-    assert [batch.callchains.row(row).tolist() for row in range(3)] == [
-        [2**64 - 512, 1],
-        [],
-        [2**64 - 128, 2],
-    ]
+    assert [batch.callchains.row(row).tolist() for row in range(3)] == [[2**64 - 512, 1], [], [2**64 - 128, 2]]
     assert batch.samples.waker_callchain.tolist() == [-1, 2]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from perf_offcpu import losses
 from perf_offcpu.decode.switches.events import Switches
 from perf_offcpu.decode.switches.events import SwitchKind as Kind
-from perf_offcpu.decode.switches.intervals import Waits, find_waits
+from perf_offcpu.decode.switches.intervals import find_waits
 from perf_offcpu.decode.switches.waits import wait_samples
 from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
@@ -56,9 +56,7 @@ def drawn(timelines: dict[int, str]) -> tuple[Switches, Tasks]:
 
 
 def _rows(sign: str, tid: int, time_ns: int) -> list[dict[str, int]]:
-    plain = {
-        "O": Kind.OUT, "I": Kind.IN, "S": Kind.STACK, "W": Kind.WAKING, "w": Kind.WAKEUP,
-    }  # fmt: skip
+    plain = {"O": Kind.OUT, "I": Kind.IN, "S": Kind.STACK, "W": Kind.WAKING, "w": Kind.WAKEUP}
     if sign in plain:
         return [row(plain[sign], time_ns, tid, cpu=0)]
     if sign in "opz":
@@ -82,16 +80,17 @@ def _lives(tid: int, line: str) -> Iterator[tuple[int, int, int, int]]:
 def found(timelines: dict[int, str], last: int = 100) -> tuple[list[tuple[int, int, int]], Losses]:
     """([(tid, place of the out, place of the end)], what was counted)."""
     switches, tasks = drawn(timelines)
+    waits, counters = told(switches, at(last), tasks)
+    return sorted((tid, (begin - BEGIN) // US, (end - BEGIN) // US) for tid, begin, end in waits), counters
+
+
+def told(switches: Switches, last_ns: int, tasks: Tasks) -> tuple[list[tuple[int, int, int]], Losses]:
+    """([(tid, begin, end)], what was counted)."""
     counters = Losses()
-    waits = find_waits(switches, tasks, at(last), counters)
+    waits = find_waits(switches, tasks, last_ns, counters)
     waits.check()
-    return sorted(_places(switches, waits)), counters
-
-
-def _places(switches: Switches, waits: Waits) -> Iterator[tuple[int, int, int]]:
-    for out, end_ns in zip(waits.out.tolist(), waits.end_ns.tolist(), strict=True):
-        begin = int(switches.time_ns[out])
-        yield int(switches.tid[out]), (begin - BEGIN) // US, (end_ns - BEGIN) // US
+    columns = (switches.tid[waits.out], switches.time_ns[waits.out], waits.end_ns)
+    return list(zip(*(column.tolist() for column in columns), strict=True)), counters
 
 
 @pytest.mark.parametrize(("line", "waits", "counted"), [
@@ -140,9 +139,8 @@ def test_idle_threads_and_those_without_number_have_no_waits() -> None:
 def test_lasting_needs_a_recording_that_sees_every_end() -> None:
     """Only the switches away from a command's own threads: whether it is back nobody knows."""
     rows = [row(Kind.SWITCH, at(3), 7, next_tid=8, state=1), row(Kind.SWITCH, at(9), 8, next_tid=7, state=1)]
-    counters = Losses()
-    waits = find_waits(table(rows), Tasks(), at(20), counters)
-    assert waits.end_ns.tolist() == [at(9)]
+    waits, counters = told(table(rows), at(20), Tasks())
+    assert waits == [(7, at(3), at(9))]
     assert counters == {losses.END_NOT_RECORDED: 1, losses.BEGIN_UNKNOWN: 1}
 
 
@@ -175,12 +173,9 @@ def test_a_loss_lasts_since_the_record_before_on_its_cpu() -> None:
         row(Kind.LOST, at(9), -1, cpu=1),  # since 6: thread 8 had come back by then
         row(Kind.IN, at(10), 7, cpu=0),
     ]
-    counters = Losses()
-    waits = find_waits(table(rows), Tasks(), at(20), counters)
-    assert waits.end_ns.tolist() == [at(6)]
-    assert counters == {losses.IN_GAP: 2}
+    assert told(table(rows), at(20), Tasks()) == ([(8, at(2), at(6))], {losses.IN_GAP: 2})
     rows[5]["cpu"] = -1  # of no known CPU: since any time
-    assert len(find_waits(table(rows), Tasks(), at(20), Losses())) == 0
+    assert not told(table(rows), at(20), Tasks())[0]
 
 
 def samples_of(timelines: dict[int, str], last: int = 100) -> Samples:
@@ -302,33 +297,23 @@ def machines(draw: st.DrawFn) -> Machine:
     return machine
 
 
-def told(rows: list[dict[str, int]], last_ns: int) -> tuple[list[tuple[int, int, int]], Losses]:
-    switches, counters = table(rows), Losses()
-    waits = find_waits(switches, Tasks(), last_ns, counters)
-    begins = switches.time_ns[waits.out]
-    tids = switches.tid[waits.out]
-    return list(zip(tids.tolist(), begins.tolist(), waits.end_ns.tolist(), strict=True)), counters
-
-
 def sees_ends(rows: list[dict[str, int]]) -> bool:
     return any(one["tid"] == 0 for one in rows)
 
 
 @given(machines())
 def test_what_was_seen_whole_is_found_whole(machine: Machine) -> None:
-    waits, counters = told(machine.rows, machine.last_ns)
+    waits, counters = told(table(machine.rows), machine.last_ns, Tasks())
     lasting = machine.lasting() if sees_ends(machine.rows) else set()
     assert len(waits) == len(set(waits))
     assert set(waits) == machine.waits | lasting
-    assert (
-        not counters[losses.BROKEN_SWITCHES] and not counters[losses.BEGIN_NOT_RECORDED] and not counters[losses.IN_GAP]
-    )
+    assert not counters.keys() & {losses.BROKEN_SWITCHES, losses.BEGIN_NOT_RECORDED, losses.IN_GAP}
 
 
 @given(machines())
 def test_time_adds_up(machine: Machine) -> None:
     """Between the first and the last switch of a thread, it either waits or runs."""
-    waits, _ = told(machine.rows, machine.last_ns)
+    waits, _ = told(table(machine.rows), machine.last_ns, Tasks())
     for tid in range(1, machine.threads + 1):
         own = [one for one in machine.rows if tid in (one["tid"], one["next_tid"])]
         if not own:
@@ -346,7 +331,7 @@ def test_time_adds_up(machine: Machine) -> None:
 def test_the_order_of_the_file_does_not_matter(machine: Machine, random: object) -> None:
     rows = list(machine.rows)
     random.shuffle(rows)  # type: ignore[attr-defined]
-    assert told(rows, machine.last_ns) == told(machine.rows, machine.last_ns)
+    assert told(table(rows), machine.last_ns, Tasks()) == told(table(machine.rows), machine.last_ns, Tasks())
 
 
 @given(machines())
@@ -356,9 +341,9 @@ def test_a_switch_seen_twice_counts_once(machine: Machine) -> None:
         for one in machine.rows
         for what, name in ((Kind.OUT, "tid"), (Kind.IN, "next_tid"))
     ]
-    waits, _ = told(machine.rows, machine.last_ns)
-    both, _ = told([*records, *machine.rows], machine.last_ns)
-    alone, _ = told(records, machine.last_ns)
+    waits, _ = told(table(machine.rows), machine.last_ns, Tasks())
+    both, _ = told(table([*records, *machine.rows]), machine.last_ns, Tasks())
+    alone, _ = told(table(records), machine.last_ns, Tasks())
     assert both == alone
     assert set(waits) <= set(both) == machine.waits | machine.lasting()
 
@@ -368,7 +353,7 @@ def test_only_own_switches_give_only_true_waits(machine: Machine, data: st.DataO
     """perf record COMMAND, without -a: switch-outs of the command's own threads, to whatever comes next."""
     own = data.draw(st.sets(st.integers(1, machine.threads)))
     rows = [one for one in machine.rows if one["tid"] in own]
-    waits, _ = told(rows, machine.last_ns)
+    waits, _ = told(table(rows), machine.last_ns, Tasks())
     assert set(waits) <= machine.waits
 
 
@@ -385,7 +370,7 @@ def test_losses_give_only_true_waits(machine: Machine, data: st.DataObject) -> N
             if kept[place] and place and not kept[place - 1]:
                 rows.append(row(Kind.LOST, one["time_ns"], -1, cpu=cpu))
             rows += [one] if kept[place] else []
-    waits, counters = told(rows, machine.last_ns)
+    waits, counters = told(table(rows), machine.last_ns, Tasks())
     assert all(end >= begin for _, begin, end in waits)
     assert set(waits) <= machine.waits | machine.lasting()
     if all("next_tid" in one for one in rows):
@@ -396,6 +381,7 @@ def test_losses_give_only_true_waits(machine: Machine, data: st.DataObject) -> N
 def test_whatever_is_missing_waits_do_not_overlap(machine: Machine, data: st.DataObject) -> None:
     """Even if nothing says that records are missing."""
     kept = data.draw(st.lists(st.booleans(), min_size=len(machine.rows), max_size=len(machine.rows)))
-    waits, _ = told([one for one, keep in zip(machine.rows, kept, strict=True) if keep], machine.last_ns)
+    rows = [one for one, keep in zip(machine.rows, kept, strict=True) if keep]
+    waits, _ = told(table(rows), machine.last_ns, Tasks())
     for (tid, _, end), (next_tid, begin, next_end) in zip(waits, waits[1:], strict=False):
         assert tid < next_tid or (tid == next_tid and end <= begin <= next_end)
