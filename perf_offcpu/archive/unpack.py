@@ -32,8 +32,7 @@ class Unpacker:
 
     def __init__(self, directory: Directory, limit: int) -> None:
         self._directory, self._room = directory, limit
-        self._links: dict[str, str] = {}
-        self._created: list[str] = []
+        self._links, self._created = dict[str, str](), list[str]()
 
     def unpack(self, archive: tarfile.TarFile) -> None:
         """Unpack all members.

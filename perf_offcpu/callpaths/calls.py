@@ -48,11 +48,11 @@ def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
     return Calls(
         [tree.names[row] for row in used.tolist()],
         sum_by(function, own, len(used)),
-        sum_by(_only(function, outermost(tree.parent, function)), below, len(used)),
+        sum_by(np.where(outermost(tree.parent, function), function, -1), below, len(used)),
         sum_by(function, waits, len(used)),
         function[calling],
         function[inner[first]],
-        sum_by(_only(pair, outermost(tree.parent, pair)), below, len(first)),
+        sum_by(np.where(outermost(tree.parent, pair), pair, -1), below, len(first)),
         int(own.sum()),
     )
 
@@ -81,7 +81,3 @@ def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
         going = ~same & (above >= 0)
         node, above = node[going], above[going]
     return result
-
-
-def _only(key: NDArray[np.integer], chosen: Bool) -> I64:
-    return np.where(chosen, key, -1).astype(np.int64)

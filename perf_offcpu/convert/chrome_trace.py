@@ -74,8 +74,7 @@ class _Writer:
         self.timeline = timeline_of(profile)
         if self.path is not None:
             self.timeline = with_origin(self.timeline, min(self.timeline.origin_ns, int(self.path.begin_ns[0])))
-        self.track = self.timeline.track
-        self.wakeups = wakeups_of(profile, self.timeline)
+        self.track, self.wakeups = self.timeline.track, wakeups_of(profile, self.timeline)
         self.details = details_of(profile, self.wakeups)
         self.tree, self.waker_node = paths_with_wakers(profile, options)
         self.node = self.tree.of_sample.astype(np.int64)
@@ -96,9 +95,6 @@ class _Writer:
         used = distinct(nodes)
         texts = map(json.dumps, text_columns.path_texts(self.tree, used))
         return dict(zip(used.tolist(), texts, strict=True))
-
-    def _names(self, rows: I64) -> Iterable[str]:
-        return picked(self.labels, self.tree.name[self.node[rows]].astype(np.int64))
 
     def events(self) -> Iterator[list[str]]:
         yield self._metadata()
@@ -129,8 +125,8 @@ class _Writer:
         return joined(details, wakers, '"stack":', picked(self.stacks, self.node[rows]), "}}")
 
     def _weighed(self, category: str | list[str], rows: I64, when: tuple[Iterable[str], ...]) -> list[str]:
-        head = ('{"ph":"X","cat":"', category, '","name":', self._names(rows))
-        return joined(*head, *when, ',"args":{', self._args(rows))
+        names = picked(self.labels, self.tree.name[self.node[rows]].astype(np.int64))
+        return joined('{"ph":"X","cat":"', category, '","name":', names, *when, ',"args":{', self._args(rows))
 
     def _waits(self, rows: I64) -> Iterator[list[str]]:
         """Return slices and arrows of waits.

@@ -96,13 +96,8 @@ class BatchCollector:
 
     def release(self) -> Batch:
         """Return all batches joined, in order, with distinct callchains; the collector is then empty."""
-        return Batch(
-            self._samples.release(),
-            self.chains.release(),
-            self._from_upstream.release(),
-            self._deferred.release(),
-            self._switches.release(),
-        )
+        samples, chains, from_upstream = self._samples.release(), self.chains.release(), self._from_upstream.release()
+        return Batch(samples, chains, from_upstream, self._deferred.release(), self._switches.release())
 
 
 def _ranks(rows: list[I64]) -> list[I64]:

@@ -7,7 +7,10 @@ at its end the time so far. The whole wait is in the file in which it ends, and 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from perf_offcpu.decode.account import BUDGET_SUMS
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
@@ -19,6 +22,13 @@ Borders = tuple[I32, I64]
 """(tid, time_ns): moments at which the budgets of threads go on from one file of a recording to the next."""
 
 
+def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
+    """Return bool[n]: whether a row has in all first columns what the row before has in the second ones."""
+    result = np.zeros(len(pairs[0][0]), np.bool_)
+    result[1:] = np.all([later[1:] == earlier[:-1] for later, earlier in pairs], axis=0)
+    return result
+
+
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
     """Return all budgets, by (tid, begin), with the rows of one life of a thread in several files added.
 
@@ -26,9 +36,7 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
     """
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
-    pairs = ((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))
-    goes_on = np.zeros(len(budget), np.bool_)
-    goes_on[1:] = np.all([later[1:] == earlier[:-1] for later, earlier in pairs], axis=0)
+    goes_on = repeats((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))
     borders = budget.tid[goes_on], budget.begin_ns[goes_on]
     if not goes_on.any():
         return budget, borders

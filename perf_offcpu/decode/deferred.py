@@ -71,8 +71,8 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
     starts = chunk.starts[rows] + HEADER_SIZE
     ends = chunk.starts[rows] + chunk.sizes[rows] - trailers.size
     words = (ends - starts) // 8
-    first = gather_u64(chunk.data, np.where(words >= 1, starts, 0), events.order)
-    second = gather_u64(chunk.data, np.where(words >= 2, starts + 8, 0), events.order)
+    places = (np.where(words >= 1, starts, 0), np.where(words >= 2, starts + 8, 0))
+    first, second = (gather_u64(chunk.data, place, events.order) for place in places)
     final = (words >= 2) & (second == (words - 2).astype(np.uint64))
     v12 = ~final & (words >= 1) & (first == (words - 1).astype(np.uint64))
     counters.add(losses.BAD_RECORD, int((~final & ~v12).sum()))

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perf_offcpu.decode.continued import joined_budget, seen_again, without_continued
+from perf_offcpu.decode.continued import joined_budget, repeats, seen_again, without_continued
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.columns import I64, Renumber
 from perf_offcpu.model.join import join, renumbered, to_rows
@@ -75,7 +75,10 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
         UsageError: architectures differ, or a clock is not known.
     """
     options = options or JoinOptions()
-    _check_alike([recording.meta for recording in recordings if recording.meta.arch])
+    metas = [recording.meta for recording in recordings if recording.meta.arch]
+    if others := [meta for meta in metas if meta.arch != metas[0].arch]:
+        archs = " and ".join(sorted((others[0].arch, metas[0].arch)))
+        raise UsageError(f"{metas[0].source} and {others[0].source} are of {archs} machines")
     spans = [_span(recording) for recording in recordings]
     walls = [_wall_offset(recording.meta, span) for recording, span in zip(recordings, spans, strict=True)]
     hosts = _rows_by_host(recordings, walls, apart=options.apart or options.from_start)
@@ -95,13 +98,6 @@ def _host(parts: list[tuple[Recording, int, int]], clockid: int) -> Host:
     cpus = min(cpus, _MOST_CPUS)
     name = moved[0].meta.hostname or os.path.basename(moved[0].meta.source)
     return Host(name, cpus, moved[0] if len(moved) == 1 else _joined(moved, since, cpus))
-
-
-def _check_alike(metas: Sequence[Meta]) -> None:
-    for meta in metas:
-        if meta.arch != metas[0].arch:
-            archs = " and ".join(sorted((meta.arch, metas[0].arch)))
-            raise UsageError(f"{metas[0].source} and {meta.source} are of {archs} machines")
 
 
 def _span(recording: Recording) -> _Span:
@@ -242,10 +238,7 @@ def _lives(tasks: Tasks, since: I64) -> Tasks:
 
 def _names(comms: Comms) -> Comms:
     comms = comms.take(np.lexsort((comms.begin_ns, comms.tid)))
-    is_new = np.ones(len(comms), np.bool_)
-    columns = (comms.tid, comms.pid, comms.comm)
-    is_new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    return comms.take(is_new)
+    return comms.take(~repeats((comms.tid, comms.tid), (comms.pid, comms.pid), (comms.comm, comms.comm)))
 
 
 def _distinct_dsos(dsos: Dsos) -> tuple[Dsos, I64]:
@@ -268,6 +261,5 @@ def _maps(maps: Maps) -> Maps:
 def _symbols(symbols: KernelSymbols) -> KernelSymbols:
     """Return the symbols by address; of several at one, the last recording's."""
     symbols = symbols.take(np.argsort(symbols.start, kind="stable"))
-    is_last = np.ones(len(symbols), np.bool_)
-    is_last[:-1] = symbols.start[1:] != symbols.start[:-1]
+    is_last = np.append(~repeats((symbols.start, symbols.start))[1:], True)[: len(symbols)]
     return symbols.take(is_last)

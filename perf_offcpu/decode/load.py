@@ -227,20 +227,13 @@ def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
     number, ns = map(sum, zip(*ended, strict=True))
     is_single = samples.has(SampleFlag.SAMPLED | SampleFlag.BEGAN_BEFORE) & ~samples.has(SampleFlag.STILL_BLOCKED)
     count, weight = (int(column[is_single].sum()) for column in (samples.count, samples.period))
-    return Sampling(period_ns, number, ns, count, weight, _longest_period_ns(account, samples, period_ns))
-
-
-def _longest_period_ns(account: CollectorAccount, samples: Samples, period_ns: int) -> int:
-    """Return the longest period that a limit of the rate chose, ns; 0 if none was longer than `period_ns`.
-
-    A weight of more than twice the length of its wait is one period. The account has the longest one of all
-    files of the recording, at most.
-    """
-    if account.notes.get(losses.THRESHOLD_RAISED.name, (0, 0))[1] <= period_ns:
-        return 0
+    # A weight of more than twice the length of its wait is one period, longer where a limit of the rate chose it.
+    # The account has the longest one of all files of the recording, at most.
+    is_limited = account.notes.get(losses.THRESHOLD_RAISED.name, (0, 0))[1] > period_ns
     is_one_period = samples.has(SampleFlag.SAMPLED) & (samples.period > 2 * samples.longest_ns)
-    longest = int(samples.period[is_one_period & (samples.longest_ns >= 0)].max(initial=0))
-    return longest if longest > period_ns else 0
+    longest_ns = int(samples.period[is_one_period & (samples.longest_ns >= 0)].max(initial=0))
+    is_longer = is_limited and longest_ns > period_ns
+    return Sampling(period_ns, number, ns, count, weight, longest_ns if is_longer else 0)
 
 
 def recorded_arch(features: Features, specs: Sequence[EventSpec]) -> str:

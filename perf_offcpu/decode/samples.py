@@ -59,8 +59,7 @@ def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator
 def sample_columns(chunk: Chunk, rows: I64, spec: EventSpec, order: Order) -> Columns:
     """Read the fields of samples of one evsel."""
     starts = chunk.starts[rows]
-    ends = starts + chunk.sizes[rows]
-    return read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, ends, order, spec.shape)
+    return read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, starts + chunk.sizes[rows], order, spec.shape)
 
 
 @mutable
@@ -76,8 +75,7 @@ class SampleDecoder:
     def decode(self, chunk: Chunk, events: Events) -> tuple[list[I64], list[Batch]]:
         """Return the rows of samples of a chunk, evsel by evsel, and the samples."""
         switches = None if any(map(is_offcpu, events.specs)) else self.switches
-        rows_of_parts: list[I64] = []
-        parts: list[Batch] = []
+        rows_of_parts, parts = list[I64](), list[Batch]()
         for number, rows in samples_by_event(chunk, events, self.counters):
             columns = sample_columns(chunk, rows, events.specs[number], events.order)
             if is_counters(events.specs[number]):
@@ -110,7 +108,12 @@ class SampleDecoder:
         if is_offcpu(spec) and "raw" in columns.arrays:
             batch, ok = retype(chunk.data, columns, samples, order, self.counters)
             if spec.attr.config == SoftwareConfig.CPU_CLOCK:
-                _keep_injected(batch, samples, chains)
+                # `inject` has re-typed it: the sample was not in BPF but where the sleeper was, and its callchain
+                # may have been unwound since.
+                batch.samples.ip, batch.samples.cpumode = samples.ip, samples.cpumode
+                if chains is not None:
+                    wakers = batch.callchains.take(np.arange(len(samples), len(batch.callchains)))
+                    batch.callchains = Ragged.concat([chains, wakers])
         else:
             batch = Batch(samples, Ragged(), np.zeros(len(rows), np.bool_))
             if chains is not None:
@@ -136,17 +139,6 @@ def _take_account(chunk: Chunk, columns: Columns, account: CollectorAccount, ord
     if "raw" in columns.arrays:
         offsets, data = gather_bytes(chunk.data, columns.arrays["raw"])
         account.take((data[low:high].tobytes() for low, high in pairwise(offsets.tolist())), order, counters)
-
-
-def _keep_injected(batch: Batch, samples: Samples, chains: Ragged | None) -> None:
-    """Take over what `inject` wrote into the fields of samples that it re-typed.
-
-    The sample was not in BPF but where the sleeper was, and its callchain may have been unwound since.
-    """
-    batch.samples.ip, batch.samples.cpumode = samples.ip, samples.cpumode
-    if chains is not None:
-        wakers = np.arange(len(samples), len(batch.callchains))
-        batch.callchains = Ragged.concat([chains, batch.callchains.take(wakers)])
 
 
 def model_samples(columns: Columns, spec: EventSpec, number: int, miscs: NDArray[np.uint16]) -> Samples:

@@ -130,8 +130,7 @@ class LateExits:
         np.maximum.at(last, rows_at(tasks.tid, tasks.begin_ns, waits.tid, waits.time_ns), waits.time_ns)
         reused = np.append(tasks.tid[1:] == tasks.tid[:-1], False)
         limit = np.where(reused, np.append(tasks.begin_ns[1:], 0), np.iinfo(np.int64).max)
-        latest = np.append(np.minimum(last[:-1] + 1, limit - 1), -1)
-        parts = []
+        latest, parts = np.append(np.minimum(last[:-1] + 1, limit - 1), -1), list[tuple[I64, Chunk]]()
         for numbers, tids, times, chunk in self._exits:
             later = latest[rows_at(tasks.tid, tasks.begin_ns, tids, times)]
             rows = np.flatnonzero(later > times)

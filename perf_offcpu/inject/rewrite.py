@@ -105,7 +105,7 @@ class Survey:
         """Times of the first and last sample of each chunk, ns."""
         self.end_ns = 0
         """Last moment of the recording."""
-        self._deferred = BatchCollector()
+        self.deferred = BatchCollector()
         for chunk in reader.chunks():
             self._read(chunk)
         self.tasks.replay()
@@ -131,13 +131,8 @@ class Survey:
             untimed = rows[is_untimed(chunk, rows, events, number)]
             if len(untimed):
                 self.untimed.append(woven([(untimed, chunk.take(untimed))]))
-        self._deferred.add(decode_deferred(chunk, events, Losses()))
+        self.deferred.add(decode_deferred(chunk, events, Losses()))
         self.late.note(chunk, events)
-
-    def matcher(self) -> DeferredMatcher:
-        """Return the matcher of samples with their deferred callchains."""
-        batch = self._deferred.release()
-        return DeferredMatcher(batch.deferred, batch.callchains)
 
 
 class TimedRecords:
@@ -197,7 +192,9 @@ class _Rewriter:
             tasks = survey.tasks.tasks()
             stages.append(functools.partial(retype_batch, tasks=tasks, end_ns=survey.end_ns, done=self.done))
         if options.merge:
-            stages.append(functools.partial(complete_batch, matcher=survey.matcher(), done=self.done))
+            deferred = survey.deferred.release()
+            matcher = DeferredMatcher(deferred.deferred, deferred.callchains)
+            stages.append(functools.partial(complete_batch, matcher=matcher, done=self.done))
         if options.keep_stacks:
             stages.append(cut_user_parts)
         if (unwinder := self._unwinder()) is not None:

@@ -53,8 +53,7 @@ def _function(calls: Calls, old: Calls | None, row: int) -> dict[str, Any]:
 
 def _ids(names: list[tuple[str, str]]) -> list[str]:
     """Return a distinct id for each (label, dso): the label, with the dso and a number where needed."""
-    seen: dict[str, int] = {}
-    ids = []
+    seen, ids = dict[str, int](), list[str]()
     for label, dso in names:
         id_ = label if label not in seen else f"{label} ({dso})"
         while id_ in seen:

@@ -48,51 +48,40 @@ _KEYS = {"woken by": "waker", "held by": "holder"}
 """Detail → its key in the schema, where it differs."""
 
 
-def _field(key: str, label: str, format_: str = "unique-string") -> dict[str, str]:
-    return {"key": key, "label": label, "format": format_}
-
-
-SCHEMA: list[dict[str, Any]] = [
-    {
-        "name": "Wait",
-        "description": "Off-CPU time, from switch-out to switch-in.",
-        "tooltipLabel": "waits for: {marker.name}",
-        "chartLabel": "{marker.data.function}",
-        "tableLabel": "{marker.data.function}",
-        "display": ["marker-chart", "marker-table", "timeline-overview"],
+def _schema(
+    name: str, description: str, tooltip: str, label: str, fields: dict[str, str], *display: str
+) -> dict[str, Any]:
+    """Return a type of markers; all fields (key → label) but "runq" are texts."""
+    formats = {"runq": "duration"}
+    return {
+        "name": name,
+        "description": description,
+        "tooltipLabel": tooltip,
+        "chartLabel": label,
+        "tableLabel": label,
+        "display": ["marker-chart", "marker-table", *display],
         "fields": [
-            _field("function", "Function"),
-            _field("object", "Object"),
-            _field("holder", "Held by"),
-            _field("syscall", "System call"),
-            _field("state", "State"),
-            _field("waker", "Woken by"),
-            _field("runq", "Run-queue delay", "duration"),
-            _field("wakerstack", "Waker's stack"),
-            _field("cgroup", "Control group"),
-            _field("note", "Note"),
+            {"key": key, "label": text, "format": formats.get(key, "unique-string")} for key, text in fields.items()
         ],
-        "isStackBased": True,
-    },
-    {
-        "name": "Wake-up",
-        "description": "This thread woke another.",
-        "tooltipLabel": "wakes {marker.data.sleeper}",
-        "chartLabel": "{marker.data.sleeper}",
-        "tableLabel": "{marker.data.sleeper}",
-        "display": ["marker-chart", "marker-table"],
-        "fields": [_field("sleeper", "Wakes")],
-    },
+    }
+
+
+_WAIT_FIELDS = {
+    "function": "Function", "object": "Object", "holder": "Held by", "syscall": "System call", "state": "State",
+    "waker": "Woken by", "runq": "Run-queue delay", "wakerstack": "Waker's stack", "cgroup": "Control group",
+    "note": "Note",
+}  # fmt: skip
+_WAIT_TEXT, _WAIT_LABEL = "Off-CPU time, from switch-out to switch-in.", "{marker.data.function}"
+_WAKES = "{marker.data.sleeper}"
+_PATH_TEXT = "What the thread did, or waited for in the end."
+SCHEMA = [
+    _schema("Wait", _WAIT_TEXT, "waits for: {marker.name}", _WAIT_LABEL, _WAIT_FIELDS, "timeline-overview")
+    | {"isStackBased": True},
+    _schema("Wake-up", "This thread woke another.", f"wakes {_WAKES}", _WAKES, {"sleeper": "Wakes"}),
 ]
-PATH_SCHEMA: dict[str, Any] = {
-    "name": "Critical path",
-    "description": "What the thread did, or waited for in the end.",
-    "tooltipLabel": "{marker.name}",
-    "chartLabel": "{marker.name}",
-    "tableLabel": "{marker.name}",
-    "display": ["marker-chart", "marker-table", "timeline-overview"],
-    "fields": [_field("through", "Through")],
-}
+PATH_SCHEMA = _schema(
+    "Critical path", _PATH_TEXT, "{marker.name}", "{marker.name}", {"through": "Through"}, "timeline-overview"
+)
 NO_MARKERS = '{"data":[],"name":[],"startTime":[],"endTime":[],"phase":[],"category":[],"length":0}'
 
 
@@ -120,7 +109,6 @@ class _Writer:
             self.timeline = with_origin(self.timeline, min(self.timeline.origin_ns, int(path.begin_ns[0])))
         self.wakeups = wakeups_of(profile, self.timeline)
         self.tables = SharedTables(profile, options)
-        self.stack = self.tables.stack
         self.markers = _Markers(profile, self.tables, self.timeline, self.wakeups)
         self.processes = process_names(profile, self.wakeups.tracks)
         self.threads = list(self._threads())
@@ -213,7 +201,7 @@ class _Writer:
         gap = np.append(end[:-1] < begin[1:], True)[: len(rows)] & (thread.kind == "")
         kept = np.stack([np.ones(len(rows), np.bool_), gap], axis=1).ravel()
         nothing = np.zeros(len(rows), np.int64)
-        stacks = np.stack([self.stack[rows], nothing - 1], axis=1).ravel()[kept]
+        stacks = np.stack([self.tables.stack[rows], nothing - 1], axis=1).ravel()[kept]
         weights = np.stack([self.samples.period[rows], nothing], axis=1).ravel()[kept]
         yield '{"time":['
         yield from array_items(times[kept], _MS_DIGITS)

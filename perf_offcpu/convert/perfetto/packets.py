@@ -112,8 +112,7 @@ class Interned:
     """Strings of InternedData, numbered as they come."""
 
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._iids: dict[int, dict[str, int]] = {}
+        self.parts, self._iids = list[bytes](), dict[int, dict[str, int]]()
 
     def iid(self, kind: int, text: str) -> int:
         """Return the number of a text of a kind: CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES."""

@@ -104,12 +104,10 @@ class SwitchDecoder:
 
     def __init__(self, features: Features, counters: Losses) -> None:
         self.features, self.counters = features, counters
-        self._formats: dict[int, TracepointFormat] = {}
-        self._body = b""
+        self._formats, self._body = dict[int, TracepointFormat](), b""
         self._specs: Sequence[EventSpec] = ()
-        self._count = 0
+        self._count, self._has_switch_records = 0, False
         self._first: dict[tuple[int, int], int] = {}
-        self._has_switch_records = False
 
     def of_samples(
         self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int

@@ -89,12 +89,9 @@ class AddressSpaces:
         self.forgotten = 0
         """Mappings that were not applied because there are impossibly many: no name rather than a wrong one."""
         self._copies_left = _FREE_COPIES
-        self._spaces: list[_Space] = []
-        self._current: dict[int, int] = {}
-        self._shared: set[int] = set()
-        self._execing: set[int] = set()
-        self._timeline: list[tuple[int, int, int]] = []
-        self._kernel = _Space(-1, 0)
+        self._kernel, self._spaces = _Space(-1, 0), list[_Space]()
+        self._current, self._timeline = dict[int, int](), list[tuple[int, int, int]]()
+        self._shared, self._execing = set[int](), set[int]()
         self._run_of: dict[int, tuple[MapRuns, int]] = {}
         """By space: the run that holds all of its mappings, which are not in the space itself."""
 

@@ -47,12 +47,9 @@ class TaskNotes:
     """
 
     def __init__(self, strings: Strings) -> None:
-        self.strings = strings
-        self._noted = 0
-        self._events: list[Note] = []
-        self._maps = GrowingTable(MapEvents)
-        self._dsos: dict[tuple[int, int, int], int] = {}
-        self._dso_of: dict[tuple[bytes, bytes, int], int] = {}
+        self.strings, self._noted = strings, 0
+        self._events, self._maps = list[Note](), GrowingTable(MapEvents)
+        self._dsos, self._dso_of = dict[tuple[int, int, int], int](), dict[tuple[bytes, bytes, int], int]()
 
     def take(self, groups: list[TaskRecords]) -> None:
         """Note the records of a chunk."""
@@ -186,17 +183,13 @@ class TaskReplay:
     """Replays the notes of side-band records; then tables and lookups are complete."""
 
     def __init__(self, strings: Strings) -> None:
-        self.strings = strings
-        self.spaces = AddressSpaces()
+        self.strings, self.spaces, self.notes = strings, AddressSpaces(), TaskNotes(strings)
         self.cgroups: dict[int, str] = {}
-        self.notes = TaskNotes(strings)
         self._comms: list[tuple[int, int, int, int]] = [(0, 0, 0, strings.intern("swapper"))]
         self._comm_of: dict[int, int] = {0: strings.intern("swapper")}
-        self._tasks: list[list[int]] = []
-        self._task_of: dict[int, int] = {}
+        self._tasks, self._task_of = list[list[int]](), dict[int, int]()
         self._kernel_symbols: dict[int, tuple[int, int]] = {}
-        self._tables: dict[str, Any] = {}
-        """Tables made since the last replay, by name."""
+        self._tables: dict[str, Any] = {}  # tables made since the last replay, by name
 
     def replay(self) -> None:
         """Apply all notes in time order, time 0 first, equal times in file order."""

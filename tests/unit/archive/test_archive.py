@@ -137,13 +137,7 @@ def test_a_failed_packing_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("kind", ["absolute", "above", "link", "device", "damaged"])
 def test_hostile_archives_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     path, there = tmp_path / "hostile.tar", tmp_path / "there"
-    info = {
-        "absolute": tarfile.TarInfo("/../../escaped"),
-        "above": tarfile.TarInfo("../escaped"),
-        "link": tarfile.TarInfo("symbols"),
-        "device": tarfile.TarInfo("device"),
-        "damaged": tarfile.TarInfo("x"),
-    }[kind]
+    info = tarfile.TarInfo({"absolute": "/../../escaped", "above": "../escaped"}.get(kind, "symbols"))
     if kind == "link":
         info.type, info.linkname = tarfile.SYMTYPE, "/etc"
     if kind == "device":

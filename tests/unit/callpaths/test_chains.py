@@ -130,11 +130,9 @@ def profile() -> Profile:
     builder.sample("s", ["main", "lock"], 500, time_ns=20_000, tid=8, wakeup_ns=19_900, runq_ns=100, **waker)
     builder.sample("s", ["main", "lock"], 700, time_ns=30_000, tid=8, wakeup_ns=29_000, **waker)
     interrupt = dict[str, Any](flags=SampleFlag.WAKER_INTERRUPT, waker_path=[kernel("hrtimer_wakeup")])
-    builder.sample(
-        "s", ["main", "sleep"], 40, time_ns=40_000, tid=8, wakeup_ns=39_999, waker_pid=7, waker_tid=7,
-        **interrupt,
-    )  # fmt: skip
-    builder.sample("s", ["main"], 50, time_ns=50_000, tid=8, waker_pid=7, waker_tid=7)
+    by_7 = dict[str, Any](waker_pid=7, waker_tid=7)
+    builder.sample("s", ["main", "sleep"], 40, time_ns=40_000, tid=8, wakeup_ns=39_999, **by_7, **interrupt)
+    builder.sample("s", ["main"], 50, time_ns=50_000, tid=8, **by_7)
     builder.sample("s", ["main", "run"], 60, time_ns=60_000, tid=8)
     return builder.build()
 
@@ -165,9 +163,8 @@ def test_waker_stacks_in_the_details_of_chrome_traces(profile: Profile) -> None:
     waits = [one["args"] for one in events if one.get("cat") == "offcpu"]
     whole = "main;un:lock;try_to_wake_up"
     assert [one.get("waker stack") for one in waits] == [None, whole, whole, "hrtimer_wakeup", None, None]
-    assert [one["stack"] for one in waits] == [
-        "main", "main;lock", "main;lock", "main;sleep", "main", "main;run"
-    ]  # fmt: skip
+    stacks = "main main;lock main;lock main;sleep main main;run"
+    assert [one["stack"] for one in waits] == stacks.split()
 
 
 def test_waker_stacks_at_the_marks_and_in_the_details_of_perfetto(profile: Profile) -> None:

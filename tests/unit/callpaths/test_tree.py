@@ -79,11 +79,8 @@ def test_totals_and_shape(samples: list[tuple[str, int, list[str | Code], Sample
 def test_call_sites_of_a_function_are_one_name_programs_are_not() -> None:
     profile = built([("a", 1, [code], SampleFlag(0), 1) for code in CODES])
     tree = build_paths(profile, PathOptions())
-    assert sorted((name.label, name.dso) for name in tree.names if name.kind == NameKind.USER) == [
-        ("[x.so]", "x.so"),
-        ("main", "a"),
-        ("main", "b"),
-    ]
+    names = sorted((name.label, name.dso) for name in tree.names if name.kind == NameKind.USER)
+    assert names == [("[x.so]", "x.so"), ("main", "a"), ("main", "b")]
     with_addresses = build_paths(profile, PathOptions(addrs=True))
     labels = {name.label for name in with_addresses.names if name.kind == NameKind.USER}
     assert labels == {"main", "[x.so <30>]", "[x.so <40>]"}

@@ -74,10 +74,7 @@ def test_small_shares_are_left_out_and_that_is_told() -> None:
 def test_text() -> None:
     lines = text(simple(), form="text").splitlines()
     assert lines[:2] == ["# Off-CPU time (offcpu-time) on box", "# total: 100 ns (100 ns)"]
-    assert "100.00 %         100 ns            0 ns  main []" in lines
-    assert lines[lines.index("100.00 %         100 ns            0 ns  main []") + 1].split() == [
-        "96", "ns", "to", "f",
-    ]  # fmt: skip
+    assert lines[lines.index("100.00 %         100 ns            0 ns  main []") + 1].split() == "96 ns to f".split()
 
 
 @pytest.mark.parametrize("wakers", [False, True])
@@ -122,17 +119,10 @@ def test_without_graphviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 def waking() -> Profile:
     """a and b wake each other, b wakes c, c wakes d; an interrupt wakes a, and e has no known waker."""
     builder = ProfileBuilder()
-    for sleeper, waker, weight, runq in (
-        ("a", "b", 50, 10),
-        ("b", "a", 30, 0),
-        ("b", "a", 20, 5),
-        ("c", "b", 70, 0),
-        ("d", "c", 60, 0),
-    ):
-        builder.sample(
-            sleeper, ["f"], weight, tid=ord(sleeper), waker_tid=ord(waker), waker_pid=100, wakeup_ns=1,
-            runq_ns=runq,
-        )  # fmt: skip
+    waits = (("a", "b", 50, 10), ("b", "a", 30, 0), ("b", "a", 20, 5), ("c", "b", 70, 0), ("d", "c", 60, 0))
+    for sleeper, waker, weight, runq in waits:
+        woken = dict[str, Any](waker_tid=ord(waker), waker_pid=100, wakeup_ns=1, runq_ns=runq)
+        builder.sample(sleeper, ["f"], weight, tid=ord(sleeper), **woken)
     builder.sample("a", ["f"], 9, tid=ord("a"), waker_tid=5, waker_pid=5, flags=SampleFlag.WAKER_INTERRUPT)
     return builder.sample("e", ["f"], 1000, tid=ord("e")).build()
 
@@ -152,16 +142,10 @@ def test_wake_ups_of_sampled_waits_are_estimates_and_the_longest_is_no_weight() 
 def test_wakers_knots_and_the_critical_chain() -> None:
     graph = wakeups.graph_of(waking(), ALL)
     a, b, c, d = (f"{name}-100/{ord(name)}" for name in "abcd")
-    found = {
-        (one, other): (edge["weight"], edge["count"], edge["longest"]) for one, other, edge in graph.edges(data=True)
-    }
-    assert found == {
-        (b, a): (40, 1, 40), (a, b): (45, 2, 30), (b, c): (70, 1, 70), (c, d): (60, 1, 60),
-        ("[interrupt]", a): (9, 1, 9),
-    }  # fmt: skip
-    assert {id_: node["knot"] for id_, node in graph.nodes(data=True)} == {
-        a: 1, b: 1, c: 0, d: 0, "[interrupt]": 0,
-    }  # fmt: skip
+    edges = {(*ends, edge["weight"], edge["count"], edge["longest"]) for *ends, edge in graph.edges(data=True)}
+    between_threads = {(b, a, 40, 1, 40), (a, b, 45, 2, 30), (b, c, 70, 1, 70), (c, d, 60, 1, 60)}
+    assert edges == between_threads | {("[interrupt]", a, 9, 1, 9)}
+    assert dict(graph.nodes(data="knot")) == {a: 1, b: 1, c: 0, d: 0, "[interrupt]": 0}
     assert graph.graph["chain"] == ["[interrupt]", f"{a} {b}", c, d]
     assert [edge["critical"] for edge in (graph.edges[b, c], graph.edges[a, b])] == [True, False]
     shown = text(waking(), form="text", wakers=True, per_thread=True)

@@ -51,14 +51,10 @@ def weights(found: list[Event]) -> int:
 def profile() -> Profile:
     builder = ProfileBuilder()
     builder.sample("main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, tid=100, state=1, syscall=202)
-    builder.sample(
-        "io", ["main", kernel("io")], 2_500, time_ns=5_002_500, tid=101, state=2, runq_ns=700,
-        wakeup_ns=5_001_800,
-    )  # fmt: skip
-    builder.sample(
-        "wk", ["main", "f"], 9_000, time_ns=5_020_000, tid=102, state=1, runq_ns=1_000, wakeup_ns=5_019_000,
-        waker_tid=100, waker_pid=100,
-    )  # fmt: skip
+    woken: dict[str, Any] = {"runq_ns": 700, "wakeup_ns": 5_001_800}
+    builder.sample("io", ["main", kernel("io")], 2_500, time_ns=5_002_500, tid=101, state=2, **woken)
+    woken = {"runq_ns": 1_000, "wakeup_ns": 5_019_000, "waker_tid": 100, "waker_pid": 100}
+    builder.sample("wk", ["main", "f"], 9_000, time_ns=5_020_000, tid=102, state=1, **woken)
     builder.sample("wk", ["main"], 400, time_ns=5_030_000, tid=102, state=0, flags=SampleFlag.PREEMPTED, runq_ns=400)
     builder.sample("wk", ["main"], 77, time_ns=5_031_000, tid=102, flags=SampleFlag.AGGREGATED, count=9)
     builder.sample("wk", ["main"], 23, time_ns=-1, tid=102)
@@ -99,12 +95,8 @@ def test_interrupts_have_no_arrow_but_are_named() -> None:
     found = events(builder.build())
     assert not [one for one in found if one["ph"] in "sf"]
     (wait,) = (one for one in found if one.get("cat") == "offcpu")
-    assert wait["args"] == {
-        "state": "state unknown",
-        "note": "began before the recording",
-        "woken by": "an interrupt",
-        "stack": "f",
-    }
+    details = {"state": "state unknown", "note": "began before the recording", "woken by": "an interrupt"}
+    assert wait["args"] == details | {"stack": "f"}
 
 
 def test_details_and_names(profile: Profile) -> None:

@@ -31,10 +31,9 @@ def unpacked(directory: dict[str, dict[str, int]], text: str) -> dict[str, list[
     for name, where in directory.items():
         values = [where["least"]] * where["length"]
         for plane in range(where["planes"]):
-            at = where["at"] + plane * where["length"]
-            values = [
-                value + (byte << 8 * plane) for value, byte in zip(values, data[at : at + where["length"]], strict=True)
-            ]
+            begin = where["at"] + plane * where["length"]
+            plane_bytes = data[begin : begin + where["length"]]
+            values = [value + (byte << 8 * plane) for value, byte in zip(values, plane_bytes, strict=True)]
         columns[name] = values
     return columns
 

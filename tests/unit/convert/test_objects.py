@@ -41,13 +41,14 @@ def bank() -> Profile:
 
 
 HOLDER = "b (pid 10, tid 12)"
+DETAILS = [(LOCK, HOLDER), (LOCK, None), ("/tmp/\\x1b[31m <b>", None), (None, None)]
 
 
 def test_chrome_trace() -> None:
     events = json.loads(converted("chrome-trace", bank()))["traceEvents"]
     waits = [one["args"] for one in events if one.get("cat") == "offcpu"]
     known = [(one.get("object"), one.get("held by")) for one in waits]
-    assert known == [(LOCK, HOLDER), (LOCK, None), ("/tmp/\\x1b[31m <b>", None), (None, None)]
+    assert known == DETAILS
 
 
 def test_firefox() -> None:
@@ -59,9 +60,7 @@ def test_firefox() -> None:
         for one in thread["markers"]["data"]
         if one and one.get("type") == "Wait"
     ]
-    assert sorted(found, key=str) == sorted(
-        [(LOCK, HOLDER), (LOCK, None), ("/tmp/\\x1b[31m <b>", None), (None, None)], key=str
-    )
+    assert sorted(found, key=str) == sorted(DETAILS, key=str)
     keys = {field["key"] for one in profile["meta"]["markerSchema"] for field in one["fields"]}
     assert {"object", "holder"} <= keys
 

@@ -45,12 +45,8 @@ def test_waits_and_their_run_queue(found: Read) -> None:
 def test_stacks_details_and_clocks(found: Read) -> None:
     wait = next(one for one in found.slices if one.name == "f")
     assert wait.stack == "main;f"
-    assert wait.details == {
-        "state": "uninterruptible sleep",
-        "woken by": "main (pid 100, tid 100)",
-        "blocked_ns": 8_000,
-        "runq_ns": 1_000,
-    }
+    texts = {"state": "uninterruptible sleep", "woken by": "main (pid 100, tid 100)"}
+    assert wait.details == texts | {"blocked_ns": 8_000, "runq_ns": 1_000}
     assert found.clocks == {3: 4_000_000, 1: 1_700_000_000_000_000_000}
 
 

@@ -132,7 +132,7 @@ def snapshots(*rows: int) -> I32:
 
 def test_samples_get_the_snapshot_of_their_caller_and_others_stay_as_they_are() -> None:
     rows = with_callers(snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows())
-    assert (rows.tolist(), rows.dtype) == ([7, 7, -1, 3, 7], np.int32)
+    assert rows.tolist() == [7, 7, -1, 3, 7] and rows.dtype == np.int32
     assert with_callers(snapshots(), callers(), CallerRows()).tolist() == []
 
 
