@@ -38,8 +38,7 @@ def title_of(profile: Profile, title: str = "") -> str:
 def unit_of(profile: Profile) -> str:
     """Return the unit of all weights of a profile: "ns", or "" for occurrences.
 
-    Raises:
-        UsageError: its events have different units, so that a sum would mean nothing.
+    Raises UsageError if its events have different units, so that a sum would mean nothing.
     """
     units = {event.unit: event.name for event in events_of(profile)}
     if len(units) > 1:
@@ -51,8 +50,7 @@ def unit_of(profile: Profile) -> str:
 def unit_factor(profile: Profile, unit: str) -> int:
     """Return how many of the profile's units make one given unit (1 for "").
 
-    Raises:
-        UsageError: the unit is one of time and the profile's weights are not.
+    Raises UsageError if the unit is one of time and the profile's weights are not.
     """
     own = unit_of(profile)
     if unit and own != "ns" and len(profile.samples):

@@ -78,10 +78,9 @@ class _Writer:
 
     def _all_threads(self) -> Iterator[str]:
         first, group_of = group(self.timeline.track, self.node)
-        weights = sum_by(group_of, self.weight, len(first))
         roots = (self.timeline.track[first] + len(self.tree.names)).tolist()
         stacks = list(map(_below, roots, map(self._stacks.__getitem__, self.node[first].tolist())))
-        return self._profile(ALL_THREADS, stacks, weights)
+        return self._profile(ALL_THREADS, stacks, sum_by(group_of, self.weight, len(first)))
 
     def _thread(self, track: Track) -> Iterator[str]:
         node, weight = in_time(self.timeline, track, self.node, self.weight)

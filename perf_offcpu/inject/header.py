@@ -57,8 +57,8 @@ class RewriteOptions:
 
 def is_raw_offcpu(spec: EventSpec) -> bool:
     """Return whether an evsel's samples are raw off-cpu samples that can become ordinary ones."""
-    raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
-    return raw and is_offcpu(spec)
+    is_raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
+    return is_raw and is_offcpu(spec)
 
 
 def has_stacks(spec: EventSpec) -> bool:

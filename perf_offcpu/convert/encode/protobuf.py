@@ -87,10 +87,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """Encode one field: a varint, or a string or message with its length.
-
-    Lone surrogates, which stand for bytes that are not UTF-8, become question marks.
-    """
+    """Encode one field: a varint, or a string or message with its length; lone surrogates become question marks."""
     if isinstance(value, int):
         return varint(number << 3 | _VARINT) + varint(value)
     data = value.encode("utf-8", "replace") if isinstance(value, str) else value

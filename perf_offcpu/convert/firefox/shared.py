@@ -153,9 +153,8 @@ class SharedTables:
         return json.dumps([self._lib(dso) for dso in self._dsos.tolist()], separators=(",", ":"))
 
     def _lib(self, dso: int) -> dict[str, str | None]:
-        path = printable(self.profile.strings[dso])
+        path, build_id = printable(self.profile.strings[dso]), self.profile.build_id(dso)
         name = path.rpartition("/")[2] or path
-        build_id = self.profile.build_id(dso)
         return {
             "arch": self.profile.meta.arch,
             "name": name,
@@ -233,7 +232,7 @@ class SharedTables:
         """Write the functions, each with the library and the source file of its first frame."""
         count, frames = len(self._functions), self.profile.frames
         function = self._function_of_name[self._name_of_frame]
-        resource, source = np.full(count, -1), np.full(count, -1)
+        resource, source = np.full((2, count), -1)
         resource[function[::-1]] = self._lib_of_frame[::-1]
         rows = np.flatnonzero(self._row >= 0)
         rows = rows[frames.file[self._row[rows]] > 0]

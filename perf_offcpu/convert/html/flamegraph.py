@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write an interactive flame graph: one HTML file that needs nothing else, not even a web server.
 
-The page is its assets (HTML, CSS, JavaScript) and one JSON document in a script element; `html.template` says
-how hostile names stay data.
+The page is its assets (template, styles, scripts) and one JSON document in a script element (`write_page`). Names
+may be hostile: `<`, `>` and `&` are escapes in the JSON, scripts hand names to textContent and fillText only, and a
+content security policy allows the one script and the one style whose hashes it names, and no network.
 
 Nodes are columns in preorder, siblings by name, so that a subtree is a range of nodes. A series is the weight
 of some samples at the nodes where they end; the page sums a range at once. Weights stay exact: JavaScript's
@@ -11,6 +12,13 @@ numbers are exact up to 2^53, so each weight is written as hi * 10^9 + lo.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib import resources
+from string import Template
 from typing import Any, TextIO
 
 import numpy as np
@@ -24,14 +32,13 @@ from perf_offcpu.analysis.wakeups import with_wakers
 from perf_offcpu.callpaths.calls import subtree_sums
 from perf_offcpu.callpaths.tree import PathTree, build_paths, with_older
 from perf_offcpu.callpaths.weights import events_of, title_of, unit_of
-from perf_offcpu.convert.html.template import write_page
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import depths
-from perf_offcpu.text import printable
+from perf_offcpu.text import for_script_element, printable
 
 _GIGA = 10**9
 _WAKERS = 12
@@ -170,3 +177,42 @@ def recording_facts(profile: Profile) -> list[tuple[str, str]]:
         ("File", meta.source),
     ]
     return [(term, printable(text)) for term, text in facts if text]
+
+
+def write_page(
+    out: TextIO, template: str, styles: Sequence[str], scripts: Sequence[str], document: dict[str, Any], **more: str
+) -> None:
+    """Write a page; its title is that of the JSON document.
+
+    Args:
+        template: the asset with `$$policy`, `$$title`, `$$style`, `$$script` and `$$data`.
+        styles, scripts: assets, each kind written as one.
+        more: further values of the template; not escaped.
+    """
+    style, script = ("".join(map(_asset, assets)) for assets in (styles, scripts))
+    page = Template(_asset(template)).substitute(
+        policy=_policy(style, script),
+        title=html.escape(document["title"]),
+        style=style,
+        script=script,
+        data=for_script_element(json.dumps(document, separators=(",", ":"))),
+        **more,
+    )
+    out.write(page)
+
+
+def _policy(style: str, script: str) -> str:
+    """Return the content security policy: these two texts, nothing else, and no network."""
+    return (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _asset(name: str) -> str:
+    # direct: the package's own file
+    return resources.files("perf_offcpu.convert.html").joinpath("assets", name).read_text("utf-8")

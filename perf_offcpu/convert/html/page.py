@@ -43,8 +43,7 @@ from perf_offcpu.callpaths.options import PathOptions
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import EDGES, title_of, unit_of
 from perf_offcpu.causality.path_rows import PathTrack
-from perf_offcpu.convert.html.flamegraph import names_document, preorder, recording_facts
-from perf_offcpu.convert.html.template import write_page
+from perf_offcpu.convert.html.flamegraph import names_document, preorder, recording_facts, write_page
 from perf_offcpu.convert.registry import Options
 from perf_offcpu.losses import by_text
 from perf_offcpu.model.columns import I64

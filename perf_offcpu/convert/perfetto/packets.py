@@ -34,13 +34,8 @@ _Tracks = TypeVar("_Tracks", int, I64)
 
 
 def thread_uuid(track: _Tracks) -> _Tracks:
-    """Return the number of a thread's track; of each, if there are several."""
+    """Return the id of each thread's track; the next is that of its samples without time."""
     return _FIRST_UUID + 2 * track
-
-
-def sums_uuid(track: _Tracks) -> _Tracks:
-    """Return the uuid of the track for a thread's samples without time."""
-    return _FIRST_UUID + 2 * track + 1
 
 
 def packet(*fields: bytes) -> bytes:
@@ -72,7 +67,7 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
         thread = field(1, track.pid) + field(2, track.tid) + field(5, track.comm)
         yield packet(field(60, field(1, thread_uuid(row)) + field(4, thread)))
         if row in with_sums:
-            ids = field(1, sums_uuid(row)) + field(5, thread_uuid(row))
+            ids = field(1, thread_uuid(row) + 1) + field(5, thread_uuid(row))
             yield packet(field(60, ids + field(2, "sums of short waits: no time")))
     for uuid, name in ((BLOCKED_UUID, "threads blocked"), (RUNNABLE_UUID, "threads runnable")):
         yield packet(field(60, field(1, uuid) + field(2, name) + field(8, field(3, 2))))

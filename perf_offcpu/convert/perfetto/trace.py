@@ -109,7 +109,7 @@ class _Writer:
             yield self._weighed(rows, packets.INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows])
         begins = running_sums(self.timeline.track, np.where(placed, 0, self.samples.period))
         for rows in blocks(np.flatnonzero(~placed), BLOCK):
-            begin, uuid = self._time(begins[rows]), packets.sums_uuid(self.timeline.track[rows])
+            begin, uuid = self._time(begins[rows]), packets.thread_uuid(self.timeline.track[rows]) + 1
             yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
             yield events(begin + self.samples.period[rows], SLICE_END, uuid)
         yield from state_packets(self.profile, self.timeline, self.wakeups)

@@ -201,11 +201,11 @@ def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
     but one: the sample after LOST was begun earlier, before its stack was walked. Where records have no CPU,
     the loss was at any time before. (A ring that stays full to the end leaves no LOST record.)
     """
-    lost = np.flatnonzero(switches.kind == SwitchKind.LOST)
+    is_lost = switches.kind == SwitchKind.LOST
+    lost, others = np.flatnonzero(is_lost), np.flatnonzero(~is_lost)
     if not len(lost) or not len(begin):
         return np.zeros(len(begin), np.bool_)
     until = np.sort(switches.time_ns[lost])
-    others = np.flatnonzero(switches.kind != SwitchKind.LOST)
     others = others[np.lexsort((switches.time_ns[others], switches.cpu[others]))]
     cpu, time_ns = switches.cpu[others], switches.time_ns[others]
     before = rows_at(cpu, time_ns, switches.cpu[lost], switches.time_ns[lost]) - 1
@@ -297,8 +297,7 @@ def edges_of(history: History) -> Edges:
     kind, before, _ = _neighbours(history, place)
     again = (kind == EventKind.OUT_RECORD) & (before == EventKind.OUT)
     again |= (kind == EventKind.IN_RECORD) & (before == EventKind.IN)
-    place = place[~again]
-    return Edges(place, *_neighbours(history, place))
+    return Edges(place[~again], *_neighbours(history, place[~again]))
 
 
 def _neighbours(history: History, place: I64) -> tuple[I8, I8, I8]:

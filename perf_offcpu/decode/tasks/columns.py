@@ -75,9 +75,8 @@ def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses
 
 def task_record(record: SideRecord) -> TaskRecords:
     """Return one task record as columns of length 1."""
-    fields = _OWN[record.type].fields
+    fields, first = _OWN[record.type].fields, np.zeros(1, np.int64)
     own = {field.name: np.array([record.values.get(field.name, 0)], native(field.type)) for field in fields}
-    first = np.zeros(1, np.int64)
     return TaskRecords(record.type, first, np.array([record.time_ns]), own, first, [record])
 
 

@@ -217,10 +217,9 @@ class TaskReplay:
             heapq.heappush(single, (int(runs.maps.time_ns[row]), int(runs.maps.number[row]), row))
 
     def _map(self, maps: MapEvents, event: Note) -> None:
-        time_ns, _, row = event
-        start = int(maps.start[row])
+        row, start = event[2], int(maps.start[event[2]])
         mapping = Mapping(start, start + int(maps.size[row]), int(maps.pgoff[row]), int(maps.dso[row]))
-        self.spaces.map(int(maps.pid[row]), mapping, time_ns)
+        self.spaces.map(int(maps.pid[row]), mapping, event[0])
 
     # Apply a note, by type.
 
@@ -291,7 +290,7 @@ class TaskReplay:
         comm[named < 0] = self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]  # as perf
         pids, begins, spaces = self._once("timeline", self.spaces.timeline)
         mapped = rows_at(pids, begins, samples.pid, samples.time_ns)
-        space = np.where(mapped >= 0, spaces[mapped], -1) if len(spaces) else mapped
+        space = np.append(spaces, -1)[mapped]
         return samples.with_columns(comm=comm.astype(np.uint32), space=space.astype(np.int32))
 
 
