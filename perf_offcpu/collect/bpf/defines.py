@@ -131,8 +131,7 @@ def target_defines(config: OffCpuConfig) -> dict[str, int]:
     css = controller_offset(Btf.load(), config.by_group) if config.by_group else 0
     if css is None:
         raise CapabilityError(
-            f"this kernel has no control group controller {config.by_group}",
-            "name a group of another hierarchy",
+            f"this kernel has no control group controller {config.by_group}", "name a group of another hierarchy"
         )
     return {"OFFCPU_BY_GROUP": group, "CSS_SET_CSS": css}
 

@@ -21,16 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.collect.bpf.attr import (
-    NAME_BYTES,
-    BtfInfo,
-    BtfLoad,
-    Command,
-    MapCreate,
-    MapInfo,
-    MapType,
-    ObjectId,
-)
+from perf_offcpu.collect.bpf.attr import NAME_BYTES, BtfInfo, BtfLoad, Command, MapCreate, MapInfo, MapType, ObjectId
 from perf_offcpu.collect.bpf.syscall import call, read_info
 from perf_offcpu.collect.system.cpus import possible_cpus
 

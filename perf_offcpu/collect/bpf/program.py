@@ -199,10 +199,7 @@ class OffCpuProgram:
             `<name>_ns`, the time of these waits where it is known; and `missed_runs`: the number of times
             that a program was left out because it was running on that CPU already.
         """
-        return {
-            **self.maps.counters(),
-            "missed_runs": sum(info.recursion_misses for info in self.run_stats().values()),
-        }
+        return {**self.maps.counters(), "missed_runs": sum(info.recursion_misses for info in self.run_stats().values())}
 
     def run_stats(self) -> dict[str, Any]:
         """Return the `ProgramInfo` of each loaded program, by its name."""

@@ -25,15 +25,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.collect.bpf import attr as uapi
-from perf_offcpu.collect.bpf.attr import (
-    NAME_BYTES,
-    AttachType,
-    Command,
-    Element,
-    MapCreate,
-    MapType,
-    ProgramType,
-)
+from perf_offcpu.collect.bpf.attr import NAME_BYTES, AttachType, Command, Element, MapCreate, MapType, ProgramType
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -48,8 +48,7 @@ def events_directory(text: str) -> Path:
             return directory / "events"
     if ctypes.CDLL(None).mount(b"nodev", os.fsencode(TRACEFS), b"tracefs", 0, None):
         raise CapabilityError(
-            f"-e {text}: tracepoints are listed in tracefs, which is not mounted",
-            f"mount -t tracefs nodev {TRACEFS}",
+            f"-e {text}: tracepoints are listed in tracefs, which is not mounted", f"mount -t tracefs nodev {TRACEFS}"
         )
     return TRACEFS / "events"
 

@@ -48,11 +48,7 @@ def read_memory(tid: int, address: int, size: int) -> bytes:
 
 
 def of_each(
-    rows: Sequence[int],
-    pids: Sequence[int],
-    work: Callable[[int], T],
-    unread: Unread,
-    time_s: float = TIME_S,
+    rows: Sequence[int], pids: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
 ) -> dict[int, T]:
     """Return row → result of `work`, done in a helper; without the rows that failed or had no time.
 

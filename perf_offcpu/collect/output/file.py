@@ -68,9 +68,7 @@ class Piece:
     def rest(self, taken: int, records: int) -> Piece:
         """Return the piece without its first records, which are `taken` bytes."""
         return replace(
-            self,
-            ns=self.ns[len(self.ns) * records if self.batched else records :],
-            records=self.records[taken:],
+            self, ns=self.ns[len(self.ns) * records if self.batched else records :], records=self.records[taken:]
         )
 
 
@@ -203,12 +201,7 @@ class OutputFile:
         self._learn_ids()
         self._writer.finish(self._features(recording))
 
-    def finish_somehow(
-        self,
-        recording: Span,
-        unwritten: Mapping[LossCause, Counter],
-        rest: Iterable[Piece],
-    ) -> None:
+    def finish_somehow(self, recording: Span, unwritten: Mapping[LossCause, Counter], rest: Iterable[Piece]) -> None:
         """Write an end for a file that takes no more records, into the room that was held for it. `unwritten` counts of
         what did not go into the file. `rest`: what is written if there is room, else counted."""
         if self._finished:

@@ -49,12 +49,7 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
         Feature.PMU_MAPPINGS: feature_body(Feature.PMU_MAPPINGS, NATIVE, mappings=_pmus()),
         Feature.CLOCKID: feature_body(Feature.CLOCKID, NATIVE, resolution=resolution_ns),
         Feature.CLOCK_DATA: feature_body(
-            Feature.CLOCK_DATA,
-            NATIVE,
-            version=1,
-            clockid=clock.CLOCKID,
-            wall_clock=wall_ns,
-            clockid_time=clock_ns,
+            Feature.CLOCK_DATA, NATIVE, version=1, clockid=clock.CLOCKID, wall_clock=wall_ns, clockid_time=clock_ns
         ),
     }
 

@@ -31,13 +31,7 @@ from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordT
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
-from perf_offcpu.collect.existing.mapped_files import (
-    MappedBuildIds,
-    key_of,
-    path_here,
-    read_build_id,
-    remember,
-)
+from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, key_of, path_here, read_build_id, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.system.helper import Helper, ask_each
@@ -219,9 +213,7 @@ def _name_of(record: memoryview) -> bytes:
     return bytes(record[_NAME : len(record) - len(ZERO_TRAILER)]).rstrip(b"\0")
 
 
-def _read_build_id(
-    item: tuple[object, object, tuple[int, int, int, int, bytes]],
-) -> tuple[bytes, bytes] | None:
+def _read_build_id(item: tuple[object, object, tuple[int, int, int, int, bytes]]) -> tuple[bytes, bytes] | None:
     """Return the build-id of a file, and its path here if the process names it otherwise (chroot)."""
     pid, start, end, inode, name = item[2]
     build_id = read_build_id(pid, start, end, inode, name, maps=False)

@@ -243,10 +243,7 @@ class Avoided:
 
 
 def ask_each(
-    helper: Helper,
-    items: Sequence[tuple[Any, ...]],
-    avoided: Avoided,
-    step: Callable[[], object] | None = None,
+    helper: Helper, items: Sequence[tuple[Any, ...]], avoided: Avoided, step: Callable[[], object] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
     """Yield each item with its answer; after one that is stuck, the helper is asked for the others. `items`: the first
     member of each is a key, of which `avoided` has those that are not asked for. `step`: as of `Helper.each`."""

@@ -171,10 +171,7 @@ _EPOLL = {
     "EPITEM_EVENTPOLL": "epitem.ep",
 }
 """The way from an epoll instance to the first file that is ready."""
-_IPV6 = {
-    "SOCK_V6_DADDR": "sock.__sk_common.skc_v6_daddr",
-    "SOCK_V6_RCV_SADDR": "sock.__sk_common.skc_v6_rcv_saddr",
-}
+_IPV6 = {"SOCK_V6_DADDR": "sock.__sk_common.skc_v6_daddr", "SOCK_V6_RCV_SADDR": "sock.__sk_common.skc_v6_rcv_saddr"}
 _UNIX = {
     "UNIX_PEER": "unix_sock.peer",
     "UNIX_ADDR": "unix_sock.addr",
