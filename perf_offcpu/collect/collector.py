@@ -16,8 +16,6 @@ because what already runs must be looked at in between:
 Everything here lives in file descriptors: when the recorder goes, however it goes, the kernel takes it all away.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -7,8 +7,6 @@ if there is a descriptor for answers; also one that cannot be carried out, of wh
 Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `period` is ours.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

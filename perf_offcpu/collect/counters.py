@@ -5,8 +5,6 @@ The kernel counts records that found a ring full for each event and CPU; they be
 writes them. The counters of the BPF program, with begin and end of the recording, become the sample of `abi.counters`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

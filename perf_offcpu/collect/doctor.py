@@ -5,8 +5,6 @@ Nothing is derived from a version where it can be tried: events are opened, BPF 
 program is compiled and passes the verifier. Everything is closed at once. Settings and limits follow.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import platform

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of a recording. `commands.record.options` makes them from a command line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, WaitOptions

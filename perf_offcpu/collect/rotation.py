@@ -7,8 +7,6 @@ time at which it was begun, to the hundredth of a second, as with `perf record -
 Source: tools/perf/builtin-record.c: switch_output_setup().
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque

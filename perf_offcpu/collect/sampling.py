@@ -6,8 +6,6 @@ each size. Their samples have the same layout, because a sample states the size 
 event with more ids. bpf/copies.h chooses the size.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

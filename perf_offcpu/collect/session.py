@@ -24,8 +24,6 @@ No FINISHED_ROUND records are written. They let perf sort and forget as it reads
 wait, which is long past when the sum is written. Without them perf sorts everything at the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import signal

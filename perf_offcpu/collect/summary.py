@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of a recording: for the line on the terminal while it goes on, and for the line that ends it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ must match. Targets are looked up before anything starts, so that a mistyped pid
 recording, a pidfd per process or thread reports when the last one has ended and there is nothing left to record.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -6,8 +6,6 @@ on a pipe; when the recorder writes to it, the child calls exec, so that recordi
 instruction. If the recorder ends instead, the pipe is closed and the child ends, too.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

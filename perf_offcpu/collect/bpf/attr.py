@@ -5,8 +5,6 @@ Names and order are those of include/uapi/linux/bpf.h. Everything named here exi
 Structures end with the last member that is used: the kernel takes what follows for zero.
 """
 
-from __future__ import annotations
-
 import ctypes
 import enum
 

@@ -10,8 +10,6 @@ descriptors into the instructions, so programs have to be loaded while its modul
 all of LLVM's memory, is freed.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import errno

@@ -6,8 +6,6 @@ bpf/facts.h): S and D include the freezable states, D also the killable ones; th
 apart. Q, which ps has not, is a runnable thread whose control group has used up its quota of CPU time.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

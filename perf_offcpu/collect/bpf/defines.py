@@ -4,8 +4,6 @@
 bpf/off_cpu.bpf.c and bpf/targets.h explain the constants at their top.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

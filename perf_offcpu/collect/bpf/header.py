@@ -6,8 +6,6 @@ could differ, so the few simple declarations are parsed: enumerators that count 
 arrays of them, and integer `#define`s.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

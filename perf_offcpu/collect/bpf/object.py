@@ -7,8 +7,6 @@ BPF_OBJ_GET_INFO_BY_FD returns what a map was created with, and the BTF that the
 without which there is no map of task storage.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -17,8 +17,6 @@ attached through file descriptors only: nothing is pinned, so the kernel removes
 however it ends.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@ leaves nothing in the kernel.
 `attr` has the layouts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

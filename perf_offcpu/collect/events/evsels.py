@@ -19,8 +19,6 @@ events, and the dummy event last), so that `perf report` opens with what the use
 and clock agree as far as perf requires: IDENTIFIER everywhere, the same trailer.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

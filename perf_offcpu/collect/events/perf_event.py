@@ -5,8 +5,6 @@ Python has no wrapper for the call, so it goes through libc's syscall(). `refusa
 the same error number means different things for different events.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

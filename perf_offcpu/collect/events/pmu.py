@@ -7,8 +7,6 @@ attr.config, config1 or config2 a term fills (`config:0-7,32-35`), and a directo
 Source: Documentation/ABI/testing/sysfs-bus-event_source-devices-{format,events}; tools/perf/util/pmu.c.
 """
 
-from __future__ import annotations
-
 # direct in this module: files of /sys, whose names are checked
 import re
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ feature TRACING_DATA describes its layout (`perfdata.tracing_data` reads that fe
 Source: tools/perf/util/trace-event-info.c; tools/lib/api/fs/tracing_path.c.
 """
 
-from __future__ import annotations
-
 # direct in this module: files of tracefs, whose names are checked
 import ctypes
 import os

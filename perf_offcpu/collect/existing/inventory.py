@@ -5,8 +5,6 @@ They have no time and come in the order that perf expects: the kernel's own code
 and the mark that this was all.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

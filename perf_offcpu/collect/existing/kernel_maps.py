@@ -8,8 +8,6 @@ and kernel frames stay numbers.
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

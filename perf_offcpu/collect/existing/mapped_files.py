@@ -5,8 +5,6 @@ Files are opened through /proc/PID/map_files, which leads to the mapped file its
 or lies in another mount namespace.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Hashable

@@ -5,8 +5,6 @@ A program may have a million mappings, and the path of a mapped file has no grea
 text one by one, and of a text that is too long only the begin is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final

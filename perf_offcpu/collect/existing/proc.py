@@ -9,8 +9,6 @@ Tasks come and go during the scan; one that is gone is left out. Names are bytes
 not be UTF-8. A process that cannot be read, or not in time, is described as far as possible, and counted.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Container, Hashable, Iterator

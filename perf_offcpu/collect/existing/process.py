@@ -8,8 +8,6 @@ Each process has a share of the room in the file. What is beyond is left out and
 of mappings code before data.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

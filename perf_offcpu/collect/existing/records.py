@@ -4,8 +4,6 @@
 Their trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a time".
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

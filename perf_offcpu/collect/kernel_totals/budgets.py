@@ -5,8 +5,6 @@ The kernel side keeps one budget for a thread's whole life in the recording. Whe
 (`--switch-output`), each gets the share that was added since the file before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read memory of processes whose threads are still blocked, within a bounded time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -11,8 +11,6 @@ A line for each thread: a JSON list of its id and its functions, root first, eac
 interpreter's C function that it belongs to].
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json

@@ -6,8 +6,6 @@ time, memory and output (`python_child.py`). Its output is the work of that proc
 exist, but only for its own threads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -8,8 +8,6 @@ Rules of the walk as in arch/x86/events/core.c, perf_callchain_user(): a frame i
 and the return address; an address that cannot be read ends the walk.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import struct

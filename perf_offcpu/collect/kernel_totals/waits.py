@@ -10,8 +10,6 @@ Their samples end at that moment, with the kind STILL_BLOCKED: the period is the
 began if the switch-out was earlier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

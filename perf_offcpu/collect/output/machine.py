@@ -6,8 +6,6 @@ not know (E_MACHINE and later) are left out: its `perf inject` reads past the en
 has one (seen to crash with bit 200).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -5,8 +5,6 @@ The BPF program queues each object when it is first seen. Names are looked up in
 end; and the rings are emptied meanwhile.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -6,8 +6,6 @@ open, or ends, so that the next one begins when recording goes on. What is writt
 side keeps until then: sums, budgets, states of tasks and objects.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -4,8 +4,6 @@
 The maps in the kernel have limited room; they are drained before they are full.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

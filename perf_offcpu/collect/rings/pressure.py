@@ -6,8 +6,6 @@ the recorder does not count. The longest of these times is shown; those in which
 because what they were spent on is the cause of losses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -12,8 +12,6 @@ written as one aligned 8-byte access (memoryview items of format "Q").
 Source: struct perf_event_mmap_page, include/uapi/linux/perf_event.h.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import mmap

@@ -19,8 +19,6 @@ Side-band records have rings of their own, because they are looked at one by one
 must not lose them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ A ring wakes the recorder when it has filled to some degree; a quiet one is empt
 end of the command, the end of the last target, or the clock ends the recording.
 """
 
-from __future__ import annotations
-
 import select
 import time
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run what may block in the kernel in a thread of its own, so that the recorder goes on emptying rings."""
 
-from __future__ import annotations
-
 import _thread
 from collections.abc import Callable
 from concurrent.futures import Future, wait

@@ -9,8 +9,6 @@ tables fill in. This is done in windows, whose tables stay in the CPU's cache.
 Format: Documentation/bpf/btf.rst and include/uapi/linux/btf.h of the kernel. Byte order is the machine's.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

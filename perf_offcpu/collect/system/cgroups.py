@@ -5,8 +5,6 @@ BPF and perf report the id in the unified hierarchy (cgroup2): the inode number 
 of a v1 hierarchy, too, which is known by one of its controllers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ In a time namespace (containers that were moved, `unshare --time`) clock_gettime
 notes are not. The shift is subtracted here: see time_namespaces(7).
 """
 
-from __future__ import annotations
-
 # direct in this module: links and files of /proc/self
 import functools
 import os

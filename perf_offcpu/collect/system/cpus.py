@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPUs of this machine. Perf events, rings and BPF output are all per CPU."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

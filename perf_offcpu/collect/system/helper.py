@@ -10,8 +10,6 @@ does not answer in time is killed and left behind, and another one is asked for 
 Whatever an answer raises is an answer, too: nothing that a process does ends the recorder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import marshal

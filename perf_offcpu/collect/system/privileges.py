@@ -4,8 +4,6 @@
 Source: capabilities(7), capset(2), prctl(2).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

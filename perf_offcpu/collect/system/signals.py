@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals that end a recording, or begin a new file of it, as a descriptor to poll()."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

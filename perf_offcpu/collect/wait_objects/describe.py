@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describe wait objects for the file: numbers from the BPF program, names from /proc."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

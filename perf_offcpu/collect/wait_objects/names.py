@@ -5,8 +5,6 @@ Nothing here opens a file of the process, nor asks its file system, which may ha
 text of /proc/PID/fdinfo/N and /proc/PID/maps come from the kernel's own memory.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

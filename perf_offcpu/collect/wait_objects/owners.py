@@ -5,8 +5,6 @@ BPF reads it for waits that end. By then the word of a lock has changed already,
 select() may be another one.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the sockets of a process's network namespace (proc_pid_net(5)), and those that an epoll instance watches."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

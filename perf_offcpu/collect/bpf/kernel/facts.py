@@ -6,8 +6,6 @@ helper, or not. What the program cannot do without raises a `CapabilityError`; f
 that turns them off.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -4,8 +4,6 @@
 The constant of a member that this kernel lacks is 0: no optional member is the first of its structure.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping, Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Smallest BPF programs, loaded to learn what this kernel and this process can do."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping
