@@ -129,13 +129,7 @@ def test_commands_come_in_pieces_and_others_are_left_out() -> None:
     (theirs, ours), (acks, answers) = os.pipe(), os.pipe()
     control = Control(ControlFds(theirs, answers))
     assert control.read() and control.next() is None
-    for piece in (
-        b"dis",
-        b"able\nnonsense\nperiod  2.5 \n",
-        b"x" * 5000,
-        b"\nping\0stop\0\n\xff\xfe\nena",
-        b"ble",
-    ):
+    for piece in (b"dis", b"able\nnonsense\nperiod  2.5 \n", b"x" * 5000, b"\nping\0stop\0\n\xff\xfe\nena", b"ble"):
         os.write(ours, piece)
         while select.select([control.fd], [], [], 0)[0]:
             assert control.read()

@@ -119,9 +119,7 @@ def name_twice(path: Path) -> None:
 @pytest.mark.kernel
 @pytest.mark.beside
 @pytest.mark.parametrize(
-    "harm",
-    [cut, flip, empty, give_away, let_others_write, replace_by_link, name_twice],
-    ids=lambda f: f.__name__,
+    "harm", [cut, flip, empty, give_away, let_others_write, replace_by_link, name_twice], ids=lambda f: f.__name__
 )
 def test_what_is_damaged_or_not_ours_alone_is_not_believed_and_written_anew(
     recipe: Recipe, files: DiskCache, harm: Callable[[Path], None]

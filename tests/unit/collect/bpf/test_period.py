@@ -39,12 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def weights(
-    library: ctypes.CDLL,
-    waits: Waits,
-    limit: int,
-    period: int = PERIOD,
-    seed: int = 1,
-    paused: I64 | None = None,
+    library: ctypes.CDLL, waits: Waits, limit: int, period: int = PERIOD, seed: int = 1, paused: I64 | None = None
 ) -> I64:
     """Return the weight of each wait; 0: it is no sample. `paused`: length of pauses by its end, ns."""
     control = control_values(OffCpuConfig(off_cpu_period_ns=period, max_rate=limit), MODES, True)

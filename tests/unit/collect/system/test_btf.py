@@ -76,11 +76,7 @@ def test_tracepoints(kernel: bytes) -> None:
 
 def test_questions_in_any_order_give_the_same_answers(kernel: bytes) -> None:
     questions = [(Kind.INT, "unsigned int"), (Kind.TYPEDEF, "pid_t"), (Kind.STRUCT, "regs")]
-    questions += [
-        (Kind.STRUCT, "task_struct"),
-        (Kind.STRUCT, "pid_t"),
-        (Kind.TYPEDEF, "btf_trace_sched_switch"),
-    ]
+    questions += [(Kind.STRUCT, "task_struct"), (Kind.STRUCT, "pid_t"), (Kind.TYPEDEF, "btf_trace_sched_switch")]
     forward = Btf(kernel)
     backward = Btf(kernel)
     answers = [forward.type_id(kind, name) for kind, name in questions]

@@ -39,16 +39,7 @@ def asked() -> Any:
 
 
 def test_each_item_is_answered_or_not_on_its_own(asked: Helper) -> None:
-    items = [
-        (1, b"a"),
-        (2, HANG),
-        (2, b"b"),
-        (3, RAISE),
-        (4, DIE),
-        (5, OTHER),
-        (6, bytes(1 << 20)),
-        (4, b"c"),
-    ]
+    items = [(1, b"a"), (2, HANG), (2, b"b"), (3, RAISE), (4, DIE), (5, OTHER), (6, bytes(1 << 20)), (4, b"c")]
     steps: list[int] = []
     answers = {item: answer for item, answer in ask_each(asked, items, Avoided(), lambda: steps.append(1))}
     assert len(answers) == len(items) and steps
