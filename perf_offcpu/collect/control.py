@@ -10,12 +10,13 @@ Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd
 import contextlib
 import os
 import re
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import FrameType
+from typing import NamedTuple, Self
 
-from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
 from perf_offcpu.units import parse_time
@@ -24,6 +25,7 @@ LEAST_PERIOD = "1us"
 """Shortest period of samples of waits."""
 COMMANDS = ("enable", "disable", "snapshot", "period", "stop", "ping")
 _NEED_NEW_FILE = ("period", "snapshot")
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ACK = b"ack\n"
 _LONGEST = 256
 """Largest size of a line that comes in pieces, bytes; a longer one is no command."""
@@ -102,6 +104,53 @@ class Control:
         if self._fds is not None and self._fds.acks >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fds.acks, _ACK)
+
+
+class RecordingSignals:
+    """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR2 are noted instead of ending the process.
+
+    A signal that was ignored on entry (SIGHUP under nohup) stays ignored. SIGINT is noted in any case, because shells
+    ignore it for commands in the background, and `kill -INT` is how scripts end a recording. `rotating`: take SIGUSR2,
+    too.
+
+    Attributes:
+        received: the first signal that ends the recording; None: none has come.
+        rotate: SIGUSR2 has come; set to False by the caller that begins the new file.
+        fd: readable once a signal has come.
+    """
+
+    def __init__(self, rotating: bool = False) -> None:
+        self._signals = [*_ENDING_SIGNALS, *([signal.SIGUSR2] if rotating else [])]
+        self.received: int | None = None
+        self.rotate = False
+        self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGUSR2:
+            self.rotate = True
+        elif self.received is None:
+            self.received = signum
+
+    def is_ending(self) -> bool:
+        """Return whether the recording shall end; `fd` is not readable until the next signal comes."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 512)
+        return self.received is not None
+
+    def __enter__(self) -> Self:
+        self._wakeup = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._handlers = {signum: signal.getsignal(signum) for signum in self._signals}
+        for signum, before in self._handlers.items():
+            if before is not signal.SIG_IGN or signum == signal.SIGINT:
+                signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for signum, before in self._handlers.items():
+            signal.signal(signum, before)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self.fd)
+        os.close(self._write_fd)
 
 
 class Requests:

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from perf_offcpu.collect.collector import Collector
-from perf_offcpu.collect.control import Requests
+from perf_offcpu.collect.control import RecordingSignals, Requests
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.rings.rings import Sink
@@ -39,7 +39,6 @@ from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.cpus import online_since
 from perf_offcpu.collect.system.privileges import raise_descriptor_limit, raise_priority, too_many_files
-from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import TargetWatch, ends_of
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError

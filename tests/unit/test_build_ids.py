@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.build_ids import build_id_of, kernel_build_id, module_build_id
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, build_id_of_memory
-from perf_offcpu.collect.existing.maps import parse_maps
+from perf_offcpu.collect.existing.maps import MappedBuildIds, build_id_of_memory, parse_maps
 
 BUILD_ID = bytes(range(20))
 

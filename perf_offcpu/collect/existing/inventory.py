@@ -13,7 +13,7 @@ from perf_offcpu.abi.records import CpuMode, RecordType
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KernelMaps, KnownKernel
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks, ProcScan
 from perf_offcpu.collect.existing.records import MOST_NAME, holding_from, synthesized
 from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount

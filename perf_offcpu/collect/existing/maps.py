@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the text of /proc/PID/maps (proc_pid_maps(5)), which other programs shape.
+"""Parse the text of /proc/PID/maps (proc_pid_maps(5)), which other programs shape; read build-ids of what is mapped.
 
 A program may have a million mappings, and the path of a mapped file has no greatest length: lines are taken from the
 text one by one, and of a text that is too long only the begin is read.
+
+Mapped files are opened through /proc/PID/map_files, which leads to the mapped file itself even if it was deleted or
+replaced, or lies in another mount namespace.
 """
 
-from collections.abc import Iterator
+import ctypes
+import os
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from hashlib import blake2b
+from typing import Any, Final
 
 from perf_offcpu import losses
-from perf_offcpu.files import read_kernel_begin
+from perf_offcpu.build_ids import build_id_of
+from perf_offcpu.collect.existing.records import MOST_NAME
+from perf_offcpu.collect.system.helper import Avoided
+from perf_offcpu.files import open_regular, read_kernel_begin
 from perf_offcpu.losses import Losses
 
 MOST_BYTES: Final = 32 << 20
@@ -88,3 +97,116 @@ def _mapping(line: bytes) -> Mapping:
         int(inode),
         name[0].lstrip(b" ").replace(rb"\012", b"\n") if name else b"",
     )
+
+
+MOST_KNOWN = 1 << 16
+"""Files that are remembered at once: a recording of weeks meets any number of them."""
+
+_MOST_NAME_BYTES = 16 << 20
+"""Bytes of the names of files that are remembered."""
+
+
+class MappedBuildIds:
+    """Build-ids of mapped files; each file is read once, however many tasks map it.
+
+    Attributes:
+        files: path → build-id of each file that has one.
+        avoided: devices whose files are not read, because one did not answer.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self.avoided = Avoided()
+        self._known: dict[bytes, bytes] = {}
+        self._name_bytes = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the build-id of a file that has been read; b"" if it has none, None if it was not read. `key`: as of
+        `key_of`."""
+        return self._known.get(key)
+
+    def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:
+        """Remember a file that has been read."""
+        remember(self._known, key, build_id)
+        if not build_id or len(path) > MOST_NAME:
+            return
+        self._name_bytes += 0 if path in self.files else len(path)
+        while self.files and (self._name_bytes > _MOST_NAME_BYTES or len(self.files) >= MOST_KNOWN):
+            oldest = next(iter(self.files))
+            del self.files[oldest]
+            self._name_bytes -= len(oldest)
+        self.files[path] = build_id
+
+    def of_mapping(
+        self, pid: int, start: int, end: int, device: Hashable, inode: int, path: bytes, *, maps: bool = False
+    ) -> bytes | None:
+        """Return the build-id of a mapped file; b"" if it has none, None if it is not found. `maps`: as of
+        `read_build_id`."""
+        key = key_of(device, inode, path)
+        if key not in self._known:
+            found = read_build_id(pid, start, end, inode, path, maps=maps)
+            if found is None:
+                return None
+            self.learn(key, path, found)
+        return self._known[key]
+
+
+def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
+    """Return what identifies a mapped file: a hash, because paths may be long."""
+    return blake2b(f"{device} {inode} ".encode() + path, digest_size=16).digest()
+
+
+def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, maps: bool) -> bytes | None:
+    """Read the build-id of a mapped file; b"" if it has none, None if it is not found.
+
+    It may wait for ever for a file system that does not answer. `maps`: the mapping has just been read from
+    /proc/PID/maps, so the link leads to the same file; its inode may differ (overlayfs).
+    """
+    found = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
+    if found is None and len(path) <= MOST_NAME:
+        found = build_id_at(path, inode)
+    return found
+
+
+def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
+    """Return the path of a mapped file in the recorder's root directory; b"" if the process names it so, too.
+
+    The kernel names files as the process does, which may have another root directory.
+    """
+    try:
+        # direct: a link of the kernel's, which is not followed
+        path = os.readlink(b"/proc/%d/map_files/%x-%x" % (pid, start, end))
+    except OSError:
+        return b""
+    return path if path != name and path.endswith(name) else b""
+
+
+def remember(known: dict[Any, bytes], key: Hashable, found: bytes) -> None:
+    """Add an entry to a table of at most MOST_KNOWN; the one that was added first goes."""
+    if len(known) >= MOST_KNOWN:
+        del known[next(iter(known))]
+    known[key] = found
+
+
+def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:
+    """Return the build-id of a regular file; b"" if it has none, None if it is not there. `inode`: of the file that is
+    expected there; None for any."""
+    try:
+        fd = open_regular(os.fsdecode(path))
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return None
+    try:
+        return build_id_of(fd) if inode in (None, os.fstat(fd).st_ino) else None
+    finally:
+        os.close(fd)
+
+
+def build_id_of_memory(address: int, size: int) -> bytes:
+    """Return the build-id of an ELF image in this process's own memory: the vDSO, which is the same in all. `address`,
+    `size`: a readable mapping, as /proc/self/maps shows it."""
+    fd = os.memfd_create("image", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, ctypes.string_at(address, size))
+        return build_id_of(fd)
+    finally:
+        os.close(fd)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Container, Hashable, Iterator
 
 from perf_offcpu import losses
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.process import Description, Part, ProcessReader, device_of
 from perf_offcpu.collect.system.helper import Answer, Helper
 from perf_offcpu.collect.system.privileges import CAP_SYS_PTRACE, capabilities

@@ -20,8 +20,15 @@ from typing import Any, Final, NamedTuple
 from perf_offcpu import losses
 from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
 from perf_offcpu.collect.existing import maps
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, build_id_of_memory, key_of, read_build_id
-from perf_offcpu.collect.existing.maps import Mapping, parse_maps, read_maps
+from perf_offcpu.collect.existing.maps import (
+    MappedBuildIds,
+    Mapping,
+    build_id_of_memory,
+    key_of,
+    parse_maps,
+    read_build_id,
+    read_maps,
+)
 from perf_offcpu.collect.existing.records import MOST_NAME, TOO_LONG, mmap2, synthesized
 from perf_offcpu.collect.system.helper import is_too_much_left
 from perf_offcpu.files import read_kernel

@@ -26,7 +26,7 @@ from perf_offcpu.abi.counters import PYTHON, PYTHON_MAGIC, VERSION
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.maps import read_maps
-from perf_offcpu.collect.kernel_totals.memory import Unread, of_each
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
 
 _CHILD: Final = os.path.join(os.path.dirname(__file__), "python_child.py")
 _MOST_S: Final = 24.0

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take user stacks of threads that do not run: a copy of the top, and a walk by frame pointers.
+"""Read memory of processes whose threads are still blocked; take the user stacks of these threads.
+
+These are a copy of the top, and a walk by frame pointers.
 
 This is for threads that wait when the recording or a file of it ends: BPF sends no sample of them, and their registers
 are those of the iterator. Their memory is read from /proc/TID/mem, by a helper.
@@ -8,11 +10,14 @@ Rules of the walk as in arch/x86/events/core.c, perf_callchain_user(): a frame i
 and the return address; an address that cannot be read ends the walk.
 """
 
+import contextlib
 import os
 import platform
 import struct
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +26,8 @@ from perf_offcpu import losses
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.abi.offcpu import LARGEST_COPY
 from perf_offcpu.collect.bpf.kernel.facts import MAX_FRAMES
-from perf_offcpu.collect.kernel_totals.memory import TIME_S, Unread, of_each
+from perf_offcpu.collect.system.helper import Avoided, Helper, ask_each
+from perf_offcpu.losses import Losses
 
 U64 = NDArray[np.uint64]
 
@@ -31,9 +37,77 @@ _SLACK = 64  # as in bpf/copies.h
 _TOP = 16 << 10  # bytes of stack read at once: most stacks are shorter
 _USER_HALF = 1 << 63
 _FRAME = struct.Struct("=QQ")
-
-
 _USER32_CS = 0x23  # arch/x86/include/asm/segment.h: a 32-bit program, whose frames are unlike
+
+TIME_S: Final = 2.0
+"""Time for all threads together: memory may lie on a file system that does not answer."""
+_AT_ONCE: Final = 64
+T = TypeVar("T")
+
+
+class Unread:
+    """Count the stacks and locks of threads, still blocked at the end, that could not be read.
+
+    Attributes:
+        avoided: processes that did not answer.
+        lost: the causes and their counts, since the recording began.
+    """
+
+    def __init__(self) -> None:
+        self.avoided, self.lost = Avoided(), Losses()
+
+
+def read_memory(tid: int, address: int, size: int) -> bytes:
+    """Return memory of the process of a thread; b"" if not all of it can be read."""
+    try:
+        # direct: a file of /proc
+        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        found = os.pread(memory, size, address)
+    except (OSError, OverflowError):
+        return b""
+    finally:
+        os.close(memory)
+    return found if len(found) == size else b""
+
+
+def of_each(
+    rows: Sequence[int], pids: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
+) -> dict[int, T]:
+    """Return row → result of `work`, done in a helper; without the rows that failed or had no time.
+
+    Processes come by turns, some rows of each, so that one with many threads does not take all time.
+
+    Args:
+        pids: the process of each row.
+        work: returns plain values (`marshal`).
+        unread: counts the rows without a result.
+    """
+    turns: dict[int, list[list[int]]] = {}
+    for row, pid in zip(rows, pids, strict=True):
+        groups = turns.setdefault(pid, [[]])
+        if len(groups[-1]) == _AT_ONCE:
+            groups.append([])
+        groups[-1].append(row)
+    items = [(turn, pid, group) for pid, groups in turns.items() for turn, group in enumerate(groups)]
+    items.sort(key=lambda item: item[0])
+
+    def work_on(item: tuple[int, list[int]]) -> list[tuple[int, T]]:
+        results = []
+        for row in item[1]:
+            with contextlib.suppress(Exception):  # its memory may hold anything, and it may end
+                results.append((row, work(row)))
+        return results
+
+    helper, found = Helper(work_on, time_s / 8), dict[int, T]()
+    helper.until = time.monotonic() + time_s
+    for _, answer in ask_each(helper, [item[1:] for item in items], unread.avoided):
+        found |= dict(answer.value or ())
+    helper.close()
+    unread.lost.add(losses.WAITERS_UNREAD, len(rows) - len(found))
+    return found
 
 
 @dataclass(slots=True)

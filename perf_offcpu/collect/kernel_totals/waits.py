@@ -35,8 +35,7 @@ from perf_offcpu.binary.gather import offsets_of
 from perf_offcpu.binary.layout import Layout
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.kernel_totals.memory import Unread
-from perf_offcpu.collect.kernel_totals.user_stacks import UserStack, registers_of, take_user_stacks
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread, UserStack, registers_of, take_user_stacks
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_samples
 

@@ -29,7 +29,7 @@ from perf_offcpu.abi.records import RECORD_HEADER, RECORD_LAYOUTS, Misc, RecordT
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds, key_of, path_here, read_build_id, remember
+from perf_offcpu.collect.existing.maps import MappedBuildIds, key_of, path_here, read_build_id, remember
 from perf_offcpu.collect.existing.records import ZERO_TRAILER
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.system.helper import Helper, ask_each

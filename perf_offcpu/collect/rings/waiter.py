@@ -9,8 +9,7 @@ import select
 import time
 from collections.abc import Iterable
 
-from perf_offcpu.collect.control import Control
-from perf_offcpu.collect.system.signals import RecordingSignals
+from perf_offcpu.collect.control import Control, RecordingSignals
 from perf_offcpu.collect.targets import TargetWatch
 
 FLUSH_S = 0.2

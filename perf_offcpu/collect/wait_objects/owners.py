@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.syscalls import call_numbers, syscall_names
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
-from perf_offcpu.collect.kernel_totals.memory import Unread, of_each, read_memory
-from perf_offcpu.collect.kernel_totals.user_stacks import arguments_of, registers_of
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread, arguments_of, of_each, read_memory, registers_of
 from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.resources import bpf_dir
 

@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from perf_offcpu.collect.control import Command, Control, ControlFds, Requests, parse_control
+from perf_offcpu.collect.control import Command, Control, ControlFds, RecordingSignals, Requests, parse_control
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.rotation import Rotation
 from perf_offcpu.collect.session import Session
-from perf_offcpu.collect.system.signals import RecordingSignals
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.errors import UsageError
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.proc import KnownTasks
 from perf_offcpu.collect.existing.process import Description, Part, ProcessReader
 

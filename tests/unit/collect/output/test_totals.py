@@ -17,7 +17,7 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.maps import Drained, UserStacks, _side_by_side
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
-from perf_offcpu.collect.kernel_totals.memory import Unread
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread
 from perf_offcpu.collect.kernel_totals.waits import BATCH
 from perf_offcpu.collect.output import object_table
 from perf_offcpu.collect.output.file import Piece

@@ -8,9 +8,9 @@ import pytest
 
 from perf_offcpu.abi.records import CpuMode, Misc, RecordType
 from perf_offcpu.binary.fields import Buffer
-from perf_offcpu.collect.existing import mapped_files
+from perf_offcpu.collect.existing import maps
 from perf_offcpu.collect.existing.kernel_maps import KnownKernel
-from perf_offcpu.collect.existing.mapped_files import MappedBuildIds
+from perf_offcpu.collect.existing.maps import MappedBuildIds
 from perf_offcpu.collect.existing.records import mmap2, synthesized
 from perf_offcpu.collect.rings.side_band import SideBand
 from perf_offcpu.losses import Losses
@@ -53,7 +53,7 @@ def test_maps_of_own_data_are_left_out(name: bytes, prot: int, stays: bool) -> N
 
 
 def test_no_more_than_some_files_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mapped_files, "MOST_KNOWN", 2)
+    monkeypatch.setattr(maps, "MOST_KNOWN", 2)
     build_ids = MappedBuildIds()
     paths = [tmp_path / name for name in ("a", "b", "c")]
     for path in paths:
