@@ -247,10 +247,6 @@ class Collector:
         events = (*self._sampling, self.rings.owner, *self._copies, self._side_rings.owner)
         return dict(lost for event in events for lost in event.lost())
 
-    def lost(self) -> int:
-        """Return the number of records that found a ring full."""
-        return sum(self.lost_by_id().values())
-
     def oncpu_samples(self) -> int:
         """Return the number of samples of the on-CPU events that went into the rings."""
         return self._sampling.samples(passed=self.program.counters()["oncpu_samples"])

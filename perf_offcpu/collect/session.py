@@ -209,7 +209,7 @@ class Session:
         while True:
             # Before the first wait: commands may have come together with `disable`.
             goes_on = self.requests.obey("enable")
-            if self._is_file_over():
+            if self.options.rotation and not files.is_between and files.is_due(self.options.rotation):
                 files.leave()
             if goes_on:
                 self._go_on(waiter)
@@ -218,11 +218,6 @@ class Session:
                 return False
             if not files.is_between:
                 files.drain()
-
-    def _is_file_over(self) -> bool:
-        """Return whether the file ends in this pause, because a new one is due."""
-        rotation = self.options.rotation
-        return rotation is not None and not self.files.is_between and self.files.is_due(rotation)
 
     def _go_on(self, waiter: Waiter) -> None:
         """Record again after a pause."""

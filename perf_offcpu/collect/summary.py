@@ -80,7 +80,7 @@ class Summary:
 
     def progress(self, collector: Collector, sums: int, file_bytes: int) -> str:
         """Return the line on a recording that goes on; arguments as of `complete`."""
-        self.counters, self.lost_records = collector.counters(), collector.lost()
+        self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         return progress_line(
             elapsed_s=(self.recorded_ns + now_ns() - collector.span.begin_ns) / 1e9,
             samples=self.events(losses.SAMPLES),
@@ -94,7 +94,7 @@ class Summary:
     def complete(self, collector: Collector, sums: int, file_bytes: int, options: RecordOptions) -> None:
         """Add the numbers that are known at the end of a recording. `sums`: number of sums written. `file_bytes`: size
         of the last file; 0 if it is in the sum of all files already."""
-        self.counters, self.lost_records = collector.counters(), collector.lost()
+        self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         self.sums = sums + self.events(losses.SNAPSHOTS)
         self.oncpu_samples, self.ring_fullest = collector.oncpu_samples(), collector.rings.fullest
         stats = collector.program.run_stats()

@@ -248,11 +248,12 @@ class ProgramMaps:
         The one before must have ended. `end_of_file`: from here on stacks are sent again: those sent before are in the
         file that these sums go to. The rings must have been emptied just before, after `copy_all`.
         """
-        maps = (("sums", "sum_key"), ("stacks", "stack_key"), ("budgets", "budget_key"))
-        if not end_of_file and all(self._is_empty(*one) for one in maps):
+        structs, keys = self.header.structs, {"sums": "sum_key", "stacks": "stack_key", "budgets": "budget_key"}
+        is_empty = all(bpf_syscall.is_empty(self._fds[name], structs[key].itemsize) for name, key in keys.items())
+        if not end_of_file and is_empty:
             done: Future[Drained] = Future()
-            sums = _side_by_side(*(np.empty(0, self.header.structs[name]) for name in ("sum_key", "sum")))
-            done.set_result(Drained(sums, _NO_STACKS, np.empty(0, self.header.structs["budget"])))
+            sums = _side_by_side(np.empty(0, structs["sum_key"]), np.empty(0, structs["sum"]))
+            done.set_result(Drained(sums, _NO_STACKS, np.empty(0, structs["budget"])))
             return done
         past = int(self._control["generation"])
         changes = {"epoch": past + 1, "copy_all": 0} if end_of_file else {}
@@ -267,9 +268,6 @@ class ProgramMaps:
         stack_keys, stacks = self._take("stacks", "stack_key", "stack", past)
         budgets = self._take("budgets", "budget_key", "budget", past)[1]
         return Drained(sums, UserStacks.pack(stack_keys["hash"], stacks), budgets)
-
-    def _is_empty(self, name: str, key: str) -> bool:
-        return bpf_syscall.is_empty(self._fds[name], self.header.structs[key].itemsize)
 
     def _take(self, name: str, key: str, value: str, generation: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Remove and return the entries of a map up to a generation to which no program writes."""

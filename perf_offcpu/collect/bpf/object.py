@@ -76,8 +76,11 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
     the instructions load are described, too. Raises OSError: the kernel does not return a description (for BTF it
     requires CAP_SYS_ADMIN); ValueError: instructions refer to other objects than maps.
     """
-    if not all(_refers_to_maps_only(code) for code in functions.values()):
-        raise ValueError("instructions that refer to other objects than maps")
+    for program in functions.values():
+        instructions = np.frombuffer(program, _INSTRUCTION)
+        loads = instructions[instructions["code"] == _LOAD_64]
+        if np.any((loads["registers"] >> _SOURCE_SHIFT & 0xF) > _PSEUDO_MAP_FD):
+            raise ValueError("instructions that refer to other objects than maps")
     used = {fd for code in functions.values() for fd in _maps_of(code)[1]} - set(maps.values())
     names = {fd: name for name, fd in maps.items()}
     infos = {fd: read_info(fd, MapInfo()) for fd in (*maps.values(), *sorted(used))}
@@ -146,12 +149,6 @@ def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:
     source = instructions["registers"] >> _SOURCE_SHIFT & 0xF
     loads = np.flatnonzero((instructions["code"] == _LOAD_64) & (source == _PSEUDO_MAP_FD))
     return loads, instructions["imm"][loads].tolist()
-
-
-def _refers_to_maps_only(code: bytes) -> bool:
-    instructions = np.frombuffer(code, _INSTRUCTION)
-    loads = instructions[instructions["code"] == _LOAD_64]
-    return bool(np.all((loads["registers"] >> _SOURCE_SHIFT & 0xF) <= _PSEUDO_MAP_FD))
 
 
 def _relinked(code: bytes, maps: Mapping[int, int]) -> bytes:

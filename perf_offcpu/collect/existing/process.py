@@ -173,7 +173,8 @@ class ProcessReader:
         records, size = [], 0
         for mapping in parse_maps(text, self._lost):
             is_code = b"x" in mapping.permissions
-            if not is_code and not self._is_data(mapping):
+            is_data = self._data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
+            if not is_code and not is_data:
                 continue
             if size >= (room if is_code else room // 2):
                 self._lost.add(losses.MAPS_LEFT_OUT)
@@ -184,9 +185,6 @@ class ProcessReader:
             self._lost.add(losses.MAPS_LEFT_OUT)
         self.mapped_bytes += size
         return b"".join(records)
-
-    def _is_data(self, mapping: Mapping) -> bool:
-        return self._data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
 
     def _mmap(self, pid: int, tid: int, mapping: Mapping) -> bytes:
         build_id, name = self._build_id(tid, mapping), mapping.name
@@ -231,15 +229,15 @@ class ProcessReader:
     def _read_build_id(self, tid: int, mapping: Mapping, key: bytes) -> bytes:
         self._note(device_number(mapping.device))
         try:
-            found = read_build_id(tid, mapping.start, mapping.end, mapping.inode, mapping.name, maps=True)
+            build_id = read_build_id(tid, mapping.start, mapping.end, mapping.inode, mapping.name, maps=True)
         finally:
             self._note(0)
-        if found is None:
+        if build_id is None:
             return b""
         name = mapping.name if len(mapping.name) <= MOST_NAME else b""
-        self._build_ids.learn(key, name, found)
-        self._described.files.append((key, name, found))
-        return found
+        self._build_ids.learn(key, name, build_id)
+        self._described.files.append((key, name, build_id))
+        return build_id
 
 
 def device_number(device: tuple[int, int]) -> int:

@@ -66,7 +66,7 @@ def with_python_functions(
     tasks = last.tasks[last.waiting()]
     functions: dict[tuple[int, int], Functions] = {}
     pids = np.unique(tasks["pid"]).tolist()
-    are_python = of_each(pids, pids, _is_python, unread)
+    are_python = of_each(pids, pids, lambda pid: bool(_CPYTHON.search(read_maps(pid))), unread)
     pids, until_s = by_turns([pid for pid in pids if are_python.get(pid)]), time.monotonic() + _MOST_S
     threads, missing = Counter(tasks["pid"].tolist()), 0
     while pids and time.monotonic() < until_s:
@@ -91,13 +91,6 @@ def with_python_functions(
         say(f"perf-offcpu record: threads that ran again before their Python functions were read: {moving}")
     unread.lost.add(losses.PYTHON_UNREAD, missing + moving)
     return replace(last, python=tuple(python))
-
-
-def _is_python(pid: int) -> bool:
-    try:
-        return bool(_CPYTHON.search(read_maps(pid)))
-    except OSError:
-        return False
 
 
 def by_turns(pids: Sequence[int]) -> list[int]:

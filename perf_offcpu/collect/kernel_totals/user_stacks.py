@@ -64,13 +64,9 @@ def read_memory(tid: int, address: int, size: int) -> bytes:
         memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
-    try:
-        found = os.pread(memory, size, address)
-    except (OSError, OverflowError):
-        return b""
-    finally:
-        os.close(memory)
-    return found if len(found) == size else b""
+    content = _read(memory, address, size)
+    os.close(memory)
+    return content if len(content) == size else b""
 
 
 def of_each(

@@ -193,7 +193,9 @@ class Btf:
             raise self._damage(f"members of type {type_id} are nested too deeply")
         if self._kind(type_id) not in _COMPOSITE:
             return None
-        for member_name, member_type, bit_offset in self._members(type_id):
+        with_widths = self._word(type_id, 1) >> 31  # kind_flag: the upper 8 bits of offsets are widths
+        for name_off, member_type, offset in self._entries(type_id, 3):
+            member_name, bit_offset = self._string(name_off), -1 if with_widths and offset >> 24 else offset
             if member_name == name:
                 return self._whole_bytes(bit_offset, name), member_type
             if not member_name:
@@ -201,12 +203,6 @@ class Btf:
                 if inner is not None:
                     return self._whole_bytes(bit_offset, name) + inner[0], inner[1]
         return None
-
-    def _members(self, type_id: int) -> Iterator[tuple[str, int, int]]:
-        """Yield (name, type id, offset in bits) of each member; the offset is -1 for a bit field."""
-        with_widths = self._word(type_id, 1) >> 31  # kind_flag: the upper 8 bits of offsets are widths
-        for name_off, member_type, offset in self._entries(type_id, 3):
-            yield self._string(name_off), member_type, -1 if with_widths and offset >> 24 else offset
 
     def _whole_bytes(self, bit_offset: int, name: str) -> int:
         if bit_offset < 0 or bit_offset % 8:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPUs of this machine. Perf events, rings and BPF output are all per CPU."""
 
+import contextlib
 import functools
 from pathlib import Path
 
@@ -27,14 +28,11 @@ def online_since() -> dict[int, int]:
     The kernel makes the directory `topology` when a CPU comes online and removes it when it goes (6.18:
     drivers/base/topology.c), with a new inode each time.
     """
-    return {cpu: _inode(_SYSFS / f"cpu{cpu}/topology") for cpu in online_cpus()}
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino  # direct: a directory of the kernel
-    except FileNotFoundError:
-        return 0
+    since = dict.fromkeys(online_cpus(), 0)
+    for cpu in since:
+        with contextlib.suppress(FileNotFoundError):
+            since[cpu] = (_SYSFS / f"cpu{cpu}/topology").stat().st_ino  # direct: a directory of the kernel
+    return since
 
 
 @functools.cache

@@ -101,9 +101,12 @@ class Helper:
                 value, problem = _attempt(self._work, item)
                 yield Answer(value, problem=problem)
             return
+        assert self._socket is not None
         answered = 0
         try:
-            self._send(items)
+            data = marshal.dumps(list(items))
+            with contextlib.suppress(OSError):  # it has been killed: `_receive` sees that
+                self._socket.sendall(_SIZE.pack(len(data)) + data)
             while answered < len(items):
                 answer = self._receive(step)
                 if answer is None:
@@ -161,12 +164,6 @@ class Helper:
         self._socket, self._begun_s = ours, time.monotonic()
         self._received.clear()
         return True
-
-    def _send(self, items: Sequence[Any]) -> None:
-        assert self._socket is not None
-        data = marshal.dumps(list(items))
-        with contextlib.suppress(OSError):  # it has been killed: `_receive` sees that
-            self._socket.sendall(_SIZE.pack(len(data)) + data)
 
     def _receive(self, step: Callable[[], object] | None) -> Answer | None:
         """Return the next answer; None if it does not come in time."""

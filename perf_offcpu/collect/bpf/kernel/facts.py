@@ -96,7 +96,8 @@ def explore(btf: Btf) -> KernelFacts:
 
 def setting_defines() -> Defines:
     """Return the preprocessor constants that follow from settings of the kernel."""
-    return {"OFFCPU_FRAME_LIMIT": _frame_limit(), "OFFCPU_MAY_GOTO": int(has_may_goto())}
+    limit = int(read_kernel_if_any("/proc/sys/kernel/perf_event_max_stack") or MAX_FRAMES)
+    return {"OFFCPU_FRAME_LIMIT": min(MAX_FRAMES, limit), "OFFCPU_MAY_GOTO": int(has_may_goto())}
 
 
 def _registers(btf: Btf) -> Defines:
@@ -201,13 +202,6 @@ def _function(symbols: bytes, name: bytes) -> tuple[int, int]:
     following = symbols[line + 1 : line + 4096].split(b"\n", 2)[1] if line >= 0 else b""
     size = int(following.split()[0], 16) - start if following else 0
     return start, size if 0 < size < 1 << 16 else 0
-
-
-def _frame_limit() -> int:
-    try:
-        return min(MAX_FRAMES, int(Path("/proc/sys/kernel/perf_event_max_stack").read_text()))
-    except (OSError, ValueError):
-        return MAX_FRAMES
 
 
 def kernel_identity() -> tuple[object, ...]:
