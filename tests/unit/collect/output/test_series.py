@@ -124,17 +124,9 @@ class Place:
             Target(), output=str(directory / "perf.data"), rotation=rotation, off_cpu_period_ns=2000
         )
         self.collector, self.said, self.directory = Collector(options), list[str](), directory
-        requests = Requests(
-            None,
-            options.off_cpu_period_ns,
-            rotation is not None,
-            cast(Any, SimpleNamespace(rotate=False)),
-            self.said.append,
-        )
-        self.requests, self.series = (
-            requests,
-            FileSeries(options, cast(Any, self.collector), requests, self.said.append),
-        )
+        signals = cast(Any, SimpleNamespace(rotate=False))
+        self.requests = Requests(None, 2000, rotation is not None, signals, self.said.append)
+        self.series = FileSeries(options, cast(Any, self.collector), self.requests, self.said.append)
         self.series.current.commit()
         self.collector.resume()
 

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What epoll instances, poll() and select() of this process watch, read as of another."""
+"""What epoll instances, poll(), select() and futex(2) of this process wait for, read as of another."""
 
 import ctypes
 import os
 import platform
 import select
 import socket
+import struct
 from typing import Any
 
 import numpy as np
 import pytest
 
 from perf_offcpu.abi.machine import MACHINES
-from perf_offcpu.collect.wait_objects.owners import only_descriptor
+from perf_offcpu.collect.wait_objects.owners import only_descriptor, owner_in, timeout_in
 from perf_offcpu.collect.wait_objects.sockets import listening_ports, watched_by
 
 PID = os.getpid()
@@ -83,3 +84,27 @@ def test_the_only_descriptor_of_select(sets: list[set[int]], number: int, expect
     words = [ctypes.create_string_buffer(sum(1 << fd for fd in one).to_bytes(128, "little")) for one in sets]
     addresses = [ctypes.addressof(one) if fds else 0 for one, fds in zip(words, sets, strict=True)]
     assert only_descriptor(task(number, *addresses), is_select=True) == expected
+
+
+WAIT, WAIT_BITSET, LONGEST = 0, 9, 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "seconds", "asked_ns"),
+    [
+        (WAIT, 2, 2_000_000_000),
+        (WAIT_BITSET, 7, 2_000_000_000),
+        (WAIT_BITSET, 3, 0),
+        (WAIT, LONGEST, LONGEST),
+        (WAIT_BITSET, LONGEST, LONGEST),
+        (WAIT, -LONGEST, 0),
+    ],
+)
+def test_timeouts_are_times_whatever_the_memory_holds(operation: int, seconds: int, asked_ns: int) -> None:
+    assert timeout_in(operation, struct.pack("=2q", seconds, 0), since_ns=5_000_000_000) == asked_ns
+
+
+@pytest.mark.parametrize(("kind", "owner"), [(0, 77), (1, 77), (128, 77), (512, 77), (512 | 128, 77), (1024, 0)])
+def test_the_owner_of_a_mutex_is_believed_where_the_kind_is_one_of_glibc(kind: int, owner: int) -> None:
+    """512 is PTHREAD_MUTEX_NORMAL, asked for by pthread_mutexattr_settype()."""
+    assert owner_in((2, 0, 77, 1, kind), 0, 2) == owner
