@@ -7,7 +7,7 @@ writes them. The counters of the BPF program, with begin and end of the recordin
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -61,30 +61,14 @@ def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, C
     rows = [
         {"events": counter.events, "ns": counter.ns, "name": cause.name.encode()} for cause, counter in counters.items()
     ]
-    values = {
-        "magic": MAGIC,
-        "version": VERSION,
-        "nr": len(rows),
-        "begin_ns": span.begin_ns,
-        "end_ns": span.end_ns,
-        "threshold_ns": span.threshold_ns,
-        "counters": rows,
-    }
+    values = {"magic": MAGIC, "version": VERSION, "nr": len(rows), "counters": rows} | asdict(span)
     return account_sample(event, COUNTERS.pack(values, NATIVE), span.end_ns)
 
 
 def account_sample(event: EventSpec, payload: bytes, time_ns: int) -> bytes:
     """Return one sample of the event that describes the recording itself; perf shows it for the recorder."""
     raw = payload + bytes(4)  # as the kernel pads: size field and data end on 8 bytes
-    columns: dict[str, Column] = {
-        "identifier": event.ids[0],
-        "ip": 0,
-        "pid": os.getpid(),
-        "tid": os.getpid(),
-        "time": time_ns,
-        "cpu": 0,
-        "cpu_res": 0,
-        "period": 0,
-        "raw": (np.array([0, len(raw)]), np.frombuffer(raw, np.uint8)),
-    }
+    columns: dict[str, Column] = dict.fromkeys(("ip", "cpu", "cpu_res", "period"), 0)
+    columns |= {"identifier": event.ids[0], "pid": os.getpid(), "tid": os.getpid(), "time": time_ns}
+    columns["raw"] = np.array([0, len(raw)]), np.frombuffer(raw, np.uint8)
     return pack_samples(event.shape, int(CpuMode.USER), columns, 1, NATIVE)

@@ -84,12 +84,11 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
     used = {fd for code in functions.values() for fd in _maps_of(code)[1]} - set(maps.values())
     names = {fd: name for name, fd in maps.items()}
     infos = {fd: read_info(fd, MapInfo()) for fd in (*maps.values(), *sorted(used))}
+    same = [field.name for field in dataclasses.fields(MapShape) if field.name not in ("name", "map_type")]
     shapes = tuple(
-        MapShape(
-            names.get(fd) or info.name.decode(), info.type, info.key_size, info.value_size, info.max_entries,
-            info.map_flags, info.btf_key_type_id, info.btf_value_type_id,
-        ) for fd, info in infos.items()
-    )  # fmt: skip
+        MapShape(names.get(fd) or info.name.decode(), info.type, *(getattr(info, name) for name in same))
+        for fd, info in infos.items()
+    )
     ids = {info.btf_id for info in infos.values()} - {0}
     if len(ids) > 1:
         raise ValueError("maps with types of several compilations")

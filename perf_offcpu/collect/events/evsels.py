@@ -61,16 +61,8 @@ class Support:
 
 def basic_attr(kind: int, config: int, support: Support, **changes: Any) -> Attr:
     """Return the attr of an event on the recording's clock, with the fields that all samples have."""
-    attr = Attr(
-        type=kind,
-        config=config,
-        sample_period=1,
-        sample_type=SAMPLE_TYPE,
-        read_format=support.read_format,
-        flags=_COMMON_FLAGS,
-        clockid=CLOCKID,
-    )
-    return attr._replace(**changes)
+    attr = Attr(type=kind, config=config, sample_period=1, sample_type=SAMPLE_TYPE, flags=_COMMON_FLAGS)
+    return attr._replace(read_format=support.read_format, clockid=CLOCKID)._replace(**changes)
 
 
 def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, deferred_stacks: bool = False) -> Attr:

@@ -89,17 +89,8 @@ class KernelMaps:
     def _mmap(self, dso: bytes, suffix: bytes, start: int, size: int, pgoff: int, build_id: bytes) -> bytes:
         if build_id:
             self.files[dso] = build_id
-        values = {
-            "pid": KERNEL_PID,
-            "tid": 0,
-            "addr": start,
-            "len": size,
-            "pgoff": pgoff,
-            "prot": 0,
-            "flags": 0,
-            "filename": dso + suffix,
-        }
-        return mmap2(CpuMode.KERNEL, values, build_id)
+        place = {"addr": start, "len": size, "pgoff": pgoff, "filename": dso + suffix}
+        return mmap2(CpuMode.KERNEL, {"pid": KERNEL_PID, "tid": 0, "prot": 0, "flags": 0, **place}, build_id)
 
     def _bpf_programs(self) -> Iterator[bytes]:
         programs = bpf_symbols(self._kallsyms)

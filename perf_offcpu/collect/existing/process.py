@@ -193,20 +193,12 @@ class ProcessReader:
         elif len(name) > MOST_NAME:
             name = TOO_LONG
             self._lost.add(losses.LONG_NAMES)
-        values = {
-            "pid": pid,
-            "tid": pid,
-            "addr": mapping.start,
-            "len": mapping.end - mapping.start,
-            "pgoff": mapping.offset,
-            "maj": mapping.device[0],
-            "min": mapping.device[1],
-            "ino": mapping.inode,
-            "ino_generation": 0,
-            "prot": sum(bit for letter, bit in _PROT if letter in mapping.permissions),
-            "flags": _MAP_SHARED if b"s" in mapping.permissions else _MAP_PRIVATE,
-            "filename": name,
-        }
+        (major, minor), size = mapping.device, mapping.end - mapping.start
+        file = {"maj": major, "min": minor, "ino": mapping.inode, "ino_generation": 0, "filename": name}
+        place = {"pid": pid, "tid": pid, "addr": mapping.start, "len": size, "pgoff": mapping.offset}
+        prot = sum(bit for letter, bit in _PROT if letter in mapping.permissions)
+        flags = _MAP_SHARED if b"s" in mapping.permissions else _MAP_PRIVATE
+        values = {**place, **file, "prot": prot, "flags": flags}
         misc = 0 if b"x" in mapping.permissions else Misc.MMAP_DATA
         return mmap2(CpuMode.USER, values, build_id, misc)
 

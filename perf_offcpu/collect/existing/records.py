@@ -53,10 +53,6 @@ def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", m
     as in `abi.records`; fields of the inode that are missing are 0. `misc`: further bits of the header."""
     if not build_id:
         return synthesized(RecordType.MMAP2, cpumode | misc, _NO_INODE | dict(mapping))
-    identity = {
-        "build_id_size": len(build_id),
-        "reserved_1": 0,
-        "reserved_2": 0,
-        "build_id": build_id.ljust(BUILD_ID_BYTES, b"\0"),
-    }
+    padded = build_id.ljust(BUILD_ID_BYTES, b"\0")
+    identity = {"build_id_size": len(build_id), "reserved_1": 0, "reserved_2": 0, "build_id": padded}
     return synthesized(RecordType.MMAP2, cpumode | misc | Misc.MMAP_BUILD_ID, identity | dict(mapping))

@@ -158,13 +158,5 @@ def python_payload(task: Any, frames: Functions) -> bytes:
         if size > _MOST_TEXT:
             break
         lines.append(text)
-    values = {
-        "magic": PYTHON_MAGIC,
-        "version": VERSION,
-        "nr": len(lines),
-        "pid": int(task["pid"]),
-        "tid": int(task["tid"]),
-        "switch_out_ns": int(task["switch_out_ns"]),
-        "text": b"".join(lines),
-    }
-    return PYTHON.pack(values, NATIVE)
+    values = {"magic": PYTHON_MAGIC, "version": VERSION, "nr": len(lines), "text": b"".join(lines)}
+    return PYTHON.pack(values | {name: int(task[name]) for name in ("pid", "tid", "switch_out_ns")}, NATIVE)

@@ -121,12 +121,8 @@ def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
     regs = tasks["regs"]
     if words.segment >= 0:
         regs = np.where(regs[:, [words.segment]] == _USER32_CS, np.uint64(0), regs)
-    return {
-        "ip": regs[:, words.ip],
-        "sp": regs[:, words.sp],
-        "fp": regs[:, words.fp],
-        "sampled": regs[:, list(words.sampled)],
-    }
+    frame = {"ip": regs[:, words.ip], "sp": regs[:, words.sp], "fp": regs[:, words.fp]}
+    return {**frame, "sampled": regs[:, list(words.sampled)]}
 
 
 def arguments_of(task: NDArray[Any]) -> tuple[int, ...]:

@@ -105,20 +105,16 @@ def wait_samples(
     raw = {**BLANK_EXTENSION, **taken, **padding, **payload, "callchain": callchains}
     nothing = np.zeros(len(rows) + 1, np.int64)
     columns: dict[str, Column] = {
+        **dict.fromkeys(("cpu", "cpu_res", "regs_user_abi", "stack_user_dyn_size"), 0),
+        **dict.fromkeys(("callchain", "regs_user"), (nothing, np.empty(0, np.uint64))),
+        "stack_user": (nothing, np.empty(0, np.uint8)),
         "identifier": event.ids[0],
         "ip": first_addresses(callchains),
         "pid": rows["pid"],
         "tid": rows["tid"],
         "time": time_ns,
-        "cpu": 0,
-        "cpu_res": 0,
         "period": payload["offcpu_ns"],
-        "callchain": (nothing, np.empty(0, np.uint64)),
         "raw": pack_columns(_RAW, raw, len(rows), NATIVE),
-        "regs_user_abi": 0,
-        "regs_user": (nothing, np.empty(0, np.uint64)),
-        "stack_user": (nothing, np.empty(0, np.uint8)),
-        "stack_user_dyn_size": 0,
         **(copies or {}),
     }
     return pack_samples(event.shape, int(cpumode), columns, len(rows), NATIVE)

@@ -67,9 +67,8 @@ class Piece:
 
     def rest(self, taken: int, records: int) -> Piece:
         """Return the piece without its first records, which are `taken` bytes."""
-        return replace(
-            self, ns=self.ns[len(self.ns) * records if self.batched else records :], records=self.records[taken:]
-        )
+        first = len(self.ns) * records if self.batched else records
+        return replace(self, ns=self.ns[first:], records=self.records[taken:])
 
 
 class Counts(NamedTuple):
@@ -93,7 +92,8 @@ class Counts(NamedTuple):
             # The highest threshold is no sum.
             ns = counter.ns if cause is losses.THRESHOLD_RAISED else counter.ns - old.ns
             counters[cause] = Counter(counter.events - old.events, ns)
-        return Counts(counters, {one: count - before.lost.get(one, 0) for one, count in self.lost.items()})
+        lost = {event_id: count - before.lost.get(event_id, 0) for event_id, count in self.lost.items()}
+        return Counts(counters, lost)
 
 
 class OutputFile:

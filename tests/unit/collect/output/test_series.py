@@ -87,9 +87,6 @@ class Collector:
     def lost_by_id(self) -> dict[int, int]:
         return {}
 
-    def lost(self) -> int:
-        return 0
-
     def oncpu_samples(self) -> int:
         return 0
 
