@@ -120,7 +120,7 @@ def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, F
         )
         for time_s in (patience_s, _END_S):  # then it is left behind: it waits for a file that never comes
             try:
-                child.wait(time_s)
+                child.wait(timeout=time_s)
             except subprocess.TimeoutExpired:
                 child.kill()
     output = os.pread(fd, _MOST_OUTPUT, 0)
