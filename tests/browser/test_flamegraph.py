@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flame graph in a real browser: drawing, interaction, hostile names."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.webdriver import KEYS, Browser, text
-from builders.converted import converted_bytes
+from browser.webdriver import KEYS, Browser, Show, text
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 
@@ -20,24 +17,7 @@ HOSTILE = [
 ]  # fmt: skip
 SECONDS = 10**9
 
-Show = Callable[..., Path]
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
-    """Write a profile's flame graph and open it, from a file URL."""
-
-    def opened(profile: Profile, **options: Any) -> Path:
-        page = tmp_path / "flamegraph.html"
-        page.write_bytes(converted_bytes("flamegraph", profile, **options))
-        browser.resize(1200, 800)
-        browser.open(page.as_uri())
-        browser.settle()
-        return page
-
-    yield opened
-    browser.screenshot(tmp_path / "screenshot.png")
-    assert browser.console() == []
+FORMAT = "flamegraph"
 
 
 def boxes(browser: Browser) -> dict[str, dict[str, Any]]:

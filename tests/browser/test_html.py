@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.webdriver import KEYS, Browser, text
-from builders.converted import converted_bytes
+from browser.webdriver import KEYS, Browser, Show, text
 from builders.large import large_profile
 from builders.profile import ProfileBuilder, kernel
 from builders.program import run
@@ -30,31 +29,14 @@ HOSTILE = [
     "<img src=x onerror=hacked=1>", "</script><script>hacked=1</script>", "'; touch /tmp/hacked; '",
     "\u2028hacked=1\u2029", "<!--<script>",
 ]  # fmt: skip
-Show = Callable[..., Path]
+FORMAT = "html"
 
 
-def opened(browser: Browser, page: Path) -> None:
-    browser.resize(1200, 800)
-    browser.open(page.as_uri())
-    ready = "const done = arguments[0]; const ask = () => window.page ? done() : setTimeout(ask, 10); ask();"
-    browser.run_async(ready)
-    browser.settle()
-
-
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
-    """Write the page of a profile and open it, from a file URL."""
-
-    def shown(profile: Profile, **options: Any) -> Path:
-        page = tmp_path / "page.html"
-        page.write_bytes(converted_bytes("html", profile, **options))
-        opened(browser, page)
-        return page
-
-    yield shown
-    browser.screenshot(tmp_path / "screenshot.png")
+@pytest.fixture(autouse=True)
+def no_network(browser: Browser) -> Iterator[None]:
+    """No page loads anything."""
+    yield
     assert browser.run("return performance.getEntriesByType('resource').map((one) => one.name)") == []
-    assert browser.console() == []
 
 
 def threads(number: int = 3) -> Profile:
@@ -189,7 +171,7 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
     options += ["--symfs", str(DATA / "demo.symfs")]
     page = tmp_path / "demo.html"
     run("report", "--html", str(page), *options)
-    opened(browser, page)
+    browser.show(page, "window.page")
     assert text(browser, "verdict").startswith("./waiter --rounds 10 · 0.249 s · 14 threads on 2 CPUs")
     script = """
         const [from, to, tracks, classes] = arguments;
@@ -495,7 +477,7 @@ def test_critical_path_has_a_lane(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "path.html"
     options = ["-i", str(DATA / "demo.data"), "--kallsyms", str(DATA / "demo.kallsyms")]
     run("convert", "--html", "--critical-path", "--comm", "waiter", "-o", str(page), *options)
-    opened(browser, page)
+    browser.show(page, "window.page")
     title, command = browser.run("return [page.lanes.view.lanes[0].name, document.getElementById('command').value]")
     assert title.startswith("critical path of waiter (pid ") and "--comm" not in command
     script = """

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+Show = Callable[..., Path]
+"""Write a profile as a page, with options of its format, and open it: a fixture of conftest.py."""
 KEYS = {"enter": "\ue007", "escape": "\ue00c", "left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015"}
 
 
@@ -75,6 +78,13 @@ class Browser:
     def open(self, url: str) -> None:
         """Load a page and wait for it."""
         self._call("POST", "/url", {"url": url})
+
+    def show(self, page: Path, is_ready: str) -> None:
+        """Open a page in the usual size, and wait until a JavaScript expression is true and all is drawn."""
+        self.resize(1200, 800)
+        self.open(page.as_uri())
+        self.run_async(f"const done = arguments[0], ask = () => {is_ready} ? done() : setTimeout(ask, 10); ask();")
+        self.settle()
 
     def run(self, script: str, *args: object) -> Any:
         """Run a JavaScript function body and return its value."""
