@@ -69,7 +69,7 @@ class Rings:
     kind, config, sample_type, period = 1, 10, _SAMPLE_BPF, 1  # software, bpf-output
 
     def __init__(self, pages: int = 256) -> None:
-        cpus = sorted(os.sched_getaffinity(0))
+        cpus = sorted(os.sched_getaffinity(0)) if pages else []
         self.rings = {
             cpu: Ring(open_event(self.kind, self.config, self.sample_type, self.period, cpu), pages) for cpu in cpus
         }

@@ -3,7 +3,6 @@
 path says, within 20 %.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from kernel.recorder import report, run
 
 EXAMPLES = Path(__file__).parents[2] / "Documentation" / "examples"
 
@@ -25,10 +24,8 @@ def examples() -> Iterator[Path]:
         yield Path(shutil.copytree(EXAMPLES, Path(directory) / "examples"))
 
 
-def path_of(perf_offcpu: Command, comm: str, cwd: Path) -> dict[str, Any]:
-    done = perf_offcpu("report", "-i", "x.data", "--critical-path", "--comm", comm, "--json", cwd=cwd)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def path_of(comm: str, cwd: Path) -> dict[str, Any]:
+    return report("-i", "x.data", "--critical-path", "--comm", comm, cwd=cwd)
 
 
 def shell(command: str, cwd: Path) -> str:
@@ -36,43 +33,41 @@ def shell(command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_a_build_without_its_sleep(perf_offcpu: Command, examples: Path) -> None:
+def test_a_build_without_its_sleep(examples: Path) -> None:
     """Other programs slow builds down: of two, the fastest counts. All are recorded: that costs time."""
     slow, fast = [], []
     for _ in range(2):
-        path = build(perf_offcpu, examples)
+        path = build(examples)
         first = path["rows"][0]
         assert (first["comm"], first["class"]) == ("sleep", "sleep") and first["time"] >= 2 * 10**9
         slow.append((path["total"], first["time"]))
-        fast.append(build(perf_offcpu, examples, "HOW=--ns")["total"])
+        fast.append(build(examples, "HOW=--ns")["total"])
     total, predicted = min(slow)
     assert total - min(fast) == pytest.approx(predicted, rel=0.2)
 
 
-def build(perf_offcpu: Command, cwd: Path, *how: str) -> dict[str, Any]:
+def build(cwd: Path, *how: str) -> dict[str, Any]:
     """Record a build and return the critical path of make."""
-    command = ["record", "-q", "-o", "x.data", "--", *"make -s -C build -j2".split(), *how]
-    perf_offcpu(*command, cwd=cwd)
+    run("-q", "-o", "x.data", "--", *"make -s -C build -j2".split(), *how, cwd=cwd)
     shell("make -s -C build clean", cwd)
-    return path_of(perf_offcpu, "make", cwd)
+    return path_of("make", cwd)
 
 
-def test_a_bank_that_asks_before_it_locks(perf_offcpu: Command, examples: Path) -> None:
+def test_a_bank_that_asks_before_it_locks(examples: Path) -> None:
     shell("./bank.sh start", examples)
     try:
-        slow = payments(perf_offcpu, examples, "x.data")
-        fast = payments(perf_offcpu, examples, "y.data", "--ask-first")
+        slow = payments(examples, "x.data")
+        fast = payments(examples, "y.data", "--ask-first")
     finally:
         shell("./bank.sh stop", examples)
-    path = path_of(perf_offcpu, "pgbench", examples)
+    path = path_of("pgbench", examples)
     first = path["rows"][0]
     assert first["comm"] == "pgbench" and first["class"] in {"poll", "sleep"}
     assert fast / slow == pytest.approx(path["total"] / (path["total"] - first["time"]), rel=0.2)
 
 
-def payments(perf_offcpu: Command, cwd: Path, output: str, *options: str) -> int:
+def payments(cwd: Path, output: str, *options: str) -> int:
     """Record a load, so that both loads pay for that, and return the payments a second."""
-    command = ["record", "-q", "-a", "-o", output, "--", "./bank.sh", "load", *options]
-    done = perf_offcpu(*command, cwd=cwd)
+    done = run("-q", "-a", "-o", output, "--", "./bank.sh", "load", *options, cwd=cwd)
     (found,) = re.findall(r"^(\d+) payments a second", done.stdout, re.MULTILINE)
     return int(found)

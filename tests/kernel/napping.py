@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,9 @@ class Tally:
 class Napper:
     """A napper that waits for `go`."""
 
+    watched_ns = 0
+    """Time from which it is recorded, on CLOCK_MONOTONIC."""
+
     def __init__(self, program: Path, *arguments: str, rounds: int = ROUNDS) -> None:
         self.process = subprocess.Popen(
             [program, str(rounds), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -92,12 +96,26 @@ class Napper:
 
 @contextmanager
 def recording(config: OffCpuConfig, pages: int = 256) -> Iterator[tuple[OffCpuProgram, Rings]]:
-    """Attach the program, with rings; it is not yet enabled."""
+    """Attach the program, with rings of so many pages, 0 for none; it is not yet enabled."""
     with Rings(pages) as rings, OffCpuProgram(config) as program:
         for cpu, ring in rings.rings.items():
             program.maps.set_output(cpu, ring.fd)
         program.attach()
         yield program, rings
+
+
+@contextmanager
+def watched(
+    napper: Path, config: OffCpuConfig, pages: int = 256, rounds: int = ROUNDS
+) -> Iterator[tuple[Napper, OffCpuProgram, Rings]]:
+    """Start a napper, which waits for `go`, and enable the program with it as target by pid."""
+    one = Napper(napper, rounds=rounds)
+    with recording(config, pages) as (program, rings):
+        program.maps.add_target(one.pid)
+        one.watched_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        program.enable()
+        yield one, program, rings
+    one.end()
 
 
 def waits_of(rings: Rings) -> list[Wait]:
@@ -114,15 +132,11 @@ def parted(rings: Rings) -> tuple[list[Wait], list[Wait]]:
 def record_napper(
     napper: Path, config: OffCpuConfig, pages: int = 256
 ) -> tuple[list[Tally], list[Wait], Any, dict[str, int]]:
-    """Record one run as a target by pid; return (its counts, samples, sums, counters)."""
-    one = Napper(napper)
-    with recording(config, pages) as (program, rings):
-        program.maps.add_target(one.pid)
-        program.enable()
+    """Record one run; return (its counts, samples, sums, counters)."""
+    with watched(napper, config, pages) as (one, program, rings):
         tallies = one.go()
         program.disable()
         (waits, before), sums, counters = parted(rings), program.maps.drain().sums, program.counters()
-    one.end()
     # Its main thread waited for the word to go.
     assert {w.tid for w in before} <= {one.pid} and len(before) <= 1
     counters["samples"] -= len(before)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NOBODY = "--reuid=65534 --regid=65534 --clear-groups"
+AS_NOBODY = ["setpriv", *NOBODY.split()]
 
 # $1: the outermost directory that is closed to others, $2: the checkout, $3: the shell line.
 _OPEN = """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run `perf-offcpu record` for tests, and look up what they need of a recording."""
 
-import functools
+import json
 import re
 import subprocess
 import sys
@@ -10,14 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from builders import program
 from builders.program import PATIENCE
 
 from perf_offcpu import losses
+from perf_offcpu.decode.load import load_recording
 from perf_offcpu.losses import LossCause
+from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Budget, Recording, SampleFlag
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
 
 PROGRAM = [*program.PROGRAM, "record"]
 INTERRUPTIBLE = ["env", "--default-signal=INT"]
@@ -31,8 +36,36 @@ for _ in range(3):
 """
 
 
-Run = subprocess.CompletedProcess[str]
-run = functools.partial(program.run, "record")
+@dataclass(frozen=True)
+class Run:
+    """A run of `record` that has ended: its outputs, and what is in `perf.data` of its directory."""
+
+    directory: Path
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def recording(self) -> Recording:
+        """Load the file."""
+        return load_recording(self.directory / "perf.data")
+
+    @property
+    def profile(self) -> Profile:
+        """Load the file with unwound stacks and names, without inlined functions."""
+        return load_profile([str(self.directory / "perf.data")], SymbolizeOptions(inline=False))
+
+
+def run(*arguments: str | Path, cwd: Path, **options: Any) -> Run:
+    """Run `record` in a directory to its end; options are those of `builders.program.run`."""
+    done = program.run("record", *arguments, cwd=cwd, **options)
+    return Run(cwd, done.returncode, done.stdout, done.stderr)
+
+
+def report(*arguments: str | Path, cwd: Path) -> dict[str, Any]:
+    """Return the report on the recording of a directory as JSON."""
+    found: dict[str, Any] = json.loads(program.run("report", "--json", *arguments, cwd=cwd).stdout)
+    return found
 
 
 @contextmanager
@@ -84,10 +117,6 @@ def waits(recording: Recording, tid: int) -> tuple[int, int]:
     return int(samples.count[mine].sum()), int(samples.period[mine].sum())
 
 
-def comms(recording: Recording, mask: np.ndarray) -> set[str]:
-    return {recording.strings[row] for row in np.unique(recording.samples.comm[mask])}
-
-
 def lost(recording: Recording, *, of_others: bool = False) -> set[LossCause]:
     """Return the losses of a recording, apart from garbage words at the end of walks by frame pointer.
 
@@ -121,18 +150,6 @@ def budget_of(recording: Recording, tid: int) -> Budget:
     return recording.budget.take(np.flatnonzero(recording.budget.tid == tid))
 
 
-@dataclass(frozen=True)
-class Task:
-    """A row of Recording.tasks."""
-
-    tid: int
-    pid: int
-
-
-def recording_tasks(recording: Recording) -> list[Task]:
-    return [Task(int(tid), int(pid)) for tid, pid in zip(recording.tasks.tid, recording.tasks.pid, strict=True)]
-
-
 def bpf_programs_of(pid: int) -> set[int]:
     """Ids of the BPF programs that a process holds."""
     texts = []
@@ -155,11 +172,9 @@ threading.Thread(target=work, daemon=True).start()
 threading.Thread(target=work, daemon=True).start()
 time.sleep(100)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process.pid, [int(process.stdout.readline()) for _ in range(2)]
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, [int(process.stdout.readline()) for _ in range(2)]
+        finally:
+            process.kill()

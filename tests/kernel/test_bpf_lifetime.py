@@ -5,10 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from builders.loaded_programs import program_ids
 from kernel.bpf_output import Wait
-from kernel.napping import MS, ROUNDS, Napper, python, read_int, recording, waits_of
-from kernel.recorder import bpf_programs_of, until
+from kernel.napping import MS, ROUNDS, Napper, python, recording, waits_of
 
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
@@ -18,41 +16,27 @@ from perf_offcpu.errors import RecordingError
 pytestmark = pytest.mark.beside
 
 
-def test_a_killed_recorder_leaves_nothing_behind() -> None:
-    recorder = """
-        from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
-        from perf_offcpu.collect.bpf.program import OffCpuProgram
-        program = OffCpuProgram(OffCpuConfig(targets=Targets.COMMAND))
-        program.attach(); program.enable()
-        print(1, flush=True); input()
-    """
-    with python(recorder) as process:
-        read_int(process)
-        ours = bpf_programs_of(process.pid)
-        assert len(ours) >= 5 and ours <= program_ids()
-        process.kill()
-        process.wait()
-    until(lambda: not ours & program_ids(), 10)  # freed after an RCU grace period
+def descriptors() -> list[str]:
+    """Return what the descriptors of this process refer to."""
+    links = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in links if link.is_symlink()]
 
 
-def test_closing_gives_everything_back() -> None:
-    def descriptors() -> dict[str, str]:
-        links = {fd: Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
-        return {fd: os.readlink(link) for fd, link in links.items() if link.is_symlink()}
-
-    def bpf_objects() -> list[str]:
-        return [target for target in descriptors().values() if "bpf" in target]
-
-    OffCpuProgram().close()  # libbcc keeps a descriptor or two of its own from the first time on
+def test_closing_gives_everything_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = OffCpuConfig(objects=False, budget=False)  # takes half of the time to compile
+    OffCpuProgram(config, use_cache=False).close()  # libbcc keeps a descriptor or two from the first time on
     before = len(descriptors())
-    with OffCpuProgram() as program:
-        program.attach()
-        assert {"anon_inode:bpf-prog", "anon_inode:bpf-map"} <= set(bpf_objects())
-        program.close()
-        with pytest.raises(RecordingError, match="closed"):
-            program.enable()
-    assert bpf_objects() == []
-    assert len(descriptors()) == before
+    for origin in ("compiled", "kept"):
+        assert any(tmp_path.rglob("programs/*")) == (origin == "kept")
+        with OffCpuProgram(config) as program:
+            program.attach()
+            assert {"anon_inode:bpf-prog", "anon_inode:bpf-map"} <= set(descriptors()), origin
+            program.close()
+            with pytest.raises(RecordingError, match="closed"):
+                program.enable()
+        assert not [target for target in descriptors() if "bpf" in target], origin
+        assert len(descriptors()) == before, origin
 
 
 @pytest.mark.alone
@@ -91,21 +75,17 @@ def test_success_is_silent_and_leaves_the_environment_alone(capfd: pytest.Captur
 # What may be missing
 
 
-def test_no_privilege() -> None:
-    said = failure("os.setgroups([]); os.setgid(65534); os.setuid(65534)")
-    assert said.startswith("CapabilityError: BPF programs cannot be loaded (Operation not permitted): run as root")
-
-
-def test_no_bcc() -> None:
-    said = failure("import sys; sys.modules['bcc'] = None")
-    assert "has no usable bcc" in said
-    assert "python3-bpfcc" in said and "/usr/bin/python3" in said
-
-
-def test_another_package_of_the_name_bcc(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preparation", "words"), [
+    ("os.setgroups([]); os.setgid(65534); os.setuid(65534)",
+     ("CapabilityError: BPF programs cannot be loaded (Operation not permitted): run as root",)),
+    ("import sys; sys.modules['bcc'] = None", ("has no usable bcc", "python3-bpfcc", "/usr/bin/python3")),
+    ("import sys; sys.path.insert(0, {directory!r})",
+     ("{directory}/bcc.py is not the BPF compiler collection", "python3-bpfcc")),
+], ids=["privilege", "bcc", "another package of the name bcc"])  # fmt: skip
+def test_what_is_missing_is_named(preparation: str, words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "bcc.py").write_text("VERSION = '0.1'\n")
-    said = failure(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
-    assert f"{tmp_path}/bcc.py is not the BPF compiler collection" in said and "python3-bpfcc" in said
+    said = failure(preparation.format(directory=str(tmp_path)))
+    assert all(word.format(directory=tmp_path) in said for word in words) and said.count("\n") == 1, said
 
 
 def test_an_error_of_the_compiler_is_told_in_its_own_words(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 """The BPF program on the running kernel: samples and sums of known waits, in both of its forms."""
 
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +17,19 @@ from kernel.napping import (
     NEVER,
     ROUNDS,
     Balance,
-    Napper,
     Tally,
     both_forms,
     is_in,
     kernel_name,
     program_symbols,
     record_napper,
-    recording,
     waits_of,
+    watched,
 )
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, kept_facts
 from perf_offcpu.collect.bpf.maps import ProgramMaps
-from perf_offcpu.collect.bpf.program import OffCpuProgram
 
 
 @both_forms
@@ -165,20 +162,15 @@ def test_user_frames_are_those_of_the_kernels_own_walk(
 @both_forms
 def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switch: bool) -> None:
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, in_switch=in_switch)
-    one = Napper(napper)
-    with recording(config) as (program, rings):
-        program.maps.add_target(one.pid)
-        begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        program.enable()
+    with watched(napper, config) as (one, program, rings):
         tallies = one.go()
         program.disable()
         (sums, stacks, _), counters = program.maps.drain(), program.counters()
         offsets, ips = stacks.find(sums["stack"])
         assert waits_of(rings) == []
         assert len(program.maps.drain().sums) == 0
-    one.end()
     assert unexpected(counters) <= {"samples", "samples_ns"}
-    assert np.all(sums["first_switch_out_ns"] >= begin)
+    assert np.all(sums["first_switch_out_ns"] >= one.watched_ns)
     assert np.all(sums["last_switch_in_ns"] - sums["first_switch_out_ns"] >= sums["total_ns"])
     assert np.all(sums["longest_ns"] * sums["count"] >= sums["total_ns"])
     assert np.all(sums["longest_ns"] <= sums["total_ns"])
@@ -232,14 +224,10 @@ def test_threshold_parts_samples_from_sums(napper: Path, in_switch: bool) -> Non
 
 @pytest.mark.beside
 def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
-    one = Napper(napper)
-    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (program, rings):
-        program.maps.add_target(one.pid)
-        program.enable()
+    with watched(napper, OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (one, program, rings):
         program.maps.set_control(threshold_ns=MS)
         one.go()
         assert len(waits_of(rings)) > ROUNDS
-    one.end()
 
 
 @pytest.mark.beside
@@ -248,26 +236,19 @@ def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
 ) -> None:
     """Where all waits are samples that is for nothing."""
     waited: list[str] = []
-    one = Napper(napper)
-    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (program, _):
+    with watched(napper, OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (one, program, _):
         wait = program.maps.wait_for_programs
         monkeypatch.setattr(ProgramMaps, "wait_for_programs", lambda _: (waited.append("once"), wait()))
-        program.maps.add_target(one.pid)
-        program.enable()
         assert len(program.maps.drain().sums) == 0 and waited == []
         program.maps.set_control(threshold_ns=NEVER)
         one.go()
         sums, _, budgets = program.maps.drain()
         assert len(sums) > 0 and len(budgets) > 0 and waited == ["once"]
-    one.end()
 
 
 def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> None:
-    one = Napper(napper, rounds=100)
     parts, finished = [], threading.Event()
-    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (program, _):
-        program.maps.add_target(one.pid)
-        program.enable()
+    with watched(napper, OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER), rounds=100) as (one, program, _):
         tallies: list[Tally] = []
         thread = threading.Thread(target=lambda: (tallies.extend(one.go()), finished.set()))
         thread.start()
@@ -279,7 +260,6 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
         thread.join()
         program.disable()
         parts.append(program.maps.drain().sums)
-    one.end()
     assert len(parts) > 10
     sums = np.concatenate(parts)
     (nap,) = [t for t in tallies if t.kind == "nap"]
@@ -324,32 +304,11 @@ def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> N
 
 
 @pytest.mark.beside
-def test_a_cpu_without_event_sends_waits_to_the_sums(napper: Path) -> None:
-    one = Napper(napper)
-    with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as program:
-        program.maps.add_target(one.pid)
-        program.attach()
-        program.enable()
-        tallies = one.go()
-        program.disable()
-        sums, counters = program.maps.drain().sums, program.counters()
-    one.end()
-    assert counters["output_failed"] == sums["count"].sum() >= sum(t.waits for t in tallies)
-    assert counters["samples"] == counters["waits_lost"] == 0
-
-
-@pytest.mark.beside
-def test_a_wait_that_finds_no_room_at_all_is_counted(napper: Path) -> None:
-    one = Napper(napper)
-    with OffCpuProgram(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, sum_entries=1)) as program:
-        program.maps.add_target(one.pid)
-        program.attach()
-        program.enable()
-        tallies = one.go()
-        program.disable()
-        sums, counters = program.maps.drain().sums, program.counters()
-    one.end()
-    assert len(sums) == 1
+@pytest.mark.parametrize("room", [OffCpuConfig().sum_entries, 1])
+def test_a_cpu_without_event_sends_waits_to_the_sums_and_what_finds_no_room_is_counted(napper: Path, room: int) -> None:
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, sum_entries=room)
+    tallies, _, sums, counters = record_napper(napper, config, pages=0)
+    assert counters["output_failed"] >= sum(t.waits for t in tallies) and counters["samples"] == 0
     assert counters["waits_lost"] + sums["count"].sum() == counters["output_failed"]
     assert counters["waits_lost_ns"] + sums["total_ns"].sum() == counters["output_failed_ns"]
-    assert counters["output_failed"] >= sum(t.waits for t in tallies)
+    assert (counters["waits_lost"] > 0) == (len(sums) == 1) == (room == 1)

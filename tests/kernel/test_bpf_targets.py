@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kernel.bpf_output import CpuClock
-from kernel.napping import MS, NANOSLEEP, Napper, both_forms, is_in, python, read_int, recording, waits_of
+from kernel.napping import MS, NANOSLEEP, Napper, both_forms, is_in, python, read_int, recording, waits_of, watched
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
@@ -19,15 +19,13 @@ from perf_offcpu.collect.events.perf_event import set_filter
 @pytest.mark.beside
 @both_forms
 def test_other_processes_are_left_alone(napper: Path, in_switch: bool) -> None:
-    one, other = Napper(napper), Napper(napper)
-    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)) as (program, rings):
-        program.maps.add_target(one.pid)
-        program.enable()
+    other = Napper(napper)
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
+    with watched(napper, config) as (one, program, rings):
         tallies = one.go()
         other.go()
         program.disable()
         seen = {w.pid for w in waits_of(rings)} | set(program.maps.drain().sums["pid"])
-    one.end()
     other.end()
     (child,) = {t.pid for t in tallies if t.kind == "child"}
     assert {one.pid, child} <= seen

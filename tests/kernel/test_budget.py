@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets of threads: their time adds up, and agrees with perf, the kernel and the program."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command
 from kernel.napping import MS, Napper
+from kernel.recorder import budget_of, hanging, perf, recorder, report, run
 from workload.measured import Thread, parse
 
 from perf_offcpu.decode.load import load_recording
@@ -22,7 +21,7 @@ _BLOCKED = ("interruptible_ns", "uninterruptible_ns", "idle_ns", "stopped_ns", "
 
 
 def row_of(recording: Recording, tid: int) -> Budget:
-    found = recording.budget.take(recording.budget.tid == tid)
+    found = budget_of(recording, tid)
     assert len(found) == 1
     return found
 
@@ -103,15 +102,12 @@ def test_running_time_is_cpu_time(both: tuple[Recording, dict[str, Thread], Besi
 
 
 @pytest.mark.beside
-def test_threads_without_any_sample_are_in_the_report(perf_offcpu: Command, tmp_path: Path) -> None:
-    path = tmp_path / "perf.data"
+def test_threads_without_any_sample_are_in_the_report(tmp_path: Path) -> None:
     script = "for i in $(seq 60); do awk 'BEGIN { for (i = 0; i < 20000; i++) x += i }'; done"
-    done = perf_offcpu("record", "-e", "none", "-o", path, "--", "sh", "-c", script)
-    budget = load_recording(path).budget
+    budget = run("-e", "none", "--", "sh", "-c", script, cwd=tmp_path).recording.budget
     assert len(budget) >= 61
     for by in ("thread", "comm"):
-        done = perf_offcpu("report", "-i", path, "--json", "--limit", "5", "--budget-by", by)
-        table = json.loads(done.stdout)["budget"]
+        table = report("--limit", "5", "--budget-by", by, cwd=tmp_path)["budget"]
         rows, total = [*table["threads"], *table["rest"]], table["total"]
         assert sum(row["threads"] for row in rows) == total["threads"] == len(budget)
         assert sum(row["running"] for row in rows) == total["running"] == int(budget.running_ns.sum())
@@ -139,17 +135,13 @@ def test_it_agrees_with_the_switches_that_perf_records(both: tuple[Recording, di
         assert abs(int(budget.running_ns[0]) + unknown - running) <= 0.05 * running + slack + STOLEN
 
 
-def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, tmp_path: Path) -> None:
     """napper's two spinning threads share a CPU for 100 ms."""
     one = Napper(napper, rounds=5)
-    recorder = subprocess.Popen(
-        [Path(sys.executable).with_name("perf-offcpu"), "record", "-q", "-e", "none", "-p", str(one.pid)], cwd=tmp_path
-    )
-    while not (tmp_path / "perf.data").exists():
-        assert recorder.poll() is None
-    tallies = one.go()
-    one.end()
-    recorder.wait(timeout=20)
+    with recorder("-q", "-e", "none", "-p", str(one.pid), cwd=tmp_path) as process:
+        tallies = one.go()
+        one.end()
+        process.wait(timeout=20)
     recording = load_recording(tmp_path / "perf.data")
     spinners = [t for t in tallies if t.kind == "spin"]
     assert len(spinners) == 2
@@ -160,17 +152,11 @@ def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, perf_offcpu: Comm
         assert known(budget) > 0.95 * wall(budget) - STOLEN
 
 
-def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_threads_that_do_nothing_have_budgets_too(tmp_path: Path) -> None:
     """From the begin of the recording to its end, blocked all the time; births and deaths in between."""
-    sleeper = subprocess.Popen(["sleep", "10000"])
-    try:
-        perf_offcpu("record", "-a", "-e", "none", "--", "sh", "-c", "sleep 0.2; sleep 0.1", cwd=tmp_path)
-    finally:
-        sleeper.kill()
-        sleeper.wait()
-    recording = load_recording(tmp_path / "perf.data")
-    budget = recording.budget
-    mine = row_of(recording, sleeper.pid)
+    with hanging("sleep", "10000") as pid:
+        recording = run("-a", "-e", "none", "--", "sh", "-c", "sleep 0.2; sleep 0.1", cwd=tmp_path).recording
+    budget, mine = recording.budget, row_of(recording, pid)
     assert int(mine.begin_ns[0]) >= recording.meta.begin_ns - MS
     assert int(mine.interruptible_ns[0]) == wall(mine) > 300 * MS
     assert int(mine.switches[0]) == 0
@@ -184,10 +170,7 @@ def test_threads_that_do_nothing_have_budgets_too(perf_offcpu: Command, tmp_path
 
 
 @pytest.mark.beside
-def test_perf_stays_silent_on_budgets(perf_offcpu: Command, tmp_path: Path) -> None:
-    perf_offcpu("record", "-e", "none", "--", "sleep", "0.05", cwd=tmp_path)
+def test_perf_stays_silent_on_budgets(tmp_path: Path) -> None:
+    run("-e", "none", "--", "sleep", "0.05", cwd=tmp_path)
     for verb in (["report", "--stdio"], ["script"], ["evlist"]):
-        shown = subprocess.run(
-            ["perf", *verb, "-i", "perf.data"], cwd=tmp_path, capture_output=True, timeout=60, check=True
-        )
-        assert shown.stderr == b""
+        perf(*verb, "-i", tmp_path / "perf.data")

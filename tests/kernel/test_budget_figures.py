@@ -4,7 +4,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,14 +12,12 @@ from typing import NamedTuple
 
 import pytest
 from builders.compiled import build
-from conftest import Command
 from kernel.napping import MS
-from kernel.recorder import recorder
+from kernel.recorder import recorder, run
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Budget
 
-PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 ALL = "--switch 1 --mutex 1 --sem 1 --fork 1 --cpu 1"
 PARTS = ("--switch 2", "--mutex 2 --mutex-procs 3", "--sem 2 --sem-procs 3", "--fork 2", "--cpu 3")
 
@@ -98,18 +95,14 @@ def agree(budget: Budget, row: int, kernel: Figures) -> list[str]:
 
 def test_budgets_agree_with_schedstat_of_living_threads(mix: int, tmp_path: Path) -> None:
     stop(mix)
-    recorder = subprocess.Popen(
-        [PROGRAM, "record", "-q", "-a", "-e", "none", "-m", "8M", "--", "cat"], cwd=tmp_path, stdin=subprocess.PIPE
-    )
-    while not (tmp_path / "perf.data").exists():
-        assert recorder.poll() is None
-    time.sleep(0.3)
-    before = stop(mix)
-    signal_all(mix, signal.SIGCONT)
-    time.sleep(1)
-    after = stop(mix)
-    recorder.communicate(timeout=60)
-    assert recorder.returncode == 0
+    with recorder("-q", "-a", "-e", "none", "-m", "8M", cwd=tmp_path) as recording:
+        time.sleep(0.3)
+        before = stop(mix)
+        signal_all(mix, signal.SIGCONT)
+        time.sleep(1)
+        after = stop(mix)
+        recording.terminate()
+        assert recording.wait(60) == 128 + signal.SIGTERM
     budget = load_recording(tmp_path / "perf.data").budget
     compared, wrong = 0, []
     for tid, begin in before.items():
@@ -123,10 +116,10 @@ def test_budgets_agree_with_schedstat_of_living_threads(mix: int, tmp_path: Path
     assert wrong == []
 
 
-def test_budgets_agree_with_schedstat_of_ended_threads(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_budgets_agree_with_schedstat_of_ended_threads(tmp_path: Path) -> None:
     program = build("programs/ending.c", tmp_path / "ending", "-O1")
-    done = perf_offcpu("record", "-e", "none", "-m", "8M", "--", program, cwd=tmp_path)
-    budget = load_recording(tmp_path / "perf.data").budget
+    done = run("-e", "none", "-m", "8M", "--", program, cwd=tmp_path)
+    budget = done.recording.budget
     lines = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
     assert len(lines) == 5
     rows = {tid: row for row, tid in enumerate(budget.tid.tolist())}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of user stacks by need: each stack once, and as far as it reaches."""
+"""Copies of user stacks by need, of programs without frame pointers: each stack once, and as far as it reaches; sums
+of short waits by caller have whole stacks, and right times.
+"""
 
 import re
 import tempfile
@@ -9,26 +11,171 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.program import run
+from builders.stock_perf import perf
 from conftest import Command
-from kernel.whole_stacks import ROOTS, blocks_of_perf, compiled, user_stacks
+from kernel.whole_stacks import (
+    ROOTS,
+    STACKS,
+    blocks_of_perf,
+    compiled,
+    record,
+    sum_wholeness,
+    sums_by_stack,
+    user_stacks,
+)
 
 from perf_offcpu import losses
+from perf_offcpu.abi.attr import SampleType
 from perf_offcpu.decode.join import join_by_host
 from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.perfdata.reader import PerfDataReader
 
 pytestmark = pytest.mark.beside
 
+ENOUGH = 0.99
+ALL_SHORT = ("--off-cpu-thresh", "10000")
+BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
+IN_TURN = ("--switch-output=1s",)
 FUNCTIONS = ("from_one", "from_two")
 
 
-def record(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> None:
-    """Record every wait of a command."""
+@pytest.fixture(scope="module")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/workload/stacks/callers.c, optimized and without frame pointers."""
+    return compiled("callers.c", tmp_path_factory.mktemp("callers"))
+
+
+def recorded(output: Path, *command: str | Path, options: tuple[str, ...] = ()) -> str:
+    """Record every wait of a command, and return what it printed."""
     how = ("-q", "-e", "none", "--off-cpu-thresh", "0", *options, "-o", str(output))
     done = run("record", *how, "--", *command, timeout_s=120)
     assert done.stderr == ""
+    return done.stdout
 
 
-def by_function(path: Path) -> Counter[str]:
+@pytest.fixture(scope="module")
+def summed(callers: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """A recording of the program, and the ns that each of its two functions measured."""
+    path = tmp_path_factory.mktemp("summed") / "x.data"
+    return path, dict(zip(FUNCTIONS, map(int, recorded(path, callers, options=ALL_SHORT).split()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def python_waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("python") / "x.data"
+    record(path, "/usr/bin/python3", STACKS / "waits.py", options=ALL_SHORT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bash_waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bash") / "x.data"
+    record(path, "bash", "-c", BASH, options=ALL_SHORT)
+    return path
+
+
+def by_function(path: Path) -> tuple[Counter[str], Counter[str]]:
+    """(waits, ns) of the two functions, of sums that also reach their thread's root."""
+    waits: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for stack, (count, total_ns) in sums_by_stack(path).items():
+        for name in FUNCTIONS:
+            if name in stack and stack[-1] in ROOTS and "in_turn" in stack:
+                waits[name] += count
+                times[name] += total_ns
+    return waits, times
+
+
+def nearly_all(waits: Counter[str]) -> bool:
+    """Return whether both have their 400 naps, but for those whose timer fires before the switch."""
+    return waits.keys() == set(FUNCTIONS) and all(390 <= count <= 400 for count in waits.values())
+
+
+@pytest.mark.alone
+def test_sums_tell_two_callers_apart_that_frame_pointers_do_not(
+    callers: Path, summed: tuple[Path, dict[str, int]], tmp_path: Path
+) -> None:
+    path, spent = summed
+    waits, times = by_function(path)
+    assert nearly_all(waits)
+    for name, each_ns in zip(FUNCTIONS, (100_000, 300_000), strict=True):
+        assert waits[name] * each_ns <= times[name] <= spent[name]
+    recorded(tmp_path / "fp.data", callers, options=(*ALL_SHORT, "--call-graph", "fp"))
+    assert by_function(tmp_path / "fp.data") == (Counter(), Counter())
+
+
+def test_without_stack_bytes_sums_end_where_frame_pointers_do(callers: Path, tmp_path: Path) -> None:
+    recorded(tmp_path / "x.data", callers, options=(*ALL_SHORT, "--no-stack-bytes"))
+    assert by_function(tmp_path / "x.data") == (Counter(), Counter())
+    recording = load_recording(tmp_path / "x.data", snapshots=True)
+    assert len(recording.snapshots) == 0
+    assert int(recording.samples.count.sum()) >= 780  # of 800 naps: the timer of some fires before the switch
+
+
+@pytest.mark.parametrize("path", ["python_waits", "bash_waits"])
+def test_sums_of_programs_as_debian_ships_them_reach_the_root(path: str, request: pytest.FixtureRequest) -> None:
+    found = sum_wholeness(request.getfixturevalue(path))
+    waits = sum(one.waits for one in found.values())
+    assert waits >= 15
+    # A wait may have a stack that no copy holds: of a process that is just being made.
+    assert sum(one.whole for one in found.values()) >= ENOUGH * waits - 2, found
+    times = sum(one.ns for one in found.values())
+    assert sum(one.whole_ns for one in found.values()) >= ENOUGH * times, found
+
+
+def test_few_stacks_are_copied(python_waits: Path) -> None:
+    recording = load_recording(python_waits, snapshots=True)
+    is_sum = recording.samples.has(SampleFlag.AGGREGATED)
+    waits = int(recording.samples.count[is_sum].sum())
+    assert waits > 100  # some 1000 where nothing else runs
+    assert len(recording.snapshots) < min(150, 0.75 * waits)
+
+
+def perf_period(path: Path) -> int:
+    """Return the sum that stock perf has of the off-cpu event."""
+    text = perf("script", "-i", path, "-F", "event,period")
+    return sum(int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line)
+
+
+@pytest.mark.alone
+def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
+    summed: tuple[Path, dict[str, int]], perf_offcpu: Command, tmp_path: Path
+) -> None:
+    source, injected = summed[0], tmp_path / "i.data"
+    expected, total = by_function(source), int(load_recording(source).samples.period.sum())
+    assert nearly_all(expected[0])
+    for keep in ([], ["--keep-stack-bytes"]):
+        perf_offcpu("inject", "-i", source, "-o", injected, *keep)
+        assert by_function(injected) == expected
+        recording = load_recording(injected, snapshots=True)
+        assert int(recording.samples.period.sum()) == total == perf_period(injected)
+        assert not [cause for cause in recording.losses if "copied" in cause.text]
+        with PerfDataReader.open(injected) as reader:
+            kinds = [spec.attr.sample_type & SampleType.STACK_USER for spec in reader.events.specs]
+        assert any(kinds) == bool(keep)
+        blocks = blocks_of_perf(injected, "from_")
+        assert len(blocks) >= 8
+        # perf's name for functions of libc that its table of symbols does not list (glibc 2.41: clone3).
+        assert {block[-1].split("@")[0] for block in blocks} <= {*ROOTS, "[unknown]", "_dl_start_user"}
+
+
+@pytest.mark.alone
+def test_each_file_of_a_recording_has_the_stacks_of_its_callers(callers: Path, tmp_path: Path) -> None:
+    again = f"for i in $(seq 12); do {callers}; done"
+    recorded(tmp_path / "x.data", "sh", "-c", again, options=(*ALL_SHORT, *IN_TURN))
+    files = sorted(tmp_path.glob("x.data*"))
+    assert len(files) >= 2
+    for path in files[:-1]:
+        assert set(by_function(path)[0]) == set(FUNCTIONS)
+        # Missing are those between the last look into the rings and the moment from which copies are anew.
+        assert load_recording(path, snapshots=True).losses.get(losses.CALLERS_NOT_COPIED, 0) <= 4
+
+
+# Waits one by one
+
+
+def singles_by_function(path: Path) -> Counter[str]:
     """Count the waits of callers.c with a whole stack, by the function that waited."""
     found: Counter[str] = Counter()
     for stack, count in user_stacks(path).items():
@@ -37,20 +184,22 @@ def by_function(path: Path) -> Counter[str]:
     return found
 
 
-def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
+    callers: Path, perf_offcpu: Command, tmp_path: Path
+) -> None:
     path = tmp_path / "x.data"
-    record(path, compiled("callers.c", tmp_path))
+    recorded(path, callers)
     recording = load_recording(path, snapshots=True)
     assert len(recording.samples) >= 780
     assert len(recording.snapshots) < 100
     assert losses.CALLERS_NOT_COPIED not in recording.losses
     assert path.stat().st_size < 780 * 2048
-    expected = by_function(path)  # a nap is no wait if its timer fires before the switch
-    assert expected.keys() == set(FUNCTIONS) and all(390 <= count <= 400 for count in expected.values())
+    expected = singles_by_function(path)
+    assert nearly_all(expected)
     for keep in ([], ["--keep-stack-bytes"]):
         injected = tmp_path / "i.data"
         perf_offcpu("inject", "-i", path, "-o", injected, *keep)
-        assert by_function(injected) == expected
+        assert singles_by_function(injected) == expected
         assert by_perf(injected) == expected
 
 
@@ -62,7 +211,7 @@ def by_perf(path: Path) -> Counter[str]:
 
 def test_deep_stacks_are_copied_to_their_end(tmp_path: Path) -> None:
     path = tmp_path / "x.data"
-    record(path, compiled("deep.c", tmp_path))
+    recorded(path, compiled("deep.c", tmp_path))
     stacks = user_stacks(path)
     for name, frames in (("of_12_kb", 13), ("of_24_kb", 25)):
         whole = {stack: count for stack, count in stacks.items() if name in stack}
@@ -76,10 +225,8 @@ def test_deep_stacks_are_copied_to_their_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(tmp_path: Path) -> None:
-    callers = compiled("callers.c", tmp_path)
-    again = f"for i in $(seq 12); do {callers}; done"
-    record(tmp_path / "x.data", "sh", "-c", again, options=("--switch-output=1s",))
+def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(callers: Path, tmp_path: Path) -> None:
+    recorded(tmp_path / "x.data", "sh", "-c", f"for i in $(seq 12); do {callers}; done", options=IN_TURN)
     files = sorted(tmp_path.glob("x.data*"))
     assert len(files) >= 2
     for path in files:
@@ -87,7 +234,7 @@ def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(tmp_p
         assert losses.CALLERS_NOT_COPIED not in recording.losses
         assert len(recording.snapshots) < 200
     for path in files[:-1]:
-        assert min(by_function(path)[name] for name in FUNCTIONS) >= 100
+        assert min(singles_by_function(path)[name] for name in FUNCTIONS) >= 100
 
 
 def test_processes_share_copies_only_with_those_of_their_user(tmp_path: Path) -> None:
@@ -96,7 +243,7 @@ def test_processes_share_copies_only_with_those_of_their_user(tmp_path: Path) ->
     with tempfile.TemporaryDirectory(prefix="copies.", dir="/tmp") as place:  # where all may enter
         Path(place).chmod(0o755)
         fixed = f"setarch -R {compiled('callers.c', Path(place))}"  # no random addresses
-        record(path, "sh", "-c", f"{fixed}; {fixed}; setpriv --reuid 65534 --clear-groups {fixed}")
+        recorded(path, "sh", "-c", f"{fixed}; {fixed}; setpriv --reuid 65534 --clear-groups {fixed}")
     first, second, other = copies_of_processes(path)
     assert len(first & second) > len(first) / 2
     assert other and not other & (first | second)
@@ -110,11 +257,10 @@ def copies_of_processes(path: Path) -> list[set[int]]:
     return [set(samples.snapshot[named & (samples.pid == pid)].tolist()) for pid in np.unique(samples.pid[named])]
 
 
-def test_each_recording_has_other_numbers_of_stacks(tmp_path: Path) -> None:
-    fixed = ("setarch", "-R", compiled("callers.c", tmp_path))
+def test_each_recording_has_other_numbers_of_stacks(callers: Path, tmp_path: Path) -> None:
     found = []
     for path in (tmp_path / "x.data", tmp_path / "y.data"):
-        record(path, *fixed)
+        recorded(path, "setarch", "-R", callers)
         found.append(set(re.findall(r"\bcaller\W+(0x[0-9a-f]+|[0-9]{9,})", run("dump", "-i", path).stdout)))
     assert min(map(len, found)) > 10 and not found[0] & found[1]
 
@@ -126,7 +272,7 @@ while [ $(date +%s) -lt $end ]; do for i in 1 2 3 4 5 6 7 8; do (sleep 0.003; :)
 
 
 def test_processes_that_end_as_a_file_begins_have_names_and_maps(tmp_path: Path) -> None:
-    record(tmp_path / "x.data", "sh", "-c", STORM, options=("--switch-output=1s",))
+    recorded(tmp_path / "x.data", "sh", "-c", STORM, options=IN_TURN)
     files = sorted(tmp_path.glob("x.data*"))
     assert len(files) >= 2
     for path in files:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The critical path of a client whose requests pass through two servers; the last one sleeps and computes."""
 
-import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import Command
+from kernel.recorder import report, run
 
 pytestmark = pytest.mark.beside
 
@@ -50,9 +50,8 @@ for _ in range({REQUESTS}):
 
 def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Command, tmp_path: Path) -> None:
     options = ["-q", "--off-cpu-thresh", "0", "-F", "999"]
-    done = perf_offcpu("record", *options, "--", sys.executable, "-c", CHAIN, cwd=tmp_path)
-    done = perf_offcpu("report", "--critical-path", "--comm", "client", "--json", cwd=tmp_path)
-    path = json.loads(done.stdout)
+    run(*options, "--", sys.executable, "-c", CHAIN, cwd=tmp_path)
+    path = report("--critical-path", "--comm", "client", cwd=tmp_path)
     assert sum(row["time"] for row in path["rows"]) == path["total"]
     comms = {row["comm"]: row for row in path["hops"] if row["wakeups"] >= REQUESTS}
     assert [(comm, row["depth"]) for comm, row in comms.items()] == [("frontend", 1), ("backend", 2)]
@@ -84,12 +83,10 @@ def assert_chains_and_bottlenecks(perf_offcpu: Command, folder: Path) -> None:
     through = [line for line in chains if re.search(r"frontend_\[w\];--;.*backend_\[w\];--;", line)]
     whole = sum(int(line.rpartition(" ")[2]) for line in through)
     assert whole >= 0.95 * REQUESTS * (SLEEP_MS + BACKEND_MS) * 1_000_000
-    done = perf_offcpu("report", "--bottlenecks", "--comm", "client", "--json", cwd=folder)
-    found = json.loads(done.stdout)
+    found = report("--bottlenecks", "--comm", "client", cwd=folder)
     held = {name: one["held"] for one in found["bottlenecks"] for name in one["members"]}
     assert held["[timer]"] >= 0.8 * REQUESTS * SLEEP_MS * 1_000_000
     assert sum(held.values()) + found["others"]["held"] == found["total"]
-    done = perf_offcpu("report", "--serial", "--comm", "client,frontend,backend", "--json", cwd=folder)
-    serial = json.loads(done.stdout)
+    serial = report("--serial", "--comm", "client,frontend,backend", cwd=folder)
     assert sum(serial["threads_running"]) == serial["total"]
     assert serial["threads_running"][0] >= 0.8 * REQUESTS * SLEEP_MS * 1_000_000

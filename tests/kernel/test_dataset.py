@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings that were just made have the same totals in a dataset as in the report, to the nanosecond."""
 
-import json
 import os
 import time
 from collections import Counter
@@ -11,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from builders import program
-from conftest import Command
+from kernel.recorder import report, run
 
 from perf_offcpu.dataset.dataset import open_dataset
 
@@ -25,12 +24,12 @@ def summed(rows: list[dict[str, Any]], key: str, value: str = "weight_ns") -> Co
     return +found
 
 
-def test_totals_of_fresh_recordings(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_totals_of_fresh_recordings(waiter: Path, tmp_path: Path) -> None:
     forms = {"every": ["--off-cpu-thresh", "0"], "sums": ["--off-cpu-thresh", "5"], "drawn": ["--off-cpu-period", "2"]}
     reports, inputs, before_ns = {}, [], time.time_ns()
     for name, options in forms.items():
-        done = perf_offcpu("record", "-o", f"{name}.data", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
-        reports[name] = json.loads(program.run("report", "-i", f"{name}.data", "--json", cwd=tmp_path).stdout)
+        run("-o", f"{name}.data", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
+        reports[name] = report("-i", f"{name}.data", cwd=tmp_path)
         inputs += ["-i", f"{name}.data"]
     done = program.run("convert", "--parquet", "set", *inputs, cwd=tmp_path)
     assert done.stderr == ""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits for several descriptors at once: their object is the one that ended them, or the whole set."""
 
-import json
 import os
 import signal
 import socket
@@ -18,18 +17,15 @@ import pytest
 from builders.program import PATIENCE
 from conftest import Command
 from kernel.napping import both_forms, recording, waits_of
-from kernel.recorder import run
+from kernel.recorder import Run, report, run
 
 from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
-from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.symbolize.load import load_profile
-from perf_offcpu.symbolize.options import SymbolizeOptions
 
 pytestmark = pytest.mark.beside
 
@@ -85,8 +81,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     directory = tmp_path_factory.mktemp("loop")
     log = directory / "log"
     command = f"exec {sys.executable} {LOOP} {ROUNDS} >{log} <<x\n\nx\n"
-    run("-e", "none", "--", "sh", "-c", command, cwd=directory)
-    return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
+    return run("-e", "none", "--", "sh", "-c", command, cwd=directory).profile
 
 
 def test_events_of_others_are_answers_and_those_of_clients_are_work(profile: Profile) -> None:
@@ -127,41 +122,43 @@ epoll.poll(60)
 """
 
 
+def record_left(directory: Path, program: str, *options: str) -> Run:
+    """Record a shell that leaves a program of Python running; its output goes to `said`, the shell's is its pid."""
+    (directory / "left.py").write_text(program)
+    command = f"{sys.executable} left.py >said & echo $!; while ! [ -s said ]; do sleep 0.05; done"
+    return run(*options, "-e", "none", "--", "sh", "-c", f"{command}; sleep {0.2 * min(PATIENCE, 10)}", cwd=directory)
+
+
 def test_a_set_that_is_still_waited_for_has_the_name_of_the_end(tmp_path: Path) -> None:
-    (tmp_path / "growing.py").write_text(GROWING)
-    command = f"{sys.executable} growing.py >address & echo $!; while ! [ -s address ]; do sleep 0.05; done"
-    done = run("-e", "none", "--", "sh", "-c", f"{command}; sleep 0.2", cwd=tmp_path)
+    done = record_left(tmp_path, GROWING)
     os.kill(int(done.stdout), signal.SIGKILL)
-    address = (tmp_path / "address").read_text().strip()
-    profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
+    address = (tmp_path / "said").read_text().strip()
+    profile = done.profile
     names = [profile.strings[name] for name in profile.objects.name.tolist()]
     (whole,) = [name for name in names if name.startswith("[eventpoll]")]
     assert whole.startswith(f"[eventpoll] of tcp {address}, tcp listen 127.0.0.1:"), whole
 
 
 STILL = """
-import os, select, sys
+import os, select
 there, to = os.pipe()
 print("ready", flush=True)
-if sys.argv[1] == "poll":
+if HOW == "poll":
     poll = select.poll()
     poll.register(there)
     poll.poll(60000)
 else:
-    select.select([there], [], [there] + [to] * (sys.argv[1] == "several"), 60)
+    select.select([there], [], [there] + [to] * (HOW == "several"), 60)
 """
 
 
 @pytest.mark.parametrize("how", ["poll", "select", "several"])
 def test_the_descriptor_of_poll_and_select_is_known_before_the_wait_is_over(how: str, tmp_path: Path) -> None:
-    (tmp_path / "still.py").write_text(STILL)
-    command = f"{sys.executable} still.py {how} >ready & echo $!; while ! [ -s ready ]; do sleep 0.05; done"
-    command = f"{command}; sleep {0.2 * min(PATIENCE, 10)}"
-    done = run("-e", "none", "--off-cpu-thresh", "100", "--", "sh", "-c", command, cwd=tmp_path)
+    done = record_left(tmp_path, f"HOW = {how!r}\n{STILL}", "--off-cpu-thresh", "100")
     pid = int(done.stdout)
     inode = os.stat(f"/proc/{pid}/fd/3").st_ino
     os.kill(pid, signal.SIGKILL)
-    recording = load_recording(tmp_path / "perf.data")
+    recording = done.recording
     samples, objects = recording.samples, recording.objects
     (row,) = np.flatnonzero((samples.pid == pid) & samples.has(SampleFlag.STILL_BLOCKED))
     found = objects.inode[objects.id == samples.object_id[row]].tolist()
@@ -247,13 +244,12 @@ def proxy(directory: Path) -> Iterator[tuple[int, int, str]]:
 def test_the_upstream_of_nginx_comes_first(perf_offcpu: Command, tmp_path: Path) -> None:
     with proxy(tmp_path) as (front, slow, pids):
         clients = [sys.executable, "-c", CLIENTS, str(front)]
-        done = perf_offcpu("record", "-q", "-p", pids, "-e", "none", "--", *clients, cwd=tmp_path)
-    done = perf_offcpu("report", "--comm", "nginx", "--json", cwd=tmp_path)
-    report = json.loads(done.stdout)
-    first = report["objects"]["rows"][0]
+        run("-q", "-p", pids, "-e", "none", "--", *clients, cwd=tmp_path)
+    of_nginx = report("--comm", "nginx", cwd=tmp_path)
+    first = of_nginx["objects"]["rows"][0]
     assert (first["kind"], first["wait_class"]) == ("socket", "network")
     assert first["name"].startswith(f"tcp 127.0.0.2:{slow} (upstream "), first
-    (cause,) = [cause for cause in report["verdict"]["causes"] if cause["wait_class"] == "network"]
+    (cause,) = [cause for cause in of_nginx["verdict"]["causes"] if cause["wait_class"] == "network"]
     (place,) = cause["places"]
     assert first["name"] in (place["object"], place["mostly"]), "the verdict names it"
     done = perf_offcpu("report", "--comm", "nginx", "--sort", "object", cwd=tmp_path)

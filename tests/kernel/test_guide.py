@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide's investigations, followed as it tells: every command runs and prints what the page shows.
+"""The guide's investigations and the page about overhead, followed as they tell: every command runs and prints
+what the page shows.
 
 A command needs the files of those above it: if it is repeated alone, they run before it.
 """
@@ -58,4 +59,10 @@ def test_a_command_of_the_guide(step: Step, examples: Path, environment: dict[st
             done.add(one)
     done.add(step)
     problem = run(step, examples, environment)
+    assert not problem, problem
+
+
+@pytest.mark.parametrize("step", list(steps(DOCUMENTS / "overhead.md")), ids=lambda step: f"line-{step.line}")
+def test_a_command_of_the_page_about_overhead(step: Step, environment: dict[str, str]) -> None:
+    problem = run(step, DOCUMENTS.parent, environment)
     assert not problem, problem

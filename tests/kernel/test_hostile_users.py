@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from builders.compiled import build
 from conftest import TESTS
-from kernel.others import reachable
+from kernel.others import AS_NOBODY, reachable
 
 from perf_offcpu.collect.system.helper import Helper
 from perf_offcpu.collect.system.privileges import READING
@@ -29,7 +29,6 @@ from perf_offcpu.errors import RecordingError
 pytestmark = pytest.mark.beside
 
 NOBODY = 65534
-AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
 DEMO = TESTS / "data" / "demo.data"
 SECRET = b"root:the-secret-of-root:19000:0:99999:7:::\n"
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
@@ -116,43 +115,48 @@ def jit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def jitting(jit: Path, place: Path) -> Iterator[int]:
-    """The attacker's program with code of its own making; gives its pid."""
+    """The attacker's program with code of its own making; gives its pid. Its map is removed at the end."""
     here = place / "jit"
     shutil.copy(jit, here)
     with of_nobody(here, "5", "100000", cwd=place) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        yield process.pid
-
-
-def test_an_archive_takes_no_file_that_a_map_of_made_code_links_to(jit: Path, place: Path, secret: Path) -> None:
-    with jitting(jit, place) as pid:
-        map_path = Path(f"/tmp/perf-{pid}.map")
-        nobody("ln", "-s", secret, map_path, cwd=place)
+        map_of(process.pid).unlink(missing_ok=True)  # of an earlier process with this id
         try:
-            recorded = root(
-                "record", "--call-graph", "fp", "-o", "x.data", "-p", str(pid), "--duration", "0.3", cwd=place
-            )
-            assert recorded.returncode == 0, recorded.stderr.decode()
-            done = root("archive", "-i", "x.data", "-o", "x.tar", cwd=place)
+            yield process.pid
         finally:
-            map_path.unlink()
+            map_of(process.pid).unlink()
+
+
+def map_of(pid: int) -> Path:
+    return Path(f"/tmp/perf-{pid}.map")
+
+
+def record(pid: int | str, *options: str, cwd: Path, home: Path | None = None) -> None:
+    """Let root record a process, and check that this works."""
+    words = (*options, "--call-graph", "fp", "-o", "x.data", "-p", str(pid), "--duration", "0.3")
+    done = root("record", *words, cwd=cwd, home=home)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def assert_no_secret_in_an_archive(place: Path) -> None:
+    done = root("archive", "-i", "x.data", "-o", "x.tar", cwd=place)
     assert done.returncode == 0, done.stderr.decode()
     assert SECRET.strip() not in (place / "x.tar").read_bytes()
 
 
+def test_an_archive_takes_no_file_that_a_map_of_made_code_links_to(jit: Path, place: Path, secret: Path) -> None:
+    with jitting(jit, place) as pid:
+        nobody("ln", "-s", secret, map_of(pid), cwd=place)
+        record(pid, cwd=place)
+        assert_no_secret_in_an_archive(place)
+
+
 def test_the_build_id_cache_takes_no_such_file_either(jit: Path, place: Path, secret: Path) -> None:
     with jitting(jit, place) as pid:
-        map_path = Path(f"/tmp/perf-{pid}.map")
-        nobody("ln", "-s", secret, map_path, cwd=place)
-        try:
-            words = ("record", "--buildid-cache", "--call-graph", "fp", "-o", "x.data", "-p", str(pid))
-            done = root(*words, "--duration", "0.3", cwd=place)
-        finally:
-            map_path.unlink()
-    assert done.returncode == 0, done.stderr.decode()
-    kept = Path(os.environ["PERF_BUILDID_DIR"]) / "tmp" / map_path.name
-    assert not kept.exists()
+        nobody("ln", "-s", secret, map_of(pid), cwd=place)
+        record(pid, "--buildid-cache", cwd=place)
+    assert not (Path(os.environ["PERF_BUILDID_DIR"]) / "tmp" / map_of(pid).name).exists()
 
 
 def test_a_map_inside_the_root_of_a_process_leads_to_no_file_of_root(jit: Path, place: Path, secret: Path) -> None:
@@ -168,12 +172,8 @@ def test_a_map_inside_the_root_of_a_process_leads_to_no_file_of_root(jit: Path, 
         assert process.stdout is not None
         assert process.stdout.readline()
         pid = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
-        words = ("record", "--call-graph", "fp", "-o", "x.data", "-p", pid, "--duration", "0.3")
-        recorded = root(*words, cwd=place)
-        assert recorded.returncode == 0, recorded.stderr.decode()
-        done = root("archive", "-i", "x.data", "-o", "x.tar", cwd=place)
-    assert done.returncode == 0, done.stderr.decode()
-    assert SECRET.strip() not in (place / "x.tar").read_bytes()
+        record(pid, cwd=place)
+        assert_no_secret_in_an_archive(place)
 
 
 def test_a_link_in_place_of_a_cache_loses_nobody_a_file(place: Path) -> None:
@@ -209,15 +209,8 @@ def test_a_link_in_the_build_id_cache_puts_no_file_elsewhere(jit: Path, place: P
     for directory in ("tmp", "usr", "proc", "[kernel.kallsyms]"):
         nobody("ln", "-s", victim, home / ".debug" / directory, cwd=place)
     with jitting(jit, place) as pid:
-        map_path = Path(f"/tmp/perf-{pid}.map")
-        map_path.unlink(missing_ok=True)  # of an earlier process with this id
-        nobody("sh", "-c", f"echo 1000 20 attack > {map_path}", cwd=place)
-        try:
-            words = ("record", "--buildid-cache", "--call-graph", "fp", "-o", "x.data", "-p", str(pid))
-            done = root(*words, "--duration", "0.3", cwd=place, home=home)
-        finally:
-            map_path.unlink()
-    assert done.returncode == 0, done.stderr.decode()
+        nobody("sh", "-c", f"echo 1000 20 attack > {map_of(pid)}", cwd=place)
+        record(pid, "--buildid-cache", cwd=place, home=home)
     assert list(victim.iterdir()) == []
 
 

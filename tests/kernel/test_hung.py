@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that hang: threads still blocked at the end have the stacks that gdb shows, to their roots."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 from builders import program
 from builders.compiled import build
 from kernel.gdb_stacks import stop
-from kernel.recorder import hanging, run, until
+from kernel.recorder import hanging, report, run, until
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
@@ -37,10 +36,10 @@ def script(path: Path, *options: str) -> list[list[str]]:
     return [block.splitlines() for block in text.strip().split("\n\n")]
 
 
-def user_stacks(path: Path) -> Counter[Stack]:
-    """Return the user addresses of each sample, leaf first."""
+def user_stacks(path: Path, *options: str) -> Counter[Stack]:
+    """Return the user addresses of each sample that script prints, leaf first."""
     found = Counter[Stack]()
-    for _, *frames in script(path):
+    for _, *frames in script(path, *options):
         addresses = (int(line.split()[0], 16) for line in frames)
         found[tuple(address for address in addresses if address < KERNEL_HALF)] += 1
     return found
@@ -72,8 +71,7 @@ def test_a_circle_of_timed_waits_is_no_deadlock(tmp_path: Path) -> None:
     with hanging(timed, threads=3) as pid:
         run("-p", str(pid), "--duration", "0.5", cwd=tmp_path)
     run("-o", "end", "--lock-owners", "--", str(timed), cwd=tmp_path)
-    texts = [program.run("report", "-i", name, "--json", cwd=tmp_path).stdout for name in ("perf.data", "end")]
-    found = [json.loads(text) for text in texts]
+    found = [report("-i", name, cwd=tmp_path) for name in ("perf.data", "end")]
     assert [one["deadlocks"] for one in found] == [[], []]
     assert [len(one["timed_circles"]) for one in found] == [1, 1]
     assert all(1e9 < thread["asked_ns"] < 9e9 for thread in found[0]["timed_circles"][0])
@@ -94,11 +92,7 @@ def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_p
     with hanging(abba, threads=3) as pid:
         run("-a", "--duration", "1", cwd=tmp_path)
         expected = gdb_stacks(pid)
-    found = Counter[Stack]()
-    for _, *frames in script(tmp_path / "perf.data", "--pid", str(pid)):
-        addresses = (int(line.split()[0], 16) for line in frames)
-        found[tuple(address for address in addresses if address < KERNEL_HALF)] += 1
-    assert found == expected
+    assert user_stacks(tmp_path / "perf.data", "--pid", str(pid)) == expected
     started = tmp_path / "started.data"
     run("-o", started, "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path, status=None)
     stacks = [frames for frames in script(started, "--comm", "abba") if "take" in "".join(frames)]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of what threads wait for, holders in the report, and deadlocks, in programs that know better."""
 
-import json
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders.compiled import build
 from conftest import Command
-from kernel.recorder import hanging, run
+from kernel.recorder import hanging, report, run
 from kernel.test_wait_objects import HUNG, LOCKS, Recorded, record
 
 from perf_offcpu.analysis.classes.classify import classify
@@ -67,9 +66,8 @@ def test_each_wait_has_the_name_of_what_the_program_waited_for(kind: str, record
     assert len(found) <= (2 if kind == "cond" else 1), "one object has one name"
 
 
-def test_holders_in_the_report_are_those_of_the_log(recorded: Recorded, directory: Path, perf_offcpu: Command) -> None:
-    done = perf_offcpu("report", "--locks", "--json", cwd=directory)
-    locks = {lock["name"]: lock for lock in json.loads(done.stdout)["locks"]}
+def test_holders_in_the_report_are_those_of_the_log(recorded: Recorded, directory: Path) -> None:
+    locks = {lock["name"]: lock for lock in report("--locks", cwd=directory)["locks"]}
     samples = recorded.recording.samples
     for kind in set(LOCKS) - {"heap"}:
         (lock,) = (lock for name, lock in locks.items() if re.fullmatch(NAMES[kind], name))
@@ -140,8 +138,7 @@ while os.read(there, 1):
 
 
 def test_sums_of_short_reads_have_the_class_of_long_ones(tmp_path: Path) -> None:
-    run("--off-cpu-thresh", "2", "--", sys.executable, "-c", PAUSES, cwd=tmp_path)
-    profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
+    profile = run("--off-cpu-thresh", "2", "--", sys.executable, "-c", PAUSES, cwd=tmp_path).profile
     samples, classes = profile.samples, classify(profile).wait_class
     sums = samples.has(SampleFlag.AGGREGATED) & (samples.syscall == 0) & (samples.state == 1)
     assert int(samples.count[sums].sum()) > 100, "most reads are short"

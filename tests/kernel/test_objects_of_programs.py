@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of real programs: files and clients of postgres, a slow upstream, locks without a holder."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,24 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.compiled import WORKLOAD
-from conftest import Command
+from kernel.recorder import report, run
 from kernel.whole_stacks import AS_POSTGRES
 
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.symbolize.load import load_profile
-from perf_offcpu.symbolize.options import SymbolizeOptions
 
 pytestmark = pytest.mark.beside
 
 FUTEX = 202
 
 
-def record(perf_offcpu: Command, directory: Path, *command: str | Path) -> Profile:
+def record(directory: Path, *command: str | Path) -> Profile:
     """Record a command with owners of locks; return the profile."""
-    options = ("-q", "-e", "none", "--lock-owners")
-    perf_offcpu("record", *options, "--", *map(str, command), cwd=directory)
-    return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
+    return run("-q", "-e", "none", "--lock-owners", "--", *command, cwd=directory).profile
 
 
 def names(profile: Profile) -> set[str]:
@@ -37,8 +32,8 @@ def names(profile: Profile) -> set[str]:
     return {profile.strings[profile.objects.name[row]] for row in used}
 
 
-def test_postgres_waits_for_its_log_and_its_client(perf_offcpu: Command, database: Path, tmp_path: Path) -> None:
-    found = names(record(perf_offcpu, tmp_path, *AS_POSTGRES, database / "run", "load", database))
+def test_postgres_waits_for_its_log_and_its_client(database: Path, tmp_path: Path) -> None:
+    found = names(record(tmp_path, *AS_POSTGRES, database / "run", "load", database))
     assert any(name.startswith(f"{database}/data/pg_wal/0000") for name in found), found
     assert any(f"unix {database}/.s.PGSQL" in name for name in found), found
 
@@ -76,11 +71,9 @@ for _ in range(20):
 """
 
 
-def test_the_address_of_a_slow_upstream_comes_first(perf_offcpu: Command, tmp_path: Path) -> None:
-    done = perf_offcpu("record", "-q", "-e", "none", "--", sys.executable, "-c", UPSTREAM, cwd=tmp_path)
-    address = done.stdout.strip()
-    done = perf_offcpu("report", "--comm", "front", "--json", cwd=tmp_path)
-    first = json.loads(done.stdout)["objects"]["rows"][0]
+def test_the_address_of_a_slow_upstream_comes_first(tmp_path: Path) -> None:
+    address = run("-q", "-e", "none", "--", sys.executable, "-c", UPSTREAM, cwd=tmp_path).stdout.strip()
+    first = report("--comm", "front", cwd=tmp_path)["objects"]["rows"][0]
     assert first["name"].startswith(f"tcp {address}"), first
     assert "upstream" in first["name"], "the process at the other end"
 
@@ -108,8 +101,8 @@ def waiting_for_semaphores(profile: Profile) -> set[int]:
     return below
 
 
-def test_a_lock_of_python_is_a_semaphore_that_nobody_holds(perf_offcpu: Command, tmp_path: Path) -> None:
-    profile = record(perf_offcpu, tmp_path, "/usr/bin/python3", "-c", CONTENDED)
+def test_a_lock_of_python_is_a_semaphore_that_nobody_holds(tmp_path: Path) -> None:
+    profile = record(tmp_path, "/usr/bin/python3", "-c", CONTENDED)
     samples, holders = profile.samples, holders_of(profile)
     waiting = waiting_for_semaphores(profile)  # not for the interpreter's own mutex
     semaphore = np.array([row in waiting for row in samples.stack.tolist()])
@@ -121,20 +114,20 @@ def test_a_lock_of_python_is_a_semaphore_that_nobody_holds(perf_offcpu: Command,
 
 
 @pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
-def test_a_go_program_has_no_false_holders(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_a_go_program_has_no_false_holders(tmp_path: Path) -> None:
     environment = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "CGO_ENABLED": "0"}
     build = ["go", "build", "-o", "locks", str(WORKLOAD / "programs" / "locks.go")]
     subprocess.run(build, cwd=tmp_path, env=environment, check=True, timeout=200)
-    profile = record(perf_offcpu, tmp_path, "./locks")
+    profile = record(tmp_path, "./locks")
     assert (profile.samples.syscall == FUTEX).sum() >= 10
     assert (holders_of(profile).held == -1).all()
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here (Debian: default-jdk-headless)")
-def test_a_java_program_has_no_false_holders(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_a_java_program_has_no_false_holders(tmp_path: Path) -> None:
     source = WORKLOAD / "programs" / "Locks.java"
     subprocess.run(["javac", "-d", tmp_path, source], check=True, timeout=120)
-    profile = record(perf_offcpu, tmp_path, "java", "-Xint", "-cp", ".", "Locks")
+    profile = record(tmp_path, "java", "-Xint", "-cp", ".", "Locks")
     comms = [profile.strings[row] for row in profile.samples.comm.tolist()]
     workers = [row for row, comm in enumerate(comms) if comm.startswith("worker")]
     samples = profile.samples.take(workers)

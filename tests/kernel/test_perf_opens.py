@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.stock_perf import complaints, with_names
+from builders.program import run
+from builders.stock_perf import complaints
 from conftest import Command
 from kernel.whole_stacks import compiled
 
@@ -39,45 +40,23 @@ def perf(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def in_perf(path: Path, *options: str | Path, of_perf: tuple[str, ...] = ()) -> str:
+    """Return what our script prints inside perf, which says nothing."""
+    done = perf("script", "-i", path, *of_perf, "-s", SCRIPT, *(["--", *options] if options else []))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def folded(path: Path, *options: str) -> str:
+    """Return what `convert` prints."""
+    return run("convert", "--folded", "-i", path, "-o", "-", *options).stdout
+
+
 @pytest.mark.parametrize("verb", [["report", "--header-only"], ["script"], ["report", "--stdio"]])
 def test_perf_opens_a_recording_without_a_word(recording: Path, verb: list[str]) -> None:
     done = perf(*verb, "-i", recording)
     assert (done.returncode, complaints(done.stderr)) == (0, "")
     assert done.stdout
-
-
-def test_perf_shows_the_same_total_after_inject(recording: Path, perf_offcpu: Command, tmp_path: Path) -> None:
-    injected = tmp_path / "injected.data"
-    perf_offcpu("inject", "-i", recording, "-o", injected)
-    done = perf("script", "-i", injected, "-F", "comm,event,period", "-G")
-    assert complaints(done.stderr) == ""
-    totals: Counter[str] = Counter()
-    for line in done.stdout.splitlines():
-        comm, period, event = line.rsplit(maxsplit=2)
-        if event == "offcpu-time:":
-            totals[comm.strip()] += int(period)
-    ours: Counter[str] = Counter()
-    original = load_recording(recording)
-    samples = original.samples
-    for comm, period, flags in zip(samples.comm.tolist(), samples.period.tolist(), samples.flags.tolist(), strict=True):
-        if flags & SampleFlag.OFFCPU:
-            ours[original.strings[comm]] += period
-    named = with_names(Counter({(comm,): period for comm, period in totals.items()}), original, 0)
-    assert named == Counter({(comm,): period for comm, period in ours.items()})
-    assert sum(ours.values()) > 10**9
-
-
-def test_injected_recording_reads_back_with_the_same_waits(
-    recording: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
-    injected = tmp_path / "injected.data"
-    perf_offcpu("inject", "-i", recording, "-o", injected)
-    before, after = load_recording(recording), load_recording(injected)
-    for column in ("time_ns", "period", "pid", "tid", "cpu", "ip"):
-        assert getattr(before.samples, column).tolist() == getattr(after.samples, column).tolist(), column
-    rows = range(len(before.samples))
-    chains = [before.callchains.row(before.samples.callchain[row]).tolist() for row in rows]
-    assert chains == [after.callchains.row(after.samples.callchain[row]).tolist() for row in rows]
 
 
 def test_perf_of_today_makes_the_same_samples_of_the_raw_ones(recording: Path) -> None:
@@ -112,13 +91,9 @@ def test_perf_of_today_makes_the_same_samples_of_the_raw_ones(recording: Path) -
     assert len({tid for _, tid, _ in ours}) > 5
 
 
-def test_both_doors_give_the_same_folded_stacks(recording: Path, perf_offcpu: Command) -> None:
+def test_both_doors_give_the_same_folded_stacks(recording: Path) -> None:
     for options in ([], ["--event", "cpu-clock"], ["--tid", "--kernel", "--unit", "us"]):
-        direct = perf_offcpu("convert", "--folded", "-i", recording, "-o", "-", *options)
-        inside = perf("script", "-i", recording, "-s", SCRIPT, "--", *options)
-        assert (inside.returncode, inside.stderr) == (0, "")
-        assert direct.stdout
-        assert inside.stdout == direct.stdout
+        assert in_perf(recording, *options) == folded(recording, *options) != ""
 
 
 def test_inside_perf_stacks_are_whole_too(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
@@ -126,12 +101,9 @@ def test_inside_perf_stacks_are_whole_too(waiter: Path, perf_offcpu: Command, tm
     options = ("--call-graph", "cfi", "--off-cpu-thresh", "0")
     perf_offcpu("record", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
     path = tmp_path / "perf.data"
-    for of_perf, of_ours in ([], []), (["--comm", "locker-a"], ["--comm", "locker-a"]):
-        direct = perf_offcpu("convert", "--folded", "-i", path, "-o", "-", *of_ours)
-        inside = perf("script", "-i", path, *of_perf, "-s", SCRIPT)
-        assert (inside.returncode, inside.stderr) == (0, "")
-        assert inside.stdout == direct.stdout
-    assert len(direct.stdout) > 100
+    for chosen in ((), ("--comm", "locker-a")):
+        direct = folded(path, *chosen)
+        assert in_perf(path, of_perf=chosen) == direct and len(direct) > 100
 
 
 def test_what_was_injected_is_the_same_through_both_doors(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
@@ -140,49 +112,38 @@ def test_what_was_injected_is_the_same_through_both_doors(waiter: Path, perf_off
     options = ("--call-graph", "cfi,512", "--off-cpu-thresh", "0")
     command = ("sh", "-c", f"{waiter} --rounds 2; {compiled('deep.c', tmp_path)}")
     perf_offcpu("record", *options, "-o", recorded, "--", *command)
-    direct = perf_offcpu("convert", "--folded", "-i", recorded, "-o", "-").stdout
+    direct = folded(recorded)
     assert 0 < direct.count("[truncated]") < direct.count("\n") - 10
     perf_offcpu("inject", "-i", recorded, "-o", injected)
-    assert perf_offcpu("convert", "--folded", "-i", injected, "-o", "-").stdout == direct
-    inside = perf("script", "-i", injected, "-s", SCRIPT)
-    assert (inside.returncode, inside.stderr) == (0, "")
-    assert inside.stdout == direct
+    assert folded(injected) == in_perf(injected) == direct
 
 
-def test_script_by_hand_gives_the_same(recording: Path, perf_offcpu: Command) -> None:
-    direct = perf_offcpu("convert", "--folded", "-i", recording, "-o", "-")
-    by_hand = subprocess.run(
-        ["/usr/bin/python3", SCRIPT, "-i", recording], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert by_hand.stdout == direct.stdout
+def test_script_by_hand_gives_the_same(recording: Path) -> None:
+    command: list[str | Path] = ["/usr/bin/python3", SCRIPT, "-i", recording]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == folded(recording)
 
 
 def test_script_writes_files_and_other_formats(recording: Path, tmp_path: Path) -> None:
-    folded, page = tmp_path / "out.folded", tmp_path / "out.html"
-    assert perf("script", "-i", recording, "-s", SCRIPT, "--", "--folded", str(folded)).returncode == 0
-    assert "wait_for_answer" in folded.read_text()
-    assert perf("script", "-i", recording, "-s", SCRIPT, "--", "--flamegraph", "-o", str(page)).returncode == 0
+    stacks, page = tmp_path / "out.folded", tmp_path / "out.html"
+    in_perf(recording, "--folded", stacks)
+    assert "wait_for_answer" in stacks.read_text()
+    in_perf(recording, "--flamegraph", "-o", page)
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_wrong_arguments_end_perf_with_one_line(recording: Path) -> None:
-    done = perf("script", "-i", recording, "-s", SCRIPT, "--", "--no-such-option")
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_help_is_printed_and_nothing_converted(recording: Path) -> None:
-    done = perf("script", "-i", recording, "-s", SCRIPT, "--", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: offcpu.py") and "waiter;" not in done.stdout
+    shown = in_perf(recording, "--help")
+    assert shown.startswith("usage: offcpu.py") and "waiter;" not in shown
 
 
-def test_error_at_the_end_is_one_line_not_an_abort(recording: Path) -> None:
-    done = perf("script", "-i", recording, "-s", SCRIPT, "--", "--event", "no-such-event")
+@pytest.mark.parametrize("options", [("--no-such-option",), ("--event", "no-such-event")])
+def test_an_error_is_one_line_not_an_abort(options: tuple[str, ...], recording: Path) -> None:
+    """The first is found at the begin, the second at the end."""
+    done = perf("script", "-i", recording, "-s", SCRIPT, "--", *options)
     assert done.returncode == 129
     assert done.stderr.count("\n") == 1
-    assert "no-such-event" in done.stderr
+    assert options[-1] in done.stderr
 
 
 def test_closed_pipe_is_quiet(recording: Path) -> None:

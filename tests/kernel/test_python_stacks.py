@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import program
+from kernel.others import AS_NOBODY
 from kernel.recorder import hanging, run
 
 from perf_offcpu.collect.kernel_totals.python_stacks import functions_of
@@ -17,7 +18,6 @@ pytestmark = pytest.mark.beside
 
 HUNG = Path(__file__).parent / "hung"
 NOBODY = 65534
-AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
 WITH_FEWER_RIGHTS = ["setpriv", "--bounding-set=-sys_boot", "--inh-caps=-all"]
 IN_A_CONTAINER = ["unshare", "--mount"]
 LOOK = """

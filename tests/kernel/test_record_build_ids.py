@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_maps_of_short_lived_processes_carry_their_build_ids(tmp_path: Path) -> 
     assert mapped(tmp_path / "perf.data", TRUE) == {(True, build_id(TRUE))}
     assert f"{build_id(TRUE)} {TRUE}" in perf("buildid-list", "-i", tmp_path / "perf.data")
     assert lost(load_recording(tmp_path / "perf.data")) == set()
+
+
+def test_build_ids_of_kernel_and_mapped_files(tmp_path: Path) -> None:
+    recording, python = run("-a", "--duration", "0.2", cwd=tmp_path).recording, Path(sys.executable).resolve()
+    listed = perf("buildid-list", "-i", tmp_path / "perf.data")
+    assert re.search(rf"^[0-9a-f]{{40}} {python}$", listed, re.MULTILINE)
+    # The table has room for one file of a name; in containers there may be others. Mappings have their own.
+    strings, dsos = recording.strings, recording.dsos
+    rows = [row for row, path in enumerate(dsos.path) if strings[path] == str(python)]
+    assert build_id(python) in {strings[one] for one in dsos.build_id[rows]}
+    assert re.search(r"^[0-9a-f]{40} \[kernel\.kallsyms\]$", listed, re.MULTILINE)
 
 
 def test_functions_below_another_root_directory_have_names(napper: Path, tmp_path: Path) -> None:

@@ -41,8 +41,7 @@ pytestmark = pytest.mark.beside
 
 @pytest.mark.parametrize(("script", "status"), [("exit 9", 9), ("kill -ABRT $$", 134)])
 def test_exit_status_is_the_commands(tmp_path: Path, script: str, status: int) -> None:
-    run("--", "sh", "-c", script, cwd=tmp_path, status=status)
-    assert lost(load_recording(tmp_path / "perf.data")) == set()
+    assert lost(run("--", "sh", "-c", script, cwd=tmp_path, status=status).recording) == set()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -117,7 +116,7 @@ def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:
 def test_nothing_of_a_killed_recorder_stays_in_the_kernel(tmp_path: Path) -> None:
     with recorder("-a", cwd=tmp_path) as process:
         programs = bpf_programs_of(process.pid)
-        assert programs and programs <= program_ids()
+        assert len(programs) >= 5 and programs <= program_ids()
         process.kill()
         process.wait(10)
     until(lambda: not programs & program_ids(), 5)

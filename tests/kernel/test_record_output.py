@@ -15,19 +15,7 @@ import pytest
 from builders.program import PATIENCE
 from builders.stock_perf import REPORT
 from builders.terminal import on_terminal
-from kernel.recorder import (
-    INTERRUPTIBLE,
-    MS,
-    PROGRAM,
-    budget_of,
-    event,
-    lost,
-    off_cpu,
-    perf,
-    recording_tasks,
-    run,
-    until,
-)
+from kernel.recorder import INTERRUPTIBLE, MS, PROGRAM, budget_of, event, lost, off_cpu, perf, run, until
 
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.decode.join import join_by_host
@@ -150,7 +138,7 @@ def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: 
         assert lost(recording) == set()
         naps += int((off_cpu(recording) & (recording.samples.period >= 3_500_000)).sum())
         pids |= (found := set(recording.samples.pid[off_cpu(recording)].tolist()))
-        assert found <= {task.tid for task in recording_tasks(recording)}
+        assert found <= set(recording.tasks.tid.tolist())
         assert any(recording.strings[row] == python for row in recording.dsos.path), "frames have names"
         assert perf("report", "--header-only", "-i", path)
         budget = recording.budget

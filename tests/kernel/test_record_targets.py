@@ -4,24 +4,48 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from kernel.recorder import PROGRAM, event, off_cpu, run
-from kernel.test_bpf_properties import NAPPING, NOBODY, hierarchies, napping
+from kernel.recorder import PROGRAM, event, off_cpu, run, until
 
+from perf_offcpu.collect.bpf.kernel.facts import explore
+from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
+from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
 
 pytestmark = pytest.mark.beside
 
+NAPPING = "import time\nwhile True: time.sleep(0.005)"
 KTHREADD = 2
+NOBODY = 65534
 BRIEFLY = ("--duration", "0.4", "-F", "499")
 
 
+@contextmanager
+def napping(user: int = 0, cpu: int | None = None, comm: str = "python3") -> Iterator[int]:
+    """Start a process that naps, 5 ms at a time, as this user, on this CPU, under this name; yield its pid."""
+    script = f"""
+import os
+open("/proc/self/comm", "w").write({comm!r})
+if {cpu!r} is not None: os.sched_setaffinity(0, [{cpu!r}])
+os.setresuid({user}, {user}, {user})
+print(flush=True)
+{NAPPING}
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def recorded(directory: Path, *options: str) -> Recording:
-    run(*options, *BRIEFLY, cwd=directory)
-    return load_recording(directory / "perf.data")
+    return run(*options, *BRIEFLY, cwd=directory).recording
 
 
 def waiting(recording: Recording) -> set[int]:
@@ -29,9 +53,15 @@ def waiting(recording: Recording) -> set[int]:
 
 
 def test_user_by_name(tmp_path: Path) -> None:
-    with napping(user=NOBODY) as one, napping() as other:
+    with napping(NOBODY) as one, napping() as other:
         recording = recorded(tmp_path, "-u", "nobody")
-    assert one in waiting(recording) and other not in waiting(recording)
+    assert one in waiting(recording) and not {other, os.getpid()} & waiting(recording)
+
+
+def test_comms_are_compared_to_their_end(tmp_path: Path) -> None:
+    with napping(comm="fifteen letters") as one, napping(comm="fifteen letter"):
+        recording = recorded(tmp_path, "--comm", "fifteen letters")
+    assert waiting(recording) == {one}
 
 
 def test_comm_within_a_command(tmp_path: Path) -> None:
@@ -42,8 +72,7 @@ def nap(name):
     for _ in range(5): time.sleep(0.01)
 for name in ("chosen one", "other one"): threading.Thread(target=nap, args=(name,)).start()
 """
-    run("--comm", "chosen one", "--", sys.executable, "-c", script, cwd=tmp_path)
-    recording = load_recording(tmp_path / "perf.data")
+    recording = run("--comm", "chosen one", "--", sys.executable, "-c", script, cwd=tmp_path).recording
     long = off_cpu(recording) & (recording.samples.period > 9_000_000)
     assert long.sum() == 5
     assert {recording.strings[row] for row in recording.samples.comm[off_cpu(recording)]} == {"chosen one"}
@@ -57,18 +86,38 @@ def test_cpus_hold_for_waits_and_for_samples(tmp_path: Path) -> None:
         assert set(recording.samples.cpu[event(recording, name)]) <= {1}
 
 
-def test_control_group_by_path_and_by_name(tmp_path: Path) -> None:
-    for _, mount in hierarchies():
-        group = mount / f"perf-offcpu-record-{os.getpid()}"
-        group.mkdir()
-        try:
-            with napping() as one, napping() as other:
-                (group / "cgroup.procs").write_text(str(one))
-                for name in (str(group), group.name):
-                    recording = recorded(tmp_path, "-a", "-e", "none", "--call-graph", "fp", "-G", name)
-                    assert waiting(recording) == {one} != {other}
-        finally:
-            group.rmdir()
+def test_properties_restrict_each_other_and_targets(tmp_path: Path) -> None:
+    """Three of the four are targets, and each of the other two lacks one property."""
+    forms = ((NOBODY, 0), (NOBODY, 1), (0, 0), (NOBODY, 0))
+    with ExitStack() as running:
+        pids = [running.enter_context(napping(*form)) for form in forms]
+        recording = recorded(tmp_path, "-p", ",".join(map(str, pids[:3])), "-u", "nobody", "-C", "0")
+    assert waiting(recording) == {pids[0]}
+
+
+def hierarchies() -> list[Path]:
+    """Return the mounts of cgroup v2 and of one v1 hierarchy, where there is one."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    unified = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"][:1]
+    return unified + [Path(mount[1]) for mount in mounts if mount[2] == "cgroup" and "freezer" in mount[3]][:1]
+
+
+@pytest.mark.parametrize("mount", hierarchies())
+def test_control_group_by_path_and_by_name_and_those_below(mount: Path, tmp_path: Path) -> None:
+    group = mount / f"perf-offcpu-record-{os.getpid()}"
+    below = group / "below" / "further"
+    below.mkdir(parents=True)
+    try:
+        with napping() as one, napping(), napping() as deep:
+            (group / "cgroup.procs").write_text(str(one))
+            (below / "cgroup.procs").write_text(str(deep))
+            for name in (str(group), group.name):
+                recording = recorded(tmp_path, "-a", "-e", "none", "--call-graph", "fp", "-G", name)
+                assert waiting(recording) == {one, deep}
+    finally:
+        for directory in (below, below.parent, group):
+            until(lambda of=directory: not (of / "cgroup.procs").read_text())  # type: ignore[misc]
+            directory.rmdir()
 
 
 def test_processes_and_threads_together(tmp_path: Path) -> None:
@@ -80,19 +129,26 @@ def test_processes_and_threads_together(tmp_path: Path) -> None:
     assert f"no wait of -p {one} --comm someone else was seen: none ended, none " in unmatched.stderr
 
 
-def test_inside_a_pid_namespace_ids_are_the_users(tmp_path: Path) -> None:
-    """They are those that the user in a container sees and perf's own records have: names and maps match."""
-    napper = f"{sys.executable} -c '{NAPPING}' & nap=$!"
-    record = f"{' '.join(PROGRAM)} -p $nap --duration 0.4"
-    script = f"{napper}; {record}; kill $nap; echo $nap"
-    done = subprocess.run(
-        ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@pytest.mark.parametrize("targets", ["-p $nap", "-a"])
+def test_inside_a_pid_namespace_ids_are_the_users(targets: str, tmp_path: Path) -> None:
+    """They are those that the user in a container sees and perf's own records have: names and maps match.
+
+    Whoever is not in the namespace is not recorded: there is no id to record them under.
+    """
+    record = f"{' '.join(PROGRAM)} {targets} --duration 0.4"
+    script = f"{sys.executable} -c '{NAPPING}' & nap=$!; {record}; kill $nap; echo $nap"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script]
+    with napping():
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     pid = int(done.stdout)
     recording = load_recording(tmp_path / "perf.data")
-    assert pid < 10 and waiting(recording) == {pid}
+    found = waiting(recording)
+    assert pid < 10 and (found == {pid} if targets != "-a" else pid in found and max(found) < 20)
     python = os.fsencode(Path(sys.executable).resolve()).decode()
     assert any(recording.strings[path] == python for path in recording.dsos.path)
-    comms = {recording.strings[row] for row in recording.samples.comm[off_cpu(recording)]}
-    assert comms == {Path(sys.executable).name}
+    of_target = off_cpu(recording) & (recording.samples.pid == pid)
+    assert {recording.strings[row] for row in recording.samples.comm[of_target]} == {Path(sys.executable).name}
+
+
+def test_this_pid_namespace_is_the_first() -> None:
+    assert pid_namespace_level(explore(Btf.load()).defines) == 0

@@ -136,7 +136,7 @@ for thread in threads: thread.join()
 """
     options = ("-e", "none", "--off-cpu-period", "0.01", "--max-rate", str(limit))
     done = run(*options, "--", sys.executable, "-c", program, cwd=tmp_path)
-    recording = load_recording(tmp_path / "perf.data")
+    recording = done.recording
     samples, sampling = recording.samples, recording.meta.sampling
     assert recording.losses[losses.THRESHOLD_RAISED] > 0
     assert abs(sampling.estimated_ns - sampling.waits_ns) < 0.08 * sampling.waits_ns

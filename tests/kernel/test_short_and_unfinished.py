@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import Command
 from kernel.bpf_output import NOT_KNOWN
-from kernel.napping import MS, NEVER, Napper, both_forms, kernel_name, parted, record_napper, recording, waits_of
+from kernel.napping import MS, NEVER, both_forms, kernel_name, parted, record_napper, waits_of, watched
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.decode.load import load_recording
@@ -43,18 +43,14 @@ def test_waits_shorter_than_asked_for_are_left_out_and_counted(napper: Path, in_
 
 @both_forms
 def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, in_switch: bool) -> None:
-    one = Napper(napper, rounds=60)
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, max_rate=100, in_switch=in_switch)
-    with recording(config) as (program, rings):
-        program.maps.add_target(one.pid)
+    with watched(napper, config, rounds=60) as (one, program, rings):
         begin = time.monotonic()
-        program.enable()
         tallies = one.go()
         program.disable()
         seconds = time.monotonic() - begin
         waits, sums = waits_of(rings), program.maps.drain().sums
         counters, rate = program.counters(), program.maps.rate()
-    one.end()
     assert len(waits) <= 100 * (seconds + 0.2) + 20
     assert counters["rate_limited"] == sums["count"].sum() > 0
     assert counters["rate_limited_ns"] == sums["total_ns"].sum()
@@ -78,18 +74,14 @@ def test_preempted_threads_are_waits_if_asked_for(napper: Path, in_switch: bool)
 
 @both_forms
 def test_a_wait_from_before_is_flagged_when_it_ends(napper: Path, in_switch: bool) -> None:
-    one = Napper(napper, rounds=2)
-    with recording(OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)) as (program, rings):
-        program.maps.add_target(one.pid)
-        begin = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        program.enable()
+    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
+    with watched(napper, config, rounds=2) as (one, program, rings):
         time.sleep(0.05)
         one.go()
         program.disable()
         _, (before,) = parted(rings)
-    one.end()
     assert (before.tid, before.flags & 8) == (one.pid, 8)
-    assert begin <= before.switch_out_ns <= begin + 20 * MS
+    assert one.watched_ns <= before.switch_out_ns <= one.watched_ns + 20 * MS
     assert before.ns >= 40 * MS
     assert {"anon_pipe_read", "pipe_read"} & {kernel_name(ip) for ip in before.kernel}
     assert bool(before.user) != in_switch  # its memory cannot be reached from sched_switch

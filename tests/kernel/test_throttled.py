@@ -2,22 +2,19 @@
 """A thread whose control group has used up its quota of CPU time: a mode of budgets, and a class of waits."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Command
+from kernel.recorder import run
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.symbolize.symbolizer import symbolize
 
-PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 BURN = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done"
 
 
@@ -60,9 +57,8 @@ def test_a_quota_of_cpu_time_is_a_class_and_a_mode_of_its_own(
     goes on. Ours is longer, by the waits for a CPU after that."""
     before = quota.throttled_ns()
     script = f"echo $$ > {quota.path}/cgroup.procs; exec sh -c '{BURN}'"
-    perf_offcpu("record", "-e", "none", "--", "sh", "-c", script, cwd=tmp_path)
+    recording = run("-e", "none", "--", "sh", "-c", script, cwd=tmp_path).recording
     kernel = quota.throttled_ns() - before
-    recording = load_recording(tmp_path / "perf.data")
     budget = recording.budget
     throttled = int(budget.throttled_ns.sum())
     assert kernel > 200_000_000
@@ -73,5 +69,5 @@ def test_a_quota_of_cpu_time_is_a_class_and_a_mode_of_its_own(
     of_class = classify(profile).wait_class == WaitClass.THROTTLED
     assert (flagged == of_class).all()
     assert abs(int(profile.samples.period[of_class].sum()) - throttled) < 0.02 * throttled
-    report = subprocess.run([PROGRAM, "report", "-g", "none"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "throttled" in report.stdout and "Throttled" in report.stdout
+    report = perf_offcpu("report", "-g", "none", cwd=tmp_path).stdout
+    assert "throttled" in report and "Throttled" in report

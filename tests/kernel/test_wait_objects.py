@@ -4,7 +4,6 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from builders.compiled import build
 from kernel.bpf_output import NOT_KNOWN
-from kernel.napping import Napper, both_forms, recording, waits_of
+from kernel.napping import both_forms, waits_of, watched
 from kernel.recorder import Run, hanging, run
 
 from perf_offcpu import losses
@@ -136,42 +135,23 @@ def test_what_nobody_holds_has_no_holder(kind: str, recorded: Recorded) -> None:
                     assert samples.holder_tid[row] == -1
 
 
-def check_tcp(recording: Recording, row: int, named: tuple[str, ...]) -> None:
-    objects, strings = recording.objects, recording.strings
-    texts = [strings[getattr(objects, name)[row]] for name in ("protocol", "local", "remote")]
-    assert (objects.kind[row], texts) == (ObjectKind.SOCKET, ["tcp", *named])
+DESCRIBED: dict[str, tuple[ObjectKind, tuple[str, ...], tuple[str, ...]]] = {
+    "tcp": (ObjectKind.SOCKET, ("protocol", "local", "remote"), ("tcp",)),
+    "unix": (ObjectKind.SOCKET, ("protocol", "peer_comm", "inode", "name"), ("unix", "server")),
+    "pipe": (ObjectKind.PIPE, ("place", "peer_comm", "inode"), ("read end", "server")),
+    "fsync": (ObjectKind.FILE, ("inode", "name"), ()),
+}
+"""Kind of wait → kind of its object, columns, and their first values; the others are in the log."""
 
 
-def check_unix(recording: Recording, row: int, named: tuple[str, ...]) -> None:
-    objects, strings = recording.objects, recording.strings
-    assert strings[objects.protocol[row]] == "unix"
-    assert (objects.inode[row], strings[objects.name[row]]) == (int(named[0]), named[1])
-    assert strings[objects.peer_comm[row]] == "server"
-
-
-def check_pipe(recording: Recording, row: int, named: tuple[str, ...]) -> None:
-    objects, strings = recording.objects, recording.strings
-    assert (objects.kind[row], objects.inode[row]) == (ObjectKind.PIPE, int(named[0]))
-    assert (strings[objects.place[row]], strings[objects.peer_comm[row]]) == ("read end", "server")
-
-
-def check_file(recording: Recording, row: int, named: tuple[str, ...]) -> None:
-    objects, strings = recording.objects, recording.strings
-    assert (objects.kind[row], objects.inode[row]) == (ObjectKind.FILE, int(named[0]))
-    assert strings[objects.name[row]] == named[1]
-
-
-@pytest.mark.parametrize(("kind", "syscall", "check"), [
-    ("tcp", "read", check_tcp),
-    ("unix", "read", check_unix),
-    ("pipe", "read", check_pipe),
-    ("fsync", "fsync", check_file),
-])  # fmt: skip
-def test_each_wait_for_a_descriptor_names_what_it_refers_to(
-    kind: str, syscall: str, check: Callable[[Recording, int, tuple[str, ...]], None], recorded: Recorded
-) -> None:
-    for one, row in objects_of(recorded, kind, syscall):
-        check(recorded.recording, row, one.object)
+@pytest.mark.parametrize("kind", DESCRIBED)
+def test_each_wait_for_a_descriptor_names_what_it_refers_to(kind: str, recorded: Recorded) -> None:
+    objects, strings = recorded.recording.objects, recorded.recording.strings
+    object_kind, columns, values = DESCRIBED[kind]
+    for one, row in objects_of(recorded, kind, "fsync" if kind == "fsync" else "read"):
+        shown = [getattr(objects, name)[row] for name in columns]
+        texts = [str(value) if name == "inode" else strings[value] for name, value in zip(columns, shown, strict=True)]
+        assert (objects.kind[row], texts) == (object_kind, [*values, *one.object])
 
 
 def test_everything_that_is_named_is_described_and_nothing_was_lost(recorded: Recorded) -> None:
@@ -280,8 +260,7 @@ def test_sleeps_say_what_they_asked_for(tmp_path: Path) -> None:
 
 def test_system_calls_of_32_bit_programs_are_left_out(tmp_path: Path) -> None:
     binary = build("programs/compat.c", tmp_path / "compat", "-O1")
-    run("--off-cpu-thresh", "10", "--", binary, cwd=tmp_path)
-    recording = load_recording(tmp_path / "perf.data")
+    recording = run("--off-cpu-thresh", "10", "--", binary, cwd=tmp_path).recording
     samples = recording.samples
     (read,) = np.flatnonzero((samples.syscall == COMPAT_READ) & (samples.period > 20_000_000))
     assert samples.object_id[read] == 0
@@ -297,15 +276,11 @@ KIND_OF_NAP = {"futex": ObjectKind.FUTEX, "pipe": ObjectKind.PIPE, "nap": None}
 @both_forms
 def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
-    one = Napper(napper)
-    with recording(config) as (program, rings):
-        program.maps.add_target(one.pid)
-        program.enable()
+    with watched(napper, config) as (one, program, rings):
         tallies = one.go()
         program.disable()
         kinds = {int(row["id"]): int(row["kind"]) for row in program.maps.take_objects()}
         waits = waits_of(rings)
-    one.end()
     for kind, expected in KIND_OF_NAP.items():
         (tally,) = [tally for tally in tallies if tally.kind == kind]
         mine = [wait for wait in waits if (wait.tid, wait.syscall) == (tally.tid, tally.syscall)]
@@ -341,6 +316,5 @@ def test_forks_and_execs_replace_tables_without_harm(tmp_path: Path) -> None:
 
 def test_wrong_addresses_are_counted_and_never_fatal(tmp_path: Path) -> None:
     binary = build("programs/wild.c", tmp_path / "wild", "-O1")
-    run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path)
-    recording = load_recording(tmp_path / "perf.data")
+    recording = run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path).recording
     assert recording.losses[losses.OBJECTS_UNREADABLE] >= 1

@@ -11,12 +11,12 @@ import pytest
 from builders.profile import functions_of
 from conftest import Command
 from kernel.bpf_output import NO_ID, NOT_KNOWN
-from kernel.napping import MS, Napper, both_forms, kernel_name, kernel_symbols, recording, waits_of
+from kernel.napping import MS, both_forms, kernel_name, kernel_symbols, waits_of, watched
+from kernel.recorder import run as record
 from workload.measured import Thread, parse
 
 from perf_offcpu import losses
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
-from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -50,10 +50,10 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("wakers")
-    done = perf_offcpu("record", "-e", "none", "--waker-stacks", "--", waiter, cwd=folder)
-    profile = symbolize(load_recording(folder / "perf.data"))
+    done = record("-e", "none", "--waker-stacks", "--", waiter, cwd=folder)
+    profile = symbolize(done.recording)
     profile.check()
     return Run(folder / "perf.data", profile, parse(done.stdout))
 
@@ -146,12 +146,11 @@ def loop_device(tmp_path: Path) -> Iterator[str]:
     subprocess.run(["losetup", "-d", device], check=True)
 
 
-def test_who_waits_for_a_disk_is_woken_by_the_disk(loop_device: str, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_who_waits_for_a_disk_is_woken_by_the_disk(loop_device: str, tmp_path: Path) -> None:
     blocks = 50
     read = ["dd", f"if={loop_device}", "of=/dev/null", "bs=4k", f"count={blocks}", "iflag=direct"]
     options = ["-e", "none", "--waker-stacks", "--off-cpu-thresh", "0", "--call-graph", "fp"]
-    perf_offcpu("record", *options, "--", *read, cwd=tmp_path)
-    profile = symbolize(load_recording(tmp_path / "perf.data"))
+    profile = symbolize(record(*options, "--", *read, cwd=tmp_path).recording)
     one = Run(tmp_path / "perf.data", profile, {})
     samples = one.samples
     own = (samples.has(SampleFlag.OFFCPU)) & (samples.state == UNINTERRUPTIBLE)
@@ -191,12 +190,10 @@ if child:
 
 
 @pytest.mark.parametrize("stacks", [True, False], ids=["stacks", "no-stacks"])
-def test_who_receives_on_the_loopback_is_woken_by_the_sender(
-    stacks: bool, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_who_receives_on_the_loopback_is_woken_by_the_sender(stacks: bool, tmp_path: Path) -> None:
     options = ["-e", "none", *["--waker-stacks"] * stacks, "--off-cpu-thresh", "1"]
-    done = perf_offcpu("record", *options, "--", sys.executable, "-c", PEERS, cwd=tmp_path)
-    profile = symbolize(load_recording(tmp_path / "perf.data"))
+    done = record(*options, "--", sys.executable, "-c", PEERS, cwd=tmp_path)
+    profile = symbolize(done.recording)
     one = Run(tmp_path / "perf.data", profile, {})
     samples = one.samples
     tids = [int(word) for word in done.stdout.split()]
@@ -218,15 +215,11 @@ def test_who_receives_on_the_loopback_is_woken_by_the_sender(
 
 @both_forms
 def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
-    one = Napper(napper)
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch, waker_stacks=True)
-    with recording(config) as (program, rings):
-        program.maps.add_target(one.pid)
-        program.enable()
+    with watched(napper, config) as (one, program, rings):
         tallies = one.go()
         program.disable()
         waits = waits_of(rings)
-    one.end()
     leaf = {"nap": {"hrtimer_wakeup"}, "pipe": {"anon_pipe_write", "pipe_write"}, "vfork": {"complete_all"}}
     for tally in tallies:
         own = [w for w in waits if (w.tid, w.syscall) == (tally.tid, tally.syscall)]
@@ -249,15 +242,11 @@ def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
 
 @pytest.mark.beside
 def test_wakers_can_be_left_out(napper: Path) -> None:
-    one = Napper(napper)
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, wakers=False)
-    with recording(config) as (program, rings):
-        program.maps.add_target(one.pid)
-        program.enable()
+    with watched(napper, config) as (one, program, rings):
         one.go()
         program.disable()
         waits, stats = waits_of(rings), program.run_stats()
-    one.end()
     assert "offcpu_waking" not in stats
     told = {(w.wakeup_ns, w.waker, w.runq_ns, w.flags) for w in waits}
     assert told == {(NOT_KNOWN, (NO_ID, NO_ID), NOT_KNOWN, 0)}
