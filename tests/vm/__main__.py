@@ -36,15 +36,8 @@ PYTEST = (
 
 
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
-    words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="vmtest",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        usage="%(prog)s [OPTIONS] [KERNEL...] [-- TESTS]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    words, tests = host.split_words()
+    parser = host.parser("vmtest", DESCRIPTION, EPILOG, "[OPTIONS] [KERNEL...] [-- TESTS]")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", default=list(kernels.DEFAULT))
     parser.add_argument("--all", action="store_true", help="all of tests/kernel")
     parser.add_argument("--list", action="store_true", help="print what is run without --all, and why")
@@ -55,7 +48,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--root", choices=roots.SUITES, help="use this Debian, not that of the kernel's time")
     parser.add_argument("--run", metavar="COMMAND", help="run a command instead of the tests, show its output")
     parser.add_argument("--timeout", metavar="S", type=float, default=7200, help="per kernel (default 7200)")
-    return parser.parse_args(words[:at]), words[at + 1 :]
+    return parser.parse_args(words), tests
 
 
 def _results(release: str, part: bool = False) -> Path:

@@ -6,7 +6,6 @@ copy becomes the root of a mount namespace, on the running kernel, and is remove
 gives only its ways to the package archives: apt's and pip's configuration and the certificates.
 """
 
-import argparse
 import os
 import shlex
 import shutil
@@ -44,23 +43,13 @@ exec bash -c "$1"
 
 def main() -> int:
     """Run the commands in each suite; 0 if all succeeded everywhere."""
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="baretest",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        usage="%(prog)s [SUITE...] [--with PACKAGE] [-- COMMAND]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    words, shell = host.split_words()
+    parser = host.parser("baretest", DESCRIPTION, EPILOG, "[SUITE...] [--with PACKAGE] [-- COMMAND]")
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(roots.SUITES))
     parser.add_argument("--with", action="append", default=[], metavar="PACKAGE", dest="packages")
-    options = parser.parse_args(words[:end])
-    suites = options.suites or roots.RELEASED
-    if unknown := set(suites) - set(roots.SUITES):
-        host.die(f"no such suite: {', '.join(unknown)} (there are {', '.join(roots.SUITES)})")
-    host.check(("debootstrap", "git"))
-    command = " ".join(words[end + 1 :]) or COMMAND
+    options = parser.parse_args(words)
+    suites = host.chosen_suites(options, roots.RELEASED, roots.SUITES)
+    command = " ".join(shell) or COMMAND
     if options.packages:
         command = f"apt-get -qq update; apt-get -qq install {shlex.join(options.packages)} && {command}"
     return max(_run_in(suite, command) for suite in suites)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of all parts of vmtest for the machine they run on: the cache, commands, messages."""
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -19,6 +20,27 @@ NEEDED = {
     "debootstrap": "debootstrap", "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static",
     "mkfs.ext4": "e2fsprogs", "git": "git",
 }  # fmt: skip
+
+
+def split_words() -> tuple[list[str], list[str]]:
+    """Return the words of the command line before and after `--`."""
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1 :]
+
+
+def parser(prog: str, description: str, epilog: str, usage: str) -> argparse.ArgumentParser:
+    """Return a parser whose help keeps its lines."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog, f"%(prog)s {usage}", description, epilog, formatter_class=form)
+
+
+def chosen_suites(options: argparse.Namespace, usual: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the suites of Debian that were named, or the usual ones; end if one is not known."""
+    if unknown := set(options.suites) - set(known):
+        die(f"no such suite: {', '.join(unknown)} (there are {', '.join(known)})")
+    check(("debootstrap", "git"))
+    return options.suites or list(usual)
 
 
 def die(message: str) -> NoReturn:

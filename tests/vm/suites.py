@@ -6,7 +6,6 @@ Emulation is not needed for that: a root of the suite (tests/vm/roots.py) become
 root stays as it is, and all mounts vanish with their namespace.
 """
 
-import argparse
 import shlex
 import shutil
 import subprocess
@@ -67,22 +66,15 @@ print(f"perf {perf}, Python {platform.python_version()}, bcc {bcc.__version__}")
 
 def main() -> int:
     """Run the tests in each suite; 0 if all passed everywhere."""
-    words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="suitetest", description=DESCRIPTION, epilog=EPILOG, usage="%(prog)s [SUITE...] [-- TESTS]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    words, tests = host.split_words()
+    parser = host.parser("suitetest", DESCRIPTION, EPILOG, "[SUITE...] [-- TESTS]")
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(roots.SUITES))
-    chosen = parser.parse_args(words[:at]).suites or list(roots.SUITES)
-    if unknown := set(chosen) - set(roots.SUITES):
-        host.die(f"no such suite: {', '.join(unknown)} (there are {', '.join(roots.SUITES)})")
-    host.check(("debootstrap", "git"))
+    chosen = host.chosen_suites(parser.parse_args(words), roots.SUITES, roots.SUITES)
     runs: dict[str, table.Run] = {}
     bad = False
     for suite in chosen:
         results = host.CACHE / "results" / suite
-        status = _run_in(suite, results, words[at + 1 :] or list(TESTS))
+        status = _run_in(suite, results, tests or list(TESTS))
         bad |= status != 0
         runs[suite] = table.read(results / "junit.xml")
     print(table.render(runs))
