@@ -13,7 +13,7 @@ import struct
 from typing import Any, Final
 
 from perf_offcpu.collect.existing.maps import mappings_at, parse_maps, read_maps
-from perf_offcpu.collect.kernel_totals.memory import read_memory
+from perf_offcpu.collect.kernel_totals.user_stacks import read_memory
 from perf_offcpu.collect.system.cgroups import MOUNTS, unescaped
 from perf_offcpu.files import kernel_lines, read_kernel, read_kernel_if_any
 
