@@ -181,6 +181,8 @@ class DeferredMatcher:
         pending = pending_chains(chains)
         # A sample without a callchain has row -1: the False at the end.
         rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])
+        if not len(rows):
+            return MergedChains(rows, np.empty(0, np.int32), Ragged(), np.empty(0, np.int32))
         head = chain[rows]
         deferred = self.find(tid[rows], time_ns[rows], pending.cookie[head])
         user = np.append(self.deferred.callchain, np.int32(-1))[deferred]

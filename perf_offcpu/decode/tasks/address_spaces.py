@@ -109,6 +109,9 @@ class AddressSpaces:
             number = self._begin(_Space(pid, time_ns, previous=number))
         space = self._space(number)
         where = space.overlapping(mapping)
+        if where.start == where.stop and number not in self._shared:  # as nearly always
+            self._put(space, where, mapping)
+            return
         changes = any(not old.agrees(mapping) for old in space.mappings[where])
         if number in self._shared or (changes and time_ns > space.begin_ns):
             if len(space.mappings) > self._copies_left:

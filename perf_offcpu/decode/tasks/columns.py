@@ -12,7 +12,6 @@ unless one replaces another.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Set
 from typing import Any, NamedTuple
 
@@ -98,11 +97,13 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
     number = np.full(len(firsts), -1)
     for index, row in enumerate(firsts):
         start, misc = int(starts[row]), int(chunk.miscs[rows[row]])
-        with contextlib.suppress(LayoutError):
-            body = start + HEADER_SIZE, int(ends[row])
+        body = start + HEADER_SIZE, int(ends[row])
+        try:
             values = RECORD_LAYOUTS[kind].unpack(chunk.data.data, events.order, misc, *body)
-            number[index] = len(examples)
-            examples.append(SideRecord(kind, misc, values, int(times[row]), chunk.file_offset + start))
+        except LayoutError:
+            continue
+        number[index] = len(examples)
+        examples.append(SideRecord(kind, misc, values, int(times[row]), chunk.file_offset + start))
     example = number[example]
     sound = np.flatnonzero(example >= 0)
     counters.add(losses.BAD_RECORD, len(rows) - len(sound))
