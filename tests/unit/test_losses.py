@@ -17,12 +17,12 @@ PAGE = ROOT / "Documentation" / "losses.md"
 INTRODUCTION = """\
 # Losses and remedies
 
-Data that is missing in a recording, or that could not be read, named or shown, is counted by cause. `report`
-lists the causes that occurred with their numbers: losses under "Lost or damaged", other properties of samples
-under "Samples to know about". The last line of `record` names those marked †. Counters marked ‡ are no losses;
-only `record -v` prints them. The recorder writes its counters into the file under these names.
+What is missing in a recording, or could not be read, named or shown, is counted by cause. `report` lists the
+causes with their numbers: losses under "Lost or damaged", others under "Samples to know about". The last line
+of `record` names those marked †; only `record -v` prints counters marked ‡, which are no losses. The recorder
+writes its counters into the file under these names.
 
-This page is made from `perf_offcpu/losses.py`; a test compares the two.
+This page is made from `perf_offcpu/losses.py`.
 """
 
 

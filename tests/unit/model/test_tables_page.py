@@ -32,7 +32,7 @@ read Profiles. A table is a set of arrays of equal length, one a column. A *row*
 row in another table, a *string* column that of a row in the table of strings, whose row 0 is "". The column
 *none* has the value for "unknown" or "not present", if there is one. Times are CLOCK_MONOTONIC.
 
-This page is made from the declarations in `perf_offcpu/model/`; a test compares the two.
+This page is made from the declarations in `perf_offcpu/model/`.
 """
 
 TABLES: dict[str, tuple[type[Table], ...]] = {
