@@ -10,6 +10,7 @@ of the sort, and of each command its status, what it said, and the memory of its
 SCALE is 1, or 2 for the greatest numbers that the kernel allows. Needs root.
 """
 
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -34,9 +35,9 @@ LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 4, ctypes.c_long]
 MS_REC, MS_PRIVATE, SYS_EXIT = 0x4000, 1 << 18, 60
 READ, READ_EXEC = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_EXEC
-SERVER_S = 300
-"""Time after which the file system ends in any case: all waits for it end, too."""
 SCALE = int(sys.argv[1])
+SERVER_S = 300 * SCALE
+"""Time after which the file system ends in any case: all waits for it end, too."""
 PLACE = tempfile.mkdtemp(prefix="hostile.", dir="/var/tmp")
 GROUPS = ((1150 if SCALE > 1 else 70, 1), (30, 200))
 """Depth of nested control groups, and length of their names."""
@@ -136,11 +137,22 @@ def path_of_70_kb(ready: Callable[[], None]) -> None:
 
 
 def maps_with_long_paths(ready: Callable[[], None]) -> None:
-    fd = os.open(deep(15, 250), os.O_RDWR)
-    os.ftruncate(fd, 8192)
-    for number in range(30_000 if SCALE > 1 else 3_000):
-        mapped(fd, offset=4096 * (number % 2))
+    map_often(deep(15, 250), 30_000 if SCALE > 1 else 3_000)
     ready()
+
+
+def maps_over_256_mb(ready: Callable[[], None]) -> None:
+    """Make /proc/PID/maps larger than 256 MB: with paths of 4.6 KB."""
+    map_often(deep(18, 254), 65_000)
+    ready()
+
+
+def map_often(path: str, times: int) -> None:
+    """Map a file again and again, so that the mappings cannot be merged."""
+    fd = os.open(path, os.O_RDWR)
+    os.ftruncate(fd, 8192)
+    for number in range(times):
+        mapped(fd, offset=4096 * (number % 2))
 
 
 def very_many_maps(ready: Callable[[], None]) -> None:
@@ -154,7 +166,7 @@ def very_many_threads(ready: Callable[[], None]) -> None:
     wait = threading.Lock()
     wait.acquire()
     for _ in range(100_000 if SCALE > 1 else 2_000):
-        threading.Thread(target=wait.acquire, daemon=True).start()
+        _thread.start_new_thread(wait.acquire, ())  # threading's waits until it runs
     ready()
 
 
@@ -255,7 +267,7 @@ KINDS = {
         *(path_of_4_kb, path_of_70_kb, maps_with_long_paths, very_many_maps, very_many_threads),
         *(name_of_any_bytes, short_lives, first_thread_has_ended, in_frozen_group, in_other_namespaces),
         *(file_that_hangs_is_mapped, file_that_hangs_is_opened, file_that_hangs_is_closed_by_exec),
-        *(epoll_is_locked, memory_hangs),
+        *(epoll_is_locked, memory_hangs, maps_over_256_mb),
     )
 }
 
@@ -338,7 +350,7 @@ def main() -> None:
         list(words) for is_end, words in itertools.groupby(sys.argv[2:], lambda one: one == "--") if not is_end
     ]
     if kinds == ["all"]:
-        kinds = list(KINDS)
+        kinds = [kind for kind in KINDS if kind != maps_over_256_mb.__name__]
     top, pids = group_removed_at_the_end(), dict[str, int]()
     server = mount_fuse()
     innocent = started(naps)

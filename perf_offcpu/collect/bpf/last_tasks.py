@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu.collect.bpf.header import SharedHeader
+from perf_offcpu.model.columns import is_among
 
 U64 = NDArray[np.uint64]
 WAITING_FOR_CPU = "runnable", "throttled", "preempted"
@@ -48,7 +49,7 @@ class LastTasks:
     def stand_still(self, later: LastTasks) -> NDArray[np.bool_]:
         """Return bool[n]: the tasks that have not run between this run of the iterator and a later one."""
         state = ("tid", "nr_switches")
-        return np.isin(_joined(self.tasks, state), _joined(later.tasks, state))
+        return _are_among(self.tasks, later.tasks, state)
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
         """Return only reliable states of tasks that may have gone on while the iterator ran.
@@ -60,12 +61,12 @@ class LastTasks:
         """
         tasks = self.tasks.copy()
         wait = ("tid", "mode", "switch_out_ns")
-        same = np.isin(_joined(tasks, wait), _joined(later.tasks[later.waiting()], wait))
+        same = _are_among(tasks, later.tasks[later.waiting()], wait)
         tasks["waits"] *= same & (tasks["switch_out_ns"] < drained_ns)
         sure, others = _sound(self.budgets), _sound(later.budgets)
         thread = ("tid", "begin_ns")
-        others = others[np.isin(_joined(others, thread), _joined(self.budgets, thread))]
-        others = others[~np.isin(_joined(others, thread), _joined(sure, thread))]
+        others = others[_are_among(others, self.budgets, thread)]
+        others = others[~_are_among(others, sure, thread)]
         budgets = np.concatenate([sure, others])
         return replace(self, tasks=tasks, budgets=budgets[budgets["begin_ns"] < drained_ns])
 
@@ -74,6 +75,11 @@ def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
     """Return the budgets that add up."""
     adds_up = budgets["ns"].sum(axis=1) == budgets["end_ns"] - budgets["begin_ns"]
     return budgets[np.flatnonzero(adds_up)]
+
+
+def _are_among(rows: NDArray[Any], others: NDArray[Any], names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return bool[n]: the rows whose fields are those of one of the others."""
+    return is_among(_joined(rows, names), np.sort(_joined(others, names)))
 
 
 def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
@@ -130,7 +136,7 @@ def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, 
     budgets["ns"][rows, modes.index("runnable")] += end - border
     running = (tasks["mode"] == modes.index("running")) & (budgets["ran_ns"] > 0)
     budgets["ran_ns"] += np.where(running, end - since, 0).astype(np.uint64)
-    waits_for_cpu = np.isin(tasks["mode"], [modes.index(name) for name in WAITING_FOR_CPU])
+    waits_for_cpu = is_among(tasks["mode"], np.sort([modes.index(name) for name in WAITING_FOR_CPU]))
     budgets["queued_ns"] = tasks["queued_ns"] + np.where(waits_for_cpu, end - since, end - border)
     budgets["pid"], budgets["tid"] = tasks["pid"], tasks["tid"]
     budgets["end_ns"] = end

@@ -18,7 +18,6 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import MapInfo
 from perf_offcpu.collect.bpf.header import SharedHeader
 from perf_offcpu.collect.bpf.syscall import GracePeriod
-from perf_offcpu.collect.system.background import in_background
+from perf_offcpu.collect.system.background import Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.system.cpus import possible_cpus
 from perf_offcpu.errors import RecordingError

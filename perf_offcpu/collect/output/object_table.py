@@ -8,7 +8,6 @@ end; and the rings are emptied meanwhile.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from perf_offcpu import losses
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.output.file import OutputFile, Piece
-from perf_offcpu.collect.system.background import NAP_S, in_background
+from perf_offcpu.collect.system.background import NAP_S, Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.describe import (
     PORTS_S,
@@ -119,12 +118,12 @@ class ObjectTable:
     def close(self) -> None:
         """End the helper that looks up names."""
         self._describer.finish_until(0.0)
-        if self._naming is None or wait([self._naming], NAMING_S).done:
+        if self._naming is None or self._naming.wait(NAMING_S):
             self._describer.close()
 
     def _await(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
         while self._naming is not None:
-            wait([self._naming], NAP_S)
+            self._naming.wait(NAP_S)
             drain()
             self.follow(files, scan_now=True)
 

@@ -8,7 +8,6 @@ side keeps until then: sums, budgets, states of tasks and objects.
 
 import itertools
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -24,7 +23,7 @@ from perf_offcpu.collect.output.object_table import ObjectTable
 from perf_offcpu.collect.output.totals import KernelTotals
 from perf_offcpu.collect.rotation import FileNames, Rotation
 from perf_offcpu.collect.summary import Summary
-from perf_offcpu.collect.system.background import in_background, stepping_until
+from perf_offcpu.collect.system.background import Future, in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
 

@@ -6,7 +6,6 @@ The maps in the kernel have limited room; they are drained before they are full.
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from itertools import chain
 from typing import Any
 
@@ -24,7 +23,7 @@ from perf_offcpu.collect.kernel_totals.waits import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.waits import still_blocked_samples, sum_samples, with_user_stacks
 from perf_offcpu.collect.output.file import OutputFile, Piece
 from perf_offcpu.collect.rings.waiter import FLUSH_S
-from perf_offcpu.collect.system.background import stepping_until
+from perf_offcpu.collect.system.background import Future, stepping_until
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.owners import with_holders, with_polled
 from perf_offcpu.errors import FileFullError

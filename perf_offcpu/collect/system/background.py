@@ -2,14 +2,48 @@
 """Run what may block in the kernel in a thread of its own, so that the recorder goes on emptying rings."""
 
 import _thread
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 NAP_S = 0.02
 """Time between two steps of `stepping_until`."""
+
+
+class Future(Generic[T]):
+    """A result that is there later; concurrent.futures, which imports logging, takes 16 ms to import."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._result: list[T] = []
+        self._problem: BaseException | None = None
+
+    def set_result(self, result: T) -> None:
+        """End with a result."""
+        self._result.append(result)
+        self._ended.set()
+
+    def set_exception(self, problem: BaseException) -> None:
+        """End with an error."""
+        self._problem = problem
+        self._ended.set()
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, or for some time; return whether it has ended."""
+        return self._ended.wait(timeout_s)
+
+    def result(self) -> T:
+        """Wait for the end; return the result or raise the error."""
+        self._ended.wait()
+        if self._problem is not None:
+            raise self._problem
+        return self._result[0]
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
@@ -36,7 +70,7 @@ def side_by_side(first: Callable[[], object], second: Callable[[], object]) -> N
     try:
         second()
     finally:
-        wait([future])
+        future.wait()
     future.result()
 
 
@@ -45,7 +79,7 @@ def stepping_until(future: Future[T], step: Callable[[], object]) -> T:
     try:
         while not future.done():
             step()
-            wait([future], NAP_S)
+            future.wait(NAP_S)
     finally:
-        wait([future])  # what it works on may be closed after an error
+        future.wait()  # what it works on may be closed after an error
     return future.result()

@@ -23,6 +23,7 @@ from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.last_tasks import LastTasks
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, arguments_of, of_each, read_memory, registers_of
 from perf_offcpu.files import read_kernel_if_any
+from perf_offcpu.model.columns import is_among
 from perf_offcpu.resources import bpf_dir
 
 _WORDS, _TIMESPEC = struct.Struct("=5I"), struct.Struct("=2q")
@@ -81,7 +82,7 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     counts the locks for which there is no time."""
     futexes = [nr for nr, (what, _) in call_numbers(platform.machine()).items() if what == "futex"]
     rows = last.waiting()
-    rows = rows[np.isin(last.tasks["syscall"][rows], futexes) & (last.tasks["object_id"][rows] != 0)]
+    rows = rows[is_among(last.tasks["syscall"][rows], np.sort(futexes)) & (last.tasks["object_id"][rows] != 0)]
     pids = last.tasks["pid"][rows].tolist()
     holders = of_each(rows.tolist(), pids, lambda row: _holder_and_timeout(last.tasks[row]), unread)
     tasks = last.tasks.copy()
@@ -127,7 +128,7 @@ def with_polled(
     calls = [number for number, name in names.items() if name in (*_POLLS, *_SELECTS)]
     is_64_bit = registers_of(last.tasks)["ip"] != 0
     rows = last.waiting()
-    rows = rows[np.isin(last.tasks["syscall"][rows], calls) & is_64_bit[rows]]
+    rows = rows[is_among(last.tasks["syscall"][rows], np.sort(calls)) & is_64_bit[rows]]
 
     def read(row: int) -> int:
         task = last.tasks[row]

@@ -6,7 +6,6 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,6 +31,7 @@ from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.output.file import Counts, OutputFile
 from perf_offcpu.collect.output.series import FileSeries
 from perf_offcpu.collect.rotation import Rotation
+from perf_offcpu.collect.system.background import Future
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.targets import Target
 from perf_offcpu.decode.load import load_recording

@@ -3,7 +3,6 @@
 
 import threading
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,7 @@ from perf_offcpu.collect.output import object_table
 from perf_offcpu.collect.output.file import Piece
 from perf_offcpu.collect.output.object_table import KnownObjects, ObjectTable
 from perf_offcpu.collect.output.totals import LONGEST_PACE_S, KernelTotals
-from perf_offcpu.collect.system.background import in_background, stepping_until
+from perf_offcpu.collect.system.background import Future, in_background, stepping_until
 from perf_offcpu.errors import FileFullError
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.resources import bpf_dir

@@ -129,4 +129,4 @@ def test_without_a_thread_to_be_had_the_work_is_done_here(monkeypatch: pytest.Mo
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    assert in_background(lambda: 7).result(0) == 7
+    assert in_background(lambda: 7).result() == 7
