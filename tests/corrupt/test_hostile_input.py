@@ -3,6 +3,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 import time
 import tracemalloc
@@ -25,6 +27,8 @@ from perf_offcpu.objects.symtab import _ends_of_names
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.symbolize.kernel.kallsyms import load_kallsyms
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def seconds(work: object) -> float:
@@ -195,3 +199,16 @@ def test_an_archive_holds_the_recording_that_a_link_leads_to_and_no_link(tmp_pat
         with tarfile.open(output) as archive:
             (packed,) = (one for one in archive if one.name.startswith("perf.data"))
             assert packed.isreg() and packed.name == member and packed.size == demo.stat().st_size
+
+
+def test_offcpu_py_takes_nothing_from_the_directory_above_a_checkout(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "scripts").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "scripts" / "offcpu.py", checkout / "scripts")
+    (checkout / "perf_offcpu").symlink_to(REPOSITORY / "perf_offcpu")
+    packages = tmp_path / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "numpy.py").write_text("raise SystemExit('numpy of another user')")
+    command = [sys.executable, "-I", "-S", checkout / "scripts" / "offcpu.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "cannot import numpy" in done.stderr
