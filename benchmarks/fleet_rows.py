@@ -33,13 +33,7 @@ from perf_offcpu.binary.gather import offsets_of  # noqa: E402
 from perf_offcpu.cache import DiskCache  # noqa: E402
 from perf_offcpu.callpaths.texts import Texts  # noqa: E402
 from perf_offcpu.dataset.content import content_id, content_of, taken  # noqa: E402
-from perf_offcpu.dataset.dataset import (  # noqa: E402
-    HOUR_NS,
-    compacted_name,
-    folder_of,
-    open_dataset,
-    segment_name,
-)
+from perf_offcpu.dataset.dataset import HOUR_NS, compacted_name, folder_of, open_dataset, segment_name  # noqa: E402
 from perf_offcpu.dataset.parquet import ROW_GROUP, arrow_table, writer  # noqa: E402
 from perf_offcpu.dataset.rows import Host, budget_columns, sample_columns, span_of  # noqa: E402
 from perf_offcpu.dataset.schema import FRAMES, TABLES  # noqa: E402
@@ -47,14 +41,7 @@ from perf_offcpu.symbolize.load import load_profile  # noqa: E402
 from perf_offcpu.symbolize.options import SymbolizeOptions  # noqa: E402
 
 DAY = "2026-11-01"
-SERVICES = [
-    "checkout",
-    "search",
-    "cart",
-    "login",
-    "mail",
-    *(f"service-{number:02}" for number in range(5, 40)),
-]
+SERVICES = ["checkout", "search", "cart", "login", "mail", *(f"service-{number:02}" for number in range(5, 40))]
 REGIONS = ("eu-west", "eu-north", "us-east", "ap-south")
 GROUP = 1 << 20
 MOST_OF_ONE_RECORDING = 60_000
@@ -202,10 +189,7 @@ class Fleet:
         for name in ("off_ns", "weight_ns"):
             columns[name] = np.rint(columns[name] * factor).astype(np.int64)
         runq, unknown = columns["runq_ns"]
-        columns["runq_ns"] = (
-            np.minimum(np.rint(runq * factor).astype(np.int64), columns["weight_ns"]),
-            unknown,
-        )
+        columns["runq_ns"] = (np.minimum(np.rint(runq * factor).astype(np.int64), columns["weight_ns"]), unknown)
         shift = np.array([one.number * 37 for one in hosts], np.int32)[owner]
         for name in ("pid", "tid"):
             columns[name] = np.where(columns[name] > 0, columns[name] + shift, columns[name])
@@ -280,12 +264,7 @@ def host_rows(hosts: list[Machine], hour: int) -> Columns:
         name: Texts([getattr(one.host, name) for one in hosts], every) for name in ("hostname", "kernel", "arch")
     }
     labels = [sorted((one.host.labels or {}).items()) for one in hosts]
-    numbers = {
-        "begin_ns": hour * HOUR_NS,
-        "end_ns": (hour + 1) * HOUR_NS,
-        "clock_offset_ns": 0,
-        "period_ns": 0,
-    }
+    numbers = {"begin_ns": hour * HOUR_NS, "end_ns": (hour + 1) * HOUR_NS, "clock_offset_ns": 0, "period_ns": 0}
     columns |= {name: np.full(len(hosts), value) for name, value in numbers.items()}
     columns["labels"] = pa.array(labels, pa.map_(pa.string(), pa.string()))
     columns["cpus"] = np.full(len(hosts), 16)

@@ -116,10 +116,7 @@ def markdown(table: dict[str, Cells], rounds: int) -> str:
         if cells.ratio:
             low, middle, high = cells.ratio
             two_walks = cells.ns_per_switch / table[TWO_WALKS].ns_per_switch
-            in_bpf, ratio = (
-                f"{cells.ns_per_switch:.0f} | {two_walks:.2f}",
-                f"{middle:.2f} ({low:.2f}-{high:.2f})",
-            )
+            in_bpf, ratio = (f"{cells.ns_per_switch:.0f} | {two_walks:.2f}", f"{middle:.2f} ({low:.2f}-{high:.2f})")
         else:
             in_bpf, ratio = "0 | 0", "1"
         lines.append(f"| {name} | {in_bpf} | {cells.us_per_operation:.2f} | {ratio} |")

@@ -147,10 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*")
     parser.add_argument(
-        "--samples",
-        type=int,
-        default=3_600_000,
-        help="samples of the recording that is made (default: %(default)s)",
+        "--samples", type=int, default=3_600_000, help="samples of the recording that is made (default: %(default)s)"
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--once", help=argparse.SUPPRESS)

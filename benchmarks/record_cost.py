@@ -69,10 +69,7 @@ WAYS = {
     "every wait, copies by need": [*EVERY, "--call-graph", "cfi"],
 }
 EMPTY = "(programs that do nothing)"
-REFERENCES = {
-    EMPTY: references.doing_nothing,
-    "(one walk at switch-out)": partial(references.walking, 1),
-}
+REFERENCES = {EMPTY: references.doing_nothing, "(one walk at switch-out)": partial(references.walking, 1)}
 MESSAGING = ["perf", "bench", "--format=simple", "sched", "messaging", "-g", "10", "-l", "400"]
 
 Row = dict[str, Any]

@@ -63,12 +63,7 @@ class Recorder:
     def __init__(self, options: list[str], directory: str, stdout: int | None = None) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
-            [*RECORD, "-v", *options],
-            cwd=directory,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-            stdout=stdout,
+            [*RECORD, "-v", *options], cwd=directory, env=environment, stderr=subprocess.PIPE, text=True, stdout=stdout
         )
         self.memory_kb: list[int] = []
         threading.Thread(target=self._look, daemon=True).start()

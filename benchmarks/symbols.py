@@ -95,11 +95,7 @@ def measure_file(path: str) -> list[str]:
     peak = subprocess.run([sys.executable, "-c", _PEAK, path], cwd=ROOT, check=True, capture_output=True, text=True)
     measure_cached(path)
     tables = table_bytes(path)
-    show(
-        "peak memory",
-        f"{int(peak.stdout) / 2**20:.1f} MB",
-        f"{int(peak.stdout) / tables:.1f} x the tables' bytes",
-    )
+    show("peak memory", f"{int(peak.stdout) / 2**20:.1f} MB", f"{int(peak.stdout) / tables:.1f} x the tables' bytes")
     low, high = int(elf.symbols.start[0]), int(elf.symbols.end.max())
     addresses = np.random.default_rng(1).integers(low, high, LOOKUPS, np.uint64)
     seconds, rows = best(lambda: elf.symbols.lookup(addresses))

@@ -147,7 +147,6 @@ def _kinds(profile: Profile) -> tuple[Bool, Bool]:
     symbols, of_symbol = np.unique(np.where(of_program, frames.symbol, 0), return_inverse=True)
     names = (SYMBOL_SUFFIX.sub("", strings[symbol]) for symbol in symbols.tolist())
     own_name = np.array(
-        [bool(name) and not functions.fullmatch(name) and class_of_wrapper(name) is None for name in names],
-        np.bool_,
+        [bool(name) and not functions.fullmatch(name) and class_of_wrapper(name) is None for name in names], np.bool_
     )
     return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)

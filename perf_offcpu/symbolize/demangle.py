@@ -94,11 +94,7 @@ def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
     command = [python, "-I", "-S", _CHILD, directory, str(int(seconds) + 1)]
     try:
         child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=child_environment(),
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
         )
     except OSError:
         return []

@@ -34,14 +34,7 @@ from perf_offcpu.model.stacks import build_stack_tree
 from perf_offcpu.objects.perf_map import read_jit_name
 from perf_offcpu.symbolize.calls import Named, name_by_calls
 from perf_offcpu.symbolize.demangle import demangle
-from perf_offcpu.symbolize.frames import (
-    InlinedFunctions,
-    Locations,
-    SymbolNames,
-    build_frames,
-    expand,
-    find_locations,
-)
+from perf_offcpu.symbolize.frames import InlinedFunctions, Locations, SymbolNames, build_frames, expand, find_locations
 from perf_offcpu.symbolize.kernel.names import KernelNames
 from perf_offcpu.symbolize.lines.names import LineNames
 from perf_offcpu.symbolize.options import SymbolizeOptions
@@ -83,10 +76,7 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     shared = {name: getattr(samples, name) for name in SampleColumns.columns}
     profile = Profile(
         samples=ProfileSamples(
-            **shared,
-            stack=stack_of[: len(samples)],
-            waker_stack=waker_stack if len(waker_stack) else none,
-            object=none,
+            **shared, stack=stack_of[: len(samples)], waker_stack=waker_stack if len(waker_stack) else none, object=none
         ),
         stacks=Stacks(parent, frame),
         frames=frames,
@@ -175,11 +165,7 @@ def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
 
 
 def _name(
-    recording: Recording,
-    locations: Locations,
-    strings: Strings,
-    options: SymbolizeOptions,
-    unresolved: Losses,
+    recording: Recording, locations: Locations, strings: Strings, options: SymbolizeOptions, unresolved: Losses
 ) -> tuple[SymbolNames, InlinedFunctions]:
     """Name all locations, kernel and user, and list the functions inlined there; count the others."""
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
@@ -251,10 +237,7 @@ def with_python_functions(
     sample_of = {
         (tid, since): row
         for row, tid, since in zip(
-            blocked.tolist(),
-            samples.tid[blocked].tolist(),
-            samples.switch_out_ns[blocked].tolist(),
-            strict=True,
+            blocked.tolist(), samples.tid[blocked].tolist(), samples.switch_out_ns[blocked].tolist(), strict=True
         )
     }
     waits = zip(python.tid.tolist(), python.switch_out_ns.tolist(), strict=True)

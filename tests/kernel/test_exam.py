@@ -223,10 +223,7 @@ class Judged(NamedTuple):
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("exam")
     code = build("exam.cpp", directory / "exam.o", *"-std=c++20 -O0 -g -c".split())
-    return {
-        "named": build(code, directory / "exam"),
-        "nameless": build(code, directory / "nameless", "-static", "-s"),
-    }
+    return {"named": build(code, directory / "exam"), "nameless": build(code, directory / "nameless", "-static", "-s")}
 
 
 def rows_of(table: str) -> dict[str, list[str]]:

@@ -21,10 +21,7 @@ _CONDITION = {
     ObjectFact.BY_OTHERS: "a condition that only other threads signal",
     ObjectFact.BY_STRANGERS: "a condition that other processes signal",
 }
-_SEMAPHORE = {
-    0: "a semaphore that nobody posted",
-    ObjectFact.BY_OTHERS: "a semaphore that only other threads post",
-}
+_SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a semaphore that only other threads post"}
 """What brings work, by who ended waits."""
 _CONNECTED, _INWARD = 1 << 8, 1 << 9
 _OF_KIND = {

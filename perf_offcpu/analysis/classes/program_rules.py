@@ -68,12 +68,7 @@ PROGRAM_RULES = (
         for_work=False,
     ),
     ProgramRule(
-        "make",
-        "a job to end",
-        frames="jobserver_acquire",
-        waits="poll pipe",
-        wait_class="child",
-        for_work=False,
+        "make", "a job to end", frames="jobserver_acquire", waits="poll pipe", wait_class="child", for_work=False
     ),
     ProgramRule(
         "postgres",
@@ -240,11 +235,7 @@ PROGRAM_RULES = (
         for_work=False,
     ),
     ProgramRule(
-        "Go",
-        "a lock of the runtime",
-        frames=r"runtime\.(lock2|lockWithRank|semasleep1?)",
-        waits="lock",
-        for_work=False,
+        "Go", "a lock of the runtime", frames=r"runtime\.(lock2|lockWithRank|semasleep1?)", waits="lock", for_work=False
     ),
     ProgramRule(
         "Go",
@@ -262,12 +253,7 @@ PROGRAM_RULES = (
         for_work=True,
     ),
     ProgramRule(
-        "nginx",
-        "a lock that workers share",
-        frames="ngx_shmtx_lock",
-        waits=_BLOCKED,
-        wait_class="lock",
-        for_work=False,
+        "nginx", "a lock that workers share", frames="ngx_shmtx_lock", waits=_BLOCKED, wait_class="lock", for_work=False
     ),
     ProgramRule(
         "nginx",

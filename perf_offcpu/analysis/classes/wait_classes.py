@@ -208,9 +208,7 @@ class WaitClass(enum.IntEnum):
         wrappers="_*sched_yield",
     )
     THROTTLED = ClassRow(
-        "CPU time that the quota of its control group does not allow yet (cpu.max, cpu.cfs_quota_us)",
-        "red",
-        Work.NEVER,
+        "CPU time that the quota of its control group does not allow yet (cpu.max, cpu.cfs_quota_us)", "red", Work.NEVER
     )
     STOPPED = ClassRow(
         "SIGCONT, a debugger, or its control group: the thread was stopped (SIGSTOP, ptrace, cgroup.freeze)",

@@ -53,10 +53,7 @@ _MOST_OF_TIME = 0.95
 """Threads are named that have this part of the time together, the others not: many wait a little."""
 _CAUSE_PERCENT = 1
 """Smaller causes are "others", but for the first."""
-_PASSIVE = [
-    *(WaitClass.POLL, WaitClass.SLEEP, WaitClass.PIPE),
-    *(WaitClass.NETWORK, WaitClass.CHILD, WaitClass.OTHER),
-]
+_PASSIVE = [*(WaitClass.POLL, WaitClass.SLEEP, WaitClass.PIPE), *(WaitClass.NETWORK, WaitClass.CHILD, WaitClass.OTHER)]
 """Classes of waits by which a thread of a whole machine is not seen to do anything."""
 _PASSIVE_PERCENT = 99
 

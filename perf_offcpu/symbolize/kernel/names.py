@@ -145,10 +145,7 @@ class KernelNames:
                 continue
             build_id = bytes.fromhex(self.strings[int(dsos.build_id[maps.dso[row]])])
             with suppress(OSError, FormatError):
-                table, offsets = (
-                    load_module(self.search.symfs + path, build_id),
-                    addresses[rows] - maps.start[row],
-                )
+                table, offsets = (load_module(self.search.symfs + path, build_id), addresses[rows] - maps.start[row])
                 named = symbols_and_offsets(table, table.lookup(offsets), offsets, self.strings)
                 names.symbol[rows], names.offset[rows] = named
 

@@ -51,11 +51,7 @@ _FILE: Final = Layout(
     Field("more", U32, count=3, doc="new in version 9: of the file's origin"),
 )
 _FUNCTION: Final = Layout(
-    "symcache function",
-    Field("name", U32),
-    Field("comp_dir", U32),
-    Field("entry_pc", U32),
-    Field("lang", U32),
+    "symcache function", Field("name", U32), Field("comp_dir", U32), Field("entry_pc", U32), Field("lang", U32)
 )
 _LOCATION: Final = Layout(
     "symcache source location",

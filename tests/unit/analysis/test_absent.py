@@ -24,18 +24,12 @@ def recorded() -> Profile:
     [
         (Selection(), []),
         (Selection(comms=("postgres", "x")), []),
-        (
-            Selection(comms=("x", "y\n")),
-            [r"no comm x or y\n in the recording, which has postgres, bad\nname"],
-        ),
+        (Selection(comms=("x", "y\n")), [r"no comm x or y\n in the recording, which has postgres, bad\nname"]),
         (Selection(comms=("burner",)), [r"no comm burner in the recording, which has postgres, bad\nname"]),
         (Selection(pids=(1,), tids=(8,)), ["no pid 1 in the recording, which has 7"]),
         (Selection(cpus=(3,)), []),
         (Selection(states=("T",)), ["no state T in the recording, which has S, D"]),
-        (
-            Selection(pids=(7,), cpus=(3,), states=("S",)),
-            ["no sample matches --pid, --cpu and --state at once"],
-        ),
+        (Selection(pids=(7,), cpus=(3,), states=("S",)), ["no sample matches --pid, --cpu and --state at once"]),
         (Selection(classes=(WaitClass.POLL,)), ["no class poll in the recording, which has lock, disk"]),
     ],
 )
@@ -47,15 +41,9 @@ def test_absent_values(selection: Selection, sentences: list[str]) -> None:
     ("selection", "sentences"),
     [
         (Selection(objects=("m in",)), []),
-        (
-            Selection(objects=("m\n", "q*")),
-            [r"no object m\n or q* in the recording, which has m in a, n in a"],
-        ),
+        (Selection(objects=("m\n", "q*")), [r"no object m\n or q* in the recording, which has m in a, n in a"]),
         (Selection(locks=(0x40,)), []),
-        (
-            Selection(locks=(0x41, 2**64)),
-            ["no lock 0x41 or 0x10000000000000000 in the recording, which has 0x40"],
-        ),
+        (Selection(locks=(0x41, 2**64)), ["no lock 0x41 or 0x10000000000000000 in the recording, which has 0x40"]),
     ],
 )
 def test_absent_objects(selection: Selection, sentences: list[str]) -> None:

@@ -42,8 +42,7 @@ def test_a_thread_of_the_process_that_lived_is_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("holder", "begin"),
-    [(-1, 300), (0, 300), (20, 300), (99, 300), (11, 99), (11, 501), (12, 300), (10, 300)],
+    ("holder", "begin"), [(-1, 300), (0, 300), (20, 300), (99, 300), (11, 99), (11, 501), (12, 300), (10, 300)]
 )
 def test_others_are_not(holder: int, begin: int) -> None:
     """None, another process's, one that is unknown, dead, not born yet, and the sleeper itself."""

@@ -77,11 +77,7 @@ def test_paths_that_become_the_same_share_their_nodes_and_keep_their_weights() -
     before = profile_of(*paths)
     profile = fold_interpreters(before)
     profile.check()
-    assert shown(profile) == [["main", "[CPython]", "read"]] * 2 + [
-        ["main", "[CPython]"],
-        ["main", "other"],
-        [],
-    ]
+    assert shown(profile) == [["main", "[CPython]", "read"]] * 2 + [["main", "[CPython]"], ["main", "other"], []]
     assert len(profile.stacks) == 4 and profile.samples.stack[0] == profile.samples.stack[1]
     np.testing.assert_array_equal(profile.samples.period, before.samples.period)
     assert len(before.stacks) == 8 and before.strings.find("[CPython]") < 0

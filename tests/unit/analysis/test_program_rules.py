@@ -103,13 +103,7 @@ def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:
         for name, label in (("one", "network"), ("two", "pipe"))
     )
     builder = ProfileBuilder(meta={"arch": "x86_64"})
-    for path in (
-        ["one", "take"],
-        ["two", "take"],
-        ["two", "other", "take"],
-        ["take"],
-        ["two", "one", "take"],
-    ):
+    for path in (["one", "take"], ["two", "take"], ["two", "other", "take"], ["take"], ["two", "one", "take"]):
         builder.sample("a", path, 1, state=S)
     classes = classify(replace(builder.build(), rules=rules)).wait_class.tolist()
     assert [WaitClass(one).label for one in classes] == ["network", "pipe", "other", "other", "network"]

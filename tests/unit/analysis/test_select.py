@@ -82,8 +82,7 @@ def test_offcpu_samples_of_any_event_are_found() -> None:
 def waits() -> Profile:
     """Waits of all kinds; the weights are powers of two, and so are the milliseconds that they took."""
     builder = ProfileBuilder(
-        meta={"arch": "x86_64", "first_ns": 0, "last_ns": 100, "source": "x.data"},
-        losses={losses.BAD_SIZE: 1},
+        meta={"arch": "x86_64", "first_ns": 0, "last_ns": 100, "source": "x.data"}, losses={losses.BAD_SIZE: 1}
     )
     builder.sample("a", [], 1 << 20, cpu=0, state=1, syscall=202, time_ns=10, cgroup=7)
     builder.sample("a", [], 2 << 20, cpu=1, state=2, syscall=74, time_ns=20, cgroup=8)

@@ -27,11 +27,7 @@ def test_waits_end_at_their_sample_and_moments_are_points() -> None:
     timeline = timeline_of(builder.build())
     assert timeline.origin_ns == 1_020 and timeline.duration_ns == 80
     assert timeline.begin_ns.tolist() == [0, 80, 40] and timeline.end_ns.tolist() == [30, 80, 80]
-    assert timeline.waits.tolist() == [True, False, True] and timeline.moments.tolist() == [
-        False,
-        True,
-        False,
-    ]
+    assert timeline.waits.tolist() == [True, False, True] and timeline.moments.tolist() == [False, True, False]
     assert [(one.label, one.rows.tolist()) for one in timeline.tracks] == [
         ("a (pid 100, tid 1)", [0, 2]),
         ("b (pid 100, tid 2)", [1]),
@@ -138,10 +134,7 @@ def test_samples_at_a_frequency_stand_for_a_fixed_time() -> None:
 
 
 def test_named_events_are_taken_all() -> None:
-    assert set(shown(wall_clock(profile("cycles", "cpu-clock"), ("cycles", "cpu-clock")))) == {
-        "cycles",
-        "cpu-clock",
-    }
+    assert set(shown(wall_clock(profile("cycles", "cpu-clock"), ("cycles", "cpu-clock")))) == {"cycles", "cpu-clock"}
 
 
 def test_events_that_say_nothing_of_time_are_refused() -> None:

@@ -28,15 +28,7 @@ DEMO = DATA / "demo.data"
 MS = 10**6
 EPOLL = [kernel("do_syscall_64"), kernel("ep_poll")]
 FUTEX = [kernel("do_syscall_64"), kernel("futex_wait")]
-ROW_LOCK = [
-    "PostgresMain",
-    "heap_update",
-    "XactLockTableWait",
-    "LockAcquire",
-    "ProcSleep",
-    "WaitLatch",
-    *EPOLL,
-]
+ROW_LOCK = ["PostgresMain", "heap_update", "XactLockTableWait", "LockAcquire", "ProcSleep", "WaitLatch", *EPOLL]
 WAL = ["PostgresMain", "XLogFlush", "issue_xlog_fsync", kernel("ext4_sync_file")]
 COMMAND = ["PostgresMain", "ReadCommand", "secure_read", *EPOLL]
 
@@ -259,24 +251,13 @@ def test_holders_and_wakers_are_named() -> None:
     lock = builder.thing("m in bank")
     for tid, waker in ((1, 2), (2, 1), (1, 3)):
         builder.sample(
-            "bank",
-            ["main", *FUTEX],
-            10 * MS,
-            pid=1,
-            tid=tid,
-            waker_tid=waker,
-            waker_pid=1,
-            object=lock,
-            state=1,
+            "bank", ["main", *FUTEX], 10 * MS, pid=1, tid=tid, waker_tid=waker, waker_pid=1, object=lock, state=1
         )
     profile = builder.build()
     names = ((1, "a"), (2, "b"), (3, "c"))
     profile.comms = Comms.from_rows([(tid, 1, 0, profile.strings.intern(name)) for tid, name in names])
     (cause,) = verdict_of(profile).causes
-    assert (cause.peers.role, cause.peers.comms) == (
-        "released by",
-        {"a": 10 * MS, "b": 10 * MS, "c": 10 * MS},
-    )
+    assert (cause.peers.role, cause.peers.comms) == ("released by", {"a": 10 * MS, "b": 10 * MS, "c": 10 * MS})
     assert "100 % 30.000 ms lock: m in bank main bank (2) released by a 33 %, b 33 %, +1" in shown(profile)
 
 
@@ -330,11 +311,7 @@ def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) ->
         ("a", [], "report --class lock --comm a"),
         ("a b", [], "report --class lock"),
         ("a,b", [], "report --class lock"),
-        (
-            "a",
-            [("-i", "my file"), ("--comm", "x"), ("--class", "lock")],
-            "report -i 'my file' --class lock --comm a",
-        ),
+        ("a", [("-i", "my file"), ("--comm", "x"), ("--class", "lock")], "report -i 'my file' --class lock --comm a"),
         ("a b", [("--comm", "a b")], "report --comm 'a b' --class lock"),
     ],
 )
