@@ -72,7 +72,7 @@ def holders_of(profile: Profile) -> Holders:
 
 
 def _ended_with_process(profile: Profile, rows: I64) -> Bool:
-    """Return bool[samples]: of some rows, last waits of threads that ended together with their process."""
+    """Return bool[samples]: True for `rows` that are the last wait of a thread which ended with its process."""
     samples, tasks = profile.samples, profile.tasks
     ends = np.append(tasks.end_ns, -1)
     for ids, most_ns in ((samples.tid, _THREAD_EXIT_NS), (samples.pid, _PROCESS_EXIT_NS)):

@@ -94,7 +94,7 @@ class Layout:
         return reader.values, reader.at, None
 
     def _plan(self, order: Order, shape: Shape) -> tuple[_Run | Field, ...]:
-        """Return the steps that read a structure of this shape, kept for the next: neighbours are alike."""
+        """Return the steps that read a structure of this shape, and keep them: most structures have one shape."""
         if (order, shape) not in self._plans:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()

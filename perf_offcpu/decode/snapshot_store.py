@@ -206,7 +206,7 @@ def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
 def with_callers(snapshot: I32, callers: U64, known: CallerRows) -> I32:
     """Return int32[n], the snapshots of samples; a sample without snapshot (-1) gets that of its caller.
 
-    It is less than -1 where the copy may still come, for `CallerRows.settled`. The `known` callers grow.
+    It is less than -1 where the copy may still come, for `CallerRows.settled`. New callers are added to `known`.
     """
     if not callers.any():
         return snapshot
