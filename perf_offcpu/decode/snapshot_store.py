@@ -135,23 +135,17 @@ class _Words:
         if self._file is None and 8 * (len(self._held) + len(words)) > self._memory:
             import tempfile
 
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the store
-            if not self._write(self._held.release()):
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the store
+            if not _write(file, self._held.view(), 0):
+                file.close()
                 return False
+            self._file = file
+            self._held.release()
         if self._file is None:
             self._held.append(words)
-        elif not self._write(words):
+        elif not _write(self._file, words, self._count):
             return False
         self._count += len(words)
-        return True
-
-    def _write(self, words: U64) -> bool:
-        assert self._file is not None
-        try:
-            self._file.write(words.data)
-            self._file.flush()
-        except OSError:
-            return False
         return True
 
     def release(self) -> OpenFile | U64:
@@ -159,6 +153,18 @@ class _Words:
             return self._held.release()
         with self._file as file:
             return OpenFile(os.dup(file.fileno()))
+
+
+def _write(file: BinaryIO, words: U64, place: int) -> bool:
+    """Write words from a place on; return False if the disk is full. A part of them may be written then."""
+    data = words.tobytes()
+    try:
+        while data:
+            written = os.pwrite(file.fileno(), data, 8 * place + 8 * len(words) - len(data))
+            data = data[written:]
+    except OSError:
+        return False
+    return True
 
 
 class CallerRows:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of user stacks are found again where they lie, also by samples that refer to another's copy."""
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -108,15 +109,23 @@ def test_what_the_file_has_lost_meanwhile_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def write(self, _: object) -> None:
-            raise OSError(28, "No space left on device")
+    write, room = os.pwrite, [0]
 
-    monkeypatch.setattr("tempfile.TemporaryFile", Full)
+    def limited(fd: int, data: bytes, offset: int) -> int:
+        if offset >= room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[: room[0] - offset], offset)
+
+    monkeypatch.setattr(os, "pwrite", limited)
     counters = Losses()
     store = SnapshotStore(counters, 8)
     assert add(store, chunk_of(SAMPLES[:1])) == [-1]
     assert counters == {losses.NO_ROOM_FOR_STACKS: 1}
+    room[0] = 12  # a word and a half: what is written of the first one is written over
+    assert add(store, chunk_of(SAMPLES[:1])) == [-1]
+    room[0] = 1 << 20
+    assert add(store, chunk_of(SAMPLES[:1])) == [0]
+    assert stacks_of(store.release(), [0]) == [[10, 11, 12]]
 
 
 HIGHEST = 2**64 - 1
