@@ -151,8 +151,9 @@ OTHER_BOOT = f"""
         from perf_offcpu.collect.bpf import defines
         from perf_offcpu.collect.bpf.kernel import facts
         moved = lambda line: b"%016x" % (int(line[0], 16) + 0x2000000)
-        symbols = re.sub(rb"(?m)^[0-9a-f]+", moved, facts.read_bytes(facts.KALLSYMS))
-        facts.read_bytes = lambda path: symbols
+        read = facts.read_kernel_if_any
+        symbols = re.sub(rb"(?m)^[0-9a-f]+", moved, read(str(facts.KALLSYMS)))
+        facts.read_kernel_if_any = lambda path: symbols if path == str(facts.KALLSYMS) else read(path)
         address = defines.text_address()
         defines.text_address = lambda: address + 0x2000000
         {NO_BCC}

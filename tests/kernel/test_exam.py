@@ -231,6 +231,10 @@ def rows_of(table: str) -> dict[str, list[str]]:
     return {row.split()[0]: [*row.split(None, 4)[1:], ""][:4] for row in table.split("\n") if row}
 
 
+TRIES, MOST_BY_CHANCE = 3, 4
+"""Recordings of designs that were judged wrongly, and how many of them may be, in any of these."""
+
+
 def test_there_are_at_least_80_designs() -> None:
     assert len(rows_of(EXAM) | rows_of(NAMED)) >= 80
 
@@ -247,19 +251,25 @@ def test_what_each_thread_waits_for(perf_offcpu: Command, programs: dict[str, Pa
             'exam=$1 python=$2; shift 2; for script; do "$script" & done; "$exam" & /usr/bin/python3 "$python"; wait'
         )
         command = ["sh", "-c", all_of_them, "sh", programs[form], WORKLOAD / "exam.py", *scripts]
-    perf_offcpu("record", "-q", "-e", "none", "--lock-owners", "--", *command, cwd=tmp_path)
-    profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
-    waits, wrong = classify(profile), []
     reason_of = {comm: reason for reason, comms in REASONS.items() for comm in comms.split()}
-    for comm, (label, place, because, thing) in rows_of(EXAM + NAMED * (form == "named")).items():
-        judged = judge(profile, waits, comm, label)
-        fits = judged[:2] == (label, place) and because in ("-", judged.because)
-        fits &= bool(judged.reason) == (comm in reason_of)
-        if form == "named":
-            fits &= thing in judged.object and judged.reason == reason_of.get(comm, "")
-        if not fits:
-            wrong.append((comm, judged))
-    assert not wrong, "\n".join(map(str, wrong))
+    rows, wrong = rows_of(EXAM + NAMED * (form == "named")), list[tuple[str, Judged]]()
+    for _ in range(TRIES):  # who ends a wait depends on who gets a CPU when
+        perf_offcpu("record", "-q", "-e", "none", "--lock-owners", "--", *command, cwd=tmp_path)
+        profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
+        waits, wrong = classify(profile), []
+        for comm, (label, place, because, thing) in rows.items():
+            judged = judge(profile, waits, comm, label)
+            fits = judged[:2] == (label, place) and because in ("-", judged.because)
+            fits &= bool(judged.reason) == (comm in reason_of)
+            if form == "named":
+                fits &= thing in judged.object and judged.reason == reason_of.get(comm, "")
+            if not fits:
+                wrong.append((comm, judged))
+        assert len(wrong) <= MOST_BY_CHANCE, "\n".join(map(str, wrong))
+        rows = {comm: rows[comm] for comm, _ in wrong}
+        if not rows:
+            break
+    assert not wrong, "wrong each time:\n" + "\n".join(map(str, wrong))
     done = perf_offcpu("report", "--idle", "only", "--json", cwd=tmp_path)
     reasons = {one["comm"]: one["idle_because"] for one in json.loads(done.stdout)["threads"]}
     assert all(reasons.values()) and reasons["cond-queue"] == (reason_of["cond-queue"] if form == "named" else FUTEX)

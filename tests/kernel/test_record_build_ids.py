@@ -66,7 +66,7 @@ def test_build_ids_of_kernel_and_mapped_files(tmp_path: Path) -> None:
 def test_functions_below_another_root_directory_have_names(napper: Path, tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     shutil.copy(napper, tmp_path / "root" / "naps")
-    run("--", "chroot", tmp_path / "root", "/naps", "2", cwd=tmp_path)
+    run("--", "chroot", tmp_path / "root", "/naps", "500", cwd=tmp_path)  # longer than the recorder sleeps
     shown = program.run("script", "-i", "perf.data", "-F", "comm,sym", cwd=tmp_path).stdout
     assert "\tnap\n" in shown and "[naps]" not in shown, "the program, which runs no more, has names"
 
