@@ -86,30 +86,33 @@ static __always_inline u64 blocker_of(struct offcpu_task *storage)
 }
 
 #if OFFCPU_OBJECTS
-/* What a lock protects, if it is one of those of the waiting task's descriptor. */
-static __always_inline u32 role_in_file(struct offcpu_object *to, struct task_struct *task, s32 fd)
+/*
+ * Find out what a lock protects, if it is one of those of a descriptor. The result goes to memory:
+ * the verifier would follow what comes next for each value.
+ */
+static __always_inline void find_role(struct offcpu_object *to, struct task_struct *task, s32 fd)
 {
 	u64 file = file_of(to, task, fd), inode, super;
 
 	inode = file ? kernel_word(to, file + FILE_INODE, sizeof(u64)) : 0;
 	if (!inode)
-		return OFFCPU_LOCK_UNKNOWN;
+		return;
 	super = kernel_word(to, inode + INODE_SB, sizeof(u64));
 	to->inode = kernel_word(to, inode + INODE_INO, sizeof(u64));
 	to->where = file;
 	to->super = super;
-	if (to->address == inode + INODE_RWSEM)
-		return OFFCPU_LOCK_INODE;
-	if (to->address == inode + INODE_INVALIDATE_LOCK)
-		return OFFCPU_LOCK_MAPPING;
-	if (to->address == super + SUPER_UMOUNT)
-		return OFFCPU_LOCK_SUPER;
-	if (to->address == super + SUPER_RENAME_MUTEX)
-		return OFFCPU_LOCK_RENAME;
 	if (to->address == kernel_word(to, file + FILE_PRIVATE_DATA, sizeof(u64)) + PIPE_MUTEX)
-		return OFFCPU_LOCK_PIPE;
-	to->inode = to->where = to->super = 0;
-	return OFFCPU_LOCK_UNKNOWN;
+		to->protocol = OFFCPU_LOCK_PIPE;
+	if (to->address == super + SUPER_RENAME_MUTEX)
+		to->protocol = OFFCPU_LOCK_RENAME;
+	if (to->address == super + SUPER_UMOUNT)
+		to->protocol = OFFCPU_LOCK_SUPER;
+	if (to->address == inode + INODE_INVALIDATE_LOCK)
+		to->protocol = OFFCPU_LOCK_MAPPING;
+	if (to->address == inode + INODE_RWSEM)
+		to->protocol = OFFCPU_LOCK_INODE;
+	if (*(volatile u16 *)&to->protocol == OFFCPU_LOCK_UNKNOWN)
+		to->inode = to->where = to->super = 0;
 }
 
 /* Describe the lock of the kernel that a wait was for. */
@@ -123,17 +126,14 @@ static __always_inline void describe_kernel_lock(struct offcpu_object *to,
 	to->kind = OFFCPU_OBJECT_KERNEL_LOCK;
 	to->address = wait->blocker & ~LOCK_TYPE;
 	to->number = wait->blocker & LOCK_TYPE;
-	to->pid = wait->pid;
 	call = wait->syscall >= 0 ? call_of(wait->syscall) : NULL;
 	if (TASK_MM && to->address == mm + MM_MMAP_LOCK) {
 		to->protocol = OFFCPU_LOCK_MMAP;
 	} else if (call && call->what <= OFFCPU_CALL_SEND_FILE && call->what) {
 		regs = (void *)bpf_task_pt_regs(wait->task);
 		if (!is_compat(wait->task, regs))
-			to->protocol = role_in_file(to, wait->task, FIELD(u64, regs, REGS_ARG_0));
+			find_role(to, wait->task, FIELD(u64, regs, REGS_ARG_0));
 	}
 	identify(to, to->address);
-	identify(to, to->kind);
-	to->id |= !to->id;
 }
 #endif

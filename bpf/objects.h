@@ -210,14 +210,10 @@ static __always_inline void count_unknown(u32 lost, u64 ns)
 		count(OFFCPU_EVENTS_TAKEN, ns);
 }
 
-/*
- * Find out what a task waits for. The result is in `to`, which is per-CPU memory: id (0 none), time
- * asked for, and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the
- * only descriptor of poll() or select(), -1 unknown.
- */
-static __always_inline void find_object(const struct offcpu_control *ctl,
-					const struct offcpu_wait *wait, struct offcpu_object *to,
-					bool in_sleeper, s32 only_fd)
+/* Describe what the system call of a task names; false if that is nothing. */
+static __always_inline bool describe_argument(const struct offcpu_control *ctl,
+					      const struct offcpu_wait *wait,
+					      struct offcpu_object *to, bool in_sleeper, s32 only_fd)
 {
 	struct task_struct *task = wait->task;
 	struct offcpu_arguments args;
@@ -225,30 +221,21 @@ static __always_inline void find_object(const struct offcpu_control *ctl,
 	u32 what;
 	void *regs;
 
-	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
-	to->asked_ns = OFFCPU_NOT_KNOWN;
-	if (ctl->objects && wait->blocker) {
-		to->id = ctl->hash_key;
-		describe_kernel_lock(to, wait);
-		announce(ctl, to);
-		return;
-	}
-	if (!ctl->objects || wait->syscall < 0 || is_exiting(task))
-		return;
+	if (wait->syscall < 0 || is_exiting(task))
+		return false;
 	regs = (void *)bpf_task_pt_regs(task);
 	if (is_compat(task, regs)) {
 		to->lost = OFFCPU_OBJECT_COMPAT;
-		return;
+		return false;
 	}
 	call = call_of(wait->syscall);
 	if (!call && only_fd < 0)
-		return;
+		return false;
 	read_arguments(regs, &args);
 	what = call ? call->what : OFFCPU_CALL_NONE;
 	if (what == OFFCPU_CALL_FUTEX && !waits_for_futex(args.words[1]))
-		return;
+		return false;
 	to->in_sleeper = in_sleeper;
-	to->pid = wait->pid;
 	to->number = -1;
 	to->sp = args.sp;
 	if (call && call->timeout)
@@ -258,12 +245,31 @@ static __always_inline void find_object(const struct offcpu_control *ctl,
 		args.words[0] = only_fd;
 	}
 	if (!what)
-		return;
-	to->id = ctl->hash_key;
+		return false;
 	describe_call(to, wait, what, &args);
 	if (to->kind == OFFCPU_OBJECT_PATH)
 		read_path(ctl, to);
-	if (to->kind == OFFCPU_OBJECT_NONE) {
+	return to->kind != OFFCPU_OBJECT_NONE;
+}
+
+/*
+ * Find out what a task waits for. The result is in `to`, which is per-CPU memory: id (0 none), time
+ * asked for, and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the
+ * only descriptor of poll() or select(), -1 unknown.
+ */
+static __always_inline void find_object(const struct offcpu_control *ctl,
+					const struct offcpu_wait *wait, struct offcpu_object *to,
+					bool in_sleeper, s32 only_fd)
+{
+	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
+	to->asked_ns = OFFCPU_NOT_KNOWN;
+	if (!ctl->objects)
+		return;
+	to->pid = wait->pid;
+	to->id = ctl->hash_key;
+	if (wait->blocker) {
+		describe_kernel_lock(to, wait);
+	} else if (!describe_argument(ctl, wait, to, in_sleeper, only_fd)) {
 		to->id = 0;
 		return;
 	}

@@ -203,7 +203,7 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 #if OFFCPU_LOCK_OWNERS
 	to->holder_tid = wait->storage->holder_tid;
 #endif
-	if (wait->blocker)
+	if (known->object.kind == OFFCPU_OBJECT_KERNEL_LOCK)
 		to->holder_tid = wait->storage->blocker_tid;
 #endif
 }
