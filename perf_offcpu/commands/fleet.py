@@ -202,13 +202,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     from perf_offcpu.fleet import document, text
+    from perf_offcpu.fleet.causes import causes_of
     from perf_offcpu.fleet.report import head_of, tables_of
 
     limit, selected = limit_from_args(args, _ROWS), _selected(args)
     keys = _parse_keys(args.sort, selected.label_names)
     head, (tables, idle) = head_of(selected), tables_of(selected, keys, limit)
-    lines = text.report(head, tables, idle, terminal_style(args))
-    return print_view(args, lambda: document.report(head, tables, idle), lines, str)
+    causes = causes_of(selected)
+    lines = text.report(head, tables, idle, causes, terminal_style(args))
+    return print_view(args, lambda: document.report(head, tables, idle, causes), lines, str)
 
 
 def _top(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perf_offcpu.fleet.causes import FleetCause, FleetCauses
 from perf_offcpu.fleet.compare import STACK, Change, Changes, Comparison, Outliers
 from perf_offcpu.fleet.report import Head, StackTable, Table
 from perf_offcpu.report.totals import fields, frame
@@ -17,9 +18,18 @@ _HEAD = "source selection hosts recorded_ns first_ns last_ns periods events unit
 _ROW = "weight blocked runq waits waits_are_exact samples"
 
 
-def report(head: Head, tables: Sequence[Table], idle: int) -> dict[str, Any]:
+def report(head: Head, tables: Sequence[Table], idle: int, causes: FleetCauses | None) -> dict[str, Any]:
     """Return the document of `fleet report`."""
-    return head_fields(head) | {"idle": idle, "tables": [_table(table) for table in tables]}
+    ranking: dict[str, Any] | None = None
+    if causes is not None:
+        rows = [_cause(cause, head) for cause in causes.causes]
+        ranking = fields(causes, "whole running idle") | {"causes": rows, "ends": _cause(causes.ends, head)}
+    return head_fields(head) | {"verdict": ranking, "idle": idle, "tables": [_table(table) for table in tables]}
+
+
+def _cause(cause: FleetCause, head: Head) -> dict[str, Any]:
+    command = f"perf-offcpu fleet report {head.source} --class {cause.wait_class}"
+    return fields(cause, "wait_class weight comms enders") | {"command": command}
 
 
 def stacks(head: Head, table: StackTable) -> dict[str, Any]:

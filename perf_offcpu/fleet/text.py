@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
+from perf_offcpu.fleet.causes import FleetCauses
 from perf_offcpu.fleet.compare import FEWEST, STACK, Change, Changes, Comparison, Outlier, Outliers
 from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
@@ -22,7 +23,8 @@ from perf_offcpu.text import printable
 from perf_offcpu.units import UNITS
 
 _NUMBERS = ("pid", "tid", "cpu")
-_MOST_GAPS = 10
+_MOST_GAPS, _MOST_CAUSES = 10, 8
+_FOR_CPU = {"runqueue": "a CPU", "throttled": "CPU time (quota)"}
 _HOUR = 3600 * 10**9
 
 
@@ -45,9 +47,11 @@ def hours(ns: int) -> str:
     return f"{ns / 1e9:.1f} s" if ns < _HOUR else f"{ns / _HOUR:.1f} h"
 
 
-def report(facts: Head, tables: Sequence[Table], idle: int, style: Style) -> Iterator[str]:
+def report(facts: Head, tables: Sequence[Table], idle: int, causes: FleetCauses | None, style: Style) -> Iterator[str]:
     """Return the lines of a report."""
     yield from head(facts, style)
+    if causes is not None and causes.whole:
+        yield from _first_screen(causes, facts, style)
     yield say.comment(f"Total:    {say.exact_amount(tables[0].weight, facts.unit, style)}")
     if idle and idle < tables[0].weight:
         share = say.share(idle, tables[0].weight)
@@ -57,6 +61,50 @@ def report(facts: Head, tables: Sequence[Table], idle: int, style: Style) -> Ite
         if table.rows:
             yield from _table(table, facts, style)
     yield from _losses(facts)
+
+
+def _first_screen(ranking: FleetCauses, facts: Head, style: Style) -> Iterator[str]:
+    """Return the lines that rank what threads waited for."""
+    whole, causes = ranking.whole, ranking.causes
+    on_cpu = sum(cause.weight for cause in causes if cause.wait_class in _FOR_CPU)
+    blocked = whole - on_cpu - (ranking.running or 0)
+    parts = [] if ranking.running is None else [f"{_rounded(ranking.running, whole)} running"]
+    parts += [f"{_rounded(on_cpu, whole)} waiting for a CPU", f"{_rounded(blocked, whole)} blocked"]
+    of = "threads' time" if parts[2:] else "waits"
+    yield from say.section(f"Of {hours(whole)} of {of}: {' · '.join(parts)}", style)
+    shown = causes[:_MOST_CAUSES]
+    columns = [
+        Column("Share", [_rounded(cause.weight, whole) for cause in shown]),
+        Column("Time", [hours(cause.weight) for cause in shown]),
+        Column(
+            "Waits for",
+            [_FOR_CPU.get(cause.wait_class, cause.wait_class or say.NOT_KNOWN) for cause in shown],
+            left=True,
+        ),
+        Column("Threads", [_largest(cause.comms) for cause in shown], left=True),
+        Column("Ended by", [_largest(cause.enders) for cause in shown], left=True),
+    ]
+    yield from coloured_table(columns, style)
+    if ranking.ends.weight:
+        text = f"{hours(ranking.ends.weight)} for threads and processes to end: {_largest(ranking.ends.comms)}"
+        yield say.comment(f"Not counted: {text}")
+    if ranking.idle:
+        yield say.comment(f"Idle besides: {hours(ranking.idle)} of threads that only waited for work")
+    first = next((cause.wait_class for cause in causes if cause.wait_class not in _FOR_CPU), "")
+    if first:
+        yield say.comment(f"Next: perf-offcpu fleet top {facts.source} --class {first}")
+
+
+def _rounded(weight: int, whole: int) -> str:
+    percent = round(100 * weight / whole)
+    return f"{percent} %" if percent or not weight else "< 1 %"
+
+
+def _largest(weights: dict[str, int]) -> str:
+    """Return the names with the largest weights, at most two, and the number of the others."""
+    names = [name or say.NOT_KNOWN for name in weights]
+    more = f", {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 def stacks(facts: Head, table: StackTable, style: Style) -> Iterator[str]:

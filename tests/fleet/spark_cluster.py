@@ -23,6 +23,7 @@ import pytest
 from builders.dataset import BEGIN, HOUR, DatasetBuilder
 
 from perf_offcpu.fleet import document
+from perf_offcpu.fleet.causes import causes_of
 from perf_offcpu.fleet.compare import compare, outliers_of
 from perf_offcpu.fleet.engine import Engine, connect
 from perf_offcpu.fleet.queries import Selected, profile_of_selected, select
@@ -95,7 +96,7 @@ def rows_of(view: Callable[[Selected], Any], selected: Selected) -> Any:
 
 
 def report(*keys: str) -> Callable[[Selected], Any]:
-    return lambda found: document.report(head_of(found), *tables_of(found, keys, 20))
+    return lambda found: document.report(head_of(found), *tables_of(found, keys, 20), causes_of(found))
 
 
 def stacks(found: Selected) -> Any:

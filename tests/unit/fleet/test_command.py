@@ -342,3 +342,38 @@ def test_a_damaged_file_and_one_of_another_version(tmp_path: Path, capsys: pytes
     next(tmp_path.rglob("*.parquet")).write_bytes(b"PAR1" + bytes(100))
     assert main(["fleet", "report", str(tmp_path)]) == 1
     assert "it is no Parquet file" in capsys.readouterr().err
+
+
+def test_the_first_screen_ranks_causes_by_the_time_of_all_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """60 s on CPUs, 30 s for one, 100 s blocked: 10 s for disks, the others for a lock, which `db` releases."""
+    second, builder = 10**9, DatasetBuilder().host("web1").host("web2")
+    for host, locked_s in (("web1", 60), ("web2", 40)):
+        builder.wait(host, locked_s * second, runq_ns=5 * second, waker_comm="db")
+        builder.wait(host, 5 * second, **{"class": "disk"}, comm="db")
+        builder.wait(host, 7 * second, **{"class": "child"}, comm="sh", runq_ns=second)
+        builder.wait(host, 900 * second, **{"class": "poll"}, comm="idler", idle=True)
+        builder.wait(host, second, event="cpu-clock")
+        budget = {"host_id": f"id-{host}", "boot_id": "b", "begin_ns": BEGIN, "end_ns": BEGIN + HOUR, "comm": "web"}
+        spent = {"running_ns": 30 * second, "runnable_ns": 14 * second, "preempted_ns": second}
+        builder.rows["budgets"].append(budget | spent)
+    dataset = builder.write(tmp_path / "dataset")
+    out = run(capsys, "report", dataset)
+    assert "Of 190.0 s of threads' time: 32 % running · 16 % waiting for a CPU · 53 % blocked" in out
+    rows = [line.split() for line in out.partition("Ended by")[2].splitlines()[2:5]]
+    assert rows == [
+        ["47", "%", "90.0", "s", "lock", "web", "db"],
+        ["16", "%", "30.0", "s", "a", "CPU", "web"],
+        ["5", "%", "10.0", "s", "disk", "db"],
+    ]
+    assert "Not counted: 12.0 s for threads and processes to end: sh" in out
+    assert "Idle besides: 1800.0 s" in out and f"Next: perf-offcpu fleet top {dataset} --class lock" in out
+    of_web = json.loads(run(capsys, "report", dataset, "--comm", "web", "--json"))["verdict"]
+    assert (of_web["running"], of_web["whole"]) == (None, 100 * second)
+    assert [(one["wait_class"], one["weight"] // second) for one in of_web["causes"]] == [
+        ("lock", 90),
+        ("runqueue", 10),
+    ]
+    on_cpu = json.loads(run(capsys, "report", dataset, "--event", "cpu-clock", "--json"))
+    assert on_cpu["verdict"] is None
