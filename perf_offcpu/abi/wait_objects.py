@@ -41,7 +41,7 @@ LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES, ObjectKind.KERNEL_LOCK)
 
 
 class LockRole(enum.IntEnum):
-    """What a lock inside the kernel protects; `enum offcpu_lock_role` in bpf/off_cpu.h."""
+    """Things that locks inside the kernel protect; `enum offcpu_lock_role` in bpf/off_cpu.h."""
 
     UNKNOWN = 0  # not known
     MMAP = 1  # mappings of the process `pid`: mmap_lock

@@ -47,9 +47,9 @@ class Target:
     cpus: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
     forked: frozenset[int] = frozenset()
-    """Those of `processes` that were only found as children of others: they may end at any time."""
+    """Processes that were only found as children of others: they may end at any time."""
     roots: tuple[int, ...] = ()
-    """Those of `processes` whose children are looked for again when the recording begins."""
+    """Processes whose children are looked for again when the recording begins."""
 
     @property
     def kind(self) -> Targets:

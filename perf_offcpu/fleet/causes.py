@@ -27,7 +27,7 @@ _BY_THREADS = (WaitClass.LOCK.label, WaitClass.PIPE.label, WaitClass.STOPPED.lab
 
 @frozen
 class FleetCause:
-    """What threads waited for, without the time that they waited for a CPU afterwards."""
+    """The waits of one class, without the time that threads waited for a CPU afterwards."""
 
     wait_class: str  # "" unknown
     weight: int

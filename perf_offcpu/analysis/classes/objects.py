@@ -22,7 +22,7 @@ _CONDITION = {
     ObjectFact.BY_STRANGERS: "a condition that other processes signal",
 }
 _SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a semaphore that only other threads post"}
-"""What brings work, by who ended waits."""
+"""The source of work of a semaphore, by the threads that ended waits."""
 _CONNECTED, _INWARD = 1 << 8, 1 << 9
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,

@@ -29,7 +29,7 @@ class Work(enum.Enum):
 
 
 class Means(enum.IntEnum):
-    """What names of wrappers say of a futex."""
+    """Meanings of futexes, by the names of wrappers."""
 
     LOCK = 0  # one that threads hold, or a meeting of threads: never for work
     CONDITION = 1  # a condition variable, or a place to park in

@@ -193,7 +193,7 @@ _MMAP_LOCK = {
     "RWSEM_WAITER_TASK": "rwsem_waiter.task",
     "RWSEM_WAITER_TYPE": "rwsem_waiter.type",
 }
-"""Who waits for the lock of a process's mappings."""
+"""The lock of a process's mappings, and the list of its waiters."""
 _HEAD_BYTES = 96
 """HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once."""
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
