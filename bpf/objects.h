@@ -213,7 +213,8 @@ static __always_inline void count_unknown(u32 lost, u64 ns)
 /* Describe what the system call of a task names; false if that is nothing. */
 static __always_inline bool describe_argument(const struct offcpu_control *ctl,
 					      const struct offcpu_wait *wait,
-					      struct offcpu_object *to, bool in_sleeper, s32 only_fd)
+					      struct offcpu_object *to, bool in_sleeper,
+					      s32 only_fd)
 {
 	struct task_struct *task = wait->task;
 	struct offcpu_arguments args;

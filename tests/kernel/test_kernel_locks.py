@@ -62,7 +62,7 @@ def test_writers_of_a_file_wait_for_each_other(
     writers = set(tids.tolist())
     assert np.isin(held, [*writers, -1]).all() and (held != tids).all()
     # For a moment nobody holds it: it was released, and the next writer has not run yet.
-    assert profile.samples.period[rows][held >= 0].sum() > 0.5 * profile.samples.period[rows].sum()
+    assert profile.samples.period[rows][held >= 0].sum() > 0.2 * profile.samples.period[rows].sum()
 
 
 def test_mappings_wait_for_each_other(perf_offcpu: Command, program: Path, tmp_path: Path) -> None:
