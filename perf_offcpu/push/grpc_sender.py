@@ -9,6 +9,7 @@ because servers also return it for a message that is too large.
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from perf_offcpu.errors import UsageError
@@ -20,6 +21,7 @@ from perf_offcpu.resources import version
 _LATER = frozenset("CANCELLED DEADLINE_EXCEEDED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split())
 _SERVER = frozenset("UNAUTHENTICATED PERMISSION_DENIED UNIMPLEMENTED NOT_FOUND".split())
 _DETAILS = "grpc-status-details-bin"
+_GRACE_S = 1.0
 _BAD_CERTIFICATES = "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "not in peer certificate"
 """Words in the details of UNAVAILABLE that mean a wrong certificate, for which gRPC has no code."""
 
@@ -44,9 +46,16 @@ class GrpcSender:
         """Send a message; see `Sender.send`."""
         if self._channel is None:
             self._channel = self._open()
-        call = self._channel.unary_unary(self._target.path)
+        seconds = self._options.timeout_s
+        call = self._channel.unary_unary(self._target.path).future(body, timeout=seconds, metadata=self._metadata)
         try:
-            answer: bytes = call(body, timeout=self._options.timeout_s, metadata=self._metadata)
+            answer: bytes = call.result(seconds + _GRACE_S)
+        except self._grpc.FutureTimeoutError:
+            # gRPC does not always see that the time is over if a server sends without end, and does not end then.
+            call.cancel()
+            channel, self._channel = self._channel, None
+            threading.Thread(target=channel.close, daemon=True).start()
+            raise RetryLater(f"{self._target}: no answer within {seconds:g} s") from None
         except self._grpc.RpcError as problem:
             raise self._error(problem) from None
         return export_answer(answer) if self._target.server.export_answers else Answer()
