@@ -20,7 +20,6 @@
 #define READERS_OWN 1ULL		/* readers hold it: the owner is the last that came */
 #define LAST_WAITERS 4			/* of a list, that are looked at */
 
-#if OFFCPU_OBJECTS
 /* The mmap_lock of a task, in the form of task->blocker, if the task has queued for it; else 0. */
 static __always_inline u64 own_mmap_lock(struct offcpu_task *storage, struct task_struct *task)
 {
@@ -50,7 +49,6 @@ static __always_inline u64 own_mmap_lock(struct offcpu_task *storage, struct tas
 	}
 	return 0;
 }
-#endif
 
 /* Note the lock of the kernel for which a task begins to wait, and its owner. */
 static __always_inline void note_kernel_lock(struct offcpu_task *storage, struct task_struct *task)
@@ -85,7 +83,6 @@ static __always_inline u64 blocker_of(struct offcpu_task *storage)
 #endif
 }
 
-#if OFFCPU_OBJECTS
 /*
  * Find out what a lock protects, if it is one of those of a descriptor. The result goes to memory:
  * the verifier would follow what comes next for each value.
@@ -136,4 +133,3 @@ static __always_inline void describe_kernel_lock(struct offcpu_object *to,
 	}
 	identify(to, to->address);
 }
-#endif
