@@ -99,7 +99,7 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 		to->device = kernel_word(to, to->super + SUPER_DEV, sizeof(u32));
 	if (to->kind != OFFCPU_OBJECT_PATH)
 		__builtin_memset(to->name, 0, sizeof(to->name));
-	if (ctl->object_names && UNIX_PEER && to->family == AF_UNIX)
+	if (ctl->object_names && UNIX_PEER != 0 && to->family == AF_UNIX)
 		read_socket_name(to);
 	else if (ctl->object_names && to->kind != OFFCPU_OBJECT_SOCKET &&
 		 (to->kind <= OFFCPU_OBJECT_ANONYMOUS || to->super))
