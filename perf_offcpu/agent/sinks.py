@@ -13,6 +13,7 @@ import hashlib
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -64,7 +65,7 @@ class Backoff:
         return self._until - self._clock()
 
 
-class Worker:
+class Worker(ABC):
     """A thread that does pieces of work, with a pause after each failure, and looks for new work every `idle_s`."""
 
     rights = 0  # capabilities that it keeps: bits
@@ -75,13 +76,13 @@ class Worker:
         self._wake, self._closing = threading.Event(), False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
+    @abstractmethod
     def pending(self) -> Sequence[str]:
         """Return the names of the work that is left, the next first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def do(self, name: str) -> None:
         """Do a piece of work, after which it is not pending any more, or plan another attempt."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Begin."""
