@@ -57,7 +57,7 @@ class Finding:
 
 
 Result = tuple[bool, str, str]
-"""Whether all is well, what was found, what to do about it."""
+"""(True if all is well, the finding, the remedy)."""
 
 RECORDING = "recording"
 _EVENTS_PER_CPU = 4

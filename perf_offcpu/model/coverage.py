@@ -25,7 +25,7 @@ def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
 
 
 class Sampling(NamedTuple):
-    """What a recording says of its sampling of waits by length (`record --off-cpu-period`).
+    """Facts that a recording has on its sampling of waits by length (`record --off-cpu-period`).
 
     Totals are those of the waits that ended: as the recorder counted and as samples estimate them.
     """

@@ -76,7 +76,7 @@ class ProfileSamples(SampleColumns):
 
 
 class ObjectFact(IntFlag):
-    """What the recorded waits for a lock or semaphore tell of it (`symbolize.wait_objects.lock_facts`)."""
+    """Facts about a lock or semaphore, from the recorded waits for it (`symbolize.wait_objects.lock_facts`)."""
 
     SEVERAL = 1  # several threads waited for it
     BY_PEERS = 2  # threads that waited for it, too, ended waits

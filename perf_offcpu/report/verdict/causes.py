@@ -70,7 +70,7 @@ class Cause:
 
 
 class Kind(enum.IntEnum):
-    """Whether waits count."""
+    """Kinds of waits, by how they count."""
 
     COUNTED = 0
     ELSEWHERE = 1  # for work, or for the end of another recorded thread
