@@ -4,11 +4,11 @@
 import dataclasses
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from perf_offcpu.collect.bpf import program as bpf
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import MapInfo, MapType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
-from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.defines import SWITCHED
-from perf_offcpu.collect.bpf.object import BpfObject, describe
+from perf_offcpu.collect.bpf.object import BpfObject, describe, linked
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events import perf_event
 
@@ -106,9 +106,7 @@ def test_kept_programs_and_maps_are_those_that_are_compiled(
     place: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = ProgramCache.usual()
-    compiled = parts(recipe, None)
-    assert not place.exists()
-    assert parts(recipe, cache) == compiled
+    compiled = parts(recipe, cache)
     assert len(list(place.iterdir())) == 1
     monkeypatch.setattr(bpf_cache, "compiled", lambda *_: pytest.fail("compiled again"))
     assert parts(recipe, cache) == compiled
@@ -178,35 +176,50 @@ def test_the_second_start_needs_no_compiler(place: Path, tmp_path: Path) -> None
     assert start(other_package) == "kept"  # the other bcc was asked first, in vain
 
 
-def test_ways_to_do_without(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+MADE: dict[str, BpfObject] = {}
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compile each recipe once for all tests that use this; the list has the name of each recipe compiled since."""
+    names: list[str] = []
+
+    @contextmanager
+    def once(*arguments: Any) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
+        names.append(name := Recipe(arguments[0], {}, *arguments[1:]).name())
+        if name not in MADE:
+            with bpf_compile.compiled(*arguments) as made:
+                MADE[name] = describe(*made)
+        with linked(MADE[name]) as made:
+            yield made
+
+    monkeypatch.setattr(bpf_cache, "compiled", once)
+    return names
+
+
+def test_ways_to_do_without(place: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
-    assert start() == "compiled"
+    OffCpuProgram(SMALL).close()
+    assert len(compiled) == 1 and not place.exists()
     monkeypatch.delenv("PERF_OFFCPU_CACHE_BYTES")
-    shutil.copytree(Path(bpf.bpf_dir()), tmp_path / "headers")
-    monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tmp_path / "headers"))
-    assert start() == "compiled"
-    assert not place.exists()
-
-
-MADE: dict[frozenset[tuple[str, int | str]], BpfObject] = {}
+    OffCpuProgram(SMALL).close()
+    assert len(compiled) == 2 and len(list(place.iterdir())) == 1
+    monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tmp_path))
+    OffCpuProgram(SMALL).close()
+    assert len(compiled) == 3 and len(list(place.iterdir())) == 1
 
 
 def keep(recipe: Recipe, cache: ProgramCache, compiler: str, **changes: Any) -> None:
-    """Keep what a recipe makes, changed; compile it once for all tests."""
-    key = frozenset(recipe.defines.items())
-    if key not in MADE:
-        with bpf_compile.compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as made:
-            MADE[key] = describe(*made)
-    cache.write(recipe, dataclasses.replace(MADE[key], **changes), compiler)
+    """Keep what a recipe makes, changed."""
+    with bpf_cache.compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as made:
+        cache.write(recipe, dataclasses.replace(describe(*made), **changes), compiler)
 
 
 @pytest.mark.parametrize("what", ["program", "types", "compiler"])
 def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
-    place: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    place: Path, compiled: list[str], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(SMALL, targets=Targets.PIDS, short_waits=ShortWaits.DROP)
-    files = DiskCache(str(place))
-    recipe, cache = recipe_of(config, monkeypatch), ProgramCache(files)
+    recipe, cache = recipe_of(SMALL, monkeypatch), ProgramCache(DiskCache(str(place)))
     changes = {
         "program": {"functions": dict.fromkeys(recipe.functions, REFUSED)},
         "types": {"btf": b"no BTF"},
@@ -215,10 +228,10 @@ def test_what_the_kernel_refuses_or_another_compiler_made_is_compiled_anew(
     keep(recipe, cache, "another" if what == "compiler" else bpf_compile.compiler(), **changes[what])
     wrong = cache.read(recipe)
     before = len(os.listdir("/proc/self/fd")), program_ids()
-    with OffCpuProgram(config) as program:
+    with OffCpuProgram(SMALL) as program:
         program.attach()
     right = cache.read(recipe)
-    assert wrong and right and wrong != right
+    assert len(compiled) == 2 and wrong and right and wrong != right
     assert right.compiler == bpf_compile.compiler()
     assert REFUSED not in right.programs.functions.values()
     assert len(os.listdir("/proc/self/fd")) == before[0]
@@ -242,6 +255,7 @@ class StandIn:
         self.function = ""
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_refused_program_leaves_the_kprobe_open_for_the_next(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels before 6.16, with copies of stacks: their form is built, and the running one refuses it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})

@@ -50,8 +50,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def prefix(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an environment with the wheel; its dependencies come from that of the tests."""
     directory = tmp_path_factory.mktemp("installed")
-    venv.create(directory, system_site_packages=True, with_pip=True)
-    run(directory / "bin/python", "-m", "pip", "install", "-q", "--no-index", "--no-deps", built.wheel)
+    venv.create(directory, system_site_packages=True)
+    pip = (sys.executable, "-m", "pip", "--python", directory / "bin/python")
+    run(*pip, "install", "-q", "--no-index", "--no-deps", built.wheel)
     packages = Path(
         sysconfig.get_path("purelib", vars={"base": str(directory), "platbase": str(directory)}, scheme="venv")
     )
