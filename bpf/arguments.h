@@ -8,6 +8,7 @@
 #pragma once
 
 #include "stacks.h"
+#include "targets.h"
 
 BPF_TABLE("array", u32, struct offcpu_call, calls, OFFCPU_SYSCALL_NUMBERS);
 

@@ -25,6 +25,8 @@
 #define AF_INET 2
 #define AF_INET6 10
 
+#define LIST_HEAD_PREV 8		/* include/linux/types.h */
+
 #define HEAD_BYTES 96			/* of struct inode, sock, epitem: kernel/objects.py */
 
 /* Memory of the kernel at an address of which the verifier knows nothing. */
@@ -156,6 +158,28 @@ static __always_inline void describe_open(struct offcpu_object *to, u64 file)
 		describe_socket(to, file);
 	else
 		describe_file(to, file, FIELD(u64, inode, INODE_SB), mode);
+}
+
+/*
+ * The child for which a task waits as in vfork(), until it exits or runs another program; 0 if the
+ * wait is for something else. It is the last of the task's children. Until the end of such a wait
+ * task->vfork_done is set in the child, and the child ends it.
+ */
+static __always_inline u32 forked_child(struct offcpu_object *to, const struct offcpu_wait *wait)
+{
+	u64 last = FIELD(u64, wait->task, TASK_CHILDREN + LIST_HEAD_PREV);
+	u64 child = last - TASK_SIBLING;
+	u32 tid;
+
+	if (!TASK_CHILDREN || last == (u64)wait->task + TASK_CHILDREN)
+		return 0;
+	if (late_value(OFFCPU_PID_LEVEL))
+		tid = inner_id((char *)kernel_word(to, child + TASK_THREAD_PID, sizeof(u64)));
+	else
+		tid = kernel_word(to, child + TASK_PID, sizeof(u32));
+	if (tid != wait->waker_tid && !kernel_word(to, child + TASK_VFORK_DONE, sizeof(u64)))
+		return 0;
+	return tid;
 }
 
 /* An object that a number identifies: a pid, or the id of a System V object. */

@@ -14,7 +14,6 @@
 
 #include "descriptors.h"
 
-#define LIST_HEAD_PREV 8		/* include/linux/types.h */
 #define LOCK_TYPE 3ULL			/* bits of task->blocker */
 #define OWNER_FLAGS 7ULL		/* bits of mutex->owner and rw_semaphore->owner */
 #define READERS_OWN 1ULL		/* readers hold it: the owner is the last that came */

@@ -164,6 +164,7 @@ struct offcpu_wait {
 	u64 copied;			/* hash of the stack for its sample, 0 unknown */
 	u32 copy;			/* enum offcpu_copy */
 	u64 blocker;			/* lock of the kernel that it waited for, 0 none */
+	u32 waker_tid;			/* 0 unknown */
 };
 
 #define CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* two parts, each a marker and its frames */

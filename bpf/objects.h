@@ -153,6 +153,12 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 		describe_number(to, OFFCPU_OBJECT_PROCESS, number > 0 ? number : -1);
 		return;
 	}
+	if (what == OFFCPU_CALL_FORK) {
+		number = forked_child(to, wait);
+		if (number)
+			describe_number(to, OFFCPU_OBJECT_PROCESS, number);
+		return;
+	}
 	if (what == OFFCPU_CALL_SEMAPHORES || what == OFFCPU_CALL_MESSAGES) {
 		describe_number(to, what == OFFCPU_CALL_SEMAPHORES ? OFFCPU_OBJECT_SEMAPHORES :
 								     OFFCPU_OBJECT_MESSAGES, first);

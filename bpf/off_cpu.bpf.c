@@ -280,8 +280,10 @@ static __always_inline void finish_wait(void *ctx, struct offcpu_control *ctl,
 
 	wait.ns = via_memory(storage, times->weight);
 	wait.flags = *(volatile u32 *)&storage->flags;
-	if (wait.wakeup_ns)
+	if (wait.wakeup_ns) {
 		wait.flags |= storage->waker_flags;
+		wait.waker_tid = storage->waker_tid;
+	}
 	else if (ctl->wakers && times->mode > OFFCPU_PREEMPTED)
 		count(OFFCPU_WAKEUPS_MISSED, wait.ns);
 	wait.prev_state = storage->prev_state;

@@ -164,7 +164,8 @@ enum offcpu_call_kind {
 	OFFCPU_CALL_MESSAGES,		/* id of a System V queue */
 	OFFCPU_CALL_EPOLL,		/* the first: an epoll instance */
 	OFFCPU_CALL_FUTEXES,		/* struct futex_waitv, and their number */
-	OFFCPU_CALL_SELECT		/* a number, and three sets in memory */
+	OFFCPU_CALL_SELECT,		/* a number, and three sets in memory */
+	OFFCPU_CALL_FORK		/* the child, if the caller waits for it as in vfork() */
 };
 
 /* After which time a system call ends by itself: where the time is, and in which form. */

@@ -22,10 +22,9 @@ struct offcpu_upid {			/* struct upid, include/linux/pid.h */
 	void *ns;
 };
 
-/* The id of a task in the recorder's pid namespace, which is not the first; 0 outside. */
-static __always_inline u32 inner_tid(struct task_struct *task)
+/* An id (struct pid) in the recorder's pid namespace, which is not the first; 0 outside. */
+static __always_inline u32 inner_id(char *pid)
 {
-	char *pid = FIELD(char *, task, TASK_THREAD_PID);
 	u64 own = late_value(OFFCPU_PID_LEVEL);
 	struct offcpu_upid upid = {};
 	u32 level = 0, inode = 0;
@@ -41,14 +40,15 @@ static __always_inline u32 inner_tid(struct task_struct *task)
 static __always_inline u32 tid_of(struct task_struct *task)
 {
 	if (late_value(OFFCPU_PID_LEVEL))
-		return inner_tid(task);
+		return inner_id(FIELD(char *, task, TASK_THREAD_PID));
 	return FIELD(u32, task, TASK_PID);
 }
 
 static __always_inline u32 pid_of(struct task_struct *task)
 {
 	if (late_value(OFFCPU_PID_LEVEL))
-		return inner_tid(FIELD(struct task_struct *, task, TASK_GROUP_LEADER));
+		return inner_id(FIELD(char *, FIELD(void *, task, TASK_GROUP_LEADER),
+				      TASK_THREAD_PID));
 	return FIELD(u32, task, TASK_TGID);
 }
 
@@ -124,7 +124,7 @@ static __always_inline bool has_properties(const struct offcpu_control *ctl,
 	if (!in_groups(ctl, task))
 		return false;
 #endif
-	return !late_value(OFFCPU_PID_LEVEL) || inner_tid(task);
+	return !late_value(OFFCPU_PID_LEVEL) || inner_id(FIELD(char *, task, TASK_THREAD_PID));
 }
 
 /* Whether this CPU is recorded. */

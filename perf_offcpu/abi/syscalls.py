@@ -301,6 +301,7 @@ CALLS: Mapping[str, tuple[str, str]] = {
     "futex_waitv": ("futexes", "none"),
     "wait4": ("child", "none"),
     "waitid": ("child_id", "none"),
+    **dict.fromkeys(("clone", "clone3", "vfork"), ("fork", "none")),
     "semop": ("semaphores", "none"),
     "semtimedop": ("semaphores", "none"),
     "msgsnd": ("messages", "none"),

@@ -28,7 +28,8 @@ class ObjectKind(enum.IntEnum):
     FUTEX = 8  # word in memory: a lock, condition variable, semaphore or other futex; `number` is the value that its
     # first waiter expected there, -1 if not known
     DESCRIPTORS = 9  # several file descriptors at once (poll): `number` of them
-    PROCESS = 10  # child process: `number` is its pid as the caller passed it, -1 for any child
+    PROCESS = 10  # child process: `number` is its pid as the caller passed it, -1 for any child; of vfork() and
+    # the like, as the recorder sees it
     SEMAPHORES = 11  # set of System V semaphores with the id `number`
     MESSAGES = 12  # System V message queue with the id `number`
     PATH = 13  # file by the path that was passed to the system call

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.beside
 
 # thread        class    place in the first screen  because of  object
 EXAM = r"""
-vfork           child     apart -
+vfork           child     apart -               child
 c11-queue       lock      apart -               ::c11 in exam
 cond-queue      lock      apart -               ready in exam
 cond-queue-proc lock      apart -               shared memory

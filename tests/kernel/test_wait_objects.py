@@ -314,6 +314,22 @@ def test_forks_and_execs_replace_tables_without_harm(tmp_path: Path) -> None:
     assert losses.OBJECTS_UNREADABLE not in recording.losses
 
 
+def test_vfork_waits_for_the_child(tmp_path: Path) -> None:
+    binary = build("programs/vfork.c", tmp_path / "vfork", "-O1")
+    done = run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path)
+    samples, objects = done.recording.samples, done.recording.objects
+    for line, is_over in zip(done.stdout.splitlines(), (True, False), strict=True):
+        parent, child = map(int, line.split())
+        mine = (samples.tid == parent) & (samples.period > 20_000_000) & (samples.syscall == VFORK)
+        (wait,) = np.flatnonzero(mine)
+        assert samples.has(SampleFlag.STILL_BLOCKED)[wait] != is_over
+        (row,) = np.flatnonzero(objects.id == samples.object_id[wait])
+        assert (objects.kind[row], objects.number[row]) == (ObjectKind.PROCESS, child)
+
+
+VFORK = 58
+
+
 def test_wrong_addresses_are_counted_and_never_fatal(tmp_path: Path) -> None:
     binary = build("programs/wild.c", tmp_path / "wild", "-O1")
     recording = run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path).recording

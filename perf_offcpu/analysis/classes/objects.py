@@ -32,6 +32,7 @@ _OF_KIND = {
     ObjectKind.MESSAGES: WaitClass.PIPE,
     ObjectKind.SOCKET: WaitClass.NETWORK,
     ObjectKind.ANONYMOUS: WaitClass.POLL,
+    ObjectKind.PROCESS: WaitClass.CHILD,
     ObjectKind.KERNEL_LOCK: WaitClass.LOCK,
 }
 _OF_NAME = {

@@ -161,6 +161,12 @@ _OBJECTS = {
     "SOCK_SOCKET": "sock.sk_socket",
 }
 """The way from a descriptor to the file, pipe or socket that it refers to."""
+_FORK = {
+    "TASK_CHILDREN": "task_struct.children",
+    "TASK_SIBLING": "task_struct.sibling",
+    "TASK_VFORK_DONE": "task_struct.vfork_done",
+}
+"""The children of a task, and whether their parent waits for them as in vfork()."""
 _EPOLL = {
     "EVENTPOLL_READY": "eventpoll.rdllist",
     "EPITEM_READY": "epitem.rdllink",
@@ -211,7 +217,7 @@ def object_members(btf: Btf) -> Defines:
     optional = {**all_offsets(btf, _IPV6), **all_offsets(btf, _UNIX)}  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
     width = {"SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
-    found = {**files, **width, **arguments, **optional, **epoll, **_kernel_locks(btf)}
+    found = {**files, **width, **arguments, **optional, **epoll, **all_offsets(btf, _FORK), **_kernel_locks(btf)}
     can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
     return found if can else dict.fromkeys(found, 0)
 
