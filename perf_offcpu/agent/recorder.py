@@ -59,7 +59,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, con
 
 
 class Recorder:
-    """A started recorder. The number of its run begins the names of its files; `said` is called in a thread."""
+    """A running recorder process. File names begin with `run`; a thread calls `said` with its reports."""
 
     def __init__(self, spool: Spool, config: AgentConfig, period_ns: int, run: int, said: Said) -> None:
         self.run, self._said = run, said

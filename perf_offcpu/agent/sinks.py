@@ -89,7 +89,7 @@ class Worker(ABC):
         self._thread.start()
 
     def wake(self) -> None:
-        """Look for work at once."""
+        """Let the thread look for work at once."""
         self._wake.set()
 
     @property

@@ -213,7 +213,7 @@ class SymbolSaver:
 
 
 def _relative(path: str) -> str:
-    """Return a directory for an object in the store: its path if that may be opened, else its name only."""
+    """Return the store's directory of an object: its path; for a path that `refusal` rejects, `other/` and its name."""
     if path == VDSO or refusal(path) is None:
         return path.lstrip("/")
     return f"other/{os.path.basename(path) or 'object'}".replace("..", "__")

@@ -203,7 +203,10 @@ class _Steps(WaitTable):
         self.moment, self.moment_key = rows[order], key[order]
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
-        """Pass parts of waits on to their wakers; return the parts of the wakers' waits at these times."""
+        """Charge parts of waits to their wakers; return the parts of the wakers' own waits at these times.
+
+        `follow`: False at the last step, where wakers that are threads are cut off.
+        """
         passed = self._awake(parts)
         target, weight = self.target[passed.at], self._weight(passed)
         devices = target >= len(self.tracks)

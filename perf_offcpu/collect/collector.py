@@ -217,7 +217,7 @@ class Collector:
             self.rings.drain(sink)
 
     def side_band_also_to(self, sink: Sink) -> AbstractContextManager[None]:
-        """Give what is drained of side-band records to a second sink, too."""
+        """Write drained side-band records to a second sink, too."""
         return self._side_band.also_to(sink)
 
     def waiting_records(self) -> int:

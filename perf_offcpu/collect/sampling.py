@@ -111,7 +111,7 @@ class SamplingEvents(SharingEvents):
             perf_event.set_filter(event.fds[cpu], self._filter_fd)
 
     def reopen(self, cpu: int, starting: bool = True) -> None:
-        """Do so if the CPU is of the target."""
+        """Open the events on a CPU that came online, if the target has it."""
         if not self._options.target.cpus or cpu in self._options.target.cpus:
             super().reopen(cpu, starting)
 
@@ -131,7 +131,7 @@ def _is_filtered(event: CpuEvent) -> bool:
 
 
 def copy_sizes(stack_bytes: int) -> dict[str, int]:
-    """Return the size of copies for each further map of outputs, when the usual size is `stack_bytes`."""
+    """Return BPF map of events → bytes of its stack copies, for sizes other than the usual `stack_bytes`."""
     return {
         "events_bare": REFERENCE_BYTES,
         "events_quarter": max(REFERENCE_BYTES, stack_bytes // 32 * 8),

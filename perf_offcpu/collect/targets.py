@@ -233,7 +233,7 @@ def process_of(tid: int) -> int | None:
 
 
 def is_kernel_thread(tid: int) -> bool:
-    """Return True for a kernel thread; False for other threads, and for ids of none."""
+    """Return True for a kernel thread; False for other threads, and for ids that no thread has."""
     fields = status_of(tid)
     return bool(fields) and b"VmSize" not in fields and fields[b"State"].split()[0] not in (b"Z", b"X")
 

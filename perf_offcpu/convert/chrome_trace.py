@@ -189,7 +189,7 @@ class _Writer:
         )
 
     def _sums(self, without_place: I64) -> Iterator[list[str]]:
-        """Return samples without time, one after the other on a track of each thread."""
+        """Yield spans of samples without a place in time (sums), laid end to end on one track per thread."""
         weight, room = self.samples.period, np.zeros(len(self.samples), np.int64)
         room[without_place] = weight[without_place] + _BETWEEN_SUMS_NS
         begins = text_columns.running_sums(self.track, room)

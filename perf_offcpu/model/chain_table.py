@@ -85,7 +85,7 @@ def _words_of(chains: Ragged) -> list[bytes]:
 
 
 class HashIndex:
-    """Rows of different hashes."""
+    """A hash table of distinct 64-bit hashes → rows, for arrays of keys."""
 
     def __init__(self) -> None:
         self._used = 0

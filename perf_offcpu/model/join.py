@@ -133,7 +133,7 @@ def _key(evsel: Evsel) -> tuple[object, ...]:
 
 
 def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int, str]:
-    """Return the build-id of each path; paths of several files have none."""
+    """Return the build-id of each path; a path whose build-id differs between profiles is left out."""
     build_ids: dict[int, set[str]] = {}
     for profile in profiles:
         for row, build_id in profile.build_ids.items():

@@ -98,7 +98,10 @@ class PerfDataReader:
         self.stream.close()
 
     def reopen(self, origin: str) -> int | None:
-        """Open the file of an origin's offsets again, for the caller to close; None for pipes and packed files."""
+        """Return a new descriptor, which the caller closes, of the file that `origin` names (`Chunk.origin`).
+
+        None for pipes and packed files.
+        """
         try:
             if origin:
                 return open_file(os.path.join(self.directory, origin)) if " " not in origin else None

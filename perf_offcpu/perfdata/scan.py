@@ -218,10 +218,10 @@ _BATCH = 256  # records that are walked between looks for a run
 
 
 def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[np.int64]:
-    """Return the places (in u16) of whole, possible records from `place` to `stop`.
+    """Return the offsets, in 16-bit words, of complete and plausible records from `place` to `stop`.
 
     An event without callchains, or with the same one always, writes records of one size: such a run is
-    compared at once. Where there is none, the walk looks for one less and less often.
+    compared at once. After each failed search for a run, the walk waits twice as long before the next.
     """
     halves = np.frombuffer(sizes, np.uint16)
     parts = [np.empty(0, np.int64)]

@@ -80,23 +80,23 @@ def _bounded(seconds: float) -> float:
 
 
 def _number(data: bytes, number: int) -> int:
-    """Return an int64; 0 if it is absent."""
+    """Return field `number` of a message, an int64; 0 if it is absent."""
     numbers = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
     return numbers[-1] - (numbers[-1] >> 63 << 64) if numbers else 0
 
 
 def _parts(data: bytes, number: int) -> list[bytes]:
-    """Return the values of a repeated field of strings or messages."""
+    """Return all values of field `number`, strings or messages."""
     return [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
 
 
 def _last(data: bytes, number: int) -> bytes:
-    """Return a string; b"" if it is absent."""
+    """Return field `number`, a string; b"" if it is absent."""
     return (_parts(data, number) or [b""])[-1]
 
 
 def _message(data: bytes, number: int) -> bytes:
-    """Return a message; several values are parts of one."""
+    """Return field `number`, a message; several values are concatenated, which merges them."""
     return b"".join(_parts(data, number))
 
 

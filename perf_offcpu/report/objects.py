@@ -95,7 +95,7 @@ class LockTable:
 
 @mutable
 class _Hands:
-    """Threads that held, or released, objects; columns but `is_held` are one row each thread and object."""
+    """Holders or releasers of objects. Each row of the columns after `is_held` is a pair of thread and object."""
 
     is_held: Bool  # bool[objects]
     of: I64  # the object

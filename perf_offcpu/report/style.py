@@ -125,7 +125,7 @@ _ELLIPSIS = "…"
 
 @frozen
 class Column:
-    """One column."""
+    """A column of a text table."""
 
     title: str  # its heading
     cells: Sequence[str]  # the texts, a line each, printable

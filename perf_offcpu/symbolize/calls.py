@@ -107,7 +107,7 @@ def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offse
 
 
 def _used(count: int, *columns: I64) -> I64:
-    """Return the rows of `count` that columns have, ascending."""
+    """Return the distinct values of columns of row numbers below `count`, ascending."""
     used = np.zeros(count, np.bool_)
     for column in columns:
         used[column] = True

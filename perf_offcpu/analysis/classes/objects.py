@@ -72,20 +72,21 @@ def object_codes(profile: Profile) -> I16:
 
 
 def object_facts(profile: Profile) -> U16:
-    """Return uint16[samples]: what is known of each sample's lock or semaphore, ObjectFact; 0 nothing."""
+    """Return uint16[samples]: ObjectFact of each sample's lock or semaphore; 0 if nothing is known."""
     return np.append(profile.objects.facts, np.uint16(0))[profile.samples.object]
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:
-    """Return what brings work where waits for a lock or semaphore are for work; "" where they are not.
+    """Return the source of work, in words, if waits for a lock or semaphore are idle waits; "" if they are not.
 
-    Threads that end each other's waits share a lock, even if they wait for a condition. Where others end
-    waits as well, as in a pool whose workers bring work for each other, a condition is for work and a
-    semaphore a lock. What has no name passes work if several threads wait and only others end that.
+    If only the waiting threads end each other's waits, they share a lock, even through a condition variable.
+    If other threads end waits, too, as in a pool whose workers bring work for each other, a condition variable
+    passes work and a semaphore is a lock. A futex whose wrapper has no name passes work if several threads wait
+    for it and only other threads end the waits.
 
     Args:
         facts: ObjectFact.
-        means: what the wrapper's name means; None without a name.
+        means: meaning of the wrapper; None without a wrapper's name.
     """
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK

@@ -320,8 +320,8 @@ class Rules:
         """Return the first rule that fits a wait.
 
         Args:
-            met: `of_function` of all frames of the stack.
-            wait_class: by the general rules.
+            met: the bits of `of_function` of all frames of the stack, joined.
+            wait_class: the class by the general rules.
             syscall: "" if it is not known.
             comm: name of the thread; "" if `by_comm` is False.
         """

@@ -286,7 +286,7 @@ def is_for_work_in_kernel(name: str) -> bool | None:
 
 
 def matches(rules: str, name: str) -> bool:
-    """Return True if a name matches any of the rules."""
+    """Return True if a name matches any of the rules, regular expressions separated by blanks."""
     return _pattern(rules).fullmatch(name) is not None
 
 

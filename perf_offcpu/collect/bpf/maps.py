@@ -152,7 +152,7 @@ class ProgramMaps:
 
     def set_output(self, cpu: int, perf_event_fd: int, name: str = "events") -> None:
         """Send the samples of waits that end on `cpu` to this perf event (bpf-output, of the same CPU). `name`: the
-        map, of samples with one size of copies of stacks (`collect.events.copies`)."""
+        BPF map of events; each size of stack copies has a map (`collect.sampling.copy_sizes`)."""
         self._set(name, _u32(cpu), perf_event_fd)
 
     def add_target(self, target: int, kind: str = "process", mode: str = "target_active") -> None:

@@ -169,9 +169,9 @@ def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, ma
 
 
 def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
-    """Return the path of a mapped file in the recorder's root directory; b"" if the process names it so, too.
+    """Return the path of a mapped file as seen from the recorder's root directory; b"" if it equals `name`.
 
-    The kernel names files as the process does, which may have another root directory.
+    `name` is the path as seen from the process, which may have another root directory.
     """
     try:
         # direct: a link of the kernel's, which is not followed

@@ -95,9 +95,9 @@ def wait_samples(
     """Pack one sample of offcpu-time per row.
 
     Args:
-        rows: sums or tasks, of which the payload takes `_FROM_ROWS`.
+        rows: sums or tasks; their fields `_FROM_ROWS` go into the payload.
         callchains: of each row, with context markers, maybe empty.
-        payload: further fields of the payload; others are unknown.
+        payload: further fields of the payload; fields in neither get sentinels.
         copies: fields of user registers and stack bytes; without them no sample has any.
     """
     taken = {name: rows[name] for name in _FROM_ROWS}

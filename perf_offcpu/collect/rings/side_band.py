@@ -136,7 +136,10 @@ class SideBand:
             raise FileFullError(str(problem), 0, 0) from None
 
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
-        """Return the records as they should be, without maps of own data and old bytes after records."""
+        """Return the records without MMAP2 of the recorder's own memory and without stale bytes after records.
+
+        MMAP2 records get their build-ids.
+        """
         pieces: list[Buffer] = []
         mapped: list[memoryview] = []
         view = memoryview(data)
@@ -161,7 +164,7 @@ class SideBand:
         return [*pieces, view[kept:]]
 
     def _complete(self, records: list[memoryview]) -> None:
-        """Write the build-ids of the files into MMAP2 records, and remove the claims of the others."""
+        """Write build-ids into MMAP2 records; clear the build-id flag of records of files without one."""
         keys = [_key(record) for record in records]
         new = {key: record for key, record in zip(keys, records, strict=True) if key and key not in self._known}
         found = self._read(new) if new else {}

@@ -142,7 +142,7 @@ def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
 
 
 def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
-    """Return the rows of each waker that most time was waited for, and those of all other known wakers."""
+    """Return (waker, its rows) for wakers with the largest weights, then for all other known wakers together."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
     interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)

@@ -247,7 +247,7 @@ class Rows:
         """int64[3, tracks + 1], the first row of each thread, for waits, moments and the others."""
 
     def columns(self, profile: Profile, timeline: Timeline) -> Columns:
-        """Return columns of times, weights and flags by row; lengths where waits stand for others, too."""
+        """Return columns of times, weights and flags, by row; also lengths where waits are sampled by length."""
         samples = profile.samples.take(self.order)
         begin, end = timeline.begin_ns[self.order], timeline.end_ns[self.order]
         before = np.append(np.int64(0), end[:-1])[: len(end)]

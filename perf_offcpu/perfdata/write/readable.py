@@ -85,7 +85,7 @@ def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
 
 @cache
 def _counted_part(kind: int) -> tuple[Layout, bool]:
-    """Return the fields whose sizes a record states, and whether a name follows, of one byte at least."""
+    """Return the fields before the open-ended one, and True if that is a name, which has at least one byte."""
     layout, counted = RECORD_LAYOUTS[kind], list[Field]()
     for field in layout.active(Misc(0)):
         if field.count == REST or field.type in (Special.TEXT, Special.STRING):

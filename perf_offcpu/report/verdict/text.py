@@ -115,7 +115,7 @@ def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
 
 
 def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
-    """Return the row of a cause, and rows without a share of its largest functions, if there are several."""
+    """Return the row of a cause; if it has several functions, also their rows, in which the share is empty."""
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
         texts = _place(cause.places[0], words)[:3]

@@ -116,7 +116,7 @@ def read_entries(section: Section) -> tuple[Cies, Fdes]:
 
 
 def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tuple[int, int, int]]]:
-    """Return usable CIEs by offset, and of each FDE its CIE's offset, the offset after that, and the entry's end."""
+    """Return usable CIEs by offset, and for each FDE (offset of its CIE, begin of its range, its end)."""
     cies, fdes = dict[int, tuple[int | bool, ...]](), list[tuple[int, int, int]]()
     data, size = section.data.tobytes(), section.size
     word, long_word = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
