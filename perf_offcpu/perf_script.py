@@ -311,7 +311,7 @@ def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
 
 
 def _ordinals(key: I64) -> I64:
-    """Return int64[n]: the ordinal of each row among those of its key."""
+    """Return int64[n]: the ordinal of each row among rows of equal key."""
     order = np.argsort(key, kind="stable")
     ordinal = np.empty(len(key), np.int64)
     ordinal[order] = np.arange(len(key)) - np.searchsorted(key[order], key[order])

@@ -289,7 +289,7 @@ class Agent:
         self.spool.remove(name)
 
     def _end(self) -> int:
-        """End the recorder and deliver its last segments; return how many are left to the next run."""
+        """End the recorder and deliver its last segments; return the number of segments left to the next run."""
         self._notifier.send("STOPPING=1")
         recorder, self._next_cause = self._recorder, STOPPED
         if recorder is not None:

@@ -32,7 +32,7 @@ _KNOWN_S: Final = 240.0
 
 
 class _Factor:
-    """A power of two by which a choice differs from the one that was asked for."""
+    """A power of two: the chosen value divided by the configured one."""
 
     def __init__(self) -> None:
         self.factor, self._changed_s = 1, float("-inf")

@@ -113,6 +113,6 @@ class _Moments:
         return np.where((got == had) | (had < 0), got, np.where((got < 0) | waits_again, had, -1))
 
     def _named(self, thread: I64, moment: I64) -> I64:
-        """Return the threads that moments name, one for each moment; -1 for those of another queue."""
+        """Return the threads that moments name, one for each moment; -1 for threads of another queue."""
         queue = np.append(self.queue, -1)[moment]
         return np.where(queue == self.queue, np.append(thread, -1)[moment], -1)

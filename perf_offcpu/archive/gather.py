@@ -141,7 +141,7 @@ class SymbolSaver:
         self.saved = Saved()
 
     def save(self) -> Saved:
-        """Save all files; return what was saved and what was not."""
+        """Save all files; return their number and bytes, and the missing ones."""
         _, locations, _, _ = locations_of(self.recording)
         rows = find_mappings(self.recording.maps, self.recording.spaces, locations.space, locations.lookup)
         for dso in distinct(self.recording.maps.dso[rows[rows != NO_MAP]]).tolist():

@@ -78,7 +78,7 @@ class Layout:
     def unpack_sound(
         self, data: Buffer, order: Order, shape: Shape, start: int, end: int
     ) -> tuple[dict[str, Any], int, LayoutError | None]:
-        """Read one structure as `unpack_from` does, of a damaged one the fields before the damage.
+        """Read one structure as `unpack_from` does; of a damaged structure, only the fields before the damage.
 
         Returns (values, where reading stopped, why; None if the structure is whole).
         """

@@ -90,7 +90,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return the wakers by comm. All interrupts are one; the wakers of sums are not recorded."""
+    """Return the wakers by comm. All interrupts are one group; the wakers of sums are not recorded."""
     samples, comms = profile.samples, profile.comms
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     column = np.append(comms.comm, 0).astype(np.int64)[row]

@@ -48,7 +48,7 @@ def unit_of(profile: Profile) -> str:
 
 
 def unit_factor(profile: Profile, unit: str) -> int:
-    """Return how many of the profile's units make one given unit (1 for "").
+    """Return the number of the profile's units in one given unit (1 for "").
 
     Raises UsageError if the unit is one of time and the profile's weights are not.
     """

@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 class Collector:
     """Programs, events and rings of one recording.
 
-    `say` is called with a sentence for what differs from what was asked for. Raises CapabilityError: the machine or the
+    `say` is called with a sentence for each deviation from the options. Raises CapabilityError: the machine or the
     user lacks something; RecordingError: the kernel refuses a part.
 
     Attributes:

@@ -65,7 +65,7 @@ def record(
     """Make a recording; return when it is complete and the command, if any, has ended.
 
     Args:
-        say: is called with a short sentence for whatever differs from what was asked for.
+        say: is called with a short sentence for each deviation from the options.
         show: is called now and then with a line on the progress.
         ready: is called once, when everything from then on is recorded.
 
@@ -192,7 +192,7 @@ class Session:
         return True
 
     def _follow_cpus(self, waiter: Waiter) -> None:
-        """Record on CPUs that came online, and look at what started there before."""
+        """Record on CPUs that came online, and describe tasks that started there before."""
         if rings := self.hotplug.follow(self.files.current):
             waiter.add_rings(rings)
             self.files.describe_again()

@@ -73,7 +73,7 @@ class Summary:
         return self.events(losses.SAMPLES) + self.still_blocked + self.sums
 
     def losses(self) -> dict[LossCause, int]:
-        """Return what is missing in the file by cause, only what happened."""
+        """Return the losses of the file by cause, without causes whose count is 0."""
         counts = {losses.LOST_RECORDS: self.lost_records}
         counts |= {cause: counter.events for cause, counter in self.counters.items() if cause.in_last_line}
         return {cause: count for cause, count in counts.items() if count}

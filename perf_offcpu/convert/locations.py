@@ -47,7 +47,7 @@ class Location(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function; the numbers are those of strings."""
+    """A function; numbers are rows of the string table."""
 
     name: int
     system_name: int

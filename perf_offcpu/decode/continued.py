@@ -23,7 +23,7 @@ Borders = tuple[I32, I64]
 
 
 def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
-    """Return bool[n]: whether a row has in all first columns what the row before has in the second ones."""
+    """Return bool[n]: True for a row whose first columns all equal the second columns of the row before."""
     result = np.zeros(len(pairs[0][0]), np.bool_)
     result[1:] = np.all([later[1:] == earlier[:-1] for later, earlier in pairs], axis=0)
     return result

@@ -208,7 +208,7 @@ _SMALLEST = 0.01
 
 @frozen
 class Outlier:
-    """A host with a rate unlike those of the others."""
+    """A host with a rate unlike the other hosts' rates."""
 
     host: str
     group: str  # value of the label `service`; "" if there is none

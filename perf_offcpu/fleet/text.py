@@ -64,7 +64,7 @@ def report(facts: Head, tables: Sequence[Table], idle: int, causes: FleetCauses 
 
 
 def _first_screen(ranking: FleetCauses, facts: Head, style: Style) -> Iterator[str]:
-    """Return the lines that rank what threads waited for."""
+    """Return the lines of the ranking of causes of waits."""
     whole, causes = ranking.whole, ranking.causes
     on_cpu = sum(cause.weight for cause in causes if cause.wait_class in _FOR_CPU)
     blocked = whole - on_cpu - (ranking.running or 0)
@@ -266,7 +266,7 @@ def _method(compared: Comparison) -> Iterator[str]:
 
 
 def _changes(table: Changes, rates: _Rates, limit: int | None) -> Iterator[str]:
-    """Return the significant rows of a table, and how many others there are."""
+    """Return the significant rows of a table, and the number of its other rows."""
     real = [row for row in table.rows if row.is_significant]
     if table.keys == STACK:
         yield from say.section(f"Stacks, {rates.subject} per second of a host, root first", rates.style)

@@ -95,7 +95,7 @@ _SAMPLE_TYPES, _READ_FORMATS = reduce(or_, SampleType), reduce(or_, ReadFormat)
 
 
 def _cut(attr: Attr, merge: bool) -> Attr:
-    """Cut what is newer than perf 6.1, which takes all that it does not know for damage.
+    """Remove the fields of an attr that are newer than perf 6.1, which takes them for damage.
 
     Samples lose the fields that follow from it. The flags that ask for deferred callchains stay if these do.
     """

@@ -64,7 +64,7 @@ def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Orde
 
 
 def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
-    """Return the extensions that say what is known of n samples and their wakers, as `decode.retype` reads them."""
+    """Return the payload extensions of n samples, with their wakers, in the form that `decode.retype` reads."""
     kinds = [samples.has(flag) for _, flag in FLAGS_OF_KIND]
     columns: dict[str, Column] = {
         **abi.BLANK_EXTENSION,

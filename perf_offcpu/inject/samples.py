@@ -35,7 +35,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Rewritten:
-    """Counts of what was done to a recording."""
+    """Counts of the changes to a recording."""
 
     losses: Losses = field(default_factory=Losses)  # as counted while reading, and records left out
     retyped: int = 0  # off-cpu samples that were re-typed

@@ -76,7 +76,7 @@ def _retyped(batch: SampleBatch, tasks: Tasks, done: Rewritten) -> SampleBatch:
 
 
 def complete_batch(batch: SampleBatch, matcher: DeferredMatcher, done: Rewritten) -> SampleBatch:
-    """Complete callchains that wait for a user part; completed ones and those that stay without are counted."""
+    """Complete callchains that wait for a user part; count the completed and the incomplete ones in `done`."""
     if batch.chains is None:
         return batch
     samples = batch.samples

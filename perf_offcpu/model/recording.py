@@ -130,7 +130,7 @@ class Spaces(Table):
 
 
 class Dsos(Table):
-    """Mapped objects: what a recording knows of a file."""
+    """Facts of a recording about mapped files."""
 
     path: U32 = _text("string: path or pseudo name as recorded")
     build_id: U32 = _text('string: build-id in hex, "" unknown')

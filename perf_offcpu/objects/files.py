@@ -202,7 +202,7 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
 
 
 def _acting_devices() -> set[int]:
-    """Return st_dev of all that is mounted on and below /proc and /sys: links may lead there unseen.
+    """Return st_dev of all mounts on and below /proc and /sys: links may lead there unseen.
 
     Containers mount files of their disk there, too: of such a device, reading does nothing.
     """

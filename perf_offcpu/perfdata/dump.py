@@ -64,7 +64,7 @@ class _Dump:
             yield f"  {name}: {count}"
 
     def _damage(self) -> Lines:
-        """Yield what the reader has counted since the last call."""
+        """Yield lines on losses and damage that the reader has counted since the last call."""
         now = Counter(self.reader.counters)
         for cause, count in by_text(now - self.reported).items():
             yield f"! {count} {cause}"

@@ -110,7 +110,7 @@ def _slept(name: str, graph: Any) -> int:
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget) -> list[Bottleneck]:
-    """Return the bottleneck that the CPUs are; none if no thread waited for one."""
+    """Yield the bottleneck CPU; nothing if no thread waited for a CPU."""
     comms, waited = profile.comms, budget.runnable_ns + budget.preempted_ns
     if not waited.any():
         return []

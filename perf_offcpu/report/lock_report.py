@@ -141,7 +141,7 @@ def _hands(lock: LockRow, style: Style) -> Iterator[str]:
 
 
 def _rest(lock: LockRow, style: Style) -> Iterator[str]:
-    """Say what is left of the waits' time without the threads of the table."""
+    """Yield lines on the parts of the waits' time that the rows of holders do not explain."""
     whole = lock.row.total.weight
     rest = whole - lock.weight_known - lock.weight_unknown
     parts = (

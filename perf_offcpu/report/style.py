@@ -108,7 +108,7 @@ def more_rows(cut: tuple[int, int], things: str, unit: str, style: Style) -> Ite
 
 
 def counts(title: str, counted: Mapping[Any, int], style: Style) -> Iterator[str]:
-    """Return the lines of what was counted, below a title."""
+    """Return a title, then a line for each count."""
     yield heading(title, style)
     yield from (comment(f"{count:>10}  {cause}") for cause, count in counted.items())
 

@@ -221,7 +221,7 @@ def _threads(
 
 
 def _reasons(profile: Profile, chosen: Bool, waits: Waits) -> dict[tuple[int, int], str]:
-    """Return (pid, tid) of each idle thread → what it waits for in most of its time."""
+    """Return (pid, tid) of each idle thread → the cause of most of its waiting time."""
     samples, purpose = profile.samples, np.zeros(len(chosen), np.int32)
     purpose[chosen] = waits.purpose
     rows = np.flatnonzero(of_idle_threads(profile, purpose > 0) & (purpose > 0))

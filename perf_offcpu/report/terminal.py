@@ -199,7 +199,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def by_text(role: str, by: Mapping[str, int], whole: int) -> str:
-    """Return `held by worker 80%, main 15%, not known 5%`; "" if nobody is known, or interrupts alone."""
+    """Return `held by worker 80%, main 15%, not known 5%`; "" if no thread is known, or interrupts alone."""
     if not any(by.values()) or set(by) == {INTERRUPT}:
         return ""
     parts = list(by.items())[:_SHOWN]

@@ -152,7 +152,7 @@ class _Judge:
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
     def work(self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int) -> str:
-        """Return what brings the next piece of work; "" for waits that are not for work."""
+        """Return the source of the next piece of work, in words; "" for waits that are not for work."""
         if syscall in _POLLS and wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
             busy = answers(thing) if syscall in _EPOLLS else is_connected(thing)
             return "" if busy else "the next event of a descriptor"

@@ -124,7 +124,7 @@ class ProgramCache:
         self._files.remove(recipe.name())
 
     def count(self, recipe: Recipe) -> int:
-        """Return the number of stored programs for this kernel, whatever their options."""
+        """Return the number of stored programs for this kernel, of all options."""
         key = recipe.kernel_key()
         return sum(name.startswith(key) and name.endswith(_SUFFIX) for name in self._files.names())
 

@@ -78,7 +78,7 @@ def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
 
 
 def _are_among(rows: NDArray[Any], others: NDArray[Any], names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return bool[n]: the rows whose fields are those of one of the others."""
+    """Return bool[n]: True for rows whose fields `names` equal those of a row of `others`."""
     return is_among(_joined(rows, names), np.sort(_joined(others, names)))
 
 

@@ -176,7 +176,7 @@ class ProgramMaps:
         self._set("groups", group.to_bytes(8, sys.byteorder), 1)
 
     def describe_calls(self, calls: Mapping[int, tuple[str, str]]) -> None:
-        """Tell what the arguments of system calls are (`abi.syscalls.call_numbers`)."""
+        """Fill the map of system call arguments from numbers of calls (`abi.syscalls.call_numbers`)."""
         kinds, timeouts = self.header.enums["call_kind"], self.header.enums["timeout"]
         row = np.zeros((), self.header.structs["call"])
         for number, (what, timeout) in calls.items():

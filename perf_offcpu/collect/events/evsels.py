@@ -69,7 +69,7 @@ def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, defer
     """Return the attr of the event through which BPF sends off-cpu samples.
 
     Args:
-        wakeup_bytes: its ring wakes the recorder at so many bytes.
+        wakeup_bytes: bytes in its ring at which it wakes the recorder.
         stack_bytes: bytes of the user stack that the kernel adds to each sample, with the user registers.
         deferred_stacks: let the kernel walk the user stack later; the sample's own callchain is only the cookie then,
             as the kernel part is in the payload.
@@ -83,7 +83,7 @@ def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, defer
 
 
 def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
-    """Add user registers and so many bytes of the user stack to the samples."""
+    """Add user registers and `stack_bytes` of the user stack to the samples."""
     if not stack_bytes:
         return attr
     return attr._replace(

@@ -68,7 +68,7 @@ class Inventory:
                 yield holding_from(piece, since_ns)
 
     def take_losses(self) -> dict[LossCause, Counter]:
-        """Return what the scan left out since the last call, after `records`."""
+        """Return the losses of the scan since the last call, after `records`."""
         lost = {cause: Counter(count) for cause, count in self._tasks.lost.items()}
         self._tasks.lost.clear()
         return lost

@@ -152,7 +152,7 @@ class MappedBuildIds:
 
 
 def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
-    """Return what identifies a mapped file: a hash, because paths may be long."""
+    """Return the key of a mapped file: a hash, because paths may be long."""
     return blake2b(f"{device} {inode} ".encode() + path, digest_size=16).digest()
 
 

@@ -119,7 +119,7 @@ class ProcScan:
             self.lost.add(losses.THREADS_HIDDEN, max(threads - self._threads, 0))
 
     def _after_hang(self, pid: int, mapped: bool) -> list[tuple[int, bool]]:
-        """Return what is read of a process that did not answer: not the files of the device that hangs."""
+        """Return the items (pid, mapped) to ask for again, now without the files of the device that hangs."""
         if device := self._helper.noted:
             self._build_ids.avoided.add(device_of(device))
             return [(pid, mapped)]
@@ -127,7 +127,7 @@ class ProcScan:
         return [(pid, False)] if mapped else []
 
     def _taken(self, answer: Answer) -> bytes:
-        """Return the records of an answer, and keep what else it tells."""
+        """Return the records of an answer, and keep its other results."""
         if answer.problem:
             self.lost.add(losses.PROCESSES_ODD)
         if answer.value is None:

@@ -151,13 +151,13 @@ class OutputFile:
             self._writer.append(*pieces)
 
     def describe(self, drain: Callable[[], object]) -> None:
-        """Write what runs already. `drain` empties the rings, and is called again and again."""
+        """Write the tasks and maps that exist already. `drain` empties the rings, and is called again and again."""
         self._append_all(self._inventory.records(), drain)
         if isinstance(self._writer, PipeWriter):
             self._writer.append_build_ids(self._inventory.build_ids())
 
     def describe_again(self, drain: Callable[[], object]) -> None:
-        """Write what runs by now, as after a time in which side-band records of a CPU were missing."""
+        """Write the tasks and maps that exist by now, after a time in which side-band records of a CPU were missing."""
         self._append_all(self._inventory.later_records(), drain)
 
     def _append_all(self, pieces: Iterator[bytes], drain: Callable[[], object]) -> None:
@@ -172,7 +172,7 @@ class OutputFile:
             self._disk.commit()
 
     def go_on_in(self, later: OutputFile, counts: Counts, end_ns: int) -> None:
-        """End here: what is not in `counts` and waits that end after `end_ns` belong to a later file."""
+        """End this file: losses beyond `counts`, and waits that end after `end_ns`, belong to a later file."""
         self._ended, self._end_ns = counts, end_ns
         later._begun, later._begin_ns = counts, end_ns
 
@@ -188,7 +188,7 @@ class OutputFile:
         self._paused = False
 
     def go_on_after(self, counts: Counts) -> None:
-        """Begin after a pause: what is in `counts` belongs to the time before."""
+        """Begin after a pause: the losses in `counts` belong to the time before."""
         self._begun = counts
 
     def finish(self, recording: Span) -> None:
@@ -202,8 +202,8 @@ class OutputFile:
         self._writer.finish(self._features(recording))
 
     def finish_somehow(self, recording: Span, unwritten: Mapping[LossCause, Counter], rest: Iterable[Piece]) -> None:
-        """Write an end for a file that takes no more records, into the room that was held for it. `unwritten` counts of
-        what did not go into the file. `rest`: what is written if there is room, else counted."""
+        """Write an end for a file that takes no more records, into the room that was held for it. `unwritten` counts
+        records that are already lost to the file. `rest`: records that are written if there is room, else counted."""
         if self._finished:
             return
         held = self._disk is not None and self._disk.release()

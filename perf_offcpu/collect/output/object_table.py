@@ -128,7 +128,7 @@ class ObjectTable:
             self.follow(files, scan_now=True)
 
     def unwritten(self) -> Iterator[Piece]:
-        """Yield what is not written, for a file that takes no more than a little."""
+        """Yield records that are not written, for a file that is almost full."""
         return self._unwritten
 
     def _begin(self, rows: NDArray[np.void]) -> None:

@@ -113,11 +113,11 @@ class FileSeries:
         self._collector.drain(self.current)
 
     def describe_again(self) -> None:
-        """Write into the current file what runs by now: some of it started on a CPU without events."""
+        """Write tasks and maps into the current file again: some started on a CPU without events."""
         self.current.describe_again(self.drain)
 
     def while_draining(self, work: Callable[[], T]) -> T:
-        """Do in a thread what may block, and empty the rings meanwhile; return its result."""
+        """Run `work`, which may block, in a thread, and empty the rings meanwhile; return its result."""
         return stepping_until(in_background(work), self.drain)
 
     def is_due(self, rotation: Rotation) -> bool:

@@ -107,7 +107,7 @@ class KernelTotals:
         return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
     def unwritten(self, last: LastTasks | None = None) -> Iterator[Piece]:
-        """Yield what was drained and is not written, for a file that takes no more than a little. `last`: as of
+        """Yield drained records that are not written, for a file that is almost full. `last`: as of
         `pieces`, if `write` was not called with it."""
         if self._pending is not None:
             drained, self._pending = self._pending.result(), None
@@ -115,7 +115,7 @@ class KernelTotals:
         return self._unwritten
 
     def remaining(self) -> Iterator[Piece]:
-        """Yield what the kernel still has after the end, for a file that takes no more than a little."""
+        """Yield records of all that is left in the BPF maps after the end, for a file that is almost full."""
         return self._pieces(self._program.maps.drain(), self.last_tasks(copied=False))
 
     def _pieces(self, drained: Drained, last: LastTasks | None) -> Iterator[Piece]:

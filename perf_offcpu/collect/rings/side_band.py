@@ -177,7 +177,7 @@ class SideBand:
             record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
 
     def _read(self, records: dict[bytes, memoryview]) -> dict[bytes, bytes]:
-        """Look up the build-ids of files; return those that are found by the keys of the records."""
+        """Look up the build-ids of files; return key of the record → build-id, of files that have one."""
         found: dict[bytes, bytes] = {}
         items: list[tuple[tuple[int, int], bytes, tuple[int, int, int, int, bytes]]] = []
         for key, record in records.items():
@@ -203,7 +203,7 @@ class SideBand:
 
 
 def _key(record: memoryview) -> bytes:
-    """Return what identifies the file of an MMAP2 record; b"" if it has none."""
+    """Return the key of the file of an MMAP2 record; b"" if it has none."""
     name = _name_of(record)
     if name[:1] != b"/" or name.startswith(b"//"):
         return b""

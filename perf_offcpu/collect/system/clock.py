@@ -37,8 +37,8 @@ def wall_clock_pair() -> tuple[int, int]:
 
 @functools.cache
 def _namespace_shift_ns() -> int:
-    """Return what this process's time namespace adds to CLOCK_MONOTONIC, ns. Raises RecordingError: it is not known, in
-    a process that has made a namespace for its children only."""
+    """Return the offset of CLOCK_MONOTONIC in this process's time namespace, ns. Raises RecordingError: it is not
+    known, in a process that has made a namespace for its children only."""
     ours, childrens = (Path("/proc/self/ns", name) for name in ("time", "time_for_children"))
     if not ours.exists() or os.readlink(ours) == _INITIAL_NAMESPACE:  # there is none before Linux 5.6
         return 0

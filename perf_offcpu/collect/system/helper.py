@@ -81,12 +81,12 @@ class Helper:
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)
 
     def note(self, number: int) -> None:
-        """Note in the helper what it is about to touch; 0 when that is over."""
+        """Note in the helper the number of the thing that it is about to touch; 0 when that is over."""
         _SIZE.pack_into(self._shared, 0, number)
 
     @property
     def noted(self) -> int:
-        """Return what the last helper was about to touch when it got stuck; 0 for nothing."""
+        """Return the number that the last helper had noted when it got stuck; 0 for none."""
         number: int = _SIZE.unpack_from(self._shared)[0]
         return number
 

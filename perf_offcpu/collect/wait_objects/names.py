@@ -44,7 +44,7 @@ def _in_fdinfo(pid: int, fd: int, line: re.Pattern[bytes]) -> bytes:
 
 
 def descriptor_path(pid: int, fd: int, inode: int) -> bytes:
-    """Return what /proc/PID/fd/FD refers to, if it is still the file with this inode; else b""."""
+    """Return the target of /proc/PID/fd/FD, if it is still the file with this inode; else b""."""
     if _in_fdinfo(pid, fd, _INODE) != b"%d" % inode:  # Linux before 5.14 does not tell
         return b""
     try:

@@ -134,7 +134,7 @@ def _first_lines(path: str) -> Iterator[bytes]:
 
 
 def _address(text: str) -> bytes:
-    """Return an address that these tables hold as hexadecimal words; b"" for port 0, which nobody has."""
+    """Return an address that these tables hold as hexadecimal words; b"" for port 0, which no socket has."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -143,7 +143,7 @@ def _address(text: str) -> bytes:
 
 
 def watched_by(pid: int, fd: int) -> bytes:
-    """Return what an epoll instance watches, or b"" if it is gone.
+    """Return the name of the files that an epoll instance watches, or b"" if it is gone.
 
     [eventpoll] of unix /run/x.sock                                   one socket, next to eventfds and pipes
     [eventpoll] of tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80 and 4 more   several

@@ -44,7 +44,7 @@ def packet(*fields: bytes) -> bytes:
 
 
 def first_packet() -> bytes:
-    """Return the packet that begins the sequence; all times in it are those of CLOCK_MONOTONIC."""
+    """Return the packet that begins the sequence; all its times are of CLOCK_MONOTONIC."""
     return field(_PACKET, _FIRST + field(59, field(58, MONOTONIC)))
 
 

@@ -145,7 +145,7 @@ class MapRuns:
 
 
 def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:
-    """Cut mappings (in any order) into runs: those of a process between two of n other events (pids, times, …)."""
+    """Cut mappings (in any order) into runs: mappings of a process between two of n other events (pids, times, …)."""
     kept = len(maps)
     pid, time, number = (
         np.concatenate(pair) for pair in ((maps.pid, pids), (maps.time_ns, times), (maps.number, numbers))

@@ -35,7 +35,7 @@ class Threads:
 
 @frozen
 class Peers:
-    """Threads that held what was waited for, or ended the waits; or the control groups of a quota."""
+    """Threads that held the awaited objects, or ended the waits; or the control groups of a quota."""
 
     role: str  # HELD, RELEASED, ENDED or QUOTA_OF; "" if nobody is known
     comms: dict[str, int]  # comm → weight of the waits, the largest first

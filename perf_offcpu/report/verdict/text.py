@@ -172,7 +172,7 @@ def _laid_out(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def cause_words(wait_class: str, program: str, meaning: str) -> str:
-    """Return `lock waits`, or what the rule of a program says: `waits for a heavyweight lock (postgres)`."""
+    """Return `lock waits`, or the meaning by a rule of a program: `waits for a heavyweight lock (postgres)`."""
     if meaning:
         return f"waits for {printable(re.split(r'[:(]', meaning)[0].strip())} ({printable(program)})"
     return "waits for a CPU" if wait_class == "runqueue" else f"{wait_class} waits"

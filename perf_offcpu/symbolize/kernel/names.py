@@ -124,7 +124,7 @@ class KernelNames:
         names.symbol, names.offset = symbols_and_offsets(vmlinux.symbols, rows, moved, self.strings)
 
     def _as_linked(self, vmlinux: ElfFile, addresses: U64) -> U64:
-        """Move recorded addresses to those of a vmlinux, whose first code is `_text`."""
+        """Translate recorded addresses to addresses in a vmlinux, whose first code is `_text`."""
         code = vmlinux.loads[(vmlinux.loads["p_flags"] & np.uint64(SegmentFlag.X)) != 0]
         has_delta = len(code) > 0 and self._recorded_at != 0
         delta = int(code["p_vaddr"][0]) - self._recorded_at if has_delta else 0

@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r"(?<=0x)[0-9a-f]+")
 
 
 def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings: Strings) -> U16:
-    """Return uint16[objects]: what those tell that ended the waits, ObjectFact; 0 for other kinds.
+    """Return uint16[objects]: ObjectFact, from the threads that ended the waits; 0 for other kinds.
 
     Args:
         entry: int64[samples], the object of each sample; -1 for none.
@@ -74,7 +74,7 @@ def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings:
 
 
 def facts_by_words(recording: Recording, row: I32) -> U16:
-    """Return uint16[objects of the recording]: what the words of futexes tell, ObjectFact.
+    """Return uint16[objects of the recording]: ObjectFact, from the words of futexes.
 
     Args:
         row: int32[samples], the object of each sample; -1 for none.

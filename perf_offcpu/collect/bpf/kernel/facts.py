@@ -205,7 +205,7 @@ def _function(symbols: bytes, name: bytes) -> tuple[int, int]:
 
 
 def kernel_identity() -> tuple[object, ...]:
-    """Return what tells the running kernel from others, the same at each of its boots."""
+    """Return an identity of the running kernel, the same at each of its boots."""
     system = os.uname()
     # Not all notes: before Linux 6.9 they have addresses (aaa8736370db), which differ at each boot.
     return (system.release, system.version, system.machine, sys.byteorder, sys.maxsize, kernel_build_id())
