@@ -28,13 +28,10 @@ def packed(columns: dict[str, np.ndarray]) -> bytes:
     return pack(columns).tobytes()
 
 
-@given(
-    st.dictionaries(
-        st.text("abcxyz_", min_size=1, max_size=16),
-        NUMBERS.flatmap(lambda dtype: arrays.arrays(dtype, st.integers(0, 20))),
-        max_size=5,
-    )
-)
+@given(st.dictionaries(
+    st.text("abcxyz_", min_size=1, max_size=16),
+    NUMBERS.flatmap(lambda dtype: arrays.arrays(dtype, st.integers(0, 20))), max_size=5,
+))  # fmt: skip
 @settings(max_examples=50)
 def test_packed_columns_are_unpacked(columns: dict[str, np.ndarray]) -> None:
     read = unpack(memoryview(packed(columns)))
@@ -218,10 +215,8 @@ class TestSymbols:
 
 def test_names_tell_the_kind_and_all_that_counts() -> None:
     names = {
-        cache_name("symbols", b"\x12", 1),
-        cache_name("symbols", b"\x12", 2),
-        cache_name("symbols", b"\x13", 1),
+        cache_name("symbols", b"\x12", 1), cache_name("symbols", b"\x12", 2), cache_name("symbols", b"\x13", 1),
         cache_name("lines", b"\x12", 1),
-    }
+    }  # fmt: skip
     assert len(names) == 4
     assert all(name.rpartition(".")[2] in ("symbols", "lines") for name in names)

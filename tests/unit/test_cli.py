@@ -55,23 +55,19 @@ def test_the_verb_gives_the_status(verb: Callable[[Run], None]) -> None:
     assert cli.main(["fake", "--number", "7"]) == 7
 
 
-@pytest.mark.parametrize(
-    ("problem", "status", "line"),
-    [
-        (PerfOffcpuError("x.data: nothing in it"), 1, "x.data: nothing in it"),
-        (UsageError("impossible"), 129, "impossible"),
-        (CapabilityError("no BTF", "build the kernel with it"), 1, "no BTF: build the kernel with it"),
-        (FileNotFoundError(2, "No such file or directory", "a\x1b[2J"), 1, "a\\x1b[2J: No such file or directory"),
-        (
-            OSError(28, "No space left on device"),
-            1,
-            "standard output or a temporary file (in $TMPDIR or /tmp): No space left on device",
-        ),
-        (OSError(28, "No space left on device", "out"), 1, "out: No space left on device"),
-        (OSError(24, "Too many open files", "f"), 1, "f: Too many open files: raise the limit with ulimit -n"),
-        (PerfOffcpuError("two\nlines"), 1, "two\\nlines"),
-    ],
-)
+@pytest.mark.parametrize(("problem", "status", "line"), [
+    (PerfOffcpuError("x.data: nothing in it"), 1, "x.data: nothing in it"),
+    (UsageError("impossible"), 129, "impossible"),
+    (CapabilityError("no BTF", "build the kernel with it"), 1, "no BTF: build the kernel with it"),
+    (FileNotFoundError(2, "No such file or directory", "a\x1b[2J"), 1, "a\\x1b[2J: No such file or directory"),
+    (
+        OSError(28, "No space left on device"), 1,
+        "standard output or a temporary file (in $TMPDIR or /tmp): No space left on device",
+    ),
+    (OSError(28, "No space left on device", "out"), 1, "out: No space left on device"),
+    (OSError(24, "Too many open files", "f"), 1, "f: Too many open files: raise the limit with ulimit -n"),
+    (PerfOffcpuError("two\nlines"), 1, "two\\nlines"),
+])  # fmt: skip
 def test_an_error_is_one_line(
     verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str], problem: Exception, status: int, line: str
 ) -> None:
@@ -101,25 +97,22 @@ def test_ctrl_c_is_quiet(verb: Callable[[Run], None], capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["fake", "--number", "x"], "perf-offcpu fake: argument --number: invalid int value: 'x'"),
-        (["fake", "--numb", "1"], "perf-offcpu fake: unrecognized arguments: --numb 1"),
-        (["fake", "stray"], "perf-offcpu fake: unrecognized arguments: stray"),
-        (["nosuch"], "perf-offcpu: 'nosuch' is not a verb of perf-offcpu"),
-        (["recrod", "-a"], "perf-offcpu: 'recrod' is not a verb of perf-offcpu (did you mean record? see"),
-        (["fake", "--nubmer=1"], "perf-offcpu fake: unrecognized arguments: --nubmer=1 (did you mean --number? "),
-        (
-            ["convert", "--flamgraph"],
-            "perf-offcpu convert: one of the arguments --html --folded --flamegraph --speedscope "
-            "--chrome-trace --perfetto --firefox --pprof --callgraph --parquet is required "
-            "(did you mean --flamegraph? ",
-        ),
-        (["--nosuch"], "perf-offcpu: unrecognized arguments: --nosuch"),
-        (["--nosuch", "fake"], "perf-offcpu fake: unrecognized arguments: --nosuch"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "message"), [
+    (["fake", "--number", "x"], "perf-offcpu fake: argument --number: invalid int value: 'x'"),
+    (["fake", "--numb", "1"], "perf-offcpu fake: unrecognized arguments: --numb 1"),
+    (["fake", "stray"], "perf-offcpu fake: unrecognized arguments: stray"),
+    (["nosuch"], "perf-offcpu: 'nosuch' is not a verb of perf-offcpu"),
+    (["recrod", "-a"], "perf-offcpu: 'recrod' is not a verb of perf-offcpu (did you mean record? see"),
+    (["fake", "--nubmer=1"], "perf-offcpu fake: unrecognized arguments: --nubmer=1 (did you mean --number? "),
+    (
+        ["convert", "--flamgraph"],
+        "perf-offcpu convert: one of the arguments --html --folded --flamegraph --speedscope "
+        "--chrome-trace --perfetto --firefox --pprof --callgraph --parquet is required "
+        "(did you mean --flamegraph? ",
+    ),
+    (["--nosuch"], "perf-offcpu: unrecognized arguments: --nosuch"),
+    (["--nosuch", "fake"], "perf-offcpu fake: unrecognized arguments: --nosuch"),
+])  # fmt: skip
 def test_wrong_usage(
     verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:

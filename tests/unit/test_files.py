@@ -30,13 +30,11 @@ def test_a_regular_file_is_read_through_links_if_the_caller_allows_it(tmp_path: 
 @pytest.mark.parametrize(
     "make",
     [
-        os.mkfifo,
-        lambda path: path.symlink_to("/dev/ptmx"),
-        lambda path: path.symlink_to("/dev/full"),
+        os.mkfifo, lambda path: path.symlink_to("/dev/ptmx"), lambda path: path.symlink_to("/dev/full"),
         lambda path: path.mkdir(),
     ],
     ids=["fifo", "ptmx", "full", "directory"],
-)
+)  # fmt: skip
 def test_other_kinds_are_refused_at_once_and_not_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "file")
     before = time.monotonic()

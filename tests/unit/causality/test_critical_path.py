@@ -128,10 +128,8 @@ def test_stacks_name_each_hop_and_running_time_is_shared_out_by_samples(chain: P
     ]
     tree = hop_rows(path, chains_of(profile, path))
     assert [(row.depth, row.comm, row.wakeups, row.total_ns) for row in tree] == [
-        (0, "client", 0, 2000),
-        (1, "server", 1, 1750),
-        (2, "disk", 1, 1500),
-    ]
+        (0, "client", 0, 2000), (1, "server", 1, 1750), (2, "disk", 1, 1500),
+    ]  # fmt: skip
 
 
 @given(random_waits(300, 60, shortest=0), st.integers(1, 5))

@@ -13,11 +13,9 @@ from perf_offcpu.collect.summary import Summary
 from perf_offcpu.commands.record.command import summary_lines
 
 COUNTED = {
-    losses.SAMPLES: Counter(7, 7_000_000),
-    losses.WAITS_LOST: Counter(2, 999),
-    losses.SUM_MAP_FULL: Counter(3, 5),
+    losses.SAMPLES: Counter(7, 7_000_000), losses.WAITS_LOST: Counter(2, 999), losses.SUM_MAP_FULL: Counter(3, 5),
     losses.MISSED_RUNS: Counter(0),
-}
+}  # fmt: skip
 
 
 def test_counters_are_one_raw_sample() -> None:

@@ -44,16 +44,13 @@ def test_commands_are_carried_out_up_to_the_expected_one() -> None:
     assert place.said == []
 
 
-@pytest.mark.parametrize(
-    ("commands", "rotation", "period_ns", "sentence"),
-    [
-        ("snapshot\nperiod 7\n", None, 2 * MS, "there is no --switch-output"),
-        ("period x\n", Rotation(), 2 * MS, "--control: period x: not a length of time"),
-        ("period \x1b[2J\n", Rotation(), 2 * MS, "--control: period \\x1b[2J: not a length of time"),
-        ("period 0\n", Rotation(), 2 * MS, "--control: period 0: at least 1us"),
-        ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
-    ],
-)
+@pytest.mark.parametrize(("commands", "rotation", "period_ns", "sentence"), [
+    ("snapshot\nperiod 7\n", None, 2 * MS, "there is no --switch-output"),
+    ("period x\n", Rotation(), 2 * MS, "--control: period x: not a length of time"),
+    ("period \x1b[2J\n", Rotation(), 2 * MS, "--control: period \\x1b[2J: not a length of time"),
+    ("period 0\n", Rotation(), 2 * MS, "--control: period 0: at least 1us"),
+    ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
+])  # fmt: skip
 def test_requests_that_cannot_be_met_change_nothing(
     commands: str, rotation: Rotation | None, period_ns: int, sentence: str
 ) -> None:
@@ -103,18 +100,13 @@ class Pausing(Session):
         return self.steps.count("wait") > 2
 
 
-@pytest.mark.parametrize(
-    ("commands", "rotation", "steps"),
-    [
-        ("snapshot\n", Rotation(), ["leave", "wait", "wait", "wait"]),
-        ("enable\n", Rotation(), ["go on"]),
-        ("snapshot\nenable\n", Rotation(), ["leave", "go on"]),
-        ("stop\n", Rotation(), []),
-        ("", Rotation(), ["wait", "drain", "wait", "drain", "wait"]),
-        ("", Rotation(size_bytes=50), ["leave", "wait", "wait", "wait"]),
-        ("", Rotation(seconds=2), ["wait", "drain", "wait", "drain", "wait"]),
-    ],
-)
+@pytest.mark.parametrize(("commands", "rotation", "steps"), [
+    ("snapshot\n", Rotation(), ["leave", "wait", "wait", "wait"]), ("enable\n", Rotation(), ["go on"]),
+    ("snapshot\nenable\n", Rotation(), ["leave", "go on"]), ("stop\n", Rotation(), []),
+    ("", Rotation(), ["wait", "drain", "wait", "drain", "wait"]),
+    ("", Rotation(size_bytes=50), ["leave", "wait", "wait", "wait"]),
+    ("", Rotation(seconds=2), ["wait", "drain", "wait", "drain", "wait"]),
+])  # fmt: skip
 def test_commands_that_come_with_disable_are_not_waited_for(
     commands: str, rotation: Rotation, steps: list[str]
 ) -> None:

@@ -15,15 +15,10 @@ from perf_offcpu.commands.record.command import LiveLine
 from perf_offcpu.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    ("text", "rotation"),
-    [
-        ("signal", Rotation()),
-        ("5M", Rotation(size_bytes=5 << 20)),
-        ("5m", Rotation(seconds=300)),
-        ("1.5s", Rotation(seconds=1.5)),
-    ],
-)
+@pytest.mark.parametrize(("text", "rotation"), [
+    ("signal", Rotation()), ("5M", Rotation(size_bytes=5 << 20)), ("5m", Rotation(seconds=300)),
+    ("1.5s", Rotation(seconds=1.5)),
+])  # fmt: skip
 def test_sizes_and_times(text: str, rotation: Rotation) -> None:
     assert parse_rotation(text) == rotation
 

@@ -284,20 +284,17 @@ def _nulls(table: Any, name: str, kind: Any = None) -> Any:
     return table.set_column(place, name, pa.array([None] * table.num_rows, kind or table[name].type))
 
 
-@pytest.mark.parametrize(
-    ("words", "file", "change", "sentence"),
-    [
-        ("report", "samples", lambda t: _nulls(t, "weight_ns", pa.string()), "weight_ns of type string"),
-        ("diff", "samples", lambda t: _nulls(t, "weight_ns"), "weight is null in a row"),
-        ("report", "hosts", lambda t: _nulls(t, "labels"), "label_names is null in a row"),
-        ("top", "stacks", lambda t: _nulls(t, "frame_ids", pa.int64()), "frame_ids of type int64"),
-        ("flamegraph -o /dev/null", "stacks", lambda t: _nulls(t, "frame_ids"), "frame_ids is null"),
-        ("compact", "frames", lambda t: t.drop_columns(["kernel"]), "no Parquet file of this table"),
-        ("compact", "frames", None, "no Parquet file of this table"),
-        ("compact", "frames", lambda t: _nulls(t, "line"), "null values"),
-        ("compact", "stacks", lambda t: t, "more than 2 values"),
-    ],
-)
+@pytest.mark.parametrize(("words", "file", "change", "sentence"), [
+    ("report", "samples", lambda t: _nulls(t, "weight_ns", pa.string()), "weight_ns of type string"),
+    ("diff", "samples", lambda t: _nulls(t, "weight_ns"), "weight is null in a row"),
+    ("report", "hosts", lambda t: _nulls(t, "labels"), "label_names is null in a row"),
+    ("top", "stacks", lambda t: _nulls(t, "frame_ids", pa.int64()), "frame_ids of type int64"),
+    ("flamegraph -o /dev/null", "stacks", lambda t: _nulls(t, "frame_ids"), "frame_ids is null"),
+    ("compact", "frames", lambda t: t.drop_columns(["kernel"]), "no Parquet file of this table"),
+    ("compact", "frames", None, "no Parquet file of this table"),
+    ("compact", "frames", lambda t: _nulls(t, "line"), "null values"),
+    ("compact", "stacks", lambda t: t, "more than 2 values"),
+])  # fmt: skip
 def test_wrong_content_of_a_file(
     words: str, file: str, change: Any, sentence: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,16 +61,14 @@ WAITS = st.lists(
     max_size=30,
 )  # fmt: skip
 SELECTIONS = st.builds(
-    Selection,
-    since_ns=st.none() | st.integers(BEGIN, BEGIN + 2 * HOUR),
+    Selection, since_ns=st.none() | st.integers(BEGIN, BEGIN + 2 * HOUR),
     until_ns=st.none() | st.integers(BEGIN + 2 * HOUR, BEGIN + 3 * HOUR),
     hosts=st.sampled_from(((), ("web1",), ("id-db1", "web2"))),
     labels=st.sampled_from(({}, {"service": ("web",)}, {"version": ("2",)}, {"version": ("1", "2")})),
     classes=st.sampled_from(((), ("lock",), ("disk", "runqueue"))),
     objects=st.sampled_from(((), ("x",), ("a*b", "10.?"), ("[x]",), ("\\", "'"))),
-    comms=st.sampled_from(((), ("öß", "web"))),
-    idle=st.sampled_from(("show", "hide", "only")),
-)
+    comms=st.sampled_from(((), ("öß", "web"))), idle=st.sampled_from(("show", "hide", "only")),
+)  # fmt: skip
 
 
 def labels_of(host: str, time_ns: int) -> dict[str, str]:

@@ -36,9 +36,7 @@ This page is made from the declarations in `perf_offcpu/model/`.
 """
 
 TABLES: dict[str, tuple[type[Table], ...]] = {
-    "Recording: raw addresses": (
-        Samples, DeferredChains, Spaces, Maps, Dsos, Comms, Tasks, Budget, KernelSymbols,
-    ),
+    "Recording: raw addresses": (Samples, DeferredChains, Spaces, Maps, Dsos, Comms, Tasks, Budget, KernelSymbols),
     "Profile: named frames": (ProfileSamples, Stacks, Frames),
 }  # fmt: skip
 

@@ -22,10 +22,8 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.perfdata.compressed import joined
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "gz": gzip.compress,
-    "xz": lzma.compress,
-    "zst": lambda data: zstandard.ZstdCompressor().compress(data),
-}
+    "gz": gzip.compress, "xz": lzma.compress, "zst": lambda data: zstandard.ZstdCompressor().compress(data),
+}  # fmt: skip
 
 
 @pytest.fixture

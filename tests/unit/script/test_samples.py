@@ -99,10 +99,8 @@ def test_system_calls_have_names_and_waits_a_class() -> None:
     builder.sample("a", [], 1, syscall=98).sample("a", [], 1, syscall=4000)
     builder.sample("a", [], 1, event="cpu-clock")
     assert text(builder.build(), "event,class,syscall").splitlines() == [
-        "offcpu-time: class=lock syscall=futex ",
-        "offcpu-time: class=other syscall=4000 ",
-        "  cpu-clock: ",
-    ]
+        "offcpu-time: class=lock syscall=futex ", "offcpu-time: class=other syscall=4000 ", "  cpu-clock: ",
+    ]  # fmt: skip
 
 
 def test_ids() -> None:

@@ -100,15 +100,11 @@ def test_a_kernel_without_kprobes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert refused.value.errno == errno.EOPNOTSUPP
 
 
-@pytest.mark.parametrize(
-    ("names", "place"),
-    [
-        ("__schedule schedule wait_for_completion mutex_lock down_read rt_mutex_lock do_nanosleep", (0x40, 0x30)),
-        ("__schedule __pfx_mutex_lock mutex_lock", (0x30, 0x10)),
-        ("mutex_lock schedule down_read", (0x10, 0)),
-        ("__schedule schedule_timeout", (0x10, 0)),
-    ],
-)
+@pytest.mark.parametrize(("names", "place"), [
+    ("__schedule schedule wait_for_completion mutex_lock down_read rt_mutex_lock do_nanosleep", (0x40, 0x30)),
+    ("__schedule __pfx_mutex_lock mutex_lock", (0x30, 0x10)), ("mutex_lock schedule down_read", (0x10, 0)),
+    ("__schedule schedule_timeout", (0x10, 0)),
+])  # fmt: skip
 def test_functions_of_locks_are_kept_where_they_lie_together(names: str, place: tuple[int, int]) -> None:
     text = "".join(f"{16 * row:016x} T {name}\n" for row, name in enumerate(names.split(), 1))
     assert _lock_text(text.encode(), 0x10, 0x10 * (len(names.split()) + 1)) == place

@@ -114,10 +114,7 @@ def ask_everything(data: bytes) -> None:
     (lambda data: data[:-1], "sections end at"),
     (lambda data: data[:12] + struct.pack("=I", 2**32 - 1) + data[16:], "sections end at"),
     (lambda data: data[:28] + b"\xff\xff\xff\x1f" + data[32:], "type 1 is of unknown kind 31"),
-    (
-        lambda data: data[:28] + b"\xff\xff\x00\x04" + data[32:],
-        "type 1 reaches beyond the end of the types",
-    ),
+    (lambda data: data[:28] + b"\xff\xff\x00\x04" + data[32:], "type 1 reaches beyond the end of the types"),
 ])  # fmt: skip
 def test_damage_is_named(kernel: bytes, damage: object, message: str) -> None:
     assert callable(damage)

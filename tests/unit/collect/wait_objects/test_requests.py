@@ -14,20 +14,12 @@ from perf_offcpu.collect.wait_objects.names import requests_of
 READ, SEND, TIMEOUT, FIXED = 22, 26, 11, 1
 
 
-@pytest.mark.parametrize(
-    ("requests", "expected"),
-    [
-        ([(READ, 0, "a")], b"[io_uring] of {}/a"),
-        ([(READ, 0, "a"), (READ, 0, "a"), (0, 0, "b")], b"[io_uring] of {}/a"),
-        ([(READ, 0, "a"), (READ, 0, "b")], b"[io_uring] of 2 files"),
-        ([(READ, 0, "a"), (SEND, 0, "b")], b""),
-        ([(READ, 0, "a"), (TIMEOUT, 0, "b")], b""),
-        ([(READ, FIXED, "a")], b""),
-        ([(READ, 0, "pipe")], b""),
-        ([(READ, 0, "gone")], b""),
-        ([], b""),
-    ],
-)
+@pytest.mark.parametrize(("requests", "expected"), [
+    ([(READ, 0, "a")], b"[io_uring] of {}/a"), ([(READ, 0, "a"), (READ, 0, "a"), (0, 0, "b")], b"[io_uring] of {}/a"),
+    ([(READ, 0, "a"), (READ, 0, "b")], b"[io_uring] of 2 files"), ([(READ, 0, "a"), (SEND, 0, "b")], b""),
+    ([(READ, 0, "a"), (TIMEOUT, 0, "b")], b""), ([(READ, FIXED, "a")], b""), ([(READ, 0, "pipe")], b""),
+    ([(READ, 0, "gone")], b""), ([], b""),
+])  # fmt: skip
 def test_requests_for_files_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[tuple[int, int, str]], expected: bytes
 ) -> None:

@@ -29,10 +29,7 @@ KIND = SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME 
 TRAILER = bytes(32)
 EVENTS = [
     EventSpec(
-        Attr(
-            type=PerfType.SOFTWARE, config=config, sample_period=1, sample_type=KIND,
-            flags=AttrFlag.SAMPLE_ID_ALL,
-        ),
+        Attr(type=PerfType.SOFTWARE, config=config, sample_period=1, sample_type=KIND, flags=AttrFlag.SAMPLE_ID_ALL),
         name,
         ids,
     )
