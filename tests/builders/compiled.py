@@ -12,3 +12,9 @@ def build(source: str | Path, program: Path, *flags: str) -> Path:
     compiler = "g++" if Path(source).suffix in (".cpp", ".o") else "gcc"
     subprocess.run([compiler, *flags, "-pthread", "-o", program, WORKLOAD / source], check=True, timeout=300)
     return program
+
+
+def addresses(program: Path) -> dict[str, int]:
+    """Return the addresses of its symbols by name, as nm reads them."""
+    text = subprocess.run(["nm", program], check=True, timeout=60, capture_output=True, text=True).stdout
+    return {line.split()[-1]: int(line.split()[0], 16) for line in text.splitlines() if line[0] != " "}

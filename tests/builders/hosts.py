@@ -8,6 +8,8 @@ from builders.recording import BASE, USER, S, comm, event, raw_wait, sample, sid
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import Misc, RecordType
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.features import feature_body, text_body
 
@@ -62,3 +64,8 @@ def wait(time: int, pid: int = 7, tid: int = 7, ns: int = 100, **values: Any) ->
     """A wait, in cgroup 9."""
     raw = raw_wait(pid, tid, ns, [USER, 0x1000], cgroup=9)
     return sample(OFFCPU, time=time, **(dict[str, Any](cpu=1, raw=raw) | values))
+
+
+def comms_of(recorded: Recording | Profile) -> list[str]:
+    """Return the name of the thread of each sample."""
+    return [recorded.strings[row] for row in recorded.samples.comm.tolist()]

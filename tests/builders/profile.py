@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,13 @@ import numpy as np
 from perf_offcpu.abi.attr import Attr, SampleType
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.profile import Frames, Objects, Profile, ProfileSamples, Stacks
-from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
+from perf_offcpu.model.recording import Comms, Evsel, Meta, SampleFlag, Tasks
 from perf_offcpu.model.stacks import build_stack_tree, frames_of
 
 OFFCPU = "offcpu-time"
@@ -59,6 +61,11 @@ class ProfileBuilder:
     """By cause, or by a text that stands for one."""
     meta: dict[str, Any] = field(default_factory=dict)
     build_ids: dict[str, str] = field(default_factory=dict)
+    comms: Iterable[tuple[int, int, int, str]] = ()
+    """Names of threads: tid, pid, since when, name."""
+    tasks: Iterable[tuple[int, int, int, int]] = ()
+    """Lives of threads: tid, pid, begin, end; -1 unknown."""
+    cgroups: dict[int, str] = field(default_factory=dict)
     _strings: Strings = field(default_factory=Strings)
     _codes: dict[Code, int] = field(default_factory=dict)
     _rows: list[dict[str, Any]] = field(default_factory=list)
@@ -128,6 +135,9 @@ class ProfileBuilder:
             evsels=[Evsel(name, Attr(sample_type=SampleType.CALLCHAIN), unit) for name, unit in self.events.items()],
             losses={_cause(cause): count for cause, count in self.losses.items()},
             build_ids={self._strings.intern(dso): build_id for dso, build_id in self.build_ids.items()},
+            comms=Comms.from_rows([(*row, self._strings.intern(name)) for *row, name in self.comms]),
+            tasks=Tasks.from_rows(list(self.tasks)),
+            cgroups=dict(self.cgroups),
             meta=Meta(**self.meta),
         )
         profile.check()
@@ -161,3 +171,8 @@ def functions_of(profile: Profile, stack: int) -> list[str]:
     """Return the names of the frames of a stack, root first."""
     frames = frames_of(profile.stacks.parent, profile.stacks.frame, stack)
     return [profile.strings[row] for row in profile.frames.symbol[frames].tolist()]
+
+
+def classes_of(profile: Profile) -> list[str]:
+    """Return the label of the wait class of each sample."""
+    return [WaitClass(number).label for number in classify(profile).wait_class.tolist()]

@@ -16,8 +16,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, status: int | None 
     return err
 
 
-def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Run the program, which must succeed, and return its output."""
+def output(capsys: pytest.CaptureFixture[str], *words: str, silent: bool = False) -> str:
+    """Run the program, which must succeed, and return its output; `silent`: nothing came on standard error."""
     capsys.readouterr()
     assert main(list(words)) == 0
-    return capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert not (silent and err), err
+    return out

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of wait objects, and of waits for them, as a recorder writes them."""
 
+from enum import IntEnum
 from typing import Any
 
 from builders.recording import BASE, S, event, raw_wait, sample
@@ -11,8 +12,11 @@ from perf_offcpu.abi.wait_objects import MAGIC, OBJECT, OBJECTS, TEXTS, VERSION,
 COUNTERS = event(counters.EVENT_NAME, (9,), BASE | S.RAW, config=10)
 WAITS = event("offcpu-time", (3,), BASE | S.RAW)
 
-READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, WAIT4, FUTEX = 0, 1, 7, 35, 45, 44, 61, 202
-"""System calls of x86-64."""
+
+class Call(IntEnum):
+    """System calls of x86-64."""
+
+    READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, FUTEX = 0, 1, 7, 35, 45, 44, 202
 
 
 def described(*objects: dict[str, Any]) -> bytes:
@@ -25,17 +29,18 @@ def described(*objects: dict[str, Any]) -> bytes:
     return sample(COUNTERS, time=1, raw=payload + bytes(-len(payload) % 8 + 4))
 
 
-def thing(id_: int, kind: ObjectKind, **fields: Any) -> dict[str, Any]:
+def thing(id_: int, kind: ObjectKind, pid: int = 10, **fields: Any) -> dict[str, Any]:
     """The description of one object."""
-    return {"id": id_, "kind": int(kind), **fields}
+    return {"id": id_, "kind": int(kind), "pid": pid, **fields}
 
 
 def wait(
-    object_id: int, *, time: int, pid: int, tid: int, ns: int = 10, chain: tuple[int, ...] = (), **more: int
-) -> bytes:
-    """A wait for an object; `more` are fields of the extension."""
-    values = {"kind": int(offcpu.Kind.WAIT), "object_id": object_id, "syscall": FUTEX, "state": 1}
+    object_id: int, *, time: int = 90, pid: int = 10, tid: int = 0, ns: int = 10, chain: tuple[int, ...] = (),
+    **more: int,
+) -> bytes:  # fmt: skip
+    """A wait for an object, of the main thread if `tid` is 0; `more` are fields of the extension."""
+    values = {"kind": int(offcpu.Kind.WAIT), "object_id": object_id, "syscall": Call.FUTEX, "state": 1}
     values |= {"switch_out_ns": time - ns} | more
-    raw = raw_wait(pid, tid, ns, list(chain))[:-4]
+    raw = raw_wait(pid, tid or pid, ns, list(chain))[:-4]
     raw += offcpu.EXTENSION.pack(offcpu.BLANK_EXTENSION | values) + bytes(4)
     return sample(WAITS, time=time, raw=raw)

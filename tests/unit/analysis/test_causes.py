@@ -22,26 +22,26 @@ def python(name: str) -> Code:
     return Code(name, "/usr/bin/python3.11")
 
 
+def causes(builder: ProfileBuilder) -> list[str]:
+    """Return the function of each sample."""
+    profile = builder.build()
+    found = causes_of(profile, classify(profile))
+    assert found.names[0] == ""
+    return [found.names[row] for row in found.function.tolist()]
+
+
 def named(path: list[str | Code], syscall: str = "") -> str:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
-    builder.sample("a", path, 5, state=1, syscall=NUMBERS.get(syscall, -2))
-    profile = builder.build()
-    causes = causes_of(profile, classify(profile))
-    return causes.names[causes.function[0]]
+    (name,) = causes(builder.sample("a", path, 5, state=1, syscall=NUMBERS.get(syscall, -2)))
+    return name
 
 
 @pytest.mark.parametrize(("path", "function"), [
     ([libc("start_thread"), "work", "take", libc("pthread_mutex_lock@@GLIBC_2.2.5"), *FUTEX], "take"),
     # linked into the program
-    (
-        ["_start", "__libc_start_main", "main", "pause_here", "__clock_nanosleep", "nanosleep"],
-        "pause_here",
-    ),
+    (["_start", "__libc_start_main", "main", "pause_here", "__clock_nanosleep", "nanosleep"], "pause_here"),
     (["main", "std::this_thread::sleep_for<long>", libc("clock_nanosleep")], "main"),
-    (
-        ["main", "ns::Pool::get(std::function<void (int)>, int)", libc("sem_wait"), *FUTEX],
-        "ns::Pool::get",
-    ),
+    (["main", "ns::Pool::get(std::function<void (int)>, int)", libc("sem_wait"), *FUTEX], "ns::Pool::get"),
     (["(anonymous namespace)::run(int)", *FUTEX], "(anonymous namespace)::run"),
     (["main.main", "sync.(*Mutex).Lock", "runtime.semasleep", "runtime.futex.abi0", *FUTEX], "main.main"),
     # frames of a rule do not count, nor what leads to them
@@ -78,8 +78,7 @@ def test_waits_for_a_cpu_have_no_function() -> None:
     builder = ProfileBuilder()
     for flags in (SampleFlag.THROTTLED, SampleFlag.PREEMPTED):
         builder.sample("a", ["main", "crunch"], 5, state=0, flags=flags)
-    profile = builder.build()
-    assert causes_of(profile, classify(profile)).function.tolist() == [0, 0]
+    assert causes(builder) == ["", ""]
 
 
 def test_code_without_a_name_has_its_system_call() -> None:
@@ -89,25 +88,16 @@ def test_code_without_a_name_has_its_system_call() -> None:
     assert named([Code("", "//anon"), *write], "write") == "write()"
     frozen = [kernel("vfs_write"), kernel("percpu_rwsem_wait")]
     assert named([Code("", "/bin/dash"), libc("write"), *frozen], "write") == "write() of [dash]"
-
-
-def test_only_the_system_call_is_known() -> None:
     assert named([libc("_start"), libc("__GI___libc_read"), kernel("pipe_read")], "read") == "read()"
     assert named([], "futex") == "futex()"
 
 
-def test_a_long_name_is_cut() -> None:
-    name = named(["ns::" + "x" * 100])
-    assert len(name) == 60 and name.startswith("ns::xxx") and name.endswith("...")
-
-
-def test_each_sample_has_its_own() -> None:
+def test_each_sample_has_its_own_and_a_long_name_is_cut() -> None:
     builder = ProfileBuilder()
     builder.sample("a", ["main", "one"], 1).sample("a", ["main", "two"], 2).sample("a", ["main", "one"], 3)
-    profile = builder.build()
-    causes = causes_of(profile, classify(profile))
-    assert [causes.names[at] for at in causes.function.tolist()] == ["one", "two", "one"]
-    assert causes.names[0] == ""
+    assert causes(builder) == ["one", "two", "one"]
+    name = named(["ns::" + "x" * 100])
+    assert len(name) == 60 and name.startswith("ns::xxx") and name.endswith("...")
 
 
 @pytest.mark.parametrize("name", ["PyramidBuild", "syscalls_total", "sleeper", "stdout_lock", "main", "Javac"])

@@ -15,9 +15,6 @@ from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.profile import Profile
 
-NARROW = st.integers(-1, 5)
-WIDE = st.integers(-(2**62), 2**62)
-
 
 def check_grouping(columns: list[NDArray[Any]]) -> None:
     keys = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -28,60 +25,45 @@ def check_grouping(columns: list[NDArray[Any]]) -> None:
     assert first.tolist() == [keys.index(key) for key in different], "not the first row of its group"
 
 
-@given(st.lists(st.tuples(NARROW, WIDE, NARROW), max_size=60))
+@given(st.lists(st.tuples(st.integers(-1, 5), st.integers(-(2**62), 2**62), st.integers(-1, 5)), max_size=60))
 def test_group_agrees_with_tuples(rows: list[tuple[int, int, int]]) -> None:
     columns = [np.array([row[at] for row in rows], np.int64) for at in range(3)]
     check_grouping(columns)
     check_grouping(columns[:1])
 
 
-def test_group_of_columns_whose_packed_key_does_not_fit_64_bits() -> None:
+def test_group_of_long_keys_of_addresses_and_of_nothing() -> None:
     rng = np.random.default_rng(3)
-    spread = [rng.integers(0, 2**60, 100_000) for _ in range(4)]
-    picked = rng.integers(0, 50, 3000)
-    check_grouping([column[picked] for column in spread])
-
-
-def test_group_of_unsigned_addresses() -> None:
+    picked = rng.integers(0, 50, 3000)  # the packed key does not fit 64 bits
+    check_grouping([rng.integers(0, 2**60, 100_000)[picked] for _ in range(4)])
     high = np.array([2**64 - 1, 2**64 - 4096, 7, 2**64 - 1], np.uint64)
     assert group(high)[1].tolist() == [2, 1, 0, 2]
+    nothing = np.empty(0, np.int32)
+    first, group_of_row = group(nothing, nothing)
+    assert len(first) == len(group_of_row) == 0
+    assert sum_by(group_of_row, nothing, 0).tolist() == []
 
 
 def test_columns_of_any_integers_stay_as_they_are() -> None:
     columns = [
-        np.array([2**64 - 1, 2**64 - 1, 2**64 - 3], np.uint64),
-        np.array([True, False, True]),
-        np.array([-128, 127, -128], np.int8),
-        np.broadcast_to(np.uint32(7), 3),
-    ]
+        np.array([2**64 - 1, 2**64 - 1, 2**64 - 3], np.uint64), np.array([True, False, True]),
+        np.array([-128, 127, -128], np.int8), np.broadcast_to(np.uint32(7), 3),
+    ]  # fmt: skip
     before = [column.tolist() for column in columns]
     check_grouping(columns)
     assert [column.tolist() for column in columns] == before
 
 
-def test_group_of_nothing() -> None:
-    nothing = np.empty(0, np.int32)
-    first, of = group(nothing, nothing)
-    assert len(first) == len(of) == 0
-    assert sum_by(of, nothing, 0).tolist() == []
-
-
-def test_sums_are_exact_beyond_doubles() -> None:
-    """1000 threads that wait three hours, and one that waits a nanosecond."""
-    waits = np.array([10_800_000_000_000] * 1000 + [1], np.int64)
+def test_sums_are_exact_or_refused() -> None:
+    waits = np.array([10_800_000_000_000] * 1000 + [1], np.int64)  # of 1000 threads three hours, of one a nanosecond
     assert sum_by(np.zeros(1001, np.int64), waits, 1).tolist() == [10_800_000_000_000_001]
-
-
-def test_minus_one_belongs_to_no_group() -> None:
-    of, values = np.array([0, -1, 2]), np.array([5, 7, 9])
-    assert sum_by(of, values, 3).tolist() == [5, 0, 9]
-    assert max_by(of, values, 3).tolist() == [5, -1, 9]
-
-
-def test_sums_do_not_wrap() -> None:
-    damaged = np.full(4, 2**62, np.int64)
+    numbers = np.array([0, 1, 0, -1, 1])
+    for scale in (1, 2**40, 2**57):
+        assert sum_by(numbers, np.array([3, -2, 1, 9, 1]) * scale, 3).tolist() == [4 * scale, -scale, 0]
+    assert sum_by(numbers, np.array([1, 2, 3, 4, 5], np.uint64), 2).tolist() == [4, 7]
+    assert max_by(np.array([0, -1, 2]), np.array([5, 7, 9]), 3).tolist() == [5, -1, 9]
     with pytest.raises(PerfOffcpuError, match="damaged"):
-        sum_by(np.zeros(4, np.int64), damaged, 1)
+        sum_by(np.zeros(4, np.int64), np.full(4, 2**62, np.int64), 1)
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 2**56)), max_size=60))
@@ -90,6 +72,9 @@ def test_sums_and_maxima_agree_with_a_loop(rows: list[tuple[int, int]]) -> None:
     mine = [[value for number, value in rows if number == wanted] for wanted in range(4)]
     assert sum_by(of, values, 4).tolist() == [sum(found) for found in mine]
     assert max_by(of, values, 4).tolist() == [max(found, default=-1) for found in mine]
+    assert stable_order(values).tolist() == sorted(range(len(rows)), key=values.tolist().__getitem__)
+    narrow = values % 70_001
+    assert stable_order(narrow).tolist() == sorted(range(len(rows)), key=narrow.tolist().__getitem__)
 
 
 def test_long_columns_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,40 +83,19 @@ def test_long_columns_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum_by(of, values, 3).tolist() == [sum(values[of == number].tolist()) for number in range(3)]
 
 
-@given(st.lists(st.integers(0, 70_000), max_size=40))
-def test_orders(values: list[int]) -> None:
-    of = np.array(values, np.int64)
-    assert stable_order(of).tolist() == sorted(range(len(values)), key=values.__getitem__)
-
-
-def test_sums_of_small_and_negative_values_are_exact() -> None:
-    of = np.array([0, 1, 0, -1, 1])
-    for scale in (1, 2**40, 2**57):
-        assert sum_by(of, np.array([3, -2, 1, 9, 1]) * scale, 3).tolist() == [4 * scale, -scale, 0]
-    assert sum_by(of, np.array([1, 2, 3, 4, 5], np.uint64), 2).tolist() == [4, 7]
-
-
 STACKS = st.lists(st.lists(st.sampled_from("abcdkl"), max_size=6), min_size=1, max_size=8)
 
 
-def profile_of(stacks: list[list[str]]) -> Profile:
-    builder = ProfileBuilder()
-    for stack in stacks:
-        builder.sample("comm", [kernel(name) if name in "kl" else name for name in stack], 1)
-    return builder.build()
-
-
 def way_up(profile: Profile, leaf: int) -> list[int]:
-    nodes = []
-    while leaf >= 0:
-        nodes.append(leaf)
-        leaf = int(profile.stacks.parent[leaf])
-    return nodes
+    return [leaf, *way_up(profile, int(profile.stacks.parent[leaf]))] if leaf >= 0 else []
 
 
 @given(STACKS, st.sets(st.sampled_from("abcdkl")), st.integers(0, 3))
 def test_walks_are_those_of_each_stack(stacks: list[list[str]], names: set[str], user_frames: int) -> None:
-    profile = profile_of(stacks)
+    builder = ProfileBuilder()
+    for stack in stacks:
+        builder.sample("comm", [kernel(name) if name in "kl" else name for name in stack], 1)
+    profile = builder.build()
     frame_of = profile.stacks.frame.tolist()
     leaves = profile.samples.stack.astype(np.int64)
     wanted = np.array([profile.strings[one] in names for one in profile.frames.symbol.tolist()], np.bool_)
@@ -146,9 +110,5 @@ def test_walks_are_those_of_each_stack(stacks: list[list[str]], names: set[str],
     assert outermost_node(profile, leaves, wanted).tolist() == [(found or [-1])[-1] for found in hits]
     for way, found, node in zip(ways, hits, innermost_node(profile, leaves, wanted, user_frames).tolist(), strict=True):
         users = np.cumsum([not is_kernel[frame_of[one]] for one in way]).tolist()
-        near = [
-            one
-            for at, one in enumerate(way)
-            if one in found and (not user_frames or at == 0 or users[at - 1] < user_frames)
-        ]
-        assert node == (near or [-1])[0]
+        is_near = [not user_frames or number < user_frames for number in [0, *users]]
+        assert node == next((one for one, near in zip(way, is_near, strict=False) if near and one in found), -1)

@@ -9,28 +9,22 @@ from hypothesis import strategies as st
 
 from perf_offcpu.analysis.held_time import held_time
 from perf_offcpu.analysis.holders import Holders
-from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 Wait = tuple[int, int, int, int, int]
 """Thread, begin, end, owner at the begin, waker; -1 not known."""
 
 
-def recorded(waits: list[Wait]) -> tuple[Profile, Holders]:
+def held_by(waits: list[Wait]) -> dict[int, tuple[int, int]]:
+    """Return thread → (ns, times)."""
     builder = ProfileBuilder()
     lock = builder.thing("m in bank")
     for tid, begin, end, *_ in waits:
-        builder.sample(
-            "a", ["main"], end - begin, tid=tid, object=lock, switch_out_ns=begin, time_ns=end, wakeup_ns=end
-        )
+        times = {"switch_out_ns": begin, "time_ns": end, "wakeup_ns": end}
+        builder.sample("a", ["main"], end - begin, tid=tid, object=lock, **times)  # type: ignore[arg-type]
     owner, waker = (np.array([wait[column] for wait in waits], np.int32) for column in (3, 4))
-    return builder.build(), Holders(owner, waker, np.zeros(len(waits), np.bool_), 0)
-
-
-def held_by(waits: list[Wait]) -> dict[int, tuple[int, int]]:
-    """Return thread → (ns, times)."""
-    profile, holders = recorded(waits)
-    time = held_time(profile, holders, np.ones(len(waits), np.bool_))
+    holders = Holders(owner, waker, np.zeros(len(waits), np.bool_), 0)
+    time = held_time(builder.build(), holders, np.ones(len(waits), np.bool_))
     columns = (time.tid.tolist(), time.weight.tolist(), time.times.tolist())
     return {tid: (ns, times) for tid, ns, times in zip(*columns, strict=True)}
 

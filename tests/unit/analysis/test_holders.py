@@ -6,39 +6,32 @@ from builders.profile import ProfileBuilder
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import SampleFlag, Tasks
+from perf_offcpu.model.recording import SampleFlag
 
-NONE, BLOCKED, INTERRUPT, SUM = (
-    SampleFlag(0), SampleFlag.STILL_BLOCKED, SampleFlag.WAKER_INTERRUPT, SampleFlag.AGGREGATED,
-)  # fmt: skip
-
-TASKS = [(10, 10, 0, -1), (11, 10, 100, 500), (12, 10, 600, -1), (20, 20, 0, -1)]
-"""tid, pid, begin, end."""
+NONE, BLOCKED = SampleFlag(0), SampleFlag.STILL_BLOCKED
 
 
-def profile(builder: ProfileBuilder) -> Profile:
-    made = builder.build()
-    made.tasks = Tasks.from_rows(TASKS)
-    return made
+def living() -> ProfileBuilder:
+    return ProfileBuilder(tasks=[(10, 10, 0, -1), (11, 10, 100, 500), (12, 10, 600, -1), (20, 20, 0, -1)])
 
 
 def held(
     holder: int, flags: SampleFlag = NONE, *, begin: int = 300, end: int = 400, tid: int = 10, shared: bool = False
 ) -> int:
-    builder = ProfileBuilder()
+    builder = living()
     lock = builder.thing("m in a", shared=shared)
     builder.sample(
         "a", ["main"], end - begin, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=begin,
         time_ns=end, flags=flags,
     )  # fmt: skip
-    return int(holders_of(profile(builder)).held[0])
+    return int(holders_of(builder.build()).held[0])
 
 
 def test_a_thread_of_the_process_that_lived_is_believed() -> None:
     assert held(11) == 11
     assert held(11, begin=100) == 11
     assert held(11, begin=499, end=700) == 11, "at the begin of the wait it lived"
+    assert held(20, shared=True) == 20 and held(99, shared=True) == -1, "of a shared lock another process's, too"
 
 
 @pytest.mark.parametrize(
@@ -49,10 +42,6 @@ def test_others_are_not(holder: int, begin: int) -> None:
     assert held(holder, begin=begin, end=max(begin + 1, 400)) == -1
 
 
-def test_of_a_shared_lock_threads_of_other_processes_are() -> None:
-    assert held(20, shared=True) == 20 and held(99, shared=True) == -1
-
-
 def test_of_a_wait_that_is_not_over_the_end_counts() -> None:
     assert held(12, BLOCKED, begin=300, end=700) == 12
     assert held(11, BLOCKED, begin=300, end=700) == -1
@@ -60,15 +49,15 @@ def test_of_a_wait_that_is_not_over_the_end_counts() -> None:
 
 
 def test_refused_holders_are_counted() -> None:
-    builder = ProfileBuilder()
+    builder = living()
     lock = builder.thing("m in a")
     for holder in (11, 99, 20, -1):
         builder.sample("a", [], 1, pid=10, tid=10, object=lock, holder_tid=holder, switch_out_ns=300, time_ns=400)
-    assert holders_of(profile(builder)).refused == 2
+    assert holders_of(builder.build()).refused == 2
 
 
 def released(**columns: object) -> int:
-    builder = ProfileBuilder()
+    builder = living()
     things = {
         "private": builder.thing("m in a"),
         "shared": builder.thing("shared /dev/shm/x+0x0", shared=True),
@@ -78,7 +67,7 @@ def released(**columns: object) -> int:
     values = {"pid": 10, "tid": 10, "waker_tid": 11, "waker_pid": 10, "object": "private"} | columns
     values["object"] = things.get(str(values["object"]), -1)
     builder.sample("a", ["main"], 1, **values)  # type: ignore[arg-type]
-    return int(holders_of(profile(builder)).released[0])
+    return int(holders_of(builder.build()).released[0])
 
 
 def test_the_waker_released_it() -> None:
@@ -88,7 +77,8 @@ def test_the_waker_released_it() -> None:
 
 
 @pytest.mark.parametrize("columns", [
-    {"flags": INTERRUPT}, {"flags": BLOCKED}, {"flags": SUM}, {"object": "pipe"}, {"object": ""},
+    {"flags": SampleFlag.WAKER_INTERRUPT}, {"flags": BLOCKED}, {"flags": SampleFlag.AGGREGATED}, {"object": "pipe"},
+    {"object": ""},
     {"waker_pid": 20, "waker_tid": 20}, {"waker_tid": 0, "waker_pid": 0}, {"waker_tid": -1},
 ])  # fmt: skip
 def test_no_other_wake_up_is_a_release(columns: dict[str, object]) -> None:
@@ -96,26 +86,22 @@ def test_no_other_wake_up_is_a_release(columns: dict[str, object]) -> None:
 
 
 def test_a_lock_of_two_processes_is_shared_by_its_name() -> None:
-    builder = ProfileBuilder()
+    builder = living()
     lock = builder.thing("shared /q+0x0")
     for pid, waker in ((10, 20), (20, 10)):
         builder.sample("a", [], 1, pid=pid, tid=pid, object=lock, waker_tid=waker, waker_pid=waker)
-    assert holders_of(profile(builder)).released.tolist() == [20, 10]
+    assert holders_of(builder.build()).released.tolist() == [20, 10]
 
 
 def test_the_end_of_the_process_releases_nothing() -> None:
     """exit_group() and SIGKILL wake all threads; the waker is the thread that called it."""
-    builder = ProfileBuilder()
-    lock = builder.thing("m in a")
-    waits = [
-        (10, 10, 1_000), (10, 11, 1_000), (10, 11, 5_000), (10, 12, 5_000), (10, 13, 5_000), (20, 20, 5_000),
-    ]  # fmt: skip
-    for pid, tid, time in waits:
-        builder.sample("a", [], 1, pid=pid, tid=tid, object=lock, waker_tid=99, waker_pid=pid, time_ns=time)
-    profile = builder.build()
     late = 5_000 + 20_000_000
     ends = [(10, 10, 6_000), (11, 10, 5_500), (12, 10, late), (13, 10, -1), (20, 20, late)]
-    profile.tasks = Tasks.from_rows([(tid, pid, 0, end) for tid, pid, end in ends])
-    found = holders_of(profile)
+    builder = ProfileBuilder(tasks=[(tid, pid, 0, end) for tid, pid, end in ends])
+    lock = builder.thing("m in a")
+    waits = [(10, 10, 1_000), *((10, tid, time) for tid, time in ((11, 1_000), (11, 5_000), (12, 5_000), (13, 5_000)))]
+    for pid, tid, time in [*waits, (20, 20, 5_000)]:
+        builder.sample("a", [], 1, pid=pid, tid=tid, object=lock, waker_tid=99, waker_pid=pid, time_ns=time)
+    found = holders_of(builder.build())
     assert found.cut_off.tolist() == [True, False, True, False, False, False], "10 waited for the last time, too"
     assert found.released.tolist() == [-1, 99, -1, 99, 99, 99]

@@ -20,9 +20,8 @@ def is_idle(*waits: tuple[Stack, int, int], cpu: int = 0) -> bool:
     if cpu:
         builder.sample("a", ["main"], cpu, event="cpu-clock")
     profile = builder.build()
-    answers = set(of_idle_threads(profile, classify(profile).for_work).tolist())
-    assert len(answers) == 1
-    return bool(answers.pop())
+    (answer,) = set(of_idle_threads(profile, classify(profile).for_work).tolist())
+    return bool(answer)
 
 
 @pytest.mark.parametrize(("path", "state"), [
@@ -67,8 +66,5 @@ def test_hidden_shown_or_alone() -> None:
     builder.sample("server", EPOLL, 1, tid=1).sample("server", ["main"], 2, tid=1, event="cpu-clock")
     builder.sample("pool", EPOLL, 4, tid=2).sample("burner", ["main"], 8, tid=3, event="cpu-clock")
     profile = builder.build()
-    found = {
-        choice: int(select_samples(profile, Selection(idle=choice)).samples.period.sum())
-        for choice in ("show", "hide", "only")
-    }
-    assert found == {"show": 15, "hide": 11, "only": 4}
+    for choice, weight in {"show": 15, "hide": 11, "only": 4}.items():
+        assert int(select_samples(profile, Selection(idle=choice)).samples.period.sum()) == weight

@@ -4,22 +4,17 @@
 from typing import Any
 
 import pytest
-from builders.profile import Code, ProfileBuilder, kernel
+from builders.profile import Code, ProfileBuilder, classes_of, kernel
 
 from perf_offcpu.abi.wait_objects import ObjectKind as K
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.model.profile import ObjectFact as F
-from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 READ, WRITE, POLL, IOCTL, FUTEX, RECV, FSYNC, FLOCK, EPOLL = 0, 1, 7, 16, 202, 45, 74, 73, 232
 SUM = SampleFlag.AGGREGATED
 S, D = 1, 2
-
-
-def classes(profile: Profile) -> list[str]:
-    return [WaitClass(number).label for number in classify(profile).wait_class.tolist()]
 
 
 def judged(
@@ -41,6 +36,10 @@ def judged(
 def test_a_read_without_kernel_functions_has_the_class_of_its_object(kind: K, protocol: str, label: str) -> None:
     assert judged(READ, kind, protocol=protocol) == (label, False)
     assert judged(IOCTL, kind, protocol=protocol) == (label, False)
+    # functions of the kernel say more
+    locked = ("main", kernel("ksys_write"), kernel("__mutex_lock"))
+    assert judged(WRITE, kind, path=locked, state=D) == ("lock", False)
+    assert judged(READ, kind, path=("main", kernel("exc_page_fault")), state=D) == ("fault", False)
 
 
 @pytest.mark.parametrize(("syscall", "kind", "protocol", "label"), [
@@ -68,10 +67,9 @@ def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
     assert judged(POLL, K.PIPE, connected=True, path=path) == ("pipe", False)
     assert judged(POLL, K.DESCRIPTORS, path=path) == ("poll", True)
     assert judged(POLL, K.DESCRIPTORS, name="sleep", path=path) == ("sleep", False)
-    assert judged(POLL, K.ANONYMOUS, name="[eventfd]", path=path) == ("poll", True)
-    assert judged(POLL, K.ANONYMOUS, name="[timerfd]", path=path) == ("sleep", False)
-    assert judged(POLL, K.ANONYMOUS, name="[io_uring]", path=path) == ("poll", True)
-    assert judged(POLL, K.ANONYMOUS, name="[io_uring] of /data/x", path=path) == ("disk", False)
+    names = {"eventfd]": ("poll", True), "timerfd]": ("sleep", False), "io_uring]": ("poll", True)}
+    for name, result in (names | {"io_uring] of /data/x": ("disk", False)}).items():
+        assert judged(POLL, K.ANONYMOUS, name=f"[{name}", path=path) == result
 
 
 WAITING_FOR_EVENTS = ("main", kernel("do_epoll_wait"), kernel("ep_poll"))
@@ -92,12 +90,6 @@ def test_what_ended_a_wait_in_epoll(path: tuple[str | Code, ...]) -> None:
     assert judged(POLL, K.SOCKET, connected=True, inward=True, **tcp) == ("network", False), "the only one"
 
 
-def test_functions_of_the_kernel_say_more_than_the_object() -> None:
-    locked = ("main", kernel("ksys_write"), kernel("__mutex_lock"))
-    assert judged(WRITE, K.FILE, path=locked, state=D) == ("lock", False)
-    assert judged(READ, K.FILE, path=("main", kernel("exc_page_fault")), state=D) == ("fault", False)
-
-
 def sums(*waits: tuple[int, int, list[str | Code], SampleFlag]) -> list[str]:
     """Classes of waits given by process, system call, stack and flags; single ones read from a pipe."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
@@ -105,7 +97,7 @@ def sums(*waits: tuple[int, int, list[str | Code], SampleFlag]) -> list[str]:
     for pid, syscall, path, flags in waits:
         thing: dict[str, Any] = {} if flags & SUM else {"object": pipe}
         builder.sample("a", path, 5, pid=pid, tid=pid + 1, syscall=syscall, state=S, flags=flags, **thing)
-    return classes(builder.build())
+    return classes_of(builder.build())
 
 
 USER: list[str | Code] = ["main", "fill", "read"]
@@ -135,14 +127,9 @@ def test_of_several_classes_the_most_frequent_counts_and_waits_for_a_cpu_do_not(
     for thing, flags in ((pipe, NONE), (file, NONE), (pipe, NONE), *((file, SampleFlag.PREEMPTED),) * 5):
         builder.sample("a", USER, 1, syscall=READ, state=S, object=thing, flags=flags)
     builder.sample("a", USER, 1, syscall=READ, state=S, flags=SUM)
-    assert classes(builder.build())[-1] == "pipe"
-
-
-def test_a_sum_with_a_class_keeps_it() -> None:
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
-    builder.sample("a", USER, 1, syscall=READ, state=S, object=builder.thing("p", K.PIPE))
+    assert classes_of(builder.build())[-1] == "pipe"
     builder.sample("a", USER, 1, syscall=READ, state=D, flags=SUM)
-    assert classes(builder.build()) == ["pipe", "disk"]
+    assert classes_of(builder.build())[-2:] == ["pipe", "disk"], "a sum with a class keeps it"
 
 
 CONDITION, SEMAPHORE, MUTEX = ("pthread_cond_wait",), ("sem_wait", "[libc]"), ("pthread_mutex_lock",)
@@ -164,7 +151,7 @@ def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(wrapper: tuple[str, ..
     waits = classify(builder.build())
     assert waits.for_work.tolist() == [for_work] * 2
     assert bool(waits.purposes[waits.purpose[0]]) is for_work, "a reason, for people"
-    assert classes(builder.build()) == ["lock"] * 2
+    assert classes_of(builder.build()) == ["lock"] * 2
 
 
 def test_the_word_of_a_thread_is_waited_for_until_it_ends() -> None:
@@ -172,5 +159,5 @@ def test_the_word_of_a_thread_is_waited_for_until_it_ends() -> None:
     thing = builder.thing("x", facts=F.THREAD | F.BY_OTHERS)
     for path in (["main"], ["main", kernel("futex_wait")]):
         builder.sample("a", path, 5, syscall=FUTEX, state=S, object=thing)
-    assert classes(builder.build()) == ["child"] * 2
+    assert classes_of(builder.build()) == ["child"] * 2
     assert not classify(builder.build()).for_work.any()

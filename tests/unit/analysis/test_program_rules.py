@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders.profile import Code, ProfileBuilder, kernel
+from builders.profile import Code, ProfileBuilder, classes_of, kernel
 
 from perf_offcpu import losses
 from perf_offcpu.analysis.classes.classify import classify
@@ -30,8 +30,9 @@ COND = ("pthread_cond_wait@@GLIBC_2.3.2", *FUTEX)
 SEM = ("sem_wait@@GLIBC_2.34", *FUTEX)
 
 
-def profile_of(*path: str | Code, state: int = S, comm: str = "a") -> Profile:
-    return ProfileBuilder(meta={"arch": "x86_64"}).sample(comm, list(path), 1000, state=state).build()
+def profile_of(*path: str | Code, state: int = S, comm: str = "a", syscall: int = -2) -> Profile:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    return builder.sample(comm, list(path), 1000, state=state, syscall=syscall).build()
 
 
 def judged(profile: Profile) -> tuple[str, bool]:
@@ -56,11 +57,7 @@ def judged(profile: Profile) -> tuple[str, bool]:
         (("java.lang.Thread.join(long)", "JVM_MonitorWait", "ObjectMonitor::wait", *COND), "child", False),
         (("take", "java.util.concurrent.locks.ReentrantLock.lock()", "Unsafe_Park", *COND), "lock", False),
         (
-            (
-                "java.util.concurrent.locks.AbstractQueuedSynchronizer$ConditionObject.await()",
-                "Unsafe_Park",
-                *COND,
-            ),
+            ("java.util.concurrent.locks.AbstractQueuedSynchronizer$ConditionObject.await()", "Unsafe_Park", *COND),
             "lock",
             True,
         ),
@@ -98,28 +95,20 @@ def test_the_functions_of_programs_say_what_a_wait_is_for(
 
 
 def test_conditions_on_callers_are_those_of_the_rule_alone() -> None:
-    rules = tuple(
-        ProgramRule("p", name, frames="take", callers=name, wait_class=label)
-        for name, label in (("one", "network"), ("two", "pipe"))
-    )
+    classes = {"one": "network", "two": "pipe"}.items()
+    rules = tuple(ProgramRule("p", name, frames="take", callers=name, wait_class=label) for name, label in classes)
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     for path in (["one", "take"], ["two", "take"], ["two", "other", "take"], ["take"], ["two", "one", "take"]):
         builder.sample("a", path, 1, state=S)
-    classes = classify(replace(builder.build(), rules=rules)).wait_class.tolist()
-    assert [WaitClass(one).label for one in classes] == ["network", "pipe", "other", "other", "network"]
+    assert classes_of(replace(builder.build(), rules=rules)) == ["network", "pipe", "other", "other", "network"]
 
 
-def test_no_rule_changes_waits_for_a_cpu_or_a_page() -> None:
+def test_waits_that_no_rule_changes() -> None:
     assert judged(profile_of("ProcSleep", state=0)) == ("runqueue", False)
     fault = (kernel("asm_exc_page_fault"), kernel("filemap_fault"))
     assert judged(profile_of("ProcSleep", *fault, state=D)) == ("fault", False)
-
-
-def test_a_resumed_wait_is_classed_by_its_wrapper() -> None:
-    """After SIGCONT the system call is restart_syscall, whatever goes on."""
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
-    profile = builder.sample("a", ["main", "clock_nanosleep"], 1, state=S, syscall=219).build()
-    assert judged(profile)[0] == "sleep"
+    # After SIGCONT the system call is restart_syscall, whatever goes on: its wrapper tells.
+    assert judged(profile_of("main", "clock_nanosleep", syscall=219))[0] == "sleep"
 
 
 def test_rules_name_classes_and_match_something() -> None:

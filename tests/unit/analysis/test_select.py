@@ -27,8 +27,7 @@ def mixed() -> Profile:
     builder.sample("a", ["f"], 2, pid=10, tid=11)
     builder.sample("b", ["f"], 4, pid=20, tid=20)
     builder.sample("b", ["f"], 8, event="cpu-clock", pid=20, tid=21)
-    builder.sample("a b", ["f"], 16, event="sched:sched_switch", pid=20, tid=21)
-    return builder.build()
+    return builder.sample("a b", ["f"], 16, event="sched:sched_switch", pid=20, tid=21).build()
 
 
 def weight(profile: Profile, **chosen: tuple[str, ...] | tuple[int, ...]) -> int:
@@ -60,20 +59,13 @@ def test_threads(chosen: dict[str, tuple[str, ...] | tuple[int, ...]], samples: 
     assert weight(mixed(), **chosen) == samples
 
 
-def test_without_offcpu_time_the_first_event_that_has_samples_is_shown() -> None:
+def test_what_is_shown_if_no_event_is_named() -> None:
     builder = ProfileBuilder(events={"dummy": "", "cycles": "", "cpu-clock": "ns"})
     builder.sample("a", ["f"], 8, event="cpu-clock").sample("a", ["f"], 1, event="cycles")
     assert weight(builder.build()) == 1
-
-
-def test_cpu_samples_never_pass_for_waits() -> None:
-    """Off-cpu time was recorded, nothing waited: the answer is nothing."""
-    profile = ProfileBuilder().sample("a", ["f"], 8, event="cpu-clock").build()
-    assert weight(profile) == 0
-
-
-def test_offcpu_samples_of_any_event_are_found() -> None:
-    """Their flag tells: a file that was injected, or made from sched_switch, may have another event name."""
+    nothing_waited = ProfileBuilder().sample("a", ["f"], 8, event="cpu-clock").build()
+    assert weight(nothing_waited) == 0, "CPU samples passed for waits"
+    # A file that was injected, or made from sched_switch, may have another event name: the flag tells.
     profile = mixed()
     profile.samples.flags[-1] |= 1
     assert weight(profile) == 2 + 4 + 16
@@ -81,9 +73,9 @@ def test_offcpu_samples_of_any_event_are_found() -> None:
 
 def waits() -> Profile:
     """Waits of all kinds; the weights are powers of two, and so are the milliseconds that they took."""
-    builder = ProfileBuilder(
-        meta={"arch": "x86_64", "first_ns": 0, "last_ns": 100, "source": "x.data"}, losses={losses.BAD_SIZE: 1}
-    )
+    meta = {"arch": "x86_64", "first_ns": 0, "last_ns": 100, "source": "x.data"}
+    cgroups = {7: "/", 8: "/system.slice", 9: "/system.slice/db", 10: "/system.slices"}
+    builder = ProfileBuilder(meta=meta, losses={losses.BAD_SIZE: 1}, cgroups=cgroups)
     builder.sample("a", [], 1 << 20, cpu=0, state=1, syscall=202, time_ns=10, cgroup=7)
     builder.sample("a", [], 2 << 20, cpu=1, state=2, syscall=74, time_ns=20, cgroup=8)
     builder.sample("b", [], 4 << 20, cpu=2, state=1, flags=SampleFlag.PREEMPTED, time_ns=30, cgroup=9)
@@ -91,10 +83,7 @@ def waits() -> Profile:
     builder.sample("b", [], 8 << 20, flags=summed, count=4, longest_ns=3 << 20, time_ns=40, syscall=7)
     unknown = summed | SampleFlag.UNTIMED
     builder.sample("b", [], 16 << 20, cpu=3, flags=unknown, time_ns=-1, cgroup=10)
-    builder.sample("b", [], 32 << 20, cpu=0, event="cpu-clock", time_ns=50)
-    profile = builder.build()
-    profile.cgroups = {7: "/", 8: "/system.slice", 9: "/system.slice/db", 10: "/system.slices"}
-    return profile
+    return builder.sample("b", [], 32 << 20, cpu=0, event="cpu-clock", time_ns=50).build()
 
 
 CPU = 32

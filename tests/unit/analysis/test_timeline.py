@@ -28,10 +28,8 @@ def test_waits_end_at_their_sample_and_moments_are_points() -> None:
     assert timeline.origin_ns == 1_020 and timeline.duration_ns == 80
     assert timeline.begin_ns.tolist() == [0, 80, 40] and timeline.end_ns.tolist() == [30, 80, 80]
     assert timeline.waits.tolist() == [True, False, True] and timeline.moments.tolist() == [False, True, False]
-    assert [(one.label, one.rows.tolist()) for one in timeline.tracks] == [
-        ("a (pid 100, tid 1)", [0, 2]),
-        ("b (pid 100, tid 2)", [1]),
-    ]
+    tracks = {one.label: one.rows.tolist() for one in timeline.tracks}
+    assert tracks == {"a (pid 100, tid 1)": [0, 2], "b (pid 100, tid 2)": [1]}
 
 
 def test_sums_and_untimed_samples_have_no_place() -> None:
@@ -85,14 +83,10 @@ def test_windows(text: str, inside: list[int]) -> None:
     assert chosen(text, FIRST, 102 * S, 102 * S + 1, 103 * S, LAST, -1) == inside
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", " ", ",", "5", "a,b", "1,2,3", "3,2", "-1,2", "1e9,", "10%-", "x%", "20%-10%", "10%/0", "10%/11",
-        "0%",
-    ]
-    + ["100%-200%", "1.0000000001,2"],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "", " ", ",", "5", "a,b", "1,2,3", "3,2", "-1,2", "1e9,", "10%-", "x%", "20%-10%", "10%/0", "10%/11", "0%",
+    "100%-200%", "1.0000000001,2",
+])  # fmt: skip
 def test_bad_times(text: str) -> None:
     with pytest.raises(UsageError, match="--time"):
         parse_windows(text)
@@ -123,28 +117,21 @@ def shown(found: Profile) -> dict[str, int]:
     return dict(zip(names, found.samples.period.tolist(), strict=True))
 
 
-def test_an_event_of_time_comes_first() -> None:
-    found = wall_clock(profile("cycles", "cpu-clock"))
-    assert shown(found) == {"offcpu-time": 70, "cpu-clock": 12_345} and unit_of(found) == "ns"
+@pytest.mark.parametrize(("events", "weights"), [
+    (("cycles", "cpu-clock"), {"cpu-clock": 12_345}), (("cycles", "faults"), {"cycles": S // 99}), ((), {}),
+])  # fmt: skip
+def test_one_event_next_to_waits(events: tuple[str, ...], weights: dict[str, int]) -> None:
+    """An event of time comes first; samples at a frequency stand for a fixed time."""
+    found = wall_clock(profile(*events))
+    assert shown(found) == {"offcpu-time": 70} | weights and unit_of(found) == "ns"
 
 
-def test_samples_at_a_frequency_stand_for_a_fixed_time() -> None:
-    found = wall_clock(profile("cycles", "faults"))
-    assert shown(found) == {"offcpu-time": 70, "cycles": 10**9 // 99} and unit_of(found) == "ns"
-
-
-def test_named_events_are_taken_all() -> None:
-    assert set(shown(wall_clock(profile("cycles", "cpu-clock"), ("cycles", "cpu-clock")))) == {"cycles", "cpu-clock"}
-
-
-def test_events_that_say_nothing_of_time_are_refused() -> None:
+def test_named_events_are_taken_all_and_refused_if_they_say_nothing_of_time() -> None:
+    named = wall_clock(profile("cycles", "cpu-clock"), ("cycles", "cpu-clock"))
+    assert set(shown(named)) == {"cycles", "cpu-clock"}
+    assert len(wall_clock(ProfileBuilder().build()).samples) == 0
     with pytest.raises(UsageError, match="faults was sampled neither by time nor at a frequency"):
         wall_clock(profile("faults"))
-
-
-def test_waits_alone_and_nothing() -> None:
-    assert shown(wall_clock(profile())) == {"offcpu-time": 70}
-    assert len(wall_clock(ProfileBuilder().build()).samples) == 0
 
 
 def test_preemption_of_budgets_is_part_of_all_time() -> None:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait classes by the kernel's functions, the system call and wrappers; of a real recording, exactly."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from builders.large import large_profile
-from builders.profile import Code, ProfileBuilder, kernel
+from builders.profile import Code, ProfileBuilder, classes_of, kernel
 
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
@@ -22,14 +20,10 @@ NONE, UNKNOWN = -1, -2
 S, D, I = 1, 2, 0x402  # noqa: E741
 
 
-def classes(profile: Profile) -> list[str]:
-    return [WaitClass(number).label for number in classify(profile).wait_class.tolist()]
-
-
 def class_of(path: list[str | Code], syscall: int = UNKNOWN, state: int = S, **columns: object) -> str:
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     builder.sample("a", path, 5, syscall=syscall, state=state, **columns)  # type: ignore[arg-type]
-    return classes(builder.build())[0]
+    return classes_of(builder.build())[0]
 
 
 def in_kernel(*functions: str) -> list[str | Code]:
@@ -64,10 +58,7 @@ def in_kernel(*functions: str) -> list[str | Code]:
     (["exit_to_user_mode_loop", "get_signal"], "stopped"), (["get_signal", "do_exit", "exit_mm"], "other"),
     (["ksys_read", "tty_read", "n_tty_read", "schedule_timeout"], "other"),
     (["ret_from_fork", "kthread", "worker_thread"], "other"),
-    (
-        ["ret_from_fork", "kthread", "worker_thread", "process_one_work", "wb_workfn", "io_schedule"],
-        "disk",
-    ),
+    (["ret_from_fork", "kthread", "worker_thread", "process_one_work", "wb_workfn", "io_schedule"], "disk"),
 ])  # fmt: skip
 def test_functions_of_the_kernel(functions: list[str], label: str) -> None:
     assert class_of(in_kernel(*functions)) == label
@@ -97,6 +88,9 @@ def test_functions_of_the_kernel(functions: list[str], label: str) -> None:
 ])  # fmt: skip
 def test_without_functions_of_the_kernel(path: list[str | Code], syscall: int, state: int, label: str) -> None:
     assert class_of(path, syscall, state) == label
+    # libaio's io_destroy() waits for what was submitted (fio); no function of the kernel says for what.
+    stack = in_kernel("__x64_sys_io_destroy", "wait_for_completion")
+    assert class_of(stack, syscall=207, state=D) == "disk"
 
 
 def test_a_runnable_thread_waits_for_a_cpu() -> None:
@@ -105,11 +99,7 @@ def test_a_runnable_thread_waits_for_a_cpu() -> None:
     assert class_of(sleeping, FUTEX, 0) == "runqueue"
     throttled = SampleFlag.PREEMPTED | SampleFlag.THROTTLED
     assert class_of(sleeping, FUTEX, 0, flags=throttled) == "throttled"
-
-
-def test_samples_that_are_no_waits_have_no_class() -> None:
-    profile = ProfileBuilder().sample("a", in_kernel("futex_wait"), 5, event="cpu-clock").build()
-    assert classes(profile) == ["other"]
+    assert classes_of(ProfileBuilder().sample("a", sleeping, 5, event="cpu-clock").build()) == ["other"], "no wait"
 
 
 def syscall_name(path: list[str | Code], number: int, arch: str = "x86_64") -> str:
@@ -135,26 +125,20 @@ def test_the_known_workload() -> None:
     options = SymbolizeOptions(symfs=str(DATA / "demo.symfs"), kallsyms=str(DATA / "demo.kallsyms"))
     profile = symbolize(load_recording(DATA / "demo.data"), options)
     waits, samples = classify(profile), profile.samples
-    found: dict[tuple[str, str, str], int] = {}
+    found = Counter[tuple[str, str, str]]()
+    labels = classes_of(profile)
     for row in profile.is_offcpu().nonzero()[0].tolist():
-        key = (
-            profile.strings[samples.comm[row]],
-            WaitClass(waits.wait_class[row]).label,
-            waits.syscall_names[waits.syscall[row]],
-        )
-        found[key] = found.get(key, 0) + int(samples.count[row])
+        comm, syscall = profile.strings[samples.comm[row]], waits.syscall_names[waits.syscall[row]]
+        found[comm, labels[row], syscall] += int(samples.count[row])
     assert {key: count for key, count in found.items() if key[2]} == {
-        **{(comm, "lock", "futex"): 1 for comm in WAITS_FOR_THE_START},
-        **{("cond-waiter", "lock", "futex"): 11},
+        **{(comm, "lock", "futex"): 1 for comm in WAITS_FOR_THE_START}, **{("cond-waiter", "lock", "futex"): 11},
         **{(f"locker-{x}", "lock", "futex"): 11 for x in "ab"},
         **{(f"locker-{x}", "sleep", "clock_nanosleep"): 20 for x in "ab"},
         **{(comm, "sleep", "clock_nanosleep"): 10 for comm in SLEEPERS},
         **{(comm, "sleep", "clock_nanosleep"): 1 for comm in ("short-sleeper", "waiter")},
-        ("pipe-reader", "pipe", "read"): 10,
-        ("stuck-reader", "pipe", "read"): 1,
-        ("poller", "poll", "poll"): 10,
+        ("pipe-reader", "pipe", "read"): 10, ("stuck-reader", "pipe", "read"): 1, ("poller", "poll", "poll"): 10,
         ("syncer", "disk", "fsync"): 1,
-    }
+    }  # fmt: skip
 
 
 SLEEPERS = ("cond-signaler", "deep-sleeper", "pipe-writer", "sleeper")
@@ -162,15 +146,3 @@ WAITS_FOR_THE_START = (
     *SLEEPERS,
     *("burner", "pipe-reader", "poller", "short-sleeper", "stuck-reader", "syncer", "waiter"),
 )
-
-
-def test_a_large_profile_is_classed_at_once() -> None:
-    profile = large_profile(100_000, 3_000)
-    waits = classify(profile)
-    assert len(waits.wait_class) == len(waits.syscall) == 100_000
-
-
-def test_the_end_of_asynchronous_io_is_a_disk_wait() -> None:
-    """libaio's io_destroy() waits for what was submitted (fio); no function of the kernel says for what."""
-    stack = in_kernel("__x64_sys_io_destroy", "wait_for_completion")
-    assert class_of(stack, syscall=207, state=D) == "disk"

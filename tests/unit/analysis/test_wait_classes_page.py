@@ -17,13 +17,7 @@ DOCUMENTATION = Path(__file__).resolve().parents[3] / "Documentation"
 SELECTION = DOCUMENTATION / "selection-options.txt"  # part of several man pages
 PAGES = [DOCUMENTATION / "wait-classes.md", SELECTION]
 
-COLOURS = (
-    *(
-        "transparent", "grey", "darkgrey", "purple", "magenta", "red", "lightred", "lightblue", "blue",
-        "green",
-    ),
-    *("orange", "yellow", "brown"),
-)  # fmt: skip
+COLOURS = "transparent grey darkgrey purple magenta red lightred lightblue blue green orange yellow brown".split()
 """What Firefox profiler can paint a category in (GraphColor in its src/types/profile.ts)."""
 
 

@@ -9,10 +9,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from builders.compiled import addresses
 from builders.objects import elf_build_id
 from builders.stock_perf import version
 from unit.symbolize.lines.test_inlined_frames import frames, recording
-from unit.symbolize.lines.test_lines import addresses_of, build
+from unit.symbolize.lines.test_lines import build
 
 from perf_offcpu.archive.gather import DirectoryStore, SymbolSaver
 from perf_offcpu.cli import main
@@ -153,7 +154,7 @@ def test_hostile_archives_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def recorded(program: Path, build_id: bytes) -> Recording:
     """Return a recording with one sample, in `outer`."""
-    made = recording(program, [addresses_of(program, "mark_outer")])
+    made = recording(program, [[addresses(program)["mark_outer"]]])
     row = made.strings.intern(build_id.hex())
     return made.replaced(dsos=Dsos.from_rows([(1, row, 2)]))
 

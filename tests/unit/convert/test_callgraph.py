@@ -30,12 +30,10 @@ def text(profile: Profile, **options: Any) -> str:
     return converted("callgraph", profile, **{"min_share": 0, **options})
 
 
-PATHS = st.lists(
-    st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(1, 9)), min_size=1, max_size=12
-)
+SAMPLES = st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(1, 9))
 
 
-@given(PATHS)
+@given(st.lists(SAMPLES, min_size=1, max_size=12))
 def test_recursion_counts_once(samples: list[tuple[list[str], int]]) -> None:
     """Against a loop over samples: each function and each call once a sample, however often it is there."""
     builder = ProfileBuilder()
@@ -61,11 +59,8 @@ def simple() -> Profile:
     return builder.build()
 
 
-def test_functions_of_one_name_in_several_objects_are_apart() -> None:
-    assert {"f", "f (other.so)"} <= set(calls.graph_of(simple(), ALL))
-
-
 def test_small_shares_are_left_out_and_that_is_told() -> None:
+    assert {"f", "f (other.so)"} <= set(calls.graph_of(simple(), ALL)), "one name in several objects"
     graph = calls.graph_of(simple(), Options(min_share=2))
     assert "f (other.so)" not in graph and graph.graph["left_out"] == 1
     assert "1 below 2 % left out" in text(simple(), min_share=2.0, form="dot")
@@ -81,17 +76,16 @@ def test_text() -> None:
 def test_networkx_reads_what_it_should(wakers: bool) -> None:
     profile = waking() if wakers else simple()
     graph = wakeups.graph_of(profile, ALL) if wakers else calls.graph_of(profile, ALL)
-    document = json.loads(text(profile, form="json", wakers=wakers, per_thread=wakers))
+    forms = {form: text(profile, form=form, wakers=wakers, per_thread=wakers) for form in ("json", "graphml", "gexf")}
+    document = json.loads(forms["json"])
     edges = {frozenset((one, other, facts["weight"])) for one, other, facts in graph.edges(data=True)}
     assert {frozenset((e["source"], e["target"], e["weight"])) for e in document["edges"]} == edges
     assert document["graph"]["total"] == graph.graph["total"]
-    graphml = networkx.parse_graphml(text(profile, form="graphml", wakers=wakers, per_thread=wakers))
-    gexf = networkx.read_gexf(io.BytesIO(text(profile, form="gexf", wakers=wakers, per_thread=wakers).encode()))
-    for read in (graphml, gexf):
+    graphml = networkx.parse_graphml(forms["graphml"])
+    for read in (graphml, networkx.read_gexf(io.BytesIO(forms["gexf"].encode()))):
         assert {frozenset((one, other, facts["weight"])) for one, other, facts in read.edges(data=True)} == edges
-    own = [node["off_cpu" if wakers else "own"] for _, node in graphml.nodes(data=True)]
-    unconnected = 1000 if wakers else 0
-    assert sum(own) == sum(profile.samples.period.tolist()) - unconnected
+    own = sum(node["off_cpu" if wakers else "own"] for _, node in graphml.nodes(data=True))
+    assert own == sum(profile.samples.period.tolist()) - (1000 if wakers else 0), "e has no known waker"
 
 
 @pytest.mark.parametrize("form", FORMATS["callgraph"].forms)
@@ -101,16 +95,13 @@ def test_every_form_is_deterministic_and_bears_nothing(form: str, wakers: bool) 
     text(ProfileBuilder().build(), form=form, wakers=wakers)
 
 
-def test_graphviz_reads_and_draws_hostile_names() -> None:
+def test_graphviz_reads_and_draws_hostile_names(monkeypatch: pytest.MonkeyPatch) -> None:
     dot = text(simple(), form="dot")
     plain = subprocess.run(["dot", "-Tplain"], input=dot, capture_output=True, text=True, check=True).stdout
     kinds = Counter(line.split()[0] for line in plain.splitlines())
     assert (kinds["node"], kinds["edge"]) == (5, 4)
     picture = text(simple(), svg=True)
     assert picture.startswith("<?xml") and "schedule" in picture and "say &quot;hi&quot;" in picture
-
-
-def test_without_graphviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(CapabilityError, match="Debian: graphviz"):
         text(simple(), svg=True)

@@ -26,20 +26,15 @@ COLUMNS = {
     "frameTable": "address lib inlineDepth category subcategory func nativeSymbol innerWindowID line column "
     "originalLocation",
     "funcTable": "name isJS relevantForJS resource source lineNumber columnNumber originalLocation",
-    "resourceTable": "name host type",
-    "nativeSymbols": "libIndex address name functionSize",
-    "sources": "id filename startLine startColumn sourceMapURL content",
-    "sourceLocationTable": "source line column",
-    "samples": "time stack weight",
-    "markers": "data name startTime endTime phase category",
-}
+    "resourceTable": "name host type", "nativeSymbols": "libIndex address name functionSize",
+    "sources": "id filename startLine startColumn sourceMapURL content", "sourceLocationTable": "source line column",
+    "samples": "time stack weight", "markers": "data name startTime endTime phase category",
+}  # fmt: skip
 REFERS = {
-    ("frameTable", "func"): "funcTable",
-    ("frameTable", "nativeSymbol"): "nativeSymbols",
-    ("funcTable", "resource"): "resourceTable",
-    ("funcTable", "source"): "sources",
+    ("frameTable", "func"): "funcTable", ("frameTable", "nativeSymbol"): "nativeSymbols",
+    ("funcTable", "resource"): "resourceTable", ("funcTable", "source"): "sources",
     ("stackTable", "frame"): "frameTable",
-}
+}  # fmt: skip
 
 
 def document(profile: Profile, **options: Any) -> Table:
@@ -107,8 +102,9 @@ def markers(parsed: Table, thread: Table) -> list[tuple[str, int, int, Table]]:
     return list(zip(map(strings.__getitem__, table["name"]), *times, texts, strict=True))
 
 
-def threads(parsed: Table) -> dict[str, Table]:
-    return {thread["name"]: thread for thread in parsed["threads"]}
+def by_thread(profile: Profile) -> tuple[Table, dict[str, Table]]:
+    parsed = document(profile)
+    return parsed, {thread["name"]: thread for thread in parsed["threads"]}
 
 
 @pytest.fixture
@@ -128,14 +124,11 @@ def profile() -> Profile:
 
 
 def test_waits_in_time_with_gaps(profile: Profile) -> None:
-    parsed = document(profile)
-    found = threads(parsed)
+    parsed, found = by_thread(profile)
     assert samples(parsed, found["a"]) == [(0, "main;lock;futex_wait", 1_000_001), (1_000_001, "", 0)]
     assert samples(parsed, found["b"]) == [
-        (1_007_500, "main;schedule", 2_500),
-        (1_010_000, "main;schedule", 400),
-        (1_010_400, "", 0),
-    ]
+        (1_007_500, "main;schedule", 2_500), (1_010_000, "main;schedule", 400), (1_010_400, "", 0),
+    ]  # fmt: skip
     assert samples(parsed, found["b (CPU samples)"]) == [(1_012_000, "main;run", 11)]
     assert samples(parsed, found["b (no time: sums of short waits)"]) == [(0, "main", 77)]
     assert [(thread["pid"], thread["tid"], thread["isMainThread"]) for thread in parsed["threads"]] == [
@@ -146,8 +139,7 @@ def test_waits_in_time_with_gaps(profile: Profile) -> None:
 
 
 def test_each_wait_is_a_marker(profile: Profile) -> None:
-    parsed = document(profile)
-    found = threads(parsed)
+    parsed, found = by_thread(profile)
     lock = {"function": "futex_wait", "state": "interruptible sleep", "syscall": "futex"}
     assert markers(parsed, found["a"]) == [
         ("lock", 0, 1_000_001, lock | {"cause": "main;lock;futex_wait"}),
@@ -193,11 +185,7 @@ def test_code_is_named_by_library_address_and_line(profile: Profile) -> None:
     assert strings[shared["sources"]["filename"][shared["funcTable"]["source"][function]]] == "a.c"
     assert strings[shared["resourceTable"]["name"][shared["funcTable"]["resource"][function]]] == "/bin/a"
     assert strings[shared["nativeSymbols"]["name"][frames["nativeSymbol"][at]]] == "lock"
-
-
-def test_breakpad_ids() -> None:
-    assert breakpad_id("") == ""
-    assert breakpad_id("0102") == "00000201" + "0" * 24 + "0"
+    assert breakpad_id("") == "" and breakpad_id("0102") == "00000201" + "0" * 24 + "0"
 
 
 def test_sums_are_exact() -> None:
@@ -219,16 +207,13 @@ def test_what_is_not_counted_in_time_weighs_its_number() -> None:
     assert [one["samples"]["weight"] for one in parsed["threads"]] == [[], [5], [7]]
 
 
-def test_marks_and_hostile_names() -> None:
+def test_marks_addresses_and_hostile_names() -> None:
     hostile = "<img onerror=x>\x1b[2J\udcff\u202e"
     builder = ProfileBuilder().sample(hostile, [hostile], 5, flags=SampleFlag.NO_USER_STACK)
     parsed = document(builder.build())
     assert [thread["name"] for thread in parsed["threads"]] == ["<img onerror=x>\\x1b[2J\\xff\\u202e"]
     ((_, shown, _), _) = samples(parsed, parsed["threads"][0])
     assert shown == "[missed user stack];<img onerror=x>\\x1b[2J\\xff\\u202e"
-
-
-def test_kernel_and_addresses_are_shown() -> None:
     builder = ProfileBuilder().sample("a", [Code("", "/lib/x.so", 0x42), kernel("f")], 5)
     parsed = document(builder.build(), addrs=True, kernel=True)
     assert samples(parsed, parsed["threads"][0])[0][1] == "[x.so <42>];f_[k]"

@@ -4,9 +4,8 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from builders.converted import converted
-from builders.html_page import HOSTILE, Page, assert_no_markup, assert_no_network, named_profile
+from builders.html_page import Page
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
 from hypothesis import given
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from perf_offcpu.callpaths.tree import PathTree, build_paths
 from perf_offcpu.convert.html.flamegraph import describe, preorder
 from perf_offcpu.convert.registry import Options
-from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
@@ -24,13 +22,13 @@ def page_of(profile: Profile, **options: Any) -> Page:
     return Page(converted("flamegraph", profile, **options))
 
 
+def totals_of(series: dict[str, Any]) -> int:
+    return sum(hi * 10**9 + lo for hi, lo in zip(series["hi"], series["lo"], strict=True))
+
+
 def weights(document: dict[str, Any]) -> int:
     """Everything that the page shows, by the page's own rule."""
     return sum(map(totals_of, document["layers"]))
-
-
-def totals_of(series: dict[str, Any]) -> int:
-    return sum(hi * 10**9 + lo for hi, lo in zip(series["hi"], series["lo"], strict=True))
 
 
 def paths(document: dict[str, Any]) -> dict[str, int]:
@@ -47,9 +45,8 @@ def paths(document: dict[str, Any]) -> dict[str, int]:
 
 
 def test_nodes_layers_and_facts() -> None:
-    builder = ProfileBuilder(
-        losses={"records lost": 3}, meta={"hostname": "box", "cmdline": ("record", "<x>"), "source": "p.data"}
-    )
+    meta = {"hostname": "box", "cmdline": ("record", "<x>"), "source": "p.data"}
+    builder = ProfileBuilder(losses={"records lost": 3}, meta=meta)
     builder.sample("b", ["main", kernel("schedule")], 5_000_000_007)
     builder.sample("a", ["main", Code("f", "/lib/x.so")], 3, event="cpu-clock")
     builder.sample("b", ["main"], 2, event="cpu-clock", count=1)
@@ -74,32 +71,13 @@ def test_title_and_options() -> None:
     assert describe(profile, Options(title="<Mine>"))["title"] == "<Mine>"
     assert "a-100/7" in describe(profile, Options(tid=True))["names"]["label"]
     assert page_of(profile, title="</title><b>").tags.count("b") == 0
-
-
-def test_an_empty_profile_is_a_page() -> None:
-    document = page_of(ProfileBuilder().build()).profile
-    assert document["nodes"] == {"depth": [], "name": []} and document["layers"] == []
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_data(name: str) -> None:
-    assert_no_markup(page_of(named_profile(name)), page_of(named_profile("e")))
+    empty = page_of(ProfileBuilder().build()).profile
+    assert empty["nodes"] == {"depth": [], "name": []} and empty["layers"] == []
 
 
 @given(st.text(st.characters(codec=None), max_size=30))
 def test_any_name_is_in_the_page_as_it_is_shown(name: str) -> None:
     assert weights(page_of(ProfileBuilder().sample("a", ["f", name], 5).build()).profile) == 5
-
-
-def test_the_policy_allows_the_two_texts_and_no_network() -> None:
-    assert_no_network(page_of(ProfileBuilder().sample("a", ["f"], 5).build()))
-
-
-def test_units_that_do_not_add_up_are_refused() -> None:
-    builder = ProfileBuilder(events={"cycles": "", "cpu-clock": "ns"})
-    builder.sample("a", ["f"], 5, event="cycles").sample("a", ["f"], 5, event="cpu-clock")
-    with pytest.raises(UsageError, match="do not add up"):
-        page_of(builder.build())
 
 
 def slow_preorder(tree: PathTree) -> list[int]:

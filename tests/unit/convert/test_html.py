@@ -4,6 +4,7 @@
 import base64
 import json
 import zlib
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,8 @@ class Opened:
 def test_columns_come_back(columns: dict[str, list[int]]) -> None:
     directory, text = packed({name: np.array(values, np.int64) for name, values in columns.items()})
     assert unpacked(directory, text) == columns
-
-
-def test_a_plane_that_is_zero_is_not_there() -> None:
     directory, _ = packed({"same": np.full(9, 10**15), "small": np.arange(200), "none": np.empty(0, np.int64)})
-    assert [directory[name]["planes"] for name in directory] == [0, 1, 0]
+    assert [directory[name]["planes"] for name in directory] == [0, 1, 0], "a plane that is zero is not there"
 
 
 def profile() -> Profile:
@@ -116,20 +114,18 @@ def test_stacks_and_wakers_are_nodes_of_one_tree() -> None:
 def test_times_and_weights_of_many_waits_are_exact() -> None:
     many = large_profile(3000, 200)
     opened, timeline = Opened(many), timeline_of(many)
-    seen = set()
-    at = 0
+    seen, end = set(), 0
     for tid, row in opened.rows(0):
-        first = row in opened.document["firsts"][0]
-        begin = opened.columns["gap"][row] + (0 if first else at)
-        at = begin + opened.weight(row)
-        seen.add((tid, begin, at))
+        begin = opened.columns["gap"][row] + (0 if row in opened.document["firsts"][0] else end)
+        end = begin + opened.weight(row)
+        seen.add((tid, begin, end))
     assert len(opened.rows(0)) == 3000
     tids = many.samples.tid.tolist()
     assert seen == set(zip(tids, timeline.begin_ns.tolist(), timeline.end_ns.tolist(), strict=True))
     weights: I64 = build_paths(many, PathOptions()).total(many.samples.period)
-    by_node: dict[int, int] = {}
+    by_node = Counter[int]()
     for row, node in enumerate(opened.columns["node"]):
-        by_node[node] = by_node.get(node, 0) + opened.weight(row)
+        by_node[node] += opened.weight(row)
     assert sorted(by_node.values()) == sorted(weights[weights > 0].tolist())
 
 
@@ -148,13 +144,12 @@ def test_without_times_there_is_a_page(empty: ProfileBuilder) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_data(name: str) -> None:
-    opened = Opened(named_profile(name), title=name, sentences=(name,), selected=("-i", name))
-    assert_no_markup(opened.page, Opened(named_profile("e")).page)
-
-
-def test_the_policy_allows_no_network() -> None:
-    assert_no_network(Opened(profile()).page)
+@pytest.mark.parametrize("format_", ["html", "flamegraph"])
+def test_hostile_names_are_data(format_: str, name: str) -> None:
+    given = {"title": name, "sentences": (name,), "selected": ("-i", name)} if format_ == "html" else {}
+    plain = Page(converted(format_, named_profile("e")))
+    assert_no_markup(Page(converted(format_, named_profile(name), **given)), plain)
+    assert_no_network(plain)
 
 
 def test_time_outside_of_single_waits_is_running_short_waits_and_waiting_for_a_cpu() -> None:

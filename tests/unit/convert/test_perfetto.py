@@ -14,9 +14,8 @@ from perf_offcpu.model.recording import SampleFlag
 
 @pytest.fixture
 def found() -> Read:
-    builder = ProfileBuilder(
-        meta={"wall_clock_ns": 1_700_000_000_000_000_000, "wall_clock_at_ns": 4_000_000, "first_ns": 4_500_000}
-    )
+    meta = {"wall_clock_ns": 1_700_000_000_000_000_000, "wall_clock_at_ns": 4_000_000, "first_ns": 4_500_000}
+    builder = ProfileBuilder(meta=meta)
     builder.sample("main", ["main", kernel("futex")], 1_000_001, time_ns=5_000_001, state=1, cpu=1)
     columns: dict[str, Any] = {"waker_tid": 100, "waker_pid": 100, "wakeup_ns": 5_019_000, "runq_ns": 1_000}
     builder.sample("wk", ["main", Code("f", "/lib/x.so")], 9_000, time_ns=5_020_000, tid=102, state=2, cpu=0, **columns)
@@ -27,9 +26,8 @@ def found() -> Read:
 
 
 def test_waits_and_their_run_queue(found: Read) -> None:
-    shown = [(one.track, one.category, one.name, one.begin, one.end, one.depth, one.weight) for one in found.slices]
     sums = "sums of short waits: no time"
-    assert shown == [
+    assert [(one.track, one.category, one.name, one.begin, one.end, one.depth, one.weight) for one in found.slices] == [
         ("main", "offcpu", "futex", 4_000_000, 5_000_001, 0, 1_000_001),
         (sums, "offcpu", "main", 4_000_000, 4_000_077, 0, 77),
         ("wk", "offcpu", "f", 5_011_000, 5_020_000, 0, 9_000),
@@ -57,9 +55,8 @@ def test_thread_states_and_counters(found: Read) -> None:
         (102, 5_019_000, runnable, 0), (102, 5_020_000, running, 0), (102, 5_029_600, runnable, 0),
         (102, 5_030_000, running, 1),
     ]  # fmt: skip
-    assert found.counters["threads blocked"] == [
-        (4_000_000, 1), (5_000_001, 0), (5_011_000, 1), (5_019_000, 0),
-    ]  # fmt: skip
+    blocked = [(4_000_000, 1), (5_000_001, 0), (5_011_000, 1), (5_019_000, 0)]
+    assert found.counters["threads blocked"] == blocked
     assert [value for _, value in found.counters["threads runnable"]] == [1, 0, 1, 0]
 
 
@@ -73,7 +70,4 @@ def test_large_totals_are_exact_and_slices_nest() -> None:
     queued = sum(one.end - one.begin for one in found.slices if one.category == "runqueue")
     assert queued == sum(profile.samples.runq_ns.tolist())
     assert found.counters["threads blocked"][-1][1] == 0
-
-
-def test_nothing_to_show_is_a_trace() -> None:
     assert read(ProfileBuilder().build()).slices == []

@@ -76,12 +76,9 @@ def test_types_values_and_labels() -> None:
         "cpu/nanoseconds",
     ]  # fmt: skip
     assert {(one.labels["comm"], one.stack): list(one.values.values()) for one in found.samples} == {
-        ("a", "main;read;schedule"): [42, 4, 4, 0, 0],
-        ("a", "main;read;[missed kernel stack]"): [5, 1, 0, 0, 0],
-        ("a", "main"): [0, 0, 0, 0, 100],
-        ("b", "main"): [0, 0, 0, 10_000, 0],
-        ("b", "[missed stack]"): [9, 1, 0, 0, 0],
-    }
+        ("a", "main;read;schedule"): [42, 4, 4, 0, 0], ("a", "main;read;[missed kernel stack]"): [5, 1, 0, 0, 0],
+        ("a", "main"): [0, 0, 0, 0, 100], ("b", "main"): [0, 0, 0, 10_000, 0], ("b", "[missed stack]"): [9, 1, 0, 0, 0],
+    }  # fmt: skip
     waits = next(one for one in found.samples if one.stack.endswith("schedule"))
     assert waits.labels == {"comm": "a", "state": "interruptible sleep", "pid": 100, "tid": 7}
     woken = next(one for one in found.samples if one.stack == "[missed stack]")
@@ -89,13 +86,18 @@ def test_types_values_and_labels() -> None:
     assert found.total("cpu/nanoseconds") == 100
 
 
-def test_addresses_build_ids_and_times() -> None:
+def test_tables_build_ids_and_times() -> None:
     found = Read(sample_profile())
     assert 0x1234 in {address for address, _ in found.locations.values()}
     mappings = {found.strings[one.filename]: found.strings[one.build_id] for one in found.mappings.values()}
     assert mappings["/lib/libc.so.6"] == "c0ffee"
     assert (found.message.time_nanos, found.message.duration_nanos) == (10**18 + 1_000, 8_000)
     assert found.strings[found.message.default_sample_type] == "off_cpu"
+    # As Parca demands (pkg/normalizer/validate.go), and without entries that no sample uses:
+    for table in (found.locations, found.mappings, found.functions):
+        assert list(table) == list(range(1, len(table) + 1))
+    names = {lines[0][0] for _, lines in found.locations.values()}
+    assert names == {"main", "read", "schedule", "[missed kernel stack]", "[missed stack]"}
 
 
 def test_inlined_functions_are_lines_of_one_location() -> None:
@@ -111,15 +113,6 @@ def test_inlined_functions_are_lines_of_one_location() -> None:
     assert {one.stack for one in found.samples} == {"main", "main;outer;inlined;deepest"}
     sources = {found.strings[one.name]: found.strings[one.filename] for one in found.functions.values()}
     assert sources["deepest"] == "z.h" and sources["main"] == "x.c"
-
-
-def test_ids_are_dense_and_in_order() -> None:
-    """As Parca demands (pkg/normalizer/validate.go), and without entries that no sample uses."""
-    found = Read(sample_profile())
-    for table in (found.locations, found.mappings, found.functions):
-        assert list(table) == list(range(1, len(table) + 1))
-    names = {lines[0][0] for _, lines in found.locations.values()}
-    assert names == {"main", "read", "schedule", "[missed kernel stack]", "[missed stack]"}
 
 
 def test_large_totals_are_exact() -> None:

@@ -85,16 +85,10 @@ def test_every_number_is_exact(decimals: int) -> None:
     assert written(values, decimals) == [Decimal(value).scaleb(-decimals) for value in values]
 
 
-def test_decimals_are_all_written() -> None:
+def test_decimals_null_and_negative_numbers() -> None:
     assert "".join(array_items(np.array([1_500, 7, 0]), 3)) == "1.500,0.007,0.000"
-
-
-def test_null() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        list(array_items(np.array([3, -1])))
     assert written([5, -1, 12_345_678, -1], null=[False, True, False, True]) == [5, None, 12_345_678, None]
     assert written([-1], null=[True]) == [None] and written([]) == []
     assert written([-1] * 20_000, null=[True] * 20_000) == [None] * 20_000
-
-
-def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        list(array_items(np.array([3, -1])))

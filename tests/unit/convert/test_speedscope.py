@@ -15,9 +15,8 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 
 
-def document(profile: Profile, **options: Any) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(converted("speedscope", profile, **options))
-    return parsed
+def document(profile: Profile, **options: Any) -> Any:
+    return json.loads(converted("speedscope", profile, **options))
 
 
 @dataclass
@@ -49,33 +48,29 @@ def read(parsed: dict[str, Any]) -> dict[str, Read]:
     return found
 
 
-def sample_profile() -> ProfileBuilder:
+def sample_profile() -> Profile:
     builder = ProfileBuilder(meta={"hostname": "box"})
     builder.sample("a", ["main", Code("read", "/lib/libc.so.6"), kernel("schedule")], 30, time_ns=1_050, tid=1)
     builder.sample("b", ["main"], 500, time_ns=1_520, tid=2)
     builder.sample("a", ["main"], 40, time_ns=1_200, tid=1)
-    builder.sample("a", ["main"], 7, time_ns=1_300, tid=1, flags=SampleFlag.AGGREGATED, count=3)
-    return builder
+    return builder.sample("a", ["main"], 7, time_ns=1_300, tid=1, flags=SampleFlag.AGGREGATED, count=3).build()
 
 
 def test_threads_in_time_with_gaps() -> None:
-    profiles = read(document(sample_profile().build()))
+    profiles = read(document(sample_profile()))
     assert list(profiles) == ["all threads", "b (pid 100, tid 2)", "a (pid 100, tid 1)"]
     assert profiles["a (pid 100, tid 1)"].samples == [
-        ("main;read;schedule", 0, 30),
-        ("main", 140, 40),
-        (f"{NO_PLACE};main", 500, 7),
-    ]
+        ("main;read;schedule", 0, 30), ("main", 140, 40), (f"{NO_PLACE};main", 500, 7),
+    ]  # fmt: skip
     assert profiles["b (pid 100, tid 2)"].samples == [("main", 0, 500)]
     assert profiles["all threads"].samples == [
-        ("a (pid 100, tid 1);main", 0, 47),
-        ("a (pid 100, tid 1);main;read;schedule", 47, 30),
+        ("a (pid 100, tid 1);main", 0, 47), ("a (pid 100, tid 1);main;read;schedule", 47, 30),
         ("b (pid 100, tid 2);main", 77, 500),
-    ]
+    ]  # fmt: skip
 
 
 def test_frames_say_their_file_and_options_their_marks() -> None:
-    parsed = document(sample_profile().build(), kernel=True, state=True, title="<Mine>")
+    parsed = document(sample_profile(), kernel=True, state=True, title="<Mine>")
     frames = {frame["name"]: frame.get("file") for frame in parsed["shared"]["frames"]}
     assert frames["read"] == "libc.so.6" and frames["schedule_[k]"] == "[kernel.kallsyms]"
     assert parsed["name"] == "<Mine>"
@@ -87,9 +82,6 @@ def test_overlapping_samples_have_no_gap_and_keep_their_weight() -> None:
     builder = ProfileBuilder()
     builder.sample("a", ["f"], 100, time_ns=1_000).sample("a", ["g"], 90, time_ns=1_010)
     assert read(document(builder.build()))["a (pid 100, tid 100)"].samples == [("f", 0, 100), ("g", 100, 90)]
-
-
-def test_an_event_without_unit() -> None:
     builder = ProfileBuilder(events={"cycles": ""}).sample("a", ["f"], 5, event="cycles")
     assert {one["unit"] for one in document(builder.build())["profiles"]} == {"none"}
 

@@ -70,9 +70,7 @@ def test_threads_that_share_a_lock_stay_one_knot() -> None:
 
 
 def test_threads_of_one_comm_are_one_or_each_by_itself() -> None:
-    builder = ProfileBuilder()
-    wait(builder, 5, 0, 10, waker=6)
-    profile = builder.build()
+    profile = wait(ProfileBuilder(), 5, 0, 10, waker=6).build()
     profile.samples.comm[:] = profile.strings.intern("pool")
     cascade = cascade_of(profile, timeline_of(profile))
     assert list(graph_of(cascade, "", True, 0).edges) == [("pool-5/5", "[unknown]-6/6")]
@@ -100,11 +98,10 @@ def test_forms() -> None:
     subprocess.run(["dot", "-Tsvg"], input=dot, text=True, check=True, capture_output=True)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 6), st.integers(0, 60), st.integers(1, 30), st.integers(0, 7)), min_size=1, max_size=30
-    )
-)
+WAITS = st.tuples(st.integers(1, 6), st.integers(0, 60), st.integers(1, 30), st.integers(0, 7))
+
+
+@given(st.lists(WAITS, min_size=1, max_size=30))
 def test_held_weights_of_components_sum_to_all_waits(waits: Waits) -> None:
     found = graph([(tid, begin, begin + length, waker) for tid, begin, length, waker in waits])
     parts = components(found)
@@ -115,6 +112,4 @@ def test_held_weights_of_components_sum_to_all_waits(waits: Waits) -> None:
 
 @pytest.mark.parametrize("form", ["text", "dot", "json", "graphml", "gexf"])
 def test_nothing_waited(form: str) -> None:
-    builder = ProfileBuilder()
-    builder.sample("a", ["f"], 5, event="cpu-clock")
-    assert text(builder.build(), form=form)
+    assert text(ProfileBuilder().sample("a", ["f"], 5, event="cpu-clock").build(), form=form)

@@ -3,18 +3,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from builders.hosts import CLOCK, DAY_NS, MONO, OFFCPU, existing, host, kernel_map, mapped, tick, wait
-from builders.recording import BASE, KERNEL, USER, USER_DEFERRED, S, comm, event, sample, side, task, write
+from builders.accounts import budget, budgets, told
+from builders.hosts import CLOCK, DAY_NS, MONO, OFFCPU, comms_of, existing, host, kernel_map, mapped, tick, wait
+from builders.recording import BASE, KERNEL, USER, USER_DEFERRED, S, comm, event, side, task, write
+from builders.wait_objects import COUNTERS
 
 from perf_offcpu.abi.attr import AttrFlag
-from perf_offcpu.abi.counters import BUDGET, BUDGET_MAGIC, BUDGET_VERSION, BUDGETS
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
-from perf_offcpu.collect.counters import counters_event
-from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.decode.deferred import merge_deferred
 from perf_offcpu.decode.join import Host, JoinOptions, join_by_host
 from perf_offcpu.decode.load import load_recording
@@ -37,9 +37,8 @@ def hosts(paths: Sequence[Path], **options: bool) -> list[Host]:
 
 def one(paths: Sequence[Path], **options: bool) -> Recording:
     """The recording of the only host."""
-    found = hosts(paths, **options)
-    assert len(found) == 1
-    return found[0].recording
+    (host,) = hosts(paths, **options)
+    return host.recording
 
 
 def of_one_host(path: Path, *files: list[bytes]) -> list[Path]:
@@ -50,10 +49,6 @@ def ticking(path: Path, *hosts_: dict[int, bytes]) -> list[Path]:
     """A file with one sample for each host: a, b, …"""
     names = "abc"[: len(hosts_)]
     return [write(path / name, [CLOCK], [tick(1000)], one) for name, one in zip(names, hosts_, strict=True)]
-
-
-def comms(recording: Recording) -> list[str]:
-    return [recording.strings[row] for row in recording.samples.comm.tolist()]
 
 
 def lives(recording: Recording, tid: int) -> list[tuple[int, int]]:
@@ -77,7 +72,7 @@ def test_runs_on_one_host_become_one(tmp_path: Path) -> None:
         samples = recording.samples
         assert samples.time_ns.tolist() == [1000, 2000, 5000, 6000]
         assert samples.tid.tolist() == [7] * 4
-        assert comms(recording) == ["old", "old", "new", "new"]
+        assert comms_of(recording) == ["old", "old", "new", "new"]
         dso_of = {space: recording.maps.dso[row] for row, space in enumerate(recording.maps.space.tolist())}
         paths_of = [recording.strings[recording.dsos.path[dso_of[space]]] for space in samples.space.tolist()]
         assert paths_of == ["/bin/old", "/bin/old", "/bin/new", "/bin/new"]
@@ -99,7 +94,7 @@ def test_a_process_in_two_recordings_is_one(tmp_path: Path) -> None:
         write(tmp_path / "b", [CLOCK, OFFCPU], second, host("h")),
     ]
     recording = one(paths)
-    assert comms(recording) == ["server"] * 3
+    assert comms_of(recording) == ["server"] * 3
     names = [recording.evsels[row].name for row in recording.samples.evsel.tolist()]
     assert names == ["cpu-clock", "offcpu-time", "cpu-clock"]
     assert lives(recording, 7) == [(0, 3000)]
@@ -118,7 +113,7 @@ def test_lives_of_threads(tmp_path: Path) -> None:
     assert lives(recording, 7) == [(0, -1)]
     assert lives(recording, 8) == [(0, 1500), (4999, -1)]
     assert lives(recording, 9) == [(1600, 5500), (5600, -1)]
-    assert comms(recording)[2] == "again"
+    assert comms_of(recording)[2] == "again"
 
 
 ID_ONLY = event("cpu-clock", (1, 2), BASE & ~S.IDENTIFIER | S.ID | S.CALLCHAIN, **MONO)
@@ -137,7 +132,7 @@ def test_recordings_of_other_layouts(other: EventSpec, first: bool, tmp_path: Pa
         write(tmp_path / "b", [other], there, host("h")),
     ]
     recording = one(paths[::-1] if first else paths)
-    assert comms(recording) == ["there", "here", "later", "here"]
+    assert comms_of(recording) == ["there", "here", "later", "here"]
     assert len(recording.evsels) == (2 if other is NO_CPU else 1)
     assert [end for _, end in lives(recording, 8)] == [3000]
 
@@ -156,11 +151,9 @@ def test_kernel_symbols_and_modules_of_all_recordings_are_known(tmp_path: Path) 
         return side(CLOCK, RecordType.KSYMBOL, addr=addr, len=64, ksym_type=1, flags=0, name=name)
 
     low, high = 0xFFFFFFFFC0001000, 0xFFFFFFFFD0000000
-    first = [
-        kernel_map(), kernel_map(high, name=b"[nf_nat]"), ksymbol(low, b"old"), ksymbol(low + 64, b"both"), tick(10),
-    ]  # fmt: skip
-    second = [kernel_map(), kernel_map(high, name=b"[nf_nat]"), kernel_map(high + (1 << 25), name=b"[xt]"), tick(20)]
-    second += [ksymbol(low, b"new"), ksymbol(low + 64, b"both")]
+    both = [kernel_map(), kernel_map(high, name=b"[nf_nat]"), ksymbol(low + 64, b"both")]
+    first = [*both, ksymbol(low, b"old"), tick(10)]
+    second = [*both, kernel_map(high + (1 << 25), name=b"[xt]"), tick(20), ksymbol(low, b"new")]
     recording = one(of_one_host(tmp_path, first, second))
     names = [recording.strings[row] for row in recording.kernel_symbols.name.tolist()]
     assert names == ["new", "both"]
@@ -252,23 +245,9 @@ def test_recordings_can_begin_together(tmp_path: Path) -> None:
     for begin in (1000, 5000):
         joined = hosts([paths[begin], paths[6000 - begin]], from_start=True)
         assert [part.recording.samples.time_ns.tolist() for part in joined] == [[begin, begin + 10]] * 2
-
-
-def test_recordings_that_begin_together_are_on_the_clock_of_the_first(tmp_path: Path) -> None:
-    plain = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
-    paths = [
-        write(tmp_path / "a", [plain], [tick(1000, spec=plain)], host("h")),
-        write(tmp_path / "b", [CLOCK], [tick(1000)], host("h", DAY_NS)),
-    ]
-    found = hosts(paths, from_start=True)
-    assert [part.recording.meta.clockid for part in found] == [-1, -1]
-    assert [part.recording.meta.wall_clock_at_ns for part in found] == [0, 500]
-
-
-def test_a_clock_that_was_noted_after_all_samples_is_of_a_time_namespace(tmp_path: Path) -> None:
-    shifted = host("b") | {Feature.CLOCK_DATA: clock_data(100 * DAY_NS, 5 * 10**9)}
-    paths = ticking(tmp_path, host("a", DAY_NS), shifted)
-    assert "time namespaces" in refusal(paths)
+    timed = write(tmp_path / "timed", [CLOCK], [tick(1000)], host("h", DAY_NS))
+    metas = [part.recording.meta for part in hosts([paths[1000], timed], from_start=True)]
+    assert [(meta.clockid, meta.wall_clock_at_ns) for meta in metas] == [(-1, 0), (-1, 500)], "the first's clock"
 
 
 def clock_data(wall_ns: int, at_ns: int) -> bytes:
@@ -288,28 +267,18 @@ def test_times_at_the_limit_do_not_overflow(tmp_path: Path) -> None:
 
 # Budgets.
 
-COUNTERS = counters_event(Support())
-SPENT = [name for name in BUDGET.dtype("<").names or () if name.endswith("_ns")]
 
-
-def budget(path: Path, *rows: tuple[int, int, int, dict[str, int]], name: str = "here") -> Path:
-    """A file with budgets: (tid, begin, end, times)."""
-    made = [
-        {"pid": 7, "tid": tid, "switches": 3} | dict.fromkeys(SPENT, 0) | {"begin_ns": begin, "end_ns": end} | spent
-        for tid, begin, end, spent in rows
-    ]
-    payload = BUDGETS.pack({"magic": BUDGET_MAGIC, "version": BUDGET_VERSION, "budgets": made}, "<")
-    records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4))]
-    return write(path, [COUNTERS], records, host(name, 10**18))
+def budget_file(path: Path, *rows: dict[str, Any], name: str = "here") -> Path:
+    return write(path, [COUNTERS], [told(budgets(*rows))], host(name, 10**18))
 
 
 def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
     """Those of files in turn go on; those of another host keep apart."""
     paths = [
-        budget(tmp_path / "a", (8, 100, 200, {"running_ns": 100})),
-        budget(tmp_path / "b", (8, 201, 300, {"idle_ns": 99}), (9, 250, 300, {})),
-        budget(tmp_path / "c", (9, 300, 310, {"running_ns": 10})),
-        budget(tmp_path / "d", (8, 100, 150, {"other_ns": 50}), name="there"),
+        budget_file(tmp_path / "a", budget(8, 100, 200, running_ns=100)),
+        budget_file(tmp_path / "b", budget(8, 201, 300, idle_ns=99), budget(9, 250, 300)),
+        budget_file(tmp_path / "c", budget(9, 300, 310, running_ns=10)),
+        budget_file(tmp_path / "d", budget(8, 100, 150, other_ns=50), name="there"),
     ]
     here, there = hosts(paths)
     mine, others = here.recording.budget, there.recording.budget
@@ -329,12 +298,11 @@ def refusal(paths: Sequence[Path], **options: bool) -> str:
     return str(caught.value)
 
 
-def test_clocks_that_cannot_meet(tmp_path: Path) -> None:
+def test_clocks_and_machines_that_do_not_fit(tmp_path: Path) -> None:
     paths = ticking(tmp_path, host("a", DAY_NS), host("b"))
     assert "b: its times cannot be put next to" in refusal(paths)
     hosts(paths, from_start=True)
-
-
-def test_other_architectures(tmp_path: Path) -> None:
     arm = host("b", DAY_NS) | {Feature.ARCH: text_body("aarch64")}
     assert "aarch64 and x86_64 machines" in refusal(ticking(tmp_path, host("a", DAY_NS), arm))
+    after_all_samples = host("b") | {Feature.CLOCK_DATA: clock_data(100 * DAY_NS, 5 * 10**9)}
+    assert "time namespaces" in refusal(ticking(tmp_path, host("a", DAY_NS), after_all_samples))

@@ -46,10 +46,8 @@ class File:
         waits = sorted(self.waits, key=lambda one: one.end)
         flags = [SampleFlag.OFFCPU | (SampleFlag.STILL_BLOCKED if one.blocked else 0) for one in waits]
         samples = Samples.filled(
-            len(waits), evsel=np.zeros(len(waits)), pid=np.full(len(waits), 1),
-            tid=[one.tid for one in waits], time_ns=[one.end for one in waits],
-            switch_out_ns=[one.begin for one in waits], period=[one.end - one.begin for one in waits],
-            flags=flags,
+            len(waits), evsel=0, pid=1, tid=[one.tid for one in waits], time_ns=[one.end for one in waits],
+            switch_out_ns=[one.begin for one in waits], period=[one.end - one.begin for one in waits], flags=flags,
         )  # fmt: skip
         parts = self.spans if len(self.spans) > 1 else ()
         begin, end = self.spans[0][0], self.spans[-1][1]
@@ -135,7 +133,7 @@ def test_threads_of_a_host_live_while_it_is_recorded() -> None:
     alone = [budget_table(symbolize(file, SymbolizeOptions())) for file in files]
     profile = join_profiles(files, SymbolizeOptions(), JoinOptions(from_start=True), merge=True)
     both = budget_table(profile)
-    assert both is not None and both.derived and both.total is not None
-    totals = [table.total for table in alone if table is not None and table.total is not None]
+    assert both and both.derived and both.total
+    totals = [table.total for table in alone if table and table.total]
     assert both.total.wall == sum(total.wall for total in totals) and len(totals) == 2
     assert both.total.threads == sum(total.threads for total in totals)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.accounts import counters, told
 from builders.recording import BASE, DUMMY_TIME, KERNEL, USER, S, comm, event, raw_wait, sample, side, task, write
+from builders.wait_objects import COUNTERS
 
 from perf_offcpu import losses
-from perf_offcpu.abi import counters as counters_abi
 from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
@@ -40,17 +41,11 @@ def test_the_recording_knows_better_than_the_path(time: int, tmp_path: Path) -> 
     assert pair(71, 70, time, tmp_path, LEADER, THREAD) == (70, 71, True)
     assert pair(70, 71, time, tmp_path, LEADER, THREAD) == (70, 71, False)
     assert pair(70, 70, time, tmp_path, LEADER) == (70, 70, False)
-
-
-def test_of_unknown_threads_the_path_decides(tmp_path: Path) -> None:
-    """Sent directly: tid first. At the end: pid first."""
+    ended = task(CLOCK, RecordType.EXIT, 70, 71, 400)
+    assert pair(70, 71, 500, tmp_path, LEADER, ended) == (70, 71, False), "a thread that has ended is known"
+    # Of unknown threads the path decides. Sent directly: tid first. At the end: pid first.
     assert pair(71, 70, 500, tmp_path) == (70, 71, True)
     assert pair(70, 71, DUMMY_TIME, tmp_path) == (70, 71, False)
-
-
-def test_a_thread_that_has_ended_is_known(tmp_path: Path) -> None:
-    ended = task(CLOCK, RecordType.EXIT, 70, 71, 400)
-    assert pair(70, 71, 500, tmp_path, LEADER, ended) == (70, 71, False)
 
 
 def test_the_bogus_33rd_frame_is_none(tmp_path: Path) -> None:
@@ -71,6 +66,9 @@ def test_what_is_unknown_is_not_0(tmp_path: Path) -> None:
     sentinels = ("state", "wakeup_ns", "runq_ns", "switch_out_ns", "longest_ns", "waker_tid")
     assert [int(getattr(table, name)[0]) for name in sentinels] == [-1] * 6
     assert (int(table.syscall[0]), int(table.count[0])) == (-2, 1)
+    table = extended(tmp_path, wakeup_ns=2**63, count=2**63 + 5, waker_tid=2**31, syscall=-7).samples
+    assert (table.wakeup_ns.tolist(), table.count.tolist(), table.waker_tid.tolist()) == ([-1], [1], [-1])
+    assert table.syscall.tolist() == [-2], "no column holds such numbers"
 
 
 @pytest.mark.parametrize(("values", "flag"), [
@@ -139,34 +137,17 @@ def test_other_versions_are_counted_and_not_read(version: int, tmp_path: Path) -
     assert recording.losses == {cause: 1}
 
 
-def test_numbers_that_no_column_holds_are_unknown(tmp_path: Path) -> None:
-    table = extended(tmp_path, wakeup_ns=2**63, count=2**63 + 5, waker_tid=2**31, syscall=-7).samples
-    assert (table.wakeup_ns.tolist(), table.count.tolist(), table.waker_tid.tolist()) == ([-1], [1], [-1])
-    assert table.syscall.tolist() == [-2]
-
-
 def test_the_collectors_own_account(tmp_path: Path) -> None:
     """Not a sample of the machine's; of several, from the first begin to the last end."""
-    spec = event(counters_abi.EVENT_NAME, (9,), BASE | S.RAW, config=10)
-    counts = {b"waits-lost": 3, b"new\x1b": 2, b"samples": 8, b"ring-full": 0}
-    lost = [{"events": events, "ns": 0, "name": name} for name, events in counts.items()]
-    payloads = [
-        counters_abi.COUNTERS.pack(
-            {"magic": counters_abi.MAGIC, "version": 1, "nr": 4, "begin_ns": begin, "end_ns": begin + 50,
-             "threshold_ns": 7, "counters": lost}
-        ) for begin in (100, 20)
-    ]  # fmt: skip
-    samples = [sample(spec, time=5, raw=payload + bytes(4)) for payload in payloads]
-    broken = sample(spec, time=5, raw=payloads[0][:36])
-    recording = load(tmp_path, *samples, broken, more=(spec,))
+    counts = {"waits_lost": (3, 0), "new\x1b": (2, 0), "samples": (8, 0), "ring_full": (0, 0)}
+    payloads = [counters(begin, begin + 50, 7, **counts) for begin in (100, 20)]
+    broken = sample(COUNTERS, time=5, raw=payloads[0][:36])
+    recording = load(tmp_path, *map(told, payloads), broken, more=(COUNTERS,))
     assert len(recording.samples) == 0
     meta = recording.meta
     assert (meta.begin_ns, meta.end_ns, meta.threshold_ns) == (20, 150, 7)
-    assert recording.losses == {
-        losses.WAITS_LOST: 6,
-        LossCause(losses.Stage.RECORDER, "new\x1b", "collector: new\x1b"): 4,
-        losses.BAD_SAMPLE: 1,
-    }
+    new = LossCause(losses.Stage.RECORDER, "new\x1b", "collector: new\x1b")
+    assert recording.losses == {losses.WAITS_LOST: 6, new: 4, losses.BAD_SAMPLE: 1}
 
 
 def mapping(pid: int, addr: int, path: str, time: int = 0) -> bytes:
@@ -178,9 +159,8 @@ def mapping(pid: int, addr: int, path: str, time: int = 0) -> bytes:
 
 def chain_of(path: Path, chain: list[int], *known: bytes) -> tuple[list[int], int]:
     recording = load(path, LEADER, *known, sample(CLOCK, pid=70, tid=70, time=900, callchain=chain))
-    return recording.callchains.row(int(recording.samples.callchain[0])).tolist(), recording.losses.get(
-        losses.WRONG_CALLERS, 0
-    )
+    kept = recording.callchains.row(int(recording.samples.callchain[0])).tolist()
+    return kept, recording.losses.get(losses.WRONG_CALLERS, 0)
 
 
 def test_garbage_is_cut_at_the_root_only(tmp_path: Path) -> None:
@@ -190,10 +170,7 @@ def test_garbage_is_cut_at_the_root_only(tmp_path: Path) -> None:
     assert chain_of(tmp_path, chain, code) == (chain[:5], 1)
     assert chain_of(tmp_path, [USER, 0x10, 0x20], code) == ([USER, 0x10], 1)
     assert chain_of(tmp_path, [KERNEL, 1 << 63, USER, 0x10], code) == ([KERNEL, 1 << 63, USER, 0x10], 0)
-
-
-def test_of_a_process_without_maps_nothing_is_cut(tmp_path: Path) -> None:
-    assert chain_of(tmp_path, [USER, 0x10, 0x20]) == ([USER, 0x10, 0x20], 0)
+    assert chain_of(tmp_path, [USER, 0x10, 0x20]) == ([USER, 0x10, 0x20], 0), "a process without maps"
 
 
 def test_ids_of_another_pid_namespace_are_named(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@
 from pathlib import Path
 
 import numpy as np
+from builders.accounts import counters, told
 from builders.recording import BASE, S, comm, event, raw_wait, sample, write
+from builders.wait_objects import COUNTERS
 
-from perf_offcpu.abi.counters import COUNTERS, EVENT_NAME, MAGIC, VERSION
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, WaitFlag
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.losses import SAMPLING_PERIOD, THRESHOLD_RAISED
 from perf_offcpu.model.join import joined_sampling
 from perf_offcpu.model.recording import Recording, SampleFlag
 
@@ -39,11 +39,8 @@ def recording_of(
         }  # fmt: skip
         raw = raw_wait(70, 71, number * PERIOD, [])[:-4] + EXTENSION.pack(extension)
         records.append(sample(waits, time=time + 3000 * at, raw=raw))
-    own = event(EVENT_NAME, (9,), BASE | S.RAW, config=10)
-    if account:
-        records.append(sample(own, time=5, raw=account + bytes(4)))
-    write(path, [waits, own], records)
-    return load_recording(path)
+    records += [told(account)] if account else []
+    return load_recording(write(path, [waits, COUNTERS], records))
 
 
 def test_weight_and_length_are_kept_apart(tmp_path: Path) -> None:
@@ -54,6 +51,7 @@ def test_weight_and_length_are_kept_apart(tmp_path: Path) -> None:
     assert samples.count.tolist() == [4, 1], "short waits stand for others, long ones for themselves"
     assert samples.runq_ns.tolist() == [500_000, 1_500_000], "half of the weight"
     assert samples.delay_ns().tolist() == [125_000, 1_300_000], "half of the length"
+    assert not recording_of(tmp_path / "x.data", [(PERIOD, 1)]).meta.sampling, "no account says so"
 
 
 def test_numbers_of_waits_are_right_in_sum(tmp_path: Path) -> None:
@@ -71,21 +69,12 @@ def test_numbers_of_waits_are_right_in_sum(tmp_path: Path) -> None:
             assert estimate == truth, "a wait of a period or more is always drawn"
 
 
-def account_of(period_ns: int, raised: int, highest_ns: int) -> bytes:
-    rows = [
-        {"events": 1, "ns": period_ns, "name": SAMPLING_PERIOD.name.encode()},
-        {"events": raised, "ns": highest_ns, "name": THRESHOLD_RAISED.name.encode()},
-    ]
-    values = {"magic": MAGIC, "version": VERSION, "nr": len(rows), "counters": rows}
-    return COUNTERS.pack(values | {"begin_ns": 1, "end_ns": 2, "threshold_ns": 0})
-
-
 def test_the_period_that_a_limit_of_the_rate_chose_is_known(tmp_path: Path) -> None:
     """Also in a file in which it did not change. A wait of 2.6 periods has the weight of three."""
     samples = [(250_000, 1), (2_600_000, 3)]
 
     def read(raised: int, highest_ns: int) -> Recording:
-        account = account_of(10_000, raised, highest_ns)
+        account = counters(1, 2, sampling_period=(1, 10_000), threshold_raised=(raised, highest_ns))
         return recording_of(tmp_path / "x.data", samples, account=account)
 
     limited = [read(0, 90 * PERIOD), read(4, 90 * PERIOD)]
@@ -94,7 +83,3 @@ def test_the_period_that_a_limit_of_the_rate_chose_is_known(tmp_path: Path) -> N
     assert (without.period_ns, without.longest_period_ns, without.period_text) == (10_000, 0, "0.01 ms")
     joined = joined_sampling([limited[0].meta.sampling, without])
     assert joined.period_text == "0.01 to 1 ms" and joined.estimated_ns == 8 * PERIOD
-
-
-def test_a_recording_without_sampling_says_so(tmp_path: Path) -> None:
-    assert not recording_of(tmp_path / "x.data", [(PERIOD, 1)]).meta.sampling

@@ -41,10 +41,8 @@ def test_each_record_becomes_a_sample_of_no_event_at_its_time() -> None:
     assert chains(result) == [[KERNEL, 0xFF, WAITING, COOKIE], [WAITING, COOKIE, USER, 0x10, 0x20], [USER, 0x30]]
     assert result.samples.space.tolist() == [0, 1, 1]
     assert not len(result.deferred)
-
-
-def test_the_form_without_cookie_has_none() -> None:
-    assert chains(deferred_as_samples(recording(cookie=0)))[:2] == [[KERNEL, 0xFF, WAITING], [USER, 0x10, 0x20]]
+    without = deferred_as_samples(recording(cookie=0))
+    assert chains(without)[:2] == [[KERNEL, 0xFF, WAITING], [USER, 0x10, 0x20]]
 
 
 def test_merged_user_addresses_are_of_the_time_when_they_were_walked() -> None:
@@ -65,13 +63,9 @@ def test_a_sample_that_is_not_merged_stays_where_it_was() -> None:
 def woken(cookie: int) -> Recording:
     """Thread 5 wakes thread 7, which has waited; its user part comes behind, under a cookie."""
     chains = [[KERNEL, IN_KERNEL, WAITING, COOKIE], [KERNEL, IN_KERNEL + 4], [0x401000, 0x402000]]
-    samples = {"pid": [5, 7], "tid": [5, 7], "evsel": [0, 1], "waker_callchain": [-1, 0]}
-    made = recording_of_chains(
-        chains, columns={"callchain": [0, 1], "time_ns": [10, 20], **samples},
-        deferred=DeferredChains.filled(
-            1, time_ns=[30], pid=[5], tid=[5], cookie=np.array([cookie], np.uint64), callchain=[2]
-        ),
-    )  # fmt: skip
+    samples = {"pid": [5, 7], "tid": [5, 7], "evsel": [0, 1], "waker_callchain": [-1, 0], "time_ns": [10, 20]}
+    late = DeferredChains.filled(1, time_ns=[30], pid=[5], tid=[5], cookie=[cookie], callchain=[2])
+    made = recording_of_chains(chains, columns={"callchain": [0, 1], **samples}, deferred=late)
     made.evsels *= 2
     made.check()
     return made

@@ -44,14 +44,10 @@ def test_who_holds_up_most_and_in_which_functions() -> None:
     assert "# 1. disk: 3600 ns, " in lines and "waited for by server" in lines
     assert "[interrupt]" in lines and "66.67%  disk  2400 ns  running" in lines
     assert document(found)["bottlenecks"][0]["stacks"][0]["frames"] == ["main", "sort"]
-
-
-def test_running_without_samples_is_said() -> None:
     profile = simple()
-    profile = profile.select(profile.is_offcpu())
-    first = found_in(profile).shown[0]
-    assert first.no_stack == first.held_ns == 3600
-    assert any("running without a CPU sample" in line for line in render(found_in(profile), Style()))
+    unsampled = found_in(profile.select(profile.is_offcpu()))
+    assert unsampled.shown[0].no_stack == unsampled.shown[0].held_ns == 3600
+    assert any("running without a CPU sample" in line for line in render(unsampled, Style()))
 
 
 @given(random_waits(60), st.lists(st.tuples(st.integers(1, 5), st.integers(0, 90)), max_size=10))

@@ -17,7 +17,7 @@ from perf_offcpu.callpaths.weights import EDGES
 from perf_offcpu.commands.report import SORT_KEYS, parse_keys
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Comms, SampleFlag
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report.breakdowns import Bucket, GroupTable, Histogram, function_table, group_table, histogram
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
@@ -27,20 +27,15 @@ from perf_offcpu.report.totals import Total
 
 
 def mixed() -> Profile:
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    comms = [(9, 8, 0, "young"), (9, 8, 100, "old")]
+    builder = ProfileBuilder(meta={"arch": "x86_64"}, comms=comms, cgroups={5: "/user.slice"})
     lock = ["main", Code("pthread_mutex_lock", "/lib/libc.so.6"), kernel("futex_wait")]
     builder.sample("a", lock, 1, tid=1, cpu=0, state=1, syscall=202, waker_tid=9, waker_pid=8, wakeup_ns=50)
     builder.sample("a", lock, 2, tid=2, cpu=1, state=1, syscall=202, waker_tid=9, waker_pid=8, wakeup_ns=150)
     interrupted = SampleFlag.WAKER_INTERRUPT
     builder.sample("b", ["main", Code("f", "/bin/b")], 4, state=2, syscall=-1, waker_tid=7, flags=interrupted)
     builder.sample("b", [], 8, tid=3, state=1, flags=SampleFlag.PREEMPTED, cgroup=5, runq_ns=8)
-    builder.sample("b", [], 16, tid=3, cgroup=6, runq_ns=3)
-    profile = builder.build()
-    profile.cgroups = {5: "/user.slice"}
-    strings = profile.strings
-    rows = [(9, 8, 0, strings.intern("young")), (9, 8, 100, strings.intern("old"))]
-    profile.comms = Comms.from_rows(rows)
-    return profile
+    return builder.sample("b", [], 16, tid=3, cgroup=6, runq_ns=3).build()
 
 
 def of_objects() -> Profile:
@@ -102,15 +97,12 @@ def test_run_queue_delay_is_told_where_it_is_known() -> None:
 
 
 def test_wakers_of_one_name_are_one() -> None:
-    builder = ProfileBuilder()
+    builder = ProfileBuilder(comms=[(7, 7, 0, "worker"), (8, 7, 0, "worker")])
     for waker in (7, 8):
         builder.sample("a", [], waker, waker_tid=waker, waker_pid=7, wakeup_ns=5)
     builder.sample("a", [], 30, flags=SampleFlag.AGGREGATED, count=9)
     builder.sample("a", [], 50, waker_tid=0)
-    profile = builder.build()
-    worker = profile.strings.intern("worker")
-    profile.comms = Comms.from_rows([(7, 7, 0, worker), (8, 7, 0, worker)])
-    rows = {row.values: row.total.weight for row in table(profile, "waker").rows}
+    rows = {row.values: row.total.weight for row in table(builder.build(), "waker").rows}
     assert rows == {("worker",): 15, ("(sum)",): 30, ("[idle task]",): 50}
 
 
@@ -141,7 +133,6 @@ def test_rows_are_the_total(key: str) -> None:
     assert len({row.values for row in shown.rows}) == len(shown.rows)
 
 
-SUM = SampleFlag.AGGREGATED
 MS = 1_000_000
 
 
@@ -150,24 +141,19 @@ def of(*waits: int, sums: tuple[tuple[int, int, int], ...] = ()) -> Histogram:
     for weight in waits:
         builder.sample("a", [], weight)
     for weight, count, longest in sums:
-        builder.sample("a", [], weight, flags=SUM, count=count, longest_ns=longest)
+        builder.sample("a", [], weight, flags=SampleFlag.AGGREGATED, count=count, longest_ns=longest)
     return histogram(builder.build().samples)
 
 
-def test_steps() -> None:
-    found = of(MS, 2 * MS - 1, 2 * MS, 10 * MS)
-    assert found.buckets == [
-        Bucket(MS, 2 * MS, 2, 3 * MS - 1),
-        Bucket(2 * MS, 5 * MS, 1, 2 * MS),
-        Bucket(5 * MS, 10 * MS, 0, 0),
-        Bucket(10 * MS, 20 * MS, 1, 10 * MS),
-    ]
-
-
-def test_ends() -> None:
+def test_steps_of_lengths() -> None:
     assert of(0, 999).buckets == [Bucket(0, 1000, 2, 999)]
     assert of(2**60).buckets == [Bucket(EDGES[-1], None, 1, 2**60)]
     assert of() == Histogram([], 0, Total(0, 0))
+    found = of(MS, 2 * MS - 1, 2 * MS, 10 * MS)
+    assert found.buckets == [
+        Bucket(MS, 2 * MS, 2, 3 * MS - 1), Bucket(2 * MS, 5 * MS, 1, 2 * MS), Bucket(5 * MS, 10 * MS, 0, 0),
+        Bucket(10 * MS, 20 * MS, 1, 10 * MS),
+    ]  # fmt: skip
 
 
 def test_sums_are_not_mixed_in() -> None:
@@ -191,8 +177,7 @@ def recursive() -> Profile:
     builder.sample("a", ["main", "f", "g", "f", kernel("wait")], 10)
     builder.sample("b", ["main", "g"], 5)
     builder.sample("b", ["main", Code("g", "/lib/other.so")], 2)
-    builder.sample("b", [], 1)
-    return builder.build()
+    return builder.sample("b", [], 1).build()
 
 
 def test_recursion_counts_once_and_objects_stand_apart() -> None:
@@ -205,17 +190,9 @@ def test_recursion_counts_once_and_objects_stand_apart() -> None:
 
 
 def test_as_a_count_over_every_stack() -> None:
+    """Counted with sets over the stacks that converters see."""
     profile = large_profile(3000, 300, functions=50, seed=5)
     table = function_table(profile)
-    inclusive, own = by_hand(profile)
-    assert {(row.name.label, row.name.dso): row.inclusive for row in table.rows} == inclusive
-    assert {(row.name.label, row.name.dso): row.own for row in table.rows if row.own} == own
-    assert sum(row.own for row in table.rows) == int(profile.samples.period.sum())
-    assert [row.inclusive for row in table.rows] == sorted(inclusive.values(), reverse=True)
-
-
-def by_hand(profile: Profile) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """Return inclusive and own weights, counted with sets over the stacks that converters see."""
     inclusive: Counter[tuple[str, str]] = Counter()
     own: Counter[tuple[str, str]] = Counter()
     for row in summarize(profile).stacks:
@@ -223,7 +200,10 @@ def by_hand(profile: Profile) -> tuple[Counter[tuple[str, str]], Counter[tuple[s
         own[frames[-1]] += row.total.weight
         for frame in set(frames):
             inclusive[frame] += row.total.weight
-    return inclusive, own
+    assert {(row.name.label, row.name.dso): row.inclusive for row in table.rows} == inclusive
+    assert {(row.name.label, row.name.dso): row.own for row in table.rows if row.own} == own
+    assert sum(row.own for row in table.rows) == int(profile.samples.period.sum())
+    assert [row.inclusive for row in table.rows] == sorted(inclusive.values(), reverse=True)
 
 
 def test_only_when_asked_for_and_cut_as_said() -> None:

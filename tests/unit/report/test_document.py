@@ -11,9 +11,8 @@ from perf_offcpu.report.summary import Limits, summarize
 
 
 def test_document() -> None:
-    builder = ProfileBuilder(
-        losses={"records lost": 3}, meta={"hostname": "box", "source": "p.data", "cmdline": ("a", "b")}
-    )
+    meta = {"hostname": "box", "source": "p.data", "cmdline": ("a", "b")}
+    builder = ProfileBuilder(losses={"records lost": 3}, meta=meta)
     builder.sample("sh", [Code("main", "/bin/sh"), kernel("schedule")], 2**60 + 1, tid=7, state=1)
     builder.sample("old", [], 5, flags=SampleFlag.AGGREGATED | SampleFlag.UNTIMED)
     builder.sample("sh", ["main"], 4, event="cpu-clock", tid=7)
@@ -25,27 +24,18 @@ def test_document() -> None:
     }  # fmt: skip
     assert made["stacks"] == [
         {
-            "comm": "sh",
-            "weight": 2**60 + 1,
-            "count": 1,
-            "count_is_exact": True,
-            "average": 2**60 + 1,
-            "longest": 2**60 + 1,
-            "states": {"S": 2**60 + 1},
-            "classes": {"other": 2**60 + 1},
-            "syscalls": {},
+            "comm": "sh", "weight": 2**60 + 1, "count": 1, "count_is_exact": True, "average": 2**60 + 1,
+            "longest": 2**60 + 1, "states": {"S": 2**60 + 1}, "classes": {"other": 2**60 + 1}, "syscalls": {},
             "still_blocked": 0,
             "frames": [
                 {"name": "main", "dso": "sh", "kind": "user"},
                 {"name": "schedule", "dso": "[kernel.kallsyms]", "kind": "kernel"},
             ],
         }
-    ]
+    ]  # fmt: skip
     assert made["more_stacks"] == {"rows": 1, "weight": 5}
-    assert [(row["comm"], row["tid"], row["weight"]) for row in made["threads"]] == [
-        ("sh", 7, 2**60 + 1),
-        ("old", 100, 5),
-    ]
+    threads = [(row["comm"], row["tid"], row["weight"]) for row in made["threads"]]
+    assert threads == [("sh", 7, 2**60 + 1), ("old", 100, 5)]
     assert made["threads"][0]["beside"] == {"event": "cpu-clock", "weight": 4, "count": 1}
     assert [event["name"] for event in made["events"]] == ["offcpu-time", "cpu-clock"]
     assert (made["losses"], made["recording"]["command"]) == ({"records lost": 3}, ["a", "b"])

@@ -10,13 +10,13 @@ import pytest
 from builders.profile import ProfileBuilder
 from builders.recording import BASE, S, comm, event, write
 from builders.refused import output, refused
-from builders.wait_objects import COUNTERS, READ, WAITS, described, thing, wait
+from builders.wait_objects import COUNTERS, WAITS, Call, described, thing, wait
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.cli import main
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Comms, SampleFlag, Tasks
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report import lock_report
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
@@ -28,7 +28,10 @@ BLOCKED = SampleFlag.STILL_BLOCKED
 
 def bank(*, owners: bool) -> Profile:
     """Threads 11 and 12 wait for a lock that 13 and 14 hold; 15 for a file; 16 for nothing known."""
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    builder = ProfileBuilder(
+        meta={"arch": "x86_64"}, tasks=[(tid, 10, 0, -1) for tid in range(11, 17)],
+        comms=[(13, 10, 0, "holder"), (14, 10, 0, "other")],
+    )  # fmt: skip
     lock, file = builder.thing("ledger in bank"), builder.thing("/var/\x1b[31m", ObjectKind.FILE)
     waits = [(11, 0, 100, 13, 13), (12, 50, 80, 13, 13), (11, 200, 210, 14, 13), (12, 205, 215, 14, 14)]
     for tid, begin, end, holder, waker in waits:
@@ -40,12 +43,7 @@ def bank(*, owners: bool) -> Profile:
         )  # fmt: skip
     builder.sample("log", ["main", "flush"], 5000, pid=10, tid=15, object=file, time_ns=300_000, waker_tid=0,
                    waker_pid=0, flags=SampleFlag.WAKER_INTERRUPT, state=2)  # fmt: skip
-    builder.sample("log", ["main"], 7000, pid=10, tid=16, time_ns=310_000)
-    profile = builder.build()
-    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 17)])
-    text = profile.strings.intern
-    profile.comms = Comms.from_rows([(tid, 10, 0, text(name)) for tid, name in ((13, "holder"), (14, "other"))])
-    return profile
+    return builder.sample("log", ["main"], 7000, pid=10, tid=16, time_ns=310_000).build()
 
 
 def lines(profile: Profile, start: str) -> list[str]:
@@ -59,6 +57,9 @@ def lines(profile: Profile, start: str) -> list[str]:
     (True, "held by holder 73%, other 3%, not known 23%"), (False, "released by holder 93%, other 7%"),
 ])  # fmt: skip
 def test_the_section(owners: bool, by: str) -> None:
+    for limit in (None, 0, 1, 2):
+        table = summarize(bank(owners=owners), limits=Limits(stacks=limit)).objects
+        assert sum(row.total.weight for row in table.rows) + table.more[1] + table.without == 162_000
     assert lines(bank(owners=owners), "What was waited for: ") == [
         f"92.59% 150.000 4 37.500 100.000 2 lock ledger in bank {by}",
         "3.09% 5.000 1 5.000 5.000 1 other /var/\\x1b[31m",
@@ -74,23 +75,18 @@ def test_without_objects_there_is_no_section() -> None:
     }  # fmt: skip
 
 
-def test_weights_of_the_table_add_up() -> None:
-    for limit in (None, 0, 1, 2):
-        table = summarize(bank(owners=True), limits=Limits(stacks=limit)).objects
-        assert sum(row.total.weight for row in table.rows) + table.more[1] + table.without == 162_000
-
-
 def test_locks_with_owners() -> None:
     (lock,) = lock_report.report_of(bank(owners=True), None).table.rows
     assert (lock.row.name, lock.queue, lock.hand_overs, lock.changed, lock.row.threads) == (
         "ledger in bank", 2, 4, 1, 2,
     )  # fmt: skip
     assert lock.waiting_in == {"transfer": 150_000}
-    assert [(hand.comm, hand.tid, hand.weight, hand.times) for hand in lock.hands] == [
-        ("holder", 13, 110_000, 1),
-        ("other", 14, 5_000, 1),
-    ]
+    hands = [(hand.comm, hand.tid, hand.weight, hand.times) for hand in lock.hands]
+    assert hands == [("holder", 13, 110_000, 1), ("other", 14, 5_000, 1)]
     assert (lock.row.role, lock.weight_known, lock.weight_unknown) == ("held", 115_000, 35_000)
+    made = json.loads(json.dumps(lock_report.document(lock_report.report_of(bank(owners=True), None))))
+    assert made["locks"][0]["hands"][0]["comm"] == "holder"
+    assert (made["weight"] + 12_000, made["refused_holders"]) == (made["total"], 0)
 
 
 def test_locks_without_owners_have_releasers_and_their_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +116,6 @@ def test_what_idle_threads_wait_for_comes_last() -> None:
         assert [one.row.name for one in rows][:limit] == ["ledger in bank", "pool_condition in bank"][:limit]
 
 
-def test_the_json_of_locks_can_be_written() -> None:
-    made = json.loads(json.dumps(lock_report.document(lock_report.report_of(bank(owners=True), None))))
-    assert made["locks"][0]["hands"][0]["comm"] == "holder"
-    assert made["weight"] + 12_000 == made["total"]
-    assert made["refused_holders"] == 0
-
-
 def first_row(*waits: tuple[str, int, ObjectKind]) -> str:
     """The first cause of waits in one function, for objects of these names, by weight and kind."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
@@ -154,13 +143,12 @@ def test_threads_that_are_still_blocked_say_for_what() -> None:
 
 
 def test_a_deadlock_comes_before_the_verdict() -> None:
-    builder = ProfileBuilder()
+    builder = ProfileBuilder(tasks=[(11, 10, 0, -1), (12, 10, 0, -1)])
     a, b = builder.thing("a in bank"), builder.thing("b in bank")
     for tid, lock, holder in ((11, b, 12), (12, a, 11)):
         builder.sample("bank", ["main"], 10**9, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED)
     profile = builder.build()
-    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (11, 12)])
-    first = next(line for line in list(render(summarize(profile), Style())))
+    first = next(iter(render(summarize(profile), Style())))
     assert first.startswith("# Deadlock of 2 threads: bank 11 waits in main for b in bank, held by bank 12; bank 12")
     assert [one["lock"] for one in document(summarize(profile))["deadlocks"][0]] == ["b in bank", "a in bank"]
     assert "Deadlock of 2" in "\n".join(render(summarize(profile, verdict=False), Style()))
@@ -183,31 +171,22 @@ def test_selection(selection: Selection, weights: list[int]) -> None:
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
-    objects = described(
-        thing(7, ObjectKind.FILE, pid=10, name="/var/log/x"),
-        thing(8, ObjectKind.FUTEX, pid=10, address=0x55AA, place="heap"),
-    )
+    lock = thing(8, ObjectKind.FUTEX, address=0x55AA, place="heap")
+    objects = described(thing(7, ObjectKind.FILE, name="/var/log/x"), lock)
     names = [comm(clock, 10, 10, "bank"), comm(clock, 10, 11, "worker")]
-    waits = [wait(7, time=90, pid=10, tid=10, syscall=READ, ns=50), wait(8, time=95, pid=10, tid=11, ns=30)]
+    waits = [wait(7, syscall=Call.READ, ns=50), wait(8, time=95, tid=11, ns=30)]
     path = str(write(tmp_path / "x.data", [clock, WAITS, COUNTERS], [*names, objects, *waits]))
-    rows = json.loads(output(capsys, "report", "-i", path, "--object", "/var", "--json"))["objects"]["rows"]
-    assert [(row["name"], row["weight"]) for row in rows] == [("/var/log/x", 50)]
-    assert (
-        json.loads(output(capsys, "report", "-i", path, "--lock", "55aa", "--json"))["objects"]["rows"][0]["name"]
-        == "futex heap 0x55aa"
-    )
+    for option, row in (("--object=/var", ("/var/log/x", 50)), ("--lock=55aa", ("futex heap 0x55aa", 30))):
+        objects = json.loads(output(capsys, "report", "-i", path, option, "--json"))["objects"]
+        assert [(row["name"], row["weight"]) for row in objects["rows"]] == [row]
     assert "futex heap 0x55aa" in output(capsys, "report", "-i", path, "--locks")
     assert main(["report", "-i", path, "--object", "nothing"]) == 0
     assert "no object nothing in the recording, which has" in capsys.readouterr().err
-    assert "--lock: 'ledger' is not an address in hexadecimal" in refused(
-        capsys, "report", "-i", path, "--lock", "ledger"
-    )
+    sentence = refused(capsys, "report", "-i", path, "--lock", "ledger")
+    assert "--lock: 'ledger' is not an address in hexadecimal" in sentence
 
 
-NANOSLEEP, POLL = 35, 7
-
-
-def sleeps(*waits: tuple[int, int], flags: SampleFlag | None = None, syscall: int = NANOSLEEP) -> Profile:
+def sleeps(*waits: tuple[int, int], flags: SampleFlag | None = None, syscall: int = Call.NANOSLEEP) -> Profile:
     """Sleeps of (asked, slept) ns."""
     builder = ProfileBuilder(meta={"arch": "x86_64"})
     thing = builder.thing("sleep", ObjectKind.UNKNOWN)
@@ -216,7 +195,7 @@ def sleeps(*waits: tuple[int, int], flags: SampleFlag | None = None, syscall: in
     return builder.build()
 
 
-def found(profile: Profile) -> tuple[int, ...]:
+def oversleep_of(profile: Profile) -> tuple[int, ...]:
     oversleep = summarize(profile).oversleep
     assert oversleep
     return dataclasses.astuple(oversleep)
@@ -224,19 +203,16 @@ def found(profile: Profile) -> tuple[int, ...]:
 
 def test_median_longest_and_interrupted() -> None:
     profile = sleeps((1000, 1010), (1000, 3_001_000), (1000, 1050), (1000, 400), (-1, 9))
-    assert found(profile) == (3, 50, 3_000_000, 1)
+    assert oversleep_of(profile) == (3, 50, 3_000_000, 1)
     assert document(summarize(profile))["oversleep"]["longest"] == 3_000_000
     text = "\n".join(render(summarize(profile), Style()))
     assert "# 3 sleeps took longer than asked: 0.000 ms in the median, 3.000 ms at most" in text
-
-
-def test_what_is_usual_is_not_said() -> None:
-    assert "longer than asked" not in "\n".join(render(summarize(sleeps((1000, 900_000))), Style()))
+    usual = sleeps((1000, 900_000))
+    assert "longer than asked" not in "\n".join(render(summarize(usual), Style()))
 
 
 def test_only_sleeps_with_a_time_count() -> None:
-    assert summarize(sleeps((-1, 5))).oversleep is None
-    assert summarize(sleeps((5, 9), syscall=POLL)).oversleep is None, "a timeout of poll"
-    assert summarize(sleeps((5, 9), flags=SampleFlag.AGGREGATED)).oversleep is None
-    assert summarize(sleeps((5, 9), flags=SampleFlag.BEGAN_BEFORE)).oversleep is None
-    assert found(sleeps((5, 9), flags=SampleFlag.STILL_BLOCKED)) == (0, 0, 0, 1)
+    poll = sleeps((5, 9), syscall=Call.POLL)  # a timeout
+    sums = (sleeps((5, 9), flags=flag) for flag in (SampleFlag.AGGREGATED, SampleFlag.BEGAN_BEFORE))
+    assert [summarize(profile).oversleep for profile in (sleeps((-1, 5)), poll, *sums)] == [None] * 4
+    assert oversleep_of(sleeps((5, 9), flags=BLOCKED)) == (0, 0, 0, 1)

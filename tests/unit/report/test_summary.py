@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report's numbers: exact, and honest about what sums do not tell."""
 
+from typing import Any
+
 import pytest
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
@@ -10,18 +12,10 @@ from hypothesis import strategies as st
 from perf_offcpu import losses
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.recording import SampleFlag
-from perf_offcpu.report.summary import Limits, StackRow, Summary, summarize
+from perf_offcpu.report.summary import Limits, Summary, summarize
 from perf_offcpu.report.totals import Total
 
 SUM, UNTIMED = SampleFlag.AGGREGATED, SampleFlag.UNTIMED
-
-
-def total_of(*samples: tuple[int, SampleFlag, int, int]) -> Total:
-    """The total of samples given as (weight, flags, count, longest)."""
-    builder = ProfileBuilder()
-    for weight, flags, count, longest in samples:
-        builder.sample("a", ["f"], weight, flags=flags, count=count, longest_ns=longest)
-    return summarize(builder.build()).total
 
 
 @pytest.mark.parametrize(("samples", "total"), [
@@ -35,7 +29,11 @@ def total_of(*samples: tuple[int, SampleFlag, int, int]) -> Total:
     ([(50, SampleFlag(0), 1, -1), (40, SUM | UNTIMED, 1, -1)], Total(90, 2, False, 50)),
 ])  # fmt: skip
 def test_totals(samples: list[tuple[int, SampleFlag, int, int]], total: Total) -> None:
-    assert total_of(*samples) == total
+    """Samples are (weight, flags, count, longest)."""
+    builder = ProfileBuilder()
+    for weight, flags, count, longest in samples:
+        builder.sample("a", ["f"], weight, flags=flags, count=count, longest_ns=longest)
+    assert summarize(builder.build()).total == total
 
 
 def test_average_is_rounded_and_only_given_if_known() -> None:
@@ -58,21 +56,16 @@ def mixed() -> ProfileBuilder:
 
 def test_threads() -> None:
     summary = summarize(mixed().build())
-    rows = [
+    assert [
         (r.comm, r.pid, r.tid, r.total.weight, r.total.count, r.beside.weight, r.beside.count) for r in summary.threads
-    ]
-    assert rows == [
-        ("sleeper", 100, 1, 40, 2, 3, 1),
-        ("other", 7, 2, 40, 1, 0, 0),
-        ("renamed", 100, 1, 5, 1, 0, 0),
+    ] == [
+        ("sleeper", 100, 1, 40, 2, 3, 1), ("other", 7, 2, 40, 1, 0, 0), ("renamed", 100, 1, 5, 1, 0, 0),
         ("burner", 100, 3, 0, 0, 9, 1),
-    ]
+    ]  # fmt: skip
     assert summary.subject == ("offcpu-time",) and summary.is_offcpu and summary.unit == "ns"
     assert summary.total == Total(85, 4, True, 40)
-    assert [(row.name, row.samples, row.total.weight) for row in summary.events] == [
-        ("offcpu-time", 4, 85),
-        ("cpu-clock", 2, 12),
-    ]
+    events = [(row.name, row.samples, row.total.weight) for row in summary.events]
+    assert events == [("offcpu-time", 4, 85), ("cpu-clock", 2, 12)]
     assert summary.beside is not None and summary.beside.name == "cpu-clock"
 
 
@@ -86,16 +79,11 @@ def test_stacks() -> None:
 
 
 def test_losses_and_notes() -> None:
-    builder = mixed()
-    builder.sample("swapped", ["main"], 5, flags=SampleFlag.REPAIRED_IDS)
-    summary = summarize(builder.build())
+    summary = summarize(mixed().sample("swapped", ["main"], 5, flags=SampleFlag.REPAIRED_IDS).build())
     assert [(str(cause), count) for cause, count in summary.losses.items()] == [("a lost", 1), ("b lost", 2)]
     assert summary.notes == {
-        losses.NO_STACK: 1,
-        losses.NO_USER_STACK: 1,
-        losses.REPAIRED_IDS: 1,
-        losses.STILL_BLOCKED: 1,
-    }
+        losses.NO_STACK: 1, losses.NO_USER_STACK: 1, losses.REPAIRED_IDS: 1, losses.STILL_BLOCKED: 1,
+    }  # fmt: skip
 
 
 def test_limits_cut_lists_and_say_what_they_cut() -> None:
@@ -107,8 +95,7 @@ def test_limits_cut_lists_and_say_what_they_cut() -> None:
 
 
 def test_call_sites_share_a_stack() -> None:
-    builder = ProfileBuilder()
-    builder.sample("a", [Code("main", "x", 1)], 3).sample("a", [Code("main", "x", 2)], 4)
+    builder = ProfileBuilder().sample("a", [Code("main", "x", 1)], 3).sample("a", [Code("main", "x", 2)], 4)
     assert [(row.total.weight, row.total.count) for row in summarize(builder.build()).stacks] == [(7, 2)]
 
 
@@ -135,18 +122,13 @@ def weights(summary: Summary) -> tuple[int, int]:
     return sum(row.total.weight for row in summary.threads), sum(row.total.weight for row in summary.stacks)
 
 
-SAMPLES = st.lists(
-    st.tuples(
-        st.sampled_from("ab"), st.integers(1, 3), st.lists(st.sampled_from("fg"), max_size=3), st.integers(0, 2**45)
-    ),
-    max_size=20,
-)
+THREADS_AND_PATHS = st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.lists(st.sampled_from("fg"), max_size=3))
 
 
-@given(SAMPLES, st.integers(0, 4))
-def test_rows_and_what_was_cut_are_the_total(samples: list[tuple[str, int, list[str], int]], limit: int) -> None:
+@given(st.lists(st.tuples(THREADS_AND_PATHS, st.integers(0, 2**45)), max_size=20), st.integers(0, 4))
+def test_rows_and_what_was_cut_are_the_total(samples: list[Any], limit: int) -> None:
     builder = ProfileBuilder()
-    for comm, tid, path, weight in samples:
+    for (comm, tid, path), weight in samples:
         builder.sample(comm, [*path], weight, tid=tid)
     summary = summarize(builder.build(), limits=Limits(limit, limit))
     threads, stacks = weights(summary)
@@ -160,8 +142,4 @@ def test_large() -> None:
     exact = sum(profile.samples.period.tolist())
     assert weights(summary) == (exact, exact)
     assert sum(row.total.count for row in summary.stacks) == 100_000
-
-    def heaviest(row: StackRow) -> int:
-        return row.total.weight
-
-    assert summary.stacks == sorted(summary.stacks, key=heaviest, reverse=True)
+    assert summary.stacks == sorted(summary.stacks, key=lambda row: row.total.weight, reverse=True)

@@ -6,13 +6,13 @@ import pytest
 from builders.profile import ProfileBuilder
 
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Budget, Comms, SampleFlag, Tasks
+from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.thread_budgets import BUDGETS_BY, BudgetRow, BudgetTable, budget_table
 
 S, D = 1, 2
 
 
-def waits() -> Profile:
+def waits() -> ProfileBuilder:
     builder = ProfileBuilder(meta={"begin_ns": 1000, "end_ns": 2000, "first_ns": 1100, "last_ns": 1900})
     builder.sample("a", [], 100, tid=1, pid=1, state=S, runq_ns=10)
     builder.sample("a", [], 50, tid=1, pid=1, state=D)
@@ -20,19 +20,18 @@ def waits() -> Profile:
     builder.sample("a", [], 7, tid=1, pid=1)
     builder.sample("a", [], 500, tid=1, pid=1, event="cpu-clock")
     builder.sample("b", [], 20, tid=2, pid=1, state=S)
-    profile = builder.build()
-    profile.tasks = Tasks.from_rows([(1, 1, 0, -1), (2, 1, 1500, 1900)])
-    return profile
+    builder.tasks = [(1, 1, 0, -1), (2, 1, 1500, 1900)]
+    return builder
 
 
 def budgets(profile: Profile, limit: int | None = None, by: str = "thread") -> BudgetTable:
     table = budget_table(profile, limit, by)
-    assert table is not None and table.total is not None
+    assert table and table.total
     return table
 
 
 def test_derived_from_waits() -> None:
-    table = budgets(waits())
+    table = budgets(waits().build())
     assert table.derived and table.more == 0
     assert table.rows == [
         BudgetRow("a", 1, 1, 1000, None, 40, {"S": 90, "D": 50, "": 7}, 1000 - 187),
@@ -43,21 +42,21 @@ def test_derived_from_waits() -> None:
 
 
 def test_pauses_are_no_time_of_threads() -> None:
-    profile = waits()
+    profile = waits().build()
     profile.meta.parts = ((1000, 1600), (1700, 2000))
     assert [row.wall for row in budgets(profile).rows] == [900, 300], "the second lives from 1500 to 1900"
 
 
 def test_counted_by_the_collector() -> None:
-    profile = waits()
+    builder = waits()
+    builder.comms = [(1, 1, 0, "first"), (1, 1, 1500, "last")]
+    profile = builder.build()
     profile.budget = Budget.filled(
         3, tid=[1, 2, 3], pid=[1, 1, 1], begin_ns=[1000, 1500, 1000], end_ns=[2000, 1900, 2000],
         running_ns=[600, 100, 1000], runnable_ns=[20, 10, 0], preempted_ns=[30, 0, 0],
         interruptible_ns=[250, 290, 0], uninterruptible_ns=[70, 0, 0], idle_ns=[5, 0, 0],
         stopped_ns=[3, 0, 0], other_ns=[1, 0, 0],
     )  # fmt: skip
-    strings = profile.strings
-    profile.comms = Comms.from_rows([(1, 1, 0, strings.intern("first")), (1, 1, 1500, strings.intern("last"))])
     table = budgets(profile)
     assert not table.derived
     assert table.rows == [
@@ -77,15 +76,15 @@ def test_counted_by_the_collector() -> None:
 
 def test_budgets_of_a_thread_between_pauses_are_one_row() -> None:
     """Unless the thread ended, and another one has its id."""
-    profile = waits()
-    profile.tasks = Tasks.from_rows([(1, 1, 0, -1), (2, 1, 1000, 1500), (2, 1, 1700, -1)])
+    builder = waits()
+    builder.tasks = [(1, 1, 0, -1), (2, 1, 1000, 1500), (2, 1, 1700, -1)]
+    builder.comms = [(1, 1, 0, "old"), (1, 1, 1900, "new")]
+    profile = builder.build()
     profile.budget = Budget.filled(
         5, tid=[1, 1, 2, 2, 2], pid=[1, 1, 1, 1, 1], begin_ns=[1000, 1700, 1000, 1700, 3000],
         end_ns=[1600, 2000, 1500, 2000, 3500], running_ns=[400, 300, 500, 200, 500],
         interruptible_ns=[200, 0, 0, 90, 0],
     )  # fmt: skip
-    strings = profile.strings
-    profile.comms = Comms.from_rows([(1, 1, 0, strings.intern("old")), (1, 1, 1900, strings.intern("new"))])
     table = budgets(profile)
     assert table.rows == [
         BudgetRow("new", 1, 1, 900, 700, 0, {"S": 200}, 0),
@@ -98,15 +97,13 @@ def test_budgets_of_a_thread_between_pauses_are_one_row() -> None:
 
 def crowd() -> Profile:
     """Return a profile of 60 threads of 15 comms, one of which has samples."""
-    profile = ProfileBuilder().sample("t0", [], 5, tid=1, pid=1, state=S, cgroup=7).build()
     tids = np.arange(1, 61)
+    builder = ProfileBuilder(comms=[(tid, 1, 0, f"t{tid % 15}") for tid in tids.tolist()], cgroups={7: "/a"})
+    profile = builder.sample("t0", [], 5, tid=1, pid=1, state=S, cgroup=7).build()
     profile.budget = Budget.filled(
         60, tid=tids, pid=tids % 4, begin_ns=[0] * 60, end_ns=[1000] * 60, running_ns=1000 - tids,
         interruptible_ns=tids,
     )  # fmt: skip
-    names = [profile.strings.intern(f"t{tid % 15}") for tid in tids.tolist()]
-    profile.comms = Comms.from_rows([(tid, 1, 0, names[tid - 1]) for tid in tids.tolist()])
-    profile.cgroups = {7: "/a"}
     return profile
 
 

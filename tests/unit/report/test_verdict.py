@@ -13,7 +13,7 @@ from perf_offcpu import losses
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Budget, Comms, SampleFlag
+from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
@@ -34,8 +34,7 @@ COMMAND = ["PostgresMain", "ReadCommand", "secure_read", *EPOLL]
 
 
 def verdict_of(profile: Profile, **options: Any) -> Verdict:
-    verdict = summarize(profile, **options).verdict
-    assert verdict is not None
+    assert (verdict := summarize(profile, **options).verdict)
     return verdict
 
 
@@ -60,20 +59,27 @@ def postgres() -> ProfileBuilder:
 
 
 def test_a_row_lock_of_postgres() -> None:
-    assert table(postgres()) == [
-        "Of 1.000 s of off-CPU time: 22 % waiting for a CPU · 78 % blocked",
-        "Idle besides: 6 threads that only waited for work, 6.000 s",
-        "",
-        "Share Time Waits for In Threads Because of",
-        "66 % 0.664 s a heavyweight lock XactLockTableWait postgres (8)",
-        "22 % 0.221 s a CPU postgres (8)",
-        "9 % 0.085 s disk issue_xlog_fsync postgres",
-        "3 % 0.030 s sleep delay walwriter",
-        "",
-        "Still blocked at the end: none.",
-        "Lost: nothing.",
-        "Next: perf-offcpu report --class lock --comm postgres",
-    ]
+    profile = postgres().build()
+    hidden = select_samples(profile, Selection(idle="hide"))
+    assert verdict_of(hidden).idle_threads == verdict_of(profile).idle_threads == 6
+    assert (
+        shown(hidden)
+        == shown(profile)
+        == [
+            "Of 1.000 s of off-CPU time: 22 % waiting for a CPU · 78 % blocked",
+            "Idle besides: 6 threads that only waited for work, 6.000 s",
+            "",
+            "Share Time Waits for In Threads Because of",
+            "66 % 0.664 s a heavyweight lock XactLockTableWait postgres (8)",
+            "22 % 0.221 s a CPU postgres (8)",
+            "9 % 0.085 s disk issue_xlog_fsync postgres",
+            "3 % 0.030 s sleep delay walwriter",
+            "",
+            "Still blocked at the end: none.",
+            "Lost: nothing.",
+            "Next: perf-offcpu report --class lock --comm postgres",
+        ]
+    )
 
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("*.data")), ids=lambda path: path.name)
@@ -99,13 +105,6 @@ def test_the_numbers_add_up(path: Path) -> None:
         assert not verdict.weight or abs(100 - sum(shares) - 100 * running / verdict.weight) < 5
 
 
-def test_idle_threads_that_are_left_out_change_nothing() -> None:
-    profile = postgres().build()
-    hidden = select_samples(profile, Selection(idle="hide"))
-    assert shown(hidden) == shown(profile)
-    assert verdict_of(hidden).idle_threads == verdict_of(profile).idle_threads == 6
-
-
 def test_only_idle_threads() -> None:
     builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
     assert table(builder) == [
@@ -113,11 +112,8 @@ def test_only_idle_threads() -> None:
         *("", "", "Still blocked at the end: none.", "Lost: nothing."),
         "Next: perf-offcpu report --sort comm,class",
     ]
-
-
-def test_a_selection_of_waits_judges_no_thread_idle() -> None:
-    builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
-    assert "100 % 3.000 ms the next command of a client ReadCommand postgres" in table(builder, whole_lives=False)
+    selected = "100 % 3.000 ms the next command of a client ReadCommand postgres"
+    assert selected in table(builder, whole_lives=False), "a selection of waits judges no thread idle"
 
 
 def test_two_functions_of_one_cause() -> None:
@@ -149,19 +145,13 @@ def test_preempted_threads_wait_for_a_cpu() -> None:
 def hogs(builder: ProfileBuilder) -> Profile:
     """Three threads that run on two CPUs, and one that waits."""
     builder.meta = {"nr_cpus": 2, "begin_ns": 1, "end_ns": 100 * MS + 1}
+    builder.comms = [(1, 1, 0, "hog"), (2, 1, 0, "hog"), (3, 1, 0, "other"), (4, 1, 0, "none")]
     profile = builder.sample("hog", ["main"], 5 * MS, event="cpu-clock").build()
     profile.budget = Budget.filled(
-        4,
-        tid=[1, 2, 3, 4],
-        pid=[1, 1, 1, 1],
-        begin_ns=[0] * 4,
-        end_ns=[100 * MS] * 4,
-        running_ns=[50 * MS, 50 * MS, 40 * MS, 0],
-        preempted_ns=[50 * MS, 50 * MS, 60 * MS, 1],
+        4, tid=[1, 2, 3, 4], pid=[1, 1, 1, 1], begin_ns=[0] * 4, end_ns=[100 * MS] * 4,
+        running_ns=[50 * MS, 50 * MS, 40 * MS, 0], preempted_ns=[50 * MS, 50 * MS, 60 * MS, 1],
         interruptible_ns=[0, 0, 0, 100 * MS],
-    )
-    comms = zip((1, 2, 3, 4), ("hog", "hog", "other", "none"), strict=True)
-    profile.comms = Comms.from_rows([(tid, 1, 0, profile.strings.intern(comm)) for tid, comm in comms])
+    )  # fmt: skip
     return profile
 
 
@@ -247,15 +237,13 @@ def test_the_recorded_processes_are_named() -> None:
 
 
 def test_holders_and_wakers_are_named() -> None:
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    builder = ProfileBuilder(meta={"arch": "x86_64"}, comms=[(1, 1, 0, "a"), (2, 1, 0, "b"), (3, 1, 0, "c")])
     lock = builder.thing("m in bank")
     for tid, waker in ((1, 2), (2, 1), (1, 3)):
         builder.sample(
             "bank", ["main", *FUTEX], 10 * MS, pid=1, tid=tid, waker_tid=waker, waker_pid=1, object=lock, state=1
         )
     profile = builder.build()
-    names = ((1, "a"), (2, "b"), (3, "c"))
-    profile.comms = Comms.from_rows([(tid, 1, 0, profile.strings.intern(name)) for tid, name in names])
     (cause,) = verdict_of(profile).causes
     assert (cause.peers.role, cause.peers.comms) == ("released by", {"a": 10 * MS, "b": 10 * MS, "c": 10 * MS})
     assert "100 % 30.000 ms lock: m in bank main bank (2) released by a 33 %, b 33 %, +1" in shown(profile)
@@ -274,47 +262,36 @@ def test_still_blocked() -> None:
 
 def test_a_thread_that_waits_for_blocked_ones_is_named_after_them() -> None:
     builder, still = ProfileBuilder(), SampleFlag.STILL_BLOCKED
-    builder.sample("abba", ["main", "pthread_join", *FUTEX], 9 * MS, tid=1, state=1, flags=still)
-    for tid in (2, 3):
-        builder.sample("abba", ["main", "take", *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=still)
+    for tid, function in ((1, "pthread_join"), (2, "take"), (3, "take")):
+        builder.sample("abba", ["main", function, *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=still)
     assert " ".join(table(builder)[-4:-2]) == (
         "Still blocked at the end: abba 2 in take (lock) for 7.000 ms, abba 3 in take (lock) for 6.000 ms "
         "and 1 more thread."
     )
 
 
-@pytest.mark.parametrize(
-    ("counts", "sentence"),
-    [
-        ({}, "Lost: nothing."),
-        ({losses.WAITS_LOST: 1}, "Lost: 1 waits neither sampled nor summed (50 % of the waits)."),
-        (
-            {losses.WAITS_LOST: 1, losses.NO_SYMBOL: 1000},
-            "Lost: 1 waits neither sampled nor summed (50 % of the waits); 1 more cause below.",
-        ),
-        (
-            {losses.BAD_RECORD: 7, losses.NO_SYMBOL: 1000},
-            "Lost: 7 records whose content does not fit their type; 1 more cause below.",
-        ),
-        ({losses.NO_CFI: 1}, f"Lost: 1 {losses.NO_CFI} (100 % of the samples)."),
-        ({losses.SAMPLES: 7}, "Lost: nothing."),
-    ],
-)
+@pytest.mark.parametrize(("counts", "sentence"), [
+    ({}, "Lost: nothing."), ({losses.WAITS_LOST: 1}, "Lost: 1 waits neither sampled nor summed (50 % of the waits)."),
+    (
+        {losses.WAITS_LOST: 1, losses.NO_SYMBOL: 1000},
+        "Lost: 1 waits neither sampled nor summed (50 % of the waits); 1 more cause below.",
+    ),
+    (
+        {losses.BAD_RECORD: 7, losses.NO_SYMBOL: 1000},
+        "Lost: 7 records whose content does not fit their type; 1 more cause below.",
+    ),
+    ({losses.NO_CFI: 1}, f"Lost: 1 {losses.NO_CFI} (100 % of the samples)."), ({losses.SAMPLES: 7}, "Lost: nothing."),
+])  # fmt: skip
 def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) -> None:
     builder = ProfileBuilder(losses=counts).sample("a", ["main", *FUTEX], MS, state=1)
     assert sentence in " ".join(table(builder))
 
 
-@pytest.mark.parametrize(
-    ("comm", "options", "command"),
-    [
-        ("a", [], "report --class lock --comm a"),
-        ("a b", [], "report --class lock"),
-        ("a,b", [], "report --class lock"),
-        ("a", [("-i", "my file"), ("--comm", "x"), ("--class", "lock")], "report -i 'my file' --class lock --comm a"),
-        ("a b", [("--comm", "a b")], "report --comm 'a b' --class lock"),
-    ],
-)
+@pytest.mark.parametrize(("comm", "options", "command"), [
+    ("a", [], "report --class lock --comm a"), ("a b", [], "report --class lock"), ("a,b", [], "report --class lock"),
+    ("a", [("-i", "my file"), ("--comm", "x"), ("--class", "lock")], "report -i 'my file' --class lock --comm a"),
+    ("a b", [("--comm", "a b")], "report --comm 'a b' --class lock"),
+])  # fmt: skip
 def test_the_command(comm: str, options: list[tuple[str, str]], command: str) -> None:
     builder = ProfileBuilder().sample(comm, ["main", *FUTEX], MS, state=1)
     assert table(builder, options=options)[-1] == f"Next: perf-offcpu {command}"
@@ -340,7 +317,7 @@ def test_lines_and_document() -> None:
     for at in range(4):
         builder.sample(f"a-rather-long-{at}", [Code("g" * 50), *long][at % 2 :], 5 * MS, tid=at, state=1)
     summary = summarize(builder.build())
-    assert summary.verdict is not None
+    assert summary.verdict
     lines = lines_of(summary.verdict, summary.meta)
     assert max(map(len, lines)) <= 98
     text = list(render(summary, Style()))
@@ -355,14 +332,10 @@ def test_the_document_of_a_verdict() -> None:
     waiting = {"weight": 664 * MS, "threads": 8, "comms": {"postgres": 8}, "peers": {"role": "", "comms": {}}}
     place = {"function": "XactLockTableWait", "object": "", "mostly": ""}
     assert made["causes"][0] == waiting | {
-        "wait_class": "lock",
-        "program": "postgres",
-        "meaning": "a heavyweight lock: a row, a table, a transaction, a buffer pin",
-        "functions": 1,
-        "cpus": {},
-        "command": "perf-offcpu report --class lock --comm postgres",
-        "places": [place | waiting],
-    }
+        "wait_class": "lock", "program": "postgres",
+        "meaning": "a heavyweight lock: a row, a table, a transaction, a buffer pin", "functions": 1, "cpus": {},
+        "command": "perf-offcpu report --class lock --comm postgres", "places": [place | waiting],
+    }  # fmt: skip
 
 
 def test_the_demo() -> None:
@@ -377,8 +350,8 @@ def test_the_demo() -> None:
     assert found[-1] == "Next: perf-offcpu report --class lock"
 
 
-@pytest.mark.parametrize(
-    ("ns", "text"), [(999, "0.999 us"), (10**6, "1.000 ms"), (10**9 - 1, "1000.000 ms"), (10**9, "1.000 s")]
-)
+@pytest.mark.parametrize(("ns", "text"), [
+    (999, "0.999 us"), (10**6, "1.000 ms"), (10**9 - 1, "1000.000 ms"), (10**9, "1.000 s"),
+])  # fmt: skip
 def test_times(ns: int, text: str) -> None:
     assert time_text(ns) == text

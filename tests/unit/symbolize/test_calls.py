@@ -54,13 +54,9 @@ def program(
         size: bytes of the relocations, as the file claims.
     """
     relocation = struct.pack("<QQq", SLOT, 1 << 32 | kind, 0)
-    sections = [
-        Sec(".text", CALL, call.ljust(0xC0 - CALL, b"\x90")),
-        Sec(".plt", 0xC0, plt),
-        Sec(".rela.plt", 0, relocation, RELA, ALLOC, size, entsize=24),
-    ]
-    symbols = [Sym("wait", 0, section=0), Sym("own", OWN, 8)]
-    load = Load(first, first, 0x2000)
+    sections = [Sec(".text", CALL, call.ljust(0xC0 - CALL, b"\x90")), Sec(".plt", 0xC0, plt)]
+    sections.append(Sec(".rela.plt", 0, relocation, RELA, ALLOC, size, entsize=24))
+    symbols, load = [Sym("wait", 0, section=0), Sym("own", OWN, 8)], Load(first, first, 0x2000)
     return ElfBuilder([], symbols, sections, [load], type=EXEC, machine=machine).build()
 
 
@@ -98,14 +94,11 @@ CERTAIN: dict[str, tuple[bytes, dict[str, Any]]] = {
 UNCERTAIN: dict[str, tuple[bytes, dict[str, Any]]] = {
     "through a register": (b"\x90\x90\x90\xff\xd0", {}),
     "pointer that may have changed": (relative(b"\xff\x15", SLOT), {"kind": POINTER}),
-    "other slot": (relative(b"\xff\x15", SLOT + 8), {}),
-    "middle of a stub": (relative(b"\xe8", STUB + 2), {}),
-    "function of the program": (relative(b"\xe8", OWN), {}),
-    "instruction cut by the segment": (CUT, {"first": 0x1000}),
-    "begin of the file": (b"", {"first": 0}),
-    "relocations beyond the file": (CALL_STUB, {"size": 1 << 40}),
+    "other slot": (relative(b"\xff\x15", SLOT + 8), {}), "middle of a stub": (relative(b"\xe8", STUB + 2), {}),
+    "function of the program": (relative(b"\xe8", OWN), {}), "instruction cut by the segment": (CUT, {"first": 0x1000}),
+    "begin of the file": (b"", {"first": 0}), "relocations beyond the file": (CALL_STUB, {"size": 1 << 40}),
     "code of another machine": (CALL_STUB, {"machine": AARCH64}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [*CERTAIN, *UNCERTAIN])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.compiled import addresses, build
 from builders.recording import BASE, USER, S, comm, event, side, write
 from builders.wait_objects import COUNTERS, WAITS, described, thing, wait
 
@@ -40,33 +41,21 @@ def compiled(directory: Path, *options: str, language: str = "c") -> Path:
     return directory / "bank"
 
 
-def symbols(program: Path) -> dict[str, int]:
-    """Name → address as in the file, by nm."""
-    text = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout
-    rows = [line.split() for line in text.splitlines()]
-    return {row[2]: int(row[0], 16) for row in rows if len(row) == 3}
-
-
-def names(program: Path, addresses: list[int], bias: int, place: str = "", chain: tuple[int, ...] = ()) -> list[str]:
+def names(program: Path, futexes: list[int], bias: int, place: str = "", chain: tuple[int, ...] = ()) -> list[str]:
     """The names of futexes at addresses as in the file, in a process that has it mapped at `bias`."""
     with open_elf(str(program)) as image:
         (code,) = image.loads[(image.loads["p_flags"] & np.uint64(SegmentFlag.X)) != 0]
         build_id = image.build_id
     offset, vaddr, size = (int(code[f"p_{name}"]) for name in ("offset", "vaddr", "filesz"))
     start, pgoff = bias + vaddr - offset % 4096, offset - offset % 4096
-    path = str(program).encode()
     mapping = side(
         CLOCK, RecordType.MMAP2, 2 | 1 << 14, pid=10, tid=10, addr=start, len=-(-size // 4096) * 4096 + 4096,
-        pgoff=pgoff, build_id_size=len(build_id), reserved_1=0, reserved_2=0,
-        build_id=build_id.ljust(20, b"\0"), prot=5, flags=2,
-        filename=path,
+        pgoff=pgoff, build_id_size=len(build_id), reserved_1=0, reserved_2=0, build_id=build_id.ljust(20, b"\0"),
+        prot=5, flags=2, filename=str(program).encode(),
     )  # fmt: skip
-    objects = [
-        thing(at, ObjectKind.FUTEX, pid=10, address=bias + address, place=place)
-        for at, address in enumerate(addresses, 1)
-    ]
+    objects = [thing(at, ObjectKind.FUTEX, address=bias + futex, place=place) for at, futex in enumerate(futexes, 1)]
     stack = (USER, *(bias + address for address in chain)) if chain else ()
-    waits = [wait(one["id"], time=100 + one["id"], pid=10, tid=10, chain=stack) for one in objects]
+    waits = [wait(one["id"], time=100 + one["id"], chain=stack) for one in objects]
     records = [comm(CLOCK, 10, 10, "bank"), mapping, described(*objects), *waits]
     recording = load_recording(write(program.with_suffix(".data"), [CLOCK, WAITS, COUNTERS], records))
     profile = symbolize(recording)
@@ -88,7 +77,7 @@ LAYOUTS = {
 def test_locks_are_named_by_their_variables(layout: str, tmp_path: Path) -> None:
     options, bias = LAYOUTS[layout]
     program = compiled(tmp_path, *options)
-    known = symbols(program)
+    known = addresses(program)
     places = [known["ledger_lock"], known["table"] + 12, known["accounts"] + 2 * 80 + 40, known["accounts"]]
     assert names(program, places, bias) == [
         "ledger_lock in bank", "table+0xc in bank", "accounts+0xc8 in bank", "accounts in bank",
@@ -98,7 +87,7 @@ def test_locks_are_named_by_their_variables(layout: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("place", ["", "/usr/bin/bank"])
 def test_outside_of_the_data_there_is_no_variable(place: str, tmp_path: Path) -> None:
     program = compiled(tmp_path, "-pie", "-fPIE")
-    known, bias = symbols(program), 0x55D0C8A00000
+    known, bias = addresses(program), 0x55D0C8A00000
     (name,) = names(program, [known["_end"] + 0x10000], bias, place)
     assert name == f"futex{' in bank' if place else ''} {bias + known['_end'] + 0x10000:#x}"
 
@@ -106,33 +95,28 @@ def test_outside_of_the_data_there_is_no_variable(place: str, tmp_path: Path) ->
 def test_a_label_without_type_names_no_variable(tmp_path: Path) -> None:
     """A stripped program has `__bss_start` in .dynsym where it is linked so; the place stays a number."""
     program = compiled(tmp_path, "-pie", "-fPIE", "-rdynamic")
-    known, bias = symbols(program), 0x55D0C8A00000
+    known, bias = addresses(program), 0x55D0C8A00000
     subprocess.run(["strip", program], check=True)
     assert names(program, [known["ledger_lock"]], bias) == ["ledger_lock in bank"], "in .dynsym"
     assert names(program, [known["table"]], bias) == [f"futex in bank+{known['table']:#x}"]
 
 
-def test_heap_and_stack_have_no_variables(tmp_path: Path) -> None:
-    program = compiled(tmp_path, "-no-pie")
-    known = symbols(program)
+def test_variables_of_cpp_are_demangled_and_the_heap_has_none(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "-no-pie", language="c++")
+    known = addresses(program)
+    assert names(program, [known["_ZN4bank5totalE"] + 8], 0) == ["bank::total+0x8 in bank"]
     assert names(program, [known["ledger_lock"]], 0, "heap") == [f"futex heap {known['ledger_lock']:#x}"]
 
 
 def test_other_builds_name_nothing(tmp_path: Path) -> None:
     program = compiled(tmp_path, "-no-pie")
-    address = symbols(program)["ledger_lock"]
+    address = addresses(program)["ledger_lock"]
     assert names(program, [address], 0) == ["ledger_lock in bank"]
     data = program.with_suffix(".data").read_bytes()
     compiled(tmp_path, "-no-pie", "-O2", "-DOTHER", "-Wl,--build-id=0x1234567890123456789012345678901234567890")
     program.with_suffix(".data").write_bytes(data)
     profile = symbolize(load_recording(program.with_suffix(".data")))
     assert profile.strings[int(profile.objects.name[0])] == f"futex {address:#x}"
-
-
-def test_variables_of_cpp_are_demangled(tmp_path: Path) -> None:
-    program = compiled(tmp_path, "-no-pie", language="c++")
-    address = symbols(program)["_ZN4bank5totalE"] + 8
-    assert names(program, [address], 0) == ["bank::total+0x8 in bank"]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +133,7 @@ def test_the_function_below_the_lock_function_names_a_lock_on_the_heap(
         "int __attribute__((noinline)) transfer(void) { return take() + 1; }\n"
         "int main(void) { return transfer() + 1; }\n"
     )
-    subprocess.run(["gcc", "-O1", "-no-pie", "-o", "bank", "x.c"], cwd=tmp_path, check=True)
-    program = tmp_path / "bank"
-    known = symbols(program)
+    program = build(source, tmp_path / "bank", "-O1", "-no-pie")
+    known = addresses(program)
     chain = (known[function] + 1, known["transfer"] + 5, known["main"] + 5)
     assert names(program, [0x99990], 0, "heap", chain) == [f"{noun} heap 0x99990 (via transfer)"]

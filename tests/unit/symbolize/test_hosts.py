@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.hosts import CLOCK, DAY_NS, OFFCPU, TEXT, existing, host, kernel_map, mapped, tick, wait
+from builders.hosts import CLOCK, DAY_NS, OFFCPU, TEXT, comms_of, existing, host, kernel_map, mapped, tick, wait
 from builders.profile import functions_of
 from builders.recording import DUMMY_TIME, KERNEL, USER, sample, side, write
 
@@ -26,10 +26,6 @@ def load(paths: Sequence[Path], symbols: dict[str, Any] | None = None, **options
     profile = load_profile([str(path) for path in paths], SymbolizeOptions(**(symbols or {})), **options)
     profile.check()
     return profile
-
-
-def comms(profile: Profile) -> list[str]:
-    return [profile.strings[row] for row in profile.samples.comm.tolist()]
 
 
 def symbols_of(profile: Profile, tid: int) -> list[str]:
@@ -52,7 +48,7 @@ def test_hosts_keep_apart(tmp_path: Path) -> None:
     assert samples.time_ns.tolist() == [-1, base + 1000, base + 2000, base + 3000, base + 4000]
     far_pid = PID_STEP + 7
     assert samples.pid.tolist() == samples.tid.tolist() == [far_pid, 7, far_pid, far_pid, 7]
-    assert comms(profile) == ["web2:nginx", "web1:nginx", "web2:nginx", "web2:nginx", "web1:nginx"]
+    assert comms_of(profile) == ["web2:nginx", "web1:nginx", "web2:nginx", "web2:nginx", "web1:nginx"]
     assert samples.cpu.tolist() == [5, 1, 5, 5, 1]  # each host has four CPUs
     assert profile.cgroups == {9: "/web1/system.slice", CGROUP_STEP + 9: "/web2/system.slice"}
     assert samples.cgroup.tolist() == [CGROUP_STEP + 9, 0, CGROUP_STEP + 9, 0, 9]
@@ -66,26 +62,18 @@ def test_hosts_keep_apart(tmp_path: Path) -> None:
     assert names == {"web1:nginx", "web2:nginx", "web1:swapper", "web2:swapper"}
 
 
-def test_without_prefix_hosts_are_summed_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("names", "prefix"), [(("web1", "web2"), False), (("web1", "web1"), True)])
+def test_hosts_without_prefix_and_boots_of_one_host(names: tuple[str, ...], prefix: bool, tmp_path: Path) -> None:
+    """Hosts are summed up, boots keep apart; neither has a prefix."""
     cgroup = side(CLOCK, RecordType.CGROUP, id=9, path=b"/system.slice")
     paths = [
-        write(tmp_path / name, [CLOCK], [cgroup, *existing(7, "nginx"), tick(1000)], host(name, day * DAY_NS))
-        for day, name in ((5, "web1"), (6, "web2"))
+        write(tmp_path / str(day), [CLOCK], [cgroup, *existing(7, "nginx"), tick(1000)], host(name, day * DAY_NS))
+        for day, name in enumerate(names, 5)
     ]
-    profile = load(paths, prefix=False)
-    assert comms(profile) == ["nginx", "nginx"]
+    profile = load(paths, prefix=prefix)
+    assert comms_of(profile) == ["nginx", "nginx"]
     assert profile.samples.pid.tolist() == [7, PID_STEP + 7]
     assert set(profile.cgroups.values()) == {"/system.slice"}
-
-
-def test_boots_of_one_host_keep_apart_without_prefix(tmp_path: Path) -> None:
-    paths = [
-        write(tmp_path / str(day), [CLOCK], [*existing(7, "nginx"), tick(1000)], host("web1", day * DAY_NS))
-        for day in (5, 6)
-    ]
-    profile = load(paths)
-    assert comms(profile) == ["nginx", "nginx"]
-    assert profile.samples.pid.tolist() == [7, PID_STEP + 7]
 
 
 def test_a_host_without_a_name_is_named_by_its_file(tmp_path: Path) -> None:
@@ -94,7 +82,7 @@ def test_a_host_without_a_name_is_named_by_its_file(tmp_path: Path) -> None:
         write(tmp_path / "a", [CLOCK], [*existing(7, "x"), tick(1000)], host("h", DAY_NS)),
         write(tmp_path / "run.data", [CLOCK], [*existing(7, "x"), tick(1000)], host("", 5 * DAY_NS) | bare),
     ]
-    assert set(comms(load(paths))) == {"h:x", "run.data:x"}
+    assert set(comms_of(load(paths))) == {"h:x", "run.data:x"}
 
 
 def test_all_numbers_of_a_wait_move(tmp_path: Path) -> None:
@@ -139,9 +127,8 @@ def kallsyms(path: Path, text: int, name: str) -> Path:
 
 
 def kernel_tick(tmp_path: Path, name: str, text: int, build: bytes, day: int) -> Path:
-    chain = [KERNEL, text + 0x123, USER, 0x1004]
-    records = [kernel_map(text, build), *existing(7, name)]
-    records.append(tick(1000, misc=1, ip=text + 0x123, callchain=chain))
+    sample = tick(1000, misc=1, ip=text + 0x123, callchain=[KERNEL, text + 0x123, USER, 0x1004])
+    records = [kernel_map(text, build), *existing(7, name), sample]
     return write(tmp_path / name, [CLOCK], records, host(name, day * DAY_NS))
 
 
@@ -161,16 +148,17 @@ def test_each_kernel_is_named_by_its_own_symbols(tmp_path: Path) -> None:
     cache, build = tmp_path / "cache", BUILDS[1].hex()
     paths = [kernel_tick(tmp_path, "a", TEXT, BUILDS[0], 5), kernel_tick(tmp_path, "b", TEXT, BUILDS[1], 6)]
     given = kallsyms(tmp_path / "kallsyms", TEXT, "mine")
-    profile = load(paths, {"kallsyms": str(given), "buildid_dir": str(cache)})
-    assert [symbols_of(profile, tid)[0] for tid in (7, PID_STEP + 7)] == ["mine", ""]
+
+    def leaves(*paths: Path, **places: Path) -> list[str]:
+        profile = load(paths, {name: str(path) for name, path in places.items()})
+        return [symbols_of(profile, tid)[0] for tid in (7, PID_STEP + 7)]
+
+    assert leaves(*paths, kallsyms=given, buildid_dir=cache) == ["mine", ""]
     kallsyms(cache / ".build-id" / build[:2] / build[2:] / "kallsyms", TEXT, "theirs")
-    profile = load(paths, {"kallsyms": str(given), "buildid_dir": str(cache)})
-    assert [symbols_of(profile, tid)[0] for tid in (7, PID_STEP + 7)] == ["mine", "theirs"]
+    assert leaves(*paths, kallsyms=given, buildid_dir=cache) == ["mine", "theirs"]
     kallsyms(tmp_path / "root" / "proc" / "kallsyms", TEXT, "mine")
-    profile = load(paths, {"symfs": str(tmp_path / "root"), "buildid_dir": str(cache)})
-    assert [symbols_of(profile, tid)[0] for tid in (7, PID_STEP + 7)] == ["mine", "theirs"]
-    again = load(paths[::-1], {"symfs": str(tmp_path / "root"), "buildid_dir": str(tmp_path / "none")})
-    assert [symbols_of(again, tid)[0] for tid in (7, PID_STEP + 7)] == ["mine", ""]
+    assert leaves(*paths, symfs=tmp_path / "root", buildid_dir=cache) == ["mine", "theirs"]
+    assert leaves(*paths[::-1], symfs=tmp_path / "root", buildid_dir=tmp_path / "none") == ["mine", ""]
 
 
 @pytest.mark.parametrize("in_header", [False, True])

@@ -32,10 +32,8 @@ def perfs_names(dso: str) -> Iterator[tuple[str, int, str]]:
 def named(table: SymbolTable, addresses: np.ndarray) -> list[str]:
     rows = table.lookup(addresses).tolist()
     assert min(rows) >= 0
-    starts = [int(table.start[row]) for row in rows]
     return [
-        f"{table.name(row)}+{int(at) - start:#x}"
-        for row, start, at in zip(rows, starts, addresses.tolist(), strict=True)
+        f"{table.name(row)}+{at - int(table.start[row]):#x}" for row, at in zip(rows, addresses.tolist(), strict=True)
     ]
 
 

@@ -42,42 +42,33 @@ def recording(chains: list[list[int]], **columns: list[int]) -> Recording:
 
 def names(profile: Profile, sample: int = 0) -> list[str]:
     """symbol+offset of a sample's frames, leaf first; the dso where there is no symbol."""
-    shown = []
-    frames = profile.frames
-    stack = int(profile.samples.stack[sample])
-    for frame in reversed(frames_of(profile.stacks.parent, profile.stacks.frame, stack)):
-        symbol = profile.strings[frames.symbol[frame]]
-        dso = profile.strings[frames.dso[frame]]
-        shown.append(f"{symbol}+{int(frames.offset[frame]):#x}" if symbol else dso)
-    return shown
+    frames, text = profile.frames, profile.strings
+    stack = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[sample]))
+    return [
+        f"{text[frames.symbol[row]]}+{int(frames.offset[row]):#x}" if frames.symbol[row] else text[frames.dso[row]]
+        for row in reversed(stack)
+    ]
 
 
-def test_return_addresses_belong_to_the_call_before_them(kallsyms: str) -> None:
-    """The leaf is where the CPU was; a caller is looked up a byte before, and shown as recorded."""
-    chain = [KERNEL, TEXT + 0x120, TEXT + 0x200]
+@pytest.mark.parametrize(("callers", "shown"), [
+    ([0x200], ["first+0xf0"]),  # looked up a byte before, and shown as recorded
+    ([0x210, 0x211], ["second+0x0", "second+0x1"]),  # an interrupt: before is padding, in which nothing is called
+])  # fmt: skip
+def test_return_addresses_belong_to_the_call_before_them(callers: list[int], shown: list[str], kallsyms: str) -> None:
+    """The leaf is where the CPU was."""
+    chain = [KERNEL, TEXT + 0x120, *(TEXT + at for at in callers)]
     profile = symbolize(recording([chain]), SymbolizeOptions(kallsyms=kallsyms))
-    assert names(profile) == ["first+0x10", "first+0xf0"]
-
-
-def test_an_interrupt_at_the_first_instruction_is_not_taken_for_a_return(kallsyms: str) -> None:
-    """The byte before is padding, in which nothing is called."""
-    chain = [KERNEL, TEXT + 0x120, TEXT + 0x210, TEXT + 0x211]
-    profile = symbolize(recording([chain]), SymbolizeOptions(kallsyms=kallsyms))
-    assert names(profile) == ["first+0x10", "second+0x0", "second+0x1"]
+    assert names(profile) == ["first+0x10", *shown]
 
 
 def test_a_sample_without_callchain_has_its_address(kallsyms: str) -> None:
     columns: dict[str, Any] = {
-        "callchain": [-1, -1, -1, 0, -1],
-        "ip": [TEXT + 0x110, 0x1234, 0, 0x1500, 0x1234],
+        "callchain": [-1, -1, -1, 0, -1], "ip": [TEXT + 0x110, 0x1234, 0, 0x1500, 0x1234], "space": [0] * 5,
         "cpumode": [CpuMode.KERNEL, CpuMode.USER, CpuMode.USER, CpuMode.USER, CpuMode.HYPERVISOR],
-        "space": [0, 0, 0, 0, 0],
-    }
+    }  # fmt: skip
     profile = symbolize(recording([[]], **columns), SymbolizeOptions(kallsyms=kallsyms))
     profile.check()
-    assert names(profile, 0) == ["first+0x0"]
-    assert names(profile, 1) == ["/nowhere/app"]
-    assert names(profile, 3) == ["/nowhere/app"]
+    assert [names(profile, row) for row in (0, 1, 3)] == [["first+0x0"], ["/nowhere/app"], ["/nowhere/app"]]
     assert profile.samples.stack[[2, 4]].tolist() == [-1, -1]
 
 
@@ -146,15 +137,10 @@ def test_functions_stand_above_the_call_of_the_interpreter_that_runs_them() -> N
     functions = [("take", 2), ("run", 1), ("start", 1)]
     expected = [MAIN, OUTER, "start (app.py)", "run (app.py)", "vectorcall", INNER, "take (app.py)", LEAF]
     assert shown(functions) == expected
-
-
-def test_all_stand_above_the_last_call_if_there_are_others() -> None:
-    assert shown([("take", 3), ("run", 2)])[-4:] == [INNER, "run (app.py)", "take (app.py)", LEAF]
-
-
-def test_functions_of_another_wait_or_without_an_interpreter_stay_out() -> None:
-    assert shown([("take", 1)], since=6) == C_FUNCTIONS[::-1]
-    assert shown([("take", 1)], chain=[0, 2, 4]) == [MAIN, "vectorcall", LEAF]
+    others = shown([("take", 3), ("run", 2)])  # of other calls, too: all stand above the last one
+    assert others[-4:] == [INNER, "run (app.py)", "take (app.py)", LEAF]
+    assert shown([("take", 1)], since=6) == C_FUNCTIONS[::-1], "of another wait"
+    assert shown([("take", 1)], chain=[0, 2, 4]) == [MAIN, "vectorcall", LEAF], "without an interpreter"
 
 
 @pytest.mark.parametrize("calls", [(2, 0), (0, 0), (10**9 - 1, 1)])

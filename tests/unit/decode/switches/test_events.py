@@ -3,6 +3,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.switching import FORMAT, SwitchTable, write_switches
@@ -43,60 +44,50 @@ def naps(states: list[int]) -> SwitchTable:
     return SwitchTable.of(zip(*rows, strict=True), chains)
 
 
-def waits_of(recording: Recording) -> Samples:
+def recorded(path: Path, states: list[int], **options: Any) -> Recording:
+    write_switches(path / "perf.data", naps(states), **options)
+    recording = load_recording(path / "perf.data")
     recording.check()
+    return recording
+
+
+def waits_of(recording: Recording) -> Samples:
     samples = recording.samples
     return samples.take(samples.has(SampleFlag.OFFCPU))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize(
-    ("text", "states"),
-    [
-        (FORMAT, NEW_STATES),
-        (OLD_FORMAT, OLD_STATES),
-        (re.sub(r"print fmt:.*", "print fmt: (none)", FORMAT, flags=re.DOTALL), NEW_STATES),
-    ],
-    ids=["new", "old", "no flags"],
-)
+@pytest.mark.parametrize(("text", "states"), [
+    (FORMAT, NEW_STATES), (OLD_FORMAT, OLD_STATES),
+    (re.sub(r"print fmt:.*", "print fmt: (none)", FORMAT, flags=re.DOTALL), NEW_STATES),
+], ids=["new", "old", "no flags"])  # fmt: skip
 def test_states_of_any_kernel(tmp_path: Path, text: str, states: dict[int, int], order: Order) -> None:
-    write_switches(tmp_path / "perf.data", naps(list(states)), order=order, text=text)
-    waits = waits_of(load_recording(tmp_path / "perf.data"))
+    waits = waits_of(recorded(tmp_path, list(states), order=order, text=text))
     assert waits.state.tolist() == list(states.values())
     assert waits.period.tolist() == [MS] * len(states)
     assert set(waits.tid.tolist()) == {7}
-    preempted = waits.has(SampleFlag.PREEMPTED)
-    assert preempted.tolist() == [state == 0 for state in states.values()]
+    assert waits.has(SampleFlag.PREEMPTED).tolist() == [state == 0 for state in states.values()]
 
 
-def test_death_is_no_wait(tmp_path: Path) -> None:
-    write_switches(tmp_path / "perf.data", naps([1, 0x10, 1, 0x20]))
-    recording = load_recording(tmp_path / "perf.data")
-    assert len(waits_of(recording)) == 2
+def test_death_is_no_wait_and_stacks_are_those_of_the_thread_that_goes_out(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, [1, 0x10, 1, 0x20])
     assert not recording.losses
-
-
-def test_stacks_are_those_of_the_thread_that_goes_out(tmp_path: Path) -> None:
-    write_switches(tmp_path / "perf.data", naps([1, 1, 2]))
-    recording = load_recording(tmp_path / "perf.data")
+    assert (recording.meta.begin_ns, recording.meta.end_ns, recording.meta.threshold_ns) == (10 * MS, 17 * MS, 0)
     chains = [recording.callchains.row(row).tolist() for row in waits_of(recording).callchain.tolist()]
-    assert chains == [[2**64 - 128, 2**63 + number] for number in (0, 2, 4)]
+    assert chains == [[2**64 - 128, 2**63 + number] for number in (0, 4)]
 
 
 def test_rows_of_many_chunks_keep_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "PIECE", 1 << 20)
-    table = naps([1] * 40_000)
-    write_switches(tmp_path / "perf.data", table)
+    recording = recorded(tmp_path, [1] * 40_000)
     assert (tmp_path / "perf.data").stat().st_size > 2 << 20, "the reader takes several chunks"
-    recording = load_recording(tmp_path / "perf.data")
     waits = waits_of(recording)
     last = recording.callchains.values[recording.callchains.offsets[waits.callchain] + 1]
     assert last.tolist() == [2**63 + 2 * number for number in range(40_000)]
 
 
 def test_a_tracepoint_that_was_asked_for_twice_counts_once(tmp_path: Path) -> None:
-    write_switches(tmp_path / "perf.data", naps([1, 2]), events=2)
-    recording = load_recording(tmp_path / "perf.data")
+    recording = recorded(tmp_path, [1, 2], events=2)
     assert waits_of(recording).state.tolist() == [1, 2]
     assert len(recording.samples) == 2 * 4 + 2
     assert not recording.losses
@@ -129,9 +120,3 @@ def test_damaged_formats_are_counted(tmp_path: Path) -> None:
     assert len(recording.samples) == 4
     assert recording.losses == {losses.BAD_FEATURE: 1}
     assert not load_recording(tmp_path / "perf.data", switches=False).losses
-
-
-def test_the_recording_says_since_when_waits_are_known(tmp_path: Path) -> None:
-    write_switches(tmp_path / "perf.data", naps([1, 2]))
-    meta = load_recording(tmp_path / "perf.data").meta
-    assert (meta.begin_ns, meta.end_ns, meta.threshold_ns) == (10 * MS, 13 * MS, 0)

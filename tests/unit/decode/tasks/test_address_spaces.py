@@ -53,10 +53,8 @@ def test_what_execve_was_called_from_is_found_in_the_image_before() -> None:
     space = np.array([1, 1, 2, 2, 2], np.int32)
     address = np.array([0x1800, 0x8800, 0x5800, 0x8800, 0x1800], np.uint64)
     found = find_mappings(maps, table, space, address)
-    assert [int(maps.start[row]) if row >= 0 else None for row in found.tolist()] == [
-        *(0x1000, 0x8000),
-        *(0x5000, 0x8000, None),
-    ]
+    starts = [int(maps.start[row]) if row >= 0 else None for row in found.tolist()]
+    assert starts == [0x1000, 0x8000, 0x5000, 0x8000, None]
 
 
 def test_an_old_image_that_was_not_seen_is_unknown_not_the_new_one() -> None:
@@ -80,26 +78,20 @@ def test_the_image_of_another_process_is_not_touched_by_an_exec() -> None:
 
 PIDS, TIMES = st.integers(5, 8), st.integers(0, 12)
 MAPS = st.tuples(PIDS, TIMES, st.integers(0, 9), st.integers(0, 4), st.integers(0, 1), st.integers(1, 2))
-FORKS = st.tuples(PIDS, TIMES, PIDS, st.booleans())
-EXECS = st.tuples(PIDS, TIMES, st.booleans())
-
-
-def record(kind: RecordType, misc: int, time: int, **values: Any) -> SideRecord:
-    return SideRecord(kind, misc, values, time)
+EVENTS = st.one_of(MAPS, MAPS, st.tuples(PIDS, TIMES, PIDS, st.booleans()), st.tuples(PIDS, TIMES, st.booleans()))
 
 
 def as_record(event: tuple[Any, ...]) -> SideRecord:
     pid, time = event[:2]
     if len(event) == 6:
         start, size, path, mode = event[2:]
-        page = 0x1000
-        return record(RecordType.MMAP, mode, time, pid=pid, tid=pid, addr=start * page, len=size * page,
-                      pgoff=0, filename=b"lib%d" % path)  # fmt: skip
+        place = {"addr": start * 0x1000, "len": size * 0x1000, "pgoff": 0, "filename": b"lib%d" % path}
+        return SideRecord(RecordType.MMAP, mode, {"pid": pid, "tid": pid} | place, time)
     if len(event) == 4:
-        misc = int(Misc.FORK_EXEC) if event[3] else 0
-        return record(RecordType.FORK, misc, time, pid=pid, tid=pid, ppid=event[2], ptid=event[2])
+        misc, parent = int(Misc.FORK_EXEC) if event[3] else 0, event[2]
+        return SideRecord(RecordType.FORK, misc, {"pid": pid, "tid": pid, "ppid": parent, "ptid": parent}, time)
     misc = int(Misc.COMM_EXEC) if event[2] else 0
-    return record(RecordType.COMM, misc, time, pid=pid, tid=pid, comm=b"x")
+    return SideRecord(RecordType.COMM, misc, {"pid": pid, "tid": pid, "comm": b"x"}, time)
 
 
 def tables(records: list[SideRecord]) -> list[Any]:
@@ -112,7 +104,7 @@ def tables(records: list[SideRecord]) -> list[Any]:
     return [column.tolist() for column in (*columns, *replay.spaces.timeline())]
 
 
-@given(st.lists(st.one_of(MAPS, MAPS, FORKS, EXECS), max_size=40))
+@given(st.lists(EVENTS, max_size=40))
 def test_runs_give_what_single_mappings_give(events: list[tuple[Any, ...]]) -> None:
     records = [as_record(event) for event in events]
     together = tables(records)

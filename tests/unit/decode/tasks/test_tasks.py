@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from builders import hosts
+from builders.hosts import comms_of
 from builders.recording import BASE, TRACKING, S, comm, event, sample, side, task, write
 
 from perf_offcpu.abi.features import Feature
@@ -25,10 +26,6 @@ def at(time: int, pid: int, tid: int) -> bytes:
     return sample(CLOCK, pid=pid, tid=tid, time=time, callchain=[])
 
 
-def names(recording: Recording) -> list[str]:
-    return [recording.strings[row] for row in recording.samples.comm.tolist()]
-
-
 def mapped(recording: Recording) -> list[list[str]]:
     """The objects in the address space of each sample."""
     maps, dsos = recording.maps, recording.dsos
@@ -38,8 +35,8 @@ def mapped(recording: Recording) -> list[list[str]]:
     ]
 
 
-def fork(pid: int, tid: int, parent: int, time: int, misc: int = 0) -> bytes:
-    return side(CLOCK, RecordType.FORK, misc, time=time, pid=pid, tid=tid, ppid=parent, ptid=parent)
+def fork(pid: int, tid: int, parent: int, time: int) -> bytes:
+    return side(CLOCK, RecordType.FORK, time=time, pid=pid, tid=tid, ppid=parent, ptid=parent)
 
 
 def maps(pid: int, path: str, time: int, addr: int = 0x1000) -> bytes:
@@ -52,7 +49,7 @@ def test_a_name_holds_from_its_time_on_whatever_the_order_of_the_file(tmp_path: 
         tmp_path, at(50, 7, 7), at(10, 7, 7), comm(CLOCK, 7, 7, "late", 40), comm(CLOCK, 7, 7, "early", 0),
         at(40, 7, 7),
     )  # fmt: skip
-    assert names(recording) == ["early", "late", "late"]
+    assert comms_of(recording) == ["early", "late", "late"]
 
 
 def test_a_thread_is_named_as_its_creator_until_it_says_otherwise(tmp_path: Path) -> None:
@@ -60,11 +57,11 @@ def test_a_thread_is_named_as_its_creator_until_it_says_otherwise(tmp_path: Path
         tmp_path, comm(CLOCK, 7, 7, "main"), fork(7, 8, 7, 20), at(30, 7, 8), comm(CLOCK, 7, 8, "worker", 40),
         at(50, 7, 8),
     )  # fmt: skip
-    assert names(recording) == ["main", "worker"]
+    assert comms_of(recording) == ["main", "worker"]
 
 
 def test_an_unknown_thread_is_named_by_its_number_and_the_idle_one_by_perf(tmp_path: Path) -> None:
-    assert names(load(tmp_path, at(10, 7, 9), at(20, 0, 0))) == [":9", "swapper"]
+    assert comms_of(load(tmp_path, at(10, 7, 9), at(20, 0, 0))) == [":9", "swapper"]
 
 
 def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path: Path) -> None:
@@ -73,7 +70,7 @@ def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path:
         comm(CLOCK, 1, 1, "init"), fork(7, 7, 1, 60), at(70, 7, 7), comm(CLOCK, 7, 7, "new", 80),
         at(90, 7, 7),
     )  # fmt: skip
-    assert names(recording) == ["old", "init", "new"]
+    assert comms_of(recording) == ["old", "init", "new"]
     tasks = recording.tasks
     lives = list(zip(tasks.tid.tolist(), tasks.begin_ns.tolist(), tasks.end_ns.tolist(), strict=True))
     assert [life for life in lives if life[0] == 7] == [(7, 0, 30), (7, 60, -1)]
@@ -85,6 +82,8 @@ def test_a_child_inherits_maps_and_what_either_maps_then_is_its_own(tmp_path: Pa
         at(25, 7, 7), at(26, 8, 8),
     )  # fmt: skip
     assert mapped(recording) == [["/bin/sh"], ["/bin/sh"], ["/bin/sh", "/lib/child"]]
+    threads = load(tmp_path, maps(7, "/bin/main", 0), fork(7, 8, 7, 10), at(15, 7, 8))
+    assert mapped(threads) == [["/bin/main"]], "threads live in the space of their process"
 
 
 def test_exec_begins_anew_with_the_first_mapping(tmp_path: Path) -> None:
@@ -94,11 +93,6 @@ def test_exec_begins_anew_with_the_first_mapping(tmp_path: Path) -> None:
         at(40, 7, 7),
     )  # fmt: skip
     assert mapped(recording) == [["/bin/old"], ["/bin/old"], ["/bin/new"]]
-
-
-def test_threads_live_in_the_space_of_their_process(tmp_path: Path) -> None:
-    recording = load(tmp_path, maps(7, "/bin/main", 0), fork(7, 8, 7, 10), at(15, 7, 8))
-    assert mapped(recording) == [["/bin/main"]]
 
 
 def test_maps_come_first_and_paths_of_several_files_have_none(tmp_path: Path) -> None:
@@ -111,9 +105,6 @@ def test_maps_come_first_and_paths_of_several_files_have_none(tmp_path: Path) ->
     path = write(tmp_path / "x", [hosts.CLOCK], records, {Feature.BUILD_ID: build_id_body(entries)})
     recording = load_recording(path)
     recording.check()
-    strings, dsos = recording.strings, recording.dsos
-    found = {
-        strings[path]: strings[build_id]
-        for path, build_id in zip(dsos.path.tolist(), dsos.build_id.tolist(), strict=True)
-    }
+    columns = (recording.dsos.path.tolist(), recording.dsos.build_id.tolist())
+    found = {recording.strings[path]: recording.strings[build_id] for path, build_id in zip(*columns, strict=True)}
     assert found == {"/bin/a": "01" * 20, "/bin/b": "09" * 20, "/bin/c": "", "/bin/d": ""}

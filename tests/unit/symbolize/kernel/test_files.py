@@ -3,6 +3,7 @@
 
 import gzip
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,12 @@ def kallsyms(base: int) -> str:
 def profile(*addresses: int, module: str = "", **options: Any) -> Profile:
     strings = Strings(["[kernel.kallsyms]_text", BUILD_ID.hex(), module or "[mod]", "bpf_prog_1"])
     recording = recording_of_chains(
-        [[CallchainContext.KERNEL, *addresses]],
-        (-1, RECORDED, RECORDED + 0x1000, RECORDED, strings[1]),
-        (-1, MODULE, MODULE + 0x1000, 0, strings[3]),
-        columns={"space": [-1]},
-        strings=strings,
+        [[CallchainContext.KERNEL, *addresses]], (-1, RECORDED, RECORDED + 0x1000, RECORDED, strings[1]),
+        (-1, MODULE, MODULE + 0x1000, 0, strings[3]), columns={"space": [-1]}, strings=strings,
         dsos=Dsos.from_rows([(1, 2, CpuMode.KERNEL), (3, 0, CpuMode.KERNEL)]),
         kernel_symbols=KernelSymbols.from_rows([(MODULE + 0x9000, MODULE + 0x9100, 4)]),
         meta=Meta(os_release="1.2.3-none"),
-    )
+    )  # fmt: skip
     result = symbolize(recording, SymbolizeOptions(**options))
     result.check()
     return result
@@ -70,15 +68,11 @@ FIRST, SECOND = "first+0x10 ([kernel.kallsyms])", "second+0x0 ([kernel.kallsyms]
 UNKNOWN = "+0x0 ([kernel.kallsyms])"
 
 
-def test_a_given_vmlinux_is_moved_to_where_the_kernel_was(tmp_path: Path) -> None:
+def test_a_given_vmlinux_is_moved_to_where_the_kernel_was_that_of_another_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "vmlinux"
     path.write_bytes(vmlinux())
     result = profile(RECORDED + 0x110, RECORDED + 0x141, vmlinux=str(path))
     assert shown(result) == [FIRST, "second+0x1 ([kernel.kallsyms])"]
-
-
-def test_a_given_vmlinux_of_another_kernel_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "vmlinux"
     path.write_bytes(vmlinux(b"\x43" * 20))
     with pytest.raises(UsageError, match="it has build-id 4343.*, the recorded kernel 4242"):
         profile(RECORDED + 0x110, vmlinux=str(path))
@@ -92,13 +86,10 @@ def test_kallsyms_of_another_boot_are_moved_and_modules_not_believed(tmp_path: P
     path.write_text(kallsyms(LINKED))
     result = profile(RECORDED + 0x110, MODULE + 0x12, kallsyms=str(path))
     assert shown(result) == [FIRST, "+0x0 ([mod])"]
-
-
-def test_symfs_has_kallsyms(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "kallsyms").write_text(kallsyms(RECORDED))
     result = profile(RECORDED + 0x110, MODULE + 0x12, symfs=str(tmp_path))
-    assert shown(result) == [FIRST, "mod_fn+0x2 ([mod])"]
+    assert shown(result) == [FIRST, "mod_fn+0x2 ([mod])"], "those of --symfs are of the recorded boot"
 
 
 @pytest.mark.parametrize("kind", ["kallsyms", "vmlinux", "elf"])
@@ -107,23 +98,15 @@ def test_perfs_cache_has_the_recorded_kernel(tmp_path: Path, kind: str) -> None:
     place.parent.mkdir(parents=True)
     place.write_bytes(kallsyms(RECORDED).encode() if kind == "kallsyms" else vmlinux())
     assert shown(profile(RECORDED + 0x110, buildid_dir=str(tmp_path))) == [FIRST]
-
-
-def test_a_vmlinux_of_another_build_is_passed_over(tmp_path: Path) -> None:
-    place = Path(by_build_id(str(tmp_path), BUILD_ID, "/vmlinux"))
-    place.parent.mkdir(parents=True)
-    place.write_bytes(vmlinux(b"\x43" * 20))
-    result = profile(RECORDED + 0x110, buildid_dir=str(tmp_path))
-    assert shown(result) == [UNKNOWN]
-    assert losses.OTHER_KERNEL in result.losses
+    if kind == "vmlinux":
+        place.write_bytes(vmlinux(b"\x43" * 20))
+        result = profile(RECORDED + 0x110, buildid_dir=str(tmp_path))
+        assert shown(result) == [UNKNOWN] and losses.OTHER_KERNEL in result.losses, "another build is passed over"
 
 
 def test_the_running_kernel_is_not_asked_for_another_ones_names() -> None:
     assert shown(profile(RECORDED + 0x110)) == [UNKNOWN]
-
-
-def test_what_the_recording_names_itself_comes_first() -> None:
-    assert "bpf_prog_1+0x4 (bpf_prog_1)" in shown(profile(MODULE + 0x9004))
+    assert "bpf_prog_1+0x4 (bpf_prog_1)" in shown(profile(MODULE + 0x9004)), "the recording's own names come first"
 
 
 class TestModules:
@@ -131,24 +114,18 @@ class TestModules:
 
     @staticmethod
     def module(**options: Any) -> bytes:
-        sections = [
-            Sec(".text", size=0x30, data=b"\x90" * 0x30),
-            Sec(".init.text", size=0x100, data=b"\x90" * 0x100),
-            Sec(".text.unlikely", size=0x20, data=b"\x90" * 0x20),
-        ]
-        symbols = [
-            Sym("mod_first", 0x10, 0x10),
-            Sym("mod_init", 0, 0x100, section=".init.text"),
-            Sym("mod_cold", 0x8, 0x10, section=".text.unlikely"),
-        ]
+        sizes = {".text": 0x30, ".init.text": 0x100, ".text.unlikely": 0x20}
+        sections = [Sec(name, size=size, data=b"\x90" * size) for name, size in sizes.items()]
+        symbols = [Sym("mod_first", 0x10, 0x10), Sym("mod_init", 0, 0x100, section=".init.text")]
+        symbols.append(Sym("mod_cold", 0x8, 0x10, section=".text.unlikely"))
         return ElfBuilder(symbols, sections=sections, type=REL, loads=[], **options).build()
 
-    @pytest.mark.parametrize(
-        ("suffix", "pack"),
-        [("", bytes), (".xz", lzma.compress), (".gz", gzip.compress), (".zst", zstandard.ZstdCompressor().compress)],
-    )
-    def test_frames_are_named_by_the_modules_file(self, tmp_path: Path, suffix: str, pack: object) -> None:
-        assert callable(pack)
+    @pytest.mark.parametrize(("suffix", "pack"), [
+        ("", bytes), (".xz", lzma.compress), (".gz", gzip.compress), (".zst", zstandard.ZstdCompressor().compress),
+    ])  # fmt: skip
+    def test_frames_are_named_by_the_modules_file(
+        self, tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
+    ) -> None:
         path = f"/lib/modules/x/mod-a.ko{suffix}"
         (tmp_path / "lib/modules/x").mkdir(parents=True)
         Path(f"{tmp_path}{path}").write_bytes(pack(self.module()))

@@ -39,23 +39,21 @@ def names_at(kallsyms: Kallsyms, *addresses: int, delta: int = 0) -> list[str]:
 
 def test_functions_are_named_and_data_only_bounds_them() -> None:
     kallsyms = parse_kallsyms(KERNEL)
-    assert names_at(kallsyms, 0xFFFFFFFF81000130, 0xFFFFFFFF810001FF, 0xFFFFFFFF81000200) == [
-        *("entry", "entry", "local")
-    ]
-    assert names_at(kallsyms, 0xFFFFFFFF81000400, 0xFFFFFFFF81000500, 0xFFFFFFFF81FFFFFF) == [
-        *("after_weak", "", "_etext")  # type R is nothing to perf, so the function before goes on
-    ]
-    assert names_at(kallsyms, 0xFFFFFFFF80FFFFFF, 0xFFFFFFFF82000000, 0) == ["", "", ""]
+    for address, name in {
+        0xFFFFFFFF81000130: "entry", 0xFFFFFFFF810001FF: "entry", 0xFFFFFFFF81000200: "local",
+        0xFFFFFFFF81000400: "after_weak",  # type R is nothing to perf, so the function before goes on
+        0xFFFFFFFF81000500: "", 0xFFFFFFFF81FFFFFF: "_etext", 0xFFFFFFFF80FFFFFF: "", 0xFFFFFFFF82000000: "", 0: "",
+    }.items():  # fmt: skip
+        assert names_at(kallsyms, address) == [name]
     assert (kallsyms.damaged, kallsyms.hidden, kallsyms.modules) == (0, False, ())
 
 
 def test_modules_have_their_name_and_end_with_their_page() -> None:
     kallsyms = parse_kallsyms(KERNEL + MODULES)
-    rows = kallsyms.lookup(
-        np.array([0xFFFFFFFFC0A81000, 0xFFFFFFFFC0A81FFF, 0xFFFFFFFFC0A90FFE, 0xFFFFFFFFC0B00000], np.uint64)
-    )
-    assert [kallsyms.module_name(row) for row in rows.tolist()] == [*("[nf_nat]", "[nf_nat]", "[virtio_blk]", "[bpf]")]
-    assert [kallsyms.symbols.name(row) for row in rows[:3].tolist()] == [*("nf_nat_ipv4_fn", "nf_last", "virtblk_done")]
+    places = [0xFFFFFFFFC0A81000, 0xFFFFFFFFC0A81FFF, 0xFFFFFFFFC0A90FFE, 0xFFFFFFFFC0B00000]
+    rows = kallsyms.lookup(np.array(places, np.uint64)).tolist()
+    assert [kallsyms.module_name(row) for row in rows] == ["[nf_nat]", "[nf_nat]", "[virtio_blk]", "[bpf]"]
+    assert names_at(kallsyms, *places[:3]) == ["nf_nat_ipv4_fn", "nf_last", "virtblk_done"]
     assert names_at(kallsyms, 0xFFFFFFFFC0A82FFF, 0xFFFFFFFFC0A83000) == ["nf_last", ""]
     assert kallsyms.module_name(int(kallsyms.lookup(np.array([0xFFFFFFFF81000130], np.uint64))[0])) == ""
 
@@ -88,18 +86,13 @@ def test_another_boot_is_read_by_the_distance_of_the_reference_symbol() -> None:
 
 def test_hidden_addresses_are_said_and_name_nothing() -> None:
     kallsyms = parse_kallsyms(b"0000000000000000 T _text\n0000000000000000 t f\t[m]\n")
-    assert kallsyms.hidden
-    assert len(kallsyms.symbols) == 0
-    assert kallsyms.references == {}
+    assert (kallsyms.hidden, len(kallsyms.symbols), kallsyms.references) == (True, 0, {})
     assert names_at(kallsyms, 0, 1) == ["", ""]
 
 
-def test_a_32_bit_kernel() -> None:
+def test_a_32_bit_kernel_and_a_last_line_without_newline() -> None:
     kallsyms = parse_kallsyms(b"c0008000 T _text\nc0008100 t f\nc0009000 D d\n")
     assert names_at(kallsyms, 0xC0008100, 0xC0008FFF, 0xC0009000) == ["f", "f", ""]
-
-
-def test_the_last_line_needs_no_newline() -> None:
     assert names_at(parse_kallsyms(b"ffffffff81000000 T only"), 0xFFFFFFFF81000001) == ["only"]
 
 

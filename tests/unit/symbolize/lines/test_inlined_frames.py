@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from builders.chains import recording_of_chains
-from unit.symbolize.lines.test_lines import EXPECTED, addresses_of, build
+from builders.compiled import addresses
+from unit.symbolize.lines.test_lines import build
 
 from perf_offcpu import losses
 from perf_offcpu.abi.sample import CallchainContext
@@ -33,15 +34,9 @@ def frames(profile: Profile, sample: int = 0) -> list[tuple[str, str, int, int]]
     """(symbol, file, line, inline depth) of a sample, leaf first."""
     table, strings = profile.frames, profile.strings
     stack = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[sample]))
-    return [
-        (
-            strings[table.symbol[row]],
-            Path(strings[table.file[row]]).name,
-            int(table.line[row]),
-            int(table.inline_depth[row]),
-        )
-        for row in reversed(stack)
-    ]
+    symbols, files = ([strings[name] for name in column[stack].tolist()] for column in (table.symbol, table.file))
+    numbers = (column[stack].tolist() for column in (table.line, table.inline_depth))
+    return list(zip(symbols, (Path(file).name for file in files), *numbers, strict=True))[::-1]
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +46,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def marks(program: Path) -> dict[str, int]:
-    return dict(zip(EXPECTED, addresses_of(program, *EXPECTED), strict=True))
+    return addresses(program)
 
 
 def test_inlined_functions_stand_above_the_one_they_are_in(program: Path, marks: dict[str, int]) -> None:
-    (main,) = addresses_of(program, "main")
-    profile = symbolize(
-        recording(program, [[marks["mark_deepest"], main + 5], [marks["mark_outer"]]]), SymbolizeOptions(inline=True)
-    )
+    chains = [[marks["mark_deepest"], marks["main"] + 5], [marks["mark_outer"]]]
+    profile = symbolize(recording(program, chains), SymbolizeOptions(inline=True))
     profile.check()
     *inlined, outer, caller = frames(profile)
     assert inlined == [("deepest", "program.cc", 3, 2), ("middle", "program.cc", 5, 1)]
@@ -84,11 +77,9 @@ def test_stacks_without_inlining_can_have_lines_too(program: Path, marks: dict[s
 
 def test_what_prevents_lines_is_counted(tmp_path: Path) -> None:
     program = build(tmp_path, "-gsplit-dwarf")
-    (at,) = addresses_of(program, "mark_outer")
-    profile = symbolize(recording(program, [[at]]), SymbolizeOptions(inline=True))
+    profile = symbolize(recording(program, [[addresses(program)["mark_outer"]]]), SymbolizeOptions(inline=True))
     (cause,) = [cause for cause in profile.losses if cause.stage is losses.Stage.LINES]
-    assert str(program) in cause.text
-    assert ".dwo" in cause.text
+    assert str(program) in cause.text and ".dwo" in cause.text
     assert profile.losses[cause] == 1
 
 
@@ -108,9 +99,11 @@ def test_dwarf_shared_by_dwz_is_told_where_it_hides_names(
     """The names of inlined functions are in the other file: their frames are left out, lines are right."""
     names = Symcache.function_name
     hidden = {"_ZL6middlev", "middle"}
-    monkeypatch.setattr(
-        Symcache, "function_name", lambda self, index: "" if names(self, index) in hidden else names(self, index)
-    )
+
+    def shared(table: Symcache, index: int) -> str:
+        return "" if names(table, index) in hidden else names(table, index)
+
+    monkeypatch.setattr(Symcache, "function_name", shared)
     monkeypatch.setattr(lines, "_ALTLINK", b".comment")  # as if that section were the link
     profile = symbolize(recording(program, [[marks["mark_deepest"]]]), SymbolizeOptions(inline=True))
     profile.check()

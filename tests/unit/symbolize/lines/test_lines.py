@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.compiled import addresses
 from builders.objects import elf_build_id, names_of
 
 from perf_offcpu import losses
@@ -55,10 +56,9 @@ def build(directory: Path, *options: str) -> Path:
     return directory / "program"
 
 
-def addresses_of(program: Path, *names: str) -> list[int]:
-    out = subprocess.run(["nm", program], check=True, timeout=60, capture_output=True, text=True).stdout
-    found = {line.split()[-1]: int(line.split()[0], 16) for line in out.splitlines() if line[0] != " "}
-    return [found[name] for name in names]
+def marks_of(program: Path) -> list[int]:
+    known = addresses(program)
+    return [known[name] for name in EXPECTED]
 
 
 def loaded(program: Path, search: Search | None = None, cache: DiskCache | None = None) -> Lines:
@@ -69,26 +69,20 @@ def chains(found: Lines, addresses: list[int]) -> list[Chain]:
     """Innermost first; functions without parameters, files without directory."""
     calls = found.lookup(np.array(addresses, np.uint64))
     result: list[Chain] = [[] for _ in addresses]
-    for row, function, file, line in zip(
-        *(getattr(calls, name).tolist() for name in ("row", "function", "file", "line")), strict=True
-    ):
-        name = found.table.function_name(function)
-        bare = re.sub(r"^_Z\d+([a-z]+)[vi]$", r"\1", name)
+    columns = (getattr(calls, name).tolist() for name in ("row", "function", "file", "line"))
+    for row, function, file, line in zip(*columns, strict=True):
+        bare = re.sub(r"^_Z\d+([a-z]+)[vi]$", r"\1", found.table.function_name(function))
         result[row].append((bare, os.path.basename(found.table.file_path(file)), line))
     return result
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("-gdwarf-4",), ("-gdwarf-5",), ("-gdwarf-4", "-no-pie"), ("-gdwarf-5", "-gz=zlib"),
-        ("-shared", "-fPIC"), ("-Wl,--build-id=none",), ("-Wl,-Ttext-segment=0x10000000", "-no-pie"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_a_program_is_told_where_its_marks_are(tmp_path: Path, options: tuple[str, ...]) -> None:
-    program = build(tmp_path, *options)
-    marks, lines = addresses_of(program, *EXPECTED), loaded(program)
+@pytest.mark.parametrize("options", [
+    "-gdwarf-4", "-gdwarf-5", "-gdwarf-4 -no-pie", "-gdwarf-5 -gz=zlib", "-shared -fPIC", "-Wl,--build-id=none",
+    "-Wl,-Ttext-segment=0x10000000 -no-pie",
+])  # fmt: skip
+def test_a_program_is_told_where_its_marks_are(tmp_path: Path, options: str) -> None:
+    program = build(tmp_path, *options.split())
+    marks, lines = marks_of(program), loaded(program)
     assert chains(lines, marks) == list(EXPECTED.values())
     calls = lines.lookup(np.array(marks, np.uint64))
     calls.check()
@@ -111,8 +105,8 @@ def test_each_address_has_what_addr2line_says(program: Path) -> None:
     elf = load_elf_symbols(str(program))
     names = names_of(elf.symbols)
     own = [row for row, name in enumerate(names) if name in ("main", "_Z5outeri")]
-    addresses = [at for row in own for at in range(int(elf.symbols.start[row]), int(elf.symbols.end[row]))]
-    command: list[str | Path] = ["addr2line", "-i", "-a", "-e", program, *map(hex, addresses)]
+    places = [at for row in own for at in range(int(elf.symbols.start[row]), int(elf.symbols.end[row]))]
+    command: list[str | Path] = ["addr2line", "-i", "-a", "-e", program, *map(hex, places)]
     out = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
     expected: list[list[tuple[str, int]]] = []
     for text in out.splitlines():
@@ -121,8 +115,8 @@ def test_each_address_has_what_addr2line_says(program: Path) -> None:
         else:
             path, _, number = text.partition(" (")[0].rpartition(":")
             expected[-1].append((os.path.basename(path), int(number)))
-    assert len(addresses) > 30
-    assert [[one[1:] for one in chain] for chain in chains(loaded(program), addresses)] == expected
+    assert len(places) > 30
+    assert [[one[1:] for one in chain] for chain in chains(loaded(program), places)] == expected
 
 
 class TestDebugFiles:
@@ -138,7 +132,7 @@ class TestDebugFiles:
         place.parent.mkdir(parents=True)
         shutil.copy(debug, place)
         found = loaded(stripped, Search(debug_roots=(str(tmp_path / "root"),)))
-        assert chains(found, addresses_of(program, *EXPECTED)) == list(EXPECTED.values())
+        assert chains(found, marks_of(program)) == list(EXPECTED.values())
 
     def test_split_dwarf_is_named_as_what_prevents_lines(self, tmp_path: Path) -> None:
         with pytest.raises(NoLines, match=re.escape(losses.DWARF_SPLIT.text)):
@@ -204,10 +198,10 @@ class TestCache:
         self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
-        first = chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED))
+        first = chains(loaded(program, cache=cache), marks_of(program))
         assert kept_lines(cache).startswith(elf_build_id(str(program)).hex())
         monkeypatch.setattr(lines, "_make", lambda _: pytest.fail("it was made again"))
-        assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == first
+        assert chains(loaded(program, cache=cache), marks_of(program)) == first
 
     def test_a_damaged_table_is_made_again(self, program: Path, tmp_path: Path) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
@@ -216,7 +210,7 @@ class TestCache:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-        assert chains(loaded(program, cache=cache), addresses_of(program, *EXPECTED)) == list(EXPECTED.values())
+        assert chains(loaded(program, cache=cache), marks_of(program)) == list(EXPECTED.values())
 
 
 @pytest.fixture(scope="module")
