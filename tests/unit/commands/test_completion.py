@@ -36,14 +36,11 @@ def test_tcsh_has_the_verbs_options_and_values() -> None:
     assert "'n/--unit/(ns us ms s)/'" in text and "'n/--input/f/'" in text and "waker-stacks" in text
 
 
-OFFERED = [
+@pytest.mark.parametrize(("typed", "offered"), [
     ("rep", ["report"]), ("report --un", ["--unit"]), ("report --unit ", ["ns", "us", "ms", "s"]),
     ("report --idle ", ["show", "hide", "only"]), ("report -i rec", ["recording.data"]),
     ("completion ", ["bash", "zsh", "tcsh"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("typed", "offered"), OFFERED)
+])  # fmt: skip
 def test_bash(tmp_path: Path, typed: str, offered: list[str]) -> None:
     (tmp_path / "recording.data").touch()
     ask = 'COMP_WORDS=(perf-offcpu "$@"); COMP_CWORD=$#; _shtab_perf_offcpu; printf "%s\\n" "${COMPREPLY[@]}"'
@@ -53,16 +50,11 @@ def test_bash(tmp_path: Path, typed: str, offered: list[str]) -> None:
     assert sorted(set(done.stdout.split())) == sorted(offered)
 
 
-def test_bash_reads_the_script_without_complaint() -> None:
-    command = ["bash", "--norc", "-c", script("bash")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_zsh_evaluates_the_script_without_complaint(tmp_path: Path) -> None:
+def test_shells_evaluate_the_script_without_complaint(tmp_path: Path) -> None:
     path = tmp_path / "completion.zsh"
     path.write_text(script("zsh"))
     setup = f"autoload -Uz compinit; compinit -u -d {tmp_path}/dump"
-    text = f'{setup}; eval "$(<{path})"; print $_comps[perf-offcpu]'
-    done = subprocess.run(["zsh", "-f", "-c", text], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "_shtab_perf_offcpu\n", "")
+    zsh = ["zsh", "-f", "-c", f'{setup}; eval "$(<{path})"; print $_comps[perf-offcpu]']
+    for command, shown in ((["bash", "--norc", "-c", script("bash")], ""), (zsh, "_shtab_perf_offcpu\n")):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")

@@ -46,16 +46,12 @@ def test_default_names(recording: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert all(os.path.getsize(f"perf.data.callgraph.{form}") > 100 for form in ("dot", "json"))
 
 
-def test_standard_output_is_the_file(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", "--folded", "-o", "out"]) == 0
-    assert main(["convert", "--folded", "-o", "-"]) == 0
-    out, err = capsys.readouterr()
-    assert (out, err) == (Path("out").read_text("utf-8"), "")
-
-
-def test_text_is_compressed_by_name(recording: Path) -> None:
-    for name in ("out", "one.gz", "two.gz"):
+def test_standard_output_is_the_file_and_text_is_compressed_by_name(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("out", "one.gz", "two.gz", "-"):
         assert main(["convert", "--folded", "-o", name]) == 0
+    assert capsys.readouterr() == (Path("out").read_text("utf-8"), "")
     packed = Path("one.gz").read_bytes()
     assert gzip.decompress(packed) == Path("out").read_bytes() and packed == Path("two.gz").read_bytes()
 
@@ -64,10 +60,8 @@ def test_selections_and_labels(recording: Path, capsys: pytest.CaptureFixture[st
     def folded(*options: str) -> str:
         return output(capsys, "convert", "--folded", "-o", "-", *options)
 
-    assert {line.split(";")[0] for line in folded("--tid", "--comm", "reader,writer").splitlines()} == {
-        "reader-126/132",
-        "writer-126/133",
-    }
+    roots = {line.split(";")[0] for line in folded("--tid", "--comm", "reader,writer").splitlines()}
+    assert roots == {"reader-126/132", "writer-126/133"}
     assert folded("--tid", "132,133") == folded("--tid", "132", "--tid", "133") == folded("--comm", "reader,writer")
     assert folded("--pid", "126", "--pid").startswith("blocker-126;")
     assert total(folded("--event", "cpu-clock")) == 402206609
@@ -173,8 +167,7 @@ def test_two_weights_where_an_older_recording_is_compared_with(
 def test_a_file_too_large_for_viewers_is_reported(
     recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = dataclasses.replace(FORMATS["chrome-trace"], most_bytes=1000)
-    monkeypatch.setitem(FORMATS, "chrome-trace", small)
+    monkeypatch.setitem(FORMATS, "chrome-trace", dataclasses.replace(FORMATS["chrome-trace"], most_bytes=1000))
     assert main(["convert", "--chrome-trace"]) == 0
     assert "long waits with --min-dur, or use --perfetto" in capsys.readouterr().err
 

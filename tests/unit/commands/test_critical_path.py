@@ -14,11 +14,13 @@ DEMO, SCHED = str(DATA / "demo.data"), str(DATA / "perf-7.2" / "sched.data")
 GIVEN = ("-f", "-i", DEMO, "--critical-path")
 
 
-def test_without_wakers_the_thread_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_path_without_wakers_and_of_bottlenecks(capsys: pytest.CaptureFixture[str]) -> None:
     shown = output(capsys, "report", *GIVEN, "--comm", "locker-a", "--limit", "2")
     assert "# Critical path of locker-a-29439/29440: 266.388 ms (266387536 ns), " in shown
     assert "# The recording has no wakers: " in shown
     assert "\n# and 1 more row: 1.258 ms (" in shown
+    shown = output(capsys, "report", "-f", "-i", SCHED, "--bottlenecks", "-g", "none")
+    assert "# 1. " in shown and "% of all waits" in shown
 
 
 def test_folded_stacks_sum_to_the_window(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,14 +53,8 @@ def test_what_is_held_sums_to_the_selected_waits(
     graph = json.loads(output(capsys, "convert", *whole, *graph_options))
     assert sum(node["held"] for node in graph["nodes"]) == graph["graph"]["total"]
     report = json.loads(output(capsys, "report", *given, "--bottlenecks", "--json"))
-    assert report["total"] == graph["graph"]["total"]
     held = sum(one["held"] for one in report["bottlenecks"])
-    assert held + report["others"]["held"] == report["total"]
-
-
-def test_bottlenecks_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = output(capsys, "report", "-f", "-i", SCHED, "--bottlenecks", "-g", "none")
-    assert "# 1. " in shown and "% of all waits" in shown
+    assert held + report["others"]["held"] == report["total"] == graph["graph"]["total"]
 
 
 @pytest.mark.parametrize(("options", "message"), [

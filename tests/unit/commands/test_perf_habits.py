@@ -32,19 +32,13 @@ def test_other_names(verb: str, words: str, same: str, capsys: pytest.CaptureFix
     assert output(capsys, verb, *FILE, *words.split()) == output(capsys, verb, *FILE, *same.split())
 
 
-@pytest.mark.parametrize("verb", ["report", "script"])
-def test_a_pipe_as_input(verb: str) -> None:
+@pytest.mark.parametrize(("words", "part"), [
+    ("report -i -", b"offcpu-time"), ("script -i -", b"offcpu-time"), ("inject -f -i -", b"PERFILE2"),
+])  # fmt: skip
+def test_pipes_as_input_and_output(words: str, part: bytes) -> None:
     with (DATA / "direct.data").open("rb") as stdin:
-        done = subprocess.run(
-            [PROGRAM, verb, "-i", "-"], stdin=stdin, capture_output=True, text=True, timeout=60, check=True
-        )
-    assert "offcpu-time" in done.stdout
-
-
-def test_inject_writes_to_standard_output_as_perfs() -> None:
-    command: list[str | Path] = [PROGRAM, "inject", "-f", "-i", DATA / "atend.data"]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=True)
-    assert done.stdout[:8] == b"PERFILE2"
+        done = subprocess.run([PROGRAM, *words.split()], stdin=stdin, capture_output=True, timeout=60, check=True)
+    assert part in done.stdout
 
 
 @pytest.mark.parametrize(("line", "sentence"), [

@@ -41,7 +41,7 @@ def test_what_arrives_is_what_convert_writes() -> None:
         done = push(target, "--label", "service=web", "--comm", "locker-a,syncer,stuck-reader")
     assert done.stderr == ""
     folded = program.run("convert", "--folded", "-o", "-", *INPUT, "--comm", "locker-a,syncer,stuck-reader")
-    expected: Counter[tuple[str, ...]] = Counter()
+    expected = Counter[tuple[str, ...]]()
     for line in folded.stdout.splitlines():
         stack, _, weight = line.rpartition(" ")
         expected[tuple(stack.split(";"))] += int(weight)
@@ -66,9 +66,8 @@ def test_one_target_fails_the_others_get_theirs(tmp_path: Path) -> None:
         assert "authorization" not in found.requests[0].headers
         assert other.requests[1].headers["authorization"] == "Bearer geheim"
     assert "geheim" not in done.stdout + done.stderr
-    assert f"{first}: 401" in done.stderr
+    assert f"{first}: 401" in done.stderr and f"{second}: " in done.stdout
     assert f"{second}: 503 Service Unavailable; trying again in 0.0 s" in done.stderr
-    assert f"{second}: " in done.stdout
 
 
 @pytest.mark.usefixtures("any_age")
@@ -89,15 +88,15 @@ def test_a_part_that_was_taken_is_told(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert re.search(rf"push: {target} has taken a part: \d+\.\d+ s, \d+ samples in 1 message\n", err)
 
 
-def test_no_server() -> None:
+def test_no_server_no_wait_and_no_file() -> None:
     done = push("parca=http://127.0.0.1:1", "--push-time", "0", status=1)
     assert done.stdout == ""
     assert done.stderr == "perf-offcpu push: parca=http://127.0.0.1:1: Connection refused\n"
-
-
-def test_nothing_selected() -> None:
     done = push("parca=http://127.0.0.1:1", "--comm", "nobody")
     assert "no wait was selected: nothing was pushed" in done.stderr
+    for option in ("--push-header-file", "--push-ca"):
+        done = push("otlp=https://host", option, "/nonexistent", status=1)
+        assert done.stderr == "perf-offcpu push: /nonexistent: No such file or directory\n"
 
 
 @pytest.mark.parametrize(("words", "reason"), [
@@ -111,9 +110,3 @@ def test_nothing_selected() -> None:
 def test_wrong_usage(words: list[str], reason: str) -> None:
     done = push(*words, status=129)
     assert reason in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_files_that_are_not_there() -> None:
-    for option in ("--push-header-file", "--push-ca"):
-        done = push("otlp=https://host", option, "/nonexistent", status=1)
-        assert done.stderr == "perf-offcpu push: /nonexistent: No such file or directory\n"

@@ -26,6 +26,8 @@ def test_defaults() -> None:
     assert (found.frequency_hz, found.period, found.kernel_stacks) == (99, 0, True)
     assert (found.ring_bytes, found.realtime_priority, found.duration_s) == (0, 0, None)
     assert found.argv == ("perf-offcpu", "record")
+    assert options("-F", "max").frequency_hz > 99, "the kernel's limit"
+    assert options("--off-cpu", "-T", "--sample-cpu", "--", "true").command == ("true",), "perf's, without effect"
 
 
 @pytest.mark.parametrize("separator", [(), ("--",)])
@@ -51,16 +53,13 @@ def test_every_other_option() -> None:
 
 @pytest.mark.parametrize("argv", [
     ("-c", "0"), ("-F", "0"), ("-F", "x"), ("-r", "-1"), ("-o", "-", "-z"), ("--compression-level", "23"),
-    ("--switch-max-files", "3"), ("--call-graph", "lbr"),
+    ("--switch-max-files", "3"), ("--call-graph", "lbr"), ("-z0", "--", "true"), ("-z23", "--", "true"),
+    ("-zx", "--", "true"),
 ])  # fmt: skip
 def test_impossible_values_name_the_option(argv: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as problem:
         options(*argv)
     assert argv[0].lstrip("-")[0] in str(problem.value)
-
-
-def test_max_is_the_kernels_limit() -> None:
-    assert options("-F", "max").frequency_hz > 99
 
 
 def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
@@ -77,19 +76,12 @@ def test_rotation() -> None:
     assert options("--switch-output=5M", "--switch-max-files", "3").rotation == Rotation(5 << 20, 0, 3)
 
 
-@pytest.mark.parametrize(
-    ("argv", "stack_bytes"),
-    [
-        (("--call-graph", "fp"), 0),
-        (("--no-stack-bytes",), 0),
-        (("--call-graph", "auto", "--no-stack-bytes"), 0),
-        (("--call-graph", "cfi"), 8192),
-        (("--call-graph", "cfi,1001"), 1008),
-        (("--call-graph", "cfi,32768"), 32768),
-        (("--call-graph", "auto", "-a"), 8192),  # the programs are not known yet
-        (("--call-graph", "auto", "--", "/etc/passwd"), 8192),  # no ELF file: it may be anything
-    ],
-)
+@pytest.mark.parametrize(("argv", "stack_bytes"), [
+    (("--call-graph", "fp"), 0), (("--no-stack-bytes",), 0), (("--call-graph", "auto", "--no-stack-bytes"), 0),
+    (("--call-graph", "cfi"), 8192), (("--call-graph", "cfi,1001"), 1008), (("--call-graph", "cfi,32768"), 32768),
+    (("--call-graph", "auto", "-a"), 8192),  # the programs are not known yet
+    (("--call-graph", "auto", "--", "/etc/passwd"), 8192),  # no ELF file: it may be anything
+])  # fmt: skip
 def test_how_user_stacks_are_taken(argv: tuple[str, ...], stack_bytes: int) -> None:
     assert options(*argv).stack_bytes == stack_bytes
 
@@ -107,13 +99,3 @@ def test_other_ways_are_refused(argv: tuple[str, ...]) -> None:
 def test_an_empty_list_is_an_error(option: str) -> None:
     with pytest.raises(UsageError, match=f"^{option} '': nothing is named"):
         options(option, "")
-
-
-@pytest.mark.parametrize("option", ["-z0", "-z23", "-zx"])
-def test_levels_that_are_none(option: str) -> None:
-    with pytest.raises(UsageError, match="-z"):
-        options(option, "--", "true")
-
-
-def test_options_of_perf_without_effect() -> None:
-    assert options("--off-cpu", "-T", "--sample-cpu", "--", "true").command == ("true",)

@@ -9,19 +9,14 @@ from pathlib import Path
 
 import pytest
 from builders import terminal
-from builders.refused import refused
-
-from perf_offcpu.cli import main
+from builders.refused import output, refused
 
 RECORDING = str(Path(__file__).resolve().parents[2] / "data" / "perf-7.2" / "direct.data")
 COMMAND = [sys.executable, "-m", "perf_offcpu", "report", "-f", "-i", RECORDING]
 
 
 def report(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert main(["report", "-f", "-i", RECORDING, *options]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
+    return output(capsys, "report", "-f", "-i", RECORDING, *options, silent=True)
 
 
 def test_totals_and_threads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,10 +25,8 @@ def test_totals_and_threads(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# Event 'cpu-clock': 401 samples, 402.207 ms (402206609 ns)\n" in shown
     table = shown[: shown.index("# Thread budget")]
     rows = [line.split() for line in table.splitlines() if line.endswith(" locker")]
-    assert [(row[1], row[2], row[-3], row[-2]) for row in rows] == [
-        ("194.440", "20", "126", "130"),
-        ("123.228", "14", "126", "131"),
-    ]
+    figures = [(row[1], row[2], row[-3], row[-2]) for row in rows]
+    assert figures == [("194.440", "20", "126", "130"), ("123.228", "14", "126", "131")]
     assert "\x1b" not in shown
 
 
@@ -43,9 +36,8 @@ def test_units_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# and 16 more threads: " in shown and "total of 11 threads\n" in shown
     assert shown.count("            |\n") == 2
     assert "more threads" not in report(capsys, "--limit", "0")
-    assert "--limit -1: not a number of rows, 0 for all" in refused(
-        capsys, "report", "-f", "-i", RECORDING, "--limit", "-1"
-    )
+    problem = refused(capsys, "report", "-f", "-i", RECORDING, "--limit", "-1")
+    assert "--limit -1: not a number of rows, 0 for all" in problem
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,11 +48,8 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(row["weight"] for row in rows) == 1610900175
     assert sum(bucket["count"] for bucket in buckets) == 108 and document["histogram"]["sums"]["samples"] == 0
     assert len(json.loads(report(capsys, "--json", "--limit", "3"))["threads"]) == 3
-
-
-def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(report(capsys, "--json", "--comm", "reader", "--tid", "132", "--pid", "126"))
-    assert {row["tid"] for row in document["threads"]} == {132}
+    selected = json.loads(report(capsys, "--json", "--comm", "reader", "--tid", "132", "--pid", "126"))
+    assert {row["tid"] for row in selected["threads"]} == {132}
     assert json.loads(report(capsys, "--json", "--event", "cpu-clock"))["subject"]["weight"] == 402206609
 
 
@@ -124,8 +113,7 @@ def test_sorted_by_keys(capsys: pytest.CaptureFixture[str]) -> None:
     groups = json.loads(report(capsys, "--json", "--sort", "comm,state"))["groups"]
     assert groups["keys"] == ["comm", "state"]
     assert sum(row["weight"] for row in groups["rows"]) == 1610900175
-    for row in groups["rows"]:
-        assert f" {row['weight']} " in shown
+    assert all(f" {row['weight']} " in shown for row in groups["rows"])
     assert "--sort: no key 'colour'" in refused(capsys, "report", "-i", RECORDING, "--sort", "colour")
 
 

@@ -20,9 +20,8 @@ DEMO = [
 
 
 def folded_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
-    assert main(["convert", "--folded", "-o", "-", *DEMO, *options]) == 0
-    out, _ = capsys.readouterr()
-    return sum(int(line.rpartition(" ")[2]) for line in out.splitlines())
+    lines = output(capsys, "convert", "--folded", "-o", "-", *DEMO, *options).splitlines()
+    return sum(int(line.rpartition(" ")[2]) for line in lines)
 
 
 def report_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
@@ -55,9 +54,12 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(
     assert "which has" not in capsys.readouterr().err
 
 
-def test_parts_of_the_time_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_of_the_time_add_up_and_impossible_ids_select_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     parts = [report_total(capsys, "--time", f"25%/{number}") for number in (1, 2, 3, 4)]
     assert all(parts) and sum(parts) == report_total(capsys)
+    for huge in ("2147483648", "9" * 30):
+        assert output(capsys, "script", "-F", "comm", *DEMO, "--pid", huge) == ""
+    assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
 
 
 def test_script_shows_waits_alone_where_waits_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,12 +84,6 @@ def test_a_wrong_value_is_one_line(
     assert value in refused(capsys, *verb, *DEMO, option, value)
 
 
-def test_ids_that_cannot_be_select_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    for huge in ("2147483648", "9" * 30):
-        assert output(capsys, "script", "-F", "comm", *DEMO, "--pid", huge) == ""
-    assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
-
-
 @pytest.mark.parametrize(("options", "sentence"), [
     (["--symfs", "/nowhere"], "--symfs /nowhere: there is no such directory"),
     (["--kallsyms", "/nowhere"], "--kallsyms /nowhere: No such file or directory"),
@@ -106,39 +102,32 @@ def test_lists_of_names() -> None:
     assert split_list(["kworker/0:1,sh"]) == ("kworker/0:1", "sh")
 
 
-RECORDING = Path(__file__).resolve().parents[2] / "data" / "demo.data"
-
-
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make two copies of a recording and return the words that name them."""
     monkeypatch.chdir(tmp_path)
     for name in ("run1.data", "run2.data"):
-        shutil.copy(RECORDING, name)
+        shutil.copy(TESTS / "data" / "demo.data", name)
     return ["-f", "-i", "run1.data", "-i", "run2.data"]
 
 
-def total(text: str) -> int:
-    (event,) = [one for one in json.loads(text)["events"] if one["name"] == "offcpu-time"]
-    weight: int = event["weight"]
-    return weight
-
-
 def test_report_sums_up(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    one = total(output(capsys, "report", "--json", *runs[:3]))
-    assert total(output(capsys, "report", "--json", *runs)) == 2 * one
+    def total(*words: str) -> int:
+        events = json.loads(output(capsys, "report", "--json", *words))["events"]
+        (weight,) = (int(event["weight"]) for event in events if event["name"] == "offcpu-time")
+        return weight
+
+    assert total(*runs) == 2 * total(*runs[:3])
     document = json.loads(output(capsys, "report", "--json", "--apart", *runs))
     assert document["recording"]["file"] == "run1.data, run2.data"
-    pids = {one["pid"] // 10_000_000 for one in document["threads"] if one["pid"] > 0}
-    assert pids == {0, 1}
+    assert {one["pid"] // 10_000_000 for one in document["threads"] if one["pid"] > 0} == {0, 1}
 
 
-def test_convert_names_its_output_after_the_first(runs: list[str]) -> None:
+def test_convert_names_its_output_after_the_first_input_and_overwrites_none(
+    runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["convert", "--folded", *runs]) == 0
     assert Path("run1.data.folded").stat().st_size
-
-
-def test_convert_does_not_overwrite_any_input(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "same file" in refused(capsys, "convert", "--folded", *runs, "-o", "run2.data")
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.compiled import build
 from builders.objects import elf_build_id, find_object, names_of, recording_of_dso
 
 from perf_offcpu import losses
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.files import open_dso
 from perf_offcpu.objects.functions import load_elf_symbols
-from perf_offcpu.objects.search import Search, by_build_id, debug_link
+from perf_offcpu.objects.search import Search, by_build_id, debug_by_link, debug_link
 
 PROGRAM = """
 #include <unistd.h>
@@ -34,7 +35,7 @@ class Built:
         directory.mkdir(parents=True, exist_ok=True)
         self.whole, self.stripped, self.debug = (directory / name for name in ("whole", "program", "d.debug"))
         (directory / "program.c").write_text(PROGRAM)
-        run("gcc", "-O1", "-g", *options, "-o", self.whole, directory / "program.c")
+        build(directory / "program.c", self.whole, "-O1", "-g", *options)
         run("objcopy", "--only-keep-debug", self.whole, self.debug)
         run("strip", "-o", self.stripped, self.whole)
         self.build_id = elf_build_id(str(self.whole))
@@ -42,10 +43,6 @@ class Built:
 
 def run(*command: str | Path) -> None:
     subprocess.run(command, check=True, timeout=60)
-
-
-def link_debug(built: Built) -> None:
-    run("objcopy", f"--add-gnu-debuglink={built.debug}", built.stripped)
 
 
 def is_named(path: Path, search: Search) -> bool:
@@ -84,24 +81,20 @@ def test_debug_files_are_found_by_build_id(built: Built, copy: Path, tmp_path: P
     assert is_named(copy, search)
 
 
-def test_debug_roots_stand_below_symfs_too(built: Built, copy: Path, tmp_path: Path) -> None:
+def test_debug_roots_below_symfs_and_the_cache_of_debuginfod_are_used(built: Built, copy: Path, tmp_path: Path) -> None:
     put(built.debug, by_build_id(f"{tmp_path}/sys/usr/lib/debug", built.build_id, ".debug"))
-    search = Search(symfs=str(tmp_path / "sys"), debug_roots=("/usr/lib/debug",))
-    assert is_named(copy, search)
-
-
-def test_debuginfods_cache_is_used(built: Built, tmp_path: Path) -> None:
-    put(built.debug, f"{tmp_path}/{built.build_id.hex()}/debuginfo")
+    assert is_named(copy, Search(symfs=str(tmp_path / "sys"), debug_roots=("/usr/lib/debug",)))
     put(built.stripped, f"{tmp_path}/{built.build_id.hex()}/executable")
-    found = find_object("/gone", built.build_id, Search(debuginfod_dir=str(tmp_path)))
-    assert found.elf is not None
+    assert find_object("/gone", built.build_id, Search(debuginfod_dir=str(tmp_path))).elf is not None
 
 
 @pytest.mark.parametrize("where", ["", ".debug/", "root/"])
 def test_a_debuglink_leads_to_the_file_of_the_right_crc(without_id: Built, tmp_path: Path, where: str) -> None:
     program = tmp_path / "bin" / "program"
-    link_debug(without_id)
-    put(without_id.stripped, str(program))
+    run("objcopy", f"--add-gnu-debuglink={without_id.debug}", without_id.stripped, tmp_path / "linked")
+    with open_elf(str(tmp_path / "linked")) as image:
+        assert debug_link(image) == ("d.debug", zlib.crc32(without_id.debug.read_bytes()))
+    put(tmp_path / "linked", str(program))
     root = tmp_path / "root"
     directory = Path(f"{root}{program.parent}") if where == "root/" else program.parent / where
     search = Search(debug_roots=(str(root),))
@@ -111,12 +104,6 @@ def test_a_debuglink_leads_to_the_file_of_the_right_crc(without_id: Built, tmp_p
     with (directory / "d.debug").open("ab") as file:
         file.write(b"changed")
     assert not is_named(program, search)
-
-
-def test_the_crc_is_that_of_the_file(without_id: Built) -> None:
-    link_debug(without_id)
-    with open_elf(str(without_id.stripped)) as image:
-        assert debug_link(image) == ("d.debug", zlib.crc32(without_id.debug.read_bytes()))
 
 
 def test_a_build_id_outweighs_a_debuglink(built: Built, without_id: Built, tmp_path: Path) -> None:
@@ -130,8 +117,6 @@ def test_a_build_id_outweighs_a_debuglink(built: Built, without_id: Built, tmp_p
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "", "a\x1bb"])
 def test_a_debuglink_cannot_leave_its_directory(tmp_path: Path, name: str) -> None:
-    from perf_offcpu.objects.search import debug_by_link
-
     assert list(debug_by_link(str(tmp_path / "program"), name, Search())) == []
 
 
@@ -161,7 +146,7 @@ def test_build_ids_may_end_in_a_zero_which_also_pads_them(size: int, last: str, 
     """One SHA-1 in 256 ends in a zero; records of old perfs pad shorter build-ids to 20 bytes."""
     build_id, program = bytes.fromhex("01" * (size - 1) + last), tmp_path / "program"
     (tmp_path / "program.c").write_text(PROGRAM)
-    run("gcc", f"-Wl,--build-id=0x{build_id.hex()}", "-o", program, tmp_path / "program.c")
+    build(tmp_path / "program.c", program, f"-Wl,--build-id=0x{build_id.hex()}")
     put(program, by_build_id(str(tmp_path), build_id, "/elf"))
     for recorded in (build_id, build_id.ljust(20, b"\0")):
         is_ambiguous = size == 5 and last == "00" and recorded != build_id  # a size that nobody uses
@@ -169,16 +154,11 @@ def test_build_ids_may_end_in_a_zero_which_also_pads_them(size: int, last: str, 
         assert (found.elf is None) == is_ambiguous
 
 
-def test_what_lies_under_a_build_id_must_have_it(built: Built, tmp_path: Path) -> None:
-    wrong = bytes(20)
-    put(built.whole, by_build_id(str(tmp_path), wrong, "/elf"))
-    assert find_object("/gone/program", wrong, Search(buildid_dir=str(tmp_path))).cause is losses.FILE_MISSING
-
-
-def test_a_debug_file_is_not_taken_for_the_object(built: Built, tmp_path: Path) -> None:
-    """It has no bytes of code, and its program headers say nothing of the object's."""
-    put(built.debug, by_build_id(str(tmp_path), built.build_id, "/elf"))
-    assert find_object("/gone/program", built.build_id, Search(buildid_dir=str(tmp_path))).elf is None
+def test_what_lies_under_a_build_id_must_have_it_and_be_the_object(built: Built, tmp_path: Path) -> None:
+    """A debug file has no bytes of code, and its program headers say nothing of the object's."""
+    for source, build_id in ((built.whole, bytes(20)), (built.debug, built.build_id)):
+        put(source, by_build_id(str(tmp_path), build_id, "/elf"))
+        assert find_object("/gone/program", build_id, Search(buildid_dir=str(tmp_path))).elf is None
 
 
 def test_another_build_at_the_path_does_not_hide_the_recorded_one(built: Built, tmp_path: Path) -> None:
@@ -213,33 +193,25 @@ class TestProcesses:
     def test_a_deleted_program_is_found_through_its_process(self, built: Built, running: tuple[Path, int]) -> None:
         program, pid = running
         program.unlink()
-        name = f"{program} (deleted)"
-        assert find_object(name, built.build_id, Search(processes=True), [pid]).elf is not None
-        assert find_object(name, built.build_id, Search(), [pid]).cause is losses.FILE_DELETED
-        assert find_object(name, b"", Search(processes=True), [pid]).cause is losses.FILE_DELETED
-        assert find_object(name, bytes(20), Search(processes=True), [pid]).cause is losses.FILE_DELETED
+        name, search = f"{program} (deleted)", Search(processes=True)
+        assert find_object(name, built.build_id, search, [pid]).elf is not None
+        for build_id, other in ((built.build_id, Search()), (b"", search), (bytes(20), search)):
+            assert find_object(name, build_id, other, [pid]).cause is losses.FILE_DELETED
 
     def test_another_root_is_looked_into(self, built: Built, tmp_path: Path) -> None:
         """The path is that of the process, as in a container."""
         root = tmp_path / "root"
-        put(static(tmp_path), f"{root}/bin/run")
+        (tmp_path / "static.c").write_text(PROGRAM)
+        put(build(tmp_path / "static.c", tmp_path / "static", "-static"), f"{root}/bin/run")
         put(built.whole, f"{root}/app/program")
         with subprocess.Popen(["chroot", root, "/bin/run", "sleep"]) as process:
             try:
                 while os.readlink(f"/proc/{process.pid}/root") != str(root):
                     assert process.poll() is None
-                search = Search(processes=True)
-                found = find_object("/app/program", built.build_id, search, [process.pid])
-                assert found.elf is not None
-                assert found.elf.path.startswith(f"/proc/{process.pid}/root/")
+                elf = find_object("/app/program", built.build_id, Search(processes=True), [process.pid]).elf
+                assert elf and elf.path.startswith(f"/proc/{process.pid}/root/")
             finally:
                 process.kill()
-
-
-def static(directory: Path) -> Path:
-    (directory / "static.c").write_text(PROGRAM)
-    run("gcc", "-static", "-o", directory / "static", directory / "static.c")
-    return directory / "static"
 
 
 def test_links_to_acting_files_are_not_opened_wherever_they_stand(built: Built, tmp_path: Path) -> None:

@@ -12,26 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.elf import (
-    AARCH64,
-    ABS,
-    ARM,
-    DATA,
-    EXEC,
-    GNU_IFUNC,
-    HIDDEN,
-    LOCAL,
-    NOTYPE,
-    OBJECT,
-    REL,
-    TEXT,
-    ElfBuilder,
-    Load,
-    R,
-    Sec,
-    Sym,
-    X,
-)
+from builders import elf as made
+from builders.compiled import build
+from builders.elf import LOCAL, NOTYPE, TEXT, ElfBuilder, Load, Sec, Sym
 from builders.objects import elf_build_id, names_at, names_of
 from elftools.elf.elffile import ELFFile
 
@@ -60,11 +43,9 @@ def read(builder: ElfBuilder) -> ElfFile:
 
 
 def compiled(directory: Path, *options: str) -> Path:
-    """PROGRAM, compiled."""
-    source, program = directory / "program.c", directory / "program"
+    source = directory / "program.c"
     source.write_text(PROGRAM)
-    subprocess.run(["gcc", "-O1", *options, "-o", program, source], check=True, timeout=60)
-    return program
+    return build(source, directory / "program", "-O1", *options)
 
 
 def mapped(*beginnings: str) -> str | None:
@@ -73,30 +54,21 @@ def mapped(*beginnings: str) -> str | None:
     return next((path for path in paths if Path(path).name.startswith(beginnings)), None)
 
 
-def libc() -> str:
-    """The C library of this process."""
-    path = mapped("libc.so", "libc-2")
-    assert path is not None, "no C library is mapped"
-    return path
-
-
-def interpreter() -> str:
-    """Return the file with Python's own functions: the program, or its library."""
-    return mapped("libpython3") or os.path.realpath(sys.executable)
+INTERPRETER = mapped("libpython3") or os.path.realpath(sys.executable)
+"""The file with Python's own functions: the program, or its library."""
+LIBC = mapped("libc.so", "libc-2")
+assert LIBC, "no C library is mapped"
 
 
 class TestHandMade:
     @pytest.mark.parametrize(("bits", "order"), KINDS)
-    def test_functions_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
+    def test_functions_and_segments_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
         symbols = [Sym("main", 0x1100, 0x20), Sym("helper", 0x1200, 0x10, bind=LOCAL)]
-        elf = read(ElfBuilder(symbols, bits=bits, order=order, build_id=bytes(range(20))))
+        loads = [Load(0, 0x400000, 0x500, flags=made.R), Load(0x1000, 0x402000, 0x800, 0x900)]
+        options = {"bits": bits, "order": order, "type": made.EXEC, "build_id": bytes(range(20))}
+        elf = read(ElfBuilder(symbols, loads=loads, **options))  # type: ignore[arg-type]
         assert names_at(elf.symbols, 0x1100, 0x111F, 0x1120, 0x1200) == ["main", "main", "", "helper"]
         assert elf.build_id == bytes(range(20))
-
-    @pytest.mark.parametrize(("bits", "order"), KINDS)
-    def test_segments_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
-        loads = [Load(0, 0x400000, 0x500, flags=R), Load(0x1000, 0x402000, 0x800, 0x900)]
-        elf = read(ElfBuilder([Sym("f", 0x1000)], loads=loads, bits=bits, order=order, type=EXEC))
         assert elf.loads["p_vaddr"].tolist() == [0x400000, 0x402000]
         assert elf.loads["p_memsz"].tolist() == [0x500, 0x900]
         offsets = np.array([0, 0x4FF, 0x1000, 0x17FF], np.uint64)
@@ -105,38 +77,32 @@ class TestHandMade:
     def test_what_names_code_is_what_perf_accepts(self) -> None:
         note = Sec(".gnu.warning.f", data=b"x", flags=0)
         symbols = [
-            Sym("function", 0x1000, 8), Sym("ifunc", 0x1010, 8, type=GNU_IFUNC),
+            Sym("function", 0x1000, 8), Sym("ifunc", 0x1010, 8, type=made.GNU_IFUNC),
             Sym("label_in_text", 0x1020, 8, type=NOTYPE),
-            Sym("hidden_label", 0x1030, 8, type=NOTYPE, other=HIDDEN),
-            Sym("object_in_text", 0x1040, 8, type=OBJECT), Sym("undefined", 0x1050, 8, section=0),
-            Sym("absolute", 0x1060, 8, section=ABS), Sym("not_loaded", 0x1070, 8, section=".gnu.warning.f"),
+            Sym("hidden_label", 0x1030, 8, type=NOTYPE, other=made.HIDDEN),
+            Sym("object_in_text", 0x1040, 8, type=made.OBJECT), Sym("undefined", 0x1050, 8, section=0),
+            Sym("absolute", 0x1060, 8, section=made.ABS), Sym("not_loaded", 0x1070, 8, section=".gnu.warning.f"),
             Sym("label_in_data", 0x3000, 8, type=NOTYPE, section=".data"), Sym("", 0x1080, 8),
         ]  # fmt: skip
-        elf = read(ElfBuilder(symbols, sections=[TEXT, DATA, note]))
+        elf = read(ElfBuilder(symbols, sections=[TEXT, made.DATA, note]))
         assert names_of(elf.symbols) == ["function", "ifunc", "label_in_text"]
 
     def test_a_function_without_size_ends_at_data_or_with_its_section(self) -> None:
-        symbols = [Sym("asm", 0x1000), Sym("table", 0x1080, 8, type=OBJECT), Sym("last", 0x1F00)]
+        symbols = [Sym("asm", 0x1000), Sym("table", 0x1080, 8, type=made.OBJECT), Sym("last", 0x1F00)]
         symbols.append(Sym("far", 0x9000, 8, section=".far"))
-        far = Sec(".far", addr=0x9000, data=bytes(16))
-        elf = read(ElfBuilder(symbols, sections=[TEXT, far]))
+        elf = read(ElfBuilder(symbols, sections=[TEXT, Sec(".far", addr=0x9000, data=bytes(16))]))
         assert names_at(elf.symbols, 0x107F, 0x1080, 0x1FFF, 0x2000, 0x9000) == ["asm", "", "last", "", "far"]
 
-    def test_mapping_symbols_of_arm_are_no_functions(self) -> None:
+    def test_on_arm_mapping_symbols_are_no_functions_and_the_thumb_bit_no_part_of_the_address(self) -> None:
         symbols = [Sym("f", 0x1000, 8), Sym("$x", 0x1004, type=NOTYPE), Sym("$d.7", 0x1100, type=NOTYPE)]
-        symbols += [Sym("$tmp", 0x1200, 8)]
-        elf = read(ElfBuilder(symbols, machine=AARCH64))
+        elf = read(ElfBuilder([*symbols, Sym("$tmp", 0x1200, 8)], machine=made.AARCH64))
         assert names_of(elf.symbols) == ["f", "$tmp"]
-
-    def test_the_thumb_bit_is_no_part_of_the_address(self) -> None:
-        elf = read(ElfBuilder([Sym("thumb", 0x1001, 8)], machine=ARM, bits=32))
+        elf = read(ElfBuilder([Sym("thumb", 0x1001, 8)], machine=made.ARM, bits=32))
         assert elf.symbols.start.tolist() == [0x1000]
 
-    def test_dynsym_alone_is_used_and_said(self) -> None:
+    def test_dynsym_alone_is_used_and_both_tables_are_merged(self) -> None:
         elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)]))
         assert names_at(elf.symbols, 0x1000) == ["exported"]
-
-    def test_both_tables_are_merged(self) -> None:
         elf = read(ElfBuilder([Sym("local", 0x1000, 8)], [Sym("exported", 0x1010, 8)]))
         assert names_at(elf.symbols, 0x1000, 0x1010) == ["local", "exported"]
 
@@ -148,12 +114,12 @@ class TestHandMade:
 
     def test_an_unlinked_object_is_refused(self) -> None:
         with pytest.raises(FormatError, match="type 1 is not an executable or shared object"):
-            read(ElfBuilder([Sym("f", 0)], type=REL))
+            read(ElfBuilder([Sym("f", 0)], type=made.REL))
 
 
 class TestFileOffsets:
     def test_the_executable_segment_wins_where_two_hold_a_byte(self) -> None:
-        loads = [Load(0, 0, 0x2000, flags=R), Load(0x1000, 0x5000, 0x1000, flags=R | X)]
+        loads = [Load(0, 0, 0x2000, flags=made.R), Load(0x1000, 0x5000, 0x1000)]
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=loads))
         offsets = np.array([0xFFF, 0x1000, 0x1FFF], np.uint64)
         assert file_offset_to_vaddr(elf.loads, offsets).tolist() == [0xFFF, 0x5000, 0x5FFF]
@@ -172,26 +138,21 @@ class TestFileOffsets:
     @pytest.mark.parametrize("options", [("-no-pie",), ("-fPIE", "-pie")])
     def test_code_is_found_where_the_kernel_maps_it(self, tmp_path: Path, options: tuple[str, ...]) -> None:
         """A running program's own map, and where it says that `main` is, against our arithmetic."""
-        source, program = tmp_path / "where.c", tmp_path / "where"
+        source = tmp_path / "where.c"
         source.write_text(
             '#include <stdio.h>\nint main(void) { printf("%p\\n", (void *)main); fflush(stdout);'
             ' FILE *f = fopen("/proc/self/maps", "r"); char l[512];'
             " while (fgets(l, sizeof l, f)) fputs(l, stdout); return 0; }\n"
         )
-        subprocess.run(["gcc", "-O1", *options, "-o", program, source], check=True, timeout=60)
+        program = build(source, tmp_path / "where", "-O1", *options)
         lines = subprocess.run([program], check=True, timeout=20, capture_output=True, text=True).stdout
         first, *maps = lines.splitlines()
-        ip = int(first, 16)
-        for line in maps:
-            span, _, pgoff, *_ = line.split()
-            start, end = (int(part, 16) for part in span.split("-"))
-            if start <= ip < end:
-                elf = load_elf_symbols(str(program))
-                vaddr = file_offset_to_vaddr(elf.loads, np.array([ip - start + int(pgoff, 16)], np.uint64))
-                assert names_at(elf.symbols, int(vaddr[0])) == ["main"]
-                assert elf.symbols.start[elf.symbols.lookup(vaddr)] == vaddr
-                return
-        pytest.fail("main lies in no mapping")
+        ip, spans = int(first, 16), [(line.partition(" ")[0].split("-"), line.split()[2]) for line in maps]
+        ((start, pgoff),) = ((int(a, 16), int(at, 16)) for (a, b), at in spans if int(a, 16) <= ip < int(b, 16))
+        elf = load_elf_symbols(str(program))
+        vaddr = file_offset_to_vaddr(elf.loads, np.array([ip - start + pgoff], np.uint64))
+        assert names_at(elf.symbols, int(vaddr[0])) == ["main"]
+        assert elf.symbols.start[elf.symbols.lookup(vaddr)] == vaddr
 
 
 class TestSeparateDebugFiles:
@@ -227,13 +188,9 @@ class TestPlt:
     def test_stubs_are_named_as_objdump_names_them(self, tmp_path: Path, options: tuple[str, ...]) -> None:
         program = compiled(tmp_path, *options)
         elf = load_elf_symbols(str(program))
-        listing = subprocess.run(
-            ["objdump", "-d", "-j", ".plt", "-j", ".plt.sec", "-j", ".plt.got", program],
-            check=False,  # 1: one of the sections is not there
-            timeout=60,
-            capture_output=True,
-            text=True,
-        ).stdout
+        command = ["objdump", "-d", "-j", ".plt", "-j", ".plt.sec", "-j", ".plt.got", str(program)]
+        # exit status 1: one of the sections is not there
+        listing = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True).stdout
         lines = [re.fullmatch(r"(\w+) <(.+)@plt>:", line) for line in listing.splitlines()]
         stubs = {int(line[1], 16): line[2].partition("@")[0] for line in lines if line}
         assert {"printf", "getchar"} & {name.removesuffix("_chk").strip("_") for name in stubs.values()}
@@ -253,17 +210,15 @@ class TestPlt:
         assert names_at(elf.symbols, *stubs) == [f"{name}@plt" for name in names] and len(names) == 40
 
     def test_a_static_programs_ifunc_stubs_carry_the_functions_name(self, tmp_path: Path) -> None:
-        elf = load_elf_symbols(str(compiled(tmp_path, "-static")))
-        names = names_of(elf.symbols)
-        stubs = [name.removesuffix("@plt") for name in names if name.endswith("@plt")]
-        assert stubs
-        assert set(stubs) & {"strlen", "memcpy", "strchr", "__strchrnul", "strchrnul", "mempcpy"}
+        names = names_of(load_elf_symbols(str(compiled(tmp_path, "-static"))).symbols)
+        stubs = {name.removesuffix("@plt") for name in names if name.endswith("@plt")}
+        assert stubs & {"strlen", "memcpy", "strchr", "__strchrnul", "strchrnul", "mempcpy"}
 
 
 class TestThisSystem:
     """Against pyelftools and binutils, on files that were not made for this test."""
 
-    @pytest.mark.parametrize("path", [libc(), os.path.realpath(sys.executable)])
+    @pytest.mark.parametrize("path", [LIBC, os.path.realpath(sys.executable)])
     def test_headers_are_those_that_pyelftools_reads(self, path: str) -> None:
         elf = load_elf_symbols(path)
         with open(path, "rb") as file:
@@ -275,7 +230,7 @@ class TestThisSystem:
             expected = "" if notes is None else next(notes.iter_notes())["n_desc"]
         assert elf.build_id.hex() == expected == elf_build_id(path).hex()
 
-    @pytest.mark.parametrize("path", [libc(), interpreter()])
+    @pytest.mark.parametrize("path", [LIBC, INTERPRETER])
     def test_each_function_that_nm_lists_is_found_at_its_address(self, path: str) -> None:
         """Any of its aliases may be shown; nm lists the dynamic symbols of both and the full ones if any."""
         names_of, end_of = nm(path)
@@ -289,12 +244,18 @@ class TestThisSystem:
             assert elf.symbols.name(row) in names_of[start]
             assert int(elf.symbols.end[row]) in end_of[start]
 
+    def test_sections_of_their_own_for_each_function_change_nothing(self, tmp_path: Path) -> None:
+        program = compiled(tmp_path, "-ffunction-sections", "-Wl,--gc-sections")
+        assert {"main", "shown", "hidden"} <= set(names_of(load_elf_symbols(str(program)).symbols))
+
     def test_random_addresses_get_the_name_that_addr2line_gives(self, tmp_path: Path) -> None:
         """A static program holds half the C library; stripped of DWARF, so that symbols meet symbols."""
         path = str(compiled(tmp_path, "-static", "-Wl,--strip-debug"))
         names_of, _ = nm(path)
         elf = load_elf_symbols(path)
-        addresses = sized_addresses(elf, 3000)
+        draw, symbols = random.Random(4), elf.symbols
+        rows = [draw.randrange(len(symbols)) for _ in range(3000)]
+        addresses = [draw.randrange(int(symbols.start[row]), int(symbols.end[row])) for row in rows]
         command, asked = ["addr2line", "-f", "-e", path], "\n".join(map(hex, addresses))
         out = subprocess.run(command, input=asked, check=True, timeout=60, capture_output=True, text=True).stdout
         starts = elf.symbols.start[elf.symbols.lookup(np.array(addresses, np.uint64))].tolist()
@@ -304,13 +265,6 @@ class TestThisSystem:
         sized = [(at, start) for at, start in pairs if start in names_of and answers[at] in with_size]
         assert len(sized) > 0.9 * len(addresses)
         assert [hex(at) for at, start in sized if answers[at] not in names_of[start]] == []
-
-
-def sized_addresses(elf: ElfFile, count: int) -> list[int]:
-    """Random addresses inside of functions."""
-    draw = random.Random(4)
-    rows = [draw.randrange(len(elf.symbols)) for _ in range(count)]
-    return [draw.randrange(int(elf.symbols.start[row]), int(elf.symbols.end[row])) for row in rows]
 
 
 def nm(path: str) -> tuple[dict[int, set[str]], dict[int, set[int]]]:
@@ -325,9 +279,3 @@ def nm(path: str) -> tuple[dict[int, set[str]], dict[int, set[int]]]:
                 names[start].add(fields[3].split("@")[0])
                 ends[start].add(start + size)
     return names, ends
-
-
-def test_sections_of_their_own_for_each_function_change_nothing(tmp_path: Path) -> None:
-    program = compiled(tmp_path, "-ffunction-sections", "-Wl,--gc-sections")
-    elf = load_elf_symbols(str(program))
-    assert {"main", "shown", "hidden"} <= set(names_of(elf.symbols))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.elf import REL, ElfBuilder, Sym
-from builders.objects import find_object
+from builders.objects import find_object, names_of
 from elftools.elf.elffile import ELFFile
 
 from perf_offcpu import losses
@@ -29,23 +29,14 @@ def sound(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_file_of_that_name_is_read(sound: str) -> None:
+def test_the_file_of_that_name_is_read_if_it_has_the_recorded_build_id(sound: str) -> None:
     found = find_object(sound)
-    assert found.cause is None
-    assert found.elf is not None
-    assert [*map(found.elf.symbols.name, range(1))] == ["f"]
-
-
-def test_a_recorded_build_id_must_be_the_files(sound: str) -> None:
+    assert found.cause is None and found.elf and names_of(found.elf.symbols) == ["f"]
     assert find_object(sound, b"\x12" * 20).cause is None
     assert find_object(sound, b"\x12" * 19 + b"\x13").cause is losses.OTHER_BUILD
-
-
-def test_a_file_without_build_id_is_not_the_recorded_one(tmp_path: Path) -> None:
-    path = tmp_path / "program"
-    path.write_bytes(ElfBuilder([Sym("f", 0x1000, 8)]).build())
-    assert find_object(str(path), b"\x12" * 20).cause is losses.OTHER_BUILD
-    assert find_object(str(path)).cause is None
+    Path(sound).write_bytes(ElfBuilder([Sym("f", 0x1000, 8)]).build())  # without a build-id
+    assert find_object(sound, b"\x12" * 20).cause is losses.OTHER_BUILD
+    assert find_object(sound).cause is None
 
 
 def test_records_pad_short_build_ids() -> None:
@@ -92,9 +83,8 @@ def test_a_link_out_of_bounds_is_not_followed_and_one_to_a_file_is(tmp_path: Pat
 @pytest.mark.kernel
 @pytest.mark.beside
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo"
+    fifo, device = tmp_path / "fifo", tmp_path / "device"
     os.mkfifo(fifo)
-    device = tmp_path / "device"
     os.mknod(device, 0o20600, os.makedev(1, 5))
     for path in (fifo, device, tmp_path):
         assert find_object(str(path)).cause is losses.NOT_REGULAR
@@ -102,11 +92,8 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "cause"), [
-    (b"", losses.FILE_DAMAGED),
-    (b"#!/bin/sh\n", losses.FILE_DAMAGED),
-    (SOUND[:100], losses.FILE_DAMAGED),
-    (ElfBuilder([Sym("f", 1)], type=REL).build(), losses.FILE_DAMAGED),
-    (ElfBuilder().build(), losses.NO_SYMBOLS),
+    (b"", losses.FILE_DAMAGED), (b"#!/bin/sh\n", losses.FILE_DAMAGED), (SOUND[:100], losses.FILE_DAMAGED),
+    (ElfBuilder([Sym("f", 1)], type=REL).build(), losses.FILE_DAMAGED), (ElfBuilder().build(), losses.NO_SYMBOLS),
 ])  # fmt: skip
 def test_what_is_in_the_file_decides_the_cause(tmp_path: Path, content: bytes, cause: LossCause) -> None:
     path = tmp_path / "program"
@@ -121,6 +108,10 @@ def test_the_vdso_is_the_running_kernels_or_none() -> None:
     assert found.elf is not None
     assert np.array_equal(found.elf.symbols.start, symbols_of(vdso).symbols.start)
     assert find_object("[vdso]", b"\x12" * 20).cause is losses.OTHER_BUILD
+    elf = symbols_of(vdso)
+    addresses = file_offset_to_vaddr(elf.loads, np.array([0x40], np.uint64))  # its first page is mapped from offset 0
+    assert addresses.tolist() == [int(elf.loads["p_vaddr"][0]) + 0x40]
+    assert len(elf.build_id) >= 8
 
 
 def test_its_exported_functions_are_named_at_their_addresses() -> None:
@@ -132,10 +123,3 @@ def test_its_exported_functions_are_named_at_their_addresses() -> None:
         inside = symbol["st_value"] + symbol["st_size"] - 1
         row = int(elf.symbols.lookup(np.array([inside], np.uint64))[0])
         assert functions[elf.symbols.name(row)]["st_value"] == symbol["st_value"]
-
-
-def test_its_first_page_is_mapped_from_offset_0_and_it_has_a_build_id() -> None:
-    elf = symbols_of(ElfImage(Source(VDSO, vdso_image())))
-    addresses = file_offset_to_vaddr(elf.loads, np.array([0x40], np.uint64))
-    assert addresses.tolist() == [int(elf.loads["p_vaddr"][0]) + 0x40]
-    assert len(elf.build_id) >= 8

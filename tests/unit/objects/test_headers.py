@@ -60,19 +60,21 @@ def test_columns_that_are_no_headers_are_made_again(tmp_path: Path) -> None:
     assert not headers._is_sound({**good, "head": np.array([3, 1, 3, 62], np.uint64)})
 
 
+CODE = """
+import sys
+from perf_offcpu.cache import DiskCache
+from perf_offcpu.objects.functions import load_elf_symbols
+from perf_offcpu.objects.search import Search
+elf = load_elf_symbols(sys.argv[1], Search(cache=DiskCache(sys.argv[2])))
+print(elf.symbols.name(0), 'elftools' in sys.modules)
+"""
+
+
 def test_a_program_without_pyelftools_names_from_the_cache(tmp_path: Path) -> None:
     """Its import costs more than all else; a file that is not in the cache needs it."""
     path = tmp_path / "program"
     path.write_bytes(content())
-    code = (
-        "import sys\n"
-        "from perf_offcpu.cache import DiskCache\n"
-        "from perf_offcpu.objects.functions import load_elf_symbols\n"
-        "from perf_offcpu.objects.search import Search\n"
-        "elf = load_elf_symbols(sys.argv[1], Search(cache=DiskCache(sys.argv[2])))\n"
-        "print(elf.symbols.name(0), 'elftools' in sys.modules)\n"
-    )
-    command = [sys.executable, "-c", code, str(path), str(tmp_path / "cache")]
+    command = [sys.executable, "-c", CODE, str(path), str(tmp_path / "cache")]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert runs == ["f True\n", "f False\n"]
 

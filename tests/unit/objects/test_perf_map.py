@@ -41,25 +41,18 @@ def test_lines_name_ranges() -> None:
 ])  # fmt: skip
 def test_other_lines_are_passed_over(line: bytes) -> None:
     assert names_at(line + b"\n2000 10 good\n", 0x1000, 0x2000) == ["", "good"]
+    assert names_at(b"2000 10 good\n" + line, 0x1000, 0x2000) == ["", "good"], "a last line that is being written"
 
 
-def test_a_last_line_that_is_being_written_does_no_harm() -> None:
-    assert names_at(b"1000 10 f\n2000 10", 0x1000, 0x2000) == ["f", ""]
-
-
-def test_code_that_was_replaced_is_gone() -> None:
-    """Later lines win: over the same place, and over what they overlap."""
-    text = b"1000 100 old\n3000 10 other\n1000 100 new\n"
-    assert names_at(text, 0x1000, 0x3000) == ["new", "other"]
-    text = b"1000 100 old\n1080 100 new\n"
-    assert names_at(text, 0x1000, 0x1080, 0x117F) == ["", "new", "new"]
-    text = b"1080 100 old\n1000 100 new\n"
-    assert names_at(text, 0x1000, 0x10FF, 0x1100) == ["new", "new", ""]
-
-
-def test_what_lies_inside_something_larger_is_shown() -> None:
-    text = b"1000 1000 whole\n1100 10 part\n"
-    assert names_at(text, 0x1000, 0x1100, 0x1110) == ["whole", "part", "whole"]
+@pytest.mark.parametrize(("text", "names"), [
+    (b"1000 100 old\n3000 10 other\n1000 100 new\n", {0x1000: "new", 0x3000: "other"}),
+    (b"1000 100 old\n1080 100 new\n", {0x1000: "", 0x1080: "new", 0x117F: "new"}),
+    (b"1080 100 old\n1000 100 new\n", {0x1000: "new", 0x10FF: "new", 0x1100: ""}),
+    (b"1000 1000 whole\n1100 10 part\n", {0x1000: "whole", 0x1100: "part", 0x1110: "whole"}),
+])  # fmt: skip
+def test_later_lines_win(text: bytes, names: dict[int, str]) -> None:
+    """Over the same place, and over what they overlap; what lies inside something larger is shown."""
+    assert names_at(text, *names) == [*names.values()]
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=30))
@@ -111,22 +104,18 @@ class TestWhichAreBelieved:
 
     @pytest.mark.kernel
     @pytest.mark.beside
-    def test_another_users_map_is_not(self, path: str) -> None:
-        assert len(parse_perf_map(read_perf_map(path))) == 1
+    def test_another_users_map_is_not_nor_its_link_to_a_good_one(self, path: str, tmp_path: Path) -> None:
+        link = tmp_path / "link.map"
+        link.symlink_to(path)
+        for name in (path, str(link)):
+            assert len(parse_perf_map(read_perf_map(name))) == 1
+        os.lchown(link, 65534, 65534)
+        with pytest.raises(FileRefusedError, match="a symbolic link of user 65534"):
+            read_perf_map(str(link), force=True)
         os.chown(path, 65534, 65534)
         with pytest.raises(FileRefusedError, match="belongs to another user"):
             read_perf_map(path)
         assert len(parse_perf_map(read_perf_map(path, force=True))) == 1
-
-    @pytest.mark.kernel
-    @pytest.mark.beside
-    def test_nor_is_another_users_link_to_a_good_one(self, path: str, tmp_path: Path) -> None:
-        link = tmp_path / "link.map"
-        link.symlink_to(path)
-        assert len(parse_perf_map(read_perf_map(str(link)))) == 1
-        os.lchown(link, 65534, 65534)
-        with pytest.raises(FileRefusedError, match="a symbolic link of user 65534"):
-            read_perf_map(str(link), force=True)
 
     def test_nor_is_a_second_name_of_a_file(self, path: str, tmp_path: Path) -> None:
         (tmp_path / "other.map").hardlink_to(path)
@@ -162,12 +151,10 @@ class TestSymbolize:
     def profile(self, **options: Any) -> Profile:
         recording = recording_of_chains(
             [[CallchainContext.USER, 0x7F0000001010, 0x7F0000001121, 0x7F0000001F00]],
-            (0, 0x7F0000001000, 0x7F0000002000, 0, "//anon"),
-            columns={"time_ns": [50]},
-            spaces=Spaces.filled(1, pid=[PID]),
-            tasks=Tasks.from_rows([(PID, PID, 10, -1)]),
+            (0, 0x7F0000001000, 0x7F0000002000, 0, "//anon"), columns={"time_ns": [50]},
+            spaces=Spaces.filled(1, pid=[PID]), tasks=Tasks.from_rows([(PID, PID, 10, -1)]),
             meta=Meta(wall_clock_ns=1, wall_clock_at_ns=1),
-        )
+        )  # fmt: skip
         profile = symbolize(recording, SymbolizeOptions(**options))
         profile.check()
         return profile
@@ -188,11 +175,9 @@ class TestSymbolize:
     def test_symfs_holds_maps_too(self, map_file: Path, tmp_path: Path) -> None:
         (tmp_path / "tmp").mkdir()
         map_file.rename(tmp_path / "tmp" / map_file.name)
-        assert ("", "", 0, 0) in self.frames(self.profile())
+        without = self.profile()
+        assert ("", "", 0, 0) in self.frames(without) and losses.NO_PERF_MAP in without.losses
         assert len(self.frames(self.profile(symfs=str(tmp_path)))) == 3
-
-    def test_without_a_map_the_cause_is_counted(self) -> None:
-        assert losses.NO_PERF_MAP in self.profile().losses
 
     @pytest.mark.kernel
     @pytest.mark.beside

@@ -19,10 +19,8 @@ def table(*rows: tuple[int, int, str] | tuple[int, int, str, int], limit: int = 
         offsets.append(len(strings))
         strings += row[2].encode("utf-8", "surrogateescape") + b"\0"
     symbols = Symbols.filled(
-        len(rows), start=np.array([row[0] for row in rows], np.uint64),
-        size=np.array([row[1] for row in rows], np.uint64), name=offsets,
-        limit=np.full(len(rows), limit, np.uint64), rank=[row[3] if len(row) > 3 else GLOBAL for row in rows],
-        code=[not row[2].isupper() for row in rows],
+        len(rows), start=[row[0] for row in rows], size=[row[1] for row in rows], name=offsets, limit=limit,
+        rank=[row[3] if len(row) > 3 else GLOBAL for row in rows], code=[not row[2].isupper() for row in rows],
     )  # fmt: skip
     return SymbolTable(symbols, strings)
 
@@ -40,9 +38,7 @@ CASES: dict[str, tuple[SymbolTable, dict[int, str]]] = {
         table((0x100, 0, "asm"), (0x120, 8, "TABLE"), (0x140, 8, "next")),
         {0x11F: "asm", 0x120: "", 0x130: "", 0x140: "next"},
     ),
-    "it ends with its section": (
-        table((0x100, 0, "asm"), (0x9000, 8, "far"), limit=0x180), {0x17F: "asm", 0x180: ""},
-    ),
+    "it ends with its section": (table((0x100, 0, "asm"), (0x9000, 8, "far"), limit=0x180), {0x17F: "asm", 0x180: ""}),
     "at the top of the address space nothing wraps": (table((2**64 - 8, 0, "top")), {0: "", 5: ""}),
     "nor with a size": (table((2**64 - 8, 2**63, "top")), {2**64 - 8: "top", 0: "", 2**63: ""}),
     "a label inside a function is not a function": (
@@ -56,9 +52,7 @@ CASES: dict[str, tuple[SymbolTable, dict[int, str]]] = {
         table((0x100, 0, "longer_name"), (0x100, 0, "last", LOCAL), (0x180, 8, "next")),
         {0x100: "last", 0x17F: "last"},
     ),
-    "the end is the winner's own": (
-        table((0x100, 0x40, "a", WEAK), (0x100, 8, "b")), {0x107: "b", 0x108: ""},
-    ),
+    "the end is the winner's own": (table((0x100, 0x40, "a", WEAK), (0x100, 8, "b")), {0x107: "b", 0x108: ""}),
     "the inner symbol wins and the outer goes on behind it": (
         table((0x100, 0x100, "outer"), (0x140, 0x10, "inner"), (0x180, 0x10, "second")),
         {0x13F: "outer", 0x140: "inner", 0x150: "outer", 0x17F: "outer", 0x185: "second", 0x190: "outer",
@@ -134,8 +128,5 @@ def test_names_are_decoded_as_they_are_and_cut_when_monstrous() -> None:
     symbols = table((1, 1, "caf\u00e9"), (2, 1, "\udcff"), (3, 1, "x" * (MAX_NAME + 5)))
     assert [*map(symbols.name, range(2))] == ["caf\u00e9", "\udcff"]
     assert len(symbols.name(2)) == MAX_NAME
-
-
-def test_a_name_that_runs_to_the_end_of_the_strings_ends_there() -> None:
     rows = Symbols.filled(2, start=[1, 1], size=[1, 1], name=[1, 3], limit=[9, 9], code=[1, 1])
-    assert SymbolTable(rows, b"\0a\0longer").name(0) == "longer"
+    assert SymbolTable(rows, b"\0a\0longer").name(0) == "longer", "it runs to the end of the strings"

@@ -51,8 +51,7 @@ def test_the_table_of_a_real_program_is_what_pyelftools_reads() -> None:
     with BLOCKER.open("rb") as file:
         for function in ELFFile(file).get_dwarf_info().EH_CFI_entries():
             for row in function.get_decoded().table if isinstance(function, FDE) else ():
-                found = rules_at(table, row["pc"])
-                cfa = row["cfa"]
+                found, cfa = rules_at(table, row["pc"]), row["cfa"]
                 if cfa.expr is not None:
                     assert found[CFA] & 7 == Kind.VAL_EXPRESSION
                     assert table.expressions[found[CFA] >> 3] == bytes(cfa.expr)
@@ -86,9 +85,14 @@ def test_states_are_remembered_and_restored_with_the_cfa() -> None:
     assert [int(rules_at(table, 0x1000 + i)[RBP]) & 7 for i in range(5)] == [0, 2, 0, 2, 0]
 
 
-def test_signal_frames_are_known_by_their_augmentation() -> None:
+def test_signal_frames_are_known_by_their_augmentation_and_expressions_kept_once() -> None:
     table = table_of(section((0x1000, 4, b""), common=cie(augmentation=b"zRS")))
     assert rules_at(table, 0x1000)[-1] == 1
+    block = bytes([0x77, 8, 0x06])
+    program = bytes([Cfa.DEF_CFA_EXPRESSION, len(block)]) + block
+    table = table_of(section((0x1000, 4, program), (0x2000, 4, program)))
+    assert table.expressions == [block]
+    assert rules_at(table, 0x2000)[CFA] == Kind.VAL_EXPRESSION
 
 
 def test_addresses_relative_to_themselves_and_debug_frame() -> None:
@@ -108,8 +112,7 @@ def test_compressed_sections_are_unpacked(tmp_path: Path, kind: str) -> None:
     (tmp_path / "x.c").write_text("\n".join([*functions, "int main(void) { return f7(7); }"]))
     options = ["-O1", "-g", "-fno-asynchronous-unwind-tables", "-fno-exceptions"]
     subprocess.run(["gcc", *options, "-o", "plain", "x.c"], cwd=tmp_path, check=True)
-    pack = ["objcopy", f"--compress-debug-sections={kind}", "plain", "packed"]
-    subprocess.run(pack, cwd=tmp_path, check=True)
+    subprocess.run(["objcopy", f"--compress-debug-sections={kind}", "plain", "packed"], cwd=tmp_path, check=True)
     with open_elf(str(tmp_path / "plain")) as plain, open_elf(str(tmp_path / "packed")) as packed:
         section_ = packed.section_named(b".debug_frame")
         assert section_ is not None and section_.flags & SectionFlag.COMPRESSED
@@ -123,14 +126,6 @@ def test_a_second_section_speaks_where_the_first_is_silent() -> None:
     second = Section(section((0x1000, 16, bytes([Cfa.DEF_CFA_OFFSET, 99]))), 0)
     table = build_table([first, second], X86)
     assert [cfa_of(table, place)[1] for place in (0x1000, 0x1003, 0x1004, 0x100F)] == [8, 8, 99, 99]
-
-
-def test_expressions_are_kept_once() -> None:
-    block = bytes([0x77, 8, 0x06])
-    program = bytes([Cfa.DEF_CFA_EXPRESSION, len(block)]) + block
-    table = table_of(section((0x1000, 4, program), (0x2000, 4, program)))
-    assert table.expressions == [block]
-    assert rules_at(table, 0x2000)[CFA] == Kind.VAL_EXPRESSION
 
 
 def test_registers_that_do_not_exist_change_nothing() -> None:

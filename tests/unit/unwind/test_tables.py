@@ -15,13 +15,8 @@ from perf_offcpu.model.recording import Dsos, Maps, Meta, Recording, Spaces
 from perf_offcpu.objects.elf.image import open_elf
 from perf_offcpu.objects.search import Search
 from perf_offcpu.unwind import tables as unwind_files
-from perf_offcpu.unwind.cfi.table import (
-    CfiTable,
-    build_table,
-    frame_pointer_share,
-    frame_sections,
-    keeps_frame_pointers,
-)
+from perf_offcpu.unwind.cfi import table as cfi
+from perf_offcpu.unwind.cfi.table import CfiTable, build_table, frame_sections
 from perf_offcpu.unwind.tables import FrameTables, table_columns, table_from_columns
 
 BLOCKER = Path(__file__).parents[2] / "data" / "perf-7.2" / "blocker"
@@ -35,29 +30,21 @@ def recording_of(path: str, build_id: str = "") -> Recording:
     return Recording(strings=strings, dsos=dsos, maps=maps, spaces=Spaces.filled(1), meta=Meta(arch="x86_64"))
 
 
-def blocker_table() -> CfiTable:
-    with open_elf(str(BLOCKER)) as image:
-        return build_table(frame_sections(image), X86)
-
-
 def assert_same(one: CfiTable, other: CfiTable) -> None:
     assert one.expressions == other.expressions
     for name in ("start", "rule", "rules"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-def test_a_table_of_another_build_is_refused() -> None:
-    tables = FrameTables(recording_of(str(BLOCKER), "00" * 20), Machine.X86_64, Search())
-    assert tables.of_dso(0) is None
-
-
-def test_a_file_of_another_machine_has_no_rules() -> None:
-    assert FrameTables(recording_of(str(BLOCKER)), Machine.AARCH64, Search()).of_dso(0) is None
-
-
-@pytest.mark.parametrize("name", ["[heap]", "//anon", "/nowhere/at/all", "/dev/null", "/tmp/../etc/passwd"])
-def test_what_is_no_file_has_no_rules(name: str) -> None:
-    assert FrameTables(recording_of(name), Machine.X86_64, Search()).of_dso(0) is None
+@pytest.mark.parametrize(("name", "build_id", "machine"), [
+    (str(BLOCKER), "00" * 20, Machine.X86_64), (str(BLOCKER), "", Machine.AARCH64),
+    *((name, "", Machine.X86_64) for name in ("[heap]", "//anon", "/nowhere/at/all", "/dev/null")),
+    ("/tmp/../etc/passwd", "", Machine.X86_64),
+])  # fmt: skip
+def test_what_is_no_file_of_the_recorded_build_and_machine_has_no_rules(
+    name: str, build_id: str, machine: Machine
+) -> None:
+    assert FrameTables(recording_of(name, build_id), machine, Search()).of_dso(0) is None
 
 
 def test_tables_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +65,8 @@ def damaged(columns: dict[str, Array], name: str, place: int, value: int) -> dic
 
 
 def test_columns_that_do_not_fit_together_are_no_table() -> None:
-    table = blocker_table()
+    with open_elf(str(BLOCKER)) as image:
+        table = build_table(frame_sections(image), X86)
     columns = table_columns(table)
     again = table_from_columns(columns, X86)
     assert again is not None
@@ -103,12 +91,11 @@ def test_columns_that_do_not_fit_together_are_no_table() -> None:
 @pytest.mark.parametrize(("option", "keeps"), [("-fno-omit-frame-pointer", True), ("-fomit-frame-pointer", False)])
 def test_how_a_program_was_built(option: str, keeps: bool, tmp_path: Path) -> None:
     program = str(build("waiter.c", tmp_path / "program", "-O2", option))
-    share = frame_pointer_share(program)
+    share = cfi.frame_pointer_share(program)
     assert share is not None and (share > 0.9 if keeps else share < 0.2)
-    assert keeps_frame_pointers(program) is keeps
+    assert cfi.keeps_frame_pointers(program) is keeps
 
 
-def test_what_does_not_tell_counts_as_without() -> None:
-    assert not keeps_frame_pointers("/etc/passwd")
-    assert not keeps_frame_pointers("/nowhere")
-    assert not keeps_frame_pointers("/dev/null")
+@pytest.mark.parametrize("path", ["/etc/passwd", "/nowhere", "/dev/null"])
+def test_what_does_not_tell_counts_as_without(path: str) -> None:
+    assert not cfi.keeps_frame_pointers(path)

@@ -46,20 +46,16 @@ class Tables:
 
 
 def recording_of(
-    stacks: Sequence[Sequence[int]],
-    pcs: Sequence[int],
-    *,
-    fps: Sequence[int] | None = None,
-    chain: Sequence[int] = (KERNEL, 2**64 - 5000, USER, CODE + 1),
-    arch: str = "x86_64",
-) -> Recording:
+    stacks: Sequence[Sequence[int]], pcs: Sequence[int], *, fps: Sequence[int] | None = None,
+    chain: Sequence[int] = (KERNEL, 2**64 - 5000, USER, CODE + 1), arch: str = "x86_64",
+) -> Recording:  # fmt: skip
     """Samples of one process, each with a stack from STACK on; a file is mapped at CODE, JIT code at JIT."""
     number = len(stacks)
     registers = [[fp, STACK, pc] for fp, pc in zip(fps or [0] * number, pcs, strict=True)]
     recording = Recording(
         samples=Samples.filled(
-            number, time_ns=np.arange(number), space=np.zeros(number), callchain=np.zeros(number),
-            snapshot=np.arange(number), flags=np.full(number, SampleFlag.NO_USER_STACK),
+            number, evsel=-1, time_ns=np.arange(number), space=0, callchain=0, snapshot=np.arange(number),
+            flags=int(SampleFlag.NO_USER_STACK),
         ),
         callchains=Ragged.from_lists([list(chain)]),
         snapshots=Snapshots(
@@ -74,7 +70,6 @@ def recording_of(
         dsos=Dsos.filled(2),
         meta=Meta(arch=arch),
     )  # fmt: skip
-    recording.samples.evsel[:] = -1
     recording.check()
     return recording
 
@@ -108,22 +103,17 @@ def test_many_stacks_of_different_depth_do_not_mix(monkeypatch: pytest.MonkeyPat
         assert chain == [USER, CODE + PLAIN, *callers, CODE + ROOT + 1]
 
 
-@pytest.mark.parametrize(
-    ("words", "stack_bytes", "cause"),
-    [
-        (4, 32, losses.COPY_EXHAUSTED),
-        (4, 8, losses.COPY_EXHAUSTED),  # of a wait: four times as much
-        (4, 8192, losses.STACK_TOO_DEEP),  # the copy ends where the stack does
-        (4096, 32768, losses.STACK_TOO_DEEP),
-        (4096, 8192, losses.STACK_TOO_DEEP),
-    ],
-)
+@pytest.mark.parametrize(("words", "stack_bytes", "cause"), [
+    (4, 32, losses.COPY_EXHAUSTED), (4, 8, losses.COPY_EXHAUSTED),  # of a wait: four times as much
+    (4, 8192, losses.STACK_TOO_DEEP),  # the copy ends where the stack does
+    (4096, 32768, losses.STACK_TOO_DEEP), (4096, 8192, losses.STACK_TOO_DEEP),
+])  # fmt: skip
 def test_the_end_of_the_copy_is_said_with_advice_where_more_would_help(
     words: int, stack_bytes: int, cause: losses.LossCause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording = recording_of([([0, 0, CODE + PLAIN + 4] * words)[:words]], [CODE + PLAIN])
     recording.evsels.append(Evsel("offcpu-time", Attr(sample_stack_user=stack_bytes)))
-    recording.samples.evsel[:] = 0
+    recording.samples.evsel = np.zeros(1, np.int32)
     result, chains = unwound(monkeypatch, recording)
     assert chains[0][-1] == CODE + PLAIN + 4
     assert result.samples.flags.tolist() == [SampleFlag.TRUNCATED | SampleFlag.STACK_EXHAUSTED]
@@ -208,11 +198,8 @@ def test_a_signal_frame_gives_the_registers_that_were_interrupted(monkeypatch: p
 
     frame = bytes([Op.BREG0 + 7, 16, Op.DEREF])
     program = bytes([Cfa.DEF_CFA_EXPRESSION, 3]) + frame + at(RBP, 8) + at(RSP, 16) + at(RIP, 24)
-    common = cie(USUAL + b"\0\0", b"zRS")
-    content = section((BARE, 0x20, program), common=common)[:-4]
-    other = section(*FUNCTIONS)
     # The second CIE is after the first function: its FDEs count from there.
-    content += other
+    content = section((BARE, 0x20, program), common=cie(USUAL + b"\0\0", b"zRS"))[:-4] + section(*FUNCTIONS)
     interrupted = CODE + FRAMED  # the first byte of a function: no byte before it would do
     stack = [0, STACK + 6 * 8, STACK + 5 * 8, interrupted, 0, 0, 0, CODE + ROOT + 1]
     recording = recording_of([stack], [CODE + BARE + 1])
@@ -251,8 +238,7 @@ def test_slow_rules_are_counted_by_the_batch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def hostile() -> tuple[Recording, bytes]:
-    seeded = np.random.default_rng(6)
-    functions = []
+    seeded, functions = np.random.default_rng(6), []
     for place in range(0, 0x8000, 0x40):
         program = bytes([Cfa.DEF_CFA, int(seeded.integers(20)), *uleb(int(seeded.integers(64)))])
         program += seeded.integers(256, size=6, dtype=np.uint8).tobytes()
