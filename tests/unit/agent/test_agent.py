@@ -5,6 +5,7 @@ import errno
 import io
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,16 +30,16 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     agent.spool.close()
 
 
-def words(tmp_path: Path) -> list[str]:
-    """Return the command line of an agent."""
-    return ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(tmp_path / "spool"), "--port", "0"]
+def run(tmp_path: Path, *more: str) -> int:
+    """Run the agent of the command line."""
+    words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(tmp_path / "spool"), "--port", "0"]
+    return main([*words, *more])
 
 
 def cause_between(agent: Agent, name: str, following: str) -> str:
     """Return the cause of a gap between two files."""
     agent.ledger.deliver(name, ((1000, 2000),), 0)
-    missing = agent.ledger.missing(following, 3000, 0)
-    assert missing is not None
+    assert (missing := agent.ledger.missing(following, 3000, 0))
     return missing.cause
 
 
@@ -47,6 +48,7 @@ def test_file_that_ends_in_a_pause_is_followed_by_a_gap(agent: Agent) -> None:
     agent._on_paused("")
     agent._on_complete(FIRST)
     assert cause_between(agent, FIRST, SECOND) == "budget"
+    assert agent.metrics.value("recorded_part") == 1, "until the budget says otherwise"
 
 
 def test_file_that_another_has_followed_before_the_pause_is_not(agent: Agent) -> None:
@@ -67,15 +69,9 @@ def test_file_that_another_has_followed_before_the_pause_is_not(agent: Agent) ->
     assert cause_between(agent, SECOND, THIRD) == "budget"
 
 
-def test_all_of_each_minute_is_recorded_until_the_budget_says_otherwise(agent: Agent) -> None:
-    assert agent.metrics.value("recorded_part") == 1
-
-
 def test_other_labels_begin_another_recorder(tmp_path: Path) -> None:
-    configs = [
-        AgentConfig(str(tmp_path / "set"), spool=str(tmp_path / "spool"), port=0, labels=(("version", one),))
-        for one in "112"
-    ]
+    config = AgentConfig(str(tmp_path / "set"), spool=str(tmp_path / "spool"), port=0)
+    configs = [replace(config, labels=(("version", version),)) for version in "112"]
     stops: list[str] = []
     agent = Agent(lambda: configs.pop(0), lambda text: None)
     agent._recorder = SimpleNamespace(stop=lambda: stops.append(agent._next_cause))  # type: ignore[assignment]
@@ -136,7 +132,7 @@ def test_an_agent_whose_spool_is_gone_ends(
     spool = tmp_path / "spool"
     monkeypatch.setattr(Agent, "_start_recorder", lambda _: spool.rename(tmp_path / "elsewhere"))
     monkeypatch.setattr("perf_offcpu.agent.agent.MEASURE_S", 0)
-    assert main(words(tmp_path)) == 1
+    assert run(tmp_path) == 1
     assert f"--spool {spool}: it was removed or replaced" in capsys.readouterr().err
 
 
@@ -144,10 +140,10 @@ def test_a_time_in_which_nothing_was_recorded_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("perf_offcpu.agent.agent.Recorder", NoRecorder)
-    assert main([*words(tmp_path), "--duration", "0.1"]) == 1
+    assert run(tmp_path, "--duration", "0.1") == 1
     assert "nothing was recorded in 0.1 s" in capsys.readouterr().err
     (tmp_path / "spool" / FIRST).write_bytes(DEMO.read_bytes())
-    assert main([*words(tmp_path), "--duration", "0.1"]) == 0
+    assert run(tmp_path, "--duration", "0.1") == 0
 
 
 def test_an_agent_whose_log_cannot_be_written_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +159,7 @@ def test_an_agent_whose_log_cannot_be_written_goes_on(tmp_path: Path, monkeypatc
     spool.mkdir(mode=0o700)
     (spool / FIRST).write_bytes(b"garbage")  # is said
     (spool / SECOND).write_bytes(DEMO.read_bytes())
-    assert main([*words(tmp_path), "--duration", "0.1"]) == 0
+    assert run(tmp_path, "--duration", "0.1") == 0
     assert len(list((tmp_path / "set" / "samples").rglob("*.parquet"))) == 1
 
 

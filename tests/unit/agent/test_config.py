@@ -4,7 +4,9 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,15 @@ from perf_offcpu.commands.agent import config_of
 from perf_offcpu.commands.shared.parsers import make_parsers
 from perf_offcpu.errors import UsageError
 
-PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "perf-offcpu-agent.txt"
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "Documentation" / "perf-offcpu-agent.txt"
+UNIT, DAEMONSET = (ROOT / "service" / name for name in ("perf-offcpu-agent.service", "daemonset.yaml"))
+
+
+def from_text(directory: Path, text: str, values: Mapping[str, Any] | None = None) -> AgentConfig:
+    file = directory / "agent.toml"
+    file.write_text(text)
+    return load_config(str(file), dict(values or {}))
 
 
 def parsed(*words: str) -> AgentConfig:
@@ -33,21 +43,20 @@ def test_file_and_command_line_say_the_same(tmp_path: Path) -> None:
     assert from_file == from_line
     assert from_file.max_bytes == 2 << 30
     assert from_file.record == ("-e", "none", "-m", "2M", "-G", "shop")
+    record = parsed("--dataset", "d", "--", "-ecpu-clock", "-F", "19").record
+    assert record == ("-m", "2M", "-ecpu-clock", "-F", "19"), "options of record replace the agent's defaults"
 
 
 def test_command_line_holds_over_the_file_and_labels_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text('dataset = "d"\nmax-cpu = 2\nlabel = ["a=1", "b=1"]\n')
     monkeypatch.setenv("PERF_OFFCPU_LABELS", "a=0,z=0")
-    config = load_config(str(file), {"max-cpu": 3.0})
+    config = from_text(tmp_path, 'dataset = "d"\nmax-cpu = 2\nlabel = ["a=1", "b=1"]\n', {"max-cpu": 3.0})
     assert (config.dataset, config.max_cpu) == ("d", 0.03)
     assert dict(config.labels) == {"a": "1", "b": "1", "z": "0"}
 
 
 def test_labels_with_dots_are_one_name_in_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text('dataset = "d"\n[label]\nk8s.pod.name = "web-1"\n"service.name" = "shop"\nshard = 7\n')
-    assert dict(load_config(str(file), {}).labels) == {"k8s.pod.name": "web-1", "service.name": "shop", "shard": "7"}
+    config = from_text(tmp_path, 'dataset = "d"\n[label]\nk8s.pod.name = "a-1"\n"service.name" = "b"\nshard = 7\n')
+    assert dict(config.labels) == {"k8s.pod.name": "a-1", "service.name": "b", "shard": "7"}
 
 
 def test_a_bad_label_of_the_environment_is_said_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,50 +65,35 @@ def test_a_bad_label_of_the_environment_is_said_to_be_there(monkeypatch: pytest.
         make_config({"dataset": "d"})
 
 
-def test_options_of_record_replace_the_agents_defaults() -> None:
-    record = parsed("--dataset", "d", "--", "-ecpu-clock", "-F", "19").record
-    assert record == ("-m", "2M", "-ecpu-clock", "-F", "19")
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ([], "there is nothing to write to"),
-        (["--dataset", "d", "--max-cpu", "0"], "--max-cpu 0.0: not a number from"),
-        (["--dataset", "d", "--max-cpu", "nan"], "--max-cpu nan: not a number from"),
-        (["--dataset", "d", "--label", "a b=c"], "--label a b=c: not NAME=VALUE"),
-        (["--dataset", "d", "true"], "the agent takes no command"),
-        (["--dataset", "d", "--", "true"], "the agent takes no command"),
-        (["--dataset", "d", "--", "-o", "x"], "-o is the agent's own"),
-        (["--dataset", "d", "--", "--off-cpu-thresh", "5"], "does not go with --off-cpu-period"),
-        (["--dataset", "d", "--", "--no-such"], "unrecognized arguments: --no-such"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    ([], "there is nothing to write to"), (["--dataset", "d", "--max-cpu", "0"], "--max-cpu 0.0: not a number from"),
+    (["--dataset", "d", "--max-cpu", "nan"], "--max-cpu nan: not a number from"),
+    (["--dataset", "d", "--label", "a b=c"], "--label a b=c: not NAME=VALUE"),
+    (["--dataset", "d", "true"], "the agent takes no command"),
+    (["--dataset", "d", "--", "true"], "the agent takes no command"),
+    (["--dataset", "d", "--", "-o", "x"], "-o is the agent's own"),
+    (["--dataset", "d", "--", "--off-cpu-thresh", "5"], "does not go with --off-cpu-period"),
+    (["--dataset", "d", "--", "--no-such"], "unrecognized arguments: --no-such"),
+])  # fmt: skip
 def test_what_is_not_possible_is_one_sentence(words: list[str], text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(text)):
         parsed(*words)
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("max-cpu = ", "not a TOML file"),
-        ("max_cpu = 1", "'max_cpu' is not an option"),
-        ('dataset = "d"\nmax-cpu = "much"', "--max-cpu much: not a number"),
-        ("dataset = 5", "--dataset 5: not a text"),
-        ('dataset = "d"\nrecord = "-a"\nlabel = 7', "--label 7: not a list of texts"),
-        ('dataset = "d"\nsegment = true', "--segment True: not a length of time"),
-        ("a = " + "[" * 5000, "not a TOML file"),
-        ("a = " + "9" * 5000, "not a TOML file"),
-        ('dataset = "d"\nrecord = "-G shop"', "record is a list"),
-        ('dataset = "d"\nport = 9811.5', "--port 9811.5: not a whole number"),
-        ('dataset = "d"\nspool = ""', "--spool: the name is empty"),
-        ('dataset = "d"\n[label]\nversion = 1.10', "label version: 1.1 is not a text: put it in quotes"),
-        ('dataset = "d"\n[label]\na.b = true', "label a.b: True is not a text"),
-        ('dataset = "d"\n[label]\na = "\\n"', "--label a: the value is too long, or has characters"),
-        ("\udc80", "not a TOML file"),
-    ],
-)
+@pytest.mark.parametrize(("content", "text"), [
+    ("max-cpu = ", "not a TOML file"), ("max_cpu = 1", "'max_cpu' is not an option"),
+    ('dataset = "d"\nmax-cpu = "much"', "--max-cpu much: not a number"), ("dataset = 5", "--dataset 5: not a text"),
+    ('dataset = "d"\nrecord = "-a"\nlabel = 7', "--label 7: not a list of texts"),
+    ('dataset = "d"\nsegment = true', "--segment True: not a length of time"),
+    ("a = " + "[" * 5000, "not a TOML file"), ("a = " + "9" * 5000, "not a TOML file"),
+    ('dataset = "d"\nrecord = "-G shop"', "record is a list"),
+    ('dataset = "d"\nport = 9811.5', "--port 9811.5: not a whole number"),
+    ('dataset = "d"\nspool = ""', "--spool: the name is empty"),
+    ('dataset = "d"\n[label]\nversion = 1.10', "label version: 1.1 is not a text: put it in quotes"),
+    ('dataset = "d"\n[label]\na.b = true', "label a.b: True is not a text"),
+    ('dataset = "d"\n[label]\na = "\\n"', "--label a: the value is too long, or has characters"),
+    ("\udc80", "not a TOML file"),
+])  # fmt: skip
 def test_a_bad_file_is_named(tmp_path: Path, content: str, text: str) -> None:
     file = tmp_path / "agent.toml"
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
@@ -119,21 +113,12 @@ def test_defaults_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     config, page = make_config({"dataset": "d"}), " ".join([*PAGE.read_text().split(), "=::"])
     for option, value in {
-        "--off-cpu-period": f"{config.period_ns / 1e6:g}",
-        "--segment": f"{config.segment_s}s",
-        "--max-cpu": f"{config.max_cpu * 100:g}",
-        "--max-bytes": f"{config.max_bytes >> 30}G",
-        "--spool-size": f"{config.spool_bytes >> 20}M",
-        "--port": str(config.port),
-    }.items():
-        entry = page[page.index(f"{option}=::") + 1 :]
+        "off-cpu-period": f"{config.period_ns / 1e6:g}", "segment": f"{config.segment_s}s",
+        "max-cpu": f"{config.max_cpu * 100:g}", "max-bytes": f"{config.max_bytes >> 30}G",
+        "spool-size": f"{config.spool_bytes >> 20}M", "port": str(config.port),
+    }.items():  # fmt: skip
+        entry = page[page.index(f"--{option}=::") + 1 :]
         assert f"Default: {value}" in entry[: entry.index("=::", 20)], option
-
-
-ROOT = Path(__file__).resolve().parents[3]
-UNIT, DAEMONSET, EXAMPLE = (
-    ROOT / "service" / name for name in ("perf-offcpu-agent.service", "daemonset.yaml", "agent.toml")
-)
 
 
 def test_systemd_takes_the_unit() -> None:
@@ -150,16 +135,13 @@ def test_capabilities_are_the_same_everywhere() -> None:
 
 def test_example_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PERF_OFFCPU_LABELS", raising=False)
-    config = load_config(str(EXAMPLE), {})
     usual = AgentConfig(dataset="/var/lib/perf-offcpu/dataset", spool=default_spool())
-    assert config == usual
+    assert load_config(str(ROOT / "service" / "agent.toml"), {}) == usual
 
 
 def test_configuration_of_the_daemonset(tmp_path: Path) -> None:
     text = DAEMONSET.read_text().partition("agent.toml: |\n")[2].partition("---")[0]
-    file = tmp_path / "agent.toml"
-    file.write_text("\n".join(line.strip() for line in text.splitlines()))
-    config = load_config(str(file), {})
+    config = from_text(tmp_path, "\n".join(line.strip() for line in text.splitlines()))
     assert config.spool == "/var/lib/perf-offcpu/spool"
     assert f"127.0.0.1:{config.port}/health" in DAEMONSET.read_text()
 

@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     found.spool.close()
 
 
-@contextmanager
-def running(place: Place) -> Iterator[None]:
-    place.delivery.start()
-    try:
-        yield
-    finally:
-        place.delivery.close(30)
-
-
 def until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 60
     while not condition():
@@ -80,10 +70,14 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def deliver(place: Place, condition: Callable[[], object]) -> None:
-    """Deliver what is in the spool until something is so."""
-    with running(place):
-        until(condition)
+def deliver(place: Place, *conditions: Callable[[], object]) -> None:
+    """Deliver what is in the spool until one thing after the other is so."""
+    place.delivery.start()
+    try:
+        for condition in conditions:
+            until(condition)
+    finally:
+        place.delivery.close(30)
 
 
 def before_writing(place: Place, monkeypatch: pytest.MonkeyPatch, step: Callable[[Profile], object]) -> None:
@@ -106,7 +100,7 @@ def test_recording_becomes_a_segment_and_is_removed(place: Place) -> None:
     assert sum(place.files().values()) == place.value("samples_total") > 0
     assert place.value("recorded_seconds_total") > 0
     assert place.value("gap_seconds_total") == 0
-    (host,) = (path for path in (place.root / "dataset" / "hosts").rglob("*.parquet"))
+    (host,) = (place.root / "dataset" / "hosts").rglob("*.parquet")
     assert dict(pq.read_table(host)["labels"][0].as_py()) == {"region": "eu"}
 
 
@@ -175,9 +169,10 @@ def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch:
     assert place.value("samples_total") == sum(before.values())
 
 
-@pytest.mark.parametrize(
-    "problem", [OSError(errno.ENOSPC, "No space left on device"), PerfOffcpuError("s3://a: no answer")]
-)
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("problem", [FULL, PerfOffcpuError("s3://a: no answer")])
 def test_dataset_that_fails_gets_the_segment_later(
     place: Place, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
@@ -200,15 +195,14 @@ def test_dataset_that_fails_gets_the_segment_later(
 
 
 def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+    raise FULL
 
 
 def test_a_full_disk_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("perf_offcpu.dataset.segment.put", full)
         place.add(FIRST)
-        with running(place):
-            until(lambda: place.said)
+        deliver(place, lambda: place.said)
     assert f"not delivered: {place.root}/dataset: No space left on device; again" in place.said[0]
 
 
@@ -230,7 +224,7 @@ def test_damaged_recording_is_lost_and_counted_and_the_next_is_delivered(place: 
     place.add(FIRST, b"PERFILE2" + bytes(50))
     place.add(SECOND)
     deliver(place, lambda: place.value("segments_total") == 1)
-    assert place.ledger.metrics.value("segments_lost_total") == 1
+    assert place.value("segments_lost_total") == 1
     assert any("a segment is lost" in one for one in place.said)
 
 
@@ -260,23 +254,30 @@ def test_bytes_that_are_spent_lose_segments(place: Place) -> None:
 
 def test_gaps_have_the_cause_that_was_noted(place: Place) -> None:
     ledger, second = place.ledger, 10**9
+
+    def file(run: int, number: int) -> str:
+        return f"{run:08}.data.{number:016}"
+
+    def take(ledger: Ledger, name: str, begin: int, end: int, offset: int = 7) -> None:
+        ledger.deliver(name, ((begin * second, end * second),), offset * second)
+
     ledger.begin_run("stopped")
-    ledger.deliver(f"{1:08}.data.{1:016}", ((100 * second, 160 * second),), 7 * second)
-    ledger.deliver(f"{1:08}.data.{2:016}", ((160 * second, 220 * second),), 7 * second)
-    ledger.drop(f"{1:08}.data.{3:016}", "spool-full")
-    ledger.deliver(f"{1:08}.data.{4:016}", ((280 * second, 340 * second),), 7 * second)
+    take(ledger, file(1, 1), 100, 160)
+    take(ledger, file(1, 2), 160, 220)
+    ledger.drop(file(1, 3), "spool-full")
+    take(ledger, file(1, 4), 280, 340)
     ledger.begin_run("budget")
-    ledger.deliver(f"{2:08}.data.{1:016}", ((400 * second, 460 * second),), 7 * second)
+    take(ledger, file(2, 1), 400, 460)
     ledger.save()
     again = Ledger(place.spool, "boot")
     again.begin_run("stopped")
-    again.deliver(f"{3:08}.data.{1:016}", ((461 * second, 470 * second),), 7 * second)
+    take(again, file(3, 1), 461, 470)
     again.save()
     other = Ledger(place.spool, "next boot")
-    assert not other.is_of_this_boot(f"{3:08}.data.{2:016}")
+    assert not other.is_of_this_boot(file(3, 2))
     other.begin_run("stopped")
-    assert other.is_of_this_boot(f"{4:08}.data.{1:016}")
-    other.deliver(f"{4:08}.data.{1:016}", ((5 * second, 15 * second),), 500 * second)
+    assert other.is_of_this_boot(file(4, 1))
+    take(other, file(4, 1), 5, 15, 500)
     gaps = {cause: other.metrics.value("gap_seconds_total", cause) for cause in ("spool-full", "budget")}
     assert gaps == {"spool-full": 60, "budget": 60}
     assert other.metrics.value("gap_seconds_total", "stopped") == 1 + (5 + 500 - 470 - 7)
@@ -310,8 +311,7 @@ def test_a_segment_that_is_delivered_again_after_a_boot_replaces_itself(place: P
         (place.root / "spool" / "state.json").write_bytes(before)
         place.renew(boot)
         place.add(FIRST)
-        with running(place):
-            until(lambda: place.spool.recordings() == [])
+        deliver(place, lambda: place.spool.recordings() == [])
     assert len(place.files()) == 1
 
 
@@ -333,9 +333,9 @@ def test_step_of_the_wall_clock_is_counted_and_lengths_stay(place: Place) -> Non
     assert place.ledger.metrics.value("gap_seconds_total") == 0
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"version": 99}', '{"version": 1, "run": "x", "origins": {"1": [1, 2]}}', "\0" * 100]
-)
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", '{"version": 99}', '{"version": 1, "run": "x", "origins": {"1": [1, 2]}}', "\0" * 100,
+])  # fmt: skip
 def test_damaged_account_is_begun_again(place: Place, text: str) -> None:
     (place.root / "spool" / "state.json").write_text(text)
     place.add(FIRST)
@@ -385,9 +385,7 @@ def test_recording_that_is_delivered_is_not_dropped(place: Place, monkeypatch: p
     began, go = threading.Event(), threading.Event()
     before_writing(place, monkeypatch, lambda _: (began.set(), go.wait(60)))
     place.add(FIRST)
-    with running(place):
-        assert began.wait(60)
-        assert place.delivery.current == FIRST
-        go.set()
-        until(lambda: place.value("segments_total") == 1)
-        until(lambda: place.delivery.current == "")
+    deliver(
+        place, lambda: began.wait(60) and place.delivery.current == FIRST, lambda: go.set() is None,
+        lambda: place.value("segments_total") == 1, lambda: place.delivery.current == "",
+    )  # fmt: skip

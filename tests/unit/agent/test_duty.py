@@ -54,10 +54,12 @@ def test_quiet_machine_is_recorded_wholly() -> None:
     assert all(seconds == MINUTE_S for seconds, _ in minutes(lambda _: 0.004))
 
 
-def test_after_a_busy_hour_all_is_recorded_again() -> None:
-    done = list(minutes(lambda minute: 0.05 if minute < HOUR else 0.004))
+@pytest.mark.parametrize(("quiet", "once", "hours"), [(0.004, 0.2, 2), (0.005, 0.55, 3)])
+def test_after_a_busy_hour_all_is_recorded_again(quiet: float, once: float, hours: int) -> None:
+    """Also where a piece alone takes the budget of a minute; without pauses there are few."""
+    done = list(minutes(lambda minute: 0.05 if minute < HOUR else quiet, once=once))
     assert all(seconds < MINUTE_S for seconds, _ in done[10:HOUR])
-    assert all(seconds == MINUTE_S for seconds, _ in done[2 * HOUR :])
+    assert all(seconds == MINUTE_S for seconds, _ in done[hours * HOUR :])
 
 
 def test_all_is_tried_seldom_where_the_rest_costs_more_than_the_bpf_programs() -> None:
@@ -67,13 +69,6 @@ def test_all_is_tried_seldom_where_the_rest_costs_more_than_the_bpf_programs() -
     assert sum(whole) < 0.1 * len(whole)
     assert sum(cpu for _, cpu in done[HOUR:]) <= 3 * 36 + 3
     assert sum(seconds > 0 for seconds, _ in done) > 0.9 * len(done)
-
-
-def test_costly_begins_and_ends_of_files_do_not_keep_it_in_parts() -> None:
-    """A piece alone takes the budget of a minute; without pauses there are few."""
-    done = list(minutes(lambda minute: 0.05 if minute < HOUR else 0.005, once=0.55))
-    assert all(seconds < MINUTE_S for seconds, _ in done[10:HOUR])
-    assert all(seconds == MINUTE_S for seconds, _ in done[3 * HOUR :])
 
 
 def test_sudden_load_overdraws_the_budget_by_less_than_a_burst() -> None:
@@ -89,6 +84,13 @@ def test_nothing_is_left_out_before_the_start_is_over() -> None:
     budget, duty = CpuBudget(0.01), Duty()
     budget.note(50.0, 60.0)
     assert not duty.adapt(budget, MINUTE_S, 0.5, MINUTE_S) and duty.is_whole
+    budget = CpuBudget(0.01)
+    budget.note(0.0, 0.0)
+    budget.note(100.0, 50.0)
+    budget.begin(60.0)
+    budget.note(100.1, 60.0)
+    assert budget.bucket.level > 0
+    assert 0.009 < budget.recent() < 0.011, "the start is not counted"
 
 
 def followed(minutes: int, cost_s: float, is_short: bool = True) -> int:
@@ -125,16 +127,6 @@ def test_no_hour_sees_more_than_its_share() -> None:
         for begin, _ in spent[:: max(1, len(spent) // 200)]:
             window = sum(amount for at, amount in spent if begin <= at < begin + HOUR_S)
             assert window <= 36.0 + 1e-6
-
-
-def test_start_is_not_counted() -> None:
-    budget = CpuBudget(0.01)
-    budget.note(0.0, 0.0)
-    budget.note(100.0, 50.0)
-    budget.begin(60.0)
-    budget.note(100.1, 60.0)
-    assert budget.bucket.level > 0
-    assert 0.009 < budget.recent() < 0.011
 
 
 def test_segments_become_longer_where_each_costs_much_and_shorter_again() -> None:

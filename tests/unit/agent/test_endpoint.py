@@ -67,6 +67,8 @@ def test_page_has_every_metric() -> None:
 
 
 def test_pages(endpoint: Endpoint, metrics: Metrics) -> None:
+    with pytest.raises(UsageError, match=f"--port {endpoint.port}: 127.0.0.1:{endpoint.port}: Address"):
+        Endpoint(endpoint.port, str, str)
     assert get(endpoint, "/metrics?x=1") == (200, metrics.text())
     assert get(endpoint, "/health") == (200, "ok\n")
     assert get(endpoint, "/health") == (503, "the recorder does not record\n")
@@ -112,11 +114,6 @@ def test_a_slow_client_is_left_after_a_bounded_time(monkeypatch: pytest.MonkeyPa
                     slow.sendall(b"G")
                     time.sleep(0.05)
             assert len(b"".join(iter(lambda: unread.recv(1 << 20), b""))) < 50_000_000
-
-
-def test_port_that_is_taken_is_one_sentence(endpoint: Endpoint) -> None:
-    with pytest.raises(UsageError, match=f"--port {endpoint.port}: 127.0.0.1:{endpoint.port}: Address"):
-        Endpoint(endpoint.port, str, str)
 
 
 @pytest.mark.parametrize("abstract", [False, True])

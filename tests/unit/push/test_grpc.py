@@ -2,6 +2,7 @@
 """Sending over gRPC to a server on a real socket, which applies the rules or answers with a status."""
 
 import base64
+import json
 import os
 import subprocess
 import sys
@@ -26,8 +27,6 @@ def text(data: bytes) -> str:
 
 def run(*calls: dict[str, Any]) -> list[dict[str, Any]]:
     """Run calls (fields of `builders.push.grpc_exchange.Call`) and return what became of each."""
-    import json
-
     environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     done = subprocess.run(
         [sys.executable, "-m", "builders.push.grpc_exchange"], input=json.dumps(calls), env=environment,
@@ -35,8 +34,7 @@ def run(*calls: dict[str, Any]) -> list[dict[str, Any]]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "the library logs what servers send"
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def body_for(server: str) -> str:
@@ -86,10 +84,8 @@ def test_when_to_come_back() -> None:
     exhausted = {"server": "otlp", "code": "RESOURCE_EXHAUSTED", "status": retry_info(7)}
     away = {"server": "otlp", "code": "UNAVAILABLE", "status": retry_info(3)}
     damaged = {"server": "otlp", "code": "UNAVAILABLE", "status": text(b"\x1a\xff\xff\x07")}
-    found = run(exhausted, away, damaged)
-    assert [(one["error"], one["after_s"]) for one in found] == [
-        ("RetryLater", after_s) for after_s in (7.0, 3.0, None)
-    ]
+    found = [(one["error"], one["after_s"]) for one in run(exhausted, away, damaged)]
+    assert found == [("RetryLater", 7.0), ("RetryLater", 3.0), ("RetryLater", None)]
 
 
 def test_servers_that_are_away_slow_or_others(tmp_path: Path) -> None:
@@ -101,13 +97,10 @@ def test_servers_that_are_away_slow_or_others(tmp_path: Path) -> None:
         {"server": "parca", "foreign": True}, tls | {"ca": ca, "host": "localhost"},
         tls | {"host": "localhost"}, tls | {"ca": ca}, tls | {"grpcs": False},
     )  # fmt: skip
-    assert down["error"] == slow["error"] == "RetryLater"
-    assert "DEADLINE_EXCEEDED" in slow["text"]
-    assert foreign["error"] == "ServerRefused"
-    assert len(good["stored"]) == 1
-    assert unknown["error"] == "ServerRefused" and "CERTIFICATE_VERIFY_FAILED" in unknown["text"]
-    assert named["error"] == "ServerRefused" and named["stored"] == []
-    assert plain["error"] == "RetryLater" and plain["stored"] == []
+    assert down["error"] == slow["error"] == plain["error"] == "RetryLater"
+    assert foreign["error"] == unknown["error"] == named["error"] == "ServerRefused"
+    assert "DEADLINE_EXCEEDED" in slow["text"] and "CERTIFICATE_VERIFY_FAILED" in unknown["text"]
+    assert (len(good["stored"]), named["stored"], plain["stored"]) == (1, [], [])
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, data: bytes = b"") -> bytes:
@@ -120,14 +113,11 @@ def test_servers_that_misbehave() -> None:
     calm = frame(7, data=bytes(7) + b"\x0b\x1b[2J\x1b]0;owned\x07")  # GOAWAY, ENHANCE_YOUR_CALM
     field = b"\x00\x01x\x7f\x81\x4d" + b"a" * 10_000
     sent = {
-        "not HTTP/2": (b"\xff" * 1000, b""),
-        "calm": (settings + calm, b""),
-        "settings": (settings, settings * 100),
-        "pings": (settings, frame(6, data=bytes(8)) * 100),
+        "not HTTP/2": (b"\xff" * 1000, b""), "calm": (settings + calm, b""), "settings": (settings, settings * 100),
+        "pings": (settings, frame(6, data=bytes(8)) * 100), "silence": (settings, b""),
         "headers without end": (settings + frame(1, 0, 1, headers), frame(9, 0, 1, field)),
         "data without end": (settings + frame(1, 4, 1, headers), frame(0, 0, 1, bytes(16_000))),
-        "silence": (settings, b""),
-    }
+    }  # fmt: skip
     calls = [
         {"server": "otlp", "raw": text(raw), "again": text(again), "delay_s": 100, "timeout_s": 1}
         for raw, again in sent.values()

@@ -5,7 +5,7 @@ import contextlib
 import gzip
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,24 +24,15 @@ SERVERS = ("pyroscope", "parca", "otlp")
 SHORT = SendOptions(timeout_s=0.3)
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("ca")
-    make_certificates(directory)
-    return directory
-
-
 def body_for(server: str) -> bytes:
     (message,) = messages(parse_target(f"{server}=http://host").form, some_waits(), {"service": "web"})
     return message.body
 
 
-@contextlib.contextmanager
 def sender(
     server: str, port: int, options: SendOptions | None = None, url: str = "http://127.0.0.1"
-) -> Iterator[Sender]:
-    with contextlib.closing(open_sender(parse_target(f"{server}={url}:{port}"), options)) as one:
-        yield one
+) -> contextlib.closing[Sender]:
+    return contextlib.closing(open_sender(parse_target(f"{server}={url}:{port}"), options))
 
 
 def send(
@@ -138,14 +129,10 @@ def test_the_addresses_of_a_name_share_the_time(monkeypatch: pytest.MonkeyPatch)
         assert time.monotonic() - begin < 20 * PATIENCE
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(b"\xff" * 100_000, b"\x15\x03\x03\x00\x02\x02\x28", b"\x15\x03\x03\x00\x02\x01\x5a" * 100),
-        *(b"\x16\x03\x03\xff\xff" + b"a" * 70_000, b"\x16\x03\x03\x3f\xff\x02\xff\xff\xff" + b"a" * 70_000, b""),
-    ],
-    ids=["garbage", "alert", "warnings", "long record", "long hello", "silence"],
-)
+@pytest.mark.parametrize("data", [
+    b"\xff" * 100_000, b"\x15\x03\x03\x00\x02\x02\x28", b"\x15\x03\x03\x00\x02\x01\x5a" * 100,
+    b"\x16\x03\x03\xff\xff" + b"a" * 70_000, b"\x16\x03\x03\x3f\xff\x02\xff\xff\xff" + b"a" * 70_000, b"",
+], ids=["garbage", "alert", "warnings", "long record", "long hello", "silence"])  # fmt: skip
 def test_handshakes_of_tls_that_come_to_nothing(data: bytes) -> None:
     def behave(connection: socket.socket) -> None:
         connection.recv(1 << 16)
@@ -158,28 +145,18 @@ def test_handshakes_of_tls_that_come_to_nothing(data: bytes) -> None:
         assert ("TLS: " if data else "no answer in 0.3 s") in str(problem.value)
 
 
-def cut(data: bytes) -> Callable[[socket.socket], None]:
+@pytest.mark.parametrize("data", [
+    b"", *(b"HTTP/1.1", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1"),
+    b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 9,
+])  # fmt: skip
+def test_answers_that_break_off(data: bytes) -> None:
     def behave(connection: socket.socket) -> None:
         read_request(connection)
         connection.sendall(data)
         connection.shutdown(socket.SHUT_RDWR)
 
-    return behave
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        *(b"HTTP/1.1", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1"),
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"\0" * 9,
-    ],
-)
-def test_answers_that_break_off(data: bytes) -> None:
-    with raw_server(cut(data)) as port:
+    with raw_server(behave) as port:
         assert isinstance(failure("otlp", port), RetryLater)
 
 
@@ -231,9 +208,10 @@ def test_partial_success(body: bytes, rejected: int, text: str) -> None:
         assert (answer.rejected, answer.text) == (rejected, text)
 
 
-def test_tls(certificates: Path) -> None:
-    ca = (certificates / "ca.pem").read_text()
-    with receiver(server_context(certificates)) as found:
+def test_tls(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    ca = (tmp_path / "ca.pem").read_text()
+    with receiver(server_context(tmp_path)) as found:
         send("otlp", found.port, body_for("otlp"), SendOptions(ca=ca), "https://localhost")
         assert len(found.stored) == 1
         for host, options, reason in (
@@ -247,9 +225,6 @@ def test_tls(certificates: Path) -> None:
         assert len(found.requests) == 1
     with receiver() as plain, pytest.raises(ServerRefused, match="TLS"):
         send("otlp", plain.port, b"x", None, "https://localhost")
-
-
-def test_certificates_that_are_none() -> None:
     for text in ("nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "ä"):
         with pytest.raises(UsageError, match="--push-ca"):
             open_sender(parse_target("otlp=https://host"), SendOptions(ca=text))

@@ -3,7 +3,7 @@
 
 import gzip
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from builders.large import large_profile
@@ -27,17 +27,13 @@ LABELS = {"service": "web", "host": "db7", "region": "eu-1"}
 
 def stored(target: str, body: bytes) -> list[Series]:
     """Return what the server stores."""
-    match target.partition("://")[0]:
-        case "pyroscope=http":
-            return rules.pyroscope_push(body)
-        case "parca=http":
-            request = json_format.Parse(body, rules.WriteRawRequest())
-            return rules.parca_write_raw(request)
-        case "parca=grpc":
-            return rules.parca_write_raw(parse(rules.WriteRawRequest, body))
-        case "otlp=http":
-            return otlp.export(gzip.decompress(body))
-    return otlp.export(body)
+    readers: dict[str, Callable[[bytes], list[Series]]] = {
+        "pyroscope=http": rules.pyroscope_push,
+        "parca=http": lambda body: rules.parca_write_raw(json_format.Parse(body, rules.WriteRawRequest())),
+        "parca=grpc": lambda body: rules.parca_write_raw(parse(rules.WriteRawRequest, body)),
+        "otlp=http": lambda body: otlp.export(gzip.decompress(body)), "otlp=grpc": otlp.export,
+    }  # fmt: skip
+    return readers[target.partition("://")[0]](body)
 
 
 def pushed(target: str, profile: Profile, labels: dict[str, str]) -> Iterator[tuple[Message, Series]]:
@@ -75,24 +71,16 @@ def test_type_labels_and_times(target: str) -> None:
     classes = {dict(labels).get("wait.class", dict(labels).get("wait_class")) for _, labels in series.values}
     assert len(classes) > 1 and "other" not in classes
     assert ("/lib/libc.so.6", "c0ffee", 0x1234) in series.addresses
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_without_labels_the_host_is_known_and_the_service_is_not(target: str) -> None:
-    ((_, series),) = pushed(target, some_waits(), {})
-    labels = {name.replace(".", "_"): value for name, value in series.labels.items()}
+    ((_, without),) = pushed(target, profile, {})  # the host is known, and the service is not
+    labels = {name.replace(".", "_"): value for name, value in without.labels.items()}
     assert (labels["host_name"], labels["service_name"]) == ("db7", "unknown_service")
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_waits_no_message(target: str) -> None:
-    assert list(messages(parse_target(target).form, ProfileBuilder().build(), {})) == []
-    cpu = ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock").build()
-    assert list(messages(parse_target(target).form, cpu, {})) == []
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_profile_without_wall_clock_ended_now(target: str) -> None:
+def test_no_waits_no_message_and_a_profile_without_wall_clock_ended_now(target: str) -> None:
+    cpu = ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock")
+    for builder in (ProfileBuilder(), cpu):
+        assert list(messages(parse_target(target).form, builder.build(), {})) == []
     ((_, series),) = pushed(target, ProfileBuilder().sample("a", ["main"], 5).build(), {})
     assert series.total == 5  # the rules have looked at the time
 

@@ -52,11 +52,8 @@ def test_what_is_no_target(text: str, reason: str) -> None:
     assert reason in str(problem.value) and "\r" not in str(problem.value)
 
 
-def test_each_server_is_named_in_the_help() -> None:
+def test_each_server_is_named_in_the_help_and_no_password_repeated() -> None:
     assert re.findall(r"(\w+)=URL", TARGETS) == list(SERVERS)
-
-
-def test_a_password_is_not_repeated() -> None:
     with pytest.raises(UsageError, match="--push-header-file") as problem:
         parse_target("otlp=https://user:geheim@host")
     assert "geheim" not in str(problem.value)
