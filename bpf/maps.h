@@ -165,8 +165,10 @@ struct offcpu_wait {
 	u32 copy;			/* enum offcpu_copy */
 	u64 blocker;			/* lock of the kernel that it waited for, 0 none */
 	u32 waker_tid;			/* 0 unknown */
+	u64 object;			/* id, of a page fault; 0 none */
 };
 
+#define STACK_WORDS 128			/* mapped_files.h needs 70 in 6.18 */
 #define CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* two parts, each a marker and its frames */
 #define SAMPLE_WORDS (CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + CHAIN_WORDS)
 
@@ -195,6 +197,7 @@ struct offcpu_scratch {
 	u64 early_since_ns;		/* begin of the wait they belong to */
 #if OFFCPU_OBJECTS
 	struct offcpu_object object;
+	u64 stack[STACK_WORDS];		/* of the kernel, above the stack pointer of a sleeper */
 #endif
 	struct offcpu_payload sample;
 };

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernel_locks.h"
+#include "mapped_files.h"
 
 /* The value is the epoch of the output file in which an object was described. */
 BPF_TABLE("lru_hash", u64, u64, objects_seen, OFFCPU_OBJECTS ? OFFCPU_OBJECTS : 1);
@@ -103,7 +104,8 @@ static __always_inline void announce(const struct offcpu_control *ctl, struct of
 		read_socket_name(to);
 	else if (ctl->object_names && to->kind != OFFCPU_OBJECT_SOCKET &&
 		 (to->kind <= OFFCPU_OBJECT_ANONYMOUS || to->super))
-		read_names(ctl, to, kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
+		read_names(ctl, to, to->fd < 0 ? to->where :
+			   kernel_word(to, to->where + FILE_DENTRY, sizeof(u64)));
 	if (!new_objects.push(to, 0))
 		objects_seen.update(&id, &epoch);
 	else
@@ -259,6 +261,33 @@ static __always_inline bool describe_argument(const struct offcpu_control *ctl,
 	return to->kind != OFFCPU_OBJECT_NONE;
 }
 
+static __always_inline void begin_object(const struct offcpu_control *ctl,
+					 const struct offcpu_wait *wait, struct offcpu_object *to)
+{
+	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
+	to->asked_ns = OFFCPU_NOT_KNOWN;
+	to->pid = wait->pid;
+	to->id = ctl->objects ? ctl->hash_key : 0;
+}
+
+static __always_inline void end_object(const struct offcpu_control *ctl, struct offcpu_object *to)
+{
+	identify(to, to->kind);
+	to->id |= !to->id;	/* 0 means none */
+	announce(ctl, to);
+}
+
+/* Find out for a page of which file a task waited in a page fault, if it did. */
+static __always_inline void find_mapped(const struct offcpu_control *ctl,
+					const struct offcpu_wait *wait, struct offcpu_object *to)
+{
+	begin_object(ctl, wait, to);
+	if (to->id && describe_mapped(ctl, wait, to))
+		end_object(ctl, to);
+	else
+		to->id = 0;
+}
+
 /*
  * Find out what a task waits for. The result is in `to`, which is per-CPU memory: id (0 none), time
  * asked for, and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the
@@ -268,19 +297,15 @@ static __always_inline void find_object(const struct offcpu_control *ctl,
 					const struct offcpu_wait *wait, struct offcpu_object *to,
 					bool in_sleeper, s32 only_fd)
 {
-	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
-	to->asked_ns = OFFCPU_NOT_KNOWN;
-	if (!ctl->objects)
+	begin_object(ctl, wait, to);
+	if (!to->id)
 		return;
-	to->pid = wait->pid;
-	to->id = ctl->hash_key;
 	if (wait->blocker) {
 		describe_kernel_lock(to, wait);
-	} else if (!describe_argument(ctl, wait, to, in_sleeper, only_fd)) {
+	} else if (is_fault(wait) ? !describe_mapped(ctl, wait, to) :
+				    !describe_argument(ctl, wait, to, in_sleeper, only_fd)) {
 		to->id = 0;
 		return;
 	}
-	identify(to, to->kind);
-	to->id |= !to->id;	/* 0 means none */
-	announce(ctl, to);
+	end_object(ctl, to);
 }

@@ -112,6 +112,8 @@ enum offcpu_late {
 	OFFCPU_DO_SOFTIRQ_SIZE,
 	OFFCPU_BACKLOG,			/* process_backlog() */
 	OFFCPU_BACKLOG_SIZE,
+	OFFCPU_FOLIO_WAKE,		/* wake_page_function() */
+	OFFCPU_FOLIO_WAKE_SIZE,
 	OFFCPU_PID_LEVEL,		/* depth of the recorder's pid namespace, 0: the first */
 	OFFCPU_PID_NAMESPACE		/* its inode */
 };
@@ -282,6 +284,7 @@ struct offcpu_sum {
 	u64 stack;			/* hash of the user stack, 0 none */
 	u64 caller;			/* hash of the callers (callers.h), 0 unknown */
 	u64 cgroup;			/* 0 unknown */
+	u64 object_id;			/* of page faults, 0 none */
 	u32 state;			/* raw, at switch-out */
 	s32 syscall;			/* OFFCPU_SYSCALL_* */
 	u32 flags;			/* PREEMPTED_WAIT, YIELDED, THROTTLED_WAIT */

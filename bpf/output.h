@@ -26,7 +26,8 @@ static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 	struct offcpu_sum_key key = {
 		.tid = wait->tid,
 		.generation = wait->generation,
-		.kind = (who ^ what * HASH_MULTIPLIER) + wait->cgroup * CGROUP_MULTIPLIER,
+		.kind = (who ^ wait->object ^ what * HASH_MULTIPLIER) +
+			wait->cgroup * CGROUP_MULTIPLIER,
 	};
 
 	return key;
@@ -36,7 +37,8 @@ static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 static __always_inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait)
 {
 	return sum->caller == wait->caller && (wait->caller || sum->stack == wait->stack) &&
-	       sum->cgroup == wait->cgroup && sum->state == wait->prev_state &&
+	       sum->cgroup == wait->cgroup && sum->object_id == wait->object &&
+	       sum->state == wait->prev_state &&
 	       sum->syscall == wait->syscall && sum->flags == (wait->flags & SUM_FLAGS);
 }
 
@@ -62,6 +64,7 @@ static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_su
 		.stack = wait->stack,
 		.caller = wait->caller,
 		.cgroup = wait->cgroup,
+		.object_id = wait->object,
 		.state = wait->prev_state,
 		.syscall = wait->syscall,
 		.flags = wait->flags & SUM_FLAGS,
@@ -192,6 +195,7 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 		.runq_ns = wait->runq_ns,
 		.caller = wait->copied,
 		.asked_ns = OFFCPU_NOT_KNOWN,
+		.object_id = wait->object,
 		.holder_tid = OFFCPU_NO_ID,
 	};
 	if (wait->first)
@@ -389,6 +393,7 @@ static __always_inline void forget_values(struct offcpu_wait *wait)
 	wait->switch_in_ns = via_memory(storage, wait->switch_in_ns);
 	wait->generation = via_memory(storage, wait->generation);
 	wait->blocker = via_memory(storage, wait->blocker);
+	wait->object = via_memory(storage, wait->object);
 }
 
 /* Account a completed wait: sum it or send it, and if one fails do the other. */
@@ -406,6 +411,13 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 	}
 	sampled = via_memory(wait->storage, is_long && may_send(ctl, wait));
 	wait->lost = OFFCPU_LOST_USER_STACK;
+#if OFFCPU_OBJECTS
+	to = is_fault(wait) ? scratch.lookup(&zero) : NULL;
+	if (to) {
+		find_mapped(ctl, wait, &to->object);
+		wait->object = via_memory(wait->storage, to->object.id);
+	}
+#endif
 	if (!sampled && sum_wait(ctl, wait))
 		return;
 	to = scratch.lookup(&zero);
@@ -429,7 +441,7 @@ static __always_inline void account(void *ctx, struct offcpu_control *ctl,
 	wait->copied = via_memory(wait->storage, wait->copied);
 #endif
 #if OFFCPU_OBJECTS
-	if (!wait->first)
+	if (!wait->first && !wait->object)
 		find_object(ctl, wait, &to->object, OFFCPU_AT_EXIT, -1);
 	if (!wait->first && to->object.lost)
 		count_unknown(to->object.lost, wait->ns);

@@ -86,6 +86,7 @@ _X86_64 = MachineRow(
         "REGS_ARG_2": ("pt_regs.dx", 0),
         "REGS_ARG_3": ("pt_regs.r10", 0),
         "TASK_STATUS": ("task_struct.thread_info.status", 0),
+        "TASK_KERNEL_SP": ("task_struct.thread.sp", 0),
     },
     walks_frame_pointers=True,
     has_irq_stack=True,
@@ -106,6 +107,7 @@ _AARCH64 = MachineRow(
         "REGS_ARG_2": ("pt_regs.regs", 8 * 2),
         "REGS_ARG_3": ("pt_regs.regs", 8 * 3),
         "REGS_PSTATE": ("pt_regs.pstate", 0),
+        "TASK_KERNEL_SP": ("task_struct.thread.cpu_context.sp", 0),
     },
 )
 

@@ -16,6 +16,8 @@ from kernel.recorder import Run, hanging, run
 
 from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.classes.classify import classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64, Bool
@@ -328,6 +330,24 @@ def test_vfork_waits_for_the_child(tmp_path: Path) -> None:
 
 
 VFORK = 58
+
+
+@pytest.mark.parametrize("options", [(), ("--off-cpu-thresh", "0"), ("--call-graph", "fp"), ("--off-cpu-period", "1")])
+def test_page_faults_of_a_mapped_file_name_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = Path("/var/tmp") / tmp_path.name  # not in memory
+    binary = build("programs/mapped.c", tmp_path / "mapped", "-O1")
+    try:
+        profile = run("-e", "none", *options, "--", binary, file, cwd=tmp_path).profile
+    finally:
+        file.unlink()
+    samples, classes = profile.samples, classify(profile).wait_class
+    fault = classes == WaitClass.FAULT
+    names = np.append(profile.objects.name, 0)[samples.object]
+    is_named = names == profile.strings.find(str(file))
+    count = int(samples.count[fault].sum())
+    assert count > 1000, "a few waits are for disk blocks that say where the file is"
+    assert samples.period[fault & is_named].sum() > 0.9 * samples.period[fault].sum()
+    assert not is_named[~np.isin(classes, (WaitClass.FAULT, WaitClass.DISK))].any()
 
 
 def test_wrong_addresses_are_counted_and_never_fatal(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterato
             "longest_ns": rows["longest_ns"],
             "runq_ns": np.where(rows["woken"] > 0, rows["runq_ns"], np.uint64(UNKNOWN_U64)),
             "caller": rows["caller"],
+            "object_id": rows["object_id"],
         }
         yield wait_samples(event, CpuMode.USER, rows, rows["last_switch_in_ns"], chains, payload)
 

@@ -175,6 +175,7 @@ def _code(symbols: bytes) -> dict[str, Sequence[int]]:
         "lock_text": _lock_text(symbols, begin, end),
         "wake_up": _function(symbols, b"try_to_wake_up"),
         "backlog": _function(symbols, b"process_backlog"),
+        "folio_wake": _function(symbols, b"wake_page_function"),
         "do_softirq": outlined if outlined[1] else softirq,
     }
     return {name: (start - text, size) for name, (start, size) in ranges.items() if size}

@@ -167,6 +167,14 @@ _FORK = {
     "TASK_VFORK_DONE": "task_struct.vfork_done",
 }
 """The children of a task, and whether their parent waits for them as in vfork()."""
+_MAPPED = {
+    "FOLIO_WAIT_TASK": "wait_page_queue.wait.private",
+    "FOLIO_WAIT_FUNC": "wait_page_queue.wait.func",
+    "FOLIO_MAPPING": "folio.mapping",
+    "INODE_DENTRY": "inode.i_dentry.first",
+    "DENTRY_ALIAS": "dentry.d_u.d_alias",
+}
+"""The way from the stack of a thread in a page fault to the file whose page it waits for (since Linux 5.16)."""
 _EPOLL = {
     "EVENTPOLL_READY": "eventpoll.rdllist",
     "EPITEM_READY": "epitem.rdllink",
@@ -203,8 +211,8 @@ _MMAP_LOCK = {
 _HEAD_BYTES = 96
 """HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once."""
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
-_ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", *(f"REGS_ARG_{number}" for number in range(4)))
-"""Arguments of a system call in the saved registers, and what shows a 32-bit program."""
+_ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", "TASK_KERNEL_SP", *(f"REGS_ARG_{number}" for number in range(4)))
+"""Arguments of a system call in the saved registers, what shows a 32-bit program, and the saved stack pointer."""
 
 
 def object_members(btf: Btf) -> Defines:
@@ -217,7 +225,16 @@ def object_members(btf: Btf) -> Defines:
     optional = {**all_offsets(btf, _IPV6), **all_offsets(btf, _UNIX)}  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
     width = {"SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
-    found = {**files, **width, **arguments, **optional, **epoll, **all_offsets(btf, _FORK), **_kernel_locks(btf)}
+    found = {
+        **files,
+        **width,
+        **arguments,
+        **optional,
+        **epoll,
+        **all_offsets(btf, _FORK),
+        **all_offsets(btf, _MAPPED),
+        **_kernel_locks(btf),
+    }
     can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
     return found if can else dict.fromkeys(found, 0)
 

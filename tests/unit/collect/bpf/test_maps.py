@@ -31,7 +31,7 @@ def test_structures_have_the_sizes_that_c_gives_them() -> None:
     sizes = {name: dtype.itemsize for name, dtype in structs.items()}
     assert sizes == {
         "target_key": 8, "polled": 16, "comm": 16, "control": 120, "call": 4, "object": 392, "rate": 48,
-        "count": 16, "sum_key": 16, "sum": 96, "stack_key": 16, "stack": 1024, "budget": 192,
+        "count": 16, "sum_key": 16, "sum": 104, "stack_key": 16, "stack": 1024, "budget": 192,
         "budget_key": 16, "last": 392, "extension": 112,
     }  # fmt: skip
     assert structs["stack"].fields is not None

@@ -197,7 +197,7 @@ ROW = np.dtype(
         ("pid", "u4"), ("tid", "u4"), ("state", "u4"), ("syscall", "i4"), ("flags", "u4"), ("cgroup", "u8"),
         ("stack", "u8"), ("total_ns", "u8"), ("count", "u8"), ("longest_ns", "u8"),
         ("first_switch_out_ns", "u8"), ("last_switch_in_ns", "u8"), ("runq_ns", "u8"), ("woken", "u4"),
-        ("lost", "u4"), ("caller", "u8"),
+        ("lost", "u4"), ("caller", "u8"), ("object_id", "u8"),
     ]
 )  # fmt: skip
 
@@ -224,8 +224,8 @@ def unpacked(data: bytes) -> list[dict[str, Any]]:
 
 def test_every_field_arrives() -> None:
     sums = np.zeros(2, ROW)
-    sums[0] = (10, 11, 0x2001, 202, 0, 4096, 5, 3_000_000, 7, 900_000, 1000, 2000, 55_000, 6, 0, 7)
-    sums[1] = (10, 12, 0, -1, 5, 0, 0, 2**40, 2**33, 2**39, 1, 2**62, 0, 0, 1, 0)
+    sums[0] = (10, 11, 0x2001, 202, 0, 4096, 5, 3_000_000, 7, 900_000, 1000, 2000, 55_000, 6, 0, 7, 9)
+    sums[1] = (10, 12, 0, -1, 5, 0, 0, 2**40, 2**33, 2**39, 1, 2**62, 0, 0, 1, 0, 0)
     (data,) = sum_samples(EVENT, sums, stacks([0x400, 2**47 - 1, 0x500], []))
     first, second = unpacked(data)
     header = {
@@ -238,7 +238,7 @@ def test_every_field_arrives() -> None:
     }  # fmt: skip
     assert first["extension"] == BLANK_EXTENSION | {
         "kind": Kind.SUM, "state": 0x2001, "syscall": 202, "count": 7, "switch_out_ns": 1000,
-        "longest_ns": 900_000, "runq_ns": 55_000, "caller": 7,
+        "longest_ns": 900_000, "runq_ns": 55_000, "caller": 7, "object_id": 9,
     }  # fmt: skip
     assert (second["header"]["ip"], second["header"]["time"]) == (0, 2**62)
     assert second["payload"]["callchain"] == []

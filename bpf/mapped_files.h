@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The mapped file whose page a task waits for in a page fault, which no system call names.
+ *
+ * folio_wait_bit_common() (mm/filemap.c) puts a struct wait_page_queue on the stack of the task:
+ * the folio, the task, and the function that is called when the folio is ready. It stands there
+ * from before the task leaves its CPU until after it has come back, above the stack pointer that
+ * the task had at that switch.
+ */
+#pragma once
+
+#include "descriptors.h"
+
+#define NOT_OF_FILE 3ULL		/* in folio->mapping, if memory is anonymous or movable */
+#define FIRST_WORD (FOLIO_WAIT_FUNC / sizeof(u64))
+
+/* The folio for which a task waits; 0 for none. */
+static __always_inline u64 awaited_folio(const struct offcpu_control *ctl, struct task_struct *task)
+{
+	u64 function = late_value(OFFCPU_FOLIO_WAKE), sp = FIELD(u64, task, TASK_KERNEL_SP);
+	struct offcpu_scratch *room;
+	u64 size, folio = 0, i;
+	u32 zero = 0;
+
+	room = scratch.lookup(&zero);
+	if (!room || !function)
+		return 0;
+	/* Through memory: a number, no pointer, to the verifier. */
+	*(volatile u64 *)room->stack = (u64)bpf_task_pt_regs(task);
+	size = *(volatile u64 *)room->stack - sp;
+	if (size > sizeof(room->stack))
+		size = sizeof(room->stack);
+	barrier_var(size);
+	if (size > sizeof(room->stack) ||
+	    bpf_probe_read_kernel(room->stack, size, (void *)sp))
+		return 0;
+	for_each_round(ctl, i, FIRST_WORD, STACK_WORDS) {
+		if (room->stack[i] != function)
+			continue;
+		barrier_var(i);
+		if (i < FIRST_WORD || i >= STACK_WORDS)
+			break;
+		if (room->stack[i - (FOLIO_WAIT_FUNC - FOLIO_WAIT_TASK) / sizeof(u64)] == (u64)task)
+			folio = room->stack[i - FIRST_WORD];
+		break;
+	}
+	*(volatile u64 *)room->stack = folio;
+	return *(volatile u64 *)room->stack;
+}
+
+/* Whether a wait may be one for a page of a file, and nothing else says what it is for. */
+static __always_inline bool is_fault(const struct offcpu_wait *wait)
+{
+	return FOLIO_WAIT_FUNC && wait->syscall == OFFCPU_SYSCALL_NONE &&
+	       wait->prev_state & TASK_UNINTERRUPTIBLE && !(wait->flags & OFFCPU_PREEMPTED_WAIT);
+}
+
+/* Describe the file for whose page a task waits, as describe_open() does; false for none. */
+static __always_inline bool describe_mapped(const struct offcpu_control *ctl,
+					    const struct offcpu_wait *wait,
+					    struct offcpu_object *to)
+{
+	u64 folio = awaited_folio(ctl, wait->task), mapping, host, alias;
+	const u8 *inode;
+
+	mapping = folio ? kernel_word(to, folio + FOLIO_MAPPING, sizeof(u64)) : 0;
+	if (!mapping || mapping & NOT_OF_FILE)
+		return false;
+	host = kernel_word(to, mapping, sizeof(u64));	/* its first member */
+	alias = kernel_word(to, host + INODE_DENTRY, sizeof(u64));
+	inode = head_of(to, host);
+	if (!alias || (FIELD(u16, inode, INODE_MODE) & S_IFMT) != S_IFREG)
+		return false;
+	to->kind = OFFCPU_OBJECT_FILE;
+	to->fd = -1;
+	to->where = alias - DENTRY_ALIAS;
+	to->inode = FIELD(u64, inode, INODE_INO);
+	to->super = FIELD(u64, inode, INODE_SB);
+	identify(to, to->inode);
+	identify(to, to->super);
+	return true;
+}
