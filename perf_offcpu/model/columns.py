@@ -98,9 +98,9 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Make a table of tuples in column order: for rare records, never for samples."""
-        arrays = zip(*rows, strict=True) if rows else ((),) * len(cls.columns)
-        return cls(*(np.array(c, declared.dtype) for c, declared in zip(arrays, cls.columns.values(), strict=True)))
+        """Make a table of tuples in column order: for rare records, never for samples. The last columns may be left
+        out."""
+        return cls.filled(len(rows), **dict(zip(cls.columns, zip(*rows, strict=True), strict=False)))
 
     @classmethod
     def concat(cls, tables: Iterable[Self]) -> Self:

@@ -153,6 +153,7 @@ class Tasks(Table):
     pid: I32 = _task("tgid")
     begin_ns: I64 = _since("birth; 0 before the recording")
     end_ns: I64 = _time("exit; -1 not seen")
+    parent: I32 = _task("tgid of the parent; -1 not known, and for threads")
 
 
 class Budget(Table):

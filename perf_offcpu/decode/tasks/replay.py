@@ -235,13 +235,17 @@ class TaskReplay:
         if creator in self._comm_of and time_ns > 0 and not is_bare:
             self._name(tid, pid, time_ns, self._comm_of[creator])
         if pid != parent and not is_bare:
+            self._tasks[self._task_of[tid]][4] = parent
             self.spaces.fork(pid, parent, time_ns)
         elif is_bare and pid == tid and time_ns > 0:
             self.spaces.exec(pid, time_ns)
 
-    def _exit(self, time_ns: int, pid: int, tid: int, *_: int) -> None:
+    def _exit(self, time_ns: int, pid: int, tid: int, parent: int, *_: int) -> None:
         self._live(tid, pid, 0, born=False)
-        self._tasks[self._task_of.pop(tid)][3] = time_ns
+        life = self._tasks[self._task_of.pop(tid)]
+        life[3] = time_ns
+        if life[4] < 0 and parent != pid:
+            life[4] = parent
 
     def _ksymbol(self, _: int, start: int, end: int, name: int) -> None:
         self._kernel_symbols[start] = (end, name)
@@ -258,7 +262,7 @@ class TaskReplay:
         if tid in self._task_of and not born:
             return
         self._task_of[tid] = len(self._tasks)
-        self._tasks.append([tid, pid, time_ns if born else 0, -1])
+        self._tasks.append([tid, pid, time_ns if born else 0, -1, -1])
 
     # Tables.
 

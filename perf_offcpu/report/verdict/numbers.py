@@ -5,9 +5,7 @@ Its whole is the time of the threads that are not idle: running, waiting for a C
 threads' budgets count is taken from them: running, waiting for a CPU (preempted, and after each wake-up), and
 how long threads were blocked. Recordings without budgets, and selections of waits, know off-cpu time only.
 
-Blocked time is divided by cause. Waits for the next piece of work, and for the end of other recorded threads,
-take as long as what happens elsewhere: they do not count, and are listed apart. In a recording of the whole
-machine, neither do threads that hardly did anything but sleep or wait for data.
+Blocked time is divided by cause; what does not count (`kinds`) is listed apart.
 
 The same profile yields the same numbers.
 """
@@ -27,12 +25,11 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
-from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import LossCause, Stage
-from perf_offcpu.model.columns import I32, I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
-from perf_offcpu.model.recording import Budget, Meta, SampleFlag
+from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.thread_budgets import BLOCKED, counted_lives
 from perf_offcpu.report.verdict.causes import (
     QUOTA_OF,
@@ -45,6 +42,7 @@ from perf_offcpu.report.verdict.causes import (
     named_objects,
     threads_of,
 )
+from perf_offcpu.report.verdict.kinds import kinds_of, thread_ids
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
@@ -53,9 +51,6 @@ _MOST_OF_TIME = 0.95
 """Threads are named that have this part of the time together, the others not: many wait a little."""
 _CAUSE_PERCENT = 1
 """Smaller causes are "others", but for the first."""
-_PASSIVE = [*(WaitClass.POLL, WaitClass.SLEEP, WaitClass.PIPE), *(WaitClass.NETWORK, WaitClass.CHILD, WaitClass.OTHER)]
-"""Classes of waits by which a thread of a whole machine is not seen to do anything."""
-_PASSIVE_PERCENT = 99
 
 
 @frozen
@@ -132,11 +127,11 @@ def verdict_of(
     budget = profile.budget if whole_lives else Budget()
     if not len(subject.samples) and not len(budget):
         return None
-    kind = _kinds(profile, chosen, subject, waits) if whole_lives else np.zeros(len(subject.samples), np.int64)
+    kind = kinds_of(profile, chosen, subject, waits) if whole_lives else np.zeros(len(subject.samples), np.int64)
     causes = causes_of(subject, waits)
     cells = cells_of(subject, waits, causes, holders, kind)
     idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
-    budget = budget.take(~np.isin(_ids(budget.pid, budget.tid), distinct(_ids(idle.pid, idle.tid))))
+    budget = budget.take(~np.isin(thread_ids(budget.pid, budget.tid), distinct(thread_ids(idle.pid, idle.tid))))
     counted, elsewhere = (
         [
             _with_command(cause, options)
@@ -175,47 +170,6 @@ def verdict_of(
         loss=_loss(counts, profile, subject.samples),
         command=listed[0].command if listed else _command(options, view),
     )
-
-
-def _ids(pid: I64 | I32, tid: I64 | I32) -> I64:
-    return (pid.astype(np.int64) << 32) + tid
-
-
-def _kinds(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> I64:
-    """Return int64[waits]: the Kind of each."""
-    samples = subject.samples
-    for_work = np.zeros(len(chosen), np.bool_)
-    for_work[chosen] = waits.for_work
-    idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits.for_work)
-    if is_of_machine(profile.meta):
-        through = samples.has(SampleFlag.BEGAN_BEFORE) & samples.has(SampleFlag.STILL_BLOCKED)
-        timed_out = (waits.wait_class == WaitClass.LOCK) & samples.has(SampleFlag.WAKER_INTERRUPT)
-        passive = waits.for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
-        idle |= _of_passive_threads(profile, subject, passive)
-    recorded = distinct(np.append(samples.tid, profile.budget.tid))
-    by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
-    elsewhere = ~by_thread | np.isin(samples.waker_tid, recorded)
-    elsewhere &= waits.wait_class == WaitClass.CHILD
-    return np.where(idle, Kind.IDLE, np.where(elsewhere | waits.for_work, Kind.ELSEWHERE, Kind.COUNTED))
-
-
-def is_of_machine(meta: Meta) -> bool:
-    """Return True for a recording of the whole machine, by its command line."""
-    words = meta.cmdline[: meta.cmdline.index("--")] if "--" in meta.cmdline else meta.cmdline
-    return any(word == "--all-cpus" or re.fullmatch(r"-[a-zA-Z]*a", word) for word in words)
-
-
-def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bool:
-    """Return bool[waits]: waits of threads whose time, running included, is passive waits but for 1 %."""
-    samples, budget = subject.samples, profile.budget
-    ids = np.append(_ids(samples.pid, samples.tid), _ids(budget.pid, budget.tid))
-    first, group_of = group(ids)
-    time, active = (
-        sum_by(group_of, np.append(period, budget.running_ns), len(first))
-        for period in (samples.period, np.where(passive, 0, samples.period))
-    )
-    is_passive: Bool = active <= time // 100 * (100 - _PASSIVE_PERCENT)
-    return is_passive[group_of[: len(samples)]]
 
 
 def _processes(profile: Profile, budget: Budget) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.style import Style, amount, cut, display_width, pad, plural
 from perf_offcpu.report.verdict.causes import Cause, Peers, Place, Threads
-from perf_offcpu.report.verdict.numbers import BlockedThread, Loss, Verdict, is_of_machine
+from perf_offcpu.report.verdict.kinds import is_of_machine
+from perf_offcpu.report.verdict.numbers import BlockedThread, Loss, Verdict
 from perf_offcpu.text import basename, printable
 
 _WIDTH = 108  # 110 with "# "
@@ -103,7 +104,7 @@ def _elsewhere(verdict: Verdict, unit: Style) -> Iterator[str]:
     """Yield the lines about waits that end elsewhere."""
     if not verdict.elsewhere:
         return
-    yield "Not counted: waits for the next piece of work, and for recorded threads and processes to end"
+    yield "Not counted: waits for the next piece of work or for recorded threads and processes, and naps"
     for cause in verdict.elsewhere[:_ELSEWHERE]:
         _, weight, thing, where, threads, _ = _rows(cause, 0, unit)[0]
         yield cut(f"{weight:>20}  {thing}{where and f' in {where}'}: {threads}", WIDTH)

@@ -13,7 +13,7 @@ from perf_offcpu import losses
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Budget, SampleFlag
+from perf_offcpu.model.recording import Budget, SampleFlag, Tasks
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
@@ -66,20 +66,56 @@ def test_a_row_lock_of_postgres() -> None:
         shown(hidden)
         == shown(profile)
         == [
-            "Of 1.000 s of off-CPU time: 22 % waiting for a CPU · 78 % blocked",
+            "Of 970.000 ms of off-CPU time: 23 % waiting for a CPU · 77 % blocked",
             "Idle besides: 6 threads that only waited for work, 6.000 s",
             "",
             "Share Time Waits for In Threads Because of",
-            "66 % 0.664 s a heavyweight lock XactLockTableWait postgres (8)",
-            "22 % 0.221 s a CPU postgres (8)",
-            "9 % 0.085 s disk issue_xlog_fsync postgres",
-            "3 % 0.030 s sleep delay walwriter",
+            "68 % 664.000 ms a heavyweight lock XactLockTableWait postgres (8)",
+            "23 % 221.000 ms a CPU postgres (8)",
+            "9 % 85.000 ms disk issue_xlog_fsync postgres",
+            "Not counted: waits for the next piece of work or for recorded threads and processes, and naps",
+            "30.000 ms sleep in delay: walwriter",
             "",
             "Still blocked at the end: none.",
             "Lost: nothing.",
             "Next: perf-offcpu report --class lock --comm postgres",
         ]
     )
+
+
+@pytest.mark.parametrize(
+    ("parents", "first"), [((1, -1), "disk"), ((3, 1), "disk"), ((3, -1), "pipe"), ((-1, -1), "pipe")]
+)
+def test_a_pipe_from_a_recorded_child_does_not_count(parents: tuple[int, int], first: str) -> None:
+    builder = ProfileBuilder()
+    builder.sample("sh", ["main", kernel("pipe_read")], 100 * MS, tid=1, pid=1, state=1, waker_tid=2, waker_pid=2)
+    builder.sample("tool", ["main", kernel("ext4_sync_file")], 90 * MS, tid=2, pid=2, state=2)
+    profile = builder.build()
+    profile.tasks = Tasks.from_rows([(2, 2, 0, -1, parents[0]), (3, 3, 0, -1, parents[1])])
+    verdict = verdict_of(profile)
+    assert verdict.causes[0].wait_class == first
+    assert [cause.wait_class for cause in verdict.elsewhere] == (["pipe"] if first == "disk" else [])
+
+
+SLEEP = ["main", kernel("hrtimer_nanosleep")]
+
+
+@pytest.mark.parametrize(
+    ("worker", "waker", "first"),
+    [(90, -1, "disk"), (0, -1, "sleep"), (90, 1, "sleep")],
+    ids=["while others work", "alone", "awaited"],
+)
+def test_naps_do_not_count_while_others_work(worker: int, waker: int, first: str) -> None:
+    builder = ProfileBuilder()
+    for _ in range(3):
+        builder.sample("napper", SLEEP, 100 * MS, tid=1, pid=1, state=1)
+    if worker:
+        builder.sample(
+            "worker", ["main", kernel("ext4_sync_file")], worker * MS, tid=2, pid=1, state=2, waker_tid=waker
+        )
+    verdict = verdict_of(builder.build())
+    assert verdict.causes[0].wait_class == first
+    assert bool(verdict.elsewhere) == (first == "disk")
 
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("*.data")), ids=lambda path: path.name)
@@ -192,7 +228,7 @@ def test_waits_that_end_elsewhere_do_not_count() -> None:
     assert table(builder)[2:] == [
         "Share Time Waits for In Threads Because of",
         "100 % 20.000 ms disk main.store prog",
-        "Not counted: waits for the next piece of work, and for recorded threads and processes to end",
+        "Not counted: waits for the next piece of work or for recorded threads and processes, and naps",
         "60.000 ms a goroutine to run in runtime.findRunnable: prog",
         "20.000 ms a thread to end in main: prog",
         "",
@@ -328,7 +364,7 @@ def test_lines_and_document() -> None:
 def test_the_document_of_a_verdict() -> None:
     made = document(summarize(postgres().build()))["verdict"]
     numbers = (made["weight"], made["threads"], made["idle_threads"], made["runq"], made["running"])
-    assert numbers == (1000 * MS, 9, 6, 221 * MS, None)
+    assert numbers == (970 * MS, 9, 6, 221 * MS, None)
     waiting = {"weight": 664 * MS, "threads": 8, "comms": {"postgres": 8}, "peers": {"role": "", "comms": {}}}
     place = {"function": "XactLockTableWait", "object": "", "mostly": ""}
     assert made["causes"][0] == waiting | {

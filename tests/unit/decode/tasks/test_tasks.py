@@ -72,8 +72,15 @@ def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path:
     )  # fmt: skip
     assert comms_of(recording) == ["old", "init", "new"]
     tasks = recording.tasks
-    lives = list(zip(tasks.tid.tolist(), tasks.begin_ns.tolist(), tasks.end_ns.tolist(), strict=True))
-    assert [life for life in lives if life[0] == 7] == [(7, 0, 30), (7, 60, -1)]
+    columns = (tasks.tid, tasks.begin_ns, tasks.end_ns, tasks.parent)
+    lives = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert [life for life in lives if life[0] == 7] == [(7, 0, 30, 1), (7, 60, -1, 1)]
+
+
+def test_an_exit_tells_the_parent_of_a_process_that_was_there_before(tmp_path: Path) -> None:
+    ends = side(CLOCK, RecordType.EXIT, 0, time=30, pid=8, tid=8, ppid=7, ptid=7)
+    recording = load(tmp_path, fork(7, 9, 7, 5), comm(CLOCK, 8, 8, "child"), at(20, 8, 8), at(20, 7, 9), ends)
+    assert dict(zip(recording.tasks.tid.tolist(), recording.tasks.parent.tolist(), strict=True)) == {8: 7, 9: -1}
 
 
 def test_a_child_inherits_maps_and_what_either_maps_then_is_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell which waits count as causes: not those of idle threads, and not those that take as long as what is listed.
+
+Waits for the next piece of work, for the end of another recorded thread or process, and for the output of a recorded
+child end when that does. Naps do not count, either, of a thread that does nothing else while others work, and whose
+waking up and whose end nobody waits for. In a recording of the whole machine, threads that hardly did anything but
+sleep or wait for data are idle, too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.group import group, sum_by
+from perf_offcpu.analysis.idle import of_idle_threads
+from perf_offcpu.model.columns import I32, I64, Bool, distinct
+from perf_offcpu.model.lookup import rows_at
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Meta, SampleFlag
+from perf_offcpu.report.verdict.causes import Kind
+
+_PASSIVE: Final = [
+    *(WaitClass.POLL, WaitClass.SLEEP, WaitClass.PIPE),
+    WaitClass.NETWORK,
+    WaitClass.CHILD,
+    WaitClass.OTHER,
+]
+"""Classes of waits by which a thread of a whole machine is not seen to do anything."""
+_PASSIVE_PERCENT: Final = 99
+_GENERATIONS: Final = 4
+"""Depth to which a process that writes into a pipe may be below the one that reads: `$(a | b)` in a shell."""
+
+
+def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> I64:
+    """Return int64[waits]: the Kind of each.
+
+    Args:
+        profile: all samples of the threads.
+        chosen: bool[samples], the waits.
+        subject: the profile with these samples.
+        waits: `classify(subject)`.
+    """
+    samples = subject.samples
+    for_work = np.zeros(len(chosen), np.bool_)
+    for_work[chosen] = waits.for_work
+    idle = of_idle_threads(profile, for_work)[chosen] & _of_passive_threads(profile, subject, waits.for_work)
+    if is_of_machine(profile.meta):
+        through = samples.has(SampleFlag.BEGAN_BEFORE) & samples.has(SampleFlag.STILL_BLOCKED)
+        timed_out = (waits.wait_class == WaitClass.LOCK) & samples.has(SampleFlag.WAKER_INTERRUPT)
+        passive = waits.for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
+        idle |= _of_passive_threads(profile, subject, passive)
+    recorded = distinct(np.append(samples.tid, profile.budget.tid))
+    by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    by_recorded = by_thread & np.isin(samples.waker_tid, recorded)
+    elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
+    elsewhere |= (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
+    elsewhere |= waits.for_work
+    elsewhere |= ~idle & _naps(profile, subject, waits, idle | elsewhere)
+    return np.where(idle, Kind.IDLE, np.where(elsewhere, Kind.ELSEWHERE, Kind.COUNTED))
+
+
+def is_of_machine(meta: Meta) -> bool:
+    """Return True for a recording of the whole machine, by its command line."""
+    words = meta.cmdline[: meta.cmdline.index("--")] if "--" in meta.cmdline else meta.cmdline
+    return any(word == "--all-cpus" or re.fullmatch(r"-[a-zA-Z]*a", word) for word in words)
+
+
+def thread_ids(pid: I64 | I32, tid: I64 | I32) -> I64:
+    """Return int64[n]: one number for pid and tid."""
+    return (pid.astype(np.int64) << 32) + tid
+
+
+def _by_descendants(subject: Profile) -> Bool:
+    """Return bool[waits]: waits that a process ended which the waiting process, or a child of it, has started."""
+    samples, tasks = subject.samples, subject.tasks
+    parents, pid = np.append(tasks.parent, np.int32(-1)), samples.waker_pid
+    below = np.zeros(len(pid), np.bool_)
+    for _ in range(_GENERATIONS):
+        pid = parents[rows_at(tasks.tid, tasks.begin_ns, pid, samples.time_ns)]
+        below |= (pid == samples.pid) & (pid > 0)
+    return below
+
+
+def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> Bool:
+    """Return bool[waits]: sleeps of threads that only sleep, and that nobody waits for, while others do something.
+
+    Args:
+        left_out: bool[waits], those that do not count for another reason.
+    """
+    samples, budget = subject.samples, profile.budget
+    is_sleep = waits.wait_class == WaitClass.SLEEP
+    naps: Bool = is_sleep & _of_passive_threads(profile, subject, is_sleep)
+    ended = ~waits.for_work & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
+    naps &= ~np.isin(samples.tid, distinct(samples.waker_tid[ended]))
+    others = ~np.isin(budget.tid, distinct(samples.tid[naps | left_out]))
+    active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())
+    is_alone = active <= int(samples.period[naps].sum()) // 100
+    return np.zeros(len(naps), np.bool_) if is_alone else naps
+
+
+def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bool:
+    """Return bool[waits]: waits of threads whose time, running included, is passive waits but for 1 %."""
+    samples, budget = subject.samples, profile.budget
+    ids = np.append(thread_ids(samples.pid, samples.tid), thread_ids(budget.pid, budget.tid))
+    first, group_of = group(ids)
+    time, active = (
+        sum_by(group_of, np.append(period, budget.running_ns), len(first))
+        for period in (samples.period, np.where(passive, 0, samples.period))
+    )
+    is_passive: Bool = active <= time // 100 * (100 - _PASSIVE_PERCENT)
+    return is_passive[group_of[: len(samples)]]
