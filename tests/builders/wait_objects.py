@@ -16,7 +16,7 @@ WAITS = event("offcpu-time", (3,), BASE | S.RAW)
 class Call(IntEnum):
     """System calls of x86-64."""
 
-    READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, FUTEX = 0, 1, 7, 35, 45, 44, 202
+    READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, SUSPEND, FUTEX = 0, 1, 7, 35, 45, 44, 130, 202
 
 
 def described(*objects: dict[str, Any]) -> bytes:

@@ -44,6 +44,7 @@ udp/poll        network   apart -               udp 127.0.0.1:
 pause           other     apart -
 sigwait         other     apart -
 tty/read        other     apart -               /dev/pts/
+unused/poll     other     apart -               signal
 pipe/epoll      pipe      apart -               pipe
 unix/epoll      pipe      apart -               unix
 eventfd/epoll   poll      apart -               [eventfd]
@@ -133,7 +134,6 @@ priority        runqueue  first -
 select/sleep    sleep     first -               sleep
 timerfd/poll    sleep     first -               [timerfd]
 timerfd/read    sleep     first -               [timerfd]
-unused/poll     sleep     first main            sleep
 stopped         stopped   first main
 traced          stopped   first main"""
 NAMED = """
@@ -143,7 +143,7 @@ py-simple-queue lock      apart -               _queue
 unused/cond     lock      apart -               ready in exam
 unused/sem      lock      apart -               ::none in exam
 py-accept       network   apart -               tcp listen 127.0.0.1:
-sh-wait         other     apart -
+sh-wait         child     first sleep           any child
 py-async-lock   poll      apart -               [eventpoll]
 py-asyncio      poll      apart -               [eventpoll]
 py-subprocess   child     first sleep           child
@@ -197,7 +197,7 @@ REASONS = {
     FUTEX: "count-queue sysv-queue",
     "a semaphore that nobody posted": "unused/sem",
     "a semaphore that only other threads post": "sem-queue sem-queue-procs sem-queue-timed",
-    "a signal, a terminal's input, or a job of the kernel": "pause sh-wait sigwait tty/read",
+    "a signal, a terminal's input, or a job of the kernel": "pause sigwait tty/read unused/poll",
     "the next connection": "accept py-accept",
     "the next event of a descriptor": """
         eventfd/epoll eventfd/poll eventfd/read fanotify inotify/epoll inotify/poll inotify/read io_uring

@@ -148,7 +148,7 @@ class _Judge:
             return WaitClass.FAULT
         if evidence.in_kernel >= 0:
             by_function = WaitClass(evidence.in_kernel)
-            return by_object or by_function if by_function is WaitClass.POLL else by_function
+            return by_function if by_object is None or by_function is not WaitClass.POLL else by_object
         return self._without_kernel(evidence, number, syscall, state, by_object)
 
     def work(self, evidence: Evidence, wait_class: WaitClass, syscall: str, state: str, thing: int, facts: int) -> str:
@@ -165,7 +165,8 @@ class _Judge:
         if wait_class in (WaitClass.NETWORK, WaitClass.PIPE):
             return "the next connection" if in_kernel or syscall in rules.WORK_SYSCALLS else ""
         is_job = evidence.work_in_kernel < 0 and wait_class == WaitClass.OTHER and state == "I"
-        is_work = in_kernel or is_job or syscall in rules.WORK_SYSCALLS
+        is_signal = syscall in rules.WORK_SYSCALLS or (syscall in _POLLS and wait_class == WaitClass.OTHER)
+        is_work = in_kernel or is_job or is_signal
         return "a signal, a terminal's input, or a job of the kernel" if is_work else ""
 
     def _without_kernel(
@@ -173,7 +174,7 @@ class _Judge:
     ) -> WaitClass:
         if syscall in rules.CLASS_OF_SYSCALL:
             by_syscall = rules.CLASS_OF_SYSCALL[syscall]
-            return by_object or by_syscall if by_syscall in BY_OBJECT else by_syscall
+            return by_syscall if by_object is None or by_syscall not in BY_OBJECT else by_object
         if by_object is not None and number >= 0:
             return by_object
         if number == SYSCALL_NONE:

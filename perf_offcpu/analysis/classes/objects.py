@@ -39,8 +39,9 @@ _OF_NAME = {
     (ObjectKind.ANONYMOUS, "[timerfd]"): WaitClass.SLEEP,
     (ObjectKind.ANONYMOUS, "[pidfd]"): WaitClass.CHILD,
     (ObjectKind.DESCRIPTORS, "sleep"): WaitClass.SLEEP,
+    (ObjectKind.DESCRIPTORS, "signal"): WaitClass.OTHER,
 }
-"""By kind and name: poll() of no descriptors waits only for its timeout."""
+"""By kind and name: poll() of no descriptors waits only for its timeout, or for a signal."""
 
 BY_OBJECT = frozenset({WaitClass.NETWORK, WaitClass.PIPE, WaitClass.POLL, WaitClass.SLEEP})
 """Classes of system calls that an object corrects: recvfrom() of a Unix socket, poll() of a pipe.

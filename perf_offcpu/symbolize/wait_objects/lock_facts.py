@@ -24,6 +24,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
 _NOT_ENDED = SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED | SUM_FLAGS
 _KINDS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
 _EXIT_NS = 1_000_000
+_INEXACT_NS = 10_000  # of wake-ups in samples by length (bpf/sampling.h)
 _PRIVATE, _COMMAND = 128, 0x7F  # include/uapi/linux/futex.h
 _WAITS, _LOCKS_PI = (0, 9), (6, 13)
 _WAITERS, _TID_MASK = 0x80000000, 0x3FFFFFFF
@@ -96,6 +97,18 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
     kinds = [is_thread, is_mutex, waits & (value == _RWLOCK)]
     facts = [ObjectFact.THREAD, ObjectFact.MUTEX, ObjectFact.RWLOCK]
     return np.select(kinds, facts, 0).astype(np.uint16)
+
+
+def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
+    """Return bool[n]: waits that another process ended as it exited, after its record of that.
+
+    Args:
+        rows: bool[samples], n waits.
+    """
+    samples, tasks = recording.samples.take(rows), recording.tasks
+    end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
+    exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)
+    return exits & ~samples.has(_NOT_ENDED)
 
 
 def _exits(recording: Recording, tid: I32, time_ns: I64) -> Bool:

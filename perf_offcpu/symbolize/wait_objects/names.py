@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.model.columns import I32, Bool
 from perf_offcpu.model.profile import Objects, Profile
-from perf_offcpu.model.recording import Recording
+from perf_offcpu.model.recording import SUM_FLAGS, Recording
 from perf_offcpu.objects.search import DELETED
 from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.wait_objects.futexes import FutexName, futex_names
 from perf_offcpu.symbolize.wait_objects.kernel_locks import lock_name, lock_takers
-from perf_offcpu.symbolize.wait_objects.lock_facts import facts_by_enders, facts_by_words
+from perf_offcpu.symbolize.wait_objects.lock_facts import ended_by_exit, facts_by_enders, facts_by_words
 from perf_offcpu.symbolize.wait_objects.other_ends import OtherEnds, direction, plain
 from perf_offcpu.symbolize.wait_objects.rows import (
     ObjectRow,
@@ -37,6 +38,8 @@ from perf_offcpu.symbolize.wait_objects.rows import (
 
 SLEEP = "sleep"
 """Name of what a thread waits for in nanosleep(), clock_nanosleep(), and poll() without descriptors."""
+_ANY_CHILD, _SIGNAL = "any child", "signal"
+_SUSPENDS, _POLLS = "rt_sigsuspend pause", "poll"
 _SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
 _EPHEMERAL = 32768
 """First port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)."""
@@ -60,8 +63,8 @@ class _Named:
 def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptions) -> Profile:
     """Return the profile of a recording with named objects, and the object of each sample."""
     row = rows_of(recording.samples.object_id, recording.objects)
-    asleep = (row < 0) & is_in(recording, _SLEEPS) & profile.is_offcpu()
-    if not (row >= 0).any() and not asleep.any():
+    bare = _without_object(recording, row, profile.is_offcpu())
+    if not (row >= 0).any() and not any(mask.any() for _, _, mask in bare):
         return profile
     rows, pids, of = entries_of(recording, row)
     known, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
@@ -72,28 +75,45 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     namer = _Namer(known, users, ends, futex_names(profile, recording, futexes, facts, row, options), takers)
     entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
     named = [namer.name(*entry) for entry in entries]
-    named.append(_Named(SLEEP, SLEEP))
+    named += [_Named(name, name) for name, _, _ in bare]
     strings, table = profile.strings, recording.objects
-    at = np.append(rows, -1)
+    at, no = np.append(rows, [-1] * len(bare)), [False] * len(bare)
     objects = Objects.filled(
         len(named),
-        kind=np.append(table.kind, np.uint16(ObjectKind.UNKNOWN))[at],
+        kind=[*table.kind[rows].tolist(), *(kind for _, kind, _ in bare)],
         name=strings.intern_all(_apart(named)),
         stable=strings.intern_all(one.stable for one in named),
         protocol=np.append(table.protocol, np.uint32(0))[at],
         shared=[one.is_shared for one in named],
-        connected=[*(_is_connected(known[row]) for row in rows.tolist()), False],
-        inward=[*(namer.is_inward(*entry) for entry in entries), False],
+        connected=[*(_is_connected(known[row]) for row in rows.tolist()), *no],
+        inward=[*(namer.is_inward(*entry) for entry in entries), *no],
         facts=np.append(facts, np.uint16(0))[at],
         pid=np.append(table.pid, np.int32(-1))[at],
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
     )
     objects.facts |= facts_by_enders(recording, of, objects, strings)
-    of = np.where(asleep, len(rows), of)
-    used = asleep.any() or len(named) - 1
+    for number, (_, _, mask) in enumerate(bare, len(rows)):
+        of = np.where(mask, number, of)
     samples = profile.samples.with_columns(object=of.astype(np.int32))
-    return dataclasses.replace(profile, samples=samples, objects=objects if used else objects.take([]))
+    return dataclasses.replace(profile, samples=samples, objects=objects)
+
+
+def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple[str, ObjectKind, Bool]]:
+    """Return name and kind of what threads wait for in calls that name no object, and bool[samples]: these waits.
+
+    A shell waits for its children in sigsuspend(), until one exits. poll() without descriptors and time limit waits for
+    a signal.
+    """
+    samples, bare = recording.samples, (row < 0) & is_wait
+    kind = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))[row]
+    is_time = (kind == ObjectKind.DESCRIPTORS) & (np.append(recording.objects.number, np.int32(-1))[row] == 0)
+    forever = is_time & is_in(recording, _POLLS) & (samples.asked_ns < 0) & ~samples.has(SUM_FLAGS)
+    by_exit = bare & is_in(recording, _SUSPENDS)
+    by_exit[by_exit] = ended_by_exit(recording, by_exit)
+    sleep = (SLEEP, ObjectKind.UNKNOWN, bare & is_in(recording, _SLEEPS))
+    others = (_ANY_CHILD, ObjectKind.PROCESS, by_exit), (_SIGNAL, ObjectKind.DESCRIPTORS, forever)
+    return [sleep, *(other for other in others if other[2].any())]
 
 
 def _apart(named: Sequence[_Named]) -> list[str]:
@@ -203,7 +223,7 @@ def _numbered(object_row: ObjectRow) -> _Named | None:
     """Return the name of an object that has a number only: a child, descriptors, System V IPC; else None."""
     kind, number = object_row.kind, object_row.number
     if kind == ObjectKind.PROCESS:
-        return _Named("any child", "any child") if number < 0 else _Named(f"child {number}", "child")
+        return _Named(_ANY_CHILD, _ANY_CHILD) if number < 0 else _Named(f"child {number}", "child")
     if kind == ObjectKind.DESCRIPTORS and number == 0:
         return _Named(SLEEP, SLEEP)  # a poll() that only its timeout ends
     if kind == ObjectKind.DESCRIPTORS:

@@ -67,6 +67,7 @@ def test_poll_of_one_descriptor(path: tuple[str | Code, ...]) -> None:
     assert judged(POLL, K.PIPE, connected=True, path=path) == ("pipe", False)
     assert judged(POLL, K.DESCRIPTORS, path=path) == ("poll", True)
     assert judged(POLL, K.DESCRIPTORS, name="sleep", path=path) == ("sleep", False)
+    assert judged(POLL, K.DESCRIPTORS, name="signal", path=path) == ("other", True)
     names = {"eventfd]": ("poll", True), "timerfd]": ("sleep", False), "io_uring]": ("poll", True)}
     for name, result in (names | {"io_uring] of /data/x": ("disk", False)}).items():
         assert judged(POLL, K.ANONYMOUS, name=f"[{name}", path=path) == result

@@ -180,6 +180,25 @@ def test_sleeps_have_a_name_without_an_object(tmp_path: Path) -> None:
     assert profile.samples.asked_ns.tolist() == [5, -1, -1]
 
 
+@pytest.mark.parametrize(
+    ("exit_ns", "waker", "name"),
+    [(79, 20, "any child"), (95_000, 20, ""), (79, 10, ""), (79, 30, "")],
+    ids=["exits", "exits later", "of its process", "lives on"],
+)
+def test_a_signal_of_a_process_that_ends_is_that_of_a_child(
+    exit_ns: int, waker: int, name: str, tmp_path: Path
+) -> None:
+    ends = task(CLOCK, RecordType.EXIT, 20, 20, exit_ns)
+    signalled = wait(0, syscall=Call.SUSPEND, waker_pid=waker, waker_tid=20 if waker == 10 else waker, wakeup_ns=80)
+    assert names(profile_of(tmp_path, ends, signalled)) == [name]
+
+
+def test_poll_of_nothing_without_a_time_limit_waits_for_a_signal(tmp_path: Path) -> None:
+    nothing = described(thing(7, K.DESCRIPTORS, number=0))
+    limited, forever = wait(7, syscall=Call.POLL, asked_ns=5), wait(7, syscall=Call.POLL, time=91)
+    assert names(profile_of(tmp_path, nothing, limited, forever)) == ["sleep", "signal"]
+
+
 def test_a_later_description_replaces_an_earlier_one_and_hostile_names_come_through(tmp_path: Path) -> None:
     """Output escapes them (`text.printable`), nothing else does."""
     for name in ("/whole/leaf", "/tmp/\x1b[31m\n<b>"):
