@@ -64,8 +64,8 @@ def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> in
     """
     replace_closed_streams()
     if ignored := ignore_variables_of_others():
-        what = "variables that name programs or paths are ignored for root with the environment of another user"
-        print(f"{prefix}: {what}: {', '.join(ignored)}", file=sys.stderr)
+        notice = "variables that name programs or paths are ignored for root with the environment of another user"
+        print(f"{prefix}: {notice}: {', '.join(ignored)}", file=sys.stderr)
     try:
         status = _status(run)
         sys.stdout.flush()  # a closed pipe is noticed here, not when Python has shut down

@@ -87,11 +87,11 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
     """Return the rows of circles that a timer has ended, of the longest such waits; each set of threads once."""
-    known = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
-    timed_out = known & samples.has(SampleFlag.WAKER_INTERRUPT)
+    has_holder = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
+    timed_out = has_holder & samples.has(SampleFlag.WAKER_INTERRUPT)
     circles: dict[frozenset[int], list[int]] = {}
     for row in sorted(np.flatnonzero(timed_out).tolist(), key=lambda row: begin[row] - end[row])[:_MOST_TIMED_OUT]:
-        live = np.flatnonzero(known & (begin < end[row]) & (end >= end[row]))
+        live = np.flatnonzero(has_holder & (begin < end[row]) & (end >= end[row]))
         row_of = dict(zip(samples.tid[live].tolist(), live.tolist(), strict=True))
         for circle in circles_of({tid: int(holders.held[row]) for tid, row in row_of.items()}):
             circles.setdefault(frozenset(circle), [row_of[tid] for tid in circle])

@@ -83,10 +83,10 @@ class PerfScriptHandler:
         try:
             if self._problem is None:
                 sample = event["sample"]
-                taken = {key: sample[key] for key in _TAKEN}
-                taken |= {"name": event["ev_name"], "attr": event["attr"], "comm": event["comm"]}
-                taken |= {"raw": event["raw_buf"], "chain": event["callchain"]}
-                self._events.append(taken)
+                fields = {key: sample[key] for key in _TAKEN}
+                fields |= {"name": event["ev_name"], "attr": event["attr"], "comm": event["comm"]}
+                fields |= {"raw": event["raw_buf"], "chain": event["callchain"]}
+                self._events.append(fields)
         except Exception as problem:
             self._problem = problem
 
@@ -300,14 +300,14 @@ def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
 
     Both have samples in time order; neither is changed.
     """
-    theirs, ours = whole.samples, recording.samples
-    names, size = ("time_ns", "tid", "evsel"), len(theirs)
-    _, key = group(*(np.concatenate([getattr(theirs, name), getattr(ours, name)]) for name in names))
+    samples_of_all, samples = whole.samples, recording.samples
+    names, size = ("time_ns", "tid", "evsel"), len(samples_of_all)
+    _, key = group(*(np.concatenate([getattr(samples_of_all, name), getattr(samples, name)]) for name in names))
     first, key = group(key, np.concatenate([_ordinals(key[:size]), _ordinals(key[size:])]))
     row_of = np.full(len(first), -1, np.int64)
     row_of[key[:size]] = np.arange(size)
-    snapshot = np.append(theirs.snapshot, np.int32(-1))[row_of[key[size:]]]
-    return recording.replaced(samples=ours.with_columns(snapshot=snapshot), snapshots=whole.snapshots)
+    snapshot = np.append(samples_of_all.snapshot, np.int32(-1))[row_of[key[size:]]]
+    return recording.replaced(samples=samples.with_columns(snapshot=snapshot), snapshots=whole.snapshots)
 
 
 def _ordinals(key: I64) -> I64:

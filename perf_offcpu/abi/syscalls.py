@@ -244,7 +244,7 @@ def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
 
 def syscall_number(name: str, arch: str) -> int:
     """Return the number of a system call on an architecture; raise ValueError if it has none."""
-    return min(number for number, known in syscall_names(arch).items() if known == name)  # x32 is above
+    return min(number for number, call_name in syscall_names(arch).items() if call_name == name)  # x32 is above
 
 
 def is_compat_entry(function: str) -> bool:

@@ -161,8 +161,8 @@ class BudgetKeeper:
         recorded_s = self._recorded_s if self.pauses.paused else MINUTE_S
         self._recorded_s, self._minute_s = 0.0, now
         if self._duty.adapt(self._budget, recorded_s, self._cost.bpf_share(), self.length.seconds):
-            how = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
-            self._say(f"--max-cpu {self._config.max_cpu:.3%}: {how}")
+            consequence = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
+            self._say(f"--max-cpu {self._config.max_cpu:.3%}: {consequence}")
         self._metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
         if self.pauses.paused:
             self._end_pause(now, recorder)

@@ -205,7 +205,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(text) if text else {"version": VERSION}
         if state["version"] != VERSION:
             return _parsed(b"")
-        whole = {name: int(state.get(name, 0)) for name in ("run", "first_run", "end_ns", "end_utc_ns")}
+        numbers = {name: int(state.get(name, 0)) for name in ("run", "first_run", "end_ns", "end_utc_ns")}
         texts = {name: str(state.get(name, "")) for name in ("boot_id", "done")}
         clocks = {name: (int(utc), int(mono)) for name, (utc, mono) in state.get("clocks", {}).items()}
         origins = {run: Origin(str(boot), _texts(labels)) for run, (boot, labels) in state.get("origins", {}).items()}
@@ -213,7 +213,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         causes = _texts(state.get("causes", {}))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return _parsed(b"")
-    return {**whole, **texts, "clocks": clocks, "origins": origins, "counters": counters, "causes": causes}
+    return {**numbers, **texts, "clocks": clocks, "origins": origins, "counters": counters, "causes": causes}
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

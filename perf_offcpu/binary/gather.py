@@ -99,10 +99,10 @@ def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tupl
         values = _windows(data, 8 * lengths[0][0])[rows.starts].view(wire)
         return offsets, values.astype(np.uint64, copy=False)
     values = np.empty(offsets[-1], wire)
-    for length, which in lengths:
+    for length, group in lengths:
         if length:
             places = _windows(values.view(np.uint8), 8 * length, step=8)
-            places[offsets[which]] = _windows(data, 8 * length)[rows.starts[which]]
+            places[offsets[group]] = _windows(data, 8 * length)[rows.starts[group]]
     return offsets, values.astype(np.uint64, copy=False)
 
 
@@ -133,11 +133,11 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
     are_equal = len(lengths) == 1
 
     def groups() -> Iterator[tuple[int, I64 | slice]]:
-        for length, which in lengths:
+        for length, group in lengths:
             count = max(1, BLOCK // max(1, length))
-            for index in range(0, len(which) if length else 0, count):
-                rows = slice(index, min(index + count, len(which)))
-                yield length, rows if are_equal else which[rows]
+            for index in range(0, len(group) if length else 0, count):
+                rows = slice(index, min(index + count, len(group)))
+                yield length, rows if are_equal else group[rows]
 
     return groups()
 
@@ -173,9 +173,9 @@ def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8],
     `places` and `starts` (int64[n]) are where each goes in `target` and begins in `source`, at any alignment.
     """
     lengths = _lengths(sizes)
-    for length, which in lengths or ():
+    for length, group in lengths or ():
         if length:
-            _windows(target, length)[places[which]] = _windows(source, length)[starts[which]]
+            _windows(target, length)[places[group]] = _windows(source, length)[starts[group]]
     if lengths is None:
         _move_by_item(target, places, source, starts, sizes)
 

@@ -26,13 +26,13 @@ def title_of(profile: Profile, title: str = "") -> str:
     if title:
         return printable(title)
     off = profile.is_offcpu()
-    what = "Off-CPU time" if off.all() else "CPU samples" if not off.any() else "Off-CPU and CPU time"
+    subject = "Off-CPU time" if off.all() else "CPU samples" if not off.any() else "Off-CPU and CPU time"
     if profile.meta.sampling and off.any():
-        what += f", estimated from a sample for each {profile.meta.sampling.period_text} of waiting"
+        subject += f", estimated from a sample for each {profile.meta.sampling.period_text} of waiting"
     events = ", ".join(event.name for event in events_of(profile))
     host = f" on {profile.meta.hostname}" if profile.meta.hostname else ""
     command = f": {' '.join(profile.meta.cmdline)}" if profile.meta.cmdline else ""
-    return printable(f"{what} ({events or 'no samples'}){host}{command}")
+    return printable(f"{subject} ({events or 'no samples'}){host}{command}")
 
 
 def unit_of(profile: Profile) -> str:
@@ -65,10 +65,10 @@ def in_units(weights: I64, factor: int) -> I64:
     Each is rounded down, and those that lost most (at a tie the earlier ones) get one more each, as far as
     the total needs it. So every weight is off by less than one, the total by at most a half.
     """
-    whole, rest = np.divmod(weights, factor)
+    quotients, rest = np.divmod(weights, factor)
     missing = (int(rest.sum()) + factor // 2) // factor
-    whole[np.argsort(-rest, kind="stable")[:missing]] += 1
-    return whole
+    quotients[np.argsort(-rest, kind="stable")[:missing]] += 1
+    return quotients
 
 
 _NS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))

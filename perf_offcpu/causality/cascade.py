@@ -91,8 +91,8 @@ class Cascade:
         """Raise AssertionError unless weight is conserved at each node and as a whole."""
         nodes = len(self.held_ns)
         own, away = (sum_by(self.waiter, column, nodes) for column in (self.own_ns, self.carried_ns))
-        there = sum_by(self.target, self.carried_ns, nodes)
-        assert np.array_equal(own + there, away + self.held_ns.sum(axis=1)), "a node loses weight"
+        carried = sum_by(self.target, self.carried_ns, nodes)
+        assert np.array_equal(own + carried, away + self.held_ns.sum(axis=1)), "a node loses weight"
         assert int(self.held_ns.sum()) == self.total_ns, "weight is lost"
 
 
@@ -105,8 +105,8 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
     own = np.where(everyone[waits.row], waits.queued - waits.begin, 0)
-    mine = np.flatnonzero(own)
-    parts = _Parts(mine, waits.first[mine], waits.until[mine], np.ones(len(mine), np.int64))
+    own_rows = np.flatnonzero(own)
+    parts = _Parts(own_rows, waits.first[own_rows], waits.until[own_rows], np.ones(len(own_rows), np.int64))
     depth, number = 0, 0
     while len(parts.at):
         number += len(parts.at)
@@ -171,10 +171,10 @@ class _Steps(WaitTable):
         A thread on another CPU becomes runnable a little after its wake-up: the waker may sleep already.
         """
         until = self.queued.copy()
-        some = np.flatnonzero(self.waker >= 0)
-        span_of, wait = self.overlapping(self.waker[some], self.queued[some] - 1, self.queued[some])
-        asleep = (self.begin[wait] < self.queued[some[span_of]]) & (self.queued[wait] >= self.queued[some[span_of]])
-        rows = some[span_of[asleep]]
+        woken = np.flatnonzero(self.waker >= 0)
+        span_of, wait = self.overlapping(self.waker[woken], self.queued[woken] - 1, self.queued[woken])
+        asleep = (self.begin[wait] < self.queued[woken[span_of]]) & (self.queued[wait] >= self.queued[woken[span_of]])
+        rows = woken[span_of[asleep]]
         until[rows] = np.maximum(self.begin[wait[asleep]], self.begin[rows])
         return until
 
@@ -217,8 +217,8 @@ class _Steps(WaitTable):
         followed &= follow
         _add(self.carried, passed.at[followed | devices], weight[followed | devices])
         self._keep(passed.at[target < 0], weight[target < 0])
-        there = _Parts(target[followed], *(column[followed] for column in (passed.begin, passed.end, passed.number)))
-        return self._explained(self._merged(there))
+        parts = _Parts(target[followed], *(column[followed] for column in (passed.begin, passed.end, passed.number)))
+        return self._explained(self._merged(parts))
 
     def _awake(self, parts: _Parts) -> _Parts:
         """Return the parts while the waker was awake; let the waiter hold the weight of the other times."""
@@ -250,9 +250,9 @@ class _Steps(WaitTable):
         number, key = np.cumsum(change)[last], key[last]
         changes = np.append(True, number[1:] != number[:-1])[: len(key)]
         number, key = number[changes], key[changes]
-        some = np.flatnonzero(number)
-        track, begin = np.divmod(key[some], self.size)
-        return _Parts(track, begin, key[some + 1] - track * self.size, number[some])
+        filled = np.flatnonzero(number)
+        track, begin = np.divmod(key[filled], self.size)
+        return _Parts(track, begin, key[filled + 1] - track * self.size, number[filled])
 
     def _explained(self, parts: _Parts) -> _Parts:
         """Let threads hold weight that they do not pass on; return the parts of waits that they pass on."""
@@ -267,13 +267,13 @@ class _Steps(WaitTable):
         end = np.minimum(self.last[wait], parts.end[span_of])
         until, number = np.clip(self.until[wait], begin, end), parts.number[span_of]
         asleep, queued = _Parts(wait, begin, until, number), _Parts(wait, until, end, number)
-        whole, runnable = self._weight(parts), self._weight(queued)
-        running = whole - sum_by(span_of, runnable + self._weight(asleep), len(whole))
+        weight, runnable = self._weight(parts), self._weight(queued)
+        running = weight - sum_by(span_of, runnable + self._weight(asleep), len(weight))
         self._hold(parts.at, Held.RUNNING, running)
         self._hold(parts.at[span_of], Held.RUNNABLE, runnable)
         self._sample(parts)
-        some = until > begin
-        return _Parts(wait[some], begin[some], until[some], number[some])
+        nonempty = until > begin
+        return _Parts(wait[nonempty], begin[nonempty], until[nonempty], number[nonempty])
 
     def _sample(self, parts: _Parts) -> None:
         """Add the numbers to the CPU samples in the parts."""

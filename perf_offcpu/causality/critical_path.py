@@ -94,26 +94,26 @@ def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int
         number += len(to_wakers)
         if not len(level):
             break
-    whole = _Spans.concat(parts)
-    whole = whole.take(np.argsort(whole.begin, kind="stable"))
+    spans = _Spans.concat(parts)
+    spans = spans.take(np.argsort(spans.begin, kind="stable"))
     # Threads of other hosts are not on the path: they wake none here.
     hosts = host_of(np.array([walk.tracks[root].tid]), profile.meta).tolist()
     pauses = profile.meta.pauses_of(hosts)
-    whole = _without_pauses(whole, np.array(pauses, np.int64).reshape(-1, 2) - origin)
+    spans = _without_pauses(spans, np.array(pauses, np.int64).reshape(-1, 2) - origin)
     sums = profile.is_offcpu() & samples.has(SUM_FLAGS)
-    queued = CpuWaits(profile, walk.tracks).of(whole.track, whole.end - whole.begin)
+    queued = CpuWaits(profile, walk.tracks).of(spans.track, spans.end - spans.begin)
     return CriticalPath(
         walk.tracks,
         root,
-        whole.begin + origin,
-        whole.end + origin,
-        whole.track,
-        whole.doing,
-        whole.wait,
-        whole.hop,
+        spans.begin + origin,
+        spans.end + origin,
+        spans.track,
+        spans.doing,
+        spans.wait,
+        spans.hop,
         Hops.concat(hops),
         sum_by(timeline.track[sums], samples.period[sums], len(walk.tracks)),
-        np.where(whole.doing == Doing.RUNNING, queued, 0),
+        np.where(spans.doing == Doing.RUNNING, queued, 0),
     )
 
 

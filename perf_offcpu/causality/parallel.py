@@ -134,9 +134,9 @@ def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I
     """Return (track, begin, end) of the parts of lives outside of pauses."""
     since = np.maximum(begin[:, None], np.append(np.iinfo(np.int64).min, pauses[:, 1]))
     until = np.minimum(end[:, None], np.append(pauses[:, 0], np.iinfo(np.int64).max))
-    some = since <= until
-    life, _ = np.nonzero(some)
-    return track[life], since[some], until[some]
+    nonempty = since <= until
+    life, _ = np.nonzero(nonempty)
+    return track[life], since[nonempty], until[nonempty]
 
 
 def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64, I64]:
@@ -148,8 +148,8 @@ def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64,
     starts = np.argsort(np.append(np.arange(len(track)), span_of), kind="stable")
     ends = np.argsort(np.append(span_of, np.arange(len(track))), kind="stable")
     since, until, owner = since[starts], until[ends], np.append(np.arange(len(track)), span_of)[starts]
-    some = until > since
-    return track[owner[some]], since[some], until[some]
+    nonempty = until > since
+    return track[owner[nonempty]], since[nonempty], until[nonempty]
 
 
 def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
@@ -164,8 +164,8 @@ def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
 
 def _rounded(weight: NDArray[np.longdouble], total: int) -> I64:
     """Round the weights to integers that sum to `total`."""
-    whole = np.floor(weight).astype(np.int64)
-    missing = total - int(whole.sum())
-    order = np.argsort(-(weight - whole), kind="stable")
-    whole[order[: max(missing, 0)]] += 1
-    return whole
+    floor = np.floor(weight).astype(np.int64)
+    missing = total - int(floor.sum())
+    order = np.argsort(-(weight - floor), kind="stable")
+    floor[order[: max(missing, 0)]] += 1
+    return floor

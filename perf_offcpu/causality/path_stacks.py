@@ -51,11 +51,11 @@ def chains_of(profile: Profile, path: CriticalPath) -> Chains:
     of_hop, parts = np.full(len(level) + 1, -1), list[tuple[I64, I64, I64]]()
     total = 0
     for depth in range(1, int(level.max(initial=0)) + 1):
-        mine = np.flatnonzero(level == depth)
-        parent = of_hop[hops.parent[mine]]
-        first, group_of = group(parent, stack[mine], comm[mine])
-        of_hop[mine] = group_of + total
-        parts.append((parent[first], stack[mine][first], comm[mine][first]))
+        rows = np.flatnonzero(level == depth)
+        parent = of_hop[hops.parent[rows]]
+        first, group_of = group(parent, stack[rows], comm[rows])
+        of_hop[rows] = group_of + total
+        parts.append((parent[first], stack[rows][first], comm[rows][first]))
         total += len(first)
     none = np.empty(0, np.int64)
     columns = [np.concatenate([none, *(part[index] for part in parts)]) for index in range(3)]

@@ -196,8 +196,8 @@ class Requests:
 
     def take_rotate(self) -> bool:
         """Return whether a new file was asked for since the last call."""
-        asked, self._signals.rotate = self._signals.rotate, False
-        return asked
+        is_requested, self._signals.rotate = self._signals.rotate, False
+        return is_requested
 
     def _carry_out(self, command: Command) -> None:
         if command.name in _NEED_NEW_FILE and not self._has_files:

@@ -98,7 +98,7 @@ class Summary:
         self.sums = sums + self.events(losses.SNAPSHOTS)
         self.oncpu_samples, self.ring_fullest = collector.oncpu_samples(), collector.rings.fullest
         stats = collector.program.run_stats()
-        self.programs = {name: (one.run_cnt, one.run_time_ns) for name, one in stats.items()}
+        self.programs = {name: (stat.run_cnt, stat.run_time_ns) for name, stat in stats.items()}
         self.file_bytes += file_bytes
         self.longest = collector.pressure.longest
         if self.lost_records or self.events(losses.RING_FULL):

@@ -192,20 +192,20 @@ def descendants(processes: Iterable[int]) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := status_of(int(name)).get(b"PPid")):
             children[int(parent)].append(int(name))
-    given = set(processes)
-    family, waiting = set(given), list(given)
+    chosen = set(processes)
+    family, waiting = set(chosen), list(chosen)
     while waiting:
         new = [child for child in children[waiting.pop()] if child not in family]
         family.update(new)
         waiting += new
-    return sorted(family - given)
+    return sorted(family - chosen)
 
 
 def left_out(processes: Iterable[int]) -> list[str]:
     """Return a line for each process with children that are not among the processes."""
-    given, lines = set(processes), []
-    for pid in sorted(given):
-        if number := len(set(descendants([pid])) - given):
+    chosen, lines = set(processes), []
+    for pid in sorted(chosen):
+        if number := len(set(descendants([pid])) - chosen):
             name = printable(os.fsdecode(status_of(pid).get(b"Name", b"").strip()))
             children = "1 child" if number == 1 else f"{number} children"
             are, them = ("is", "it") if number == 1 else ("are", "them")

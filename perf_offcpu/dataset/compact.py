@@ -140,7 +140,7 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
     done.rows += parquet.metadata.num_rows
     if table in _IDS or not parquet.metadata.num_rows:
         return _Input(name, "", is_sorted=False)
-    column = [one.name for one in TABLES[table]].index("host_id")
+    column = [column_spec.name for column_spec in TABLES[table]].index("host_id")
     statistics = parquet.metadata.row_group(0).column(column).statistics
     with refused(name):
         host = statistics.min if statistics else parquet.read_row_group(0, ["host_id"])["host_id"][0].as_py()
@@ -172,11 +172,11 @@ def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) ->
         rows: list[Any] = []
         for _, part in same:
             rows += _read(dataset, table, folder, part.name) if isinstance(part, _Input) else [part]
-        whole = pa.concat_tables(rows)
+        merged = pa.concat_tables(rows)
         keys = [(key, "ascending") for key in _KEYS[table]]
         # Dictionaries of several files cannot be sorted or taken from before they are one.
-        whole = whole.unify_dictionaries().combine_chunks()
-        yield whole.take(imported("pyarrow.compute").sort_indices(whole, keys))
+        merged = merged.unify_dictionaries().combine_chunks()
+        yield merged.take(imported("pyarrow.compute").sort_indices(merged, keys))
 
 
 def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[tuple[str, Any]]:

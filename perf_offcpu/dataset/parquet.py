@@ -122,7 +122,7 @@ def open_parquet(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any
         raise PerfOffcpuError(wrong_version(shown, version))
     for number in range(opened.num_row_groups):
         group = opened.metadata.row_group(number)
-        if max((group.column(one).num_values for one in range(group.num_columns)), default=0) > _MOST_VALUES:
+        if max((group.column(column).num_values for column in range(group.num_columns)), default=0) > _MOST_VALUES:
             raise PerfOffcpuError(f"{shown}: a row group has more than {_MOST_VALUES} values in a column")
     return opened
 
@@ -142,8 +142,8 @@ def refused(shown: str) -> Iterator[None]:
         raise PerfOffcpuError(f"{shown}: it is no Parquet file of this table ({text})") from None
 
 
-def _version_of(found: Any) -> str:
-    version: bytes = (found.metadata.metadata or {}).get(VERSION_KEY, b"")
+def _version_of(schema: Any) -> str:
+    version: bytes = (schema.metadata.metadata or {}).get(VERSION_KEY, b"")
     return version.decode("ascii", "replace")
 
 

@@ -41,8 +41,8 @@ def has_snapshot(columns: Columns) -> Bool:
     if "regs_user" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.bool_)
     has_bytes = _stack_words(columns) > REFERENCE_BYTES // 8
-    found: Bool = (columns.scalars["regs_user_abi"] == ABI_64) & has_bytes
-    return found
+    has_copy: Bool = (columns.scalars["regs_user_abi"] == ABI_64) & has_bytes
+    return has_copy
 
 
 def _stack_words(columns: Columns) -> I64:

@@ -68,13 +68,13 @@ def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
     keys, parts = [np.empty(0, np.int64)], [Ragged()]
     for index in range(0, len(pairs), _BLOCK):
         block = pairs[index : index + _BLOCK]
-        taken = recording.callchains.take(block & 0xFFFFFFFF)
-        good = _is_code(taken, (block >> 32).astype(np.int32), recording)
+        chains = recording.callchains.take(block & 0xFFFFFFFF)
+        good = _is_code(chains, (block >> 32).astype(np.int32), recording)
         last_good = np.append(np.maximum.accumulate(np.where(good, np.arange(len(good)), -1)), -1)
-        kept: I64 = np.maximum(last_good[taken.offsets[1:] - 1] - taken.offsets[:-1] + 1, 0)
-        cut = np.flatnonzero(kept < taken.lengths)
+        kept: I64 = np.maximum(last_good[chains.offsets[1:] - 1] - chains.offsets[:-1] + 1, 0)
+        cut = np.flatnonzero(kept < chains.lengths)
         keys.append(block[cut])
-        parts.append(taken.take(cut).cut(kept[cut]))
+        parts.append(chains.take(cut).cut(kept[cut]))
     return np.concatenate(keys), Ragged.concat(parts)
 
 

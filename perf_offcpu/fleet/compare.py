@@ -125,7 +125,7 @@ def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Compariso
     """Compare two selections, first by the keys; raise UsageError if there are not two hosts on each side."""
     needed = [*keys, *(key for key in STACK if key not in keys)]
     sides = _Sides(cube_of(before, needed), cube_of(after, needed))
-    tables = [_by_keys(sides, of) for of in dict.fromkeys((tuple(keys), ("comm",)))]
+    tables = [_by_keys(sides, keys_of_table) for keys_of_table in dict.fromkeys((tuple(keys), ("comm",)))]
     total = sides.changes((), [()], [()], sides.totals()).rows[0]
     return Comparison(sides.paired, sides.hosts, sides.left_out, total, [*tables, _by_stack(sides)])
 

@@ -99,8 +99,8 @@ def _verdicts(
     exact = len(assignments) == possible
     if exact:  # the data's own assignment is one of them
         return Verdicts(reached / len(assignments), len(assignments), True, twins / len(assignments))
-    whole = len(assignments) + 1
-    return Verdicts((reached + 1) / whole, whole, False, 1 / whole)
+    total = len(assignments) + 1
+    return Verdicts((reached + 1) / total, total, False, 1 / total)
 
 
 def _subsets(hosts: int, second: int) -> F64:

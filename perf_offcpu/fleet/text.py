@@ -70,8 +70,8 @@ def _first_screen(ranking: FleetCauses, facts: Head, style: Style) -> Iterator[s
     blocked = whole - on_cpu - (ranking.running or 0)
     parts = [] if ranking.running is None else [f"{_rounded(ranking.running, whole)} running"]
     parts += [f"{_rounded(on_cpu, whole)} waiting for a CPU", f"{_rounded(blocked, whole)} blocked"]
-    of = "threads' time" if parts[2:] else "waits"
-    yield from say.section(f"Of {hours(whole)} of {of}: {' · '.join(parts)}", style)
+    subject = "threads' time" if parts[2:] else "waits"
+    yield from say.section(f"Of {hours(whole)} of {subject}: {' · '.join(parts)}", style)
     shown = causes[:_MOST_CAUSES]
     columns = [
         Column("Share", [_rounded(cause.weight, whole) for cause in shown]),

@@ -115,9 +115,9 @@ def hash_rows(chains: Ragged) -> U64:
     """
     hashes = np.zeros(len(chains), np.uint64)
     groups = row_groups(chains.offsets)
-    for length, which in () if groups is None else groups:
-        mixed = _mixed(_some_rows(chains, which, length))
-        hashes[which] = np.einsum("ij,j->i", mixed, _powers(length.bit_length())[0][:length])
+    for length, group in () if groups is None else groups:
+        mixed = _mixed(_some_rows(chains, group, length))
+        hashes[group] = np.einsum("ij,j->i", mixed, _powers(length.bit_length())[0][:length])
     for first, end in row_blocks(chains.offsets) if groups is None else ():
         offsets = chains.offsets[first : end + 1]
         words = chains.values[offsets[0] : offsets[-1]]
@@ -195,9 +195,9 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
     if not np.array_equal(lengths, others.offsets[1:][other] - starts):
         return False
     groups = row_groups(chains.offsets)
-    for length, which in () if groups is None else groups:
-        twins = rows_of(others.values, starts[which], length)
-        if not np.array_equal(_some_rows(chains, which, length), twins):
+    for length, group in () if groups is None else groups:
+        twins = rows_of(others.values, starts[group], length)
+        if not np.array_equal(_some_rows(chains, group, length), twins):
             return False
     for first, end in row_blocks(chains.offsets) if groups is None else ():
         words = chains.values[chains.offsets[first] : chains.offsets[end]]

@@ -118,8 +118,8 @@ class HashIndex:
         """Add different, new hashes; False, with an index of no more use, if one takes more than MAX_STEPS."""
         self._used += len(hashes)
         if 2 * self._used > len(self._rows):
-            taken = np.flatnonzero(self._rows >= 0)
-            hashes, rows = np.append(self._hashes[taken], hashes), np.append(self._rows[taken], rows)
+            filled = np.flatnonzero(self._rows >= 0)
+            hashes, rows = np.append(self._hashes[filled], hashes), np.append(self._rows[filled], rows)
             self._make((4 * self._used - 1).bit_length())
         return self._put(hashes, rows)
 

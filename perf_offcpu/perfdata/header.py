@@ -146,10 +146,10 @@ class _HeadReader:
     def _ids(self, entry: bytes) -> tuple[int, ...]:
         section = SECTION.unpack(entry, self.order)
         data = self._bytes(section["offset"], min(section["size"], self._ids_left * 8), "event ids")
-        whole = len(data) // 8
-        self._ids_left -= whole
-        self.counters.add(losses.BAD_IDS, int(whole * 8 != section["size"]))
-        return tuple(np.frombuffer(data, f"{self.order}u8", whole).tolist())
+        count = len(data) // 8
+        self._ids_left -= count
+        self.counters.add(losses.BAD_IDS, int(count * 8 != section["size"]))
+        return tuple(np.frombuffer(data, f"{self.order}u8", count).tolist())
 
     def _features(self, table_at: int) -> Iterator[tuple[int, bytes]]:
         bits = self._feature_bits()
@@ -258,13 +258,13 @@ class PipeHead:
     def _take_attr(self, record: bytes) -> None:
         attr = unpack_attr(record[HEADER_SIZE:], self.order)
         ids = record[HEADER_SIZE + min(attr.size, len(record)) :]
-        whole = np.frombuffer(ids, f"{self.order}u8", len(ids) // 8).tolist()
-        if len(self._specs) >= MAX_EVENTS or len(self._row_of_id) + len(whole) > MAX_PIPE_IDS:
+        event_ids = np.frombuffer(ids, f"{self.order}u8", len(ids) // 8).tolist()
+        if len(self._specs) >= MAX_EVENTS or len(self._row_of_id) + len(event_ids) > MAX_PIPE_IDS:
             self.counters.add(losses.BAD_ATTRS)
             return
-        self._add_ids(whole, len(self._specs))
+        self._add_ids(event_ids, len(self._specs))
         kept = attr._replace(size=min(attr.size, ATTR_SIZE_MAX))
-        self._specs.append(EventSpec(kept, ids=tuple(whole)).named())
+        self._specs.append(EventSpec(kept, ids=tuple(event_ids)).named())
 
     def _add_ids(self, ids: Iterable[int], row: int) -> None:
         for event_id in ids:

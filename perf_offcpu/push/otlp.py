@@ -82,13 +82,13 @@ class _Dictionary:
     def encoded(self) -> Iterator[bytes]:
         """Return the tables; strings last, when all of them are known."""
         tables = self.tables
-        yield from (field(1, one) for one in (b"", *map(self._mapping, tables.mappings)))
-        yield from (field(2, one) for one in (b"", *map(_location, tables.locations)))
-        yield from (field(3, one) for one in (b"", *map(_function, tables.functions)))
+        yield from (field(1, message) for message in (b"", *map(self._mapping, tables.mappings)))
+        yield from (field(2, message) for message in (b"", *map(_location, tables.locations)))
+        yield from (field(3, message) for message in (b"", *map(_function, tables.functions)))
         yield field(4, b"")
         yield from (field(6, attribute) for attribute in self._attributes)
         stacks = pb.ragged(varints(tables.stacks.values), tables.stacks.offsets)
-        yield from (field(7, one) for one in (b"", *(field(1, stack) for stack in stacks)))
+        yield from (field(7, message) for message in (b"", *(field(1, stack) for stack in stacks)))
         yield from (field(5, text) for text in tables.strings)
 
     def _mapping(self, code: Code) -> bytes:

@@ -62,8 +62,8 @@ def waits_of(profile: Profile) -> Waits:
     rows = zip(name[first].tolist(), classes[first].tolist(), strict=True)
     sets: list[dict[str, str | int]] = [{THREAD: names[row], WAIT_CLASS: labels[kind]} for row, kind in rows]
     shown = _without_kernel_addresses(_with_time(fold_interpreters(profile)))
-    whole = Waits(shown, Content([(TYPE, UNIT)], [profile.samples.period], sets, group_of))
-    return whole.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
+    waits = Waits(shown, Content([(TYPE, UNIT)], [profile.samples.period], sets, group_of))
+    return waits.take(np.flatnonzero(profile.is_offcpu() & (profile.samples.period > 0)))
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:

@@ -110,7 +110,7 @@ def _slept(name: str, graph: Any) -> int:
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget) -> list[Bottleneck]:
-    """Yield the bottleneck CPU; nothing if no thread waited for a CPU."""
+    """Return the CPUs as a bottleneck; [] if no thread waited for a CPU."""
     comms, waited = profile.comms, budget.runnable_ns + budget.preempted_ns
     if not waited.any():
         return []
@@ -134,7 +134,7 @@ def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck
             behind[waiter] += facts["weight"]
         elif waiter in members:
             passed_on[target] += facts["weight"]
-    held = {how: sum(graph.nodes[member][f"held_{how.name.lower()}"] for member in members) for how in Held}
+    held = {state: sum(graph.nodes[member][f"held_{state.name.lower()}"] for member in members) for state in Held}
     waited = _longest_first(behind.items()), _longest_first(passed_on.items())
     heaviest, others, bare = stacks.of(component.members)
     return Bottleneck(component.members, component.is_knot, held, *waited, heaviest, others, bare)
@@ -168,10 +168,10 @@ class _Stacks:
         """Return (the heaviest stacks, ns in others, ns of running without a sample)."""
         numbers = [self._label[member] for member in members]
         is_own, stacks = np.isin(self._of, numbers), list[StackHeld]()
-        for how in (Held.WAITING, Held.RUNNING):
-            rows = np.flatnonzero(is_own & (self._how == how))
+        for state in (Held.WAITING, Held.RUNNING):
+            rows = np.flatnonzero(is_own & (self._how == state))
             heaviest = heavy_stacks(self._profile, self._rows[rows], self._weight[rows], _STACKS)
-            stacks += [StackHeld(stack.comm, stack.frames, stack.weight, how) for stack in heaviest]
+            stacks += [StackHeld(stack.comm, stack.frames, stack.weight, state) for stack in heaviest]
         stacks.sort(key=lambda stack: (-stack.weight, stack.comm, stack.frames))
         stacks = stacks[:_STACKS]
         others = int(self._weight[is_own].sum()) - sum(stack.weight for stack in stacks)
@@ -197,7 +197,7 @@ def _row(bottleneck: Bottleneck) -> dict[str, Any]:
     return {
         "members": list(bottleneck.members),
         **fields(bottleneck, "knot=is_knot held=held_ns"),
-        "held_by_state": {how.name.lower(): ns for how, ns in bottleneck.held.items()},
+        "held_by_state": {state.name.lower(): ns for state, ns in bottleneck.held.items()},
         "behind": dict(bottleneck.behind),
         "passed_on": dict(bottleneck.passed_on),
         "stacks": stacks,
@@ -237,7 +237,7 @@ def _bottleneck_lines(number: int, bottleneck: Bottleneck, bottlenecks: Bottlene
     title = f"{number}. {', '.join(members[:_NAMES])}{more}: {held}, {percent:.1f} % of all waits"
     yield from say.section(title, style)
     is_device = members[0] in (*DEVICES, _CPU)
-    states = [f"{_HOW[how]} {say.time(ns, style)}" for how, ns in bottleneck.held.items() if ns]
+    states = [f"{_HOW[state]} {say.time(ns, style)}" for state, ns in bottleneck.held.items() if ns]
     if states and not is_device:
         yield say.comment(f"  {', '.join(states)}")
     if bottleneck.behind:

@@ -167,12 +167,12 @@ class Oversleep:
 def oversleep_of(profile: Profile, waits: Waits) -> Oversleep | None:
     """Return how much longer single sleeps took than asked; None if no sleep has a known timeout."""
     samples = profile.samples
-    asked = (samples.asked_ns >= 0) & (waits.wait_class == WaitClass.SLEEP)
-    asked &= ~samples.has(SUM_FLAGS | SampleFlag.BEGAN_BEFORE)
-    over = (samples.length_ns() - samples.asked_ns)[asked]
-    whole = ~samples.has(SampleFlag.STILL_BLOCKED)[asked] & (over >= 0)
+    is_timed = (samples.asked_ns >= 0) & (waits.wait_class == WaitClass.SLEEP)
+    is_timed &= ~samples.has(SUM_FLAGS | SampleFlag.BEGAN_BEFORE)
+    over = (samples.length_ns() - samples.asked_ns)[is_timed]
+    is_complete = ~samples.has(SampleFlag.STILL_BLOCKED)[is_timed] & (over >= 0)
     if not len(over):
         return None
-    slept = np.sort(over[whole])
+    slept = np.sort(over[is_complete])
     median = int(slept[(len(slept) - 1) // 2]) if len(slept) else 0
-    return Oversleep(len(slept), median, int(slept.max(initial=0)), int((~whole).sum()))
+    return Oversleep(len(slept), median, int(slept.max(initial=0)), int((~is_complete).sum()))

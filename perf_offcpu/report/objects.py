@@ -160,10 +160,10 @@ class _Objects:
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])
-        of = rank_of_name[self.profile.objects.name[time.object]]
-        first, hand_of = group(of, time.tid)
+        object_of = rank_of_name[self.profile.objects.name[time.object]]
+        first, hand_of = group(object_of, time.tid)
         weight, times = (sum_by(hand_of, column, len(first)) for column in (time.weight, time.times))
-        return _Hands(is_held, of[first], time.tid[first], weight, times, time.time_ns[first])
+        return _Hands(is_held, object_of[first], time.tid[first], weight, times, time.time_ns[first])
 
     def _by(self) -> list[dict[str, int]]:
         samples = self.samples
@@ -247,11 +247,11 @@ def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[H
     hands: list[list[Hand]] = [[] for _ in range(objects.number)]
     released = np.flatnonzero((object_of >= 0) & (holders.released >= 0))
     is_hand, counts = held.tid >= 0, ~np.append(held.is_held, False)[object_of[released]]
-    of = np.append(held.of[is_hand], object_of[released])
+    object_of_hand = np.append(held.of[is_hand], object_of[released])
     tid = np.concatenate([held.tid[is_hand], holders.released[released]])
-    if not len(of):
+    if not len(object_of_hand):
         return hands
-    first, pair = group(of, tid)
+    first, pair = group(object_of_hand, tid)
     period = samples.period[released]
     weight = sum_by(pair, np.append(held.weight[is_hand], np.where(counts, period, 0)), len(first))
     times = sum_by(pair, np.append(held.times[is_hand], counts), len(first))
@@ -267,7 +267,7 @@ def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[H
         if weight[index] > 0:
             ids = thread_label(strings[int(comm[index])]), int(pid[index]), int(tid[first[index]])
             where = names[function[index]], _frames(profile, int(stack[index]))
-            hands[int(of[first[index]])].append(Hand(*ids, int(weight[index]), int(times[index]), *where))
+            hands[int(object_of_hand[first[index]])].append(Hand(*ids, int(weight[index]), int(times[index]), *where))
     return hands
 
 

@@ -95,8 +95,8 @@ def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetR
     """Return the sums of some threads by comm, the longest lives first."""
     first, group_of = group(lives.comm)
     weight = sum_by(np.where(cut, group_of, -1), lives.wall, len(first))
-    there = np.bincount(group_of[cut], minlength=len(first)) > 0
-    order, _ = heaviest(np.where(there, weight, -1), int(there.sum()))
+    has_rest = np.bincount(group_of[cut], minlength=len(first)) > 0
+    order, _ = heaviest(np.where(has_rest, weight, -1), int(has_rest.sum()))
     rank = np.full(len(first), limit - 1, np.int64)
     shown = len(order) if len(order) <= limit else limit - 1
     rank[order[:shown]] = np.arange(shown)

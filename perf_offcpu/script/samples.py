@@ -68,9 +68,9 @@ def write(profile: Profile, out: IO[str], options: TextOptions | None = None) ->
             out.writelines(printers[0].text(rows))
             continue
         texts = np.full(len(rows), "", object)
-        which = of_event[profile.samples.evsel[rows]]
+        printer_of_row = of_event[profile.samples.evsel[rows]]
         for number, printer in enumerate(printers):
-            texts[which == number] = list(printer.text(rows[which == number]))
+            texts[printer_of_row == number] = list(printer.text(rows[printer_of_row == number]))
         out.writelines(texts.tolist())
 
 
@@ -156,8 +156,8 @@ class _Printer:
         has_stack = (self._has_stack & self._has_frames)[samples.evsel].tolist()
         has_frames = self._has_frames[samples.evsel].tolist()
         return [
-            f"\n{frames.lines(stack)}\n" if whole else f" {frames.leaf(stack)}\n" if shown else "\n"
-            for stack, whole, shown in zip(stacks, has_stack, has_frames, strict=True)
+            f"\n{frames.lines(stack)}\n" if as_lines else f" {frames.leaf(stack)}\n" if shown else "\n"
+            for stack, as_lines, shown in zip(stacks, has_stack, has_frames, strict=True)
         ]
 
     def _deferred(self, samples: ProfileSamples) -> list[str]:

@@ -141,8 +141,8 @@ def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
     rows = np.flatnonzero(samples.waker_callchain >= 0)
     if len(rows):
         order = np.lexsort((spaces.begin_ns, spaces.pid))
-        found = rows_at(spaces.pid[order], spaces.begin_ns[order], samples.waker_pid[rows], samples.wakeup_ns[rows])
-        space[rows] = np.append(order, -1)[found]
+        place = rows_at(spaces.pid[order], spaces.begin_ns[order], samples.waker_pid[rows], samples.wakeup_ns[rows])
+        space[rows] = np.append(order, -1)[place]
     return space
 
 
@@ -251,8 +251,8 @@ def with_python_functions(
             own = np.array([row for row, _ in rows])
             call = python.call[own]
             last = int(call.max(initial=0))
-            at = calls[np.minimum(last - call, last - 1)] if last == len(calls) else np.full(len(own), calls[0])
+            place = calls[np.minimum(last - call, last - 1)] if last == len(calls) else np.full(len(own), calls[0])
             pair_of[sample] = len(chains) + len(added)
-            added.append(np.insert(chain, at, own + len(frames)).tolist())
-    whole = Ragged.concat([chains, Ragged.from_lists(added)]) if added else chains
-    return Frames.concat([frames, functions]), whole, pair_of
+            added.append(np.insert(chain, place, own + len(frames)).tolist())
+    chain_table = Ragged.concat([chains, Ragged.from_lists(added)]) if added else chains
+    return Frames.concat([frames, functions]), chain_table, pair_of

@@ -79,11 +79,11 @@ class UserNames:
         """Fill in rows whose addresses lie in memory without a file, process by process."""
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids).tolist():
-            table, mine = self._perf_maps.of(pid), rows[pids == pid]
+            table, own_rows = self._perf_maps.of(pid), rows[pids == pid]
             if isinstance(table, LossCause):
-                self.unresolved.add(table, len(mine))
+                self.unresolved.add(table, len(own_rows))
             else:
-                self._by_perf_map(f"/tmp/perf-{pid}.map", table, mine, names)
+                self._by_perf_map(f"/tmp/perf-{pid}.map", table, own_rows, names)
 
     def _by_perf_map(self, path: str, table: SymbolTable, rows: I64, names: SymbolNames) -> None:
         """Fill in rows from one map; as in perf, `path` is shown as the dso wherever the map was found."""
@@ -91,9 +91,9 @@ class UserNames:
         table_row = table.lookup(addresses)
         names.dso[rows] = self.strings.intern(path)
         for row in distinct(table_row[table_row >= 0]).tolist():
-            function, at = read_jit_name(table.name(row)), rows[table_row == row]
-            names.symbol[at] = self.strings.intern(function.symbol)
-            names.file[at], names.line[at] = self.strings.intern(function.file), function.line
+            function, places = read_jit_name(table.name(row)), rows[table_row == row]
+            names.symbol[places] = self.strings.intern(function.symbol)
+            names.file[places], names.line[places] = self.strings.intern(function.file), function.line
         hit = table_row >= 0
         names.offset[rows[hit]] = addresses[hit] - table.start[table_row[hit]]
         self.unresolved.add(losses.PERF_MAP_LACKS.about(path), int((~hit).sum()))

@@ -78,14 +78,14 @@ def _number(text: str, name: str, value: str | None) -> int:
 
 def _fill(event: Fields, text: str, name: str, layout: str, value: int) -> None:
     """Spread the bits of a value, lowest first, over the ranges of its format."""
-    found = _FORMAT.fullmatch(layout)
-    if not found:
+    match = _FORMAT.fullmatch(layout)
+    if not match:
         raise UsageError(f"-e {text}: the kernel's format of {name} is not understood: {layout.strip()}")
     left = value
-    for part in found[2].split(","):
+    for part in match[2].split(","):
         low, _, high = part.partition("-")
         width = int(high or low) - int(low) + 1
-        event[found[1]] |= (left & (1 << width) - 1) << int(low)
+        event[match[1]] |= (left & (1 << width) - 1) << int(low)
         left >>= width
     if left:
         raise UsageError(f"-e {text}: {name}={value:#x} is too large for its format {layout.strip()}")

@@ -50,7 +50,7 @@ class Inventory:
         kernel: KnownKernel | None = None,
     ) -> None:
         self._kernel, self._build_ids = KernelMaps(kernel), build_ids
-        mapped = None if target.is_system else {process_of(one) for one in target.ids}
+        mapped = None if target.is_system else {process_of(tid) for tid in target.ids}
         self._tasks = ProcScan(mapped, build_ids, data_maps, known)
 
     def records(self) -> Iterator[bytes]:

@@ -106,8 +106,8 @@ def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
     """Return (address, name) of all BPF programs and trampolines in kernel memory, ascending."""
     # They come after the kernel's own symbols, so that most of the text need not be searched.
     begin = kallsyms.rfind(b"\n", 0, max(0, kallsyms.find(b"\t[bpf]"))) + 1
-    found = re.findall(rb"^([0-9a-f]+) . (\S+)\t\[bpf\]$", kallsyms[begin:], re.MULTILINE)
-    return sorted((int(address, 16), name) for address, name in found)
+    matches = re.findall(rb"^([0-9a-f]+) . (\S+)\t\[bpf\]$", kallsyms[begin:], re.MULTILINE)
+    return sorted((int(address, 16), name) for address, name in matches)
 
 
 def _module_files() -> dict[bytes, bytes]:

@@ -144,10 +144,10 @@ class MappedBuildIds:
         `read_build_id`."""
         key = key_of(device, inode, path)
         if key not in self._known:
-            found = read_build_id(pid, start, end, inode, path, maps=maps)
-            if found is None:
+            build_id = read_build_id(pid, start, end, inode, path, maps=maps)
+            if build_id is None:
                 return None
-            self.learn(key, path, found)
+            self.learn(key, path, build_id)
         return self._known[key]
 
 
@@ -162,10 +162,10 @@ def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, ma
     It may wait for ever for a file system that does not answer. `maps`: the mapping has just been read from
     /proc/PID/maps, so the link leads to the same file; its inode may differ (overlayfs).
     """
-    found = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
-    if found is None and len(path) <= MOST_NAME:
-        found = build_id_at(path, inode)
-    return found
+    build_id = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
+    if build_id is None and len(path) <= MOST_NAME:
+        build_id = build_id_at(path, inode)
+    return build_id
 
 
 def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
@@ -181,11 +181,11 @@ def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
     return path if path != name and path.endswith(name) else b""
 
 
-def remember(known: dict[Any, bytes], key: Hashable, found: bytes) -> None:
+def remember(table: dict[Any, bytes], key: Hashable, value: bytes) -> None:
     """Add an entry to a table of at most MOST_KNOWN; the one that was added first goes."""
-    if len(known) >= MOST_KNOWN:
-        del known[next(iter(known))]
-    known[key] = found
+    if len(table) >= MOST_KNOWN:
+        del table[next(iter(table))]
+    table[key] = value
 
 
 def build_id_at(path: str | bytes, inode: int | None = None) -> bytes | None:

@@ -46,12 +46,12 @@ class KnownTasks:
 
     def whole(self, part: Part) -> Part:
         """Return a part with records, those of the last scan if it has none, and keep it for the next."""
-        found = self._last[part.key] if part.records is None else part
-        size = len(found.records or b"")
+        complete = self._last[part.key] if part.records is None else part
+        size = len(complete.records or b"")
         if self._bytes + size <= self._most_bytes:
-            self._next[part.key] = found
+            self._next[part.key] = complete
             self._bytes += size
-        return found
+        return complete
 
 
 class ProcScan:

@@ -74,11 +74,11 @@ class BudgetShares:
             return shares
         written = np.concatenate(self._written)
         written_row = _last_rows(written, budgets)
-        known = np.flatnonzero(written_row >= 0)
-        before = written[written_row[known]]
-        shares["switches"][known] -= before["switches"]
-        shares["ns"][known] = _difference(shares["ns"][known], before["ns"])
-        shares["begin_ns"][known] = before["end_ns"]
+        shared_rows = np.flatnonzero(written_row >= 0)
+        before = written[written_row[shared_rows]]
+        shares["switches"][shared_rows] -= before["switches"]
+        shares["ns"][shared_rows] = _difference(shares["ns"][shared_rows], before["ns"])
+        shares["begin_ns"][shared_rows] = before["end_ns"]
         shares["end_ns"] = np.maximum(shares["end_ns"], shares["begin_ns"])
         return shares
 

@@ -52,8 +52,8 @@ def _main(directory: str, pid: int) -> None:
 
 def _become_owner(pid: int) -> None:
     """Take the user and the groups of a process, or exit."""
-    theirs, own = _status(pid), _status(os.getpid())
-    users, groups = {int(one) for one in theirs["Uid"].split()}, [int(one) for one in theirs["Gid"].split()]
+    status, own = _status(pid), _status(os.getpid())
+    users, groups = {int(number) for number in status["Uid"].split()}, [int(number) for number in status["Gid"].split()]
     if len(users) != 1 or len(set(groups)) != 1:
         sys.exit("it runs a program of another user (setuid)")
     user = users.pop()
@@ -63,10 +63,10 @@ def _become_owner(pid: int) -> None:
             os.readlink(f"/proc/{pid}/{link}") == os.readlink(f"/proc/self/{link}")
             for link in ("ns/user", "ns/mnt", "root")
         )
-        if not alike or theirs["CapPrm"] != own["CapPrm"]:
+        if not alike or status["CapPrm"] != own["CapPrm"]:
             sys.exit("it is root's, and in a container or with fewer rights than this recorder")
         return
-    os.setgroups([int(one) for one in theirs["Groups"].split()])
+    os.setgroups([int(number) for number in status["Groups"].split()])
     os.setresgid(groups[0], groups[0], groups[0])
     os.setresuid(user, user, user)
 

@@ -47,8 +47,8 @@ Functions = list[tuple[Any, ...]]
 
 def pystack_directory() -> str | None:
     """Return where pystack is installed; None if it is not."""
-    found = importlib.util.find_spec("pystack")
-    places = found.submodule_search_locations if found else None
+    module = importlib.util.find_spec("pystack")
+    places = module.submodule_search_locations if module else None
     return os.path.dirname(next(iter(places))) if places else None
 
 
@@ -130,18 +130,18 @@ def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, F
 
 def _parsed(output: bytes) -> dict[int, Functions]:
     """Return tid → functions of the lines that have the right form."""
-    found: dict[int, Functions] = {}
+    functions: dict[int, Functions] = {}
     for line in output.split(b"\n"):
         try:
             tid, frames = json.loads(line)
-            found[int(tid)] = [
+            functions[int(tid)] = [
                 (*(_CONTROL.sub("?", text)[:_MOST_NAME] for text in (name, file)), *map(_bounded, numbers))
                 for name, file, *numbers in frames
                 if len(numbers) == len(("line", "call"))
             ]
         except (ValueError, TypeError, RecursionError, OverflowError):
             continue
-    return {tid: frames for tid, frames in found.items() if frames}
+    return {tid: frames for tid, frames in functions.items() if frames}
 
 
 def _bounded(number: Any) -> int:

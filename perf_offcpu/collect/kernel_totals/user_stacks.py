@@ -158,8 +158,8 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_
     def take(row: int) -> tuple[list[int], bytes]:
         return _take(tids[row], ips[row], sps[row], fps[row], sizes[row])
 
-    found = of_each(rows.tolist(), pids[rows].tolist(), take, unread, time_s)
-    return [UserStack(*found.get(row, ([], b""))) for row in range(len(tasks))]
+    stacks = of_each(rows.tolist(), pids[rows].tolist(), take, unread, time_s)
+    return [UserStack(*stacks.get(row, ([], b""))) for row in range(len(tasks))]
 
 
 def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> NDArray[np.int64]:
@@ -186,8 +186,8 @@ def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[in
     try:
         top = _read(memory, sp, max(_TOP, copy_bytes))
         while len(frames) < MAX_FRAMES and 0 < fp < _USER_HALF:
-            at = fp - sp
-            frame = top[at : at + 16] if 0 <= at <= len(top) - 16 else _read(memory, fp, 16)
+            offset = fp - sp
+            frame = top[offset : offset + 16] if 0 <= offset <= len(top) - 16 else _read(memory, fp, 16)
             if len(frame) < 16:
                 break
             fp, ip = _FRAME.unpack(frame)

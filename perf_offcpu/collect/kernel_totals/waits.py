@@ -101,9 +101,9 @@ def wait_samples(
         payload: further fields of the payload; fields in neither get sentinels.
         copies: fields of user registers and stack bytes; without them no sample has any.
     """
-    taken = {name: rows[name] for name in _FROM_ROWS}
+    fields = {name: rows[name] for name in _FROM_ROWS}
     padding = {"padding": 0, "raw_padding": 0}
-    raw = {**BLANK_EXTENSION, **taken, **padding, **payload, "callchain": callchains}
+    raw = {**BLANK_EXTENSION, **fields, **padding, **payload, "callchain": callchains}
     nothing = np.zeros(len(rows) + 1, np.int64)
     columns: dict[str, Column] = {
         **dict.fromkeys(("cpu", "cpu_res", "regs_user_abi", "stack_user_dyn_size"), 0),
@@ -154,11 +154,11 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
     stacks = take_user_stacks(tasks[wanted], copy_bytes, unread)
     sound = last.stand_still(again())
     for row, stack in zip(np.flatnonzero(wanted).tolist(), stacks, strict=True):
-        taken = stack if sound[row] else UserStack()
-        copies[row] = taken.copy
+        user_stack = stack if sound[row] else UserStack()
+        copies[row] = user_stack.copy
         if empty[row]:
-            user[row] = np.array(taken.frames, np.uint64)
-            tasks["lost"][row] |= 0 if taken.frames else np.uint32(Lost.USER_STACK)
+            user[row] = np.array(user_stack.frames, np.uint64)
+            tasks["lost"][row] |= 0 if user_stack.frames else np.uint32(Lost.USER_STACK)
     return replace(last, tasks=tasks, user=tuple(user), copies=tuple(copies))
 
 
@@ -168,9 +168,9 @@ def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[i
     rows = last.waiting().tolist()
     in_kernel = [row for row in rows if len(last.kernel[row])]
     in_user = [row for row in rows if not len(last.kernel[row])]
-    for cpumode, some in ((CpuMode.KERNEL, in_kernel), (CpuMode.USER, in_user)):
-        for low in range(0, len(some), _TASKS_AT_ONCE):
-            batch = some[low : low + _TASKS_AT_ONCE]
+    for cpumode, chosen in ((CpuMode.KERNEL, in_kernel), (CpuMode.USER, in_user)):
+        for low in range(0, len(chosen), _TASKS_AT_ONCE):
+            batch = chosen[low : low + _TASKS_AT_ONCE]
             yield len(batch), _records(event, cpumode, last, batch)
 
 

@@ -216,8 +216,8 @@ class OutputFile:
                     self.append(piece.records)
                     room -= len(piece.records)
                 else:
-                    known, count = counts.get(piece.cause, Counter(0)), piece.count
-                    counts[piece.cause] = Counter(known.events + count.events, known.ns + count.ns)
+                    counted, count = counts.get(piece.cause, Counter(0)), piece.count
+                    counts[piece.cause] = Counter(counted.events + count.events, counted.ns + count.ns)
             self._write_account(recording, counts)
         with contextlib.suppress(RecordingError, BrokenPipeError):
             self._learn_ids()

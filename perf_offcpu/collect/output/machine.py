@@ -54,18 +54,18 @@ def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[i
 
 def _cpu_field(name: str) -> str:
     """Return a field of the first CPU in /proc/cpuinfo; "" where this architecture has no such field."""
-    found = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return found[1].strip() if found else ""
+    match = re.search(rf"^{name}\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _pmus() -> list[dict[str, object]]:
     """Return the names of values of attr.type on this machine beyond the fixed ones, by number."""
-    found = []
+    pmus = []
     # direct: a directory of /sys
     for directory in Path("/sys/bus/event_source/devices").glob("*"):
         if (directory / "type").exists():  # direct: a file of /sys
-            found.append((int(_read(directory / "type")), directory.name))
-    return [{"type": number, "name": encoded(name)} for number, name in sorted(found)]
+            pmus.append((int(_read(directory / "type")), directory.name))
+    return [{"type": number, "name": encoded(name)} for number, name in sorted(pmus)]
 
 
 def _read(path: str | Path) -> str:

@@ -55,15 +55,15 @@ class KnownObjects:
             return describe_new(rows)
         now = time.monotonic()
         keys: list[tuple[int, ...]] = rows[_IDENTITY].tolist()
-        new = [at for at, key in enumerate(keys) if self._known.get(key, (0.0,))[0] < now]
+        new = [row for row, key in enumerate(keys) if self._known.get(key, (0.0,))[0] < now]
         if now >= self._tidied_s + self._valid_s:  # objects of processes that have ended never come again
-            self._known = {key: one for key, one in self._known.items() if one[0] >= now}
+            self._known = {key: entry for key, entry in self._known.items() if entry[0] >= now}
             self._tidied_s = now
-        found = dict(zip(new, describe_new(rows[new]), strict=True))
-        for at, one in found.items():
+        descriptions = dict(zip(new, describe_new(rows[new]), strict=True))
+        for row, entry in descriptions.items():
             if len(self._known) < _MOST_KNOWN:
-                self._known[keys[at]] = now + self._valid_s, one
-        return [found[at] if at in found else self._known[key][1] for at, key in enumerate(keys)]
+                self._known[keys[row]] = now + self._valid_s, entry
+        return [descriptions[row] if row in descriptions else self._known[key][1] for row, key in enumerate(keys)]
 
 
 class ObjectTable:
@@ -133,17 +133,17 @@ class ObjectTable:
 
     def _begin(self, rows: NDArray[np.void]) -> None:
         names = self._collector.options.object_names
-        for at in range(len(rows)):
-            if is_epoll(rows[at]) and len(self._sets) < _MOST_SETS:
-                self._sets[int(rows[at]["id"])] = rows[at : at + 1]
+        for row in range(len(rows)):
+            if is_epoll(rows[row]) and len(self._sets) < _MOST_SETS:
+                self._sets[int(rows[row]["id"])] = rows[row : row + 1]
         scans = names and bool(needs_scan(rows).any())
 
         def work() -> list[Described]:
             begin_s = time.monotonic()
-            found = self._known.described(rows, lambda new: self._describer.describe(new, names=names))
+            objects = self._known.described(rows, lambda new: self._describer.describe(new, names=names))
             if scans:
                 self._scan_due = time.monotonic() + (time.monotonic() - begin_s) / self._scan_share
-            return found
+            return objects
 
         self._naming = in_background(work)
 

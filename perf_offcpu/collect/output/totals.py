@@ -133,14 +133,14 @@ class KernelTotals:
             self._shares.note(last.budgets)
         yield from self._budget_pieces(drained.budgets, end_ns)
         packed = sum_samples(self._waits, drained.sums, drained.stacks.find(drained.sums["stack"]))
-        for at, records in enumerate(packed):
-            rows = drained.sums[at * SUMS_AT_ONCE :][:SUMS_AT_ONCE]
+        for batch, records in enumerate(packed):
+            rows = drained.sums[batch * SUMS_AT_ONCE :][:SUMS_AT_ONCE]
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
     def _budget_pieces(self, budgets: NDArray[Any], time_ns: int) -> Iterator[Piece]:
         """Yield the records of budgets, without the shares that are in earlier files."""
         shares, modes = self._shares.share(budgets), self._program.maps.header.enums["mode"]
         packed = budget_samples(self._collector.counters_event, shares, modes, time_ns)
-        for at, records in enumerate(packed):
-            number = len(budgets[at * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE])
+        for batch, records in enumerate(packed):
+            number = len(budgets[batch * BUDGETS_AT_ONCE :][:BUDGETS_AT_ONCE])
             yield Piece(losses.BUDGETS_UNWRITTEN, np.zeros(number, np.uint64), records, batched=True)

@@ -109,11 +109,11 @@ class Ring:
 
     def _last_record(self, begin: int, limit: int) -> tuple[int, int]:
         """Return the end of the last whole record before a limit, and the number of records up to there."""
-        at, count = begin, 0
+        end, count = begin, 0
         with self._data.cast("H") as shorts:
-            while at < limit and (size := shorts[((at & self._mask) + _SIZE_AT) // 2]) and at + size <= limit:
-                at, count = at + size, count + 1
-        return at, count
+            while end < limit and (size := shorts[((end & self._mask) + _SIZE_AT) // 2]) and end + size <= limit:
+                end, count = end + size, count + 1
+        return end, count
 
     def close(self) -> None:
         """Unmap."""

@@ -78,13 +78,13 @@ def _true_size(kind: int, record: memoryview) -> int:
 def _without_losses(pieces: Sequence[Buffer]) -> bytes:
     """Return whole records without LOST records, which count for one file."""
     data = b"".join(pieces)
-    view, at, kept = memoryview(data), 0, []
+    view, offset, kept = memoryview(data), 0, []
     types, shorts = view.cast("I"), view.cast("H")
-    while at < len(data):
-        size = shorts[at // 2 + 3]
-        if types[at // 4] not in _LOST:
-            kept.append(view[at : at + size])
-        at += size
+    while offset < len(data):
+        size = shorts[offset // 2 + 3]
+        if types[offset // 4] not in _LOST:
+            kept.append(view[offset : offset + size])
+        offset += size
     return b"".join(kept)
 
 
@@ -144,21 +144,21 @@ class SideBand:
         mapped: list[memoryview] = []
         view = memoryview(data)
         types, shorts = view.cast("I"), view.cast("H")
-        at = kept = 0
-        while at < len(data) and (size := shorts[at // 2 + 3]):
-            kind = types[at // 4]
-            if kind == _MMAP2 and _is_own_data(view[at : at + size]):
-                pieces.append(view[kept:at])
-                kept = at + size
+        offset = kept = 0
+        while offset < len(data) and (size := shorts[offset // 2 + 3]):
+            kind = types[offset // 4]
+            if kind == _MMAP2 and _is_own_data(view[offset : offset + size]):
+                pieces.append(view[kept:offset])
+                kept = offset + size
             elif kind == _MMAP2:
-                mapped.append(view[at : at + size])
+                mapped.append(view[offset : offset + size])
             elif kind in _GROWING:
                 self._kernel.changes += 1
-            if kind in _GROWING and (true_size := _true_size(kind, view[at : at + size])) < size:
-                view[at + 6 : at + 8] = true_size.to_bytes(2, sys.byteorder)
-                pieces.append(view[kept : at + true_size])
-                kept = at + size
-            at += size
+            if kind in _GROWING and (true_size := _true_size(kind, view[offset : offset + size])) < size:
+                view[offset + 6 : offset + 8] = true_size.to_bytes(2, sys.byteorder)
+                pieces.append(view[kept : offset + true_size])
+                kept = offset + size
+            offset += size
         if mapped:
             self._complete(mapped)
         return [*pieces, view[kept:]]
@@ -167,10 +167,10 @@ class SideBand:
         """Write build-ids into MMAP2 records; clear the build-id flag of records of files without one."""
         keys = [_key(record) for record in records]
         new = {key: record for key, record in zip(keys, records, strict=True) if key and key not in self._known}
-        found = self._read(new) if new else {}
+        build_ids = self._read(new) if new else {}
         for record, key in zip(records, keys, strict=True):
             misc = int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & ~_FLAG
-            if build_id := self._known.get(key) or found.get(key):
+            if build_id := self._known.get(key) or build_ids.get(key):
                 misc |= _FLAG
                 padded = bytes((len(build_id), 0, 0, 0)) + build_id.ljust(BUILD_ID_BYTES, b"\0")
                 record[_UNION:_UNION_END] = padded
@@ -178,7 +178,7 @@ class SideBand:
 
     def _read(self, records: dict[bytes, memoryview]) -> dict[bytes, bytes]:
         """Look up the build-ids of files; return key of the record → build-id, of files that have one."""
-        found: dict[bytes, bytes] = {}
+        build_ids: dict[bytes, bytes] = {}
         items: list[tuple[tuple[int, int], bytes, tuple[int, int, int, int, bytes]]] = []
         for key, record in records.items():
             values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
@@ -188,18 +188,18 @@ class SideBand:
             if (known := self._build_ids.get(file)) is None:
                 items.append((device, key, (*place, values["ino"], name)))
             else:
-                found[key] = known
+                build_ids[key] = known
         for (device, key, (*_, inode, name)), answer in ask_each(
             self._helper, items, self._build_ids.avoided, self.meanwhile
         ):
             if answer.is_stuck:
                 self._lost.add(losses.FILES_UNREAD)
             elif answer.value is not None:  # else the process has ended
-                found[key], seen_at = answer.value
-                self._build_ids.learn(key_of(device, inode, name), seen_at or name, found[key])
-        for key, build_id in found.items():
+                build_ids[key], seen_at = answer.value
+                self._build_ids.learn(key_of(device, inode, name), seen_at or name, build_ids[key])
+        for key, build_id in build_ids.items():
             remember(self._known, key, build_id)
-        return found
+        return build_ids
 
 
 def _key(record: memoryview) -> bytes:

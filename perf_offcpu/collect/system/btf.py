@@ -105,10 +105,10 @@ class Btf:
         type_id = self.type_id(Kind.STRUCT, structure)
         offset = 0
         for name in path.split("."):
-            found = None if type_id is None else self._find_member(self._resolve(type_id), name, _MAX_DEPTH)
-            if found is None:
+            member = None if type_id is None else self._find_member(self._resolve(type_id), name, _MAX_DEPTH)
+            if member is None:
                 return None
-            offset, type_id = offset + found[0], found[1]
+            offset, type_id = offset + member[0], member[1]
         return Member(offset, self._size(type_id or 0))
 
     def enumerator(self, enumeration: str, name: str) -> int | None:
@@ -135,7 +135,7 @@ class Btf:
         section, variable = self.type_id(Kind.DATASEC, ".data..percpu"), self.type_id(Kind.VAR, name)
         if section is None or variable is None:
             return None
-        return next((offset for of, offset, _size in self._entries(section, 3) if of == variable), None)
+        return next((offset for type_id, offset, _size in self._entries(section, 3) if type_id == variable), None)
 
     def _sections(self, data: bytes) -> tuple[slice, bytes]:
         """Return the place of the types in `data`, and the strings."""

@@ -71,8 +71,8 @@ class TypeIndex:
 
     def find(self, kind: Kind, name_off: int) -> int | None:
         """Return the id of the first type of a kind and a name."""
-        found = np.flatnonzero((self.names == name_off) & (self.kinds == kind))
-        return int(found[0]) + 1 if len(found) else None
+        rows = np.flatnonzero((self.names == name_off) & (self.kinds == kind))
+        return int(rows[0]) + 1 if len(rows) else None
 
 
 def walk(section: memoryview) -> TypeIndex:

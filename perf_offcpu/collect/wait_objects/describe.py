@@ -130,19 +130,19 @@ class Describer:
         """Add the texts that /proc has."""
         self._dtype = rows.dtype
         rows_of: dict[int, list[int]] = {}
-        for at, (row, known) in enumerate(zip(rows, texts, strict=True)):
+        for place, (row, known) in enumerate(zip(rows, texts, strict=True)):
             if _is_in_proc(row, known):
-                rows_of.setdefault(int(row["pid"]), []).append(at)
+                rows_of.setdefault(int(row["pid"]), []).append(place)
         mounts = Mounts()
         items = [(pid, rows[places].tobytes()) for pid, places in rows_of.items()]
         for (pid, _), answer in ask_each(self._helper, items, self._avoided):
             places = rows_of[pid]
             if answer.value is None:
                 self._lost.add(losses.OBJECTS_UNNAMED, len(places))
-            for at, found in zip(places, answer.value or [{}] * len(places), strict=True):
-                texts[at] |= found
-                if not found and rows[at]["kind"] in _FILES:
-                    texts[at]["name"] = mounts.path(bytes(rows[at]["name"]), int(rows[at]["device"]))
+            for place, names in zip(places, answer.value or [{}] * len(places), strict=True):
+                texts[place] |= names
+                if not names and rows[place]["kind"] in _FILES:
+                    texts[place]["name"] = mounts.path(bytes(rows[place]["name"]), int(rows[place]["device"]))
 
     def _add_peers(self, objects: list[Described]) -> None:
         """Add the processes at the other ends of pipes and Unix sockets."""
@@ -229,15 +229,15 @@ def _numbers(row: Any) -> Described:
 
 def object_payloads(objects: list[Described]) -> list[bytes]:
     """Return the payloads of samples that describe objects, each small enough for a record."""
-    payloads, at = [], 0
-    while at < len(objects):
-        text, end = b"", at
-        while end < len(objects) and end - at < _MOST_OBJECTS and len(text) < _MOST_TEXT:
+    payloads, row = [], 0
+    while row < len(objects):
+        text, end = b"", row
+        while end < len(objects) and end - row < _MOST_OBJECTS and len(text) < _MOST_TEXT:
             text += b"".join(objects[end][name].replace(b"\0", b"") + b"\0" for name in TEXTS)
             end += 1
-        values = {"magic": MAGIC, "version": VERSION, "nr": end - at, "size": len(text), "reserved": 0}
-        payloads.append(OBJECTS.pack(values | {"objects": objects[at:end], "text": text}, NATIVE))
-        at = end
+        values = {"magic": MAGIC, "version": VERSION, "nr": end - row, "size": len(text), "reserved": 0}
+        payloads.append(OBJECTS.pack(values | {"objects": objects[row:end], "text": text}, NATIVE))
+        row = end
     return payloads
 
 

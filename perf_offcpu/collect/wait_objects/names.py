@@ -73,13 +73,13 @@ def requests_of(pid: int, fd: int) -> bytes:
     """
     try:
         inode = int(_in_fdinfo(pid, fd, _INODE) or -1)
-        queues = [one for one in parse_maps(read_maps(pid)) if one.inode == inode and one.offset == _SQES]
-        sizes = [min(one.end - one.start, _MOST_SQES * _SQE.size) for one in queues[:1]]
+        queues = [area for area in parse_maps(read_maps(pid)) if area.inode == inode and area.offset == _SQES]
+        sizes = [min(queue.end - queue.start, _MOST_SQES * _SQE.size) for queue in queues[:1]]
         memory = read_memory(pid, queues[0].start, sizes[0]) if queues else b""
-        requests = [one for one in _SQE.iter_unpack(memory) if one[0]]
+        requests = [request for request in _SQE.iter_unpack(memory) if request[0]]
         if not all(code in _ON_FILES and not flags & _IS_INDEX for code, flags, _, _ in requests):
             return b""
-        links = {f"/proc/{pid}/fd/{one[3]}".encode() for one in requests}
+        links = {f"/proc/{pid}/fd/{request[3]}".encode() for request in requests}
         paths = {os.readlink(link)[:_MOST_NAME] for link in links}  # direct: not followed
     except OSError:
         return b""

@@ -80,7 +80,7 @@ def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     """Set `holder_tid` of tasks that wait for a lock whose owner is known, and `asked_ns` of timed waits. `unread`
     counts the locks for which there is no time."""
-    futexes = [nr for nr, (what, _) in call_numbers(platform.machine()).items() if what == "futex"]
+    futexes = [nr for nr, (kind, _) in call_numbers(platform.machine()).items() if kind == "futex"]
     rows = last.waiting()
     rows = rows[is_among(last.tasks["syscall"][rows], np.sort(futexes)) & (last.tasks["object_id"][rows] != 0)]
     pids = last.tasks["pid"][rows].tolist()

@@ -136,7 +136,7 @@ def _first_lines(path: str) -> Iterator[bytes]:
 def _address(text: str) -> bytes:
     """Return an address that these tables hold as hexadecimal words; b"" for port 0, which no socket has."""
     address, _, port = text.partition(":")
-    words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+    words = [bytes.fromhex(address[offset : offset + 8])[::-1] for offset in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
     number = int(port, 16)
     return endpoint(family, b"".join(words).ljust(16, b"\0"), number) if number else b""

@@ -51,14 +51,14 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
     things = set(texts.values())
     labels = _Labels(subject, things, per_thread=per_thread)
     waited = _sums(labels.sleepers(), name, np.zeros(len(samples), np.int64), subject)
-    other, what = _other_ends(subject, holders)
-    held = _sums(labels.threads(other), name, what, subject, other != -1)
+    other, relation = _other_ends(subject, holders)
+    held = _sums(labels.threads(other), name, relation, subject, other != -1)
     edges = [_Edge(labels.texts[thread], texts[thing], "waited", *sums) for (thread, thing, _), sums in waited.items()]
     off_cpu = Counter[str]()
     for edge in edges:
         off_cpu.update({edge.source: edge.weight, edge.target: edge.weight})
     edges += _merged(
-        _Edge(texts[thing], labels.texts[thread], _WHAT[how], *sums) for (thread, thing, how), sums in held.items()
+        _Edge(texts[thing], labels.texts[thread], _WHAT[code], *sums) for (thread, thing, code), sums in held.items()
     )
     kept = sorted((edge for edge in edges if edge.weight >= least), key=lambda edge: (-edge.weight, edge))
     for label in dict.fromkeys(label for edge in kept for label in edge[:2]):
@@ -131,15 +131,15 @@ class _Labels:
 
 
 def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
-    """Return the thread id that held, released or ended each wait (-1 none), and which of them it did."""
+    """Return the thread id that held, released or ended each wait (-1 none), and its relation: a code of _WHAT."""
     samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
     ended = ~samples.has(SampleFlag.STILL_BLOCKED) & ~holders.cut_off & (kind != ObjectKind.FUTEX)
     other = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
     other[ended & samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
-    what = np.full(len(samples), _ENDED, np.int64)
-    for tids, how in ((holders.released, _RELEASED), (holders.held, _HELD)):
-        other, what = np.where(tids >= 0, tids, other), np.where(tids >= 0, how, what)
-    return other, what
+    relation = np.full(len(samples), _ENDED, np.int64)
+    for tids, code in ((holders.released, _RELEASED), (holders.held, _HELD)):
+        other, relation = np.where(tids >= 0, tids, other), np.where(tids >= 0, code, relation)
+    return other, relation
 
 
 def _sums(
@@ -172,9 +172,9 @@ def text_of(graph: Any) -> Iterator[str]:
         yield f"#\n#  Share  {'Waited':>14}  {'Waits':>8}  {title}"
         for source, target, edge in sorted(graph.edges(data=True), key=lambda edge: -edge[2]["weight"]):
             if (edge["what"] == "waited") == is_wait:
-                how = "" if is_wait else f" ({edge['what']})"
+                note = "" if is_wait else f" ({edge['what']})"
                 weight = amount(edge["weight"], unit)
-                yield f"{edge['share']:6.2f} % {weight:>14}  {edge['count']:8}  {source} -> {target}{how}"
+                yield f"{edge['share']:6.2f} % {weight:>14}  {edge['count']:8}  {source} -> {target}{note}"
         yield ""
     for circle in graph.graph["deadlocks"]:
         yield f"Deadlock: {circle} -> the first"

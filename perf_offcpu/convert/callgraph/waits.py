@@ -69,7 +69,7 @@ def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -
     ends = {node for row in kept for node in row[:2]}
     shown = [node for node in range(len(labels)) if node in ends or held[node].sum() >= least]
     for node in sorted(shown, key=lambda node: (-int(held[node].sum()), labels[node])):
-        parts = {f"held_{how.name.lower()}": int(held[node, how]) for how in Held}
+        parts = {f"held_{kind.name.lower()}": int(held[node, kind]) for kind in Held}
         facts = {"label": labels[node], "waited": int(waited[node]), "held": int(held[node].sum())}
         graph.add_nodes_from([(labels[node], facts | parts)])
     for source, node, weight, own, count in kept:

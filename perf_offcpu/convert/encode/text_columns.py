@@ -32,8 +32,8 @@ def picked(texts: Sequence[str] | Mapping[int, str], rows: I64) -> Iterable[str]
 
 def microseconds(times_ns: I64) -> list[str]:
     """Return times as microseconds with three decimals: nothing is rounded."""
-    whole = map(str, (times_ns // 1000).tolist())
-    return list(map(operator.add, whole, map(_FRACTIONS.__getitem__, (times_ns % 1000).tolist())))
+    quotients = map(str, (times_ns // 1000).tolist())
+    return list(map(operator.add, quotients, map(_FRACTIONS.__getitem__, (times_ns % 1000).tolist())))
 
 
 def path_texts(tree: PathTree, nodes: I64, labels: Sequence[str] | None = None, separator: str = ";") -> list[str]:

@@ -182,8 +182,8 @@ class SharedTables:
         symbols = {"libIndex": self._symbol_libs, "address": self._symbols, "name": self._symbol_names}
         yield from table(len(self._symbols), **symbols, functionSize=None)
         yield ',"sources":'
-        files, one = self._sources, np.ones(len(self._sources), np.int64)
-        start = {"startLine": one, "startColumn": one}
+        files, ones = self._sources, np.ones(len(self._sources), np.int64)
+        start = {"startLine": ones, "startColumn": ones}
         yield from table(len(files), id=None, filename=files, **start, sourceMapURL=None, content=None)
         yield ',"sourceLocationTable":'
         nothing = np.empty(0, np.int64)

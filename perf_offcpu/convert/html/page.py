@@ -216,10 +216,10 @@ def _between(profile: Profile, waits: Waits, tracks: list[Track], timeline: Time
     Threads without a budget ran, for all that is known, whenever they did not wait.
     """
     samples, cpu_waits = profile.samples, CpuWaits(profile, tracks)
-    whole = max(sum(end - begin for begin, end in profile.meta.recorded), timeline.duration_ns)
+    recorded_ns = max(sum(end - begin for begin, end in profile.meta.recorded), timeline.duration_ns)
     waited = sum_by(timeline.track, np.where(profile.is_offcpu(), samples.period, 0), len(tracks))
     running = cpu_waits.running + cpu_waits.queued
-    running = np.where(running > 0, cpu_waits.running, np.maximum(whole - waited, 0))
+    running = np.where(running > 0, cpu_waits.running, np.maximum(recorded_ns - waited, 0))
     rows = np.flatnonzero(profile.is_offcpu() & ~timeline.waits)
     first, group_of = group(timeline.track[rows], waits.wait_class[rows])
     parts: list[dict[int, int]] = [{-1: ns} for ns in running.tolist()]

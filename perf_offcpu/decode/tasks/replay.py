@@ -290,8 +290,8 @@ class TaskReplay:
         comms = self.comms()
         named = rows_at(comms.tid, comms.begin_ns, samples.tid, samples.time_ns)
         comm = comms.comm[named]
-        unnamed, which = np.unique(samples.tid[named < 0], return_inverse=True)
-        comm[named < 0] = self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[which]  # as perf
+        unnamed, tid_row = np.unique(samples.tid[named < 0], return_inverse=True)
+        comm[named < 0] = self.strings.intern_all(f":{tid}" for tid in unnamed.tolist())[tid_row]  # as perf
         pids, begins, spaces = self._once("timeline", self.spaces.timeline)
         mapped = rows_at(pids, begins, samples.pid, samples.time_ns)
         space = np.append(spaces, -1)[mapped]

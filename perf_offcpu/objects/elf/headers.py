@@ -229,13 +229,13 @@ def _table(source: Source, header: Any, kind: str, struct: Any, dtype: np.dtype[
     offset, entsize, size = header[f"e_{kind}off"], header[f"e_{kind}entsize"], struct.sizeof()
     if not offset or not count:
         return np.empty(0, dtype)
-    what, fields = f"{struct.name} table", dtype.names or ()
+    part, fields = f"{struct.name} table", dtype.names or ()
     if entsize != size:
-        raise FormatError(source.path, what, f"entries of {entsize} bytes, expected {size}", offset)
+        raise FormatError(source.path, part, f"entries of {entsize} bytes, expected {size}", offset)
     if count > MAX_HEADERS:
-        raise FormatError(source.path, what, f"{count} entries, more than {MAX_HEADERS}", offset)
-    data = source.read_exactly(what, offset, count * size)
-    with own_errors(source.path, what, offset):
+        raise FormatError(source.path, part, f"{count} entries, more than {MAX_HEADERS}", offset)
+    data = source.read_exactly(part, offset, count * size)
+    with own_errors(source.path, part, offset):
         entries = [struct.parse(data[index : index + size]) for index in range(0, len(data), size)]
         return np.array([tuple(_number(entry[name]) for name in fields) for entry in entries], dtype)
 

@@ -124,19 +124,19 @@ class ElfImage:
 
     def content(self, section: Section, most: int = MAX_SECTION) -> bytes:
         """Return at most `most` bytes of a section, uncompressed; b"" for one that occupies no file space."""
-        what = f"section {section.name.decode('ascii', 'replace')}"
+        part = f"section {section.name.decode('ascii', 'replace')}"
         if section.type == SectionType.NOBITS:
             return b""
-        data = self.source.read_exactly(what, section.offset, section.size, most)
+        data = self.source.read_exactly(part, section.offset, section.size, most)
         if not section.flags & SectionFlag.COMPRESSED:
             return data
         header = structs_of(self.bits, self.order).Elf_Chdr
-        with own_errors(self.path, what, section.offset):
+        with own_errors(self.path, part, section.offset):
             kind = header.parse(data)["ch_type"]
         try:
             return uncompress(_COMPRESSION.get(kind, str(kind)), data[header.sizeof() :], most)
         except ValueError as problem:
-            raise FormatError(self.path, what, str(problem), section.offset) from None
+            raise FormatError(self.path, part, str(problem), section.offset) from None
 
     def array(self, section: Section, layout: Layout) -> NDArray[Any]:
         """Return a section that is a table as a structured array in the file's byte order; cut a torn end."""

@@ -143,7 +143,7 @@ def _import_names(image: ElfImage, dynamic: Section, slots: U64, symbols: I64) -
     table = image.array(dynamic, elf.SYM[image.bits])
     is_symbol = symbols < len(table)
     pairs = zip(slots[is_symbol].tolist(), table["st_name"][symbols[is_symbol]].tolist(), strict=True)
-    return {slot: name for slot, at in pairs if (name := _text(strings, at))}
+    return {slot: name for slot, offset in pairs if (name := _text(strings, offset))}
 
 
 def _text(strings: bytes, offset: int) -> bytes:

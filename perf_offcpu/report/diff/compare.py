@@ -200,11 +200,11 @@ class _Comparer:
         rank = places_of(shown, groups.number)
         totals, threads, busy = [], [], []
         for part, side in zip((groups.old, groups.new), self.sides, strict=True):
-            samples, of = side.subject.samples, rank[part]
-            totals.append(totals_of(samples, of, len(shown)))
-            first, _ = group(of, samples.pid, samples.tid)
-            threads.append(np.bincount(of[first] + 1, minlength=len(shown) + 1)[1:].tolist())
-            busy.append(sum_by(np.where(side.idle, -1, of), samples.period, len(shown)) * side.scale)
+            samples, rank_of_sample = side.subject.samples, rank[part]
+            totals.append(totals_of(samples, rank_of_sample, len(shown)))
+            first, _ = group(rank_of_sample, samples.pid, samples.tid)
+            threads.append(np.bincount(rank_of_sample[first] + 1, minlength=len(shown) + 1)[1:].tolist())
+            busy.append(sum_by(np.where(side.idle, -1, rank_of_sample), samples.period, len(shown)) * side.scale)
         numbers: list[int] = shown.tolist()
         weights = before[shown].tolist(), after[shown].tolist(), (busy[1] - busy[0]).tolist(), noise[shown].tolist()
         columns: Iterable[tuple[Any, ...]] = zip(*totals, zip(*threads, strict=True), *weights, numbers, strict=True)

@@ -162,12 +162,14 @@ def by_function(old: Side, new: Side) -> Groups:
 def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[str, ...]]]) -> Groups:
     """Return the groups of both sides; groups with the same values are one."""
     number: dict[tuple[str, ...], int] = {}
-    of = [
+    old_groups, new_groups = (
         np.array([number.setdefault(values, len(number)) for values in labels], np.int64)[groups]
         for groups, labels in (old, new)
-    ]
+    )
     group_keys = list(number)
-    return Groups(of[0], of[1], len(group_keys), lambda numbers: [(group_keys[group], ()) for group in numbers])
+    return Groups(
+        old_groups, new_groups, len(group_keys), lambda numbers: [(group_keys[group], ()) for group in numbers]
+    )
 
 
 def by_stack(old: Side, new: Side) -> Groups:

@@ -73,8 +73,8 @@ def _idle(side: Side) -> Idle:
 def _comms(comparison: Comparison, number: int) -> list[str]:
     groups = comparison.causes.groups if comparison.causes else comparison.groups.groups
     weights: dict[str, float] = {}
-    for side, of in ((comparison.old, groups.old), (comparison.new, groups.new)):
-        samples = side.subject.samples.take(of == number)
+    for side, group_of in ((comparison.old, groups.old), (comparison.new, groups.new)):
+        samples = side.subject.samples.take(group_of == number)
         first, of_comm = group(samples.comm)
         sums = sum_by(of_comm, samples.period, len(first)).tolist()
         for comm, weight in zip(samples.comm[first].tolist(), sums, strict=True):

@@ -147,11 +147,11 @@ def find_kallsyms(
     hidden = is_running
     for path in _kallsyms_paths(build_id, search, is_running, in_symfs):
         try:
-            found = running_kallsyms(search.cache) if path == LIVE else load_kallsyms(path)
+            kallsyms = running_kallsyms(search.cache) if path == LIVE else load_kallsyms(path)
         except (OSError, FormatError):
             continue
-        if not found.hidden:
-            return found, path, False
+        if not kallsyms.hidden:
+            return kallsyms, path, False
         hidden = True
     return None, "", hidden
 

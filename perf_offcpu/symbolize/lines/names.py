@@ -229,7 +229,7 @@ class LineNames:
         nameless = functions == 0
         inner, functions = inner[~nameless], functions[~nameless]
         depth = np.searchsorted(calls.row[inner], calls.row[inner], side="right") - np.arange(len(inner))
-        found = InlinedFunctions.filled(
+        inlined = InlinedFunctions.filled(
             len(inner),
             location=rows[calls.row[inner]],
             depth=depth,
@@ -237,7 +237,7 @@ class LineNames:
             file=files[inner],
             line=calls.line[inner],
         )
-        self.inlined = InlinedFunctions.concat([self.inlined, found])
+        self.inlined = InlinedFunctions.concat([self.inlined, inlined])
         return int(nameless.sum())
 
     def _interned(self, indices: U32, table: Symcache, *, names: bool) -> U32:

@@ -119,14 +119,14 @@ class Symcache:
 
         Addresses without a source line have no rows.
         """
-        at = self._location(addresses)
-        rows = np.flatnonzero(at >= 0)
-        at, levels = at[rows], list[Calls]()
-        while len(at) and len(levels) < MAX_DEPTH:
-            levels.append(self._level(rows, at))
-            outer = self._locations["inlined_into"][at].astype(np.int64)
+        location = self._location(addresses)
+        rows = np.flatnonzero(location >= 0)
+        location, levels = location[rows], list[Calls]()
+        while len(location) and len(levels) < MAX_DEPTH:
+            levels.append(self._level(rows, location))
+            outer = self._locations["inlined_into"][location].astype(np.int64)
             inside = outer < len(self._locations["line"])
-            rows, at = rows[inside], outer[inside]
+            rows, location = rows[inside], outer[inside]
         calls = Calls.concat([Calls(), *levels])
         return calls.take(np.argsort(calls.row, kind="stable"))
 

@@ -82,23 +82,23 @@ def futex_names(
     """
     rows = np.array(sorted(objects), np.int64)
     space, stack = _usual(rows, row, recording.samples.space), _usual(rows, row, profile.samples.stack)
-    elsewhere = np.array([_is_elsewhere(objects[one].place) for one in rows.tolist()], np.bool_)
+    elsewhere = np.array([_is_elsewhere(objects[number].place) for number in rows.tolist()], np.bool_)
     addresses = recording.objects.address[rows]
     variables = find_variables(recording, np.where(elsewhere, -1, space).astype(np.int32), addresses, options.search())
-    names = [one.symbol if one else "" for one in variables]
+    names = [variable.symbol if variable else "" for variable in variables]
     if options.demangle:
         names = demangle(names)
     callers = _Callers(profile)
     result = {}
-    for index, one in enumerate(rows.tolist()):
+    for index, number in enumerate(rows.tolist()):
         noun, function = callers.of(int(stack[index]))
         if noun == _UNNAMED:
-            noun = next((name for fact, name in _NOUN_OF_FACT.items() if facts[one] & fact), noun)
+            noun = next((name for fact, name in _NOUN_OF_FACT.items() if facts[number] & fact), noun)
         variable = variables[index]
         if variable is not None:
             variable = variable._replace(symbol=SYMBOL_SUFFIX.sub("", names[index]))
         file = recording.strings[variable.dso] if variable else ""
-        result[one] = _name(objects[one], variable, file, noun, function)
+        result[number] = _name(objects[number], variable, file, noun, function)
     return result
 
 

@@ -63,7 +63,7 @@ def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings:
     is_peer = np.isin(thing.astype(np.int64) << 32 | waker_tid, waits)
     is_stranger = ~is_peer & ~np.isin(waker_pid, samples.pid)
     by = [is_peer, ~is_peer & ~is_stranger, is_stranger]
-    peers, others, strangers = (np.bincount(thing[which], minlength=groups) for which in by)
+    peers, others, strangers = (np.bincount(thing[is_ender], minlength=groups) for is_ender in by)
     facts = (
         np.where(several, ObjectFact.SEVERAL, 0)
         | np.where(peers > 0, ObjectFact.BY_PEERS, 0)

@@ -66,13 +66,15 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     bare = _without_object(recording, row, profile.is_offcpu())
     if not (row >= 0).any() and not any(mask.any() for _, _, mask in bare):
         return profile
-    rows, pids, of = entries_of(recording, row)
-    known, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
-    futexes = {number: one for number, one in known.items() if one.kind == ObjectKind.FUTEX}
-    ends = OtherEnds(recording, known, users, wakers_of(recording, row))
+    rows, pids, entry_of_sample = entries_of(recording, row)
+    object_of, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
+    futexes = {number: thing for number, thing in object_of.items() if thing.kind == ObjectKind.FUTEX}
+    ends = OtherEnds(recording, object_of, users, wakers_of(recording, row))
     facts = facts_by_words(recording, row)
-    takers = lock_takers(profile, row, [number for number, one in known.items() if one.kind == ObjectKind.KERNEL_LOCK])
-    namer = _Namer(known, users, ends, futex_names(profile, recording, futexes, facts, row, options), takers)
+    takers = lock_takers(
+        profile, row, [number for number, thing in object_of.items() if thing.kind == ObjectKind.KERNEL_LOCK]
+    )
+    namer = _Namer(object_of, users, ends, futex_names(profile, recording, futexes, facts, row, options), takers)
     entries = list(zip(rows.tolist(), pids.tolist(), strict=True))
     named = [namer.name(*entry) for entry in entries]
     named += [_Named(name, name) for name, _, _ in bare]
@@ -82,20 +84,20 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         len(named),
         kind=[*table.kind[rows].tolist(), *(kind for _, kind, _ in bare)],
         name=strings.intern_all(_apart(named)),
-        stable=strings.intern_all(one.stable for one in named),
+        stable=strings.intern_all(thing.stable for thing in named),
         protocol=np.append(table.protocol, np.uint32(0))[at],
-        shared=[one.is_shared for one in named],
-        connected=[*(_is_connected(known[row]) for row in rows.tolist()), *no],
+        shared=[thing.is_shared for thing in named],
+        connected=[*(_is_connected(object_of[row]) for row in rows.tolist()), *no],
         inward=[*(namer.is_inward(*entry) for entry in entries), *no],
         facts=np.append(facts, np.uint16(0))[at],
         pid=np.append(table.pid, np.int32(-1))[at],
         address=np.append(table.address, np.uint64(0))[at],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
     )
-    objects.facts |= facts_by_enders(recording, of, objects, strings)
+    objects.facts |= facts_by_enders(recording, entry_of_sample, objects, strings)
     for number, (_, _, mask) in enumerate(bare, len(rows)):
-        of = np.where(mask, number, of)
-    samples = profile.samples.with_columns(object=of.astype(np.int32))
+        entry_of_sample = np.where(mask, number, entry_of_sample)
+    samples = profile.samples.with_columns(object=entry_of_sample.astype(np.int32))
     return dataclasses.replace(profile, samples=samples, objects=objects)
 
 
@@ -139,20 +141,20 @@ class _Namer:
 
     def name(self, row: int, pid: int) -> _Named:
         """Return the names of an object; of a pipe, to one process."""
-        one = self._rows[row]
-        if one.kind == ObjectKind.FUTEX:
+        thing = self._rows[row]
+        if thing.kind == ObjectKind.FUTEX:
             name = self._futexes[row]
-            mark = f"({one.pid})"
+            mark = f"({thing.pid})"
             if name.is_shared:  # what has no name any more is told apart by the address, which children inherit
-                mark = f"at {one.address:#x}" if DELETED in one.place else ""
+                mark = f"at {thing.address:#x}" if DELETED in thing.place else ""
             return _Named(name.text, name.stable, mark, name.is_shared)
-        if one.kind == ObjectKind.KERNEL_LOCK:
-            return _Named(*lock_name(one, self._takers.get(row, "")))
-        if one.kind == ObjectKind.PIPE:
+        if thing.kind == ObjectKind.KERNEL_LOCK:
+            return _Named(*lock_name(thing, self._takers.get(row, "")))
+        if thing.kind == ObjectKind.PIPE:
             return self._pipe(row, pid)
-        if one.kind == ObjectKind.SOCKET:
+        if thing.kind == ObjectKind.SOCKET:
             return self._socket(row)
-        return _numbered(one) or _file(one)
+        return _numbered(thing) or _file(thing)
 
     def is_inward(self, row: int, pid: int) -> bool:
         """Return True if an event of an object is work that comes in, not an answer: see `model.profile`."""
@@ -171,33 +173,33 @@ class _Namer:
         return _is_of_client(plain(row_of_object.local), plain(row_of_object.remote))
 
     def _pipe(self, row: int, pid: int) -> _Named:
-        one, other = self._rows[row], self._ends.of_pipe(row, pid)
-        mine = next((user for user in self._users.get(row, ()) if user.pid == pid), None)
-        what = f"fifo {one.name}" if one.name.startswith("/") else "pipe"
+        pipe, other = self._rows[row], self._ends.of_pipe(row, pid)
+        own_end = next((user for user in self._users.get(row, ()) if user.pid == pid), None)
+        kind = f"fifo {pipe.name}" if pipe.name.startswith("/") else "pipe"
         if other is None:
-            text = what if what != "pipe" else f"pipe inode {one.inode}"
-            return _Named(text, what)
-        word = direction(mine)
-        if word == "with" and pid == one.pid:
-            word = _ENDS.get(one.place, word)
-        where = f"{what} {word}"
+            text = kind if kind != "pipe" else f"pipe inode {pipe.inode}"
+            return _Named(text, kind)
+        word = direction(own_end)
+        if word == "with" and pid == pipe.pid:
+            word = _ENDS.get(pipe.place, word)
+        where = f"{kind} {word}"
         return _Named(f"{where} {other.text()}", f"{where} {other.comm or 'a process'}")
 
     def _socket(self, row: int) -> _Named:
-        one, other = self._rows[row], self._ends.of_socket(row)
-        local, remote = plain(one.local), plain(one.remote)
-        protocol = one.protocol or "socket"
+        socket, other = self._rows[row], self._ends.of_socket(row)
+        local, remote = plain(socket.local), plain(socket.remote)
+        protocol = socket.protocol or "socket"
         end, stable_end = (f" ({other.comm} {other.pid})", f" ({other.comm})") if other else ("", "")
         if protocol == "unix":
-            path = one.name or remote or local
+            path = socket.name or remote or local
             text = f"unix {path}" if path else "unix socket"
-            apart = "" if path or other else f" inode {one.inode}"
+            apart = "" if path or other else f" inode {socket.inode}"
             return _Named(f"{text}{apart}{end}", f"{text}{stable_end}")
         if remote:
             return _Named(f"{protocol} {remote}{end}", f"{protocol} {_lasting(local, remote)}{stable_end}")
         listens = protocol in ("tcp", "mptcp", "sctp") and local
         text = f"{protocol}{' listen' if listens else ''} {local}".rstrip()
-        return _Named(text if local else f"{text} inode {one.inode}", text)
+        return _Named(text if local else f"{text} inode {socket.inode}", text)
 
 
 def _is_connected(object_row: ObjectRow) -> bool:
@@ -238,5 +240,5 @@ def _file(object_row: ObjectRow) -> _Named:
     if not object_row.name:
         where = f"inode {object_row.inode} on {object_row.device >> 20}:{object_row.device & 0xFFFFF}"
         return _Named(where if object_row.inode else "unknown", "file" if object_row.inode else "unknown")
-    whole = object_row.name.startswith(("/", "[")) or not object_row.inode
-    return _Named(object_row.name, _MORE.sub("", object_row.name), "" if whole else f"(inode {object_row.inode})")
+    is_path = object_row.name.startswith(("/", "[")) or not object_row.inode
+    return _Named(object_row.name, _MORE.sub("", object_row.name), "" if is_path else f"(inode {object_row.inode})")

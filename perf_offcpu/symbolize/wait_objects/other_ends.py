@@ -54,13 +54,13 @@ class OtherEnds:
         self._by_ends: dict[tuple[str, str, str], list[int]] = {}
         self._by_inode: dict[int, list[int]] = {}
         self._by_peer: dict[int, list[int]] = {}
-        for row, one in rows.items():
-            if one.kind != ObjectKind.SOCKET:
+        for row, object_row in rows.items():
+            if object_row.kind != ObjectKind.SOCKET:
                 continue
-            if one.local and one.remote:
-                ends = one.protocol, plain(one.local), plain(one.remote)
+            if object_row.local and object_row.remote:
+                ends = object_row.protocol, plain(object_row.local), plain(object_row.remote)
                 self._by_ends.setdefault(ends, []).append(row)
-            for inode, index in ((one.inode, self._by_inode), (one.peer_inode, self._by_peer)):
+            for inode, index in ((object_row.inode, self._by_inode), (object_row.peer_inode, self._by_peer)):
                 if inode:
                     index.setdefault(inode, []).append(row)
 
@@ -81,8 +81,8 @@ class OtherEnds:
     def of_pipe(self, row: int, pid: int) -> Process | None:
         """Return the process at the other end of a pipe, seen from one process; None if unknown."""
         pipe, users = self._rows[row], self._users.get(row, ())
-        mine = next((user for user in users if user.pid == pid), User(pid, 0, 0, 0))
-        others = [user for user in users if user.pid != pid and not _same_end(mine, user)]
+        own_end = next((user for user in users if user.pid == pid), User(pid, 0, 0, 0))
+        others = [user for user in users if user.pid != pid and not _same_end(own_end, user)]
         if others:
             return self._process(others[0].pid)
         if pid == pipe.peer_pid and pipe.pid > 0:

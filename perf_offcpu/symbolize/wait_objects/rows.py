@@ -79,8 +79,8 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
     reads, writes = (is_in(recording, names)[rows] for names in (_READS, _WRITES))
     counts = [_counts(inverse, part, len(distinct)) for part in (np.ones(len(rows), np.bool_), reads, writes)]
     users_by_row: dict[int, list[User]] = {}
-    for one, *numbers in zip(distinct.tolist(), *counts, strict=True):
-        users_by_row.setdefault(one >> 32, []).append(User((one & 0xFFFFFFFF) - 1, *numbers))
+    for pair, *numbers in zip(distinct.tolist(), *counts, strict=True):
+        users_by_row.setdefault(pair >> 32, []).append(User((pair & 0xFFFFFFFF) - 1, *numbers))
     return {row: sorted(users, key=lambda user: (-user.waits, user.pid)) for row, users in users_by_row.items()}
 
 
@@ -97,13 +97,13 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     ends = np.stack([row[ended_rows], samples.pid[ended_rows], samples.waker_pid[ended_rows]], axis=1)
     distinct, counts = np.unique(ends, axis=0, return_counts=True)
     whole: Counter[tuple[int, int]] = Counter()
-    rows = [(one, sleeper, waker) for one, sleeper, waker in distinct.tolist()]
-    for (one, sleeper, _), count in zip(rows, counts.tolist(), strict=True):
-        whole[one, sleeper] += count
+    rows = [(thing, sleeper, waker) for thing, sleeper, waker in distinct.tolist()]
+    for (thing, sleeper, _), count in zip(rows, counts.tolist(), strict=True):
+        whole[thing, sleeper] += count
     return {
-        (one, sleeper): waker
-        for (one, sleeper, waker), count in zip(rows, counts.tolist(), strict=True)
-        if 2 * count > whole[one, sleeper] and waker != sleeper
+        (thing, sleeper): waker
+        for (thing, sleeper, waker), count in zip(rows, counts.tolist(), strict=True)
+        if 2 * count > whole[thing, sleeper] and waker != sleeper
     }
 
 
@@ -128,9 +128,9 @@ def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
     rows = np.flatnonzero(row >= 0)
     pid = np.where(kinds[row[rows]] == ObjectKind.PIPE, recording.samples.pid[rows].astype(np.int64), -1)
     distinct, inverse = np.unique(row[rows].astype(np.int64) << 32 | (pid + 1), return_inverse=True)
-    of = np.full(len(row), -1, np.int64)
-    of[rows] = inverse
-    return distinct >> 32, (distinct & 0xFFFFFFFF) - 1, of
+    entry_of_sample = np.full(len(row), -1, np.int64)
+    entry_of_sample[rows] = inverse
+    return distinct >> 32, (distinct & 0xFFFFFFFF) - 1, entry_of_sample
 
 
 def _counts(group_of: I64, chosen: Bool, groups: int) -> list[int]:

@@ -108,9 +108,9 @@ def _maps_below(recording: Recording, spaces: I32, addresses: U64) -> I32:
     row = np.full(len(addresses), -1, np.int32)
     for space in np.unique(spaces[spaces >= 0]).tolist():
         low, high = (int(np.searchsorted(maps.space, space, side)) for side in ("left", "right"))
-        mine = np.flatnonzero(spaces == space)
-        place = np.searchsorted(maps.start[low:high], addresses[mine], side="right") - 1 + low
-        row[mine] = np.where(place >= low, place, -1)
+        rows = np.flatnonzero(spaces == space)
+        place = np.searchsorted(maps.start[low:high], addresses[rows], side="right") - 1 + low
+        row[rows] = np.where(place >= low, place, -1)
     return row
 
 

@@ -107,7 +107,7 @@ class Fdes(Table):
 def read_entries(section: Section) -> tuple[Cies, Fdes]:
     """Return all usable entries; damage ends the list, entries of unknown form are left out."""
     entries, fdes = _walk(section)
-    cies, row_of = Cies.from_rows(list(entries.values())), {at: row for row, at in enumerate(entries)}
+    cies, row_of = Cies.from_rows(list(entries.values())), {offset: row for row, offset in enumerate(entries)}
     places = [(row_of[cie], begin, end) for cie, begin, end in fdes if cie in row_of]
     if not places:
         return cies, Fdes()
