@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import compiled
 from builders.program import PATIENCE, run
 from hypothesis import settings
 
@@ -68,13 +69,14 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     """No test sees or changes what this user's caches of symbols hold; commands it starts neither.
 
     BPF programs are compiled once for all runs of the tests: they are named by all that they are made of,
-    and tests/kernel/test_bpf_cache.py, which compiles them anew, holds that.
+    and tests/kernel/test_bpf_cache.py, which compiles them anew, holds that. So are the programs of tests/workload.
     """
     caches = tmp_path_factory.mktemp("caches")
     if request.config.pluginmanager.has_plugin("cacheprovider"):
         (caches / "cache" / "perf-offcpu").mkdir(parents=True)
         programs = request.config.cache.mkdir("programs")
         (caches / "cache" / "perf-offcpu" / "programs").symlink_to(programs)
+        compiled.kept = request.config.cache.mkdir("builds")
     # perf itself looks into its configuration. What it keeps is not for ours, whose answers it would change.
     (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug-of-perf'}\n")
     home = caches / "home"

@@ -22,6 +22,7 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Show]:
     """Write a profile in the file's FORMAT and open it, from a file URL; there may be no errors."""
+    failed = request.session.testsfailed
 
     def opened(profile: Profile, **options: Any) -> Path:
         page = tmp_path / "page.html"
@@ -30,5 +31,6 @@ def show(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> It
         return page
 
     yield opened
-    browser.screenshot(tmp_path / "screenshot.png")
+    if request.session.testsfailed > failed:
+        browser.screenshot(tmp_path / "screenshot.png")
     assert browser.console() == []

@@ -55,7 +55,13 @@ def mixed() -> Profile:
     return builder.build()
 
 
-PROFILES = [mixed, lambda: large_profile(3000, 50, threads=16)]
+both_profiles = pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(mixed, id="mixed"),
+        pytest.param(lambda: large_profile(3000, 50, threads=16), id="large", marks=pytest.mark.long),
+    ],
+)
 
 
 def placed(profile: Profile) -> tuple[Timeline, Wakeups]:
@@ -71,7 +77,7 @@ def waits_of(profile: Profile) -> Counter[tuple[int, int, int]]:
     return Counter(zip(*(column[rows].tolist() for column in columns), strict=True))
 
 
-@pytest.mark.parametrize("made", PROFILES, ids=["mixed", "large"])
+@both_profiles
 def test_native_slices_are_the_waits_to_the_nanosecond(browser: Browser, address: str, made: Any) -> None:
     profile = made()
     timeline, wakeups = placed(profile)
@@ -106,7 +112,7 @@ def _has(rows: Any, profile: Profile) -> Any:
     return chosen
 
 
-@pytest.mark.parametrize("made", PROFILES, ids=["mixed", "large"])
+@both_profiles
 def test_chrome_trace_in_perfetto(browser: Browser, address: str, made: Any) -> None:
     profile = made()
     text = converted_bytes("chrome-trace", profile)
@@ -137,7 +143,7 @@ def _names(profile: Profile) -> Iterator[tuple[int, str]]:
         yield track.tid, track.comm
 
 
-@pytest.mark.parametrize("made", PROFILES, ids=["mixed", "large"])
+@both_profiles
 def test_chrome_trace_in_chrome_tracing_without_a_warning(browser: Browser, address: str, made: Any) -> None:
     profile = made()
     text = converted_bytes("chrome-trace", profile).decode()
@@ -158,7 +164,7 @@ def test_chrome_trace_in_chrome_tracing_without_a_warning(browser: Browser, addr
     assert {(tid, name) for _, tid, name in found["threads"]} >= set(_names(profile))
 
 
-@pytest.mark.parametrize("name", ["perfetto", "chrome-trace"])
+@pytest.mark.parametrize("name", ["perfetto", pytest.param("chrome-trace", marks=pytest.mark.long)])
 def test_the_whole_page_shows_the_trace(browser: Browser, address: str, name: str) -> None:
     FILES["/trace"] = converted_bytes(name, mixed())
     FILES["/shown.html"] = (

@@ -40,7 +40,6 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
         wait_for(browser, "Sandwich")
 
     yield opened
-    browser.screenshot(tmp_path / "screenshot.png")
     assert browser.console() == []
 
 

@@ -99,7 +99,7 @@ def test_budgets_agree_with_schedstat_of_living_threads(mix: int, tmp_path: Path
         time.sleep(0.3)
         before = stop(mix)
         signal_all(mix, signal.SIGCONT)
-        time.sleep(1)
+        time.sleep(0.5)
         after = stop(mix)
         recording.terminate()
         assert recording.wait(60) == 128 + signal.SIGTERM

@@ -32,7 +32,7 @@ def many_switches(seconds: float) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("options", "seconds"),
-    [(["--off-cpu-thresh", "0", "--call-graph", "fp"], 1.5), (["--switch-output=1s"], 3.5)],
+    [(["--off-cpu-thresh", "0", "--call-graph", "fp"], 1), (["--switch-output=1s"], 2.5)],
     ids=["every wait", "several files"],
 )
 def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seconds: float) -> None:
