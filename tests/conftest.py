@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from builders import compiled
-from builders.program import PATIENCE, run
+from builders.program import PATIENCE
 from hypothesis import settings
 
 from perf_offcpu.objects import search
@@ -27,8 +27,6 @@ EXAMPLES = int(os.environ.get("PERF_OFFCPU_TEST_EXAMPLES", "50"))
 database = settings().database if os.access(TESTS.parent, os.W_OK) else None
 settings.register_profile("patient", deadline=None, max_examples=EXAMPLES, database=database)
 settings.load_profile("patient")
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def _patient(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,12 +110,6 @@ def waiter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("workload") / "waiter"
     subprocess.run([TESTS / "workload" / "build.sh", program], check=True, timeout=60)
     return program
-
-
-@pytest.fixture(scope="session")
-def perf_offcpu() -> Command:
-    """Run `perf-offcpu`, which must succeed unless another exit status is given."""
-    return run
 
 
 @pytest.fixture

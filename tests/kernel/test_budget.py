@@ -152,6 +152,7 @@ def test_hogs_wait_for_a_cpu_and_are_not_blocked(napper: Path, tmp_path: Path) -
         assert known(budget) > 0.95 * wall(budget) - STOLEN
 
 
+@pytest.mark.beside
 def test_threads_that_do_nothing_have_budgets_too(tmp_path: Path) -> None:
     """From the begin of the recording to its end, blocked all the time; births and deaths in between."""
     with hanging("sleep", "10000") as pid:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from builders.program import run
 from builders.stock_perf import perf
-from conftest import Command
 from kernel.whole_stacks import (
     ROOTS,
     STACKS,
@@ -139,14 +138,12 @@ def perf_period(path: Path) -> int:
 
 
 @pytest.mark.alone
-def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(
-    summed: tuple[Path, dict[str, int]], perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_inject_gives_sums_whole_stacks_and_no_stack_bytes(summed: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
     source, injected = summed[0], tmp_path / "i.data"
     expected, total = by_function(source), int(load_recording(source).samples.period.sum())
     assert nearly_all(expected[0])
     for keep in ([], ["--keep-stack-bytes"]):
-        perf_offcpu("inject", "-i", source, "-o", injected, *keep)
+        run("inject", "-i", source, "-o", injected, *keep)
         assert by_function(injected) == expected
         recording = load_recording(injected, snapshots=True)
         assert int(recording.samples.period.sum()) == total == perf_period(injected)
@@ -184,9 +181,7 @@ def singles_by_function(path: Path) -> Counter[str]:
     return found
 
 
-def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
-    callers: Path, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(callers: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.data"
     recorded(path, callers)
     recording = load_recording(path, snapshots=True)
@@ -198,7 +193,7 @@ def test_waits_in_one_place_share_a_copy_and_each_has_its_own_caller(
     assert nearly_all(expected)
     for keep in ([], ["--keep-stack-bytes"]):
         injected = tmp_path / "i.data"
-        perf_offcpu("inject", "-i", path, "-o", injected, *keep)
+        run("inject", "-i", path, "-o", injected, *keep)
         assert singles_by_function(injected) == expected
         assert by_perf(injected) == expected
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from builders.program import run as perf_offcpu
 from kernel.recorder import report, run
 
 pytestmark = pytest.mark.beside
@@ -48,7 +48,7 @@ for _ in range({REQUESTS}):
 """
 
 
-def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_the_time_of_a_client_is_that_of_the_servers_behind_it(tmp_path: Path) -> None:
     options = ["-q", "--off-cpu-thresh", "0", "-F", "999"]
     run(*options, "--", sys.executable, "-c", CHAIN, cwd=tmp_path)
     path = report("--critical-path", "--comm", "client", cwd=tmp_path)
@@ -69,10 +69,10 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(perf_offcpu: Comm
     assert sum(int(weight) for _, _, weight in lines) == path["total"]
     chained = sum(int(ns) for stack, _, ns in lines if "by] frontend;" in stack and "by] backend;" in stack)
     assert chained >= 0.95 * REQUESTS * (SLEEP_MS + BACKEND_MS) * 1_000_000
-    assert_chains_and_bottlenecks(perf_offcpu, tmp_path)
+    assert_chains_and_bottlenecks(tmp_path)
 
 
-def assert_chains_and_bottlenecks(perf_offcpu: Command, folder: Path) -> None:
+def assert_chains_and_bottlenecks(folder: Path) -> None:
     """The client's waits lead through both servers to a timer."""
     chains, plain = (
         perf_offcpu("convert", "--folded", "--comm", "client", *more, "-o", "-", cwd=folder).stdout.splitlines()

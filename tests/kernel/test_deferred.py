@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from builders.perf_text import parse
 from builders.profile import functions_of
+from builders.program import run as perf_offcpu
 from builders.stock_perf import perf, version
-from conftest import Command
 
 from perf_offcpu.collect.events.evsels import probe_support, with_deferral
 from perf_offcpu.collect.system.cpus import online_cpus
@@ -39,7 +39,7 @@ def deferral() -> None:
 
 
 @pytest.fixture(scope="module")
-def ours(napper: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ours(napper: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Naps and spinning threads under our recorder."""
     path = tmp_path_factory.mktemp("ours") / "perf.data"
     command = ["sh", "-c", f"echo | {napper} 20"]
@@ -127,7 +127,7 @@ def folded_by_perf(path: Path, event: str) -> Folded:
     return folded
 
 
-def folded_by_us(perf_offcpu: Command, path: Path, event: str) -> Folded:
+def folded_by_us(path: Path, event: str) -> Folded:
     options = ("--no-inline", "--kernel", "--event", event, "-o", "-")
     done = perf_offcpu("convert", "--folded", "-i", path, *options)
     folded: Folded = Counter()
@@ -149,19 +149,19 @@ def assert_same(ours: Folded, theirs: Folded) -> None:
     assert any("spin_thread" in stack or stack.count("dig") > DEPTH for stack in theirs)
 
 
-def test_perfs_recordings_give_the_same_folded_stacks(perfs: Path, perf_offcpu: Command) -> None:
-    assert_same(folded_by_us(perf_offcpu, perfs, "cpu-clock"), folded_by_perf(perfs, "cpu-clock"))
+def test_perfs_recordings_give_the_same_folded_stacks(perfs: Path) -> None:
+    assert_same(folded_by_us(perfs, "cpu-clock"), folded_by_perf(perfs, "cpu-clock"))
 
 
 @pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
-def test_our_recordings_give_the_same_folded_stacks(ours: Path, perf_offcpu: Command, event: str) -> None:
+def test_our_recordings_give_the_same_folded_stacks(ours: Path, event: str) -> None:
     if version() < (7, 0):
         pytest.skip(f"perf {version()} does not merge deferred callchains (7.0 does)")
-    assert_same(folded_by_us(perf_offcpu, ours, event), folded_by_perf(ours, event))
+    assert_same(folded_by_us(ours, event), folded_by_perf(ours, event))
 
 
 @pytest.mark.parametrize("event", ["cpu-clock", "offcpu-time"])
-def test_any_perf_shows_them_after_inject(ours: Path, perf_offcpu: Command, tmp_path: Path, event: str) -> None:
+def test_any_perf_shows_them_after_inject(ours: Path, tmp_path: Path, event: str) -> None:
     injected = tmp_path / "injected.data"
     perf_offcpu("inject", "-i", ours, "-o", injected)
-    assert_same(folded_by_us(perf_offcpu, ours, event), folded_by_perf(injected, event))
+    assert_same(folded_by_us(ours, event), folded_by_perf(injected, event))

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 from builders.dump_text import Dumped, parse
+from builders.program import run as perf_offcpu
 from builders.stock_perf import perf
-from conftest import Command
 
 from perf_offcpu.abi.records import Misc, RecordType
 
@@ -38,7 +38,7 @@ COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 WORKLOAD = ["sh", "-c", "ls -R /etc > /dev/null; (sleep 0.02; true) | cat"]
 
 
-def dumped(perf_offcpu: Command, path: Path) -> list[Dumped]:
+def dumped(path: Path) -> list[Dumped]:
     done = perf_offcpu("dump", "-i", path, timeout_s=120)
     return parse(done.stdout.splitlines())
 
@@ -63,10 +63,10 @@ class Both(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=RECORDINGS)
-def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, perf_offcpu: Command) -> Both:
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
     perf("record", "-o", path, *RECORDINGS[request.param], "--", *WORKLOAD)
-    return Both(path, perf("script", "-D", "-i", path), dumped(perf_offcpu, path))
+    return Both(path, perf("script", "-D", "-i", path), dumped(path))
 
 
 def test_the_same_records_at_the_same_places(recording: Both) -> None:
@@ -149,21 +149,21 @@ def shown(one: Dumped, name: str) -> str:
     return one.fields[name][0].replace("0x0", "0") if one.number(name) == 0 else one.fields[name][0]
 
 
-def test_a_pipe(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "pipe.data"
     with path.open("wb") as out:
         command = ["perf", "record", "-o", "-", "-g", "-e", "cpu-clock", "--", *WORKLOAD]
         subprocess.run(command, stdout=out, stderr=subprocess.DEVNULL, timeout=60, check=True)
-    records = dumped(perf_offcpu, path)
+    records = dumped(path)
     assert own_events(records, PIPE_HEADER) == events_of(perf("script", "-D", "-i", path))
     assert {"PERF_RECORD_HEADER_ATTR", "PERF_RECORD_HEADER_FEATURE"} < {one.name for one in records}
 
 
-def test_a_compressed_recording(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_a_compressed_recording(tmp_path: Path) -> None:
     """Inner records are the same; perf does not tell where they lay."""
     path = tmp_path / "perf.data"
     perf("record", "-z", "-o", path, "-g", "-e", "cpu-clock", "-F", "10000", "--", *WORKLOAD)
-    records = dumped(perf_offcpu, path)
+    records = dumped(path)
     theirs = Counter((size, kind) for _, size, kind in events_of(perf("script", "-D", "-i", path)).elements())
     ours = Counter((size, kind) for _, size, kind in own_events(records).elements())
     compressed = {key: count for key, count in ours.items() if key[1] in COMPRESSED}
@@ -172,10 +172,10 @@ def test_a_compressed_recording(perf_offcpu: Command, tmp_path: Path) -> None:
     assert {one.origin for one in records} == {"", "zstd"}
 
 
-def test_our_own_recording(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_our_own_recording(waiter: Path, tmp_path: Path) -> None:
     path = tmp_path / "perf.data"
     perf_offcpu("record", "-o", path, "--", waiter, "--rounds", "3", cwd=tmp_path)
-    records = dumped(perf_offcpu, path)
+    records = dumped(path)
     assert own_events(records) == events_of(perf("script", "-D", "-i", path))
     text = perf_offcpu("dump", "-i", path).stdout
     assert text.count("  offcpu-time extension\n") > 3

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.program import PATIENCE
-from conftest import Command
+from builders.program import run as perf_offcpu
 from kernel.napping import both_forms, recording, waits_of
 from kernel.recorder import Run, report, run
 
@@ -241,7 +241,7 @@ def proxy(directory: Path) -> Iterator[tuple[int, int, str]]:
             process.communicate(timeout=10)
 
 
-def test_the_upstream_of_nginx_comes_first(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_the_upstream_of_nginx_comes_first(tmp_path: Path) -> None:
     with proxy(tmp_path) as (front, slow, pids):
         clients = [sys.executable, "-c", CLIENTS, str(front)]
         run("-q", "-p", pids, "-e", "none", "--", *clients, cwd=tmp_path)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from builders.compiled import WORKLOAD, build
-from conftest import Command
+from builders.program import run as perf_offcpu
 
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
@@ -240,7 +240,7 @@ def test_there_are_at_least_80_designs() -> None:
 
 
 @pytest.mark.parametrize("form", ["named", "nameless"])
-def test_what_each_thread_waits_for(perf_offcpu: Command, programs: dict[str, Path], tmp_path: Path, form: str) -> None:
+def test_what_each_thread_waits_for(programs: dict[str, Path], tmp_path: Path, form: str) -> None:
     command: list[str | Path] = [programs[form]]
     if form == "named":
         scripts = [tmp_path / name for name in SCRIPTS]

@@ -35,7 +35,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
     path = tmp_path_factory.mktemp("hostile") / "x.data"
     record = [PROGRAM, *"record -a --off-cpu-thresh 0 -m 8M -o".split(), path, "--duration", str(SECONDS)]
     words = ["unshare", "-m", sys.executable, HERE / "hostile_names.py", str(SECONDS), "--", *record]
-    done = subprocess.run(words, capture_output=True, timeout=60 + 3 * SECONDS, check=False)
+    done = subprocess.run(words, capture_output=True, timeout=240 + 3 * SECONDS, check=False)
     said = done.stderr.decode(errors="replace")
     assert done.returncode == 0 and "Traceback" not in said, said
     account = json.loads(done.stdout)

@@ -144,6 +144,7 @@ def test_they_go_on_beside_the_greatest_numbers_that_the_kernel_allows(tmp_path:
             subprocess.run(["sysctl", "-q", f"{name}={text}"], check=True)
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("hidepid", ["invisible", pytest.param("noaccess", marks=pytest.mark.long)])
 def test_processes_that_proc_hides_are_counted(hidepid: str, tmp_path: Path) -> None:
     record = shlex.join([*program.PROGRAM, "record", "-a", "--duration", "0.2", "-o", f"{tmp_path}/x.data"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from builders.compare import assert_same, assert_same_but_retyped
+from builders.program import run as perf_offcpu
 from builders.stock_perf import REPORT, complaints, with_names
-from conftest import Command
 
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.load import load_recording
@@ -59,7 +59,7 @@ OF_OTHERS = "script --ns -F comm,pid,tid,time,period,event,ip,dso"
 
 
 @pytest.mark.parametrize("form", [pytest.param(name, marks=MORE.get(name, ())) for name in FORMS])
-def test_what_perf_recorded_is_what_perf_reads(form: str, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_what_perf_recorded_is_what_perf_reads(form: str, tmp_path: Path) -> None:
     """perf prints the same of our copy as of its own file; so does our reader."""
     recorded, injected = tmp_path / "perf.data", tmp_path / "out.data"
     record(recorded, FORMS[form])
@@ -87,7 +87,7 @@ def has_leaked_flags(path: Path) -> bool:
     return False
 
 
-def test_pipes(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_pipes(tmp_path: Path) -> None:
     """perf | inject | perf, with a copy of what went in on the way."""
     program = subprocess.run(["which", "perf"], capture_output=True, text=True, check=True).stdout.strip()
     recorded, passed = tmp_path / "perf.pipe", tmp_path / "out.pipe"
@@ -104,7 +104,7 @@ def test_pipes(perf_offcpu: Command, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def own(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("own") / "perf.data"
     # Stacks as they are sent: inject unwinds copies of stacks, for which test_unwind.py has tests.
     options = ("--call-graph", "fp", "-o", path)
@@ -113,7 +113,7 @@ def own(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("options", ["", "-z"])
-def test_what_we_recorded(options: str, own: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_what_we_recorded(options: str, own: Path, tmp_path: Path) -> None:
     injected = tmp_path / "out.data"
     done = perf_offcpu("inject", "-v", *options.split(), "-i", own, "-o", injected)
     assert re.match(r"^\d+ off-cpu samples re-typed, 0 deferred callchains merged, \d+ records", done.stderr)
@@ -134,7 +134,7 @@ def test_what_we_recorded(options: str, own: Path, perf_offcpu: Command, tmp_pat
     assert expected.total() > 10**9
 
 
-def test_cgroups_stay_with_re_typed_samples(own: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_cgroups_stay_with_re_typed_samples(own: Path, tmp_path: Path) -> None:
     injected = tmp_path / "out.data"
     perf_offcpu("inject", "-i", own, "-o", injected)
     shown = perf("report --stdio --no-children -g none -s cgroup -F period,cgroup", injected)
@@ -142,20 +142,20 @@ def test_cgroups_stay_with_re_typed_samples(own: Path, perf_offcpu: Command, tmp
     assert cgroup in shown
 
 
-def test_without_re_typing_nothing_changes(own: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_without_re_typing_nothing_changes(own: Path, tmp_path: Path) -> None:
     injected = tmp_path / "out.data"
     perf_offcpu("inject", "--no-retype", "-i", own, "-o", injected)
     assert_same(load_recording(own), load_recording(injected))
 
 
-def test_same_file_is_refused(own: Path, perf_offcpu: Command) -> None:
+def test_same_file_is_refused(own: Path) -> None:
     before = own.read_bytes()
     assert "same file" in perf_offcpu("inject", "-i", own, "-o", own, status=129).stderr
     assert own.read_bytes() == before
 
 
 @pytest.mark.alone
-def test_leaked_flags_are_seen_and_repaired(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_leaked_flags_are_seen_and_repaired(tmp_path: Path) -> None:
     """While one recorder asks for build-ids, the kernel marks the maps of another as if they had some."""
     recorded, injected = tmp_path / "perf.data", tmp_path / "out.data"
     other = subprocess.Popen(

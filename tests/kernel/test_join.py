@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command
+from builders.program import run as perf_offcpu
 from kernel.recorder import report
 
 from perf_offcpu import api
@@ -28,7 +28,7 @@ SHIFTED = ("unshare", "--uts", "--time", "--fork", "--monotonic", "1000", "--boo
 
 
 @pytest.fixture(scope="module")
-def recordings(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+def recordings(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Two runs of ours, the second in half the rounds, and one of perf on the same clock."""
     directory = tmp_path_factory.mktemp("runs")
     ours = (directory / "first.data", directory / "second.data")
@@ -53,7 +53,7 @@ def inputs(*paths: Path) -> list[str | Path]:
     return [word for path in paths for word in ("-i", path)]
 
 
-def test_the_whole_is_the_sum_of_its_parts(recordings: tuple[Path, ...], perf_offcpu: Command) -> None:
+def test_the_whole_is_the_sum_of_its_parts(recordings: tuple[Path, ...]) -> None:
     parts = [load_recording(path) for path in recordings]
     expected = sum((totals(part) for part in parts), Totals())
     whole = load(*recordings)
@@ -144,7 +144,7 @@ def test_recording_in_a_time_namespace(tmp_path: Path) -> None:
     assert len(lives) and (lives.begin_ns > before).all() and (lives.end_ns < after).all()
 
 
-def test_two_hosts_meet_on_the_wall_clock(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_two_hosts_meet_on_the_wall_clock(tmp_path: Path) -> None:
     """The one here records on CLOCK_REALTIME: without CLOCK_DATA the two lie decades apart."""
     here, there = (tmp_path / name for name in ("here.data", "there.data"))
     moments = [time.time_ns()]
@@ -172,7 +172,7 @@ def test_two_hosts_meet_on_the_wall_clock(perf_offcpu: Command, tmp_path: Path) 
         assert "web2:sleep" in shown.stdout, verb
 
 
-def test_a_shifted_clock_that_perf_believes_in_is_refused(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_a_shifted_clock_that_perf_believes_in_is_refused(tmp_path: Path) -> None:
     """perf notes the clock of the namespace: times of day would be wrong by its shift."""
     ours, theirs = tmp_path / "ours.data", tmp_path / "theirs.data"
     perf_offcpu("record", "-o", ours, "--", "sleep", "0.1")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.compiled import build
-from conftest import Command
+from builders.program import run as perf_offcpu
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
@@ -26,7 +26,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("programs/kernel_locks.c", tmp_path_factory.mktemp("locks") / "kernel_locks", "-O1")
 
 
-def record(perf_offcpu: Command, program: Path, kind: str, directory: Path, *options: str) -> Profile:
+def record(program: Path, kind: str, directory: Path, *options: str) -> Profile:
     """Record the threads of one kind; return the profile."""
     perf_offcpu("record", "-q", "-e", "none", *options, "--", program, kind, "2", directory, cwd=directory)
     return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
@@ -49,10 +49,8 @@ def share_of_kernel_locks(profile: Profile, rows: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("options", [(), ("--call-graph", "fp"), ("--off-cpu-thresh", "0")])
-def test_writers_of_a_file_wait_for_each_other(
-    perf_offcpu: Command, program: Path, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    profile = record(perf_offcpu, program, "write", tmp_path, *options)
+def test_writers_of_a_file_wait_for_each_other(program: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    profile = record(program, "write", tmp_path, *options)
     rows, names = of_locks(profile, "writer")
     assert len(rows) >= 4
     if not TELLS_ALL:
@@ -65,8 +63,8 @@ def test_writers_of_a_file_wait_for_each_other(
     assert profile.samples.period[rows][held >= 0].sum() > 0.2 * profile.samples.period[rows].sum()
 
 
-def test_mappings_wait_for_each_other(perf_offcpu: Command, program: Path, tmp_path: Path) -> None:
-    profile = record(perf_offcpu, program, "map", tmp_path, "--call-graph", "fp")
+def test_mappings_wait_for_each_other(program: Path, tmp_path: Path) -> None:
+    profile = record(program, "map", tmp_path, "--call-graph", "fp")
     rows, names = of_locks(profile, "mapper")
     assert len(rows) >= 4
     (name,) = names
@@ -74,7 +72,7 @@ def test_mappings_wait_for_each_other(perf_offcpu: Command, program: Path, tmp_p
 
 
 @pytest.mark.skipif(not TELLS_ALL, reason="needs task->blocker, Linux 6.17")
-def test_renames_wait_for_the_file_system(perf_offcpu: Command, program: Path, tmp_path: Path) -> None:
-    profile = record(perf_offcpu, program, "rename", tmp_path, "--off-cpu-thresh", "0")
+def test_renames_wait_for_the_file_system(program: Path, tmp_path: Path) -> None:
+    profile = record(program, "rename", tmp_path, "--off-cpu-thresh", "0")
     rows, names = of_locks(profile, "renamer")
     assert len(rows) >= 4 and names & {"mutex in do_renameat2", "mutex in lock_rename"}, names

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders.compiled import build
-from conftest import Command
+from builders.program import run as perf_offcpu
 from kernel.recorder import hanging, report, run
 from kernel.test_wait_objects import HUNG, LOCKS, Recorded, record
 
@@ -88,7 +88,7 @@ def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(HUNG / "abba.c", tmp_path_factory.mktemp("abba") / "abba", "-O2", "-g")
 
 
-def first_sentence(directory: Path, perf_offcpu: Command) -> str:
+def first_sentence(directory: Path) -> str:
     done = perf_offcpu("report", cwd=directory)
     return done.stdout.replace("\n#   ", " ").splitlines()[0]
 
@@ -109,17 +109,17 @@ def check(sentence: str) -> set[int]:
     return {int(one), int(other)}
 
 
-def test_a_deadlock_is_said_first(abba: Path, tmp_path: Path, perf_offcpu: Command) -> None:
+def test_a_deadlock_is_said_first(abba: Path, tmp_path: Path) -> None:
     with hanging(abba, threads=3) as pid:
         run("-p", str(pid), "--duration", "1", cwd=tmp_path)
         threads = {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - {pid}
-    assert check(first_sentence(tmp_path, perf_offcpu)) == threads
+    assert check(first_sentence(tmp_path)) == threads
 
 
-def test_so_is_one_that_ended_with_its_process(abba: Path, tmp_path: Path, perf_offcpu: Command) -> None:
+def test_so_is_one_that_ended_with_its_process(abba: Path, tmp_path: Path) -> None:
     done = run("--lock-owners", "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path, status=None)
     assert "wrote" in done.stderr or done.returncode in (0, 137), done.stderr
-    check(first_sentence(tmp_path, perf_offcpu))
+    check(first_sentence(tmp_path))
 
 
 PAUSES = """

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from builders.program import run
 from builders.stock_perf import complaints
-from conftest import Command
 from kernel.whole_stacks import compiled
 
 from perf_offcpu.decode.load import load_recording
@@ -24,12 +23,12 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "offcpu.py"
 
 
 @pytest.fixture(scope="module")
-def recording(waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recording(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One recording of the workload, sums and on-CPU samples included."""
     path = tmp_path_factory.mktemp("perf") / "perf.data"
     # Stacks as they are sent: inject unwinds copies of stacks, for which test_unwind.py has tests.
     options = ("--call-graph", "fp", "-o", path)
-    perf_offcpu("record", *options, "--", waiter, "--rounds", "5", cwd=path.parent)
+    run("record", *options, "--", waiter, "--rounds", "5", cwd=path.parent)
     return path
 
 
@@ -96,25 +95,25 @@ def test_both_doors_give_the_same_folded_stacks(recording: Path) -> None:
         assert in_perf(recording, *options) == folded(recording, *options) != ""
 
 
-def test_inside_perf_stacks_are_whole_too(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_inside_perf_stacks_are_whole_too(waiter: Path, tmp_path: Path) -> None:
     """perf's handlers get no copies of stacks; of some threads alone it finds the right ones as well."""
     options = ("--call-graph", "cfi", "--off-cpu-thresh", "0")
-    perf_offcpu("record", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
+    run("record", *options, "--", waiter, "--rounds", "3", cwd=tmp_path)
     path = tmp_path / "perf.data"
     for chosen in ((), ("--comm", "locker-a")):
         direct = folded(path, *chosen)
         assert in_perf(path, of_perf=chosen) == direct and len(direct) > 100
 
 
-def test_what_was_injected_is_the_same_through_both_doors(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_what_was_injected_is_the_same_through_both_doors(waiter: Path, tmp_path: Path) -> None:
     """Some stacks are whole, those of `deep` are cut, and are marked as that."""
     recorded, injected = tmp_path / "perf.data", tmp_path / "injected.data"
     options = ("--call-graph", "cfi,512", "--off-cpu-thresh", "0")
     command = ("sh", "-c", f"{waiter} --rounds 2; {compiled('deep.c', tmp_path)}")
-    perf_offcpu("record", *options, "-o", recorded, "--", *command)
+    run("record", *options, "-o", recorded, "--", *command)
     direct = folded(recorded)
     assert 0 < direct.count("[truncated]") < direct.count("\n") - 10
-    perf_offcpu("inject", "-i", recorded, "-o", injected)
+    run("inject", "-i", recorded, "-o", injected)
     assert folded(injected) == in_perf(injected) == direct
 
 

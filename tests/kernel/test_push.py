@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from builders import program
 from builders.push.servers import receiver
-from conftest import Command
 
 pytestmark = pytest.mark.beside
 
 
-def test_a_recording_arrives_whole(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
-    done = perf_offcpu("record", "--", waiter, "--rounds", "5", cwd=tmp_path)
+def test_a_recording_arrives_whole(waiter: Path, tmp_path: Path) -> None:
+    done = program.run("record", "--", waiter, "--rounds", "5", cwd=tmp_path)
     folded = program.run("convert", "--folded", "-o", "-", cwd=tmp_path)
     lines = [line.rpartition(" ") for line in folded.stdout.splitlines()]
     expected = Counter({tuple(stack.split(";")): int(weight) for stack, _, weight in lines})

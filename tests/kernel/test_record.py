@@ -145,11 +145,6 @@ def test_tid(tmp_path: Path) -> None:
         assert waiting(run("-t", str(tids[1]), "--duration", "0.4", cwd=tmp_path).recording) == {tids[1]}
 
 
-def test_everybody(tmp_path: Path) -> None:
-    with two_threads() as (_, tids), two_threads() as (_, others):
-        assert {*tids, *others} <= waiting(run("-a", "--duration", "0.4", cwd=tmp_path).recording)
-
-
 def test_command_beside_a_target_only_sets_the_time(tmp_path: Path) -> None:
     with two_threads() as (pid, tids):
         done = run("-p", str(pid), "--", "sh", "-c", "sleep 0.3; exit 5", cwd=tmp_path, status=5)

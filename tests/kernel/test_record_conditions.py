@@ -114,7 +114,8 @@ def test_programs_loaded_beside_two_recorders_do_not_spoil_their_files(tmp_path:
     directories = [tmp_path / "one", tmp_path / "two"]
     for directory in directories:
         directory.mkdir()
-    with recorder("-a", cwd=directories[0]) as one, recorder("-a", cwd=directories[1]) as two:
+    options = ("-a", "-e", "none", "--off-cpu-thresh", "1000")
+    with recorder(*options, cwd=directories[0]) as one, recorder(*options, cwd=directories[1]) as two:
         code = bytes.fromhex("b700000000000000 9500000000000000")
         for number in range(5):
             name = f"spoiler_{'x' * number}"

@@ -38,21 +38,21 @@ end, _ = os.pipe()
 def sleep():
     while True:
         time.sleep(0.004)
-def spin():
+def compute():
     while True:
         sum(range(10000))
-        time.sleep(0)
+        time.sleep(0.001)
 threads = [threading.Thread(target=os.read, args=(end, 1)), threading.Thread(target=sleep)]
 for one in threads:
     one.start()
 print(*(one.native_id for one in threads), flush=True)
-spin()
+compute()
 """
 
 
 @contextmanager
 def program() -> Iterator[tuple[int, int, int]]:
-    """Yield (pid and busy thread, thread that waits for ever, thread that sleeps 4 ms at a time)."""
+    """Yield (pid and thread that computes, thread that waits for ever, thread that sleeps 4 ms at a time)."""
     with subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         stuck, sleeper = map(int, process.stdout.readline().split())

@@ -111,7 +111,7 @@ def test_control_group_by_path_and_by_name_and_those_below(mount: Path, tmp_path
         with napping() as one, napping(), napping() as deep:
             (group / "cgroup.procs").write_text(str(one))
             (below / "cgroup.procs").write_text(str(deep))
-            for name in (str(group), group.name):
+            for name in (group.name, str(group)) if mount == hierarchies()[0] else (group.name,):
                 recording = recorded(tmp_path, "-a", "-e", "none", "--call-graph", "fp", "-G", name)
                 assert waiting(recording) == {one, deep}
     finally:

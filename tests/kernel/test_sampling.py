@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.program import run as perf_offcpu
 from builders.stock_perf import perf
-from conftest import Command
 from kernel.recorder import run
 
 from perf_offcpu import losses
@@ -153,7 +153,7 @@ for thread in threads: thread.join()
     assert abs(samples.period[last].sum() - 3700 * MS) < 500 * MS
 
 
-def test_stock_perf_shows_the_weights(recording: Recording, naps: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_stock_perf_shows_the_weights(recording: Recording, naps: Path, tmp_path: Path) -> None:
     perf_offcpu("inject", "-i", naps / "perf.data", "-o", "plain.data", cwd=tmp_path)
     text = perf("script", "-i", "plain.data", "-F", "event,period", cwd=tmp_path)
     weights = [int(line.split()[0]) for line in text.splitlines() if "offcpu-time" in line]
@@ -162,20 +162,20 @@ def test_stock_perf_shows_the_weights(recording: Recording, naps: Path, perf_off
     assert sorted(again.length_ns().tolist()) == sorted(recording.samples.length_ns().tolist())
 
 
-def test_report_says_how_far_the_estimates_are(naps: Path, perf_offcpu: Command) -> None:
+def test_report_says_how_far_the_estimates_are(naps: Path) -> None:
     text = perf_offcpu("report", "--limit", "1", cwd=naps).stdout
     assert "One sample for each 2 ms of waiting of a thread" in text
     assert "All that ended, counted exactly" in text
 
 
 @pytest.mark.parametrize("option", ["--critical-path", "--serial", "--bottlenecks"])
-def test_what_needs_every_wait_refuses_samples_of_them(option: str, naps: Path, perf_offcpu: Command) -> None:
+def test_what_needs_every_wait_refuses_samples_of_them(option: str, naps: Path) -> None:
     done = perf_offcpu("report", option, cwd=naps, status=129)
     assert done.stdout == ""
     assert f"{option} needs every wait" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_wakers_are_those_of_all_waits_and_chains_of_them_are_refused(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_wakers_are_those_of_all_waits_and_chains_of_them_are_refused(tmp_path: Path) -> None:
     program = """
 import os, threading, time
 (r, w), naps = os.pipe(), 600

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from builders import stock_perf
 from builders.perf_text import Frame, Printed, parse
+from builders.program import run as perf_offcpu
 from builders.stock_perf import version
-from conftest import Command
 
 from perf_offcpu.objects.functions import load_elf_symbols
 
@@ -46,7 +46,7 @@ def perfs(path: Path) -> list[Printed]:
     return parse(stock_perf.perf("script", "--no-inline", "-i", path))
 
 
-def test_the_same_text(recording: Path, perf_offcpu: Command) -> None:
+def test_the_same_text(recording: Path) -> None:
     done = perf_offcpu("script", "--no-inline", "-i", recording, timeout_s=120)
     theirs, ours = perfs(recording), parse(done.stdout)
     assert len(ours) == len(theirs) > 20
@@ -147,7 +147,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_fields_that_are_asked_for(name: str, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_fields_that_are_asked_for(name: str, tmp_path: Path) -> None:
     options, fields = FIELDS[name]
     path = tmp_path / "perf.data"
     record: list[str | Path] = ["perf", "record", "-q", "-B", "-m", "4M", "-o", path, *options, "--", *WORK]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command
+from builders.program import run as perf_offcpu
 from kernel.bpf_output import NOT_KNOWN
 from kernel.napping import MS, NEVER, both_forms, kernel_name, parted, record_napper, waits_of, watched
 
@@ -99,7 +99,7 @@ def stuck() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.beside
 @pytest.mark.parametrize("short_waits", [ShortWaits.STACKS, ShortWaits.DROP])
 def test_who_never_comes_back_is_there_with_stack_and_time(
-    stuck: subprocess.Popen[bytes], perf_offcpu: Command, tmp_path: Path, short_waits: ShortWaits
+    stuck: subprocess.Popen[bytes], tmp_path: Path, short_waits: ShortWaits
 ) -> None:
     """One that slept before the recording began, and one that goes to sleep in it; both sleep on."""
     options = ["-a", "-e", "none", "--short-waits", short_waits.value]

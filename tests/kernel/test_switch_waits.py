@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import functions_of
+from builders.program import run as perf_offcpu
 from builders.stock_perf import perf, version
-from conftest import Command
 from workload.measured import Thread, parse
 
 from perf_offcpu import losses
@@ -189,7 +189,7 @@ def test_nothing_of_the_command_is_left_out(run: Run) -> None:
 
 
 @pytest.mark.beside
-def test_inject_says_where_there_is_no_room(waiter: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_inject_says_where_there_is_no_room(waiter: Path, tmp_path: Path) -> None:
     """One event whose samples carry no id."""
     recorded, out = tmp_path / "perf.data", tmp_path / "out.data"
     record(recorded, waiter, *RECORDS)

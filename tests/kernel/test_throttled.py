@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from builders.program import run as perf_offcpu
 from kernel.recorder import run
 
 from perf_offcpu.analysis.classes.classify import classify
@@ -50,9 +50,7 @@ def quota() -> Iterator[Quota]:
     found.path.rmdir()
 
 
-def test_a_quota_of_cpu_time_is_a_class_and_a_mode_of_its_own(
-    quota: Quota, perf_offcpu: Command, tmp_path: Path
-) -> None:
+def test_a_quota_of_cpu_time_is_a_class_and_a_mode_of_its_own(quota: Quota, tmp_path: Path) -> None:
     """The kernel counts the time of the group on each CPU, from the last thread that stops to the first that
     goes on. Ours is longer, by the waits for a CPU after that."""
     before = quota.throttled_ns()

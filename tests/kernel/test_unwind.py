@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from builders.compiled import build
 from builders.program import PATIENCE
+from builders.program import run as perf_offcpu
 from builders.stock_perf import perf
-from conftest import Command
 from kernel.gdb_stacks import random_stops
 from kernel.whole_stacks import AS_POSTGRES, ROOTS, STACKS, compiled, record, sum_wholeness, user_stacks, wholeness
 
@@ -53,7 +53,7 @@ def test_waits_of_python_reach_the_root(tmp_path: Path) -> None:
     assert_whole(tmp_path / "x.data", "python3", 100)
 
 
-def test_frames_of_an_interpreter_are_one_but_for_script(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_frames_of_an_interpreter_are_one_but_for_script(tmp_path: Path) -> None:
     record(tmp_path / "perf.data", "/usr/bin/python3", STACKS / "waits.py", "3")
     own = re.compile(r"_PyEval_EvalFrameDefault|_?PyObject_Vectorcall|_?PyFunction_Vectorcall")
     totals = []
@@ -88,7 +88,7 @@ func main() {
 
 
 @pytest.mark.skipif(shutil.which("go") is None, reason="no go here (Debian: golang-go)")
-def test_stacks_of_gos_scheduler_end_where_it_left_the_goroutine(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_stacks_of_gos_scheduler_end_where_it_left_the_goroutine(tmp_path: Path) -> None:
     (tmp_path / "main.go").write_text(GO)
     environment = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "CGO_ENABLED": "0"}
     subprocess.run(["go", "build", "-o", "sleepers", "main.go"], cwd=tmp_path, env=environment, check=True, timeout=200)
@@ -147,7 +147,7 @@ def test_stock_perf_opens_copies_without_a_word_and_unwinds_them(recorded: Path)
 
 
 @pytest.fixture(scope="module")
-def injections(recorded: Path, perf_offcpu: Command) -> tuple[Path, Path]:
+def injections(recorded: Path) -> tuple[Path, Path]:
     """The recording after inject, without and with the bytes of the copies."""
     injected, kept = recorded.with_name("i.data"), recorded.with_name("k.data")
     for output, keep in ((injected, []), (kept, ["--keep-stack-bytes"])):
@@ -263,16 +263,16 @@ def test_waits_of_postgres_under_a_small_load_reach_the_root(database: Path, tmp
 # own code lies in no address that was recorded: only unwinding finds it.
 
 
-def folded(perf_offcpu: Command, recording: Path, *options: str | Path) -> str:
+def folded(recording: Path, *options: str | Path) -> str:
     done = perf_offcpu("convert", "--folded", "-i", recording, "-o", "-", *options)
     return done.stdout
 
 
-def test_an_archive_names_all_frames_and_holds_no_stack(cpp: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_an_archive_names_all_frames_and_holds_no_stack(cpp: Path, tmp_path: Path) -> None:
     here, recorded, archive = tmp_path / "waits", tmp_path / "x.data", tmp_path / "x.tar"
     shutil.copy(cpp, here)
     record(recorded, here, "3", options=("-F", "999"), event="cpu-clock")
-    expected = folded(perf_offcpu, recorded)
+    expected = folded(recorded)
     assert "main" in expected and SECRET.search(recorded.read_bytes())
     done = perf_offcpu("archive", "-i", recorded, "-o", archive)
     assert "copies of user stacks unwound and left out" in done.stderr
@@ -281,11 +281,11 @@ def test_an_archive_names_all_frames_and_holds_no_stack(cpp: Path, perf_offcpu: 
     perf_offcpu("archive", "--unpack", archive, "-C", tmp_path / "there")
     here.unlink()
     there = tmp_path / "there"
-    found = folded(perf_offcpu, there / "perf.data", "--symfs", there / "symbols")
+    found = folded(there / "perf.data", "--symfs", there / "symbols")
     assert sorted(found.splitlines()) == sorted(expected.splitlines())
 
 
-def test_copies_of_stacks_are_packed_if_asked_for(cpp: Path, perf_offcpu: Command, tmp_path: Path) -> None:
+def test_copies_of_stacks_are_packed_if_asked_for(cpp: Path, tmp_path: Path) -> None:
     recorded, archive = tmp_path / "x.data", tmp_path / "x.tar"
     record(recorded, cpp, "1")
     perf_offcpu("archive", "--keep-stack-bytes", "-i", recorded, "-o", archive)
@@ -295,13 +295,13 @@ def test_copies_of_stacks_are_packed_if_asked_for(cpp: Path, perf_offcpu: Comman
 
 
 def test_the_build_id_cache_gets_the_files_that_unwinding_leads_to(
-    cpp: Path, perf_offcpu: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERF_BUILDID_DIR", str(tmp_path / "debug"))
     here, recorded = tmp_path / "waits", tmp_path / "x.data"
     shutil.copy(cpp, here)
     perf_offcpu("record", "--buildid-cache", "--call-graph", "cfi", "-o", recorded, "--", here, "1")
-    expected = folded(perf_offcpu, recorded)
+    expected = folded(recorded)
     os.unlink(here)
-    assert folded(perf_offcpu, recorded) == expected
+    assert folded(recorded) == expected
     assert "main" in expected

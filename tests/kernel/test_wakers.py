@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import functions_of
-from conftest import Command
+from builders.program import run as perf_offcpu
 from kernel.bpf_output import NO_ID, NOT_KNOWN
 from kernel.napping import MS, both_forms, kernel_name, kernel_symbols, waits_of, watched
 from kernel.recorder import run as record
@@ -105,7 +105,7 @@ def test_wakers_stacks_lead_to_the_call_that_woke(run: Run) -> None:
     assert all("hrtimer_wakeup" in run.names(run.samples.waker_stack[row]) for row in timers.tolist())
 
 
-def test_folded_stacks_lead_from_the_sleeper_to_the_waker(run: Run, perf_offcpu: Command) -> None:
+def test_folded_stacks_lead_from_the_sleeper_to_the_waker(run: Run) -> None:
     done = perf_offcpu("convert", "--folded", "--waker-stack", "-i", run.path, "-o", "-", cwd=run.path.parent)
     lines = [line.rpartition(" ") for line in done.stdout.splitlines()]
     assert sum(int(weight) for _, _, weight in lines) == run.samples.period[run.profile.is_offcpu()].sum()

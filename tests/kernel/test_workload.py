@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders.profile import functions_of
 from builders.program import PATIENCE
-from conftest import Command
+from builders.program import run as perf_offcpu
 from workload.measured import Thread, parse
 
 from perf_offcpu.analysis.classes.classify import classify
@@ -71,12 +71,10 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=["1", "0"], ids=["default threshold", "every wait"])
-def run(
-    request: pytest.FixtureRequest, waiter: Path, perf_offcpu: Command, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
+def run(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("workload") / "perf.data"
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="workload.") as disk:  # /tmp may be memory
-        done = perf_offcpu("record", "-o", path, "--off-cpu-thresh", request.param, "--", waiter, cwd=disk)
+        done = perf_offcpu("record", "-o", path, "--off-cpu-thresh", request.param, "--", waiter, cwd=Path(disk))
     recording = load_recording(path)
     recording.check()
     profile = symbolize(recording)

@@ -104,7 +104,7 @@ def test_of_a_cut_recording_what_is_left(name: str, out: Path, tmp_path: Path) -
         assert_same_but_retyped(load_recording(cut), load_recording(out))
 
 
-def test_input_by_standard_input(out: Path, tmp_path: Path, perf_offcpu: object) -> None:
+def test_input_by_standard_input(out: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "fifo"
     os.mkfifo(pipe)
     if not os.fork():

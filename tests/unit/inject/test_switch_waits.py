@@ -7,8 +7,8 @@ import pytest
 from builders.compare import sample_rows
 from builders.foreign import big_endian
 from builders.injected import inject
+from builders.program import run as perf_offcpu
 from builders.switching import SwitchTable, write_switches
-from conftest import Command
 
 from perf_offcpu import losses
 from perf_offcpu.binary.fields import Order
@@ -71,6 +71,6 @@ def test_a_copy_of_the_other_byte_order(injected: Path, tmp_path: Path) -> None:
     assert sample_rows(load_recording(tmp_path / "big.out.data")) == sample_rows(load_recording(injected))
 
 
-def test_the_option(perf_offcpu: Command, tmp_path: Path) -> None:
+def test_the_option(tmp_path: Path) -> None:
     done = perf_offcpu("inject", "-v", "-f", "--switches", "-i", FIXTURE, "-o", tmp_path / "out.data")
     assert "145 waits between context switches added" in done.stderr
