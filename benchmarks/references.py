@@ -44,11 +44,12 @@ def _attached(programs: Mapping[str, str], walks: int) -> Iterator[Stats]:
     defines = {**facts.defines, "REFERENCE_WALKS": walks, "OFFCPU_SUMS": 16384, "OFFCPU_STACKS": 16384}
     there = {name: facts.tracepoints[place] for name, place in programs.items() if place in facts.tracepoints}
     with ExitStack() as stack:
-        functions, _ = stack.enter_context(compiled(bpf_dir() / "reference.bpf.c", defines, list(there), []))
+        sources = list(there) if walks else ["nothing"]
+        functions, _ = stack.enter_context(compiled(bpf_dir() / "reference.bpf.c", defines, sources, []))
         fds = {}
         for name, tracepoint in there.items():
             fd = bpf_syscall.load_program(
-                ProgramType.TRACING, name, functions[name], "Dual BSD/GPL", tracepoint.btf_id,
+                ProgramType.TRACING, name, functions[name if walks else "nothing"], "Dual BSD/GPL", tracepoint.btf_id,
                 AttachType.TRACE_RAW_TP,
             )  # fmt: skip
             stack.callback(os.close, fd)

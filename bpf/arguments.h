@@ -42,14 +42,11 @@ struct offcpu_arguments {
 /* Whether a task is in a system call of a 32-bit program, which has other numbers and registers. */
 static __always_inline bool is_compat(struct task_struct *task, void *regs)
 {
-	if (TASK_STATUS && FIELD(u32, task, TASK_STATUS) & TS_COMPAT)
-		return true;
-	if (REGS_CS && FIELD(u64, regs, REGS_CS) != USER_CS)
-		return true;
-	return REGS_PSTATE && FIELD(u64, regs, REGS_PSTATE) & PSR_MODE32_BIT;
+	return (TASK_STATUS && FIELD(u32, task, TASK_STATUS) & TS_COMPAT) ||
+	       (REGS_CS && FIELD(u64, regs, REGS_CS) != USER_CS) ||
+	       (REGS_PSTATE && FIELD(u64, regs, REGS_PSTATE) & PSR_MODE32_BIT);
 }
 
-/* The first four arguments of a system call. */
 static __always_inline void read_arguments(void *regs, struct offcpu_arguments *args)
 {
 	args->words[0] = FIELD(u64, regs, REGS_ARG_0);
@@ -59,7 +56,7 @@ static __always_inline void read_arguments(void *regs, struct offcpu_arguments *
 	args->sp = FIELD(u64, regs, REGS_SP);
 }
 
-/* The description of the system call in which a task waits; NULL if it names no object. */
+/* The description of a system call; NULL if it names no object, or is OFFCPU_SYSCALL_*. */
 static __always_inline struct offcpu_call *call_of(s32 syscall)
 {
 	u32 number = syscall;

@@ -33,9 +33,7 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 	/* What was noted before recording began, or went on after a pause, is over. */
 	if (storage->wakeup_ns < ctl->begin_ns)
 		storage->wakeup_ns = 0;
-#if OFFCPU_LOCK_OWNERS
 	storage->holder_tid = OFFCPU_NO_ID;
-#endif
 	storage->mode = OFFCPU_UNKNOWN;
 	storage->since_ns = birth > ctl->begin_ns ? birth : ctl->begin_ns;
 #if OFFCPU_BUDGET
@@ -44,10 +42,10 @@ static __always_inline void begin_budget(const struct offcpu_control *ctl,
 #endif
 }
 
-/* Whether a task has never left a CPU. */
-static __always_inline bool is_newborn(struct task_struct *task)
+/* The number of times that a task has left a CPU. */
+static __always_inline u64 switches_of(struct task_struct *task)
 {
-	return !FIELD(u64, task, TASK_NVCSW) && !FIELD(u64, task, TASK_NIVCSW);
+	return FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
 }
 
 #if OFFCPU_BUDGET

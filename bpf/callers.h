@@ -41,10 +41,10 @@ static __always_inline u64 hash_block(const struct offcpu_layout *at, const u64 
 }
 
 /* Hash the chain, the layout and the top of a stack again, as far as they have changed. */
-static __always_inline void hash_top(const struct offcpu_control *ctl, struct task_struct *task,
-				     struct offcpu_top *top, const struct offcpu_layout *at,
-				     struct offcpu_stack *stack)
+static __always_inline void hash_top(const struct offcpu_run *run, const struct offcpu_layout *at)
 {
+	struct offcpu_top *top = &run->storage->top;
+	struct offcpu_stack *stack = run->user;
 	volatile u64 *stale = &top->stale;	/* in memory: as in take_top() */
 	u64 hash;
 	u32 block;
@@ -55,7 +55,7 @@ static __always_inline void hash_top(const struct offcpu_control *ctl, struct ta
 		top->stale = ALL_BLOCKS;
 	}
 	if (!stack->check || !top->chain) {
-		top->chain = hash_chain(ctl, at, stack, seed_of(ctl, task));
+		top->chain = hash_chain(run->ctl, at, stack, seed_of(run->ctl, run->task));
 		stack->check = 1;
 	}
 	/* Addresses are those of a program and its forks. Stacks end near the thread pointer. */
@@ -76,16 +76,16 @@ static __always_inline void hash_top(const struct offcpu_control *ctl, struct ta
  * Hash where `current` waits and its callers, alike for all threads of a program and user. Return 0
  * for kernel threads and tasks that are not in 64-bit mode.
  */
-static __always_inline u64 hash_callers(const struct offcpu_control *ctl, struct offcpu_wait *wait)
+static __always_inline u64 hash_callers(const struct offcpu_run *run)
 {
-	struct task_struct *task = wait->task;
-	struct offcpu_top *top = &wait->storage->top;
+	struct task_struct *task = run->task;
+	struct offcpu_top *top = &run->storage->top;
 	struct offcpu_layout at;
 
 	if (is_kernel_thread(task) || !find_layout(task, (void *)bpf_task_pt_regs(task), &at))
 		return 0;
-	if (top->stale || !wait->user->check || !top->caller || !is_same(&top->layout, &at))
-		hash_top(ctl, task, top, &at, wait->user);
+	if (top->stale || !run->user->check || !top->caller || !is_same(&top->layout, &at))
+		hash_top(run, &at);
 	/* For the verifier, both paths go on as one. */
 	return *(volatile u64 *)&top->caller;
 }

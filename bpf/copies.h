@@ -29,7 +29,7 @@
 #define SLACK 64			/* what the outermost frame may have beyond the end */
 
 struct offcpu_piece {
-	volatile u64 from;		/* address; in memory: see via_memory() */
+	volatile u64 from;		/* address; in memory, as struct offcpu_wait is */
 	volatile u64 left;		/* bytes from there on */
 	u64 words[2 * PIECE_WORDS];	/* for the verifier, which only knows of the mask */
 };
@@ -104,16 +104,13 @@ static __always_inline u32 choose_copy(const struct offcpu_control *ctl,
 {
 	u64 end = stack_end(task, mm, sp), first = ctl->copy_bytes;
 
-	*bytes = end ? end - sp : first;
-	if (*bytes > MOST_COPIED)
-		*bytes = MOST_COPIED;
+	*bytes = end ? min(end - sp, MOST_COPIED) : min(first, MOST_COPIED);
 	if (!end)
 		return OFFCPU_COPY_FIRST;
 	end += SLACK - sp;
 	if (end <= first)
 		return end <= first / 4 ? OFFCPU_COPY_QUARTER : OFFCPU_COPY_FIRST;
-	if (*bytes > 4 * first)
-		*bytes = 4 * first;
+	*bytes = min(*bytes, 4 * first);
 	return end <= 2 * first ? OFFCPU_COPY_DOUBLE : OFFCPU_COPY_FOURFOLD;
 }
 
@@ -192,12 +189,14 @@ static __always_inline u64 hash_bytes(const struct offcpu_control *ctl,
  * Decide on the copy of the stack of `current` in the sample of a wait: its size, and the hash by
  * which a later wait refers to it. Kernel threads have none.
  */
-static __always_inline void plan_copy(const struct offcpu_control *ctl, struct offcpu_wait *wait)
+static __always_inline void plan_copy(const struct offcpu_run *run)
 {
-	struct task_struct *task = wait->task;
+	const struct offcpu_control *ctl = run->ctl;
+	struct task_struct *task = run->task;
+	struct offcpu_wait *wait = run->wait;
 	struct offcpu_layout at;
-	void *regs, *mm;
 	u64 bytes, hash, fp;
+	void *regs, *mm;
 
 	if (!ctl->copy_bytes || is_kernel_thread(task))
 		return;
@@ -205,14 +204,13 @@ static __always_inline void plan_copy(const struct offcpu_control *ctl, struct o
 	mm = find_layout(task, regs, &at);
 	if (!mm)
 		return;
-	wait->copy = via_memory(wait->storage, choose_copy(ctl, task, mm, at.sp, &bytes));
-	if (wait->first) {
+	wait->copy = choose_copy(ctl, task, mm, at.sp, &bytes);
+	if (is_sum(wait)) {
 		wait->copied = wait->caller;
 		return;
 	}
-	bytes = via_memory(wait->storage, bytes);
 	fp = FIELD(u64, regs, REGS_FP) - at.sp;
-	hash = hash_chain(ctl, &at, wait->user, seed_of(ctl, task));
+	hash = hash_chain(ctl, &at, run->user, seed_of(ctl, task));
 	hash = mix(hash, at.code ^ at.top ^ at.code_size << 20);
 	hash = mix(hash, FIELD(u64, regs, REGS_IP));
 	hash = mix(hash, (fp < NEAR_STACK ? fp : 0) ^ bytes << 32);

@@ -143,7 +143,6 @@ static __always_inline u64 ready_file(struct offcpu_object *to, u64 epoll)
 	return FIELD(u64, head, EPITEM_FILE);
 }
 
-/* Describe an open file. */
 static __always_inline void describe_open(struct offcpu_object *to, u64 file)
 {
 	const u8 *inode;
@@ -165,19 +164,19 @@ static __always_inline void describe_open(struct offcpu_object *to, u64 file)
  * wait is for something else. It is the last of the task's children. Until the end of such a wait
  * task->vfork_done is set in the child, and the child ends it.
  */
-static __always_inline u32 forked_child(struct offcpu_object *to, const struct offcpu_wait *wait)
+static __always_inline u32 forked_child(const struct offcpu_run *run, struct offcpu_object *to)
 {
-	u64 last = FIELD(u64, wait->task, TASK_CHILDREN + LIST_HEAD_PREV);
+	u64 last = FIELD(u64, run->task, TASK_CHILDREN + LIST_HEAD_PREV);
 	u64 child = last - TASK_SIBLING;
 	u32 tid;
 
-	if (!TASK_CHILDREN || last == (u64)wait->task + TASK_CHILDREN)
+	if (!TASK_CHILDREN || last == (u64)run->task + TASK_CHILDREN)
 		return 0;
 	if (late_value(OFFCPU_PID_LEVEL))
 		tid = inner_id((char *)kernel_word(to, child + TASK_THREAD_PID, sizeof(u64)));
 	else
 		tid = kernel_word(to, child + TASK_PID, sizeof(u32));
-	if (tid != wait->waker_tid && !kernel_word(to, child + TASK_VFORK_DONE, sizeof(u64)))
+	if (tid != run->wait->waker_tid && !kernel_word(to, child + TASK_VFORK_DONE, sizeof(u64)))
 		return 0;
 	return tid;
 }

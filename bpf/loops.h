@@ -25,6 +25,8 @@
 
 /* Hide from clang what a variable holds, so that it leaves bounds as the verifier needs them. */
 #define barrier_var(var) asm volatile("" : "+r"(var))
+/* Have clang read memory again, of which the verifier knows less than of registers. */
+#define barrier() asm volatile("" ::: "memory")
 
 #if OFFCPU_MAY_GOTO
 /*

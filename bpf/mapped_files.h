@@ -15,18 +15,16 @@
 #define FIRST_WORD (FOLIO_WAIT_FUNC / sizeof(u64))
 
 /* The folio for which a task waits; 0 for none. */
-static __always_inline u64 awaited_folio(const struct offcpu_control *ctl, struct task_struct *task)
+static __always_inline u64 awaited_folio(const struct offcpu_run *run)
 {
-	u64 function = late_value(OFFCPU_FOLIO_WAKE), sp = FIELD(u64, task, TASK_KERNEL_SP);
-	struct offcpu_scratch *room;
+	u64 function = late_value(OFFCPU_FOLIO_WAKE), sp = FIELD(u64, run->task, TASK_KERNEL_SP);
+	struct offcpu_scratch *room = run->to;
 	u64 size, folio = 0, i;
-	u32 zero = 0;
 
-	room = scratch.lookup(&zero);
-	if (!room || !function)
+	if (!function)
 		return 0;
 	/* Through memory: a number, no pointer, to the verifier. */
-	*(volatile u64 *)room->stack = (u64)bpf_task_pt_regs(task);
+	*(volatile u64 *)room->stack = (u64)bpf_task_pt_regs(run->task);
 	size = *(volatile u64 *)room->stack - sp;
 	if (size > sizeof(room->stack))
 		size = sizeof(room->stack);
@@ -34,13 +32,14 @@ static __always_inline u64 awaited_folio(const struct offcpu_control *ctl, struc
 	if (size > sizeof(room->stack) ||
 	    bpf_probe_read_kernel(room->stack, size, (void *)sp))
 		return 0;
-	for_each_round(ctl, i, FIRST_WORD, STACK_WORDS) {
+	for_each_round(run->ctl, i, FIRST_WORD, STACK_WORDS) {
 		if (room->stack[i] != function)
 			continue;
 		barrier_var(i);
 		if (i < FIRST_WORD || i >= STACK_WORDS)
 			break;
-		if (room->stack[i - (FOLIO_WAIT_FUNC - FOLIO_WAIT_TASK) / sizeof(u64)] == (u64)task)
+		if (room->stack[i - (FOLIO_WAIT_FUNC - FOLIO_WAIT_TASK) / sizeof(u64)] ==
+		    (u64)run->task)
 			folio = room->stack[i - FIRST_WORD];
 		break;
 	}
@@ -56,11 +55,9 @@ static __always_inline bool is_fault(const struct offcpu_wait *wait)
 }
 
 /* Describe the file for whose page a task waits, as describe_open() does; false for none. */
-static __always_inline bool describe_mapped(const struct offcpu_control *ctl,
-					    const struct offcpu_wait *wait,
-					    struct offcpu_object *to)
+static __always_inline bool describe_mapped(const struct offcpu_run *run, struct offcpu_object *to)
 {
-	u64 folio = awaited_folio(ctl, wait->task), mapping, host, alias;
+	u64 folio = awaited_folio(run), mapping, host, alias;
 	const u8 *inode;
 
 	mapping = folio ? kernel_word(to, folio + FOLIO_MAPPING, sizeof(u64)) : 0;

@@ -22,8 +22,7 @@ struct task_struct;
 
 /* Where a task's code may be, and how far its stack pointer is from the end of the stack. */
 struct offcpu_layout {
-	u64 code;			/* text of its program */
-	u64 code_size;
+	u64 code, code_size;		/* text of its program */
 	u64 top;			/* mm->mmap_base: libraries are mapped below it */
 	u64 sp;
 	u64 thread;			/* the thread pointer */
@@ -56,26 +55,18 @@ struct offcpu_waker_stack {
 struct offcpu_task {
 	u64 since_ns;			/* when the present mode began */
 	u64 wakeup_ns;			/* wake-up of the present wait, WOKEN, or 0 for none yet */
-	u32 waker_pid;			/* or OFFCPU_NO_ID */
-	u32 waker_tid;
+	u32 waker_pid, waker_tid;	/* or OFFCPU_NO_ID */
 	u32 mode;			/* enum offcpu_mode */
 	u32 prev_state;			/* raw state of the present wait */
 	u32 flags;			/* of the present wait: OFFCPU_PREEMPTED_WAIT, ... */
 	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
-	u64 scratch;			/* see via_memory() */
-#if OFFCPU_SAMPLING
 	struct offcpu_phase phase;	/* of sampling: see period.h */
 	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
-#endif
-#if OFFCPU_OBJECTS
 	u64 blocker;			/* lock of the kernel when the wait began, 0 none */
 	u32 blocker_tid;		/* who held it then, or OFFCPU_NO_ID */
-#endif
-#if OFFCPU_LOCK_OWNERS
 	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
-#endif
-#if OFFCPU_SUM_STACKS && !OFFCPU_SUM_CALLERS
+#if OFFCPU_SUM_STACKS
 	u64 kept_hash;			/* of `user`, valid while user.check is not 0 */
 	u32 kept_generation;
 #endif
@@ -99,16 +90,6 @@ struct offcpu_task {
 #define TOP_OF(storage) 0
 #endif
 
-/*
- * Pass a value through memory. The verifier then knows nothing of it, and does not verify the code
- * that follows once more for each path that leads there.
- */
-static __always_inline u64 via_memory(struct offcpu_task *storage, u64 value)
-{
-	*(volatile u64 *)&storage->scratch = value;
-	return *(volatile u64 *)&storage->scratch;
-}
-
 /* Odd, with bits in no pattern: the first multiplier of MurmurHash3's fmix64(). */
 #define HASH_MULTIPLIER 0xff51afd7ed558ccdULL
 
@@ -118,16 +99,46 @@ static __always_inline u64 mix(u64 hash, u64 word)
 	return hash ^ hash >> 32;
 }
 
-/* When a wait began and ended. */
-struct offcpu_times {
-	u64 begin;
-	u64 end;
-	u64 wakeup;			/* 0 none */
+/*
+ * A wait that has ended. It is in the memory of a map, of which the verifier knows nothing: so it
+ * does not follow the code after a branch once more for each value that the branch leaves known.
+ */
+struct offcpu_wait {
+	u64 switch_out_ns, switch_in_ns;
+	u64 wakeup_ns;			/* 0 none */
+	u64 ns;				/* its weight in a sample: the length, if not sampled */
 	u64 length;
-	u64 weight;			/* of its sample */
-	u64 periods;			/* in this weight; 1 if waits are not sampled */
-	u64 runq;			/* or OFFCPU_NOT_KNOWN */
+	u64 count;			/* 1; if sampled, the number of periods in the weight */
+	u64 runq_ns;			/* or OFFCPU_NOT_KNOWN */
 	u32 mode;
+	u32 prev_state;
+	u32 flags;
+	u32 pid, tid;
+	s32 syscall;
+	u64 cgroup;
+	u64 blocker;			/* lock of the kernel that it waited for, 0 none */
+	u64 object_id;			/* of a page fault, 0 none */
+	u64 stack;			/* hash of the user stack for its sum, 0 none */
+	u64 caller;			/* hash of the callers for its sum, 0 unknown */
+	u64 copied;			/* hash of the stack for its sample, 0 unknown */
+	u32 copy;			/* enum offcpu_copy */
+	u32 waker_tid;			/* 0 unknown */
+	u32 generation;
+	u32 sampled;			/* 1: long enough for a sample, within the rate */
+	u32 first;			/* with OFFCPU_SUM_CALLERS: see is_sum() */
+	u32 lost;			/* OFFCPU_LOST_* for its sum */
+	u32 sample_lost;		/* the same for its sample */
+};
+
+/* What accounts a wait: pointers, which the verifier has to know. */
+struct offcpu_run {
+	void *ctx;
+	const struct offcpu_control *ctl;
+	struct task_struct *task;
+	struct offcpu_task *storage;
+	struct offcpu_stack *user;
+	struct offcpu_wait *wait;
+	struct offcpu_scratch *to;
 };
 
 /* The last switch of a CPU. */
@@ -135,37 +146,7 @@ struct offcpu_switch {
 	u64 next;			/* address of the task that came to the CPU */
 	u64 now;			/* 0 once used */
 	u64 drawn;			/* with OFFCPU_SAMPLING: whether the wait is a sample */
-	struct offcpu_times times;	/* of this wait */
-};
-
-/* A wait that has ended. */
-struct offcpu_wait {
-	struct task_struct *task;
-	struct offcpu_task *storage;
-	struct offcpu_stack *user;
-	u64 switch_out_ns;
-	u64 switch_in_ns;
-	u64 wakeup_ns;			/* 0 none */
-	u64 ns;				/* its weight in a sample: the length, if not sampled */
-	u64 length;
-	u64 count;			/* 1; if sampled, the number of periods in the weight */
-	u64 runq_ns;			/* or OFFCPU_NOT_KNOWN */
-	u32 prev_state;
-	u32 flags;
-	u32 pid;
-	u32 tid;
-	s32 syscall;
-	u32 generation;
-	u64 cgroup;
-	u64 stack;			/* hash of the user stack for its sum, 0 none */
-	u64 caller;			/* hash of the callers for its sum, 0 unknown */
-	u32 lost;			/* OFFCPU_LOST_* for its sum */
-	bool first;			/* first of its callers: sent with a copy of the stack */
-	u64 copied;			/* hash of the stack for its sample, 0 unknown */
-	u32 copy;			/* enum offcpu_copy */
-	u64 blocker;			/* lock of the kernel that it waited for, 0 none */
-	u32 waker_tid;			/* 0 unknown */
-	u64 object;			/* id, of a page fault; 0 none */
+	struct offcpu_wait wait;	/* of this task */
 };
 
 #define STACK_WORDS 128			/* mapped_files.h needs 70 in 6.18 */
@@ -177,8 +158,7 @@ struct offcpu_wait {
  * tools/perf/util/bpf_skel/off_cpu.bpf.c.
  */
 struct offcpu_payload {
-	u32 pid;			/* tgid */
-	u32 tid;
+	u32 pid, tid;
 	u64 offcpu_ns;
 	u64 nr;				/* words of the callchain */
 	u64 words[SAMPLE_WORDS];	/* callchain, cgroup id, struct offcpu_extension and its
@@ -195,10 +175,8 @@ struct offcpu_scratch {
 	u32 nr_early;			/* frames in `kernel` taken before the switch, 0 none */
 	u32 early_task;			/* tid they belong to */
 	u64 early_since_ns;		/* begin of the wait they belong to */
-#if OFFCPU_OBJECTS
 	struct offcpu_object object;
 	u64 stack[STACK_WORDS];		/* of the kernel, above the stack pointer of a sleeper */
-#endif
 	struct offcpu_payload sample;
 };
 
@@ -259,6 +237,12 @@ static __always_inline struct offcpu_rate *rate_of(const struct offcpu_control *
 	u32 zero = 0;
 
 	return ctl->max_rate ? rate.lookup(&zero) : NULL;
+}
+
+/* Whether a wait is the first of its callers, sent as a sum with a copy of its stack. */
+static __always_inline bool is_sum(const struct offcpu_wait *wait)
+{
+	return OFFCPU_SUM_CALLERS && wait->first;
 }
 
 /* Whether a mode counts as a wait. */

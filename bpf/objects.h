@@ -11,7 +11,7 @@
  */
 #pragma once
 
-#include "kernel_locks.h"
+#include "locks.h"
 #include "mapped_files.h"
 
 /* The value is the epoch of the output file in which an object was described. */
@@ -122,12 +122,12 @@ static __always_inline bool ended_early(const struct offcpu_object *to, u64 ns)
 }
 
 /* Fill in what the arguments of a system call name. */
-static __always_inline void describe_call(struct offcpu_object *to, const struct offcpu_wait *wait,
+static __always_inline void describe_call(const struct offcpu_run *run, struct offcpu_object *to,
 					  u32 what, const struct offcpu_arguments *args)
 {
 	u64 first = args->words[0], second = args->words[1], file, ready;
 	u64 waitv[3] = { args->words[2], first, second };	/* val, uaddr, flags */
-	u32 state = wait->prev_state;
+	u32 state = run->wait->prev_state;
 	s32 fd = -1, number;
 
 	if (what == OFFCPU_CALL_FUTEXES) {
@@ -156,7 +156,7 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 		return;
 	}
 	if (what == OFFCPU_CALL_FORK) {
-		number = forked_child(to, wait);
+		number = forked_child(run, to);
 		if (number)
 			describe_number(to, OFFCPU_OBJECT_PROCESS, number);
 		return;
@@ -187,7 +187,7 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 	} else {
 		fd = what == OFFCPU_CALL_SEND_FILE && state & TASK_UNINTERRUPTIBLE ? second : first;
 	}
-	file = file_of(to, wait->task, fd);
+	file = file_of(to, run->task, fd);
 	if (!file) {
 		to->kind = OFFCPU_OBJECT_NONE;
 		to->lost |= OFFCPU_OBJECT_CLOSED;
@@ -197,7 +197,7 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 		ready = ready_file(to, file);
 		if (ready)
 			file = ready;
-		else if (ended_early(to, wait->length))
+		else if (ended_early(to, run->wait->length))
 			to->lost |= OFFCPU_OBJECT_TAKEN;
 	}
 	describe_open(to, file);
@@ -206,25 +206,22 @@ static __always_inline void describe_call(struct offcpu_object *to, const struct
 /* Count why an object, or a part of it, is not known. */
 static __always_inline void count_unknown(u32 lost, u64 ns)
 {
-	if (lost & OFFCPU_OBJECT_CLOSED)
-		count(OFFCPU_OBJECTS_CLOSED, ns);
-	if (lost & OFFCPU_OBJECT_FAULT)
-		count(OFFCPU_OBJECTS_UNREADABLE, ns);
-	if (lost & OFFCPU_OBJECT_COMPAT)
-		count(OFFCPU_OBJECTS_COMPAT, ns);
-	if (lost & OFFCPU_OBJECT_FULL)
-		count(OFFCPU_OBJECTS_FULL, ns);
-	if (lost & OFFCPU_OBJECT_TAKEN)
-		count(OFFCPU_EVENTS_TAKEN, ns);
+	u32 bit;
+
+	/* The bits of OFFCPU_OBJECT_* have their counters' order. */
+#pragma clang loop unroll(full)
+	for (bit = 0; 1 << bit <= OFFCPU_OBJECT_TAKEN; bit++)
+		if (lost & 1 << bit)
+			count(OFFCPU_OBJECTS_CLOSED + bit, ns);
 }
 
 /* Describe what the system call of a task names; false if that is nothing. */
-static __always_inline bool describe_argument(const struct offcpu_control *ctl,
-					      const struct offcpu_wait *wait,
+static __always_inline bool describe_argument(const struct offcpu_run *run,
 					      struct offcpu_object *to, bool in_sleeper,
 					      s32 only_fd)
 {
-	struct task_struct *task = wait->task;
+	const struct offcpu_wait *wait = run->wait;
+	struct task_struct *task = run->task;
 	struct offcpu_arguments args;
 	struct offcpu_call *call;
 	u32 what;
@@ -255,57 +252,61 @@ static __always_inline bool describe_argument(const struct offcpu_control *ctl,
 	}
 	if (!what)
 		return false;
-	describe_call(to, wait, what, &args);
+	describe_call(run, to, what, &args);
 	if (to->kind == OFFCPU_OBJECT_PATH)
-		read_path(ctl, to);
+		read_path(run->ctl, to);
 	return to->kind != OFFCPU_OBJECT_NONE;
 }
 
-static __always_inline void begin_object(const struct offcpu_control *ctl,
-					 const struct offcpu_wait *wait, struct offcpu_object *to)
+/* Begin to describe an object; false if no objects are wanted. */
+static __always_inline bool begin_object(const struct offcpu_run *run, struct offcpu_object *to)
 {
 	__builtin_memset(to, 0, offsetof(struct offcpu_object, name));
 	to->asked_ns = OFFCPU_NOT_KNOWN;
-	to->pid = wait->pid;
-	to->id = ctl->objects ? ctl->hash_key : 0;
+	to->pid = run->wait->pid;
+	to->id = run->ctl->objects ? run->ctl->hash_key : 0;
+	return to->id;
 }
 
-static __always_inline void end_object(const struct offcpu_control *ctl, struct offcpu_object *to)
+/* Give an object its id, if it was described. */
+static __always_inline void end_object(const struct offcpu_run *run, struct offcpu_object *to,
+				       bool is_described)
 {
-	identify(to, to->kind);
-	to->id |= !to->id;	/* 0 means none */
-	announce(ctl, to);
-}
-
-/* Find out for a page of which file a task waited in a page fault, if it did. */
-static __always_inline void find_mapped(const struct offcpu_control *ctl,
-					const struct offcpu_wait *wait, struct offcpu_object *to)
-{
-	begin_object(ctl, wait, to);
-	if (to->id && describe_mapped(ctl, wait, to))
-		end_object(ctl, to);
-	else
-		to->id = 0;
-}
-
-/*
- * Find out what a task waits for. The result is in `to`, which is per-CPU memory: id (0 none), time
- * asked for, and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the
- * only descriptor of poll() or select(), -1 unknown.
- */
-static __always_inline void find_object(const struct offcpu_control *ctl,
-					const struct offcpu_wait *wait, struct offcpu_object *to,
-					bool in_sleeper, s32 only_fd)
-{
-	begin_object(ctl, wait, to);
-	if (!to->id)
-		return;
-	if (wait->blocker) {
-		describe_kernel_lock(to, wait);
-	} else if (is_fault(wait) ? !describe_mapped(ctl, wait, to) :
-				    !describe_argument(ctl, wait, to, in_sleeper, only_fd)) {
+	if (!is_described) {
 		to->id = 0;
 		return;
 	}
-	end_object(ctl, to);
+	identify(to, to->kind);
+	to->id |= !to->id;	/* 0 means none */
+	announce(run->ctl, to);
+}
+
+/* Find out for a page of which file a task waited in a page fault, if it did. */
+static __always_inline void find_mapped(const struct offcpu_run *run)
+{
+	struct offcpu_object *to = &run->to->object;
+
+	if (begin_object(run, to))
+		end_object(run, to, describe_mapped(run, to));
+}
+
+/*
+ * Find out what a task waits for. The result is in run->to->object: id (0 none), time asked for,
+ * and what was lost. The length of the wait is 0 if it is not over; `only_fd` is the only
+ * descriptor of poll() or select(), -1 unknown.
+ */
+static __always_inline void find_object(const struct offcpu_run *run, bool in_sleeper, s32 only_fd)
+{
+	struct offcpu_object *to = &run->to->object;
+	bool is_described = true;
+
+	if (!begin_object(run, to))
+		return;
+	if (run->wait->blocker)
+		describe_kernel_lock(run, to);
+	else if (is_fault(run->wait))
+		is_described = describe_mapped(run, to);
+	else
+		is_described = describe_argument(run, to, in_sleeper, only_fd);
+	end_object(run, to, is_described);
 }

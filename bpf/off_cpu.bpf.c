@@ -49,8 +49,8 @@
  *						the sizes of its table and queue, 0 without
  *	OFFCPU_LOCK_OWNERS			who holds a lock: work in each wait in a system call
  *	OFFCPU_SAMPLING				one sample for each period of waiting (sampling.h)
- *	OFFCPU_BY_GROUP				control groups (targets.h): a loop, for which the
- *						verifier took a third longer before may_goto
+ *	OFFCPU_BY_GROUP				control groups: 1 by cgroup v2, 2 by the v1
+ *						hierarchy at CSS_SET_CSS, 0 not at all; a loop
  *	OFFCPU_SUMS, ..._STACKS, ..._CALLERS, ..._BUDGETS, ..._TARGETS_MAX: sizes of maps
  *
  * Constants by kernel:
@@ -72,7 +72,6 @@
  */
 #include "output.h"
 #include "budget.h"
-#include "lock_owner.h"
 #include "sampling.h"
 
 /* A wake-up may come before the switch-out that it ends, by this at most. */
@@ -85,15 +84,13 @@
 static __always_inline void end_run(const struct offcpu_control *ctl, struct offcpu_task *storage,
 				    struct task_struct *task, u64 now)
 {
-	if (storage->mode == OFFCPU_RUNNING) {
-		spend(storage, OFFCPU_RUNNING, now);
-		return;
-	}
-	if (storage->mode == OFFCPU_UNKNOWN)
+	u32 mode = storage->mode;
+
+	if (mode == OFFCPU_UNKNOWN)
 		begin_budget(ctl, storage, task);
-	else if (is_wanted(ctl, storage->mode) && !(storage->flags & UNWANTED))
+	else if (is_wanted(ctl, mode) && !(storage->flags & UNWANTED))
 		count(OFFCPU_ENDS_MISSED, 0);
-	spend(storage, OFFCPU_UNKNOWN, now);
+	spend(storage, mode == OFFCPU_RUNNING ? OFFCPU_RUNNING : OFFCPU_UNKNOWN, now);
 }
 
 /* The storage of a task that leaves its CPU; NULL if it is not recorded. */
@@ -104,14 +101,12 @@ static __always_inline struct offcpu_task *leaving(const struct offcpu_control *
 
 	if (has_properties(ctl, task))
 		return recorded(ctl, task);
-#if OFFCPU_BUDGET
 	/* If it was recorded before, it has lost a property: its mode is unknown from now on. */
-	storage = find_storage(task);
+	storage = OFFCPU_BUDGET ? find_storage(task) : NULL;
 	if (storage && storage->mode) {
 		end_run(ctl, storage, task, now);
 		storage->mode = OFFCPU_UNKNOWN;
 	}
-#endif
 	return NULL;
 }
 
@@ -155,10 +150,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *task, u32 
 #endif
 	if (wanted)
 		note_kernel_lock(storage, task);
-#if OFFCPU_LOCK_OWNERS
-	storage->holder_tid = wanted && mode > OFFCPU_PREEMPTED ? lock_owner(ctl, task) :
-								  OFFCPU_NO_ID;
-#endif
+	storage->holder_tid = OFFCPU_LOCK_OWNERS && wanted && mode > OFFCPU_PREEMPTED ?
+			      lock_owner(task) : OFFCPU_NO_ID;
 #if WALK_AT_SWITCH_OUT
 	if (wanted)
 		take_user_stack(ctx, ctl, task, &storage->user, TOP_OF(storage), true);
@@ -171,11 +164,12 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 {
 	u64 begin = storage->since_ns;
 	u64 pause = now > begin ? now - begin : 0;
+	u64 wakeup = storage->wakeup_ns, queued;
 	u32 mode = storage->mode;
 
 	if (mode == OFFCPU_UNKNOWN) {
 		begin_budget(ctl, storage, task);
-		spend(storage, is_newborn(task) ? OFFCPU_RUNNABLE : OFFCPU_UNKNOWN, now);
+		spend(storage, switches_of(task) ? OFFCPU_UNKNOWN : OFFCPU_RUNNABLE, now);
 		return OFFCPU_NOT_KNOWN;
 	}
 	if (mode == OFFCPU_RUNNING) {
@@ -187,131 +181,105 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 		spend(storage, mode, now);
 		return mode == OFFCPU_THROTTLED ? OFFCPU_NOT_KNOWN : pause;
 	}
-#if OFFCPU_SAMPLING
-	u64 queued = queued_for(storage, task);
-
-	if (queued > pause)
-		queued = pause;
+	if (OFFCPU_SAMPLING) {
+		queued = queued_for(storage, task);
+	} else if (!wakeup) {
+		spend(storage, mode, now);
+		return OFFCPU_NOT_KNOWN;
+	} else {
+		queued = wakeup < now ? now - wakeup : 0;
+	}
+	queued = min(queued, pause);
 	spend(storage, mode, now - queued);
 	spend(storage, OFFCPU_RUNNABLE, now);
 	return queued;
-#else
-	u64 wakeup = storage->wakeup_ns;
-
-	if (!wakeup) {
-		spend(storage, mode, now);
-		return OFFCPU_NOT_KNOWN;
-	}
-	spend(storage, mode, wakeup < now ? wakeup : now);
-	spend(storage, OFFCPU_RUNNABLE, now);
-	return wakeup < begin ? pause : wakeup < now ? now - wakeup : 0;
-#endif
 }
 
-/*
- * Account a time off the CPU that ends. Return the storage of its task if it was a wait that is to
- * be sent or summed, else NULL.
- */
-static __always_inline struct offcpu_task *end_time(const struct offcpu_control *ctl,
-						    struct task_struct *task, u64 now,
-						    struct offcpu_times *times)
+/* Account a time off the CPU that ends; true if it was a wait that is to be sent or summed. */
+static __always_inline bool end_time(struct offcpu_run *run, u64 now)
 {
+	const struct offcpu_control *ctl = run->ctl;
+	struct task_struct *task = run->task;
+	struct offcpu_wait *wait = run->wait;
 	struct offcpu_task *storage;
-	u64 begin, length, wakeup;
-	u32 mode;
+	u64 wakeup;
 
 	if (!is_candidate(ctl, task))
-		return NULL;
+		return false;
 	storage = find_storage(task);
 	/* A task that has not left a CPU since recording began: its budget begins. */
 	if (!storage && OFFCPU_BUDGET && ctl->everybody && has_properties(ctl, task))
 		storage = create_storage(task);
 	if (!storage || (!OFFCPU_BUDGET && !storage->mode))
-		return NULL;
+		return false;
+	run->storage = storage;
 	if (storage->since_ns < ctl->begin_ns)
 		storage->mode = OFFCPU_UNKNOWN;	/* left from before: recording was disabled */
-	begin = storage->since_ns;
-	mode = storage->mode;
-	times->runq = end_pause(ctl, storage, task, now);
-	wakeup = mode > OFFCPU_PREEMPTED ? storage->wakeup_ns : 0;
+	wait->switch_out_ns = storage->since_ns;
+	wait->mode = storage->mode;
+	wait->runq_ns = end_pause(ctl, storage, task, now);
+	wakeup = wait->mode > OFFCPU_PREEMPTED ? storage->wakeup_ns : 0;
 	storage->mode = OFFCPU_BUDGET ? OFFCPU_RUNNING : OFFCPU_UNKNOWN;
 	storage->wakeup_ns = 0;
-	if (!is_wanted(ctl, mode) || storage->flags & UNWANTED)
-		return NULL;
-	length = now > begin ? now - begin : 0;
-	if (length < ctl->min_block_ns && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
-		count(OFFCPU_TOO_SHORT, length);
-		return NULL;
+	if (!is_wanted(ctl, wait->mode) || storage->flags & UNWANTED)
+		return false;
+	wait->switch_in_ns = now;
+	wait->ns = wait->length = now > wait->switch_out_ns ? now - wait->switch_out_ns : 0;
+	wait->count = 1;
+	if (wait->length < ctl->min_block_ns && !(storage->flags & OFFCPU_BEGAN_BEFORE)) {
+		count(OFFCPU_TOO_SHORT, wait->length);
+		return false;
 	}
-	times->periods = 1;
-	times->weight = length;
-#if OFFCPU_SAMPLING
-	if (!(storage->flags & OFFCPU_BEGAN_BEFORE) && !draw(ctl, storage, now, length, times)) {
-		count(OFFCPU_UNSAMPLED, length);
-		return NULL;
+	if (OFFCPU_SAMPLING && !(storage->flags & OFFCPU_BEGAN_BEFORE) &&
+	    !draw(ctl, storage, wait)) {
+		count(OFFCPU_UNSAMPLED, wait->length);
+		return false;
 	}
-	if (wakeup)
-		wakeup = now - times->runq;
-#endif
-	times->begin = begin;
-	times->end = now;
-	times->wakeup = unknown(ctl, wakeup && wakeup < begin ? begin : wakeup);
-	times->runq = unknown(ctl, times->runq);
-	times->length = unknown(ctl, length);
-	times->mode = unknown(ctl, mode);
-	return storage;
+	if (OFFCPU_SAMPLING && wakeup)
+		wakeup = now - wait->runq_ns;
+	wait->wakeup_ns = wakeup && wakeup < wait->switch_out_ns ? wait->switch_out_ns : wakeup;
+	return true;
 }
 
 /* Send or sum a wait after end_time(). */
-static __always_inline void finish_wait(void *ctx, struct offcpu_control *ctl,
-					struct task_struct *task, struct offcpu_task *storage,
-					const struct offcpu_times *times)
+static __always_inline void finish_wait(struct offcpu_run *run)
 {
-	struct offcpu_wait wait = {
-		.task = task,
-		.storage = storage,
-		.switch_out_ns = times->begin,
-		.switch_in_ns = times->end,
-		.wakeup_ns = times->wakeup,
-		.length = times->length,
-		.count = times->periods,
-		.runq_ns = times->runq,
-	};
+	struct offcpu_task *storage = run->storage;
+	struct task_struct *task = run->task;
+	struct offcpu_wait *wait = run->wait;
 
-	wait.ns = via_memory(storage, times->weight);
-	wait.flags = *(volatile u32 *)&storage->flags;
-	if (wait.wakeup_ns) {
-		wait.flags |= storage->waker_flags;
-		wait.waker_tid = storage->waker_tid;
-	}
-	else if (ctl->wakers && times->mode > OFFCPU_PREEMPTED)
-		count(OFFCPU_WAKEUPS_MISSED, wait.ns);
-	wait.prev_state = storage->prev_state;
-	wait.pid = pid_of(task);
-	wait.tid = tid_of(task);
-	wait.syscall = syscall_of(task, wait.flags);
-	wait.generation = ctl->generation;
-	wait.cgroup = cgroup_of(task);
-	if (times->mode > OFFCPU_PREEMPTED)
-		wait.blocker = blocker_of(storage);
+	barrier();
+	wait->flags = storage->flags;
+	wait->waker_tid = wait->wakeup_ns ? storage->waker_tid : 0;
+	if (wait->wakeup_ns)
+		wait->flags |= storage->waker_flags;
+	else if (run->ctl->wakers && wait->mode > OFFCPU_PREEMPTED)
+		count(OFFCPU_WAKEUPS_MISSED, wait->ns);
+	wait->prev_state = storage->prev_state;
+	wait->pid = pid_of(task);
+	wait->tid = tid_of(task);
+	wait->syscall = syscall_of(task, wait->flags);
+	wait->cgroup = cgroup_of(task);
+	wait->blocker = wait->mode > OFFCPU_PREEMPTED ? storage->blocker : 0;
+	wait->object_id = wait->stack = wait->caller = wait->copied = 0;
+	wait->copy = OFFCPU_COPY_FIRST;
+	wait->generation = run->ctl->generation;
+	wait->first = false;
 #if WALK_AT_SWITCH_OUT
-	wait.user = &storage->user;
-	if (wait.flags & OFFCPU_BEGAN_BEFORE)	/* the switch-out was not traced */
-		late_user_stack(ctx, ctl, task, wait.user);
+	run->user = &storage->user;
+	if (wait->flags & OFFCPU_BEGAN_BEFORE)	/* the switch-out was not traced */
+		take_user_stack(run->ctx, run->ctl, task, run->user, NULL, false);
 #endif
-	wait.wakeup_ns = via_memory(storage, wait.wakeup_ns);
-	account(ctx, ctl, &wait);
+	account(run);
 }
 
-static __always_inline void end_wait(void *ctx, struct task_struct *task, u64 now)
+static __always_inline void end_wait(void *ctx, struct task_struct *task, u64 now,
+				     struct offcpu_wait *wait)
 {
-	struct offcpu_control *ctl = enabled();
-	struct offcpu_task *storage;
-	struct offcpu_times times;
+	struct offcpu_run run = { .ctx = ctx, .ctl = enabled(), .task = task, .wait = wait };
 
-	storage = ctl ? end_time(ctl, task, now, &times) : NULL;
-	if (storage)
-		finish_wait(ctx, ctl, task, storage, &times);
+	if (run.ctl && end_time(&run, now))
+		finish_wait(&run);
 }
 
 /* Note who wakes a task: `current`, or an interrupt. */
@@ -327,27 +295,24 @@ static __always_inline void note_waker(void *ctx, const struct offcpu_control *c
 	if (!storage->waker_tid && !storage->waker_flags)
 		storage->waker_pid = storage->waker_tid = OFFCPU_NO_ID;
 #if OFFCPU_WAKER_STACKS
-#if OFFCPU_SAMPLING
-	if (is_wanted(ctl, storage->mode) && would_be_drawn(ctl, storage))
-#else
 	if (is_wanted(ctl, storage->mode) &&
-	    storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns)
-#endif
+	    (OFFCPU_SAMPLING ? would_be_drawn(ctl, storage) :
+			       storage->wakeup_ns - storage->since_ns >= ctl->threshold_ns))
 		walk_waker(ctx, ctl, current, storage->waker_flags, &storage->waker);
 #endif
 }
 
-static __always_inline void describe_task(struct offcpu_last *last,
-					  const struct offcpu_control *ctl,
-					  struct task_struct *task, struct offcpu_task *storage)
+static __always_inline void describe_task(const struct offcpu_run *run, struct offcpu_last *last)
 {
+	struct offcpu_task *storage = run->storage;
+	struct task_struct *task = run->task;
 	u32 state;
 
 	__builtin_memset(last, 0, sizeof(*last));
 	last->pid = pid_of(task);
 	last->tid = tid_of(task);
 	last->mode = FIELD(u32, task, TASK_EXIT_STATE) ? OFFCPU_UNKNOWN : storage->mode;
-	last->waits = is_wanted(ctl, last->mode) && !(storage->flags & UNWANTED);
+	last->waits = is_wanted(run->ctl, last->mode) && !(storage->flags & UNWANTED);
 	last->state = storage->prev_state;
 	last->syscall = syscall_of(task, storage->flags);
 	/* Not a wake-up before the switch-out: one that ends the wait has changed the state. */
@@ -361,7 +326,7 @@ static __always_inline void describe_task(struct offcpu_last *last,
 	last->queued_ns = TASK_RUN_DELAY ? FIELD(u64, task, TASK_RUN_DELAY) : 0;
 	last->asked_ns = OFFCPU_NOT_KNOWN;
 	last->holder_tid = OFFCPU_NO_ID;
-	last->nr_switches = FIELD(u64, task, TASK_NVCSW) + FIELD(u64, task, TASK_NIVCSW);
+	last->nr_switches = switches_of(task);
 	if (OFFCPU_USER_REGISTERS && !is_kernel_thread(task))
 		bpf_probe_read_kernel(last->regs, REGS_SIZE, (void *)bpf_task_pt_regs(task));
 #if OFFCPU_COPIES
@@ -372,47 +337,39 @@ static __always_inline void describe_task(struct offcpu_last *last,
 #endif
 }
 
-#if OFFCPU_OBJECTS
 /* Add what a task that still waits is waiting for. */
-static __always_inline void describe_object(struct offcpu_last *last,
-					    const struct offcpu_control *ctl,
-					    struct task_struct *task, struct offcpu_task *storage,
-					    struct offcpu_object *object)
+static __always_inline void describe_object(struct offcpu_run *run, struct offcpu_last *last)
 {
+	const struct offcpu_object *object = &run->to->object;
 	struct offcpu_polled key = {last->switch_out_ns, last->tid};
 	struct offcpu_wait wait = {
-		.task = task,
 		.switch_out_ns = last->switch_out_ns,
 		.prev_state = last->state,
 		.pid = last->pid,
 		.syscall = last->syscall,
-		.blocker = last->mode > OFFCPU_PREEMPTED ? storage->blocker : 0,
+		.blocker = last->mode > OFFCPU_PREEMPTED ? run->storage->blocker : 0,
 	};
 	u32 *fd = polled.lookup(&key);
 
-	find_object(ctl, &wait, object, false, fd ? *fd : -1);
+	run->wait = &wait;
+	find_object(run, false, fd ? *fd : -1);
 	last->object_id = object->id;
 	last->asked_ns = object->asked_ns;
 	last->object_lost = object->lost;
 	if (wait.blocker)
-		last->holder_tid = storage->blocker_tid;
+		last->holder_tid = run->storage->blocker_tid;
+	else if (OFFCPU_LOCK_OWNERS)
+		last->holder_tid = run->storage->holder_tid;
 }
-#endif
 
-/*
- * Programs. perf_offcpu/collect/bpf/defines.py and program.py know their names.
- */
+/* Programs. perf_offcpu/collect/bpf/defines.py and program.py know their names. */
 
 /* Note before the switch which task comes to the CPU: its wait ends in offcpu_switched(). */
-static __always_inline void note_switch(struct task_struct *next, u64 now)
+static __always_inline void note_switch(struct offcpu_switch *last, struct task_struct *next,
+					u64 now)
 {
-	struct offcpu_control *ctl;
-	struct offcpu_switch *last;
-	u32 zero = 0;
+	struct offcpu_run run = { .task = next, .wait = &last->wait };
 
-	last = switched.lookup(&zero);
-	if (!last)
-		return;
 	last->next = (u64)next;
 	if (!OFFCPU_SAMPLING) {
 		last->now = now;
@@ -421,28 +378,30 @@ static __always_inline void note_switch(struct task_struct *next, u64 now)
 		return;
 	}
 	/* Few waits are samples: the others end here, where the clock was read already. */
-	ctl = enabled();
-	last->drawn = ctl && end_time(ctl, next, now, &last->times);
+	run.ctl = enabled();
+	last->drawn = run.ctl && end_time(&run, now);
 	if (OFFCPU_KERNEL_EARLY && last->drawn)
-		walk_early(next, last->times.begin);
+		walk_early(next, last->wait.switch_out_ns);
 }
 
 /* tp_btf/sched_switch(bool preempt, struct task_struct *prev, *next, unsigned int prev_state) */
 int offcpu_switch(u64 *ctx)
 {
-	struct task_struct *prev = (void *)ctx[1];
+	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
 	u64 now = bpf_ktime_get_ns();
+	struct offcpu_switch *last;
+	u32 zero = 0;
 
+	last = switched.lookup(&zero);
+	if (!last)
+		return 0;
 	if (OFFCPU_AT_EXIT)
-		note_switch((void *)ctx[2], now);
+		note_switch(last, next, now);
 	else
-		end_wait(ctx, (void *)ctx[2], now);
+		end_wait(ctx, next, now, &last->wait);
 	/* A task preempted on its way to sleep has its new state but stays runnable. */
-#if OFFCPU_SWITCH_HAS_STATE
-	begin_wait(ctx, prev, ctx[3], ctx[0], now);
-#else
-	begin_wait(ctx, prev, FIELD(u32, prev, TASK_STATE), ctx[0], now);
-#endif
+	begin_wait(ctx, prev, OFFCPU_SWITCH_HAS_STATE ? ctx[3] : FIELD(u32, prev, TASK_STATE),
+		   ctx[0], now);
 	return 0;
 }
 
@@ -451,25 +410,24 @@ int offcpu_switch(u64 *ctx)
 static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	struct offcpu_run run = { .ctx = ctx, .task = task, .wait = &last->wait };
 	bool traced = last->next == (u64)task;
-	struct offcpu_control *ctl;
-	struct offcpu_task *storage;
 
 	if (traced && !last->drawn)
 		return;
-	ctl = enabled();
-	if (!ctl) {
+	run.ctl = enabled();
+	if (!run.ctl) {
 		if (traced)
-			count(OFFCPU_WAITS_LOST, last->times.length);
+			count(OFFCPU_WAITS_LOST, last->wait.length);
 		return;
 	}
 	/* Some tasks come to a CPU, or leave it, without the tracepoint. */
-	if (!traced && !end_time(ctl, task, bpf_ktime_get_ns(), &last->times))
+	if (!traced && !end_time(&run, bpf_ktime_get_ns()))
 		return;
 	last->drawn = false;
-	storage = find_storage(task);
-	if (storage)
-		finish_wait(ctx, ctl, task, storage, &last->times);
+	run.storage = find_storage(task);
+	if (run.storage)
+		finish_wait(&run);
 }
 
 /* tp_btf/sched_exit_tp(bool is_switch), or with OFFCPU_BY_PROBE kprobe/finish_task_switch */
@@ -494,29 +452,23 @@ int offcpu_switched(u64 *ctx)
 	task = bpf_get_current_task_btf();
 	now = last->next == (u64)task ? last->now : 0;
 	last->now = 0;
-	end_wait(ctx, task, now ? now : bpf_ktime_get_ns());
+	end_wait(ctx, task, now ? now : bpf_ktime_get_ns(), &last->wait);
 	return 0;
 }
 #endif
-
-static __always_inline void forget_target(u32 kind, u32 id)
-{
-	struct offcpu_target_key key = {kind, id};
-
-	targets.delete(&key);
-}
 
 /* tp_btf/sched_process_fork(struct task_struct *parent, *child) */
 int offcpu_fork(u64 *ctx)
 {
 	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
+	struct offcpu_target_key key = {OFFCPU_THREAD, tid_of(child)};
 	struct offcpu_control *ctl = get_control();
-	u32 tid = tid_of(child);
 
 	/* The new owner of a target's id is not the target. */
-	forget_target(OFFCPU_THREAD, tid);
-	if (tid == pid_of(child))
-		forget_target(OFFCPU_PROCESS, tid);
+	targets.delete(&key);
+	key.kind = OFFCPU_PROCESS;
+	if (key.id == pid_of(child))
+		targets.delete(&key);
 	if (find_storage(parent) || (ctl && is_target(ctl, parent)))
 		create_storage(child);
 	return 0;
@@ -552,12 +504,8 @@ int offcpu_waking(u64 *ctx)
 	storage = ctl && is_candidate(ctl, task) ? find_storage(task) : NULL;
 	if (!storage)
 		return 0;
-#if OFFCPU_SAMPLING
-	if (storage->mode > OFFCPU_PREEMPTED)
-		storage->wakeup_ns = WOKEN;
-	else
-#endif
-		storage->wakeup_ns = bpf_ktime_get_ns();
+	storage->wakeup_ns = OFFCPU_SAMPLING && storage->mode > OFFCPU_PREEMPTED ?
+			     WOKEN : bpf_ktime_get_ns();
 	note_waker(ctx, ctl, storage);
 	return 0;
 }
@@ -604,7 +552,7 @@ int offcpu_first(u64 *ctx)
 int offcpu_last(u64 *ctx)
 {
 	void *meta = (void *)ctx[0], *task = (void *)ctx[1], *seq;
-	struct offcpu_control *ctl = get_control();
+	struct offcpu_run run = { .ctl = get_control(), .task = task };
 	struct offcpu_task *storage;
 	struct offcpu_scratch *to;
 	struct offcpu_last *last;
@@ -612,24 +560,18 @@ int offcpu_last(u64 *ctx)
 	long bytes = 0;
 	u32 zero = 0;
 
-	to = scratch.lookup(&zero);
-	if (!to || !ctl || !task)
+	run.to = to = scratch.lookup(&zero);
+	if (!to || !run.ctl || !task)
 		return 0;
-	storage = find_storage(task);
+	run.storage = storage = find_storage(task);
 	if (!storage || !storage->mode || storage->mode == OFFCPU_DEAD)
 		return 0;
 	seq = FIELD(void *, meta, 0);
 	last = (void *)&to->sample;
-	describe_task(last, ctl, task, storage);
-#if OFFCPU_OBJECTS
-	if (last->waits)
-		describe_object(last, ctl, task, storage, &to->object);
-#endif
-#if OFFCPU_LOCK_OWNERS
-	if (last->waits && last->holder_tid == OFFCPU_NO_ID)
-		last->holder_tid = storage->holder_tid;
-#endif
-	if (last->waits && ctl->kernel_stacks) {
+	describe_task(&run, last);
+	if (OFFCPU_OBJECTS && last->waits)
+		describe_object(&run, last);
+	if (last->waits && run.ctl->kernel_stacks) {
 		bytes = bpf_get_task_stack(task, to->kernel, sizeof(to->kernel), 0);
 		if (bytes <= 0)
 			last->lost |= OFFCPU_LOST_KERNEL_STACK;
@@ -668,9 +610,7 @@ int offcpu_filter(void *ctx)
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct offcpu_control *ctl = get_control();
 
-	if (!ctl || (!is_target(ctl, task) && !find_storage(task)))
-		return 0;
-	if (!has_properties(ctl, task))
+	if (!ctl || (!is_target(ctl, task) && !find_storage(task)) || !has_properties(ctl, task))
 		return 0;
 	count(OFFCPU_ONCPU_SAMPLES, 0);
 	return 1;

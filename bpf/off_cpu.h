@@ -125,8 +125,7 @@ struct offcpu_control {
 	u64 threshold_ns;		/* longer waits are sent as samples, others summed */
 	u64 period_ns;			/* of waiting for each sample, 0 for every wait */
 	u64 min_block_ns;		/* shorter waits are left out */
-	u64 begin_ns;			/* of the recording */
-	u64 end_ns;
+	u64 begin_ns, end_ns;		/* of the recording */
 	u64 paused_ns;			/* length of all pauses */
 	u64 epoch;			/* increases with each output file: see callers.h */
 	u64 max_rate;			/* samples in a window of the rate, 0 unlimited */
@@ -136,10 +135,7 @@ struct offcpu_control {
 	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
 	u32 copy_bytes;			/* size of copies of stacks, 0 none */
 	u8 everybody;			/* all tasks are targets */
-	u8 by_process;			/* the map `targets` holds such ids */
-	u8 by_thread;
-	u8 by_user;
-	u8 by_cpu;
+	u8 by_process, by_thread, by_user, by_cpu;	/* the map `targets` holds such ids */
 	u8 by_comm;			/* the map `comms` holds names of threads */
 	u8 kernel_threads;		/* kernel threads are recorded */
 	u8 kernel_stacks;		/* samples have kernel stacks */

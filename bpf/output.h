@@ -26,20 +26,11 @@ static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 	struct offcpu_sum_key key = {
 		.tid = wait->tid,
 		.generation = wait->generation,
-		.kind = (who ^ wait->object ^ what * HASH_MULTIPLIER) +
+		.kind = (who ^ wait->object_id ^ what * HASH_MULTIPLIER) +
 			wait->cgroup * CGROUP_MULTIPLIER,
 	};
 
 	return key;
-}
-
-/* Whether a wait belongs to a sum: two kinds of waits of one thread may have the same hash. */
-static __always_inline bool is_of(struct offcpu_sum *sum, struct offcpu_wait *wait)
-{
-	return sum->caller == wait->caller && (wait->caller || sum->stack == wait->stack) &&
-	       sum->cgroup == wait->cgroup && sum->object_id == wait->object &&
-	       sum->state == wait->prev_state &&
-	       sum->syscall == wait->syscall && sum->flags == (wait->flags & SUM_FLAGS);
 }
 
 /* Add a wait to its sum. No atomics: two waits of one thread never end at the same time. */
@@ -47,8 +38,7 @@ static __always_inline void add_wait(struct offcpu_sum *sum, struct offcpu_wait 
 {
 	sum->total_ns += wait->ns;
 	sum->count += 1;
-	if (wait->ns > sum->longest_ns)
-		sum->longest_ns = wait->ns;
+	sum->longest_ns = max(sum->longest_ns, wait->ns);
 	sum->last_switch_in_ns = wait->switch_in_ns;
 	if (wait->runq_ns != OFFCPU_NOT_KNOWN) {
 		sum->runq_ns += wait->runq_ns;
@@ -60,11 +50,11 @@ static __always_inline void add_wait(struct offcpu_sum *sum, struct offcpu_wait 
 /* Begin a sum with a wait; false if the map is full. */
 static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_sum_key *key)
 {
-	struct offcpu_sum first = {
+	struct offcpu_sum sum = {
 		.stack = wait->stack,
 		.caller = wait->caller,
 		.cgroup = wait->cgroup,
-		.object_id = wait->object,
+		.object_id = wait->object_id,
 		.state = wait->prev_state,
 		.syscall = wait->syscall,
 		.flags = wait->flags & SUM_FLAGS,
@@ -72,14 +62,17 @@ static __always_inline bool begin_sum(struct offcpu_wait *wait, struct offcpu_su
 		.first_switch_out_ns = wait->switch_out_ns,
 	};
 
-	add_wait(&first, wait);
-	return !sums.update(key, &first);
+	add_wait(&sum, wait);
+	return !sums.update(key, &sum);
 }
 
-/* Add a wait to a sum; false if it does not belong to it. */
+/* Add a wait to a sum, unless it is of another kind, whose hash is the same; false then. */
 static __always_inline bool add_to_sum(struct offcpu_sum *sum, struct offcpu_wait *wait)
 {
-	if (!is_of(sum, wait))
+	if (sum->caller != wait->caller || (!wait->caller && sum->stack != wait->stack) ||
+	    sum->cgroup != wait->cgroup || sum->object_id != wait->object_id ||
+	    sum->state != wait->prev_state || sum->syscall != wait->syscall ||
+	    sum->flags != (wait->flags & SUM_FLAGS))
 		return false;
 	add_wait(sum, wait);
 	return true;
@@ -111,12 +104,13 @@ static __always_inline u32 append_frames(struct offcpu_payload *to, u32 at, u64 
 
 #if OFFCPU_WAKER_STACKS
 /* Append the waker's callchain to a payload. Return the number of its words. */
-static __always_inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_payload *to, u32 at)
+static __always_inline u32 append_waker(const struct offcpu_run *run, u32 at)
 {
-	struct offcpu_waker_stack *waker = &wait->storage->waker;
+	struct offcpu_waker_stack *waker = &run->storage->waker;
 	u32 first = waker->first, nr = waker->nr_kernel;
+	struct offcpu_payload *to = &run->to->sample;
 
-	if (!wait->wakeup_ns)
+	if (!run->wait->wakeup_ns)
 		return at;
 	if (first < nr && nr <= OFFCPU_FRAMES)
 		at = append_frames(to, at, PERF_CONTEXT_KERNEL, &waker->kernel[first], nr - first);
@@ -127,67 +121,61 @@ static __always_inline u32 append_waker(struct offcpu_wait *wait, struct offcpu_
 }
 #endif
 
-/*
- * Append the marker of a user part that follows in a record of its own, and room for its cookie.
- * The perf core puts the cookie into the sample's own callchain, where readers find it.
- */
-static __always_inline u32 append_deferral(struct offcpu_payload *to, u32 at)
-{
-	barrier_var(at);
-	if (at > SAMPLE_WORDS - 2)
-		return at;
-	to->words[at] = PERF_CONTEXT_USER_DEFERRED;
-	to->words[at + 1] = 0;
-	return at + 2;
-}
-
 /* Write the sleeper's callchain to the sample in scratch. Return the number of its words. */
-static __always_inline u32 append_callchain(void *ctx, const struct offcpu_control *ctl,
-					    struct offcpu_wait *wait, struct offcpu_scratch *to,
-					    u32 *lost)
+static __always_inline u32 append_callchain(const struct offcpu_run *run)
 {
+	const struct offcpu_control *ctl = run->ctl;
+	struct offcpu_scratch *to = run->to;
+	struct offcpu_wait *wait = run->wait;
+	u64 cookie = 0;
 	u32 at = 0, nr, first;
 
-	if (ctl->kernel_stacks && !wait->first) {
-		nr = walk_kernel_stack(ctx, ctl, wait, to);
+	if (ctl->kernel_stacks && !is_sum(wait)) {
+		nr = walk_kernel_stack(run);
 		first = to->first;
 		if (!nr)
-			*lost |= OFFCPU_LOST_KERNEL_STACK;
+			wait->sample_lost |= OFFCPU_LOST_KERNEL_STACK;
 		if (nr >= OFFCPU_FRAME_LIMIT)
-			*lost |= OFFCPU_LOST_KERNEL_CUT;
+			wait->sample_lost |= OFFCPU_LOST_KERNEL_CUT;
 		if (first < nr && nr <= OFFCPU_FRAMES)
 			at = append_frames(&to->sample, at, PERF_CONTEXT_KERNEL,
 					   &to->kernel[first], nr - first);
 	}
-	if (ctl->defer_user && !is_kernel_thread(wait->task)) {
-		*lost &= ~(OFFCPU_LOST_USER_STACK | OFFCPU_LOST_USER_CUT);
-		return append_deferral(&to->sample, at);
+	if (ctl->defer_user && !is_kernel_thread(run->task)) {
+		wait->sample_lost &= ~(OFFCPU_LOST_USER_STACK | OFFCPU_LOST_USER_CUT);
+		/*
+		 * The user part follows in a record of its own. The perf core puts the cookie of
+		 * both into the sample's own callchain, where readers find it; here is its room.
+		 */
+		return append_frames(&to->sample, at, PERF_CONTEXT_USER_DEFERRED, &cookie, 1);
 	}
-	return append_frames(&to->sample, at, PERF_CONTEXT_USER, wait->user->ips, wait->user->nr);
+	return append_frames(&to->sample, at, PERF_CONTEXT_USER, run->user->ips, run->user->nr);
 }
 
 /* Fill in the extension of a sample: what is known of the wait beyond upstream's words. */
-static __always_inline void describe_wait(struct offcpu_extension *to, struct offcpu_wait *wait,
-					  const struct offcpu_scratch *known, u32 lost,
-					  u32 waker_nr)
+static __always_inline void describe_wait(const struct offcpu_run *run,
+					  struct offcpu_extension *to, u32 waker_nr)
 {
+	const struct offcpu_object *object = &run->to->object;
+	const struct offcpu_task *storage = run->storage;
+	const struct offcpu_wait *wait = run->wait;
 	bool woken = wait->wakeup_ns;
 
 	*to = (struct offcpu_extension) {
 		.magic = OFFCPU_MAGIC,
 		.version = OFFCPU_VERSION,
 		.size = OFFCPU_EXTENSION_SIZE,
-		.kind = wait->first ? OFFCPU_KIND_SUM :
+		.kind = is_sum(wait) ? OFFCPU_KIND_SUM :
 			wait->flags & OFFCPU_BEGAN_BEFORE ? OFFCPU_KIND_BEGAN_BEFORE :
 							    OFFCPU_KIND_WAIT,
 		.waker_offset = waker_nr ? sizeof(*to) : 0,
 		.waker_nr = waker_nr,
 		.flags = wait->flags,
-		.lost = lost,
+		.lost = wait->sample_lost,
 		.state = wait->prev_state,
 		.syscall = wait->syscall,
-		.waker_pid = woken ? wait->storage->waker_pid : OFFCPU_NO_ID,
-		.waker_tid = woken ? wait->storage->waker_tid : OFFCPU_NO_ID,
+		.waker_pid = woken ? storage->waker_pid : OFFCPU_NO_ID,
+		.waker_tid = woken ? storage->waker_tid : OFFCPU_NO_ID,
 		.wakeup_ns = woken ? wait->wakeup_ns : OFFCPU_NOT_KNOWN,
 		.switch_out_ns = wait->switch_out_ns,
 		.count = wait->count,
@@ -195,21 +183,18 @@ static __always_inline void describe_wait(struct offcpu_extension *to, struct of
 		.runq_ns = wait->runq_ns,
 		.caller = wait->copied,
 		.asked_ns = OFFCPU_NOT_KNOWN,
-		.object_id = wait->object,
+		.object_id = wait->object_id,
 		.holder_tid = OFFCPU_NO_ID,
 	};
-	if (wait->first)
+	if (!OFFCPU_OBJECTS || is_sum(wait))
 		return;
-#if OFFCPU_OBJECTS
-	to->object_id = known->object.id;
-	to->asked_ns = known->object.asked_ns;
-	to->object_lost = known->object.lost;
-#if OFFCPU_LOCK_OWNERS
-	to->holder_tid = wait->storage->holder_tid;
-#endif
-	if (known->object.kind == OFFCPU_OBJECT_KERNEL_LOCK)
-		to->holder_tid = wait->storage->blocker_tid;
-#endif
+	to->object_id = object->id;
+	to->asked_ns = object->asked_ns;
+	to->object_lost = object->lost;
+	if (object->kind == OFFCPU_OBJECT_KERNEL_LOCK)
+		to->holder_tid = storage->blocker_tid;
+	else if (OFFCPU_LOCK_OWNERS)
+		to->holder_tid = storage->holder_tid;
 }
 
 /* Submit a sample to the event whose copies of the user stack have the size. */
@@ -229,33 +214,32 @@ static __always_inline long submit(void *ctx, u32 copy, struct offcpu_payload *s
 }
 
 /* Send a wait as a sample; false if the ring did not take it. */
-static __always_inline bool send_sample(void *ctx, const struct offcpu_control *ctl,
-					struct offcpu_wait *wait, struct offcpu_scratch *to)
+static __always_inline bool send_sample(const struct offcpu_run *run)
 {
-	struct offcpu_payload *sample = &to->sample;
-	u32 lost = wait->user->lost, nr, end;
+	struct offcpu_payload *sample = &run->to->sample;
+	struct offcpu_wait *wait = run->wait;
+	u32 nr, end;
 	long error;
 
-	nr = append_callchain(ctx, ctl, wait, to, &lost);
-	lost = via_memory(wait->storage, lost);
+	wait->sample_lost = run->user->lost;
+	nr = append_callchain(run);
 	if (nr > CHAIN_WORDS)
 		return false;
 	end = nr + 1 + OFFCPU_EXTENSION_WORDS;
 #if OFFCPU_WAKER_STACKS
-	end = append_waker(wait, sample, end);
+	end = append_waker(run, end);
 #endif
 	sample->pid = wait->pid;
 	sample->tid = wait->tid;
 	sample->offcpu_ns = wait->ns;
 	sample->nr = nr;
 	sample->words[nr] = wait->cgroup;
-	describe_wait((void *)&sample->words[nr + 1], wait, to, lost,
-		      end - nr - 1 - OFFCPU_EXTENSION_WORDS);
+	describe_wait(run, (void *)&sample->words[nr + 1], end - nr - 1 - OFFCPU_EXTENSION_WORDS);
 	if (end > SAMPLE_WORDS)
 		return false;
-	error = submit(ctx, wait->copy, sample,
+	error = submit(run->ctx, wait->copy, sample,
 		       offsetof(struct offcpu_payload, words) + end * sizeof(u64));
-	if (wait->first)
+	if (is_sum(wait))
 		count(error ? OFFCPU_SNAPSHOTS_LOST : OFFCPU_SNAPSHOTS, wait->ns);
 	else if (!error)
 		count(OFFCPU_SAMPLES, wait->length);
@@ -288,8 +272,7 @@ static __always_inline void raise_threshold(const struct offcpu_control *ctl,
 	limit->raised_in = limit->window_ns;
 	limit->threshold_ns = from < RATE_FIRST_NS ? RATE_FIRST_NS : 2 * from;
 	limit->raised += 1;
-	if (limit->threshold_ns > limit->highest_ns)
-		limit->highest_ns = limit->threshold_ns;
+	limit->highest_ns = max(limit->highest_ns, limit->threshold_ns);
 }
 
 /*
@@ -319,43 +302,28 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	return false;
 }
 
-#if OFFCPU_SUM_STACKS
-/* Keep the stack of a wait that begins a sum, or is told from others by its stack. */
-static __always_inline void keep_user_stack(const struct offcpu_control *ctl,
-					    struct offcpu_wait *wait)
-{
-	wait->stack = intern_stack(ctl, wait);
-	wait->lost = wait->stack || !wait->user->nr ? wait->user->lost : OFFCPU_LOST_USER_STACK;
-}
-#endif
-
 /* Sum a wait; false if it is to be sent: the map is full, or the wait the first of its callers. */
-static __always_inline bool sum_wait(struct offcpu_control *ctl, struct offcpu_wait *wait)
+static __always_inline bool sum_wait(const struct offcpu_run *run)
 {
+	struct offcpu_wait *wait = run->wait;
 	struct offcpu_sum_key key;
 	struct offcpu_sum *sum;
 
 	wait->lost = 0;
 #if OFFCPU_SUM_CALLERS
-	wait->lost = wait->user->lost;
-	wait->caller = hash_callers(ctl, wait);
+	wait->lost = run->user->lost;
+	wait->caller = hash_callers(run);
 	if (!wait->caller)
-		keep_user_stack(ctl, wait);
+		keep_user_stack(run);
 #elif OFFCPU_SUM_STACKS
-	keep_user_stack(ctl, wait);
+	keep_user_stack(run);
 #endif
 	key = sum_key(wait);
 	sum = sums.lookup(&key);
-	if (sum) {
-		if (add_to_sum(sum, wait))
-			return true;
-		count(OFFCPU_SUM_MAP_FULL, wait->ns);
-		return false;
-	}
 #if OFFCPU_SUM_CALLERS
-	if (wait->caller) {
-		keep_user_stack(ctl, wait);
-		if (is_first(ctl, wait->caller)) {
+	if (!sum && wait->caller) {
+		keep_user_stack(run);
+		if (is_first(run->ctl, wait->caller)) {
 			/* A sum, even if of one wait: it has no waker. */
 			wait->first = true;
 			wait->wakeup_ns = 0;
@@ -364,97 +332,55 @@ static __always_inline bool sum_wait(struct offcpu_control *ctl, struct offcpu_w
 		}
 	}
 #endif
-	if (begin_sum(wait, &key))
+	if (sum ? add_to_sum(sum, wait) : begin_sum(wait, &key))
 		return true;
 	count(OFFCPU_SUM_MAP_FULL, wait->ns);
 	return false;
 }
 
-/* Pass what the verifier may know of a wait through memory: see via_memory(). */
-static __always_inline void forget_values(struct offcpu_wait *wait)
-{
-	struct offcpu_task *storage = wait->storage;
-
-	wait->wakeup_ns = via_memory(storage, wait->wakeup_ns);
-	wait->runq_ns = via_memory(storage, wait->runq_ns);
-	wait->prev_state = via_memory(storage, wait->prev_state);
-	wait->syscall = via_memory(storage, wait->syscall);
-	wait->cgroup = via_memory(storage, wait->cgroup);
-	wait->stack = via_memory(storage, wait->stack);
-	wait->caller = via_memory(storage, wait->caller);
-	wait->lost = via_memory(storage, wait->lost);
-	wait->flags = via_memory(storage, wait->flags);
-	wait->ns = via_memory(storage, wait->ns);
-	wait->length = via_memory(storage, wait->length);
-	wait->count = via_memory(storage, wait->count);
-	wait->pid = via_memory(storage, wait->pid);
-	wait->tid = via_memory(storage, wait->tid);
-	wait->switch_out_ns = via_memory(storage, wait->switch_out_ns);
-	wait->switch_in_ns = via_memory(storage, wait->switch_in_ns);
-	wait->generation = via_memory(storage, wait->generation);
-	wait->blocker = via_memory(storage, wait->blocker);
-	wait->object = via_memory(storage, wait->object);
-}
-
 /* Account a completed wait: sum it or send it, and if one fails do the other. */
-static __always_inline void account(void *ctx, struct offcpu_control *ctl,
-				    struct offcpu_wait *wait)
+static __always_inline void account(struct offcpu_run *run)
 {
+	const struct offcpu_control *ctl = run->ctl;
+	struct offcpu_wait *wait = run->wait;
 	bool is_long = wait->ns >= ctl->threshold_ns || wait->flags & OFFCPU_BEGAN_BEFORE;
-	struct offcpu_scratch *to;
 	u32 zero = 0;
-	bool sampled;
 
 	if (!is_long && ctl->drop_short) {
 		count(OFFCPU_DROPPED, wait->ns);
 		return;
 	}
-	sampled = via_memory(wait->storage, is_long && may_send(ctl, wait));
+	wait->sampled = is_long && may_send(ctl, wait);
 	wait->lost = OFFCPU_LOST_USER_STACK;
-#if OFFCPU_OBJECTS
-	to = is_fault(wait) ? scratch.lookup(&zero) : NULL;
-	if (to) {
-		find_mapped(ctl, wait, &to->object);
-		wait->object = via_memory(wait->storage, to->object.id);
+	run->to = scratch.lookup(&zero);
+	if (!run->to)
+		return;
+	if (OFFCPU_OBJECTS && is_fault(wait)) {
+		find_mapped(run);
+		wait->object_id = run->to->object.id;
 	}
-#endif
-	if (!sampled && sum_wait(ctl, wait))
+	if (!wait->sampled && sum_wait(run))
 		return;
-	to = scratch.lookup(&zero);
-	if (!to)
-		return;
-	wait->flags = via_memory(wait->storage, wait->flags);
 #if !WALK_AT_SWITCH_OUT
-	wait->user = &to->user;
-	if (ctl->defer_user) {
-		to->user.nr = 0;
-		to->user.lost = 0;
-	} else {
-		take_user_stack(ctx, ctl, wait->task, wait->user, NULL, OFFCPU_COPIES);
-	}
+	run->user = &run->to->user;
+	run->user->nr = run->user->lost = 0;
+	if (!ctl->defer_user)
+		take_user_stack(run->ctx, ctl, run->task, run->user, NULL, OFFCPU_COPIES);
 #endif
-	forget_values(wait);
-	sampled = via_memory(wait->storage, sampled);
 #if OFFCPU_COPIES
-	plan_copy(ctl, wait);
-	wait->copy = via_memory(wait->storage, wait->copy);
-	wait->copied = via_memory(wait->storage, wait->copied);
+	plan_copy(run);
 #endif
-#if OFFCPU_OBJECTS
-	if (!wait->first && !wait->object)
-		find_object(ctl, wait, &to->object, OFFCPU_AT_EXIT, -1);
-	if (!wait->first && to->object.lost)
-		count_unknown(to->object.lost, wait->ns);
-#endif
-	if (send_sample(ctx, ctl, wait, to)) {
-#if OFFCPU_COPIES
-		u64 hash = wait->copied;	/* &wait->copied would double the verifier's work */
-
-		if (hash && wait->copy != OFFCPU_COPY_BARE)
-			snapshots.update(&hash, &ctl->epoch);
-#endif
-		return;
+	if (OFFCPU_OBJECTS && !is_sum(wait)) {
+		if (!wait->object_id)
+			find_object(run, OFFCPU_AT_EXIT, -1);
+		count_unknown(run->to->object.lost, wait->ns);
 	}
-	if ((!sampled && !wait->first) || !sum_instead(wait))
+	if (send_sample(run)) {
+#if OFFCPU_COPIES
+		if (wait->copied && wait->copy != OFFCPU_COPY_BARE)
+			snapshots.update(&wait->copied, &ctl->epoch);
+#endif
+	} else if ((!wait->sampled && !is_sum(wait)) || !sum_instead(wait)) {
 		count(OFFCPU_WAITS_LOST, wait->ns);
+	}
 }

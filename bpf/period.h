@@ -16,6 +16,9 @@
 #define RATIO_LIMIT 64
 #define LONGEST_PERIOD_NS (1ULL << 40)	/* no product of adapt_period() overflows */
 
+#define min(a, b) ((a) < (b) ? (a) : (b))
+#define max(a, b) ((a) > (b) ? (a) : (b))
+
 /* What a thread has waited since its last sample. */
 struct offcpu_phase {
 	u64 period_ns;			/* to which this belongs, 0 before the first wait */
@@ -51,32 +54,24 @@ static __always_inline void adapt_period(const struct offcpu_control *ctl,
 	passed = now > begin ? now - begin : 0;
 	if (passed < ctl->window_ns && sent < ctl->max_rate)
 		return;
-	if (passed > 8 * ctl->window_ns)
-		passed = 8 * ctl->window_ns;
+	passed = min(passed, 8 * ctl->window_ns);
 	allowed = ctl->max_rate * passed / ctl->window_ns;
 	*(volatile u64 *)&limit->window_ns = now;
 	*(volatile u64 *)&limit->sent = 0;
 	if (sent <= allowed && 10 * sent >= 7 * allowed)
 		return;
 	ratio = (sent + 1) * RATIO_ONE / (17 * allowed / 20 + 1);
-	if (ratio < RATIO_ONE / RATIO_LIMIT)
-		ratio = RATIO_ONE / RATIO_LIMIT;
-	if (ratio > RATIO_ONE * RATIO_LIMIT)
-		ratio = RATIO_ONE * RATIO_LIMIT;
-	if (from < ctl->period_ns)
-		from = ctl->period_ns;
-	from = from * ratio / RATIO_ONE;
-	if (from > LONGEST_PERIOD_NS)
-		from = LONGEST_PERIOD_NS;
+	ratio = max(ratio, RATIO_ONE / RATIO_LIMIT);
+	ratio = min(ratio, RATIO_ONE * RATIO_LIMIT);
+	from = max(from, ctl->period_ns) * ratio / RATIO_ONE;
+	from = min(from, LONGEST_PERIOD_NS);
 	*(volatile u64 *)&limit->threshold_ns = from > ctl->period_ns ? from : 0;
 	if (ratio <= RATIO_ONE)
 		return;
 	limit->raised += 1;
-	if (from > limit->highest_ns)
-		limit->highest_ns = from;
+	limit->highest_ns = max(from, limit->highest_ns);
 }
 
-/* A random number below another one. */
 static __always_inline u64 random_below(u64 end)
 {
 	u64 random = bpf_get_prandom_u32();

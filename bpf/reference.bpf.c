@@ -7,7 +7,7 @@
  *	REFERENCE_WALKS=1	the stack goes into a stack map
  *	REFERENCE_WALKS=2	a second walk copies it, in case the wait becomes a sample: the
  *				shape of perf record --off-cpu since 6.16
- *	REFERENCE_WALKS=0	programs that do nothing, for the same tracepoints as off_cpu.bpf.c
+ *	REFERENCE_WALKS=0	a program that does nothing, for the tracepoints of off_cpu.bpf.c
  */
 #include <linux/types.h>
 
@@ -16,17 +16,7 @@
 #define FRAMES 32
 
 #if !REFERENCE_WALKS
-int nothing_switch(u64 *ctx)
-{
-	return 0;
-}
-
-int nothing_waking(u64 *ctx)
-{
-	return 0;
-}
-
-int nothing_switched(u64 *ctx)
+int nothing(u64 *ctx)
 {
 	return 0;
 }
@@ -43,9 +33,7 @@ struct reference_task {
 };
 
 struct reference_key {
-	u32 pid;
-	u32 tid;
-	u32 state;
+	u32 pid, tid, state;
 	int stack;
 };
 

@@ -15,16 +15,12 @@
 
 #include "targets.h"
 
-#if OFFCPU_SAMPLING
 #define WOKEN 1				/* in storage->wakeup_ns: woken, at a time not noted */
 
 /* The clock of the run queue that a task is on: sched_clock() when the kernel last looked. */
 static __always_inline u64 queue_clock(struct task_struct *task)
 {
-	void *cfs = FIELD(void *, task, TASK_CFS_RQ);
-	void *rq = FIELD(void *, cfs, CFS_RQ_RQ);
-
-	return FIELD(u64, rq, RQ_CLOCK);
+	return FIELD(u64, run_queue_of(task), RQ_CLOCK);
 }
 
 /*
@@ -34,26 +30,23 @@ static __always_inline u64 queue_clock(struct task_struct *task)
 static __always_inline u64 queued_for(const struct offcpu_task *storage, struct task_struct *task)
 {
 	u64 ns = FIELD(u64, task, TASK_RUN_DELAY) - storage->queued_ns;
-	u64 since = FIELD(u64, task, TASK_LAST_QUEUED), clock;
+	u64 since = FIELD(u64, task, TASK_LAST_QUEUED);
+	u64 clock = since ? queue_clock(task) : 0;
 
-	if (!since)
-		return ns;
-	clock = queue_clock(task);
 	return clock > since ? ns + clock - since : ns;
 }
 
 /* Add a wait to the accumulator of its thread. Return whether it is a sample, with its weight. */
 static __always_inline bool draw(const struct offcpu_control *ctl, struct offcpu_task *storage,
-				 u64 now, u64 ns, struct offcpu_times *times)
+				 struct offcpu_wait *wait)
 {
-	u64 periods = draw_periods(ctl, rate_of(ctl), &storage->phase, now, ns);
+	u64 now = wait->switch_in_ns;
 
-	if (!periods)
-		return false;
-	times->periods = periods;
-	times->weight = periods * storage->phase.period_ns;
-	storage->flags |= OFFCPU_SAMPLED_WAIT;
-	return true;
+	wait->count = draw_periods(ctl, rate_of(ctl), &storage->phase, now, wait->length);
+	wait->ns = wait->count * storage->phase.period_ns;
+	if (wait->count)
+		storage->flags |= OFFCPU_SAMPLED_WAIT;
+	return wait->count;
 }
 
 /* Whether a wait that ends now would be a sample, or is the first one with this period. */
@@ -65,25 +58,23 @@ static __always_inline bool would_be_drawn(const struct offcpu_control *ctl,
 
 	return storage->phase.period_ns != period || storage->phase.accumulated + blocked >= period;
 }
-#endif
 
 /* Note, as a wait begins, what queued_for() and woken_at() count from. */
 static __always_inline void note_clock(struct offcpu_task *storage, struct task_struct *task)
 {
-#if OFFCPU_SAMPLING
+	if (!OFFCPU_SAMPLING)
+		return;
 	storage->clock = queue_clock(task);
 	storage->queued_ns = FIELD(u64, task, TASK_RUN_DELAY);
-#endif
 }
 
 /* When a task that still waits for a CPU was woken; 0 if it was not. */
 static __always_inline u64 woken_at(const struct offcpu_task *storage, struct task_struct *task)
 {
-#if OFFCPU_SAMPLING
-	u64 since = FIELD(u64, task, TASK_LAST_QUEUED);
+	u64 since;
 
-	if (storage->wakeup_ns == WOKEN)
-		return storage->since_ns + (since > storage->clock ? since - storage->clock : 0);
-#endif
-	return storage->wakeup_ns;
+	if (!OFFCPU_SAMPLING || storage->wakeup_ns != WOKEN)
+		return storage->wakeup_ns;
+	since = FIELD(u64, task, TASK_LAST_QUEUED);
+	return storage->since_ns + (since > storage->clock ? since - storage->clock : 0);
 }

@@ -31,7 +31,8 @@ static __always_inline long walk_as_kernel(void *ctx, struct offcpu_stack *stack
  *
  * With `often`, a constant, frames are read by windows. Verifiers that follow each round (loops.h)
  * take long for that, so a program has one place for it: the begin of a wait, or the wake-up.
- * Elsewhere, for long waits only, the kernel walks.
+ * Elsewhere, for long waits only, the kernel walks: at the end of a wait, where memory of the
+ * sleeper can be read with OFFCPU_AT_EXIT only.
  */
 static __always_inline void take_user_stack(void *ctx, const struct offcpu_control *ctl,
 					    struct task_struct *task, struct offcpu_stack *stack,
@@ -39,9 +40,9 @@ static __always_inline void take_user_stack(void *ctx, const struct offcpu_contr
 {
 	long nr = 0;
 
-	if (is_kernel_thread(task)) {
+	if (is_kernel_thread(task) || (!OFFCPU_AT_EXIT && !often)) {
 		stack->nr = 0;
-		stack->lost = 0;
+		stack->lost = is_kernel_thread(task) ? 0 : OFFCPU_LOST_USER_STACK;
 		return;
 	}
 #if OFFCPU_FRAME_POINTERS
@@ -56,18 +57,6 @@ static __always_inline void take_user_stack(void *ctx, const struct offcpu_contr
 		stack->lost = OFFCPU_LOST_USER_STACK;
 		count(OFFCPU_USER_STACK_FAILED, 0);
 	}
-}
-
-/* Take the user stack of a wait that began unseen: its memory is there with OFFCPU_AT_EXIT only. */
-static __always_inline void late_user_stack(void *ctx, const struct offcpu_control *ctl,
-					    struct task_struct *task, struct offcpu_stack *stack)
-{
-	if (OFFCPU_AT_EXIT) {
-		take_user_stack(ctx, ctl, task, stack, NULL, false);
-		return;
-	}
-	stack->nr = 0;
-	stack->lost = is_kernel_thread(task) ? 0 : OFFCPU_LOST_USER_STACK;
 }
 
 /*
@@ -117,29 +106,29 @@ static __always_inline bool keep_stack(struct offcpu_stack_key *key, struct offc
 	return false;
 }
 
-/* Keep a wait's user stack. Return its hash, 0 if it has none or could not be kept. */
-static __always_inline u64 intern_stack(const struct offcpu_control *ctl, struct offcpu_wait *wait)
+/* Keep the user stack of a wait that begins a sum, or is told from others by its stack. */
+static __always_inline void keep_user_stack(const struct offcpu_run *run)
 {
-	struct offcpu_stack_key key = {.generation = wait->generation};
-#if !OFFCPU_SUM_CALLERS
-	struct offcpu_task *storage = wait->storage;
-#endif
+	struct offcpu_stack_key key = {.generation = run->wait->generation};
+	struct offcpu_task *storage = run->storage;
+	struct offcpu_wait *wait = run->wait;
 
-	if (!wait->user->nr)
-		return 0;
-#if !OFFCPU_SUM_CALLERS
-	if (wait->user->check && storage->kept_hash && storage->kept_generation == wait->generation)
-		return storage->kept_hash;
-	storage->kept_hash = 0;
-#endif
-	key.hash = hash_stack(ctl, wait->user, seed_of(ctl, wait->task));
-	if (!keep_stack(&key, wait->user))
-		return 0;
-#if !OFFCPU_SUM_CALLERS
-	storage->kept_hash = key.hash;
-	storage->kept_generation = wait->generation;
-#endif
-	return key.hash;
+	wait->lost = run->user->lost;
+	if (!run->user->nr)
+		return;
+	/* With callers (callers.h) the check has another meaning. */
+	if (OFFCPU_SUM_CALLERS || !run->user->check || !storage->kept_hash ||
+	    storage->kept_generation != key.generation) {
+		storage->kept_hash = 0;
+		key.hash = hash_stack(run->ctl, run->user, seed_of(run->ctl, run->task));
+		if (!keep_stack(&key, run->user)) {
+			wait->lost = OFFCPU_LOST_USER_STACK;
+			return;
+		}
+		storage->kept_hash = key.hash;
+		storage->kept_generation = key.generation;
+	}
+	wait->stack = storage->kept_hash;
 }
 #endif
 
@@ -202,27 +191,27 @@ static __always_inline void walk_if_long(struct task_struct *next, u64 now)
  * Walk the sleeper's kernel stack into scratch: frames [to->first, return value) are reported.
  * `first` is in memory: the verifier would follow the rest for each of its values.
  */
-static __always_inline u32 walk_kernel_stack(void *ctx, const struct offcpu_control *ctl,
-					     struct offcpu_wait *wait, struct offcpu_scratch *to)
+static __always_inline u32 walk_kernel_stack(const struct offcpu_run *run)
 {
+	struct offcpu_scratch *to = run->to;
 	long bytes;
 
 	to->first = 0;
 	/* If a switch was not traced, the stack belongs to another wait. */
 	if (OFFCPU_KERNEL_EARLY && to->nr_early &&
-	    to->early_task == FIELD(u32, wait->task, TASK_PID) &&
-	    to->early_since_ns == wait->switch_out_ns)
+	    to->early_task == FIELD(u32, run->task, TASK_PID) &&
+	    to->early_since_ns == run->wait->switch_out_ns)
 		return to->nr_early;
 	if (OFFCPU_AT_EXIT)
-		bytes = bpf_get_stack(ctx, to->kernel, sizeof(to->kernel), 0);
+		bytes = bpf_get_stack(run->ctx, to->kernel, sizeof(to->kernel), 0);
 	else
-		bytes = bpf_get_task_stack(wait->task, to->kernel, sizeof(to->kernel), 0);
+		bytes = bpf_get_task_stack(run->task, to->kernel, sizeof(to->kernel), 0);
 	if (bytes < 0) {
 		count(OFFCPU_KERNEL_STACK_FAILED, 0);
 		return 0;
 	}
 	if (OFFCPU_AT_EXIT)
-		to->first = skip_scheduler(ctl, to->kernel, bytes / sizeof(u64));
+		to->first = skip_scheduler(run->ctl, to->kernel, bytes / sizeof(u64));
 	return bytes / sizeof(u64);
 }
 

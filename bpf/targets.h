@@ -7,8 +7,6 @@
  * because they change. A task must have every kind of property that is asked for; several of one
  * kind are alternatives.
  *
- *	OFFCPU_BY_GROUP		1 by cgroup v2, 2 by the v1 hierarchy at CSS_SET_CSS, 0 not at all
- *
  * Ids are those of the recorder's pid namespace, as in perf's own records; 0 for tasks outside.
  */
 #pragma once
@@ -39,17 +37,16 @@ static __always_inline u32 inner_id(char *pid)
 
 static __always_inline u32 tid_of(struct task_struct *task)
 {
-	if (late_value(OFFCPU_PID_LEVEL))
-		return inner_id(FIELD(char *, task, TASK_THREAD_PID));
-	return FIELD(u32, task, TASK_PID);
+	return late_value(OFFCPU_PID_LEVEL) ? inner_id(FIELD(char *, task, TASK_THREAD_PID)) :
+					      FIELD(u32, task, TASK_PID);
 }
 
 static __always_inline u32 pid_of(struct task_struct *task)
 {
-	if (late_value(OFFCPU_PID_LEVEL))
-		return inner_id(FIELD(char *, FIELD(void *, task, TASK_GROUP_LEADER),
-				      TASK_THREAD_PID));
-	return FIELD(u32, task, TASK_TGID);
+	void *leader = FIELD(void *, task, TASK_GROUP_LEADER);
+
+	return late_value(OFFCPU_PID_LEVEL) ? inner_id(FIELD(char *, leader, TASK_THREAD_PID)) :
+					      FIELD(u32, task, TASK_TGID);
 }
 
 static __always_inline u32 *find_target(u32 kind, u32 id)
@@ -124,10 +121,9 @@ static __always_inline bool has_properties(const struct offcpu_control *ctl,
 	if (!in_groups(ctl, task))
 		return false;
 #endif
-	return !late_value(OFFCPU_PID_LEVEL) || inner_id(FIELD(char *, task, TASK_THREAD_PID));
+	return !late_value(OFFCPU_PID_LEVEL) || tid_of(task);
 }
 
-/* Whether this CPU is recorded. */
 static __always_inline bool on_wanted_cpu(const struct offcpu_control *ctl)
 {
 	return !ctl->by_cpu || find_target(OFFCPU_CPU, bpf_get_smp_processor_id());
@@ -154,7 +150,5 @@ static __always_inline struct offcpu_task *recorded(const struct offcpu_control 
 {
 	struct offcpu_task *storage = find_storage(task);
 
-	if (storage || !is_target(ctl, task))
-		return storage;
-	return create_storage(task);
+	return storage || !is_target(ctl, task) ? storage : create_storage(task);
 }

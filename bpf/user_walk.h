@@ -33,43 +33,31 @@ struct offcpu_window {
 
 BPF_TABLE("percpu_array", u32, struct offcpu_window, windows, 1);
 
+/* Read `least` bytes of memory or more, up to a window; false if one of them cannot be read. */
+static __always_inline bool read_words(struct offcpu_window *window, u64 address, u64 bytes,
+				       u64 least)
+{
+	barrier_var(bytes);
+	/* One bound after the other: clang makes one range check of both, lost on the verifier. */
+	if (bytes > WINDOW_BYTES)
+		bytes = WINDOW_BYTES;
+	else if (bytes < least)
+		bytes = least;
+	window->base = address;
+	window->room = bytes - FRAME_BYTES + 1;
+	return !bpf_probe_read_user(window->words, bytes, (void *)address);
+}
+
 /* Read up to a window of memory, but nothing beyond the page of `address`. */
 static __always_inline bool read_window(struct offcpu_window *window, u64 address)
 {
-	u64 bytes = PAGE - (address & (PAGE - 1));
-
-	barrier_var(bytes);
-	if (bytes > WINDOW_BYTES)
-		bytes = WINDOW_BYTES;
-	else if (bytes < FRAME_BYTES)
-		bytes = FRAME_BYTES;
-	window->base = address;
-	window->room = bytes - FRAME_BYTES + 1;
-	if (!bpf_probe_read_user(window->words, bytes, (void *)address))
+	if (read_words(window, address, PAGE - (address & (PAGE - 1)), FRAME_BYTES))
 		return true;
 	window->room = 0;
 	return false;
 }
 
 #if OFFCPU_SUM_CALLERS
-/* Read the stack of `current` from its top. Words that cannot be read are 0. */
-static __always_inline void read_top(struct offcpu_window *window, struct offcpu_top *top, u64 sp)
-{
-	u64 bytes = top->walked;
-
-	barrier_var(bytes);
-	/* One bound after the other: clang makes one range check of both, lost on the verifier. */
-	if (bytes > WINDOW_BYTES)
-		bytes = WINDOW_BYTES;
-	else if (bytes < TOP_BYTES)
-		bytes = TOP_BYTES;
-	window->base = sp;
-	window->room = bytes - FRAME_BYTES + 1;
-	/* All of the read fails if the mapping ends within it. */
-	if (bpf_probe_read_user(window->words, bytes, (void *)sp))
-		read_window(window, sp);
-}
-
 static __always_inline bool is_same_block(const u64 *kept, const u64 *words)
 {
 	u32 i;
@@ -89,7 +77,9 @@ static __always_inline void take_top(struct offcpu_window *window, struct offcpu
 	volatile u64 *stale = &top->stale;
 	u32 at, i;
 
-	read_top(window, top, sp);
+	/* All of the read fails if the mapping ends within it. Words that cannot be read are 0. */
+	if (!read_words(window, sp, top->walked, TOP_BYTES))
+		read_window(window, sp);
 #pragma clang loop unroll(full)
 	for (at = 0; at < TOP_WORDS; at += BLOCK_WORDS)
 		if (!is_same_block(&top->words[at], &window->words[at]))

@@ -41,7 +41,7 @@ _IN_OBJECT: Final = ("object_id", "object_lost", "asked_ns")
 @functools.cache
 def _futex() -> Mapping[str, int]:
     """Return the numbers of futex(2) and of glibc's locks by name, as the BPF programs have them."""
-    of_calls, of_locks = (read_header(bpf_dir() / name).constants for name in ("arguments.h", "lock_owner.h"))
+    of_calls, of_locks = (read_header(bpf_dir() / name).constants for name in ("arguments.h", "locks.h"))
     return {**of_calls, **of_locks}
 
 
