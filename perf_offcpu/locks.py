@@ -9,8 +9,6 @@ the lock may have changed hands in between. A timeout ends a circle with a timed
 whether the circle is there at the end or a timer ended it before.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.analysis.causes import causes_of

@@ -8,8 +8,6 @@
 Recording goes on if delivery fails: a full spool loses its oldest recordings, and they are counted.
 """
 
-from __future__ import annotations
-
 import queue
 import signal
 import time

@@ -13,8 +13,6 @@ described, read and symbolized, too: about half a second of CPU time. Where prog
 costs more than that.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

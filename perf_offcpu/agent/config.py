@@ -4,8 +4,6 @@
 The command line has priority over the file, also when the file is read again (SIGHUP).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

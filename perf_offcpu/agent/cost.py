@@ -6,8 +6,6 @@ measured for one second of each minute (BPF_ENABLE_STATS, by a descriptor: nothi
 per context switch, and context switches are counted all the time (/proc/stat).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -8,8 +8,6 @@ killed in between, the next one delivers the recording again: segment and messag
 replace the first ones. A recording that is already in the account is only removed.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

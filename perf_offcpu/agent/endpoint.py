@@ -9,8 +9,6 @@ closed. A client that asks at once is answered before newer connections can disp
 $NOTIFY_SOCKET names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,8 +5,6 @@ As the cost approaches the budget it takes, in this order, longer segments, a lo
 a part of each minute.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Final

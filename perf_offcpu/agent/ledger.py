@@ -8,8 +8,6 @@ run, the spool was full, a file was damaged) is therefore a gap, even if nothing
 times of segments and gaps add up to the time from the first segment to the last.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import threading

@@ -6,8 +6,6 @@ All metrics are declared in one table. No metric holds names of files, servers o
 Source: Prometheus, "Exposition formats", text format 0.0.4.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple

@@ -7,8 +7,6 @@ its standard error report complete files. Commands (`--control`) pause it and ch
 start takes a second of CPU time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

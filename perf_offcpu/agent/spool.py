@@ -10,8 +10,6 @@ Names sort in the order of recording, even if the wall clock is set: the number 
 recorder gives its files ascending names. The spool outlives the agent, and the next agent continues with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -11,8 +11,6 @@ This is perf's build-id cache (tools/perf/util/build-id.c): both tools read it a
 --symfs too. Objects are taken only if addresses of the recording lie in them and they are the recorded ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unpack archives of symbols from any sender: inside a directory, over no file, within bounds of size."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

@@ -5,8 +5,6 @@ Inclusive time counts each sample once for a function, however often the functio
 for a call from one function to another: with recursion, only the outermost occurrence counts.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

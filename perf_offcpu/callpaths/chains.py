@@ -6,8 +6,6 @@ wait of the waker, as long as that one ended within the sleeper's wait: earlier 
 Source: chain graphs, https://www.brendangregg.com/FlameGraphs/offcpuflamegraphs.html.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.analysis.group import group

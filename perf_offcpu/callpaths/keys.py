@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns of samples and the texts of their values, for each key of `report --sort`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

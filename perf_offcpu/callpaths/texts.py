@@ -4,8 +4,6 @@
 Texts are printable (`text.printable`); what is not known has no text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -19,8 +19,6 @@ upside down, so that its leaf meets the sleeper's, and its name.
 After it may come the waker of the waker in the same form, and so on (`callpaths.chains`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field, replace
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of a profile for an output: title, unit, integers in a coarser unit, buckets of lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.errors import UsageError

@@ -21,8 +21,6 @@ readers take `ts` for nanoseconds. Source: Google's "Trace Event Format", and wh
 src/trace_processor/importers/json of https://github.com/google/perfetto.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from typing import TextIO

@@ -4,8 +4,6 @@
 pandas or polars makes it; neither is needed for anything else.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from typing import Any

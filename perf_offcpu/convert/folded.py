@@ -10,8 +10,6 @@ left out. Source of the format: stackcollapse-perf.pl and flamegraph.pl of
 https://github.com/brendangregg/FlameGraph.
 """
 
-from __future__ import annotations
-
 from typing import TextIO
 
 import numpy as np

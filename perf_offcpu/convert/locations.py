@@ -8,8 +8,6 @@ on, only what a stack uses has one, and equal entries are one: Parca takes no ot
 have neither unused nor equal entries.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeVar
 
 import numpy as np

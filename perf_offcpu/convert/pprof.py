@@ -10,8 +10,6 @@ lines of one location (`convert.locations`).
 There is no time axis. Source of the format: proto/profile.proto of https://github.com/google/pprof.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from typing import BinaryIO

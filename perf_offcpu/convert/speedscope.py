@@ -10,8 +10,6 @@ The format holds stacks and weights only. Source of the format: src/lib/file-for
 importer src/lib/file-format.ts of https://github.com/jlfwong/speedscope.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import TextIO

@@ -9,8 +9,6 @@ Both are read as little-endian signed integers; 0, which stands for no stack, be
 different stacks two share an id with a probability of 3 %.
 """
 
-from __future__ import annotations
-
 import hashlib
 from itertools import pairwise
 from typing import Any

@@ -9,8 +9,6 @@ samples/date=2026-11-22/hour=14/_compacted-77d0c3a1b2e4f560.json.zz
                                 the names of these segments (`dataset.compact`)
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write tables of columns as Parquet, by the declarations in `dataset.schema`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

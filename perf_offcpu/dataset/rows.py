@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the columns of the tables of a dataset from a profile."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

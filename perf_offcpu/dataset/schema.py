@@ -16,8 +16,6 @@ used here exist in DuckDB, Spark, ClickHouse and Trino: no unsigned integers.
 Documentation/dataset.md describes the tables to users; a test compares both.
 """
 
-from __future__ import annotations
-
 from perf_offcpu.structs import frozen
 
 VERSION = 1

@@ -6,8 +6,6 @@ replaces it. Files appear whole, and frames and stacks are written before their 
 is killed at any time leaves samples of whole hours, with their stacks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any

@@ -6,8 +6,6 @@ renamed; an object store shows an object when its upload is complete. Paths are 
 with `/` between names. Methods raise PerfOffcpuError or OSError where a file cannot be read or written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode the `offcpu-counters` samples: the collector's losses and limits, and what it says of threads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field

@@ -5,8 +5,6 @@ Memory is bounded by the columns that result, not by the file that is read: a `B
 after batch, and of the callchains, few of which are repeated many times, it keeps each different one once.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import field, replace
 

@@ -5,8 +5,6 @@
 at its end the time so far. The whole wait is in the file in which it ends, and alone counts in joined files.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -14,8 +14,6 @@ lost. A sample may even come after its record: cookies are matched in both direc
 only forward. (The v12 form, posted in July 2025, never was in a released kernel.)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -14,8 +14,6 @@ begin hold from then on, so that a reused pid is not mistaken. Hosts stay apart 
 named, each by its own kernel and files (`symbolize.load`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Samples become columns chunk by chunk, side-band records are collected; when the
 side-band is replayed in time order and every sample gets its thread's comm and address space.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Protocol

@@ -7,8 +7,6 @@ them when all tasks are known); sums carry a dummy time; a 33rd frame is the sta
 earlier record; and the raw size includes padding, so only `nr` gives the number of frames.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ u64 values of the file are checked once on their way to int64: a time of 2^63 or
 writes such dummies), a period of 2^63 or more is damage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -10,8 +10,6 @@ the copy in one of them. The rings of several CPUs are read one after the other,
 before the one with its copy.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import BinaryIO, Final

@@ -7,8 +7,6 @@ there. Files are read with pread, not mapped: stacks of a file that is cut short
 there is no SIGBUS.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Final, NamedTuple

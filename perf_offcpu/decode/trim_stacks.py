@@ -6,8 +6,6 @@ frame the walk reads words of the stack, which lie in no mapping of the process.
 never cut: the thread was there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -7,8 +7,6 @@ known, and the time waiting for a CPU is that inside the selected waits. Waits f
 for what these do, and idle threads only wait for work: neither is ranked.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -8,8 +8,6 @@ and Hoaglin, How to Detect and Handle Outliers, 1993, which takes |z| above 3.5 
 rows the limit is that of a normal distribution at which 5 % of tables have any false row (Bonferroni).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any

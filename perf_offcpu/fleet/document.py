@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of a dataset as JSON documents. Weights are integers in the unit of the event (ns for time)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

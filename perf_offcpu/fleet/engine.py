@@ -5,8 +5,6 @@ Queries are expressions of Ibis (`fleet.queries`), so that each engine gets them
 and Spark read the files of a dataset; a database (ClickHouse, Trino, …) has tables of these names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import decimal
 import importlib.util

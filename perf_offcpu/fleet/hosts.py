@@ -6,8 +6,6 @@ span is the time in which a host had the same labels; almost all hosts have a si
 are kept in memory; a sample belongs to a span by host and time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

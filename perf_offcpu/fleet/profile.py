@@ -4,8 +4,6 @@
 A row of the profile is a group of samples with the same comm, stack, state, system call, class and marks.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@
 Sums of times are decimals of 38 digits: 63 bits hold 292 years only, less than a day of a large fleet.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

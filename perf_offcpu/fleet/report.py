@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the report of a dataset: head, tables by keys, the heaviest stacks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

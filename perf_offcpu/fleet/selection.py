@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Select samples of a dataset: by time, host, label, event, class, object, comm and container."""
 
-from __future__ import annotations
-
 import calendar
 import datetime
 import re

@@ -11,8 +11,6 @@ and Young, Resampling-Based Multiple Testing, 1993), so 5 % of comparisons witho
 however the rows depend on each other.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

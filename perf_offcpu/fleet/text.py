@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print tables, stacks and comparisons of a dataset in the form of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from perf_offcpu.abi.offcpu import EVENT_NAME

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The header of a rewritten recording: events that perf 6.1 accepts, and features that still hold."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace

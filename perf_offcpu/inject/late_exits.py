@@ -9,8 +9,6 @@ The recorder empties the rings of the CPUs one after the other. A sample of one 
 sample of another CPU that has the copy of its stack. Such copies are few.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

@@ -6,8 +6,6 @@ the payload of Documentation/payload-format.md with pid and tid in the right ord
 wrote without a time, and waits that follow from context switches, get an extension, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -13,8 +13,6 @@ Compressed input comes out decompressed, attrs are cut to the 128 bytes that per
 Everything else stays as it is, byte for byte and in its order. The byte order stays that of the input.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -14,8 +14,6 @@ on; what was unwound becomes the user's part of the callchain. Copies that are k
 which adds what it finds to the callchain: there the user's part is cut.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

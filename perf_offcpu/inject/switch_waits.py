@@ -5,8 +5,6 @@ Their event is added to those of the recording, so its samples must have their i
 others. A recording of one event whose samples have no id has no room for a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ Sources: ExportProfilesServiceResponse of opentelemetry-proto; google/rpc/status
 error_details.proto of https://github.com/googleapis/googleapis; https://connectrpc.com/docs/protocol.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime

@@ -6,8 +6,6 @@ are those of https://opentelemetry.io/docs/specs/otlp/#failures: RESOURCE_EXHAUS
 because servers also return it for a message that is too large.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any

@@ -5,8 +5,6 @@ Redirects are not followed, because they would send credentials to another addre
 time limit, because the limit of a socket starts again with each byte of a slow server.
 """
 
-from __future__ import annotations
-
 import http.client
 import socket
 import ssl

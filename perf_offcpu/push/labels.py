@@ -5,8 +5,6 @@ Labels have OpenTelemetry's names, with dots. Pyroscope and Parca replace dots i
 their own messages this module does, so that a label has the same name in a server for each protocol.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

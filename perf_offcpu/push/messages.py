@@ -6,8 +6,6 @@ of Parca a WriteRawRequest (proto/parca/profilestore/v1alpha1/profilestore.proto
 https://github.com/parca-dev/parca), over HTTP in the JSON of protobuf; both hold pprof. `otlp` has the third.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

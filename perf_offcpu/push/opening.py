@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open senders for the targets, with the header files and certificates that the user names."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -13,8 +13,6 @@ Source: opentelemetry/proto/profiles/v1development/profiles.proto of
 https://github.com/open-telemetry/opentelemetry-proto, 1.10 or later (`values` is field 4).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the connection to a target, over HTTP or gRPC, and its options."""
 
-from __future__ import annotations
-
 import random
 import ssl
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The servers that take profiles, a row each; and targets that the command line names: `parca=grpc://host:7070`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final

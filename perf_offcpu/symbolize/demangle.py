@@ -20,8 +20,6 @@ abbreviations such as std::istream, together 0.4 % of the functions of libstdc++
 and cargo.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -7,8 +7,6 @@ ended by a NUL, and each result is written at once: results before a crash of th
 process is killed, are not lost.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -8,8 +8,6 @@ the first marker: the user's). The same words mean different code in different
 address spaces, so the unit is a pair (address space, callchain).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.abi.records import CpuMode

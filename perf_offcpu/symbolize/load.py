@@ -10,8 +10,6 @@ Of several hosts, numbers of the first one stay. Those of host k = 1, 2, … bec
     wait object       web1:/var/log/syslog, likewise
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

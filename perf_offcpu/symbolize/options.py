@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of symbolization."""
 
-from __future__ import annotations
-
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.objects.search import Search
 from perf_offcpu.structs import frozen

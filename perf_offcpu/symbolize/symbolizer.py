@@ -13,8 +13,6 @@ functions of a perf map. Where a stack has another number of its calls than the 
 unknown: all stand above the call next to the leaf.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 from typing import Final

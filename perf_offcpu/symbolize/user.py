@@ -6,8 +6,6 @@ that byte at a virtual address, which its symbol table names. Memory without a f
 which the perf map of the process names.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu import losses

@@ -4,8 +4,6 @@
 Functions have their own and their inclusive time (`callpaths.calls`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

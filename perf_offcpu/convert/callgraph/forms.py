@@ -7,8 +7,6 @@ of less than `min_share` of the total are left out, because they would hide the 
 number.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import json

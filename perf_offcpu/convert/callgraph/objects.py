@@ -8,8 +8,6 @@ thread the part of that time in which this thread held the object when the wait 
 the object has no holders (a pipe, a socket), ended the wait. Threads and locks of a deadlock are marked.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple

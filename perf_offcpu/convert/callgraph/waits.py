@@ -12,8 +12,6 @@ are dropped until it splits. Threads that stay together wait mainly for each oth
 lock do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ Strongly connected threads, which wait for each other in turn, are numbered as k
 the heaviest path through the graph with each knot as one node: the path of a delay at its begin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

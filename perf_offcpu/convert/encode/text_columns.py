@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put columns of texts together, without a Python loop per sample."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, repeat

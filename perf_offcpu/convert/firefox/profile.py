@@ -14,8 +14,6 @@ profile's. Source of the format: src/types/profile.ts and docs-developer/CHANGEL
 https://github.com/firefox-devtools/profiler, version 70; newer profilers upgrade it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from itertools import chain

@@ -9,8 +9,6 @@ waits that ends there, with copies of the frames.
 Source of the format: src/types/profile.ts of https://github.com/firefox-devtools/profiler, version 70.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator

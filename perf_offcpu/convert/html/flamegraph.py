@@ -10,8 +10,6 @@ of some samples at the nodes where they end; the page sums a range at once. Weig
 numbers are exact up to 2^53, so each weight is written as hi * 10^9 + lo.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -21,8 +21,6 @@ bytes first. Bytes of one significance resemble each other, so they compress wel
 costs nothing. The page unpacks them with the browser's DecompressionStream.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any, TextIO

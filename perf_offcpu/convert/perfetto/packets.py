@@ -7,8 +7,6 @@ generic_kernel/generic_task.proto, interned_data and profiling/profile_common.pr
 https://github.com/google/perfetto.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

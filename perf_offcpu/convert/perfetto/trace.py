@@ -13,8 +13,6 @@ track of slices without weights. Times are in the recording's clock.
 protos/perfetto/trace of https://github.com/google/perfetto.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import BinaryIO
 

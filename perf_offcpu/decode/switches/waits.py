@@ -12,8 +12,6 @@ whose period is the time off the CPU. So all that uses a Recording works on them
   the idle thread's number, flagged WAKER_INTERRUPT: the interrupted thread has nothing to do with it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat, SampleType, SoftwareConfig

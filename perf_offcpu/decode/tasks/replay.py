@@ -7,8 +7,6 @@ the address space of its moment. The rules are those of perf's tools/perf/util/{
 are right.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Iterator

@@ -18,8 +18,6 @@ Symbols that come and go without a trace are left out of the kept table: BPF pro
 So addresses without a name in it must be looked up in /proc/kallsyms itself.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

@@ -14,8 +14,6 @@ The table is of one boot. Addresses of another boot of the same kernel build are
 distance that KASLR moved `_text` since. Modules move independently, so they are not named then.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import zlib

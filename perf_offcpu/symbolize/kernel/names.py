@@ -12,8 +12,6 @@ separately (layout_sections and __layout_sections in kernel/module/main.c of Lin
 begins with the first, so an offset in the map is an offset in this sequence. Files may be compressed.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from typing import Final

@@ -9,8 +9,6 @@ Reasons for missing source lines are counted and reported: DWARF in .dwo files, 
 the package does not follow; a file too large; a package that is not installed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

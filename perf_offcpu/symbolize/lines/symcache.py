@@ -9,8 +9,6 @@ Source: symbolic-symcache/src/raw.rs and lookup.rs of symbolic 13, format versio
 order of the machine that made it, here always little-endian u32, and 0xffffffff means "none".
 """
 
-from __future__ import annotations
-
 import posixpath
 from typing import Any, Final
 

@@ -5,8 +5,6 @@ The recorder knows what a lock protects if it is part of the waiting process, or
 and the name of a lock that is a variable of the kernel. Others are named after the function that takes them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Final

@@ -9,8 +9,6 @@ without FUTEX_PRIVATE_FLAG; the word has the thread's id until then (set_tid_add
 of glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c).
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

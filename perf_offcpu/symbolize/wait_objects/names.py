@@ -6,8 +6,6 @@ addresses and ids of processes. Equal names are one object; where two objects wo
 are not the same, a mark tells them apart: the process of a lock, the inode of a file whose path is unknown.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence

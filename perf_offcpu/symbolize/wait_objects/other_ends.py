@@ -7,8 +7,6 @@ they are. Else the recorder's word counts, if it had looked; else, of a pipe, th
 the waits: who writes wakes who reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

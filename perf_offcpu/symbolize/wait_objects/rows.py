@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wait objects of a recording as rows of texts and numbers, and who waited for them how."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import NamedTuple
 

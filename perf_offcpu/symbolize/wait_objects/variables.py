@@ -10,8 +10,6 @@ functions only bound them. Labels without a type (`__bss_start`, `_edata`) name 
 threads (.tdata, .tbss) lie elsewhere in each thread and are left out by their type.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
