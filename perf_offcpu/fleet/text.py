@@ -115,7 +115,7 @@ def stacks(facts: Head, table: StackTable, style: Style) -> Iterator[str]:
         yield _stack_line(row, table.weight, facts, style)
         yield from frame_lines(row.frames, style)
     left = table.weight - sum(row.weight for row in table.rows)
-    yield from say.more_rows((table.stacks - len(table.rows), left), "stacks", facts.unit, style)
+    yield from say.more_rows((table.stacks - len(table.rows), left), "stack", facts.unit, style)
     yield from _losses(facts)
 
 
@@ -131,7 +131,7 @@ def _table(table: Table, facts: Head, style: Style) -> Iterator[str]:
     by += ", longest blocked first" if table.by_blocked else ""
     yield from say.section(f"{_subject(facts).capitalize()} by {printable(by)}", style)
     yield from coloured_table(list(_columns(table, facts, style)), style)
-    yield from say.more_rows(table.more, "rows", facts.unit, style)
+    yield from say.more_rows(table.more, "row", facts.unit, style)
 
 
 def _columns(table: Table, facts: Head, style: Style) -> Iterator[Column]:
@@ -197,7 +197,7 @@ def _losses(facts: Head) -> Iterator[str]:
     for gap in facts.gaps[:_MOST_GAPS]:
         yield say.comment(f"{hours(gap.ns):>10}  {gap.cause}, {gap.host}")
     if more := facts.gaps[_MOST_GAPS:]:
-        yield say.comment(f"{hours(sum(gap.ns for gap in more)):>10}  in {len(more)} more rows (--json)")
+        yield say.comment(f"{hours(sum(gap.ns for gap in more)):>10}  in {say.plural(len(more), 'more row')} (--json)")
     for title, counts in (("Samples to know about", facts.notes), ("Lost or damaged", facts.losses)):
         if counts:
             yield say.comment(title)
@@ -278,7 +278,7 @@ def _changes(table: Changes, rates: _Rates, limit: int | None) -> Iterator[str]:
         yield from say.section(title, rates.style)
         yield from _change_table(table.keys, real[:limit], rates)
     if limit is not None and len(real) > limit:
-        yield say.comment(f"and {len(real) - limit} more rows that changed")
+        yield say.comment(f"and {say.plural(len(real) - limit, 'more row')} that changed")
     if noise := len(table.rows) - len(real):
         yield say.comment(f"{say.plural(noise, 'row')} of {len(table.rows)} changed no more than by chance")
 
@@ -323,7 +323,7 @@ def outliers(unlike: Outliers, new: Head, style: Style, limit: int | None) -> It
     ]
     yield from coloured_table(columns, style)
     if len(unlike.rows) > len(rows):
-        yield say.comment(f"and {len(unlike.rows) - len(rows)} more rows")
+        yield say.comment(f"and {say.plural(len(unlike.rows) - len(rows), 'more row')}")
 
 
 def _percent(row: Change) -> str:

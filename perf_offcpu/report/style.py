@@ -100,11 +100,9 @@ def share_colour(weight: int, whole: int) -> str:
     return RED if percent >= _RED_FROM else GREEN if percent >= _GREEN_FROM else ""
 
 
-def more_rows(cut: tuple[int, int], things: str, unit: str, style: Style) -> Iterator[str]:
+def more_rows(cut: tuple[int, int], thing: str, unit: str, style: Style) -> Iterator[str]:
     """Return the line about rows over the limit, if any. `cut`: number and weight of these rows."""
-    rows, weight = cut
-    if rows:
-        yield comment(f"and {rows} more {things}: {exact_amount(weight, unit, style)}")
+    yield from and_more(cut[0], f"more {thing}", exact_amount(cut[1], unit, style))
 
 
 def counts(title: str, counted: Mapping[Any, int], style: Style) -> Iterator[str]:

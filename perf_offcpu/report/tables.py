@@ -37,7 +37,7 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
         columns.append(say.names("Idle because it waits for", (row.idle_because for row in rows)))
     yield from say.section(f"Threads by {summary.subject_name}", style)
     yield from coloured_table(columns, style, share_colours((row.total.weight for row in rows), summary))
-    yield from say.more_rows(summary.more_threads, "threads", summary.unit, style)
+    yield from say.more_rows(summary.more_threads, "thread", summary.unit, style)
 
 
 def coloured_table(columns: Sequence[Column], style: Style, colours: Sequence[str] = ()) -> Iterator[str]:
@@ -153,7 +153,7 @@ def groups(summary: Summary, style: Style) -> Iterator[str]:
     yield from say.section(f"{summary.subject_name.capitalize()} by {by}", style)
     colours = share_colours((row.total.weight for row in table.rows), summary)
     yield from coloured_table(_group_columns(summary, style), style, colours)
-    yield from say.more_rows(table.more, "rows", summary.unit, style)
+    yield from say.more_rows(table.more, "row", summary.unit, style)
 
 
 def _group_columns(summary: Summary, style: Style) -> list[Column]:

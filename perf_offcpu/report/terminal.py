@@ -108,7 +108,7 @@ def _stacks(summary: Summary, style: Style) -> Iterator[str]:
         text, colour = (of(row.total.weight, summary.total.weight) for of in (say.share, say.share_colour))
         yield f"{style.paint(colour, f'{text:>9}')}  {_stack_facts(row, summary, style)}"
         yield from frame_lines(row.frames, style)
-    yield from say.more_rows(summary.more_stacks, "stacks", summary.unit, style)
+    yield from say.more_rows(summary.more_stacks, "stack", summary.unit, style)
     letters = sorted({letter for row in summary.stacks for letter in row.states})
     if letters:
         yield say.comment("States: " + ", ".join(f"{letter} {STATE_NAMES[letter]}" for letter in letters))
@@ -191,7 +191,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
         say.names("By", (by_text(row.role, row.by, row.total.weight) for row in rows), spare=6),
     ]
     yield from coloured_table(columns, style, share_colours((row.total.weight for row in rows), summary))
-    yield from say.more_rows(table.more, "objects", summary.unit, style)
+    yield from say.more_rows(table.more, "object", summary.unit, style)
     if table.without:
         without = say.exact_amount(table.without, summary.unit, style)
         yield say.comment(f"without an object: {without}")

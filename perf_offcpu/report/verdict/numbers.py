@@ -44,9 +44,10 @@ from perf_offcpu.report.verdict.causes import (
 )
 from perf_offcpu.report.verdict.kinds import kinds_of, thread_ids
 from perf_offcpu.structs import frozen
-from perf_offcpu.text import printable, thread_label
+from perf_offcpu.text import basename, printable, thread_label
 
 _SHOWN_BLOCKED = 2
+_COMM_LENGTH = 15  # TASK_COMM_LEN without the NUL
 _MOST_OF_TIME = 0.95
 """Threads are named that have this part of the time together, the others not: many wait a little."""
 _CAUSE_PERCENT = 1
@@ -95,7 +96,7 @@ class Verdict:
     idle: int  # off-cpu time of idle threads
     still_blocked: int  # number of threads
     longest_blocked: list[BlockedThread]  # waits that end elsewhere (see above) last
-    processes: str  # the recorded ones: "postgres 5173 and 8 more"
+    processes: str  # the recorded ones: "postgres 5173 and 8 more"; or their command, if nothing stands before it
     goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
     loss: Loss | None
     command: str  # shows the first cause
@@ -173,17 +174,23 @@ def verdict_of(
 
 
 def _processes(profile: Profile, budget: Budget) -> str:
-    """Name the first process of -p, or else the one with most threads, and count the others."""
+    """Return the command that was recorded; else name the first process of -p, or the one with most threads, and count
+    the others."""
     samples, comms, words = profile.samples, profile.comms, profile.meta.cmdline
+    strings = {profile.strings[row] for row in np.unique(comms.comm).tolist()}
+    for at, word in enumerate(words[2:], 2):  # perf needs no "--" before a command
+        if basename(word)[:_COMM_LENGTH] in strings:
+            return printable(shlex.join(words[at:]))
     first, _ = group(np.append(samples.pid, budget.pid), np.append(samples.tid, budget.tid))
     pids, threads = np.unique(np.append(samples.pid, budget.pid)[first], return_counts=True)
     if not len(pids):
         return ""
     asked = [int(number) for word in words for number in re.findall(r"^(?:-p|--pid=)?(\d+)\b", word)]
-    pid = next((one for one in asked if one in pids), int(pids[threads.argmax()]))
+    pid = next((one for one in asked if one in comms.tid or one in pids), int(pids[threads.argmax()]))
     names = [*samples.comm[samples.pid == pid].tolist()[:1], *comms.comm[comms.tid == pid].tolist()]
     comm = thread_label(profile.strings[names[-1]]) if names else "process"
-    return f"{comm} {pid}{f' and {len(pids) - 1} more' if len(pids) > 1 else ''}"
+    more = int((pids != pid).sum())
+    return f"{comm} {pid}{f' and {more} more' if more else ''}"
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]) -> list[Cause]:

@@ -105,7 +105,7 @@ def test_stacks_of_equal_names_are_one(dataset: Path, capsys: pytest.CaptureFixt
     assert [(row["weight"], row["waits"]) for row in found["rows"]] == [(16_000_000, 3), (2_000_000, 2)]
     assert [one["name"] for one in found["rows"][0]["frames"]] == ["main", "f", "futex_wait"]
     text = run(capsys, "top", dataset, "--limit", "1")
-    assert "88.89%" in text and "and 1 more stacks: 2.000 ms (2000000 ns)" in text
+    assert "88.89%" in text and "and 1 more stack: 2.000 ms (2000000 ns)" in text
 
 
 def test_more_waiting_than_63_bits_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

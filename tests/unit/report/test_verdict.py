@@ -263,8 +263,14 @@ def test_threads_of_a_machine_that_hardly_do_anything() -> None:
 
 
 def test_the_recorded_processes_are_named() -> None:
-    for words, expected in (("-p", "7+"), "server 7 and 1 more"), (("-t", "5"), "child 8 and 1 more"):
-        builder = ProfileBuilder(meta={"cmdline": ("perf-offcpu", "record", *words)})
+    texts = {
+        ("-p", "7+"): "server 7 and 1 more",
+        ("-p", "9"): "child 9 and 2 more",  # nothing of it is selected
+        ("-t", "5"): "child 8 and 1 more",
+        ("-e", "cpu-clock", "/usr/bin/child", "a b"): "/usr/bin/child 'a b'",
+    }
+    for words, expected in texts.items():
+        builder = ProfileBuilder(meta={"cmdline": ("perf", "record", *words)}, comms=[(9, 9, 0, "child")])
         for comm, pid, tid in (("server", 7, 7), ("child", 8, 8), ("child", 8, 9)):
             builder.sample(comm, ["main", *FUTEX], MS, pid=pid, tid=tid, state=1)
         verdict = verdict_of(builder.build())
