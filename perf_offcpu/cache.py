@@ -45,11 +45,8 @@ _SUM: Final = 3  # index of the word `sum`
 
 
 class DiskCache:
-    """Columns of numbers and bytes by name.
-
-    The directory is made by the first write, and used only if it belongs to this user alone. Its files may take
-    `limit` bytes together.
-    """
+    """Columns of numbers and bytes by name. The directory is made by the first write, and used only if it belongs to
+    this user alone. Its files may take `limit` bytes together."""
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         self.directory, self.limit = directory, limit

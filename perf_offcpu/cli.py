@@ -31,10 +31,8 @@ EXIT_BROKEN_PIPE = 128 + 13
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status; errors are one line on stderr.
-
-    With `--traceback` (or PERF_OFFCPU_TRACEBACK in the environment) they are raised: PerfOffcpuError, OSError.
-    """
+    """Run the command line and return the exit status; errors are one line on stderr. With `--traceback` (or
+    PERF_OFFCPU_TRACEBACK in the environment) they are raised: PerfOffcpuError, OSError."""
     if argv is None:
         with _rare_collections():
             return main(sys.argv[1:])
@@ -46,10 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for unreachable cycles rarely and not at exit: a tenth of the time of a short run.
-
-    Most objects are modules, functions and columns, which live until the end.
-    """
+    """Let Python look for unreachable cycles rarely and not at exit: a tenth of the time of a short run. Most objects
+    are modules, functions and columns, which live until the end."""
     gc.set_threshold(100_000)
     try:
         yield
@@ -58,10 +54,8 @@ def _rare_collections() -> Iterator[None]:
 
 
 def guard(prefix: str, run: Callable[[], int], *, developer: bool = False) -> int:
-    """Return the exit status of `run`; an error becomes one line on stderr that begins with `prefix`.
-
-    For a developer it is raised: PerfOffcpuError, OSError.
-    """
+    """Return the exit status of `run`; an error becomes one line on stderr that begins with `prefix`. For a developer
+    it is raised: PerfOffcpuError, OSError."""
     replace_closed_streams()
     if ignored := ignore_variables_of_others():
         notice = "variables that name programs or paths are ignored for root with the environment of another user"
@@ -118,10 +112,8 @@ def _run(options: list[str], verb: str | None, words: list[str]) -> int:
 
 
 def _import_numpy() -> None:
-    """Import numpy without BLAS threads: it would start one per CPU, and nothing here uses BLAS.
-
-    The environment variable that says so is removed again: a recorded command must not see it.
-    """
+    """Import numpy without BLAS threads: it would start one per CPU, and nothing here uses BLAS. The environment
+    variable that says so is removed again: a recorded command must not see it."""
     if "numpy" not in sys.modules and _BLAS_THREADS not in os.environ:
         os.environ[_BLAS_THREADS] = "1"
         try:

@@ -53,11 +53,9 @@ class Directory:
 
     @classmethod
     def named(cls, path: str, *, make: bool = False) -> Self:
-        """Open a directory that the user named, wherever it is; with `make`, create missing components.
-
-        In a directory that all may write to (sticky, as /tmp), only links of the caller or of the owner of that
-        directory are followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is switched off.
-        """
+        """Open a directory that the user named, wherever it is; with `make`, create missing components. In a directory
+        that all may write to (sticky, as /tmp), only links of the caller or of the owner of that directory are
+        followed: the kernel's own rule (fs.protected_symlinks), enforced also where it is switched off."""
         handle = _resolve(os.path.abspath(path), partial(_check_protected, os.geteuid()), make=make)
         try:
             return cls(_reopen_directory(handle, path), path)
@@ -157,10 +155,8 @@ class Directory:
 
     @contextlib.contextmanager
     def replacing(self, name: str, mode: int = 0o600) -> Iterator[BinaryIO]:
-        """Write a file that appears under its name, whole, when the block ends without an exception.
-
-        Until then it has a name of its own in the same directory; after an exception nothing is left.
-        """
+        """Write a file that appears under its name, whole, when the block ends without an exception. Until then it has
+        a name of its own in the same directory; after an exception nothing is left."""
         hidden, fd = self.create_hidden(name, mode)
         try:
             with open(fd, "wb") as file:

@@ -142,8 +142,6 @@ def is_mostly_holes(status: os.stat_result) -> bool:
 
 def is_shared(status: os.stat_result) -> bool:
     """Return whether others than the owner may write; a group with the owner's number is the owner's alone.
-
-    Distributions give each user a group of the same number and let it write (USERGROUPS_ENAB of login.defs).
-    """
+    Distributions give each user a group of the same number and let it write (USERGROUPS_ENAB of login.defs)."""
     by_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
     return bool(status.st_mode & stat.S_IWOTH or by_group)

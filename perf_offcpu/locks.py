@@ -42,12 +42,8 @@ class DeadThread:
 
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
-    """Return the deadlocks of a profile, and circles of timed waits (`ends_after`), those that ended last.
-
-    Args:
-        waits: `classify(profile)`.
-        holders: `holders_of(profile)`.
-    """
+    """Return the deadlocks of a profile, and circles of timed waits (`ends_after`), those that ended last. `waits`:
+    `classify(profile)`. `holders`: `holders_of(profile)`."""
     samples = profile.samples
     blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
     begin, end = spans_of(samples)
@@ -145,13 +141,9 @@ def _waiting(dead_thread: DeadThread) -> str:
 
 
 def longest_queues(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
-    """Return int64[groups]: the most waits of each group that went on at one time; 0 without timed waits.
-
-    A wait that begins when another one ends does not meet it. Sums have no time and are left out.
-
-    Args:
-        group_of: int64[n], the group of each sample; -1 for none.
-    """
+    """Return int64[groups]: the most waits of each group that went on at one time; 0 without timed waits. A wait that
+    begins when another one ends does not meet it. Sums have no time and are left out. `group_of`: int64[n], the group
+    of each sample; -1 for none."""
     begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     rows = np.flatnonzero((group_of >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS))
     owner = np.concatenate([group_of[rows], group_of[rows]])

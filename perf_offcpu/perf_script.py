@@ -246,10 +246,8 @@ def _columns(events: list[Event], number: dict[str, int]) -> Samples:
 
 
 def _retyped(events: list[Event], number: dict[str, int], counters: Losses) -> tuple[Batch, Bool]:
-    """Decode raw off-cpu samples from their raw_buf; perf from 6.16 on has re-typed them.
-
-    Return the samples that could be decoded, and bool[n], which these are.
-    """
+    """Decode raw off-cpu samples from their raw_buf; perf from 6.16 on has re-typed them. Return the samples that could
+    be decoded, and bool[n], which these are."""
     pieces = [event["raw"] + bytes(-len(event["raw"]) % 8) for event in events]
     starts = offsets_of(np.array([len(piece) for piece in pieces], np.int64))[:-1]
     counts = np.array([len(event["raw"]) for event in events], np.int64)
@@ -296,10 +294,8 @@ def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
 
 
 def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
-    """Return the recording with `whole`'s snapshots; samples that `whole` does not have get none.
-
-    Both have samples in time order; neither is changed.
-    """
+    """Return the recording with `whole`'s snapshots; samples that `whole` does not have get none. Both have samples in
+    time order; neither is changed."""
     samples_of_all, samples = whole.samples, recording.samples
     names, size = ("time_ns", "tid", "evsel"), len(samples_of_all)
     _, key = group(*(np.concatenate([getattr(samples_of_all, name), getattr(samples, name)]) for name in names))

@@ -34,11 +34,9 @@ def bpf_dir() -> Path:
 
 
 def version() -> str:
-    """Return this package's version; "unknown (not installed)" where it runs without an installation.
-
-    The name of a directory in the path has it. importlib.metadata, which parses a file of that directory, takes
-    some 30 ms to import, for which users wait when they record.
-    """
+    """Return this package's version; "unknown (not installed)" where it runs without an installation. The name of a
+    directory in the path has it. importlib.metadata, which parses a file of that directory, takes some 30 ms to import,
+    for which users wait when they record."""
     for place in sys.path:
         with contextlib.suppress(OSError):
             for name in os.listdir(place or "."):  # direct: where Python finds this package

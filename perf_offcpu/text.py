@@ -46,10 +46,8 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def frame_label(symbol: str, dso: str, address: int | None = None) -> str:
-    """Return the name of a frame: its symbol, else `[dso]`, else `[unknown]`.
-
-    Where there is no symbol, the address is shown as by stackcollapse-perf.pl --addrs: `[libc.so.6 <1f3a>]`.
-    """
+    """Return the name of a frame: its symbol, else `[dso]`, else `[unknown]`. Where there is no symbol, the address is
+    shown as by stackcollapse-perf.pl --addrs: `[libc.so.6 <1f3a>]`."""
     if symbol:
         return printable(symbol)
     name = basename(dso) or "unknown"
@@ -76,10 +74,8 @@ def id_text(number: int) -> str:
 
 
 def folded_field(label: str) -> str:
-    """Return a label as one field of a folded line, in which `;` separates fields, so it becomes `:`.
-
-    A blank before a number at the end becomes `_`: flamegraph.pl would take it for a count of a differential line.
-    """
+    """Return a label as one field of a folded line, in which `;` separates fields, so it becomes `:`. A blank before a
+    number at the end becomes `_`: flamegraph.pl would take it for a count of a differential line."""
     return _LIKE_A_WEIGHT.sub("_", label.replace(";", ":"))
 
 

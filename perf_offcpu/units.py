@@ -45,11 +45,8 @@ def _product(match: re.Match[str], factor: int) -> int:
 
 
 def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: str = LONGEST) -> int:
-    """Return the ns of an option's value, a text or a number of a file of options, or raise UsageError.
-
-    `unit` is that of a number without suffix, "" if there must be one; `least` and `most` are bounds, as lengths of
-    time.
-    """
+    """Return the ns of an option's value, a text or a number of a file of options, or raise UsageError. `unit` is that
+    of a number without suffix, "" if there must be one; `least` and `most` are bounds, as lengths of time."""
     bare = f"; a number alone is in {unit}" if unit else ""
     kind = f"not a length of time ({TIMES}{bare})"
     return _bounded(option, value, time_ns(_text(value), unit), kind, (least, most), time_ns)
@@ -58,10 +55,8 @@ def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: 
 def parse_size(
     option: str, value: object, unit: tuple[str, int] = ("bytes", 1), least: str = "0", most: str = "1024T"
 ) -> int:
-    """Return the bytes of an option's value, a text or a number of a file of options, or raise UsageError.
-
-    `unit` is name and bytes of the unit of a number without suffix; `least` and `most` are bounds, as sizes.
-    """
+    """Return the bytes of an option's value, a text or a number of a file of options, or raise UsageError. `unit` is
+    name and bytes of the unit of a number without suffix; `least` and `most` are bounds, as sizes."""
     kind = f"not a size ({SIZES}; a number alone is in {unit[0]})"
     return _bounded(option, value, size_bytes(_text(value), unit[1]), kind, (least, most), size_bytes)
 

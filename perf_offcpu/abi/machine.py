@@ -116,10 +116,8 @@ REGISTERS: Final = {row.machine: row.registers for row in MACHINES.values()}
 
 
 def arch_of_registers(mask: int) -> str:
-    """Return the architecture (`uname -m`) that a sample_regs_user belongs to; "" if it fits none.
-
-    The numbers of x86's registers are a part of arm64's, so the machine with most registers is tried first.
-    """
+    """Return the architecture (`uname -m`) that a sample_regs_user belongs to; "" if it fits none. The numbers of x86's
+    registers are a part of arm64's, so the machine with most registers is tried first."""
     for arch, row in sorted(MACHINES.items(), key=lambda item: -item[1].registers.sample_mask):
         wanted = row.registers.sample_mask
         if mask & wanted == wanted:

@@ -166,13 +166,9 @@ class Duty:
         return budget.is_counting and budget.bucket.level < allowed
 
     def adapt(self, budget: CpuBudget, recorded_s: float, bpf_share: float, segment_s: float) -> bool:
-        """Choose the part at the end of a minute; return whether pauses begin or end with this choice.
-
-        Args:
-            recorded_s: seconds of this minute that were recorded.
-            bpf_share: part of a CPU that the BPF programs take while they record.
-            segment_s: length of a segment when whole minutes are recorded.
-        """
+        """Choose the part at the end of a minute; return whether pauses begin or end with this choice. `recorded_s`:
+        seconds of this minute that were recorded. `bpf_share`: part of a CPU that the BPF programs take while they
+        record. `segment_s`: length of a segment when whole minutes are recorded."""
         self._unproven = max(0, self._unproven - 1)
         was_whole, spent = self.is_whole, budget.spent_s - self._before_s
         is_measured = was_whole and recorded_s >= MINUTE_S

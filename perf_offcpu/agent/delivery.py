@@ -42,10 +42,8 @@ _IDLE_S: Final = 1.0
 
 
 class Delivery(Worker):
-    """A thread that delivers finished recordings, oldest first.
-
-    `finished` returns their names, and `delivered` is called with (samples, seconds) of each delivered segment.
-    """
+    """A thread that delivers finished recordings, oldest first. `finished` returns their names, and `delivered` is
+    called with (samples, seconds) of each delivered segment."""
 
     rights = DELIVERING
 
@@ -216,9 +214,7 @@ def read_segment(
 
 def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: int) -> Recording:
     """Return a recording of this boot with the facts that the end of a file holds; arguments as of `read_segment`.
-
-    Waits before `after_ns` may be in the recording: drained late.
-    """
+    Waits before `after_ns` may be in the recording: drained late."""
     machine, meta, samples = os.uname(), recording.meta, recording.samples
     weights = samples.period[samples.has(SampleFlag.SAMPLED)]
     end_ns = max(meta.end_ns, meta.last_ns, after_ns, 0)

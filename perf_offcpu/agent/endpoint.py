@@ -44,11 +44,8 @@ class _Client:
 
 
 class Endpoint:
-    """The server, in a thread of its own, on a port; 0 for any that is free.
-
-    `metrics` returns the text of /metrics, `health` the present failure as a sentence, "" for none. Raise UsageError
-    if the port is taken.
-    """
+    """The server, in a thread of its own, on a port; 0 for any that is free. `metrics` returns the text of /metrics,
+    `health` the present failure as a sentence, "" for none. Raise UsageError if the port is taken."""
 
     def __init__(self, port: int, metrics: Callable[[], str], health: Callable[[], str]) -> None:
         self._pages: dict[bytes, Callable[[], tuple[int, str]]] = {

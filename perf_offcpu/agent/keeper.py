@@ -44,11 +44,9 @@ class _Factor:
 
 
 class SegmentLength(_Factor):
-    """The length of segments: longer where the budget is nearly spent, because each has a fixed cost.
-
-    Begin and end of a file, reading it, and symbols of running programs are half of the CPU time of an agent
-    with segments of one minute. Longer segments lose nothing. `base_s` is the length asked for.
-    """
+    """The length of segments: longer where the budget is nearly spent, because each has a fixed cost. Begin and end of
+    a file, reading it, and symbols of running programs are half of the CPU time of an agent with segments of one
+    minute. Longer segments lose nothing. `base_s` is the length asked for."""
 
     def __init__(self, base_s: float) -> None:
         super().__init__()

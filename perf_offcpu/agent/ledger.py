@@ -73,10 +73,8 @@ class Ledger:
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
-        """Return UTC and CLOCK_MONOTONIC for a recording without clocks: `now` at the first call, later the same.
-
-        A segment is named by its time, and a second delivery must use the same name.
-        """
+        """Return UTC and CLOCK_MONOTONIC for a recording without clocks: `now` at the first call, later the same. A
+        segment is named by its time, and a second delivery must use the same name."""
         with self._lock:
             if name not in self._clocks:
                 self._clocks[name] = now
@@ -119,10 +117,8 @@ class Ledger:
             return Missing(ns, self._cause_before(name)) if ns > 0 else None
 
     def deliver(self, name: str, parts: Spans, utc_ns: int) -> None:
-        """Account a delivered segment, the gap before it, and its pauses.
-
-        `parts` are the recorded times, CLOCK_MONOTONIC; `utc_ns` is UTC minus CLOCK_MONOTONIC, 0 unknown.
-        """
+        """Account a delivered segment, the gap before it, and its pauses. `parts` are the recorded times,
+        CLOCK_MONOTONIC; `utc_ns` is UTC minus CLOCK_MONOTONIC, 0 unknown."""
         with self._lock:
             self._account(name, parts, utc_ns)
             self.done = max(self.done, name)
@@ -185,11 +181,8 @@ class Ledger:
         self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str) -> str:
-        """Return the cause of the gap before a recording.
-
-        It is that of a recording dropped in between, else that of a pause in this run of the recorder, else
-        that of its start.
-        """
+        """Return the cause of the gap before a recording. It is that of a recording dropped in between, else that of a
+        pause in this run of the recorder, else that of its start."""
         since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
         dropped = [key for key in since if not key.endswith(_AFTER)]
         paused = [key for key in since if key.endswith(_AFTER) and run_of(key) == run_of(name)]

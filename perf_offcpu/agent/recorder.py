@@ -41,11 +41,9 @@ Said = Callable[[tuple[str, str]], None]
 
 
 def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, control: int) -> list[str]:
-    """Return the command line of the recorder, without the program.
-
-    It samples by `period_ns` of off-CPU time into files whose names begin with `output`, ends with the process
-    `pid`, and takes commands from the descriptor `control`.
-    """
+    """Return the command line of the recorder, without the program. It samples by `period_ns` of off-CPU time into
+    files whose names begin with `output`, ends with the process `pid`, and takes commands from the descriptor
+    `control`."""
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
         *("--off-cpu-period", f"{period_ns}ns"),

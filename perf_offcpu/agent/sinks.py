@@ -140,10 +140,8 @@ class DatasetSink:
         self._labels = labels
 
     def write(self, profile: Profile, origin: Origin, missing: Missing | None = None) -> int:
-        """Write a segment, which replaces a segment of the same time, and the gap before it; return its bytes.
-
-        Raise PerfOffcpuError if it cannot be written.
-        """
+        """Write a segment, which replaces a segment of the same time, and the gap before it; return its bytes. Raise
+        PerfOffcpuError if it cannot be written."""
         from perf_offcpu.dataset.rows import host_of
         from perf_offcpu.dataset.segment import write_segment
 
@@ -267,10 +265,8 @@ class PushSink(Worker):
         return self._spool.remove(name)
 
     def _is_overdue(self, name: str) -> bool:
-        """Note that a server postponed a message; return whether it has done so for too long.
-
-        The server may accept other messages, which must not wait for this one without end.
-        """
+        """Note that a server postponed a message; return whether it has done so for too long. The server may accept
+        other messages, which must not wait for this one without end."""
         now = time.monotonic()
         if self._put_off is None or self._put_off[0] != name:
             self._put_off = name, now

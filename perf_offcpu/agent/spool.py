@@ -35,11 +35,9 @@ def run_of(name: str) -> int:
 
 
 class Spool:
-    """The directory, open and locked; it is made if it does not exist.
-
-    `patience_s` is the time to wait for the recorder of a killed agent, which still completes its file. Raise
-    UsageError if another agent uses it, or if it cannot be used.
-    """
+    """The directory, open and locked; it is made if it does not exist. `patience_s` is the time to wait for the
+    recorder of a killed agent, which still completes its file. Raise UsageError if another agent uses it, or if it
+    cannot be used."""
 
     def __init__(self, path: str, patience_s: float = 30.0) -> None:
         self.path = os.path.abspath(path)

@@ -43,11 +43,9 @@ _BLOCK: Final = 1 << 20
 
 
 class DirectoryStore:
-    """A directory, as perf's build-id cache; existing files stay, new ones appear whole.
-
-    Files go into directories of this store only, never through links (`directories.Directory`). The root is
-    private to the user; it is created if need be.
-    """
+    """A directory, as perf's build-id cache; existing files stay, new ones appear whole. Files go into directories of
+    this store only, never through links (`directories.Directory`). The root is private to the user; it is created if
+    need be."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -77,10 +75,8 @@ class DirectoryStore:
 
 
 class TarStore:
-    """An archive that is being written; members have no owner and no time, so equal symbols give equal bytes.
-
-    All names are below the directory `prefix`.
-    """
+    """An archive that is being written; members have no owner and no time, so equal symbols give equal bytes. All names
+    are below the directory `prefix`."""
 
     def __init__(self, archive: tarfile.TarFile, prefix: str) -> None:
         self._archive, self._prefix, self._names = archive, prefix, set[str]()

@@ -21,12 +21,9 @@ _BASE_SIZE: Final = 16 << 20
 
 
 class Unpacker:
-    """Unpacks an archive into a directory; nothing that exists is written over, and no link leads outside.
-
-    Links are created last, and only if no part of their target is itself a link of the archive, so that no
-    chain of them leads out either. All files together may have `limit` bytes. After a failure everything that
-    was created is removed.
-    """
+    """Unpacks an archive into a directory; nothing that exists is written over, and no link leads outside. Links are
+    created last, and only if no part of their target is itself a link of the archive, so that no chain of them leads
+    out either. All files together may have `limit` bytes. After a failure everything that was created is removed."""
 
     def __init__(self, directory: Directory, limit: int) -> None:
         self._directory, self._room = directory, limit
@@ -105,9 +102,7 @@ class Unpacker:
 
 class BoundedStream:
     """A decompressed, seekable archive of which at most `limit` bytes are read or passed, and never much at once.
-
-    tarfile takes the sizes of headers from the file and reads so much.
-    """
+    tarfile takes the sizes of headers from the file and reads so much."""
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream, self._limit = stream, limit

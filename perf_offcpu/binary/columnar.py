@@ -41,10 +41,8 @@ class Columns:
 def read_columns(
     layout: Layout, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order = "<", shape: Shape = None
 ) -> Columns:
-    """Read all fields of n records of one shape; `starts` and `ends` (int64[n]) bound each record in `data`.
-
-    A layout has integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count.
-    """
+    """Read all fields of n records of one shape; `starts` and `ends` (int64[n]) bound each record in `data`. A layout
+    has integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count."""
     reader = _Columnar(data, starts, ends, order, shape)
     fields = layout.active(shape)
     for row in fields[reader.read_prefix(fields) :]:

@@ -64,10 +64,8 @@ def _overlapping(data: NDArray[np.uint8], size: int, order: Order) -> NDArray[An
 
 
 def _windows(data: NDArray[np.uint8], size: int, step: int = 1) -> NDArray[np.void]:
-    """Return a view of the buffer in which element i is the `size` bytes that begin at byte `i * step`.
-
-    Taking such elements copies each as a whole: several times faster than taking its words one by one.
-    """
+    """Return a view of the buffer in which element i is the `size` bytes that begin at byte `i * step`. Taking such
+    elements copies each as a whole: several times faster than taking its words one by one."""
     return np.ndarray((max(0, (len(data) - size) // step + 1),), f"V{size}", data, strides=(step,))
 
 
@@ -85,10 +83,8 @@ def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
 
 
 def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tuple[I64, NDArray[np.uint64]]:
-    """Return all u64 items of an array field (nested layouts of u64 included).
-
-    Returns (offsets int64[n + 1], values uint64[offsets[n]]): record i has `values[offsets[i]:offsets[i + 1]]`.
-    """
+    """Return all u64 items of an array field (nested layouts of u64 included). Returns (offsets int64[n + 1], values
+    uint64[offsets[n]]): record i has `values[offsets[i]:offsets[i + 1]]`."""
     counts = rows.counts if rows.width == 8 else rows.counts * (rows.width // 8)
     offsets = offsets_of(counts)
     lengths = _lengths(counts)
@@ -168,10 +164,8 @@ def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.u
 
 
 def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
-    """Copy n pieces of `sizes` bytes (int64[n]) from one buffer to another, in which they must not overlap.
-
-    `places` and `starts` (int64[n]) are where each goes in `target` and begins in `source`, at any alignment.
-    """
+    """Copy n pieces of `sizes` bytes (int64[n]) from one buffer to another, in which they must not overlap. `places`
+    and `starts` (int64[n]) are where each goes in `target` and begins in `source`, at any alignment."""
     lengths = _lengths(sizes)
     for length, group in lengths or ():
         if length:

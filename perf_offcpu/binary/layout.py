@@ -61,11 +61,9 @@ class Layout:
     def unpack(
         self, data: Buffer, order: Order = "<", shape: Shape = None, start: int = 0, end: int | None = None
     ) -> dict[str, Any]:
-        """Read one structure from `data[start:end]`: field name to value; raise LayoutError if it does not fit.
-
-        A value is an int, a list of ints or dicts for a count, or bytes for BYTE, TEXT (without its padding) and
-        STRING. Bytes after the last field are ignored: newer kernels append fields.
-        """
+        """Read one structure from `data[start:end]`: field name to value; raise LayoutError if it does not fit. A value
+        is an int, a list of ints or dicts for a count, or bytes for BYTE, TEXT (without its padding) and STRING. Bytes
+        after the last field are ignored: newer kernels append fields."""
         return self.unpack_from(data, order, shape, start, len(data) if end is None else end)[0]
 
     def unpack_from(self, data: Buffer, order: Order, shape: Shape, start: int, end: int) -> tuple[dict[str, Any], int]:
@@ -78,10 +76,8 @@ class Layout:
     def unpack_sound(
         self, data: Buffer, order: Order, shape: Shape, start: int, end: int
     ) -> tuple[dict[str, Any], int, LayoutError | None]:
-        """Read one structure as `unpack_from` does; of a damaged structure, only the fields before the damage.
-
-        Returns (values, where reading stopped, why; None if the structure is whole).
-        """
+        """Read one structure as `unpack_from` does; of a damaged structure, only the fields before the damage. Returns
+        (values, where reading stopped, why; None if the structure is whole)."""
         reader = _Reader(self.name, data, order, shape, start, end)
         try:
             for step in self._plan(order, shape):
@@ -102,10 +98,8 @@ class Layout:
         return self._plans[order, shape]
 
     def pack(self, values: Mapping[str, Any], order: Order = "<", shape: Shape = None) -> bytes:
-        """Write one structure, the inverse of `unpack`. Absent counts are taken from their arrays.
-
-        Raises LayoutError if a value is missing, out of range, or contradicts its count.
-        """
+        """Write one structure, the inverse of `unpack`. Absent counts are taken from their arrays. Raises LayoutError
+        if a value is missing, out of range, or contradicts its count."""
         fields = self.active(shape)
         full = dict(values)
         for field in fields:

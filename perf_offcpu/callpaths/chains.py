@@ -31,11 +31,9 @@ def waker_name(label: str, dso: str = "") -> Name:
 
 
 def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]:
-    """Name the thread that ended the wait of each sample by comm and, with options, pid and tid.
-
-    Return the distinct names, the first for no waker, and int64[samples], the name of each sample's waker, 0
-    where it is not known or the sample is no wait.
-    """
+    """Name the thread that ended the wait of each sample by comm and, with options, pid and tid. Return the distinct
+    names, the first for no waker, and int64[samples], the name of each sample's waker, 0 where it is not known or the
+    sample is no wait."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     with_pid, with_tid = options.pid or options.tid, options.tid
     ids = ((track.pid if with_pid else None, track.tid if with_tid else None) for track in tracks)

@@ -78,13 +78,9 @@ class PathTree:
 
 
 def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, merged: bool = True) -> PathTree:
-    """Build the tree of all samples of a profile.
-
-    Args:
-        options: choose roots (pid, tid), names (kernel, addrs) and leaves (state, waker_stack, chains).
-        rooted: without, threads share one tree, and its roots are the outermost frames and marks.
-        merged: without, every address of a function is a name of its own.
-    """
+    """Build the tree of all samples of a profile. `options`: choose roots (pid, tid), names (kernel, addrs) and leaves
+    (state, waker_stack, chains). `rooted`: without, threads share one tree, and its roots are the outermost frames and
+    marks. `merged`: without, every address of a function is a name of its own."""
     samples = profile.samples
     top, below = marks_of(samples)
     state = state_codes(samples) if options.state else np.zeros(len(samples), np.uint8)
@@ -109,11 +105,9 @@ def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, 
 def paths_with_wakers(
     profile: Profile, options: PathOptions, *, rooted: bool = False, merged: bool = True
 ) -> tuple[PathTree, I64]:
-    """Build a tree that holds the stacks of wakers, too, so that one numbering serves both.
-
-    Also return int64[samples], the node at which the stack of each sample's waker ends, -1 if that is not known.
-    If `rooted`, the stacks of wakers have one root, that of threads without a name.
-    """
+    """Build a tree that holds the stacks of wakers, too, so that one numbering serves both. Also return int64[samples],
+    the node at which the stack of each sample's waker ends, -1 if that is not known. If `rooted`, the stacks of wakers
+    have one root, that of threads without a name."""
     samples = profile.samples
     rows = np.flatnonzero(samples.waker_stack >= 0)
     stacks, inverse = np.unique(samples.waker_stack[rows], return_inverse=True)
@@ -139,10 +133,8 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
 
 
 def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
-    """Add the samples of an older profile after those of a profile, to be compared in one tree.
-
-    Threads, losses and facts are those of the new one. Also return bool[samples], the old profile's samples.
-    """
+    """Add the samples of an older profile after those of a profile, to be compared in one tree. Threads, losses and
+    facts are those of the new one. Also return bool[samples], the old profile's samples."""
     if old is None:
         return new, np.zeros(len(new.samples), np.bool_)
     both = join([new, old], new.meta.nr_cpus)
@@ -152,11 +144,9 @@ def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
 
 
 def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list[Name], I64]:
-    """Return the distinct names of some frames (`rows` int64[n]), and int64[n], the name of each row in them.
-
-    The frames of a profile differ by address; a view that kept them apart would show a caller once for each of
-    its call sites. Names are unique by (label, dso, kernel or user). Of the options, `addrs` and `kernel` count.
-    """
+    """Return the distinct names of some frames (`rows` int64[n]), and int64[n], the name of each row in them. The
+    frames of a profile differ by address; a view that kept them apart would show a caller once for each of its call
+    sites. Names are unique by (label, dso, kernel or user). Of the options, `addrs` and `kernel` count."""
     frames, strings = profile.frames.take(rows), profile.strings
     kernel = frames.is_kernel()
     address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
@@ -171,11 +161,9 @@ def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list
 
 
 class _Builder:
-    """Nodes so far, level after level, and their names.
-
-    `np.unique` finds the nodes that are needed, level by level up from the leaves; then each level is grouped
-    by name, down from the roots. No step looks at single samples or whole paths.
-    """
+    """Nodes so far, level after level, and their names. `np.unique` finds the nodes that are needed, level by level up
+    from the leaves; then each level is grouped by name, down from the roots. No step looks at single samples or whole
+    paths."""
 
     def __init__(self, profile: Profile, options: PathOptions, merged: bool) -> None:
         self._profile, self._options, self._merged = profile, options, merged

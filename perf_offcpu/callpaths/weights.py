@@ -34,10 +34,8 @@ def title_of(profile: Profile, title: str = "") -> str:
 
 
 def unit_of(profile: Profile) -> str:
-    """Return the unit of all weights of a profile: "ns", or "" for occurrences.
-
-    Raises UsageError if its events have different units, so that a sum would mean nothing.
-    """
+    """Return the unit of all weights of a profile: "ns", or "" for occurrences. Raises UsageError if its events have
+    different units, so that a sum would mean nothing."""
     units = {event.unit: event.name for event in events_of(profile)}
     if len(units) > 1:
         parts = " and ".join(f"{name} ({unit or 'events'})" for unit, name in sorted(units.items()))
@@ -46,10 +44,8 @@ def unit_of(profile: Profile) -> str:
 
 
 def unit_factor(profile: Profile, unit: str) -> int:
-    """Return the number of the profile's units in one given unit (1 for "").
-
-    Raises UsageError if the unit is one of time and the profile's weights are not.
-    """
+    """Return the number of the profile's units in one given unit (1 for ""). Raises UsageError if the unit is one of
+    time and the profile's weights are not."""
     own = unit_of(profile)
     if unit and own != "ns" and len(profile.samples):
         names = ", ".join(event.name for event in events_of(profile))
@@ -58,11 +54,9 @@ def unit_factor(profile: Profile, unit: str) -> int:
 
 
 def in_units(weights: I64, factor: int) -> I64:
-    """Divide weights by `factor` to integers whose sum is the rounded sum of the quotients.
-
-    Each is rounded down, and those that lost most (at a tie the earlier ones) get one more each, as far as
-    the total needs it. So every weight is off by less than one, the total by at most a half.
-    """
+    """Divide weights by `factor` to integers whose sum is the rounded sum of the quotients. Each is rounded down, and
+    those that lost most (at a tie the earlier ones) get one more each, as far as the total needs it. So every weight is
+    off by less than one, the total by at most a half."""
     quotients, rest = np.divmod(weights, factor)
     missing = (int(rest.sum()) + factor // 2) // factor
     quotients[np.argsort(-rest, kind="stable")[:missing]] += 1

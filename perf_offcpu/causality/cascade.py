@@ -97,11 +97,8 @@ class Cascade:
 
 
 def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None) -> Cascade:
-    """Return the cascade of waits, of all samples of all threads.
-
-    `chosen`: bool[samples], the waits whose weight is passed on; default: all. Raise PerfOffcpuError if a weight
-    exceeds 62 bits, which means damaged times.
-    """
+    """Return the cascade of waits, of all samples of all threads. `chosen`: bool[samples], the waits whose weight is
+    passed on; default: all. Raise PerfOffcpuError if a weight exceeds 62 bits, which means damaged times."""
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
     own = np.where(everyone[waits.row], waits.queued - waits.begin, 0)
@@ -166,10 +163,8 @@ class _Steps(WaitTable):
         self._add_moments(timeline)
 
     def _awake_until(self) -> I64:
-        """Return int64[w]: the wake-up; or the begin of a wait of the waker, if the waker waits at that time.
-
-        A thread on another CPU becomes runnable a little after its wake-up: the waker may sleep already.
-        """
+        """Return int64[w]: the wake-up; or the begin of a wait of the waker, if the waker waits at that time. A thread
+        on another CPU becomes runnable a little after its wake-up: the waker may sleep already."""
         until = self.queued.copy()
         woken = np.flatnonzero(self.waker >= 0)
         span_of, wait = self.overlapping(self.waker[woken], self.queued[woken] - 1, self.queued[woken])
@@ -203,10 +198,8 @@ class _Steps(WaitTable):
         self.moment, self.moment_key = rows[order], key[order]
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
-        """Charge parts of waits to their wakers; return the parts of the wakers' own waits at these times.
-
-        `follow`: False at the last step, where wakers that are threads are cut off.
-        """
+        """Charge parts of waits to their wakers; return the parts of the wakers' own waits at these times. `follow`:
+        False at the last step, where wakers that are threads are cut off."""
         passed = self._awake(parts)
         target, weight = self.target[passed.at], self._weight(passed)
         devices = target >= len(self.tracks)

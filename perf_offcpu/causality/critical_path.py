@@ -80,10 +80,8 @@ class CriticalPath:
 
 
 def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int, end_ns: int) -> CriticalPath:
-    """Return the critical path of a thread, a row of `timeline.tracks`, in a window of the recording's clock.
-
-    The profile has all samples of all threads.
-    """
+    """Return the critical path of a thread, a row of `timeline.tracks`, in a window of the recording's clock. The
+    profile has all samples of all threads."""
     walk, origin, samples = _Walk(profile, timeline), timeline.origin_ns, profile.samples
     level = _Spans.filled(1, track=root, begin=begin_ns - origin, end=end_ns - origin)
     woke, parts, hops, number = np.full(1, _NEVER), list[_Spans](), list[Hops](), 0
@@ -137,10 +135,8 @@ class _Walk(WaitTable):
 
     def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
         """Return (segments, spans, woke, hops): the segments of spans that explain themselves, and the next depth.
-
         `woke`: int64[spans], time at which the thread of each span woke the thread that waits for it. `first_hop`: the
-        number of the first hop to a waker.
-        """
+        number of the first hop to a waker."""
         unknown, spans, woke = self._not_recorded(spans, woke)
         span_of, wait = self.overlapping(spans.track, spans.begin, spans.end)
         begin = np.maximum(self.begin[wait], spans.begin[span_of])
@@ -202,11 +198,9 @@ def is_chosen(track: Track, selection: Selection) -> bool:
 
 
 def choose_thread(timeline: Timeline, selection: Selection) -> int:
-    """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means.
-
-    If several match, it is the main thread of a process; among several main threads the earliest. Raise UsageError
-    if the recording has no such thread.
-    """
+    """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means. If several match,
+    it is the main thread of a process; among several main threads the earliest. Raise UsageError if the recording has
+    no such thread."""
     tracks, first = timeline.tracks, np.full(len(timeline.tracks), _NEVER)
     placed = np.flatnonzero(timeline.placed)
     np.minimum.at(first, timeline.track[placed], timeline.begin_ns[placed])
@@ -221,11 +215,9 @@ def choose_thread(timeline: Timeline, selection: Selection) -> int:
 
 
 def window_of(profile: Profile, timeline: Timeline, thread: int, windows: tuple[Window, ...]) -> tuple[int, int]:
-    """Return (begin, end) in ns of the recording's clock.
-
-    By default a window reaches from the first to the last appearance of the thread: birth, exit, or a sample. Raise
-    UsageError for several windows, or one outside of the thread's life.
-    """
+    """Return (begin, end) in ns of the recording's clock. By default a window reaches from the first to the last
+    appearance of the thread: birth, exit, or a sample. Raise UsageError for several windows, or one outside of the
+    thread's life."""
     if len(windows) > 1:
         raise UsageError("--critical-path: --time names more than one window")
     track, tasks = timeline.tracks[thread], profile.tasks

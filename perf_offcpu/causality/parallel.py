@@ -61,10 +61,8 @@ class Parallelism:
 def parallelism_of(
     profile: Profile, timeline: Timeline, waits: WaitTable, chosen: Bool, window: tuple[int, int] | None
 ) -> Parallelism:
-    """Count the running threads among the chosen ones, bool[tracks].
-
-    `window`: (begin, end) in ns since the origin; default: from the first birth to the last exit.
-    """
+    """Count the running threads among the chosen ones, bool[tracks]. `window`: (begin, end) in ns since the origin;
+    default: from the first birth to the last exit."""
     track, begin, end = _lives(profile, timeline, chosen)
     whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
     first, last = window or (whole if len(track) else (0, 0))
@@ -95,11 +93,8 @@ def parallelism_of(
 
 
 def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end) of each life of the chosen threads, ns since the origin.
-
-    The thread budget knows births and exits; without one a life is from the first to the last appearance,
-    without pauses of its host.
-    """
+    """Return (track, begin, end) of each life of the chosen threads, ns since the origin. The thread budget knows
+    births and exits; without one a life is from the first to the last appearance, without pauses of its host."""
     budget, origin = profile.budget, timeline.origin_ns
     row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
     ids = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)

@@ -134,9 +134,7 @@ def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Cha
 
 def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
     """Return int64[n]: parts of the weights of cells in proportion to the numbers of CPU samples, exact in sum.
-
-    `cell_of`: int64[n], the cell of each part, ascending.
-    """
+    `cell_of`: int64[n], the cell of each part, ascending."""
     whole = np.bincount(cell_of, number, len(weight)).astype(np.int64)
     # The share of all samples up to and with each part, rounded down, minus the share up to the one before.
     before = np.cumsum(number) - number

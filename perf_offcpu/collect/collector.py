@@ -157,10 +157,8 @@ class Collector:
         self.resume()
 
     def resume(self) -> None:
-        """Go on after `pause`, or after `end` and another `track`.
-
-        Children of targets, born meanwhile, are recorded.
-        """
+        """Go on after `pause`, or after `end` and another `track`. Children of targets, born meanwhile, are
+        recorded."""
         self.rings.owner.enable()
         self._copies.enable()
         self.span = Span(now_ns(), 0, self.options.least_ns)
@@ -181,10 +179,8 @@ class Collector:
             maps.add_group(group.id)
 
     def pause(self) -> None:
-        """Stop waits and samples; side-band records flow on, so that `resume` can follow.
-
-        It waits for programs that run; the rings can be drained meanwhile, in another thread.
-        """
+        """Stop waits and samples; side-band records flow on, so that `resume` can follow. It waits for programs that
+        run; the rings can be drained meanwhile, in another thread."""
         self._sampling.disable()
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)

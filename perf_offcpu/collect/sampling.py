@@ -116,10 +116,8 @@ class SamplingEvents(SharingEvents):
             super().reopen(cpu, starting)
 
     def samples(self, passed: int) -> int:
-        """Return the number of samples in the rings.
-
-        `passed`: the number of samples that the filter program let pass.
-        """
+        """Return the number of samples in the rings. `passed`: the number of samples that the filter program let
+        pass."""
         lost = sum(lost for event in self for _, lost in event.lost())
         unfiltered = [event for event in self if not _is_filtered(event)]
         return passed + sum(event.counted() // event.attr.sample_period for event in unfiltered) - lost

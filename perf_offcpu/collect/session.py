@@ -244,11 +244,9 @@ def changed_cpus(
 
 
 class Hotplug:
-    """Record on CPUs that come online, and say so for each CPU that goes or comes.
-
-    The kernel takes perf events off a CPU that goes offline and does not put them back when it returns, so they are
-    opened again there. The head of a pipe, with the ids of events, has been read by then.
-    """
+    """Record on CPUs that come online, and say so for each CPU that goes or comes. The kernel takes perf events off a
+    CPU that goes offline and does not put them back when it returns, so they are opened again there. The head of a
+    pipe, with the ids of events, has been read by then."""
 
     def __init__(self, collector: Collector, to_pipe: bool, say: Callable[[str], None]) -> None:
         self._collector, self._to_pipe, self._say = collector, to_pipe, say

@@ -175,10 +175,8 @@ def _cpus(text: str | None) -> tuple[int, ...]:
 
 
 def status_of(tid: int) -> dict[bytes, bytes]:
-    """Return the fields of /proc/TID/status, none if there is no such thread.
-
-    /proc/TID/stat waits for a process that is within execve(2), this file does not.
-    """
+    """Return the fields of /proc/TID/status, none if there is no such thread. /proc/TID/stat waits for a process that
+    is within execve(2), this file does not."""
     try:
         status = read_kernel(f"/proc/{tid}/status")
     except (FileNotFoundError, ProcessLookupError):

@@ -130,10 +130,8 @@ def _reset_signals() -> None:
 
 
 def let_last_thread_leave() -> None:
-    """Give a thread that has just ended the time to leave its CPU.
-
-    A process has ended before its last thread is switched out for the last time, which completes the budget of that
-    thread. The recorder may take its CPU at that moment, and no list of tasks shows it any more.
-    """
+    """Give a thread that has just ended the time to leave its CPU. A process has ended before its last thread is
+    switched out for the last time, which completes the budget of that thread. The recorder may take its CPU at that
+    moment, and no list of tasks shows it any more."""
     runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     time.sleep(min(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)), MOST_LAST_SWITCH_S))

@@ -127,11 +127,8 @@ class _Writer:
         return joined('{"ph":"X","cat":"', category, '","name":', names, *when, ',"args":{', self._args(rows))
 
     def _waits(self, rows: I64) -> Iterator[list[str]]:
-        """Return slices and arrows of waits.
-
-        Events of one time are read in the order of the file: so an arrow comes after the wait in which it
-        ends, and before the run queue within it.
-        """
+        """Return slices and arrows of waits. Events of one time are read in the order of the file: so an arrow comes
+        after the wait in which it ends, and before the run queue within it."""
         times = (self.timeline.begin_ns, self.wakeups.queued_ns, self.timeline.end_ns)
         begin, queued, end = (time_ns[rows] for time_ns in times)
         yield self._weighed("offcpu", rows, self._when(self.track[rows], begin, end))

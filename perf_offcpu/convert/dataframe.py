@@ -57,10 +57,8 @@ _NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked
 
 
 def to_dataframe(profile: Profile, library: str = "") -> Any:
-    """Return the samples of a profile as a data frame with the columns COLUMNS.
-
-    The library is "pandas" or "polars"; "" is the first that is installed. Raises UsageError if it is not.
-    """
+    """Return the samples of a profile as a data frame with the columns COLUMNS. The library is "pandas" or "polars"; ""
+    is the first that is installed. Raises UsageError if it is not."""
     makers = {"pandas": _pandas, "polars": _polars}
     wanted = [library] if library else list(makers)
     installed = [name for name in wanted if name in makers and importlib.util.find_spec(name)]

@@ -53,10 +53,8 @@ class Function(NamedTuple):
 
 
 class Locations:
-    """The tables of the stacks of all samples, entry → number in order, from 1; the string "" has number 0.
-
-    Of the options, `addrs` and `kernel` choose names of functions.
-    """
+    """The tables of the stacks of all samples, entry → number in order, from 1; the string "" has number 0. Of the
+    options, `addrs` and `kernel` choose names of functions."""
 
     def __init__(self, profile: Profile, options: PathOptions) -> None:
         self.profile = profile

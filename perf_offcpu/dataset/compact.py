@@ -71,11 +71,8 @@ class _Input:
 
 
 def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted | Exception]]:
-    """Merge the files of hours that ended before a time, ns since 1970, UTC; one process at a time.
-
-    Yield (folder, counts, or the error) for each partition with several files. Raise PerfOffcpuError if another
-    process compacts.
-    """
+    """Merge the files of hours that ended before a time, ns since 1970, UTC; one process at a time. Yield (folder,
+    counts, or the error) for each partition with several files. Raise PerfOffcpuError if another process compacts."""
     with dataset.store.locked():
         for table in TABLES:
             for folder in _folders_before(dataset, table, before_ns):

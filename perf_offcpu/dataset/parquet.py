@@ -103,10 +103,8 @@ def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
 
 
 def check_version(file: Any, shown: str) -> None:
-    """Raise PerfOffcpuError for a file that is damaged or names another version of the tables.
-
-    A file without a version may have been rewritten by another program: then its columns are checked.
-    """
+    """Raise PerfOffcpuError for a file that is damaged or names another version of the tables. A file without a version
+    may have been rewritten by another program: then its columns are checked."""
     version = _version_of(_opened(file, shown))
     if version not in ("", str(VERSION)):
         raise PerfOffcpuError(wrong_version(shown, version))

@@ -47,12 +47,9 @@ class Segment:
 
 
 def write_segment(dataset: Dataset, profile: Profile, host: Host, gaps: Sequence[Gap] = ()) -> Segment:
-    """Write the samples, stacks, frames, budgets and losses of a profile of one host, of all events.
-
-    `gaps` are times of the host that are in no segment: before this one, and its pauses. Raise UsageError if the
-    recording has no wall-clock time, FormatError if its times are damaged, OSError or PerfOffcpuError if a file
-    cannot be written.
-    """
+    """Write the samples, stacks, frames, budgets and losses of a profile of one host, of all events. `gaps` are times
+    of the host that are in no segment: before this one, and its pauses. Raise UsageError if the recording has no
+    wall-clock time, FormatError if its times are damaged, OSError or PerfOffcpuError if a file cannot be written."""
     span = span_of(profile)
     name = segment_name(host.host_id, host.boot_id, span.begin_ns, span.end_ns)
     size = files = skipped = 0

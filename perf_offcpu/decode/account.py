@@ -174,10 +174,8 @@ def read_python(payload: bytes, order: Order) -> list[PythonRow]:
 
 
 def read_budgets(payload: bytes, order: Order) -> Budget | None:
-    """Return the budgets in a payload; None if it is damaged.
-
-    Impossible rows (an end before the begin, times beyond the clock's) are left out.
-    """
+    """Return the budgets in a payload; None if it is damaged. Impossible rows (an end before the begin, times beyond
+    the clock's) are left out."""
     if len(payload) < _HEAD:
         return None
     number = int(np.frombuffer(payload, f"{order}u2", 1, _HEAD - 2)[0])

@@ -78,10 +78,8 @@ class BatchCollector:
         self.add_interleaved([batch], [np.arange(len(batch.samples))])
 
     def add_interleaved(self, batches: list[Batch], rows: list[I64]) -> None:
-        """Add several batches, interleaved by the rows of their samples (per batch int64[n], ascending).
-
-        No two rows are the same.
-        """
+        """Add several batches, interleaved by the rows of their samples (per batch int64[n], ascending). No two rows
+        are the same."""
         batches, places = [in_table(batch, self.chains) for batch in batches], _ranks(rows)
         self._samples.interleave([batch.samples for batch in batches], places)
         if count := sum(map(len, places)):

@@ -28,10 +28,8 @@ def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
 
 
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
-    """Return all budgets, by (tid, begin), with the rows of one life of a thread in several files added.
-
-    Such rows begin in the very ns in which the row before ended; rows of separate recordings do not.
-    """
+    """Return all budgets, by (tid, begin), with the rows of one life of a thread in several files added. Such rows
+    begin in the very ns in which the row before ended; rows of separate recordings do not."""
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
     goes_on = repeats((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))
@@ -45,11 +43,9 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
 
 
 def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Samples:
-    """Drop samples of threads still blocked at the end of a file, if their wait goes on in a later file.
-
-    It does where the thread's budget goes on; where budgets are missing, if a later sample is of the wait.
-    Samples of threads still blocked at the end of the whole recording (`end_ns`) stay.
-    """
+    """Drop samples of threads still blocked at the end of a file, if their wait goes on in a later file. It does where
+    the thread's budget goes on; where budgets are missing, if a later sample is of the wait. Samples of threads still
+    blocked at the end of the whole recording (`end_ns`) stay."""
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (samples.time_ns < end_ns))
     if not len(rows):
         return samples
@@ -66,10 +62,8 @@ def at_pauses(samples: Samples, parts: Spans) -> Samples:
 
 
 def seen_again(samples: Samples) -> Samples:
-    """Mark the threads still blocked at the end of a recording that are in a later sample of another one.
-
-    That sample shows how the wait went on; and if the thread id is another thread's by then, it ended.
-    """
+    """Mark the threads still blocked at the end of a recording that are in a later sample of another one. That sample
+    shows how the wait went on; and if the thread id is another thread's by then, it ended."""
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
     tids = distinct(samples.tid[rows])
     first_ns = samples.time_ns[rows].min(initial=_NEVER)

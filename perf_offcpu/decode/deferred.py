@@ -111,11 +111,8 @@ def pending_chains(chains: Ragged) -> PendingChains:
 
 
 def merge_deferred(recording: Recording) -> Recording:
-    """Return the recording with completed samples, and without deferred records.
-
-    Merged callchains have an ordinary USER marker. Others keep their kernel part, lose marker and cookie, are
-    flagged UNMERGED and counted.
-    """
+    """Return the recording with completed samples, and without deferred records. Merged callchains have an ordinary
+    USER marker. Others keep their kernel part, lose marker and cookie, are flagged UNMERGED and counted."""
     samples, deferred, chains = recording.samples, recording.deferred, recording.callchains
     merged = DeferredMatcher(deferred, chains).merge(chains, samples.callchain, samples.tid, samples.time_ns)
     if not len(merged.samples):
@@ -155,11 +152,9 @@ class MergedChains(NamedTuple):
 
 
 class DeferredMatcher:
-    """Finds the deferred records of samples, and completes their callchains.
-
-    (thread, cookie) becomes the rank of that pair, a time its rank among the times, and both together one
-    int64 key, so that a binary search answers for any number of samples. `chains` are the user addresses.
-    """
+    """Finds the deferred records of samples, and completes their callchains. (thread, cookie) becomes the rank of that
+    pair, a time its rank among the times, and both together one int64 key, so that a binary search answers for any
+    number of samples. `chains` are the user addresses."""
 
     def __init__(self, deferred: DeferredChains, chains: Ragged) -> None:
         self.deferred, self.chains = deferred, chains
@@ -191,11 +186,9 @@ class DeferredMatcher:
         return MergedChains(rows, deferred, completed, row.astype(np.int32))
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
-        """Return int32[n]: the deferred record of each sample, -1 none.
-
-        It is the nearest one of the same thread and cookie at or after the sample, else the last one before
-        it. Without a cookie (0) only a later one can be meant.
-        """
+        """Return int32[n]: the deferred record of each sample, -1 none. It is the nearest one of the same thread and
+        cookie at or after the sample, else the last one before it. Without a cookie (0) only a later one can be
+        meant."""
         if not len(self.deferred):
             return np.full(len(tid), -1, np.int32)
         code = np.minimum(np.searchsorted(self._cookies, cookie), len(self._cookies) - 1)
@@ -212,11 +205,9 @@ class DeferredMatcher:
 
 
 def deferred_as_samples(recording: Recording) -> Recording:
-    """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time.
-
-    `perf script --no-merge-callchains` shows them so, to look into the matching. The callchain begins as that
-    of the sample ends: USER_DEFERRED, the cookie (not in the v12 form), USER and the addresses.
-    """
+    """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time. `perf script
+    --no-merge-callchains` shows them so, to look into the matching. The callchain begins as that of the sample ends:
+    USER_DEFERRED, the cookie (not in the v12 form), USER and the addresses."""
     deferred = recording.deferred
     if not len(deferred):
         return recording

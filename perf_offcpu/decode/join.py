@@ -107,11 +107,9 @@ def _span(recording: Recording) -> _Span:
 
 
 def _wall_offset(meta: Meta, span: _Span) -> int | None:
-    """Return the offset from a recording's times to CLOCK_REALTIME, ns; None if it is not known.
-
-    A recorder notes both clocks as it begins. If its note is later than all that it recorded, it ran in a
-    time namespace: clock_gettime() is shifted there, the kernel's own times are not.
-    """
+    """Return the offset from a recording's times to CLOCK_REALTIME, ns; None if it is not known. A recorder notes both
+    clocks as it begins. If its note is later than all that it recorded, it ran in a time namespace: clock_gettime() is
+    shifted there, the kernel's own times are not."""
     offset = meta.wall_clock_ns - meta.wall_clock_at_ns
     is_shifted = meta.wall_clock_at_ns > span.end + _SECOND > _SECOND
     return None if not meta.wall_clock_ns or is_shifted or abs(offset) > _LAST_NS // 2 else offset
@@ -219,11 +217,8 @@ def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recordi
 
 
 def _lives(tasks: Tasks, since: I64) -> Tasks:
-    """Merge the rows that several recordings have of one life of a thread.
-
-    A thread that a recording found at its begin is the last of an earlier recording with its tid, unless that
-    one ended before. A birth in two recordings is one.
-    """
+    """Merge the rows that several recordings have of one life of a thread. A thread that a recording found at its begin
+    is the last of an earlier recording with its tid, unless that one ended before. A birth in two recordings is one."""
     tasks = tasks.take(np.lexsort((tasks.begin_ns, tasks.tid)))
     begin, end = tasks.begin_ns, tasks.end_ns
     is_begin = np.isin(begin[1:], since) & ((end[:-1] < 0) | (end[:-1] > begin[1:]))

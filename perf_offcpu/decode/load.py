@@ -235,10 +235,8 @@ def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
 
 
 def recorded_arch(features: Features, specs: Sequence[EventSpec]) -> str:
-    """Return `uname -m` of the recorded machine; "" if it is not known.
-
-    A killed recorder leaves no features. The registers of its samples tell the machine.
-    """
+    """Return `uname -m` of the recorded machine; "" if it is not known. A killed recorder leaves no features. The
+    registers of its samples tell the machine."""
     masks = [spec.attr.sample_regs_user for spec in specs]
     return features.text(Feature.ARCH) or next(filter(None, map(arch_of_registers, masks)), "")
 

@@ -127,10 +127,8 @@ class Payload:
         return tail
 
     def _extension(self, size: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Return the fields of the extensions by name: "unknown" where a payload lacks them.
-
-        A fixed part that does not fit into its sample is damaged: nothing of it is believed.
-        """
+        """Return the fields of the extensions by name: "unknown" where a payload lacks them. A fixed part that does not
+        fit into its sample is damaged: nothing of it is believed."""
         readable = self.ours & ~self.is_other_version & (self.extension_at + size <= self.end)
         size_read = np.where(readable, np.minimum(size, np.uint16(abi.EXTENSION_SIZE)), np.uint16(0))
         fields: dict[str, NDArray[Any]] = {
@@ -168,10 +166,8 @@ class Payload:
 
 
 def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
-    """Complete callchains that end in a deferral without cookie by the cookie of the sample's own callchain.
-
-    The BPF program defers the user part, but cannot know the cookie of the perf core.
-    """
+    """Complete callchains that end in a deferral without cookie by the cookie of the sample's own callchain. The BPF
+    program defers the user part, but cannot know the cookie of the perf core."""
     marker = np.uint64(CallchainContext.USER_DEFERRED)
     last, own_last = chains.offsets[1:] - 1, own.offsets[1:] - 1
     open_ends = np.flatnonzero((chains.lengths >= 2) & (own.lengths >= 2))
@@ -214,12 +210,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _estimate(samples: Samples) -> None:
-    """Set the number of waits that each sampled one stands for, and scale its run-queue delay to its weight.
-
-    A wait of the length L is drawn with the probability min(1, L / period), so it stands for max(1, period /
-    L) waits (Horvitz and Thompson, 1952). The fraction is rounded up or down by a hash of its time, so that
-    the sum of many is right.
-    """
+    """Set the number of waits that each sampled one stands for, and scale its run-queue delay to its weight. A wait of
+    the length L is drawn with the probability min(1, L / period), so it stands for max(1, period / L) waits (Horvitz
+    and Thompson, 1952). The fraction is rounded up or down by a hash of its time, so that the sum of many is right."""
     rows = np.flatnonzero(samples.has(SampleFlag.SAMPLED) & (samples.longest_ns > 0))
     if not len(rows):
         return
@@ -235,11 +228,9 @@ def _estimate(samples: Samples) -> None:
 
 
 def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
-    """Count the off-cpu samples with thread ids that no other record of the recording has.
-
-    BPF programs write ids of the first pid namespace, COMM, FORK and other records have ids of the
-    recorder's. Where these differ, names are missing.
-    """
+    """Count the off-cpu samples with thread ids that no other record of the recording has. BPF programs write ids of
+    the first pid namespace, COMM, FORK and other records have ids of the recorder's. Where these differ, names are
+    missing."""
     if not len(tasks):
         return 0
     waits = samples.tid[samples.has(SampleFlag.OFFCPU)]

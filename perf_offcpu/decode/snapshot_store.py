@@ -52,10 +52,8 @@ def _stack_words(columns: Columns) -> I64:
 
 
 class SnapshotStore:
-    """Collects the snapshots of batch after batch of samples; `memory` bytes of stacks are kept in memory.
-
-    `reopen` returns a descriptor of the file that chunks of one origin are from, None if it cannot be read again.
-    """
+    """Collects the snapshots of batch after batch of samples; `memory` bytes of stacks are kept in memory. `reopen`
+    returns a descriptor of the file that chunks of one origin are from, None if it cannot be read again."""
 
     def __init__(
         self, counters: Losses, memory: int = MEMORY, reopen: Callable[[str], int | None] = lambda _: None
@@ -72,12 +70,8 @@ class SnapshotStore:
         return len(self._mask)
 
     def add(self, chunk: Chunk, columns: Columns, mask: int, ok: Bool, order: Order) -> I32:
-        """Add the snapshots of n samples of one evsel; return int32[n], the snapshot of each, -1 none.
-
-        Args:
-            mask: the evsel's sample_regs_user.
-            ok: bool[n], the valid samples.
-        """
+        """Add the snapshots of n samples of one evsel; return int32[n], the snapshot of each, -1 none. `mask`: the
+        evsel's sample_regs_user. `ok`: bool[n], the valid samples."""
         number = np.full(len(ok), -1, np.int32)
         wanted = np.flatnonzero(ok & has_snapshot(columns))
         if not len(wanted):
@@ -208,10 +202,8 @@ def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
 
 
 def with_callers(snapshot: I32, callers: U64, known: CallerRows) -> I32:
-    """Return int32[n], the snapshots of samples; a sample without snapshot (-1) gets that of its caller.
-
-    It is less than -1 where the copy may still come, for `CallerRows.settled`. New callers are added to `known`.
-    """
+    """Return int32[n], the snapshots of samples; a sample without snapshot (-1) gets that of its caller. It is less
+    than -1 where the copy may still come, for `CallerRows.settled`. New callers are added to `known`."""
     if not callers.any():
         return snapshot
     own, others = (np.flatnonzero((callers != 0) & chosen) for chosen in (snapshot >= 0, snapshot < 0))

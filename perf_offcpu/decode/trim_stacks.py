@@ -22,11 +22,9 @@ _KERNEL_HALF = np.uint64(1 << 63)
 
 
 def cut_wrong_callers(recording: Recording) -> Recording:
-    """Return the recording without root-most frames that lie in no mapping of their process.
-
-    Processes of which no mapping is known keep all frames, and so do samples with a snapshot: unwinding
-    replaces the walk. Different callchains that are cut are counted.
-    """
+    """Return the recording without root-most frames that lie in no mapping of their process. Processes of which no
+    mapping is known keep all frames, and so do samples with a snapshot: unwinding replaces the walk. Different
+    callchains that are cut are counted."""
     samples, chains = recording.samples, recording.callchains
     known = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
     known[recording.maps.space[recording.maps.space >= 0]] = True
@@ -49,11 +47,9 @@ _BLOCK = 1 << 15
 
 
 def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
-    """Yield (rows, usable, keys) of each block of samples.
-
-    usable is bool[rows]: whether a sample has a callchain to cut and a known address space; keys are int64 of
-    these only, the space in the upper half, the callchain in the lower.
-    """
+    """Yield (rows, usable, keys) of each block of samples. usable is bool[rows]: whether a sample has a callchain to
+    cut and a known address space; keys are int64 of these only, the space in the upper half, the callchain in the
+    lower."""
     for index in range(0, len(samples), _BLOCK):
         rows = slice(index, index + _BLOCK)
         space, chain = samples.space[rows], samples.callchain[rows]

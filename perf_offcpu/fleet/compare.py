@@ -50,11 +50,8 @@ def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
 
 
 def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
-    """Return the values of the heaviest rows of all cubes, sorted.
-
-    The order makes results repeatable: engines return rows of equal weight in any order, and the last digit
-    of a sum depends on the order.
-    """
+    """Return the values of the heaviest rows of all cubes, sorted. The order makes results repeatable: engines return
+    rows of equal weight in any order, and the last digit of a sum depends on the order."""
     columns = [column_of(key) for key in keys]
     results = [cube.folded(columns, MOST) for cube in cubes]
     return sorted({row for rows in results for row in records(rows, columns)}, key=repr)

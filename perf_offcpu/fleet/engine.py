@@ -94,11 +94,9 @@ class Engine:
         return self.backend.table(name)
 
     def run(self, expression: Any, *, of_rows: bool = True) -> dict[str, list[Any]]:
-        """Return the columns of a table expression: name → Python values, decimals as integers.
-
-        `of_rows`: the tables have no nulls in the columns that it reads, so the result has none. Raise EngineError
-        if the engine refused, or if a file has a null where there are none.
-        """
+        """Return the columns of a table expression: name → Python values, decimals as integers. `of_rows`: the tables
+        have no nulls in the columns that it reads, so the result has none. Raise EngineError if the engine refused, or
+        if a file has a null where there are none."""
         with self.asked():
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
         if of_rows and (nulls := [name for name, column in columns.items() if None in column]):

@@ -87,10 +87,8 @@ def host_names(selected: Selected) -> dict[str, str]:
 
 
 def grouped(selected: Selected, keys: Sequence[str]) -> Any:
-    """Return the sums of the samples by keys: a table with a column for each key, never null, and SUMS.
-
-    Unknown numbers are -1, unknown texts "".
-    """
+    """Return the sums of the samples by keys: a table with a column for each key, never null, and SUMS. Unknown numbers
+    are -1, unknown texts ""."""
     samples, labels = selected.samples, [key for key in keys if not is_column(key)]
     names = [column_of(key) for key in keys]
     if not labels:

@@ -69,10 +69,8 @@ def utc(ns: int) -> str:
 
 
 def parse_time(option: str, text: str, now_ns: int) -> int:
-    """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`; else raise UsageError.
-
-    A time before 1970 becomes 1970, a time after 2200 becomes 2200: no dataset has others.
-    """
+    """Return the ns since 1970 of `2026-11-22T14:00`, of `14:00` (today, UTC) or of `-2h`; else raise UsageError. A
+    time before 1970 becomes 1970, a time after 2200 becomes 2200: no dataset has others."""
     ago_ns = time_ns(text[1:]) if text.startswith("-") else None
     if ago_ns is not None:
         return max(0, now_ns - ago_ns)
@@ -102,9 +100,7 @@ def parse_labels(option: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]
 
 def baseline(selection: Selection, text: str, now_ns: int) -> Selection:
     """Return a selection with other hosts or times: `version=1.4`, or `since=-2d,until=-1d`; else raise UsageError.
-
-    Given labels replace labels of the same name; a given time or host replaces times or hosts.
-    """
+    Given labels replace labels of the same name; a given time or host replaces times or hosts."""
     given = parse_labels("--baseline", text.split(","))
     times = {name: given.pop(name)[-1] for name in ("since", "until") if name in given}
     if times:

@@ -85,10 +85,8 @@ def _ratio(change: F64, error: F64) -> F64:
 def _verdicts(
     observed: F64, assignments: F64, statistic: Callable[[F64], F64], possible: float, twins: int
 ) -> Verdicts:
-    """Count the assignments, of all that are possible, that reach each |t|.
-
-    `twins` assignments have the same |t| for any data: 2 if sides can be swapped.
-    """
+    """Count the assignments, of all that are possible, that reach each |t|. `twins` assignments have the same |t| for
+    any data: 2 if sides can be swapped."""
     size = np.abs(observed) * (1 - 1e-9)  # sums in another order differ by rounding
     reached = np.zeros(len(observed), np.int64)
     for index in range(0, len(assignments), _AT_ONCE):

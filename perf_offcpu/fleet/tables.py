@@ -68,9 +68,7 @@ class Tables:
 
     def check_versions(self, until_ns: int | None = None) -> None:
         """Raise PerfOffcpuError if a segment up to a time is of another version: its rows may mean something else.
-
-        Files of the table hosts stand for those of their segments: they are small, and each query reads them.
-        """
+        Files of the table hosts stand for those of their segments: they are small, and each query reads them."""
         from perf_offcpu.dataset.parquet import VERSION_KEY, wrong_version
 
         files = self.dataset.files("hosts", None, until_ns) if self.dataset else []

@@ -65,11 +65,9 @@ def has_stacks(spec: EventSpec) -> bool:
 
 
 def written_events(specs: Sequence[EventSpec], options: RewriteOptions, features: Features) -> list[EventSpec]:
-    """Return the events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice.
-
-    Where no event has ids, samples cannot be told apart; then all are the first event's, and perf reads them
-    so only if it is the only one.
-    """
+    """Return the events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice. Where no
+    event has ids, samples cannot be told apart; then all are the first event's, and perf reads them so only if it is
+    the only one."""
     taken, events, damage = {0}, list[EventSpec](), Losses()
     tracepoints = tracepoint_formats(features.bodies.get(Feature.TRACING_DATA, b""), damage)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
@@ -93,10 +91,8 @@ _SAMPLE_TYPES, _READ_FORMATS = reduce(or_, SampleType), reduce(or_, ReadFormat)
 
 
 def _cut(attr: Attr, merge: bool) -> Attr:
-    """Remove the fields of an attr that are newer than perf 6.1, which takes them for damage.
-
-    Samples lose the fields that follow from it. The flags that ask for deferred callchains stay if these do.
-    """
+    """Remove the fields of an attr that are newer than perf 6.1, which takes them for damage. Samples lose the fields
+    that follow from it. The flags that ask for deferred callchains stay if these do."""
     deferring = attr.flags & (AttrFlag.DEFER_CALLCHAIN | AttrFlag.DEFER_OUTPUT)
     cut = attr.cut()._replace(
         sample_type=attr.sample_type & _SAMPLE_TYPES,
@@ -111,12 +107,8 @@ def _cut(attr: Attr, merge: bool) -> Attr:
 def written_features(
     features: Features, events: Sequence[EventSpec], span: tuple[int, int], order: Order, counters: Losses
 ) -> dict[int, bytes]:
-    """Return bit → body of the features that are written; damaged ones are left out and counted.
-
-    Args:
-        features: as recorded; events: as written.
-        span: times of the first and last sample, ns; -1 without any.
-    """
+    """Return bit → body of the features that are written; damaged ones are left out and counted. `features`: as
+    recorded; events: as written. `span`: times of the first and last sample, ns; -1 without any."""
     kept = {bit: body for bit, body in features.bodies.items() if bit <= LAST_FEATURE_6_1 and bit not in _DROPPED}
     bodies = {bit: body for bit, body in kept.items() if _is_whole(bit, body, order)}
     counters.add(losses.BAD_FEATURE, len(kept) - len(bodies))
@@ -131,10 +123,8 @@ def written_features(
 
 
 def _is_whole(bit: int, body: bytes, order: Order) -> bool:
-    """Return whether perf can read a feature.
-
-    From 7.0 on it refuses a file for a damaged one; any perf does for formats of tracepoints that are cut.
-    """
+    """Return whether perf can read a feature. From 7.0 on it refuses a file for a damaged one; any perf does for
+    formats of tracepoints that are cut."""
     damage = Losses()
     if bit == Feature.TRACING_DATA:
         return bool(tracepoint_formats(body, damage)) and not damage
@@ -147,10 +137,8 @@ def _is_whole(bit: int, body: bytes, order: Order) -> bool:
 
 
 def _sample_time(body: bytes, span: tuple[int, int], order: Order) -> dict[int, bytes]:
-    """Return the feature with the times of the first and last sample, as recorded if they are sane.
-
-    perf 7.2 includes the dummy times of sums, and writes only zeros for a pipe.
-    """
+    """Return the feature with the times of the first and last sample, as recorded if they are sane. perf 7.2 includes
+    the dummy times of sums, and writes only zeros for a pipe."""
     first, last = span
     if first < 0:
         return {}

@@ -112,11 +112,9 @@ Stage = Callable[[SampleBatch], SampleBatch]
 
 
 class SampleRewriter:
-    """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage.
-
-    `merges` says whether a stage completes callchains that wait for a deferred user part. Records that stay as
-    they were, and samples that are left out, are counted in `done`.
-    """
+    """Rewrites samples, chunk by chunk, with the layouts of the `written` events, stage by stage. `merges` says whether
+    a stage completes callchains that wait for a deferred user part. Records that stay as they were, and samples that
+    are left out, are counted in `done`."""
 
     def __init__(
         self, events: Events, written: Sequence[EventSpec], stages: Sequence[Stage], merges: bool, done: Rewritten
@@ -169,11 +167,9 @@ class SampleRewriter:
         return pending_chains(Ragged(*gather_rows(batch.chunk.data, ends, batch.order))).is_pending
 
     def _written(self, batch: SampleBatch, number: int) -> tuple[SampleBatch, Chunk]:
-        """Run samples through all stages; return the samples that could be written, and their records.
-
-        A sample that would be larger than a record can be (user stacks of 64 KB) goes without the user part
-        of its callchain; one that is still too large is left out. Both are counted.
-        """
+        """Run samples through all stages; return the samples that could be written, and their records. A sample that
+        would be larger than a record can be (user stacks of 64 KB) goes without the user part of its callchain; one
+        that is still too large is left out. Both are counted."""
         shape = self.shapes[number]
         if "callchain" in batch.columns.arrays:
             own = batch.columns.arrays["callchain"]

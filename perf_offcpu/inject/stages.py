@@ -38,9 +38,7 @@ from perf_offcpu.unwind.unwinder import Unwinder, Unwound
 
 def retype_batch(batch: SampleBatch, tasks: Tasks, end_ns: int, done: Rewritten) -> SampleBatch:
     """Make ordinary samples of raw off-cpu samples, and give sums without a time one, in the life of their thread.
-
-    Threads without an end lived to the last moment of the recording (`end_ns`). Damaged payloads are counted.
-    """
+    Threads without an end lived to the last moment of the recording (`end_ns`). Damaged payloads are counted."""
     if not is_offcpu(batch.spec):
         return batch
     if is_raw_offcpu(batch.spec):

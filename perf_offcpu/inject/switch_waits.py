@@ -47,10 +47,8 @@ class WaitRecords:
 
 
 def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None:
-    """Return the waits between switches; None for a recording without switches or with an off-cpu event.
-
-    The whole recording is read into memory. Only switches that are no wait are counted, no other losses.
-    """
+    """Return the waits between switches; None for a recording without switches or with an off-cpu event. The whole
+    recording is read into memory. Only switches that are no wait are counted, no other losses."""
     recording = merge_deferred(read_recording(reader))
     specs = reader.events.specs
     if len(recording.evsels) == len(specs):

@@ -108,11 +108,8 @@ def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
 
 
 def hash_rows(chains: Ragged) -> U64:
-    """Hash each row, with regard to the order of its words: uint64[n].
-
-    The words, their halves mixed, are the coefficients of a polynomial modulo 2^64; the hash is its value at
-    an odd number.
-    """
+    """Hash each row, with regard to the order of its words: uint64[n]. The words, their halves mixed, are the
+    coefficients of a polynomial modulo 2^64; the hash is its value at an odd number."""
     hashes = np.zeros(len(chains), np.uint64)
     groups = row_groups(chains.offsets)
     for length, group in () if groups is None else groups:

@@ -25,10 +25,8 @@ def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
 
 
 class Sampling(NamedTuple):
-    """Facts that a recording has on its sampling of waits by length (`record --off-cpu-period`).
-
-    Totals are those of the waits that ended: as the recorder counted and as samples estimate them.
-    """
+    """Facts that a recording has on its sampling of waits by length (`record --off-cpu-period`). Totals are those of
+    the waits that ended: as the recorder counted and as samples estimate them."""
 
     period_ns: int = 0  # of waiting of a thread for each sample; 0: every wait was recorded
     waits: int = 0  # exact number of waits

@@ -78,10 +78,8 @@ Kind = TypeVar("Kind", bound=Table)
 
 
 class GrowingColumn:
-    """A column that grows, and takes no memory as long as all of its values are the same.
-
-    In a recording with millions of samples, a third of the columns are so: fields that no sample has.
-    """
+    """A column that grows, and takes no memory as long as all of its values are the same. In a recording with millions
+    of samples, a third of the columns are so: fields that no sample has."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._array = GrowingArray(dtype)

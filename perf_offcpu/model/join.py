@@ -31,10 +31,8 @@ It exceeds all pids, which end at 4 194 304. It is decimal, so that the old pid 
 
 
 def host_of(tids: NDArray[Any], meta: Meta) -> NDArray[Any]:
-    """Return the number of the host of each tid, a row of `meta.hosts`; 0 for unknown ids, and for one host.
-
-    Ids of damaged recordings can exceed those of all hosts: the last one has them.
-    """
+    """Return the number of the host of each tid, a row of `meta.hosts`; 0 for unknown ids, and for one host. Ids of
+    damaged recordings can exceed those of all hosts: the last one has them."""
     hosts: NDArray[Any] = np.clip(tids // PID_STEP, 0, max(len(meta.hosts) - 1, 0))
     return hosts
 
@@ -72,10 +70,8 @@ def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
 
 
 def join(parts: Sequence[Part], nr_cpus: int) -> Part:
-    """Join recordings, or profiles, to one whose rows come part by part.
-
-    Recordings have no snapshots, because those are unwound before. `nr_cpus` are the CPUs of all together.
-    """
+    """Join recordings, or profiles, to one whose rows come part by part. Recordings have no snapshots, because those
+    are unwound before. `nr_cpus` are the CPUs of all together."""
     strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
     first: Counter[str] = Counter()
     done: list[Part] = []
@@ -105,11 +101,9 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
 
 
 def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
-    """Return a function from the ids of a recording to ids of the joined table: its rows, from 1 on.
-
-    Several recordings may give one id to different objects, so each keeps its own descriptions; an id that
-    another file of its recording describes means that one. Ids without description become 0.
-    """
+    """Return a function from the ids of a recording to ids of the joined table: its rows, from 1 on. Several recordings
+    may give one id to different objects, so each keeps its own descriptions; an id that another file of its recording
+    describes means that one. Ids without description become 0."""
     first = offsets_of(np.array([len(table) for table in tables], np.int64))
 
     def change(ids: NDArray[Any]) -> NDArray[Any]:

@@ -79,12 +79,9 @@ def kernel_map(recording: Recording) -> KernelMap:
 
 
 def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32:
-    """Return the mapping of each (address space, address): int32[n], rows of `maps`; NO_MAP where there is none.
-
-    An address that an image does not map is looked up in the image that it replaced: that one called execve(), and
-    until it returns, the caller's frames are addresses of the old image. `spaces` are rows of `table`, -1 the
-    kernel's.
-    """
+    """Return the mapping of each (address space, address): int32[n], rows of `maps`; NO_MAP where there is none. An
+    address that an image does not map is looked up in the image that it replaced: that one called execve(), and until
+    it returns, the caller's frames are addresses of the old image. `spaces` are rows of `table`, -1 the kernel's."""
     row = _find(maps, spaces, addresses)
     missing = np.flatnonzero((row == NO_MAP) & (spaces >= 0))
     before = table.previous[spaces[missing]]

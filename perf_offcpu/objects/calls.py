@@ -32,11 +32,9 @@ _SIGNAL_RETURNS: Final[dict[int, bytes]] = {
 
 
 def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
-    """Find the functions that n instructions call; `offsets` (uint64[n]) are file offsets of their last bytes.
-
-    Returns (names, targets): the name by which the dynamic linker looked the function up, b"" if it did not; the
-    address of a function of the same file, NO_ADDRESS for others. FormatError and OSError as in `elf.image`.
-    """
+    """Find the functions that n instructions call; `offsets` (uint64[n]) are file offsets of their last bytes. Returns
+    (names, targets): the name by which the dynamic linker looked the function up, b"" if it did not; the address of a
+    function of the same file, NO_ADDRESS for others. FormatError and OSError as in `elf.image`."""
     targets, slots = _decode(image, offsets)
     slot_of = dict[int, int]()
     for stubs in find_stubs(image) if (targets != NO_ADDRESS).any() else ():

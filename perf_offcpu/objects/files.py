@@ -35,10 +35,8 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def vdso_image() -> bytes:
-    """Return the bytes of the vDSO of this process: a 64-bit ELF shared object for a 64-bit process.
-
-    Raises OSError if the memory of the process cannot be read, FormatError if it has no vDSO.
-    """
+    """Return the bytes of the vDSO of this process: a 64-bit ELF shared object for a 64-bit process. Raises OSError if
+    the memory of the process cannot be read, FormatError if it has no vDSO."""
     with open("/proc/self/maps", "rb") as maps:
         line = next((line for line in maps if line.rstrip().endswith(VDSO.encode())), None)
     if line is None:
@@ -151,11 +149,9 @@ def same_build(first: bytes, second: bytes) -> bool:
 def _by_build_id(
     name: str, build_id: bytes, search: Search, pids: Sequence[int], others: Sequence[str], stack: ExitStack
 ) -> ElfImage | None:
-    """Open the same object at another path, identified by its build-id; None if there is none.
-
-    `pids` are processes that had it mapped, `others` paths that the recording has for it elsewhere, as of files below
-    another root directory.
-    """
+    """Open the same object at another path, identified by its build-id; None if there is none. `pids` are processes
+    that had it mapped, `others` paths that the recording has for it elsewhere, as of files below another root
+    directory."""
     paths = [path for unpadded in _unpadded(build_id) for path in objects_by_build_id(unpadded, search)]
     if search.processes and _is_plain(name):
         paths += objects_of_processes(name, pids)
@@ -170,10 +166,8 @@ def _by_build_id(
 
 
 def _unpadded(build_id: bytes) -> Iterator[bytes]:
-    """Yield a recorded build-id, and shorter ones if it may be padded: files without the size pad with zeros.
-
-    Zeros at the end may be its own: of one SHA-1 in 256, the last byte is 0.
-    """
+    """Yield a recorded build-id, and shorter ones if it may be padded: files without the size pad with zeros. Zeros at
+    the end may be its own: of one SHA-1 in 256, the last byte is 0."""
     least = len(build_id.rstrip(b"\0"))
     for length in dict.fromkeys((len(build_id), *_SHORT_IDS, least)):
         if least <= length <= len(build_id):
@@ -202,10 +196,8 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
 
 
 def _acting_devices() -> set[int]:
-    """Return st_dev of all mounts on and below /proc and /sys: links may lead there unseen.
-
-    Containers mount files of their disk there, too: of such a device, reading does nothing.
-    """
+    """Return st_dev of all mounts on and below /proc and /sys: links may lead there unseen. Containers mount files of
+    their disk there, too: of such a device, reading does nothing."""
     try:
         mounts = kernel_lines(read_kernel("/proc/self/mountinfo"))
     except OSError:

@@ -54,11 +54,9 @@ class ElfFile:
 
 
 def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
-    """Return uint64[n]: the addresses at which segments place bytes of the file; NO_ADDRESS for none.
-
-    The first segment in file order applies, executable ones first. The kernel maps whole pages, so bytes
-    that no segment holds belong to the executable one that shares their page.
-    """
+    """Return uint64[n]: the addresses at which segments place bytes of the file; NO_ADDRESS for none. The first segment
+    in file order applies, executable ones first. The kernel maps whole pages, so bytes that no segment holds belong to
+    the executable one that shares their page."""
     result = np.full(len(offsets), NO_ADDRESS)
     start, stop, shift = _file_ranges(loads[loads["p_filesz"] > 0])
     for i in range(len(start)):
@@ -83,11 +81,9 @@ def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
 
 
 def load_elf_symbols(path: str, search: Search | None = None) -> ElfFile:
-    """Read the functions of an executable or shared object; FormatError and OSError as in `elf.image`.
-
-    `search` says where its separate debug file is looked up, if it has no .symtab itself, and where the table is
-    kept; None: nowhere.
-    """
+    """Read the functions of an executable or shared object; FormatError and OSError as in `elf.image`. `search` says
+    where its separate debug file is looked up, if it has no .symtab itself, and where the table is kept; None:
+    nowhere."""
     with open_elf(path, search.cache if search else None) as image:
         return symbols_of(image, search)
 
@@ -141,11 +137,9 @@ def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 
 
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:
-    """Return the rows of one symbol table section that can name or bound code, and its string bytes.
-
-    `starts` (uint64[number of sections]) are addresses of the sections of an unlinked object, from which its symbols
-    count; symbols of sections at NO_ADDRESS are left out.
-    """
+    """Return the rows of one symbol table section that can name or bound code, and its string bytes. `starts`
+    (uint64[number of sections]) are addresses of the sections of an unlinked object, from which its symbols count;
+    symbols of sections at NO_ADDRESS are left out."""
     if table.size > MAX_SYMBOLS * elf.SYM[image.bits].size():
         raise FormatError(image.path, "symbol table", f"{table.size} bytes are too many", table.offset)
     strings_section = image.section(table.link)

@@ -50,10 +50,8 @@ class JitName(NamedTuple):
 
 
 class PerfMaps:
-    """Find the perf maps of a recording's processes; each is read once.
-
-    Maps are looked up below the directory `symfs`; "" is the running system. `force` accepts maps of other users.
-    """
+    """Find the perf maps of a recording's processes; each is read once. Maps are looked up below the directory `symfs`;
+    "" is the running system. `force` accepts maps of other users."""
 
     def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
         self.recording, self.symfs, self.force = recording, symfs, force
@@ -227,11 +225,9 @@ def _close(following: array[int], low: int, high: int) -> int:
 
 
 def read_jit_name(name: str) -> JitName:
-    """Split a name of a map into symbol, file and line.
-
-    `py::Class.method:/srv/app.py` is the function Class.method of that file, with the symbol
-    `Class.method (app.py)`. Node's names hold file and line. Names of other languages stay as they are.
-    """
+    """Split a name of a map into symbol, file and line. `py::Class.method:/srv/app.py` is the function Class.method of
+    that file, with the symbol `Class.method (app.py)`. Node's names hold file and line. Names of other languages stay
+    as they are."""
     if python := _PYTHON.fullmatch(name):
         file = python["file"]
         return JitName(f"{python['name']} ({os.path.basename(file) or file})", file)

@@ -197,10 +197,8 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
 
 
 def _ends_of_names(starts: I64, text: U8) -> I64:
-    """Return the offset of the first NUL from each offset on; the length of the text where there is none.
-
-    The text is scanned in steps, and only where names begin: a table may consist of NULs.
-    """
+    """Return the offset of the first NUL from each offset on; the length of the text where there is none. The text is
+    scanned in steps, and only where names begin: a table may consist of NULs."""
     order = np.argsort(starts)
     sought, ends = starts[order], np.full(len(starts), len(text), np.int64)
     done = 0

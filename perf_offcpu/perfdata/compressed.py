@@ -41,10 +41,8 @@ class Decompressor:
         self._taken = self._given = 0
 
     def feed(self, kind: int, record: bytes, order: Order) -> Iterator[bytes | None]:
-        """Yield the bytes that one compressed record (header included) adds to the inner stream.
-
-        None stands for missing bytes, after which a new frame begins. Raises CapabilityError without a zstd library.
-        """
+        """Yield the bytes that one compressed record (header included) adds to the inner stream. None stands for
+        missing bytes, after which a new frame begins. Raises CapabilityError without a zstd library."""
         try:
             data = RECORD_LAYOUTS[kind].unpack(record, order, start=HEADER_SIZE)["data"]
             yield from joined(self._decompressed(data), _PIECE)
@@ -119,11 +117,8 @@ class CompressedWriter:
         self._broken = False
 
     def append(self, *pieces: Buffer) -> None:
-        """Add bytes that are, together, whole records; errors as in `FileWriter.append`.
-
-        After an error the stream cannot go on, because zstd refers to bytes that are not in the file: later
-        records are written as they are.
-        """
+        """Add bytes that are, together, whole records; errors as in `FileWriter.append`. After an error the stream
+        cannot go on, because zstd refers to bytes that are not in the file: later records are written as they are."""
         if self._broken:
             self.writer.append(*pieces)
             return

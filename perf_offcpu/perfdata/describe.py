@@ -71,10 +71,8 @@ def describe_misc(kind: int, misc: int) -> str:
 
 
 def field_lines(layout: Layout, values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
-    """Yield a line for each field, in wire order; more for arrays of structures, addresses, and many bytes.
-
-    `values` are as `Layout.unpack` returns them; missing fields are left out.
-    """
+    """Yield a line for each field, in wire order; more for arrays of structures, addresses, and many bytes. `values`
+    are as `Layout.unpack` returns them; missing fields are left out."""
     for field in layout.fields:
         if field.name not in values:
             continue

@@ -38,10 +38,8 @@ _COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 def dump(reader: PerfDataReader) -> Lines:
-    """Yield a recording as lines: header, events, features, records, and the number of records of each type.
-
-    Raises CapabilityError if the recording is compressed and there is no zstd for this Python.
-    """
+    """Yield a recording as lines: header, events, features, records, and the number of records of each type. Raises
+    CapabilityError if the recording is compressed and there is no zstd for this Python."""
     return _Dump(reader).lines()
 
 

@@ -57,10 +57,8 @@ class EventSpec:
 
 
 class Events:
-    """The evsels of a recording, looked up by id: elsewhere, an evsel is its row in `specs`, in file order.
-
-    `are_all` is True if the recording has no others, so the records of a single one need no ids.
-    """
+    """The evsels of a recording, looked up by id: elsewhere, an evsel is its row in `specs`, in file order. `are_all`
+    is True if the recording has no others, so the records of a single one need no ids."""
 
     def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:
         self.specs, self.order = specs, order

@@ -59,10 +59,8 @@ class FileHead:
 
 
 def read_head(stream: BinaryIO, path: str, size: int | None, counters: Losses) -> FileHead:
-    """Read the header and the sections that it points to; raise FormatError for files of other kinds.
-
-    The stream is at its beginning, and seekable unless the file is in pipe form; `size` is None if it is unknown.
-    """
+    """Read the header and the sections that it points to; raise FormatError for files of other kinds. The stream is at
+    its beginning, and seekable unless the file is in pipe form; `size` is None if it is unknown."""
     start = stream.read(PIPE_HEADER_SIZE)
     order = _byte_order(start, path)
     header_size = to_int(start[8:16], order)
@@ -204,12 +202,9 @@ _TYPES = np.array([R.HEADER_ATTR, R.HEADER_BUILD_ID, R.HEADER_FEATURE, R.EVENT_U
 
 
 class PipeHead:
-    """Collects events and features from header records.
-
-    `specs` are evsels in the header of a file whose recorder was killed before it wrote their names; it may have
-    written them as records, too. `features` are extended by those of the records. `events` are the evsels so far;
-    replaced, not changed, when one is added or named.
-    """
+    """Collects events and features from header records. `specs` are evsels in the header of a file whose recorder was
+    killed before it wrote their names; it may have written them as records, too. `features` are extended by those of
+    the records. `events` are the evsels so far; replaced, not changed, when one is added or named."""
 
     def __init__(self, features: Features, order: Order, counters: Losses, specs: Sequence[EventSpec] = ()) -> None:
         self.features, self.order, self.counters = features, order, counters

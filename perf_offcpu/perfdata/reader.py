@@ -38,11 +38,9 @@ _COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 class PerfDataReader:
-    """One recording, open for reading. Use `open`, and as a context manager.
-
-    `head` has its form and the places of its sections, `events` its evsels (of a pipe, those so far), `features` its
-    header features, `counters` damage and losses so far.
-    """
+    """One recording, open for reading. Use `open`, and as a context manager. `head` has its form and the places of its
+    sections, `events` its evsels (of a pipe, those so far), `features` its header features, `counters` damage and
+    losses so far."""
 
     def __init__(self, source: Source, directory: str = "") -> None:
         self.stream, self.path, self.directory = source.stream, directory or source.name, directory
@@ -60,11 +58,9 @@ class PerfDataReader:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a recording; raise FormatError if it cannot be opened, or is no perf.data.
-
-        The path is a file (which may be packed with gzip, xz or zstd), a directory made by `perf record --threads`, a
-        FIFO, or "-" for standard input.
-        """
+        """Open a recording; raise FormatError if it cannot be opened, or is no perf.data. The path is a file (which may
+        be packed with gzip, xz or zstd), a directory made by `perf record --threads`, a FIFO, or "-" for standard
+        input."""
         directory, main = _parts_of(str(path))
         source = open_source(main, fifo=not directory)
         try:
@@ -76,11 +72,9 @@ class PerfDataReader:
     @classmethod
     @contextlib.contextmanager
     def repeatable(cls, path: str | os.PathLike[str]) -> Iterator[Callable[[], PerfDataReader]]:
-        """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR).
-
-        Yields a function that returns a reader at the beginning and ends the readers before. Raises FormatError as
-        `open`, RecordingError if there is no room for the copy.
-        """
+        """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR). Yields a function that
+        returns a reader at the beginning and ends the readers before. Raises FormatError as `open`, RecordingError if
+        there is no room for the copy."""
         directory, main = _parts_of(str(path))
         source = open_source(main, seekable=True, fifo=not directory)
 
@@ -98,10 +92,8 @@ class PerfDataReader:
         self.stream.close()
 
     def reopen(self, origin: str) -> int | None:
-        """Return a new descriptor, which the caller closes, of the file that `origin` names (`Chunk.origin`).
-
-        None for pipes and packed files.
-        """
+        """Return a new descriptor, which the caller closes, of the file that `origin` names (`Chunk.origin`). None for
+        pipes and packed files."""
         try:
             if origin:
                 return open_file(os.path.join(self.directory, origin)) if " " not in origin else None

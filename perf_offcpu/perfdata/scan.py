@@ -163,10 +163,8 @@ class _Walk:
         self._views: dict[int, memoryview] = {}
 
     def records(self, offset: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
-        """Find whole records from `offset` on, in about `window` bytes.
-
-        Returns (starts, end, is_sound): where they begin and end, and whether the rest can still become a record.
-        """
+        """Find whole records from `offset` on, in about `window` bytes. Returns (starts, end, is_sound): where they
+        begin and end, and whether the rest can still become a record."""
         stop, size = min(offset + window, len(self.data)), 0
         parts: list[NDArray[np.int64]] = []
         while offset < stop:
@@ -218,11 +216,9 @@ _BATCH = 256  # records that are walked between looks for a run
 
 
 def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[np.int64]:
-    """Return the offsets, in 16-bit words, of complete and plausible records from `place` to `stop`.
-
-    An event without callchains, or with the same one always, writes records of one size: such a run is
-    compared at once. After each failed search for a run, the walk waits twice as long before the next.
-    """
+    """Return the offsets, in 16-bit words, of complete and plausible records from `place` to `stop`. An event without
+    callchains, or with the same one always, writes records of one size: such a run is compared at once. After each
+    failed search for a run, the walk waits twice as long before the next."""
     halves = np.frombuffer(sizes, np.uint16)
     parts = [np.empty(0, np.int64)]
     wait = pause = 1

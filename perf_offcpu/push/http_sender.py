@@ -26,10 +26,8 @@ _SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
 
 
 class _HeadReader:
-    """The file of a connection while the head of an answer is read from it.
-
-    http.client takes an end of the connection for the end of the head, and so `HTTP/1.1 200` for success.
-    """
+    """The file of a connection while the head of an answer is read from it. http.client takes an end of the connection
+    for the end of the head, and so `HTTP/1.1 200` for success."""
 
     def __init__(self, file: Any) -> None:
         self.file, self._lines = file, 0
@@ -157,11 +155,8 @@ class HttpSender:
 
 
 def _connect_to(address: tuple[str, int], timeout_s: float, _: object = None) -> socket.socket:
-    """Connect to the first address of a name that answers.
-
-    All addresses share the time, of which socket.create_connection gives each of them all: a name may have
-    thousands.
-    """
+    """Connect to the first address of a name that answers. All addresses share the time, of which
+    socket.create_connection gives each of them all: a name may have thousands."""
     until_s, problem = time.monotonic() + timeout_s, OSError("the name has no address")
     places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     for left, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):

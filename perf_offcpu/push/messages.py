@@ -45,11 +45,8 @@ class Message:
 
 
 def messages(form: Form, profile: Profile, labels: Mapping[str, str]) -> Iterator[Message]:
-    """Make the messages of the waits of a profile; none if it has no waits.
-
-    `labels` are of all samples; `service` and `host` stand for OpenTelemetry's names of service and host.
-    Raise UsageError if a server would refuse a label.
-    """
+    """Make the messages of the waits of a profile; none if it has no waits. `labels` are of all samples; `service` and
+    `host` stand for OpenTelemetry's names of service and host. Raise UsageError if a server would refuse a label."""
     check_labels(labels)
     own = labels_of(profile, labels)
     for part, encoded in encode_parts(waits_of(profile), lambda waits: form.encode(waits, own)):

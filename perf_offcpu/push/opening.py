@@ -23,11 +23,9 @@ _OWN = re.compile(
 
 
 def read_headers(path: str) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a file: one `Name: value` a line; empty lines and lines with # are left out.
-
-    Raise UsageError, without a value in its text, if a line is no header, or one that the protocols set; OSError
-    if the file cannot be read.
-    """
+    """Return the headers of a file: one `Name: value` a line; empty lines and lines with # are left out. Raise
+    UsageError, without a value in its text, if a line is no header, or one that the protocols set; OSError if the file
+    cannot be read."""
     headers: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_regular(path, _MOST_HEADER_BYTES).decode("latin-1").split("\n"), 1):
         text = line.strip()
@@ -48,11 +46,9 @@ def read_headers(path: str) -> tuple[tuple[str, str], ...]:
 def open_targets(
     texts: Iterable[str], header_files: Iterable[str] = (), ca_file: str = ""
 ) -> list[tuple[Target, Sender]]:
-    """Return the targets, `KIND=URL`, and a sender for each; nothing is sent yet.
-
-    A header file is `FILE`, or with several targets `KIND=FILE`; without `ca_file` the system's certificates count.
-    Raise UsageError if a target, header or certificate is invalid, or grpcio is missing; OSError for a file.
-    """
+    """Return the targets, `KIND=URL`, and a sender for each; nothing is sent yet. A header file is `FILE`, or with
+    several targets `KIND=FILE`; without `ca_file` the system's certificates count. Raise UsageError if a target, header
+    or certificate is invalid, or grpcio is missing; OSError for a file."""
     targets = [parse_target(text) for text in texts]
     (text, times), *_ = Counter(map(str, targets)).most_common(1) or [("", 0)]
     if times > 1:

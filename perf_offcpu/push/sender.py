@@ -33,10 +33,8 @@ class PushError(PerfOffcpuError):
 
 
 class RetryLater(PushError):
-    """The server cannot be reached, is busy or failed: it may accept the same message later.
-
-    `after_s` is the pause in seconds that it asked for, None if it did not; `was_answered`: it got the message.
-    """
+    """The server cannot be reached, is busy or failed: it may accept the same message later. `after_s` is the pause in
+    seconds that it asked for, None if it did not; `was_answered`: it got the message."""
 
     def __init__(self, text: str, after_s: float | None = None, *, was_answered: bool = False) -> None:
         self.after_s, self.was_answered = after_s, was_answered
@@ -64,10 +62,8 @@ class Sender(Protocol):
     """A connection to a target; it is opened by the first message, and again after a failure."""
 
     def send(self, body: bytes) -> Answer:
-        """Send a message (`Message.body`) and return the server's answer.
-
-        Raise RetryLater if the server may accept it later, Refused if never, ServerRefused if it accepts none.
-        """
+        """Send a message (`Message.body`) and return the server's answer. Raise RetryLater if the server may accept it
+        later, Refused if never, ServerRefused if it accepts none."""
         ...
 
     def close(self) -> None:
@@ -79,21 +75,17 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 def pause_s(attempt: int, after_s: float | None) -> float:
-    """Return the pause after an attempt, counted from 0: the one that the server asked for, if it did.
-
-    Else it is random, so that many machines do not try again at the same moment, and doubles with each attempt.
-    """
+    """Return the pause after an attempt, counted from 0: the one that the server asked for, if it did. Else it is
+    random, so that many machines do not try again at the same moment, and doubles with each attempt."""
     if after_s is not None:
         return after_s
     return min(FIRST_PAUSE_S * 2.0 ** min(attempt, 16), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
 def send_until(sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]) -> Answer:
-    """Send a message; if the server may accept it later, try again until a moment of time.monotonic().
-
-    `waiting` is called before each pause with the failure and the length of the pause. Raise RetryLater if the
-    next attempt would be after the deadline, Refused if the server will never accept the message.
-    """
+    """Send a message; if the server may accept it later, try again until a moment of time.monotonic(). `waiting` is
+    called before each pause with the failure and the length of the pause. Raise RetryLater if the next attempt would be
+    after the deadline, Refused if the server will never accept the message."""
     attempt = 0
     while True:
         try:

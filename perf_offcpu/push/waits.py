@@ -81,10 +81,8 @@ def _thread_names(profile: Profile) -> tuple[list[str], I64]:
 
 
 def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tuple[Waits, bytes]]:
-    """Yield (part, encoded) of at most MOST_BYTES and MOST_SAMPLES; a stack with its labels is in one part.
-
-    `encode` returns the message before compression, whose size is limited. Nothing is yielded without waits.
-    """
+    """Yield (part, encoded) of at most MOST_BYTES and MOST_SAMPLES; a stack with its labels is in one part. `encode`
+    returns the message before compression, whose size is limited. Nothing is yielded without waits."""
     pending = [waits] if len(waits.profile.samples) else []
     while pending:
         part = pending.pop()

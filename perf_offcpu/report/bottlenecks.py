@@ -78,10 +78,8 @@ class Bottlenecks:
 
 
 def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budget: Budget | None = None) -> Bottlenecks:
-    """Return the components of the wait-for graph with the largest weight.
-
-    `budget`: budgets of the threads whose waits for a CPU count.
-    """
+    """Return the components of the wait-for graph with the largest weight. `budget`: budgets of the threads whose waits
+    for a CPU count."""
     graph = graph_of(cascade, "", per_thread=False, min_share=MIN_SHARE)
     parts = [component for component in components(graph) if component.held > 0]
     stacks, for_cpu = _Stacks(profile, timeline, cascade), _waits_for_cpu(profile, budget or Budget())

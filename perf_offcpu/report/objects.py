@@ -202,10 +202,8 @@ def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | 
 def lock_table(
     profile: Profile, waits: Waits, holders: Holders, limit: int | None, hand_limit: int | None, idle: Bool
 ) -> LockTable:
-    """Return the locks that the samples of a profile waited for, with at most `hand_limit` holders of each.
-
-    `idle`: bool[samples], waits of idle threads: objects of such waits alone come last.
-    """
+    """Return the locks that the samples of a profile waited for, with at most `hand_limit` holders of each. `idle`:
+    bool[samples], waits of idle threads: objects of such waits alone come last."""
     samples = profile.samples
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]
     is_lock = np.isin(kind, LOCKS)

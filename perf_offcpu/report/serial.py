@@ -87,13 +87,9 @@ class SerialReport:
 def serial_of(
     profile: Profile, timeline: Timeline, chosen: Bool, window: tuple[int, int] | None, stacks: int
 ) -> SerialReport:
-    """Return the report on when few threads of a program ran, and which waits one thread ends.
-
-    Args:
-        chosen: bool[tracks of the timeline], the program's threads.
-        window: (begin, end) in the recording's clock; default: the life of the program.
-        stacks: the number of stacks wanted.
-    """
+    """Return the report on when few threads of a program ran, and which waits one thread ends. `chosen`: bool[tracks of
+    the timeline], the program's threads. `window`: (begin, end) in the recording's clock; default: the life of the
+    program. `stacks`: the number of stacks wanted."""
     origin, samples = timeline.origin_ns, profile.samples
     table = WaitTable(profile, timeline)
     since_origin = None if window is None else (window[0] - origin, window[1] - origin)
@@ -128,9 +124,7 @@ def _sampled(
     profile: Profile, timeline: Timeline, table: WaitTable, parallelism: Parallelism, chosen: Bool
 ) -> tuple[I64, I64, I64, I64]:
     """Divide the time of each thread among its CPU samples: return rows, track, weight, alone, int64[k] each, by track.
-
-    A sample counts for more, the fewer threads ran at its moment.
-    """
+    A sample counts for more, the fewer threads ran at its moment."""
     rows = of_one_event(profile, np.flatnonzero(timeline.moments & chosen[timeline.track]))
     moment, track = timeline.begin_ns[rows], timeline.track[rows]
     moment_of, wait = table.overlapping(track, moment, moment + 1)

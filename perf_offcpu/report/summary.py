@@ -263,10 +263,8 @@ def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
 def head_of(
     profile: Profile, events: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = (), whole_lives: bool = True
 ) -> tuple[tuple[str, ...], frozenset[tuple[int, int]]]:
-    """Return the head of a page about a profile: sentences, and the (pid, tid) of idle threads.
-
-    The sentences are deadlocks, then the verdict; none without waits. Arguments are those of `summarize`.
-    """
+    """Return the head of a page about a profile: sentences, and the (pid, tid) of idle threads. The sentences are
+    deadlocks, then the verdict; none without waits. Arguments are those of `summarize`."""
     rows = event_rows(profile, events)
     chosen = np.isin(profile.samples.evsel, rows)
     subject = profile.select(chosen)

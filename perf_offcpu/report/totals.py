@@ -55,10 +55,8 @@ def totals_of(samples: ProfileSamples, group_of: I64, groups: int, rows: Bool | 
 
 
 def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple[I64, tuple[int, int]]:
-    """Return (rows, cut): the heaviest rows in order, and (number, weight) of the rows over the limit.
-
-    Rows of equal weight are ordered by `beside`.
-    """
+    """Return (rows, cut): the heaviest rows in order, and (number, weight) of the rows over the limit. Rows of equal
+    weight are ordered by `beside`."""
     order = np.lexsort((np.zeros_like(weight) if beside is None else -beside, -weight))
     kept = order[:limit]
     return kept, (len(order) - len(kept), int(weight.sum()) - int(weight[kept].sum()))
@@ -74,10 +72,8 @@ def places_of(kept: I64, size: int) -> I64:
 def sums_by_label(
     group_of: I64, codes: NDArray[np.integer], label: Callable[[int], str], values: I64, groups: int
 ) -> list[dict[str, int]]:
-    """Return for each group the sums of int64 values by the label of their codes, the largest first.
-
-    `group_of` is -1 for samples of no group.
-    """
+    """Return for each group the sums of int64 values by the label of their codes, the largest first. `group_of` is -1
+    for samples of no group."""
     first, pair = group(group_of, codes)
     result: list[dict[str, int]] = [{} for _ in range(groups)]
     for row, weight in zip(first.tolist(), sum_by(pair, values, len(first)).tolist(), strict=True):

@@ -85,11 +85,9 @@ class FieldChoice:
 
 
 def choose_fields(texts: Iterable[str]) -> FieldChoice:
-    """Parse the values of `-F`; raise UsageError for an unknown field or type, or a list mixed with changes.
-
-    A value is a list instead of the defaults (`comm,tid,ip,sym`) or changes to them (`+state,-cpu`); after
-    the name of a type of events (`trace:comm,event`) it is for these events alone.
-    """
+    """Parse the values of `-F`; raise UsageError for an unknown field or type, or a list mixed with changes. A value is
+    a list instead of the defaults (`comm,tid,ip,sym`) or changes to them (`+state,-cpu`); after the name of a type of
+    events (`trace:comm,event`) it is for these events alone."""
     lists: dict[str, list[str]] = {}
     for text in texts:
         kind, colon, rest = text.rpartition(":")

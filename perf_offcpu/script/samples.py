@@ -48,10 +48,8 @@ class TextOptions:
 
 
 def write(profile: Profile, out: IO[str], options: TextOptions | None = None) -> None:
-    """Write all samples of a profile, symbolized with `keep_ips`, by time.
-
-    Samples of no event (evsel -1) are deferred callchains, see `decode.deferred`.
-    """
+    """Write all samples of a profile, symbolized with `keep_ips`, by time. Samples of no event (evsel -1) are deferred
+    callchains, see `decode.deferred`."""
     options = options or TextOptions()
     # The row in `printers` of each event; the last element is for evsel -1.
     kinds = [*(EVENT_TYPES.get(evsel.attr.type, "") for evsel in profile.evsels), ""]
@@ -220,11 +218,9 @@ def header_lines(profile: Profile) -> Iterator[str]:
 
 
 def _captured(meta: Meta) -> str:
-    """Return the date of the first sample; "" if the recording has no wall clock.
-
-    perf notes the wall clock and the clock of its events before the first sample. Inside a time namespace it
-    sees another clock than the kernel that takes the samples; where perf's is ahead, that shows.
-    """
+    """Return the date of the first sample; "" if the recording has no wall clock. perf notes the wall clock and the
+    clock of its events before the first sample. Inside a time namespace it sees another clock than the kernel that
+    takes the samples; where perf's is ahead, that shows."""
     if not meta.wall_clock_ns or meta.first_ns < 0:
         return ""
     if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:

@@ -60,10 +60,8 @@ def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
 
 
 def _modes(chains: Ragged, is_marker: Bool) -> tuple[U8, Bool, Bool]:
-    """Return (cpumode, is_exact, is_cookie) of each word, by the last marker before it.
-
-    The first word after a marker is the address that was executing (exact), the others are return addresses.
-    """
+    """Return (cpumode, is_exact, is_cookie) of each word, by the last marker before it. The first word after a marker
+    is the address that was executing (exact), the others are return addresses."""
     index = np.arange(len(chains.values))
     start = np.repeat(chains.offsets[:-1], chains.lengths)
     last_marker = np.maximum.accumulate(np.where(is_marker, index, -1)) if len(index) else index
@@ -120,11 +118,8 @@ def symbols_and_offsets(table: SymbolTable, rows: I32, addresses: U64, strings: 
 def build_frames(
     names: SymbolNames, inlined: InlinedFunctions, locations: Locations, *, keep_ips: bool
 ) -> tuple[Frames, Ragged]:
-    """Return the distinct frames of n named locations, and for each location its frames, leaf first.
-
-    Args:
-        keep_ips: distinguish frames of one function offset at different addresses.
-    """
+    """Return the distinct frames of n named locations, and for each location its frames, leaf first. `keep_ips`:
+    distinguish frames of one function offset at different addresses."""
     offsets = offsets_of(np.bincount(inlined.location, minlength=len(names)) + 1)
     own_slot = offsets[1:] - 1
     location = np.concatenate([inlined.location.astype(np.int64), np.arange(len(names))])

@@ -145,10 +145,8 @@ def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
 
 
 def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
-    """Return the distinct (space, callchain) pairs in use: (callchains, spaces, pair of each row or -1).
-
-    Works on blocks of rows: pairs are few, and sorting all rows at once takes several times their memory.
-    """
+    """Return the distinct (space, callchain) pairs in use: (callchains, spaces, pair of each row or -1). Works on
+    blocks of rows: pairs are few, and sorting all rows at once takes several times their memory."""
 
     def keys(begin: int) -> I64:
         chains = callchain[begin : begin + _BLOCK].astype(np.int64)
@@ -217,12 +215,8 @@ _INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
 def with_python_functions(
     recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings
 ) -> tuple[Frames, Ragged, I32]:
-    """Return frames, chains of frames, and the chain of each sample, with Python functions.
-
-    Args:
-        chains: rows of frames, leaf first.
-        pair_of: the chain of each sample, then of each waker, if any has one.
-    """
+    """Return frames, chains of frames, and the chain of each sample, with Python functions. `chains`: rows of frames,
+    leaf first. `pair_of`: the chain of each sample, then of each waker, if any has one."""
     samples, python = recording.samples, recording.python
     functions = Frames.filled(len(python), line=python.line, cpumode=np.full(len(python), CpuMode.USER))
     functions.symbol = strings.intern_all(

@@ -44,10 +44,8 @@ class CannotEvaluateError(Exception):
 
 
 def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Value:
-    """Evaluate an expression in the current frames of some walks; raise CannotEvaluateError if it has no value.
-
-    `first` is the initial content of the expression's stack (the CFA, for registers); None: empty.
-    """
+    """Evaluate an expression in the current frames of some walks; raise CannotEvaluateError if it has no value. `first`
+    is the initial content of the expression's stack (the CFA, for registers); None: empty."""
     machine = _Evaluation(code, state, lanes)
     try:
         if first is not None:

@@ -113,11 +113,8 @@ class Trampolines:
 
 
 class CfiLookup:
-    """Look up the rule set at addresses of a recording's processes.
-
-    `table_of` returns the table of a dso, by its row, or None, and is called once for each; `trampolines` finds calls
-    in code without a table.
-    """
+    """Look up the rule set at addresses of a recording's processes. `table_of` returns the table of a dso, by its row,
+    or None, and is called once for each; `trampolines` finds calls in code without a table."""
 
     def __init__(
         self,

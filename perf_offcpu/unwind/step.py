@@ -31,11 +31,9 @@ _ONE: Final = np.uint64(1)
 
 
 def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Ragged, U8]:
-    """Walk n stacks to their roots; `budget` is the rest of MAX_GENERAL, in a list that all walks share.
-
-    Returns (callchains, ends): addresses leaf first, each a return address except the first and those of interrupted
-    frames; and the `End` of each.
-    """
+    """Walk n stacks to their roots; `budget` is the rest of MAX_GENERAL, in a list that all walks share. Returns
+    (callchains, ends): addresses leaf first, each a return address except the first and those of interrupted frames;
+    and the `End` of each."""
     walk = Walk(lookup, threads, budget)
     chains, ends = walk.run()
     if walk.lost is None:

@@ -68,10 +68,8 @@ def _build(image: ElfImage, debug: ElfImage | None, registers: Registers) -> Cfi
 
 
 def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
-    """Return rules that end stacks at the functions of Go that switch to the stack of the thread.
-
-    Their caller is on the stack of the goroutine. Where their frame rules look for it, old words are.
-    """
+    """Return rules that end stacks at the functions of Go that switch to the stack of the thread. Their caller is on
+    the stack of the goroutine. Where their frame rules look for it, old words are."""
     symtab = image.section_of_type(elf.SectionType.SYMTAB)
     if symtab is None or image.section_named(b".go.buildinfo") is None:
         return CfiTable()

@@ -135,11 +135,9 @@ OSError (VerifierError is one) it has closed what it had opened."""
 
 
 def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
-    """Hand programs and their maps to `load`.
-
-    `cache`: None: always compile. Raises CapabilityError: no bcc, and no programs in the cache; too many open files.
-    Raises RecordingError: it does not compile. Raises OSError: of `load`.
-    """
+    """Hand programs and their maps to `load`. `cache`: None: always compile. Raises CapabilityError: no bcc, and no
+    programs in the cache; too many open files. Raises RecordingError: it does not compile. Raises OSError: of
+    `load`."""
     if cache is None or is_led_elsewhere():
         with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:
             load(*parts)

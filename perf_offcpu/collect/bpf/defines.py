@@ -28,10 +28,8 @@ EARLY_BELOW_NS = 10_000
 
 
 def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
-    """Return the programs and their tracepoints in the order of attachment.
-
-    Fork and wake-up probes come before the switch probe, so that no wait lacks its start.
-    """
+    """Return the programs and their tracepoints in the order of attachment. Fork and wake-up probes come before the
+    switch probe, so that no wait lacks its start."""
     births = {} if config.targets is Targets.ALL else _ON_BIRTH
     at_exit = _ON_EXIT if facts.has_exit_tp and not config.in_switch else {}
     wake_ups = {"offcpu_waking": "sched_waking"} if config.wakers else {}
@@ -110,11 +108,9 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
 
 
 def _rate_window(config: OffCpuConfig) -> dict[str, int]:
-    """Return the length of a window of the rate, and the number of samples allowed in it.
-
-    A threshold leaves waits out for the rest of a window, which must be short. A period is chosen after the number of
-    samples in a window, which must be large.
-    """
+    """Return the length of a window of the rate, and the number of samples allowed in it. A threshold leaves waits out
+    for the rest of a window, which must be short. A period is chosen after the number of samples in a window, which
+    must be large."""
     most = max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0
     if not most or not config.off_cpu_period_ns:
         return {"max_rate": most, "window_ns": 10**9 // _WINDOWS_A_SECOND}
@@ -135,11 +131,9 @@ def target_defines(config: OffCpuConfig) -> dict[str, int]:
 
 
 def late_values(facts: KernelFacts) -> dict[str, int]:
-    """Return members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs.
-
-    The others are 0: no code is there. Then no frames are skipped, stacks of wakers begin with those of tracing, and
-    each softirq is an interrupt. Raises CapabilityError: the kernel does not tell which pid namespace this is.
-    """
+    """Return members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs. The others are
+    0: no code is there. Then no frames are skipped, stacks of wakers begin with those of tracing, and each softirq is
+    an interrupt. Raises CapabilityError: the kernel does not tell which pid namespace this is."""
     namespace = _PID_NAMESPACE.stat().st_ino
     level = 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines)
     values = {"pid_level": level, "pid_namespace": namespace}

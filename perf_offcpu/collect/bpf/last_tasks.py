@@ -90,13 +90,8 @@ def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
 
 
 def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool) -> LastTasks:
-    """Parse the output of the iterator.
-
-    Args:
-        header: layouts of its structures.
-        end_ns: end of the recording.
-        with_budget: it contains budgets.
-    """
+    """Parse the output of the iterator. `header`: layouts of its structures. `end_ns`: end of the recording.
+    `with_budget`: it contains budgets."""
     task, budget = header.structs["last"], header.structs["budget"]
     rows, budgets = [], []
     kernel: list[U64] = []

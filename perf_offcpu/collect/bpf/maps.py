@@ -156,13 +156,9 @@ class ProgramMaps:
         self._set(name, _u32(cpu), perf_event_fd)
 
     def add_target(self, target: int, kind: str = "process", mode: str = "target_active") -> None:
-        """Record a target, as the config asks for.
-
-        Args:
-            target: an id; ids of tasks are those of the recorder's own pid namespace.
-            kind: `process`, `thread`, `user` (effective uid) or `cpu` (`enum offcpu_target_kind`).
-            mode: of `enum offcpu_target`; `target_armed`: from its next exec on.
-        """
+        """Record a target, as the config asks for. `target`: an id; ids of tasks are those of the recorder's own pid
+        namespace. `kind`: `process`, `thread`, `user` (effective uid) or `cpu` (`enum offcpu_target_kind`). `mode`: of
+        `enum offcpu_target`; `target_armed`: from its next exec on."""
         key = _u32(self.header.enums["target_kind"].index(kind)) + _u32(target)
         self._set("targets", key, self.header.enums["target"].index(mode))
 
@@ -194,10 +190,8 @@ class ProgramMaps:
                 self._set("polled", key.tobytes(), descriptor)
 
     def take_objects(self) -> NDArray[np.void]:
-        """Remove and return the descriptions of objects that are new: rows of `struct offcpu_object`.
-
-        A sample that is in a ring had its object described before.
-        """
+        """Remove and return the descriptions of objects that are new: rows of `struct offcpu_object`. A sample that is
+        in a ring had its object described before."""
         dtype = self.header.structs["object"]
         rows = iter(lambda: bpf_syscall.pop(self._fds["new_objects"], dtype.itemsize), None)
         # Programs that find new objects all the time must not keep the recorder here.
@@ -242,11 +236,9 @@ class ProgramMaps:
         self.set_control(copy_all=1)
 
     def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
-        """Begin to remove what was added up to now; the result is there when it is complete.
-
-        The one before must have ended. `end_of_file`: from here on stacks are sent again: those sent before are in the
-        file that these sums go to. The rings must have been emptied just before, after `copy_all`.
-        """
+        """Begin to remove what was added up to now; the result is there when it is complete. The one before must have
+        ended. `end_of_file`: from here on stacks are sent again: those sent before are in the file that these sums go
+        to. The rings must have been emptied just before, after `copy_all`."""
         structs, keys = self.header.structs, {"sums": "sum_key", "stacks": "stack_key", "budgets": "budget_key"}
         is_empty = all(bpf_syscall.is_empty(self._fds[name], structs[key].itemsize) for name, key in keys.items())
         if not end_of_file and is_empty:

@@ -81,11 +81,9 @@ class OffCpuProgram:
 
     @property
     def ends_at_exit(self) -> bool:
-        """True if waits end, and samples are sent, in the sleeper's own context.
-
-        Then the fields of the record that the perf core fills in (TID, CPU, registers, stack bytes, cgroup) are those
-        of the sleeper; otherwise they are those of the task that left the CPU.
-        """
+        """True if waits end, and samples are sent, in the sleeper's own context. Then the fields of the record that the
+        perf core fills in (TID, CPU, registers, stack bytes, cgroup) are those of the sleeper; otherwise they are those
+        of the task that left the CPU."""
         return defines.SWITCHED in self._tracepoints or self._probe is not None
 
     def _build(self, facts: KernelFacts, cache: ProgramCache | None) -> None:
@@ -162,10 +160,8 @@ class OffCpuProgram:
         return self._maps
 
     def enable(self) -> None:
-        """Begin to record, or go on after `disable`.
-
-        Tasks that wait already are looked up, so that their waits are known, too.
-        """
+        """Begin to record, or go on after `disable`. Tasks that wait already are looked up, so that their waits are
+        known, too."""
         self.maps.start()
         if _FIRST in self._programs:
             bpf_syscall.run_iterator(self._programs[_FIRST])
@@ -180,11 +176,9 @@ class OffCpuProgram:
         return self._programs[_FILTER]
 
     def last_tasks(self) -> LastTasks:
-        """Return the states of the recorded tasks that live at the end: their budgets and unfinished waits.
-
-        Before `disable` these are the present states, which may change meanwhile (`LastTasks.unless_disturbed`). Empty
-        where the kernel has no iterators over tasks.
-        """
+        """Return the states of the recorded tasks that live at the end: their budgets and unfinished waits. Before
+        `disable` these are the present states, which may change meanwhile (`LastTasks.unless_disturbed`). Empty where
+        the kernel has no iterators over tasks."""
         end_ns = self.maps.end_ns or now_ns()
         raw = bpf_syscall.run_iterator(self._programs[_LAST]) if _LAST in self._programs else b""
         return parse_tasks(raw, self.maps.header, end_ns, self.config.budget)

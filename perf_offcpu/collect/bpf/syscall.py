@@ -76,15 +76,10 @@ def load_program(
     btf_id: int = 0,
     attach_type: AttachType = AttachType.NONE,
 ) -> int:
-    """Load a program into the kernel, which verifies it; return its descriptor.
-
-    Raises VerifierError: the kernel refuses it.
-
-    Args:
-        code: instructions, 8 bytes each, which refer to maps by descriptor.
-        btf_id: for TRACING, the kernel's BTF id of the tracepoint's typedef or of the iterator's function.
-        attach_type: for TRACING, which of the two.
-    """
+    """Load a program into the kernel, which verifies it; return its descriptor. Raises VerifierError: the kernel
+    refuses it. `code`: instructions, 8 bytes each, which refer to maps by descriptor. `btf_id`: for TRACING, the
+    kernel's BTF id of the tracepoint's typedef or of the iterator's function. `attach_type`: for TRACING, which of the
+    two."""
     instructions, license_buffer = _buffer(code), _buffer(license_text.encode() + b"\0")
     attr = uapi.ProgramLoad(
         prog_type=kind,
@@ -141,10 +136,8 @@ def enable_stats() -> int:
 
 
 def read_info(fd: int, info: InfoT) -> InfoT:
-    """Fill in and return `info`: ProgramInfo, MapInfo or BtfInfo, by the kind of object that `fd` refers to.
-
-    The run times of programs are 0 unless sysctl kernel.bpf_stats_enabled is 1.
-    """
+    """Fill in and return `info`: ProgramInfo, MapInfo or BtfInfo, by the kind of object that `fd` refers to. The run
+    times of programs are 0 unless sysctl kernel.bpf_stats_enabled is 1."""
     attr = uapi.ObjectInfo(bpf_fd=fd, info_len=ctypes.sizeof(info), info=addressof(info))
     call(Command.OBJ_GET_INFO_BY_FD, attr)
     return info

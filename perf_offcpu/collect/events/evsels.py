@@ -66,14 +66,10 @@ def basic_attr(kind: int, config: int, support: Support, **changes: Any) -> Attr
 
 
 def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, deferred_stacks: bool = False) -> Attr:
-    """Return the attr of the event through which BPF sends off-cpu samples.
-
-    Args:
-        wakeup_bytes: bytes in its ring at which it wakes the recorder.
-        stack_bytes: bytes of the user stack that the kernel adds to each sample, with the user registers.
-        deferred_stacks: let the kernel walk the user stack later; the sample's own callchain is only the cookie then,
-            as the kernel part is in the payload.
-    """
+    """Return the attr of the event through which BPF sends off-cpu samples. `wakeup_bytes`: bytes in its ring at which
+    it wakes the recorder. `stack_bytes`: bytes of the user stack that the kernel adds to each sample, with the user
+    registers. `deferred_stacks`: let the kernel walk the user stack later; the sample's own callchain is only the
+    cookie then, as the kernel part is in the payload."""
     sample_type, flags = SAMPLE_TYPE | SampleType.RAW, _COMMON_FLAGS | AttrFlag.WATERMARK
     if deferred_stacks:
         sample_type |= SampleType.CALLCHAIN
@@ -94,11 +90,9 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
 
 
 def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = False) -> Attr:
-    """Return the attr of the event that only asks for side-band records.
-
-    `wakeup_bytes`: its ring wakes the recorder at so many bytes. `data_maps`: also for mappings without code: perf's
-    own unwinder reads call frame information there.
-    """
+    """Return the attr of the event that only asks for side-band records. `wakeup_bytes`: its ring wakes the recorder at
+    so many bytes. `data_maps`: also for mappings without code: perf's own unwinder reads call frame information
+    there."""
     flags = _COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | AttrFlag.WATERMARK
     flags |= AttrFlag.MMAP_DATA if data_maps else AttrFlag(0)
     return basic_attr(PerfType.SOFTWARE, SoftwareConfig.DUMMY, support, flags=flags, wakeup=wakeup_bytes)
@@ -113,13 +107,9 @@ def sampling_attr(
     all_cgroups: bool = False,
     stack_bytes: int = 0,
 ) -> Attr:
-    """Return the attr of an on-CPU event with callchains; terms of the event go before the rate.
-
-    The rate is a sample every `period` events or, if that is 0, a frequency.
-
-    With `stack_bytes` of the user stack its callchains have the kernel part only, as in perf: the user part is unwound
-    from the stack, by this project and by perf itself.
-    """
+    """Return the attr of an on-CPU event with callchains; terms of the event go before the rate. The rate is a sample
+    every `period` events or, if that is 0, a frequency. With `stack_bytes` of the user stack its callchains have the
+    kernel part only, as in perf: the user part is unwound from the stack, by this project and by perf itself."""
     if event.frequency_hz or (event.period and not (event.is_tracepoint and period)):
         frequency_hz, period = event.frequency_hz, event.period
     flags = _COMMON_FLAGS | event.flags | support.sampling_flags
@@ -200,10 +190,8 @@ class CpuEvent:
         return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._all_fds())
 
     def lost(self) -> Iterator[tuple[int, int]]:
-        """Yield (id, records that found the ring full) for each CPU that lost any.
-
-        Kernels before 6.0 do not count by event; there only LOST records in the data have the sum.
-        """
+        """Yield (id, records that found the ring full) for each CPU that lost any. Kernels before 6.0 do not count by
+        event; there only LOST records in the data have the sum."""
         if not self.attr.read_format & ReadFormat.LOST:
             return
         for fd in self._all_fds():
@@ -223,10 +211,8 @@ class CpuEvent:
 
 
 def with_deferral(support: Support, cpu: int) -> Support | None:
-    """Return `support` with user callchains walked when a task returns to user mode; None if not possible.
-
-    The sampling events ask for it, and the tracker takes the records (Linux 7.0 and newer).
-    """
+    """Return `support` with user callchains walked when a task returns to user mode; None if not possible. The sampling
+    events ask for it, and the tracker takes the records (Linux 7.0 and newer)."""
     deferring = replace(
         support,
         tracker_flags=support.tracker_flags | AttrFlag.DEFER_OUTPUT,

@@ -200,10 +200,8 @@ def _modified(event: SamplingEvent, text: str, modifiers: str) -> SamplingEvent:
 
 
 def modifier_flags(text: str) -> tuple[AttrFlag, bool] | None:
-    """Return the flags for the letters after an event's colon, and whether `P` (most precise) is among them.
-
-    As in perf, naming some modes (u, k, h) or sides (G, H) excludes the others. None if a letter is unknown.
-    """
+    """Return the flags for the letters after an event's colon, and whether `P` (most precise) is among them. As in
+    perf, naming some modes (u, k, h) or sides (G, H) excludes the others. None if a letter is unknown."""
     plain = text.replace("p", "")
     precise = text.count("p")
     if not re.fullmatch(r"[ukhGHIDePp]*", text) or precise > 3 or len(set(plain)) < len(plain):

@@ -88,11 +88,9 @@ _MOST_LEVELS = 64
 
 
 def cgroup_records(lost: Losses) -> Iterator[bytes]:
-    """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted.
-
-    Users to whom a group is delegated make groups in it, as many and as deep as they like: groups near the root come
-    first. `lost`: where groups are counted that are left out.
-    """
+    """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted. Users to whom a
+    group is delegated make groups in it, as many and as deep as they like: groups near the root come first. `lost`:
+    where groups are counted that are left out."""
     mount = cgroup2_mount(read_kernel(MOUNTS))
     if mount is None:
         return

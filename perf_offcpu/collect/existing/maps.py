@@ -61,10 +61,8 @@ def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
 
 
 def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | None]:
-    """Return the mapping that an address is in and the one before it, None for none.
-
-    Lines ascend by address, so that a search in halves finds it. Raises ValueError: a line has another form.
-    """
+    """Return the mapping that an address is in and the one before it, None for none. Lines ascend by address, so that a
+    search in halves finds it. Raises ValueError: a line has another form."""
     low, high, begin = 0, len(text), -1
     while low < high:
         middle = text.rfind(b"\n", low, (low + high) // 2) + 1 or low
@@ -157,11 +155,9 @@ def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
 
 
 def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, maps: bool) -> bytes | None:
-    """Read the build-id of a mapped file; b"" if it has none, None if it is not found.
-
-    It may wait for ever for a file system that does not answer. `maps`: the mapping has just been read from
-    /proc/PID/maps, so the link leads to the same file; its inode may differ (overlayfs).
-    """
+    """Read the build-id of a mapped file; b"" if it has none, None if it is not found. It may wait for ever for a file
+    system that does not answer. `maps`: the mapping has just been read from /proc/PID/maps, so the link leads to the
+    same file; its inode may differ (overlayfs)."""
     build_id = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
     if build_id is None and len(path) <= MOST_NAME:
         build_id = build_id_at(path, inode)
@@ -169,10 +165,8 @@ def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, ma
 
 
 def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
-    """Return the path of a mapped file as seen from the recorder's root directory; b"" if it equals `name`.
-
-    `name` is the path as seen from the process, which may have another root directory.
-    """
+    """Return the path of a mapped file as seen from the recorder's root directory; b"" if it equals `name`. `name` is
+    the path as seen from the process, which may have another root directory."""
     try:
         # direct: a link of the kernel's, which is not followed
         path = os.readlink(b"/proc/%d/map_files/%x-%x" % (pid, start, end))

@@ -83,20 +83,15 @@ class BudgetShares:
         return shares
 
     def note(self, budgets: NDArray[Any]) -> None:
-        """Note budgets of whole lives whose shares were written.
-
-        Those of the last call are kept, too: a thread that has ended since is not among the new ones, and its budget
-        comes later.
-        """
+        """Note budgets of whole lives whose shares were written. Those of the last call are kept, too: a thread that
+        has ended since is not among the new ones, and its budget comes later."""
         self._written = [*self._written[-1:], by_kernel_figures(budgets, self._modes)]
 
 
 def _difference(now: U64, before: U64) -> U64:
-    """Return `now - before`, uint64[n, buckets], with no value below 0 and the same sum of each row.
-
-    A wait that was not over was put into buckets by what was known of it. A second wake-up, or that its thread was just
-    born, can change that later.
-    """
+    """Return `now - before`, uint64[n, buckets], with no value below 0 and the same sum of each row. A wait that was
+    not over was put into buckets by what was known of it. A second wake-up, or that its thread was just born, can
+    change that later."""
     change = (now - before).view(np.int64)
     missing = np.minimum(change, 0).sum(axis=1)
     change = np.maximum(change, 0)
@@ -158,10 +153,8 @@ def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[An
 
 
 def _divided(totals: I64, parts: I64) -> I64:
-    """Return int64[n, parts]: rows in the proportions of `parts` with these totals.
-
-    The largest part takes the remainder.
-    """
+    """Return int64[n, parts]: rows in the proportions of `parts` with these totals. The largest part takes the
+    remainder."""
     ratio = totals / np.maximum(parts.sum(axis=1), 1)
     divided: I64 = (parts * ratio[:, None]).astype(np.int64)
     divided[np.arange(len(parts)), parts.argmax(axis=1)] += totals - divided.sum(axis=1)

@@ -72,15 +72,9 @@ def read_memory(tid: int, address: int, size: int) -> bytes:
 def of_each(
     rows: Sequence[int], pids: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
 ) -> dict[int, T]:
-    """Return row → result of `work`, done in a helper; without the rows that failed or had no time.
-
-    Processes come by turns, some rows of each, so that one with many threads does not take all time.
-
-    Args:
-        pids: the process of each row.
-        work: returns plain values (`marshal`).
-        unread: counts the rows without a result.
-    """
+    """Return row → result of `work`, done in a helper; without the rows that failed or had no time. Processes come by
+    turns, some rows of each, so that one with many threads does not take all time. `pids`: the process of each row.
+    `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
     turns: dict[int, list[list[int]]] = {}
     for row, pid in zip(rows, pids, strict=True):
         groups = turns.setdefault(pid, [[]])

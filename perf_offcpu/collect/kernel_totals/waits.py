@@ -59,13 +59,9 @@ _TASKS_AT_ONCE = 512
 
 
 def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterator[bytes]:
-    """Yield the records of sums, `BATCH` at a time.
-
-    Args:
-        event: offcpu-time; its first id is used.
-        sums: rows of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h), by field name.
-        stacks: user addresses of each row, maybe none.
-    """
+    """Yield the records of sums, `BATCH` at a time. `event`: offcpu-time; its first id is used. `sums`: rows of `struct
+    offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h), by field name. `stacks`: user addresses of each row, maybe
+    none."""
     offsets, ips = stacks
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
@@ -139,15 +135,9 @@ def first_addresses(callchains: Stacks) -> U64:
 
 
 def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread) -> LastTasks:
-    """Add the user stacks of waiting tasks: copies, and frames where the BPF program took none.
-
-    The stack of a task that has run meanwhile belongs to something else, and is not taken.
-
-    Args:
-        again: runs the iterator once more.
-        copy_bytes: usual size of the copies, 0 for none.
-        unread: as of `take_user_stacks`.
-    """
+    """Add the user stacks of waiting tasks: copies, and frames where the BPF program took none. The stack of a task
+    that has run meanwhile belongs to something else, and is not taken. `again`: runs the iterator once more.
+    `copy_bytes`: usual size of the copies, 0 for none. `unread`: as of `take_user_stacks`."""
     tasks, user, copies = last.tasks.copy(), list(last.user), [b""] * len(last.tasks)
     empty = np.array([not len(stack) for stack in user], np.bool_)
     wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)

@@ -32,11 +32,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _PastFile:
-    """A file that another has followed, and that still lacks the sums of its time.
-
-    `present`: the states of tasks at its end; None until they are known, and once they are being written.
-    `with_python`: these with Python functions, which take longer.
-    """
+    """A file that another has followed, and that still lacks the sums of its time. `present`: the states of tasks at
+    its end; None until they are known, and once they are being written. `with_python`: these with Python functions,
+    which take longer."""
 
     file: OutputFile
     present: LastTasks | None = None
@@ -125,11 +123,9 @@ class FileSeries:
         return self._requests.take_rotate() or rotation.is_due(self.current.size, self.current.age_s)
 
     def _rotate(self) -> None:
-        """Go on in a new file; the old one gets its end when the sums of its time are complete.
-
-        The new file is begun while the old one still takes the samples: a process that ends then would not be found any
-        more when its last samples are in the new file. What starts meanwhile is in both files.
-        """
+        """Go on in a new file; the old one gets its end when the sums of its time are complete. The new file is begun
+        while the old one still takes the samples: a process that ends then would not be found any more when its last
+        samples are in the new file. What starts meanwhile is in both files."""
         new = self.while_draining(self._open_next)
         old = self.current
         try:

@@ -61,10 +61,8 @@ class KernelTotals:
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
 
     def write_if_due(self, file: OutputFile) -> None:
-        """Write sums and budgets if it is time: when the fuller map is expected to be half full.
-
-        The first call then begins to drain the maps, one of the next writes.
-        """
+        """Write sums and budgets if it is time: when the fuller map is expected to be half full. The first call then
+        begins to drain the maps, one of the next writes."""
         if not self.is_pending and time.monotonic() >= self._due:
             self.start()
         if self.is_ready:

@@ -140,13 +140,8 @@ class Pressure:
 
 
 def remedy(full: TimeSpent, copies: bool, compressed: bool) -> str:
-    """Return one line on what to do about records and samples that found a ring full.
-
-    Args:
-        full: what the recorder did while rings became full.
-        copies: samples hold copies of stacks.
-        compressed: the recorder compresses.
-    """
+    """Return one line on what to do about records and samples that found a ring full. `full`: what the recorder did
+    while rings became full. `copies`: samples hold copies of stacks. `compressed`: the recorder compresses."""
     smaller = "smaller copies (--call-graph cfi,2048) or none (--call-graph fp), " if copies else ""
     faster = "" if compressed else "compress (-z), "
     most = max(full.file_s, full.cpu_s, full.runnable_s, full.kernel_s)

@@ -240,11 +240,8 @@ def _refusal(problem: OSError, data_bytes: int) -> PerfOffcpuError:
 
 
 def parse_ring_size(text: str) -> int:
-    """Parse perf's `-m`, pages or a size with a suffix; return bytes of a ring of a CPU.
-
-    They are rounded up to a power of two of pages. Raises UsageError: it is no such number, or beyond what can be
-    mapped.
-    """
+    """Parse perf's `-m`, pages or a size with a suffix; return bytes of a ring of a CPU. They are rounded up to a power
+    of two of pages. Raises UsageError: it is no such number, or beyond what can be mapped."""
     size = parse_size("-m", text, ("pages", mmap.PAGESIZE), least="1B", most="1G")
     pages = -(-size // mmap.PAGESIZE)
     return (1 << (pages - 1).bit_length()) * mmap.PAGESIZE

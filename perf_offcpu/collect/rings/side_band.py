@@ -136,10 +136,8 @@ class SideBand:
             raise FileFullError(str(problem), 0, 0) from None
 
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
-        """Return the records without MMAP2 of the recorder's own memory and without stale bytes after records.
-
-        MMAP2 records get their build-ids.
-        """
+        """Return the records without MMAP2 of the recorder's own memory and without stale bytes after records. MMAP2
+        records get their build-ids."""
         pieces: list[Buffer] = []
         mapped: list[memoryview] = []
         view = memoryview(data)

@@ -67,10 +67,8 @@ def _find_group(name: str, mounted: tuple[Hierarchy, ...]) -> Group:
 
 
 def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
-    """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order.
-
-    Mount points of other file systems have names that any user may have chosen: these lines are ignored.
-    """
+    """Return the hierarchies in the text of /proc/PID/mountinfo (proc(5)), in its order. Mount points of other file
+    systems have names that any user may have chosen: these lines are ignored."""
     mounted = []
     for line in kernel_lines(mountinfo):
         if not (match := _CGROUP_MOUNT.fullmatch(line)):

@@ -51,10 +51,8 @@ def _namespace_shift_ns() -> int:
 
 
 def shift_from_text(text: str) -> int:
-    """Return the offset of CLOCK_MONOTONIC in the text of /proc/PID/timens_offsets, ns; 0 if it has none.
-
-    A line has clock, s and ns, and ns is never negative: `monotonic -2 500000000` is -1.5 s.
-    """
+    """Return the offset of CLOCK_MONOTONIC in the text of /proc/PID/timens_offsets, ns; 0 if it has none. A line has
+    clock, s and ns, and ns is never negative: `monotonic -2 500000000` is -1.5 s."""
     for line in text.splitlines():
         name, seconds, nanoseconds = line.split()
         if name == "monotonic":

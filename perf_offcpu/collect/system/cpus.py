@@ -23,11 +23,9 @@ def online_cpus() -> tuple[int, ...]:
 
 
 def online_since() -> dict[int, int]:
-    """Return the CPUs that run now, each with a number that changes when it has been offline.
-
-    The kernel makes the directory `topology` when a CPU comes online and removes it when it goes (6.18:
-    drivers/base/topology.c), with a new inode each time.
-    """
+    """Return the CPUs that run now, each with a number that changes when it has been offline. The kernel makes the
+    directory `topology` when a CPU comes online and removes it when it goes (6.18: drivers/base/topology.c), with a new
+    inode each time."""
     since = dict.fromkeys(online_cpus(), 0)
     for cpu in since:
         with contextlib.suppress(FileNotFoundError):

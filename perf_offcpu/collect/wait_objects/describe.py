@@ -70,10 +70,8 @@ class Describer:
         self._helper = Helper(self._work, _PATIENCE_S)
 
     def _work(self, item: tuple[Any, ...]) -> Any:
-        """Look into one process: this is the helper.
-
-        A process can lock its list of mappings, and its epoll instances, for as long as it likes.
-        """
+        """Look into one process: this is the helper. A process can lock its list of mappings, and its epoll instances,
+        for as long as it likes."""
         return self._names(*item) if len(item) == 2 else holders_in(*item)
 
     def _names(self, pid: int, raw: bytes) -> list[Texts]:

@@ -66,11 +66,9 @@ def process_of(pid: int, fd: int) -> bytes:
 
 
 def requests_of(pid: int, fd: int) -> bytes:
-    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files; else b"".
-
-    The requests are those that its submission queue still has, done or not. From Linux 6.10 on: before, that
-    memory cannot be read.
-    """
+    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files; else b"". The
+    requests are those that its submission queue still has, done or not. From Linux 6.10 on: before, that memory cannot
+    be read."""
     try:
         inode = int(_in_fdinfo(pid, fd, _INODE) or -1)
         queues = [area for area in parse_maps(read_maps(pid)) if area.inode == inode and area.offset == _SQES]
@@ -151,11 +149,9 @@ def socket_texts(row: Any) -> Texts:
 
 
 class Mounts:
-    """The mounts that the recorder sees, read when the first path asks for them (proc_pid_mountinfo(5)).
-
-    The BPF program reads the names from a file that is not open any more up to the root of its file system; this is
-    where that is mounted.
-    """
+    """The mounts that the recorder sees, read when the first path asks for them (proc_pid_mountinfo(5)). The BPF
+    program reads the names from a file that is not open any more up to the root of its file system; this is where that
+    is mounted."""
 
     @functools.cached_property
     def _by_device(self) -> dict[tuple[int, int], list[tuple[bytes, bytes]]]:

@@ -117,13 +117,9 @@ def _outer(pid: int, tid: int) -> int:
 def with_polled(
     last: LastTasks, tell: Callable[[NDArray[Any], Sequence[int]], None], again: Callable[[], LastTasks], unread: Unread
 ) -> LastTasks:
-    """Set the objects of tasks that wait for one descriptor in poll() or select().
-
-    Args:
-        tell: gets rows of `struct offcpu_last` and the descriptor of each.
-        again: runs the iterator once more.
-        unread: counts the tasks for which there is no time.
-    """
+    """Set the objects of tasks that wait for one descriptor in poll() or select(). `tell`: gets rows of `struct
+    offcpu_last` and the descriptor of each. `again`: runs the iterator once more. `unread`: counts the tasks for which
+    there is no time."""
     names = syscall_names(platform.machine())
     calls = [number for number, name in names.items() if name in (*_POLLS, *_SELECTS)]
     is_64_bit = registers_of(last.tasks)["ip"] != 0

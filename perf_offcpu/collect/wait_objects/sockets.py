@@ -40,10 +40,8 @@ class Socket(NamedTuple):
 
 
 def listening_ports(pid: int) -> frozenset[int]:
-    """Return the TCP ports at which sockets of a process's network namespace listen; none if it is gone.
-
-    The tables begin with the listening sockets; no more of them is read.
-    """
+    """Return the TCP ports at which sockets of a process's network namespace listen; none if it is gone. The tables
+    begin with the listening sockets; no more of them is read."""
     ports: set[int] = set()
     for table in ("tcp", "tcp6"):
         for line in _first_lines(f"/proc/{pid}/net/{table}"):
@@ -55,11 +53,9 @@ def listening_ports(pid: int) -> frozenset[int]:
 
 
 class ListeningPorts:
-    """The listening ports of network namespaces; each is looked up again after some time.
-
-    Where tables of connections are large, the kernel takes milliseconds to read even their begin. `valid_s`: time after
-    which a namespace is looked up again.
-    """
+    """The listening ports of network namespaces; each is looked up again after some time. Where tables of connections
+    are large, the kernel takes milliseconds to read even their begin. `valid_s`: time after which a namespace is looked
+    up again."""
 
     def __init__(self, valid_s: float) -> None:
         self._valid_s = valid_s

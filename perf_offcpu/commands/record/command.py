@@ -53,10 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status of the command.
-
-    Without a command the status is 128 + signal if a signal ended the recording, else 0.
-    """
+    """Run the verb and return the exit status of the command. Without a command the status is 128 + signal if a signal
+    ended the recording, else 0."""
     from perf_offcpu.collect.session import record
     from perf_offcpu.collect.targets import left_out
 
@@ -116,10 +114,8 @@ def _bracketed(text: str) -> str:
 
 
 def keep_symbols(path: str) -> list[str]:
-    """Copy the objects with recorded addresses into the build-id cache (perf's: ~/.debug).
-
-    Return lines: the number of kept objects, and the objects that were not found.
-    """
+    """Copy the objects with recorded addresses into the build-id cache (perf's: ~/.debug). Return lines: the number of
+    kept objects, and the objects that were not found."""
     from perf_offcpu.archive.gather import DirectoryStore, SymbolSaver
     from perf_offcpu.cache import DiskCache
     from perf_offcpu.symbolize.load import load_unwound
@@ -163,10 +159,8 @@ class LiveLine:
         self._shown = False
 
     def show(self, progress: str) -> None:
-        """Replace the line, cut to the terminal's width: a wrapped line cannot be removed.
-
-        Nothing is written to a terminal that accepts no output (Ctrl-S), because rings fill at the same time.
-        """
+        """Replace the line, cut to the terminal's width: a wrapped line cannot be removed. Nothing is written to a
+        terminal that accepts no output (Ctrl-S), because rings fill at the same time."""
         poll = select.poll()
         poll.register(self._out, select.POLLOUT)
         if not poll.poll(0):

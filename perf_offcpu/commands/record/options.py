@@ -188,10 +188,8 @@ _MAX_PIDS: Final = 16
 
 
 def choose_stack_bytes(text: str, no_bytes: bool, target: Target, command: tuple[str, ...]) -> int:
-    """Return the size of copies of user stacks; 0: they are walked along frame pointers.
-
-    `text`: the value of --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES.
-    """
+    """Return the size of copies of user stacks; 0: they are walked along frame pointers. `text`: the value of
+    --call-graph: auto, fp, fp,defer, cfi or cfi,BYTES."""
     method, comma, size = text.partition(",")
     if text in ("fp", "fp,defer"):
         return 0
@@ -238,10 +236,8 @@ def _files_of_command(name: str) -> list[str]:
 
 
 def _process_lacks(target: Target) -> bool:
-    """Return True if a file of a process lacks frame pointers; system-wide, processes come and go.
-
-    The processes may be hostile, and their files on a file system that does not answer.
-    """
+    """Return True if a file of a process lacks frame pointers; system-wide, processes come and go. The processes may be
+    hostile, and their files on a file system that does not answer."""
     from perf_offcpu.collect.system.helper import Helper
 
     if target.threads or not 0 < len(target.processes) <= _MAX_PIDS:

@@ -28,10 +28,8 @@ _OTHERS = ("state", "class", "cpu", "cgroup", "min_dur", "object", "lock", "even
 
 
 def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:
-    """Read all threads, and follow the path of the thread of --tid, --pid and --comm, within --time.
-
-    Raise UsageError if there is no such thread, or an option selects samples, which would leave gaps in the path.
-    """
+    """Read all threads, and follow the path of the thread of --tid, --pid and --comm, within --time. Raise UsageError
+    if there is no such thread, or an option selects samples, which would leave gaps in the path."""
     from perf_offcpu.causality.critical_path import choose_thread, critical_path, window_of
 
     given = [name for name in _OTHERS if getattr(args, "wait_class" if name == "class" else name)]
@@ -56,10 +54,8 @@ def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeli
 
 def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade, Budget]:
     """Read all threads; return profile, timeline, cascade of the chosen waits, and budgets of the chosen threads.
-
     Weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads. There are no
-    budgets if waits are chosen.
-    """
+    budgets if waits are chosen."""
     from perf_offcpu.analysis.select import select_samples, selected_rows
     from perf_offcpu.causality.cascade import cascade_of
     from perf_offcpu.model.recording import Budget
@@ -74,10 +70,8 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
 
 
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
-    """Read all threads, and count the threads of --comm, --pid and --tid, within --time.
-
-    Raise UsageError if there is no such thread, or an option selects samples, which would leave gaps in runs.
-    """
+    """Read all threads, and count the threads of --comm, --pid and --tid, within --time. Raise UsageError if there is
+    no such thread, or an option selects samples, which would leave gaps in runs."""
     import numpy as np
 
     from perf_offcpu.causality.critical_path import is_chosen

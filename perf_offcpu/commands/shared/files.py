@@ -49,11 +49,9 @@ class _OneInput(argparse.Action):
 
 
 def check_ownership(path: str, force: bool) -> None:
-    """Refuse a recording of another user, who could have prepared it, unless `--force` is given.
-
-    Files of a recording in a directory are checked, too. Standard input and FIFOs are accepted, as in perf
-    (tools/perf/util/data.c, open_file_read()). A missing file is reported by the reader.
-    """
+    """Refuse a recording of another user, who could have prepared it, unless `--force` is given. Files of a recording
+    in a directory are checked, too. Standard input and FIFOs are accepted, as in perf (tools/perf/util/data.c,
+    open_file_read()). A missing file is reported by the reader."""
     if force or path == "-":
         return
     # direct: names are listed; every file is opened by `files` later, and read as a hostile one
@@ -67,11 +65,9 @@ def check_ownership(path: str, force: bool) -> None:
 
 
 def note_cut(args: argparse.Namespace, path: str, counts: Mapping[LossCause, int]) -> bool:
-    """Report on stderr that a recording with these losses is cut, or has no end; return True if so.
-
-    A cut recording is added to `args.cut`, a list that all copies of the command line share: the verb does its work,
-    and the exit status says that it was cut.
-    """
+    """Report on stderr that a recording with these losses is cut, or has no end; return True if so. A cut recording is
+    added to `args.cut`, a list that all copies of the command line share: the verb does its work, and the exit status
+    says that it was cut."""
     causes = [cause for cause in losses.CUT if counts.get(cause)]
     if causes:
         what = "; ".join(f"{counts[cause]} {cause}" for cause in causes)
@@ -140,10 +136,8 @@ def _mode(inputs: Iterable[str]) -> int:
 
 
 def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Result:
-    """Let `write(fd, name)` write to a file that appears complete or not at all, or to standard output.
-
-    Raise UsageError for a terminal, RecordingError for a file that cannot be made.
-    """
+    """Let `write(fd, name)` write to a file that appears complete or not at all, or to standard output. Raise
+    UsageError for a terminal, RecordingError for a file that cannot be made."""
     from perf_offcpu.perfdata.write.output import AtomicFile
 
     if output == STDOUT:

@@ -27,10 +27,8 @@ _DEFAULTS: tuple[object, ...] = (None, False, "", [], "show", MIN_SHARE)
 
 
 def write_dataset(args: argparse.Namespace) -> int:
-    """Write each recording as one segment and return the exit status.
-
-    A recording that cannot be written is reported, and the others are written.
-    """
+    """Write each recording as one segment and return the exit status. A recording that cannot be written is reported,
+    and the others are written."""
     if given := [name for name in _MEANINGLESS if getattr(args, name) not in _DEFAULTS]:
         option = {"wait_class": "class"}.get(given[0], given[0]).replace("_", "-")
         raise UsageError(f"--{option} means nothing to --parquet, which writes whole recordings")
@@ -87,10 +85,8 @@ def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> It
 
 
 def _outcome(args: argparse.Namespace, path: str) -> _Outcome:
-    """Write one recording; return a sentence on the result, messages for stderr, and the paths of cut recordings.
-
-    The paths are None if nothing was written. The caller prints the texts, in the order of the recordings.
-    """
+    """Write one recording; return a sentence on the result, messages for stderr, and the paths of cut recordings. The
+    paths are None if nothing was written. The caller prints the texts, in the order of the recordings."""
     args, messages = argparse.Namespace(**{**vars(args), "cut": []}), io.StringIO()
     try:
         with redirect_stderr(messages):

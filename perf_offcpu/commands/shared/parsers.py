@@ -51,10 +51,8 @@ _WITHOUT_EFFECT = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that accepts no abbreviated options and raises UsageError.
-
-    `dashed_values`: options whose value may begin with a dash (`-F -sym`) → their long form.
-    """
+    """An argparse parser that accepts no abbreviated options and raises UsageError. `dashed_values`: options whose
+    value may begin with a dash (`-F -sym`) → their long form."""
 
     def __init__(self, *, dashed_values: Mapping[str, str] | None = None, **options: Any) -> None:
         self.dashed_values = dashed_values or {}
@@ -150,10 +148,8 @@ LIST: Final[dict[str, Any]] = {"action": "append", "default": []}
 
 
 def add_options(group: argparse._ActionsContainer, table: str, **details: dict[str, Any]) -> None:
-    """Add the options of a table to a parser or to a group of it.
-
-    `details`: first long name of an option (`no_pager`) → arguments of `add_argument` that the table lacks.
-    """
+    """Add the options of a table to a parser or to a group of it. `details`: first long name of an option (`no_pager`)
+    → arguments of `add_argument` that the table lacks."""
     for row in re.split(r"\n(?=-)", table.strip()):
         head, _, text = row.partition(": ")
         *names, last = head.split(", ")

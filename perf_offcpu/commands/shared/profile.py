@@ -79,10 +79,8 @@ def add_profile_arguments(
     default_events: str = "off-cpu time; if none was recorded, the first event",
     showing: Mapping[str, str] | None = None,
 ) -> None:
-    """Add the options of recordings, of symbolization, named as in perf, and of the selection of samples.
-
-    `showing`: name of an option that without a value (then SHOW) shows a detail → its meaning then.
-    """
+    """Add the options of recordings, of symbolization, named as in perf, and of the selection of samples. `showing`:
+    name of an option that without a value (then SHOW) shows a detail → its meaning then."""
     inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
     add_options(group, _INPUT, input={"action": "append"}, inline=inline)
@@ -99,10 +97,8 @@ def add_profile_arguments(
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
-    """Read, symbolize and select; the Profile holds all events (see `select_events`).
-
-    `loading` are options of `symbolize.load.load_profile`.
-    """
+    """Read, symbolize and select; the Profile holds all events (see `select_events`). `loading` are options of
+    `symbolize.load.load_profile`."""
     from perf_offcpu.analysis.absent import absent_values
     from perf_offcpu.analysis.select import select_samples
 
@@ -133,10 +129,8 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
 
 
 def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "") -> Profile:
-    """Read and symbolize without selecting, for an analysis that follows threads from wait to wait.
-
-    Raise UsageError if the recording has samples of the waits only; `instead` is a remedy besides a new recording.
-    """
+    """Read and symbolize without selecting, for an analysis that follows threads from wait to wait. Raise UsageError if
+    the recording has samples of the waits only; `instead` is a remedy besides a new recording."""
     profile = whole_profile_from_args(args)
     if profile.meta.sampling:
         raise UsageError(
@@ -269,10 +263,8 @@ def whole_lives(args: argparse.Namespace) -> bool:
 
 
 def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> Options:
-    """Return the options of a format with the head of a page: the verdict, and the words that select its samples.
-
-    The profile has the selected samples of all events.
-    """
+    """Return the options of a format with the head of a page: the verdict, and the words that select its samples. The
+    profile has the selected samples of all events."""
     from perf_offcpu.report.summary import head_of
 
     kept, path = kept_options(args), bool(getattr(args, "critical_path", False))

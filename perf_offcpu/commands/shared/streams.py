@@ -68,10 +68,8 @@ def columns() -> int:
 
 
 def replace_closed_streams() -> None:
-    """Make closed standard input empty, let standard error discard and standard output raise OSError.
-
-    A recorded command still gets closed streams.
-    """
+    """Make closed standard input empty, let standard error discard and standard output raise OSError. A recorded
+    command still gets closed streams."""
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  as long as the program runs
@@ -89,10 +87,8 @@ _WIDTH = 20
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Show a moving bar, the name of the work and its time so far, after the first second of the block.
-
-    The remaining time is unknown, so the bar moves to and fro. It is removed when the block ends.
-    """
+    """Show a moving bar, the name of the work and its time so far, after the first second of the block. The remaining
+    time is unknown, so the bar moves to and fro. It is removed when the block ends."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -129,10 +125,8 @@ def bar(step: int) -> str:
 
 @contextlib.contextmanager
 def paged(wanted: bool = True) -> Iterator[TextIO]:
-    """Yield a pager's standard input if stdout is a terminal and a pager is wanted, else stdout.
-
-    A pager that is closed early is no error; raise BrokenPipeError if the reader of stdout went away.
-    """
+    """Yield a pager's standard input if stdout is a terminal and a pager is wanted, else stdout. A pager that is closed
+    early is no error; raise BrokenPipeError if the reader of stdout went away."""
     command = _pager() if wanted and sys.stdout.isatty() else ""
     if not command:
         yield sys.stdout

@@ -33,10 +33,8 @@ _INTERRUPT = -2
 
 
 def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -> Any:
-    """Return the graph, a `networkx.DiGraph`, unless `per_thread` with one node for the threads of one name.
-
-    Edges of less than `min_share` percent of all waits for objects are left out.
-    """
+    """Return the graph, a `networkx.DiGraph`, unless `per_thread` with one node for the threads of one name. Edges of
+    less than `min_share` percent of all waits for objects are left out."""
     import networkx
 
     subject = profile.select((profile.samples.object >= 0) & profile.is_offcpu())

@@ -45,10 +45,8 @@ def labels_of(cascade: Cascade, per_thread: bool) -> tuple[list[str], I64]:
 
 
 def graph_of(cascade: Cascade, title: str, per_thread: bool, min_share: float) -> Any:
-    """Return the wait-for graph, a `networkx.DiGraph`, with its knots marked.
-
-    Edges, and nodes without edges, of less than `min_share` percent of all waits are left out.
-    """
+    """Return the wait-for graph, a `networkx.DiGraph`, with its knots marked. Edges, and nodes without edges, of less
+    than `min_share` percent of all waits are left out."""
     import networkx
 
     labels, label_of = labels_of(cascade, per_thread)

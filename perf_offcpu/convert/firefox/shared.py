@@ -244,10 +244,8 @@ class SharedTables:
 
 
 def breakpad_id(build_id: str) -> str:
-    """Return the id by which symbol servers know a file of a build-id in hex; "" for "".
-
-    It is a GUID of the first 16 bytes, whose first three fields are little-endian, and the age 0.
-    """
+    """Return the id by which symbol servers know a file of a build-id in hex; "" for "". It is a GUID of the first 16
+    bytes, whose first three fields are little-endian, and the age 0."""
     if not build_id:
         return ""
     return uuid.UUID(bytes_le=bytes.fromhex(build_id)[:16].ljust(16, b"\0")).hex.upper() + "0"

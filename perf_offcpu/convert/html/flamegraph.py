@@ -50,11 +50,9 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def describe(profile: Profile, options: Options) -> dict[str, Any]:
-    """Return the document that the page's script reads.
-
-    It has title, facts, unit, names and nodes as columns, a layer of weights for waiting ("off") and for
-    running ("on"), each only if it has samples, and the series of the tooltip.
-    """
+    """Return the document that the page's script reads. It has title, facts, unit, names and nodes as columns, a layer
+    of weights for waiting ("off") and for running ("on"), each only if it has samples, and the series of the
+    tooltip."""
     both, is_old = with_older(profile, options.diff)
     tree = build_paths(both, options)
     order, off = preorder(tree), both.is_offcpu()
@@ -88,10 +86,8 @@ def names_document(tree: PathTree) -> dict[str, Any]:
 
 
 def preorder(tree: PathTree) -> I64:
-    """Return int64[n], the nodes in preorder, siblings by name; a permutation.
-
-    A node's place is its parent's plus one plus the sizes of the siblings before it, found level by level.
-    """
+    """Return int64[n], the nodes in preorder, siblings by name; a permutation. A node's place is its parent's plus one
+    plus the sizes of the siblings before it, found level by level."""
     by_name = sorted(range(len(tree.names)), key=tree.names.__getitem__)
     rank, depth = np.argsort(by_name)[tree.name], depths(tree.parent)
     size = subtree_sums(tree, np.ones(len(tree), np.int64))
@@ -119,10 +115,8 @@ def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) 
 
 
 def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]]:
-    """Return series of the chosen off-cpu samples, by task state, class and the comm of the waker.
-
-    `place` is int64[samples], the node at which each ends, in preorder.
-    """
+    """Return series of the chosen off-cpu samples, by task state, class and the comm of the waker. `place` is
+    int64[samples], the node at which each ends, in preorder."""
     rows = np.flatnonzero(chosen & profile.is_offcpu())
     states, classes = state_codes(profile.samples)[rows], classify(profile).wait_class[rows]
     codes = [code for code in distinct(states).tolist() if code not in {RUNNING, UNKNOWN_STATE}]
@@ -180,13 +174,9 @@ def recording_facts(profile: Profile) -> list[tuple[str, str]]:
 def write_page(
     out: TextIO, template: str, styles: Sequence[str], scripts: Sequence[str], document: dict[str, Any], **more: str
 ) -> None:
-    """Write a page; its title is that of the JSON document.
-
-    Args:
-        template: the asset with `$$policy`, `$$title`, `$$style`, `$$script` and `$$data`.
-        styles, scripts: assets, each kind written as one.
-        more: further values of the template; not escaped.
-    """
+    """Write a page; its title is that of the JSON document. `template`: the asset with `$$policy`, `$$title`,
+    `$$style`, `$$script` and `$$data`. `styles`, `scripts`: assets, each kind written as one. `more`: further values of
+    the template; not escaped."""
     style, script = ("".join(map(_asset, assets)) for assets in (styles, scripts))
     page = Template(_asset(template)).substitute(
         policy=_policy(style, script),

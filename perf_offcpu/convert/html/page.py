@@ -134,10 +134,8 @@ def _span(profile: Profile, timeline: Timeline, path: PathTrack | None) -> list[
 
 
 def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
-    """Return (begin, end) of each time in which a host was not recorded, by host; ns since the origin.
-
-    If there are several hosts, the page can begin before a host and end after it: null is this begin or end.
-    """
+    """Return (begin, end) of each time in which a host was not recorded, by host; ns since the origin. If there are
+    several hosts, the page can begin before a host and end after it: null is this begin or end."""
     pauses: list[list[tuple[int | None, int | None]]] = []
     for host in range(len(meta.hosts) or 1):
         pauses.append([*meta.pauses_of([host])])
@@ -209,10 +207,8 @@ def _without_samples(profile: Profile, tracks: list[Track]) -> list[Track]:
 
 
 def _between(profile: Profile, waits: Waits, tracks: list[Track], timeline: Timeline) -> list[list[list[int]]]:
-    """Return for each track (class, ns) of its time outside of single waits; class -1 is running.
-
-    Threads without a budget ran, for all that is known, whenever they did not wait.
-    """
+    """Return for each track (class, ns) of its time outside of single waits; class -1 is running. Threads without a
+    budget ran, for all that is known, whenever they did not wait."""
     samples, cpu_waits = profile.samples, CpuWaits(profile, tracks)
     recorded_ns = max(sum(end - begin for begin, end in profile.meta.recorded), timeline.duration_ns)
     waited = sum_by(timeline.track, np.where(profile.is_offcpu(), samples.period, 0), len(tracks))
@@ -272,11 +268,9 @@ class Rows:
 
 
 def packed(columns: Columns) -> tuple[dict[str, dict[str, int]], str]:
-    """Return (directory, text): where each column is, for the page's JSON, and all columns as base64.
-
-    A row of the directory has `at` (byte), `length` (values), `planes` (bytes a value) and `least` (the value
-    to add). Values above 2^53 are rounded by JavaScript.
-    """
+    """Return (directory, text): where each column is, for the page's JSON, and all columns as base64. A row of the
+    directory has `at` (byte), `length` (values), `planes` (bytes a value) and `least` (the value to add). Values above
+    2^53 are rounded by JavaScript."""
     squeeze, parts, offset = zlib.compressobj(_LEVEL), [], 0
     directory = {}
     for name, column in columns.items():

@@ -159,10 +159,8 @@ class _Writer:
         return protobuf.messages(4, body)
 
     def _waits(self, rows: I64) -> Iterator[bytes]:
-        """Return slices of waits.
-
-        Events of one time are read in the order of the file: outer slices begin first and end last.
-        """
+        """Return slices of waits. Events of one time are read in the order of the file: outer slices begin first and
+        end last."""
         begin, end = self._time(self.timeline.begin_ns[rows]), self._time(self.timeline.end_ns[rows])
         queued, uuid = self._time(self.wakeups.queued_ns[rows]), self.uuid[rows]
         yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
@@ -186,10 +184,8 @@ class _Writer:
 
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """Return the state of each thread from switch-out, from wake-up and from switch-in on.
-
-    The CPU that a thread left is not in a sample: it is the CPU on which it went on after its previous wait.
-    """
+    """Return the state of each thread from switch-out, from wake-up and from switch-in on. The CPU that a thread left
+    is not in a sample: it is the CPU on which it went on after its previous wait."""
     samples = profile.samples
     asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
     waits = np.flatnonzero(timeline.waits & (asleep > 0) & (samples.tid > 0))

@@ -97,10 +97,8 @@ def _kind_of(spec: EventSpec) -> tuple[int, int]:
 
 
 class SwitchDecoder:
-    """Finds context switches in a recording, chunk by chunk; tracepoints that cannot be read are counted.
-
-    In a pipe, the formats of tracepoints come into `features` with the first records.
-    """
+    """Finds context switches in a recording, chunk by chunk; tracepoints that cannot be read are counted. In a pipe,
+    the formats of tracepoints come into `features` with the first records."""
 
     def __init__(self, features: Features, counters: Losses) -> None:
         self.features, self.counters = features, counters

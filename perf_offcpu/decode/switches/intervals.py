@@ -68,11 +68,9 @@ class Waits(Table):
 
 
 def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses) -> Waits:
-    """Return all waits. Waits of one thread do not overlap; the idle threads have none.
-
-    Births and exits in `tasks` separate the threads of a tid that is used again. Waits that last end at the
-    last moment of the recording, `last_ns`. Switches that are no wait are counted.
-    """
+    """Return all waits. Waits of one thread do not overlap; the idle threads have none. Births and exits in `tasks`
+    separate the threads of a tid that is used again. Waits that last end at the last moment of the recording,
+    `last_ns`. Switches that are no wait are counted."""
     if not len(switches):
         return Waits()
     history = History.of(switches, tasks)
@@ -136,11 +134,9 @@ def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
 
 
 def _sees_all_ends(switches: Switches) -> bool:
-    """Return whether all switch-ins are recorded, whatever thread ran before.
-
-    SWITCH records come in pairs. The tracepoint alone sees them if it is recorded of the whole machine, idle
-    threads included; `perf record -e sched:sched_switch COMMAND` has only what leaves the command's threads.
-    """
+    """Return whether all switch-ins are recorded, whatever thread ran before. SWITCH records come in pairs. The
+    tracepoint alone sees them if it is recorded of the whole machine, idle threads included; `perf record -e
+    sched:sched_switch COMMAND` has only what leaves the command's threads."""
     from_idle = (switches.kind == SwitchKind.SWITCH) & (switches.tid == 0)
     return bool(from_idle.any()) or _has_records(switches)
 
@@ -164,12 +160,9 @@ def _waits(history: History, edges: Edges, outcomes: I8, last_ns: int) -> Waits:
 
 
 def _stacks(history: History, edges: Edges, begins: I64) -> I64:
-    """Return int64[k]: rows with the stacks of the waits that begin at some edges.
-
-    sched_switch has its own. Before a SWITCH record, and after the thread's edge before it, comes the sample
-    that the event context-switches took of the same switch. A sample from any earlier moment is no stack of
-    this wait.
-    """
+    """Return int64[k]: rows with the stacks of the waits that begin at some edges. sched_switch has its own. Before a
+    SWITCH record, and after the thread's edge before it, comes the sample that the event context-switches took of the
+    same switch. A sample from any earlier moment is no stack of this wait."""
     place = edges.place[begins]
     sample = history.last(EventKind.STACK)[place]
     since = np.where(edges.before[begins] == NONE, -1, edges.place[begins - 1])
@@ -268,11 +261,9 @@ def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I
 
 
 def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
-    """Return the rows sorted by (tid, time), equal ones in their order; no tid is negative.
-
-    This is np.lexsort in a third of the time: the parts of a history are nearly sorted by time, which a merge
-    sort exploits, and numpy sorts 16-bit numbers in linear time.
-    """
+    """Return the rows sorted by (tid, time), equal ones in their order; no tid is negative. This is np.lexsort in a
+    third of the time: the parts of a history are nearly sorted by time, which a merge sort exploits, and numpy sorts
+    16-bit numbers in linear time."""
     rows = rows[np.argsort(time_ns[rows], kind="stable")]
     for half in (tid & 0xFFFF, tid >> 16):
         if half.any():

@@ -37,10 +37,8 @@ def has_switches(switches: Switches) -> bool:
 def with_waits(
     samples: Samples, switches: Switches, tasks: Tasks, evsels: list[Evsel], counters: Losses, account: CollectorAccount
 ) -> Samples:
-    """Return the samples, followed by a sample for each wait between switches; `evsels` gets their event.
-
-    The account gets the times from and up to which waits are known. Switches that are no wait are counted.
-    """
+    """Return the samples, followed by a sample for each wait between switches; `evsels` gets their event. The account
+    gets the times from and up to which waits are known. Switches that are no wait are counted."""
     last_ns = max(int(times.max(initial=0)) for times in (samples.time_ns, switches.time_ns, tasks.end_ns))
     waits = wait_samples(switches, tasks, last_ns, len(evsels), counters)
     evsels.append(offcpu_evsel([evsel.attr for evsel in evsels]))
@@ -49,10 +47,8 @@ def with_waits(
 
 
 def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, counters: Losses) -> Samples:
-    """Return one off-cpu sample (of row `evsel`) for each wait, by (thread, time), without comm and space.
-
-    Switches that are no wait are counted; `last_ns` is the last moment of the recording.
-    """
+    """Return one off-cpu sample (of row `evsel`) for each wait, by (thread, time), without comm and space. Switches
+    that are no wait are counted; `last_ns` is the last moment of the recording."""
     waits = find_waits(switches, tasks, last_ns, counters)
     begun = switches.take(waits.out)
     stacks = _chosen(switches, waits.stack)

@@ -162,11 +162,9 @@ class AddressSpaces:
         self._timeline.append((pid, time_ns, number))
 
     def exec(self, pid: int, time_ns: int) -> None:
-        """Begin a new image of a process, with the first mapping that follows.
-
-        Until then the process is in execve(), whose caller is code of the old image. An old image that was
-        not recorded is unknown, not the same as the new one.
-        """
+        """Begin a new image of a process, with the first mapping that follows. Until then the process is in execve(),
+        whose caller is code of the old image. An old image that was not recorded is unknown, not the same as the new
+        one."""
         if pid not in self._current and time_ns > 0:
             self._timeline.append((pid, 0, UNKNOWN_SPACE))
         self._execing.add(pid)

@@ -38,11 +38,9 @@ def _is_kernel(misc: int) -> bool:
 
 
 class TaskNotes:
-    """Collects the notes of side-band records of `SIDE_TYPES`, in file order.
-
-    There may be a million of them. Mappings, which are most of them, are kept as columns; others as flat tuples
-    (time, number, type, content…). The number is the place among all records, which decides between equal times.
-    """
+    """Collects the notes of side-band records of `SIDE_TYPES`, in file order. There may be a million of them. Mappings,
+    which are most of them, are kept as columns; others as flat tuples (time, number, type, content…). The number is the
+    place among all records, which decides between equal times."""
 
     def __init__(self, strings: Strings) -> None:
         self.strings, self._noted = strings, 0

@@ -38,10 +38,8 @@ _GZIP: Final = 31  # zlib's wbits for a gzip header
 
 
 def uncompress(kind: str, data: bytes, most: int) -> bytes:
-    """Uncompress all of `data`, of the kind "zlib", "gzip", "xz" or "zstd", to at most `most` bytes.
-
-    Raises ValueError if it is damaged, becomes more, is of another kind, or its package is not installed.
-    """
+    """Uncompress all of `data`, of the kind "zlib", "gzip", "xz" or "zstd", to at most `most` bytes. Raises ValueError
+    if it is damaged, becomes more, is of another kind, or its package is not installed."""
     if kind == "zstd":
         return _uncompress_zstd(data, most)
     unpacker: lzma.LZMADecompressor | zlib._Decompress

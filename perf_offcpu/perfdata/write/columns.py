@@ -75,11 +75,9 @@ def pack_samples(
 def pack_columns(
     layout: Layout, columns: Mapping[str, Column], count: int, order: Order = "<", shape: Shape = None
 ) -> tuple[I64, U8]:
-    """Write `count` structures, back to back: (offsets int64[count + 1], bytes).
-
-    The layout has integers, and arrays of anything of fixed size whose count is an earlier field; `columns` are as
-    for `sample_records`. Raises LayoutError if a field has no column, or one of another size.
-    """
+    """Write `count` structures, back to back: (offsets int64[count + 1], bytes). The layout has integers, and arrays of
+    anything of fixed size whose count is an earlier field; `columns` are as for `sample_records`. Raises LayoutError if
+    a field has no column, or one of another size."""
     writer = _Writer(layout, columns, count, order, shape)
     return writer.offsets, writer.written()
 
@@ -176,11 +174,8 @@ def _sample_writer(
 
 
 def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
-    """Return the records of all parts, interleaved, in one new chunk.
-
-    Of a part (places int64[n], chunk), records are sorted by their places; those of one place in the order of the
-    parts.
-    """
+    """Return the records of all parts, interleaved, in one new chunk. Of a part (places int64[n], chunk), records are
+    sorted by their places; those of one place in the order of the parts."""
     columns = zip(*((place, chunk.types, chunk.miscs, chunk.sizes) for place, chunk in parts), strict=True)
     places, types, miscs, sizes = map(np.concatenate, columns)
     order = np.argsort(places, kind="stable")

@@ -34,12 +34,9 @@ def _hold(directory: Directory, size: int) -> int:
 
 
 class AtomicFile:
-    """A file that is being written. Use as a context manager; it is removed at the end unless committed.
-
-    A device such as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as
-    `path`.old. `reserve` bytes are held until `release`, where that can be. Raises RecordingError if it cannot be
-    made there.
-    """
+    """A file that is being written. Use as a context manager; it is removed at the end unless committed. A device such
+    as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as `path`.old. `reserve`
+    bytes are held until `release`, where that can be. Raises RecordingError if it cannot be made there."""
 
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
         self.path, self.keep_old = Path(path), keep_old
@@ -89,11 +86,9 @@ class AtomicFile:
             self._directory.remove(self.path.name)
 
     def _make_room(self, oldest: str) -> None:
-        """Unlink the recording before the last, and keep its pages until `close`.
-
-        A recording runs meanwhile and its rings fill. ext4 writes a file to the disk before it lets it replace another
-        (auto_da_alloc), and the pages of a large one take long to be freed: a second, or two.
-        """
+        """Unlink the recording before the last, and keep its pages until `close`. A recording runs meanwhile and its
+        rings fill. ext4 writes a file to the disk before it lets it replace another (auto_da_alloc), and the pages of a
+        large one take long to be freed: a second, or two."""
         with contextlib.suppress(OSError):  # there is none, or it is no file: `rename` will say what is wrong
             self._oldest = self._directory.open_regular(oldest)
             self._directory.remove(oldest)

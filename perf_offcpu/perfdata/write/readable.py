@@ -44,12 +44,9 @@ def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
 
 
 def readable_events(events: Events) -> Events:
-    """Return the first event and the events that agree with it: perf can read these in one file.
-
-    perf finds the id of a record before it knows whose record it is, so all events have to have it at the
-    same place; where one does not (its attr is damaged), perf refuses the file. Its records become those of
-    an unknown event.
-    """
+    """Return the first event and the events that agree with it: perf can read these in one file. perf finds the id of a
+    record before it knows whose record it is, so all events have to have it at the same place; where one does not (its
+    attr is damaged), perf refuses the file. Its records become those of an unknown event."""
     first = events.specs[:1]
     if first and sample_id_place(first[0].attr.sample_type) is None:
         return Events(first, events.order)  # samples cannot be told apart: all are the first event's

@@ -68,10 +68,8 @@ class FileWriter:
         self.data_size += sum(map(len, pieces))
 
     def finish(self, features: Mapping[int, bytes]) -> None:
-        """Write the features (bit → body) and the final header. Nothing can be appended afterwards.
-
-        Raises RecordingError if the file cannot be written; it stays readable as one whose writer was killed.
-        """
+        """Write the features (bit → body) and the final header. Nothing can be appended afterwards. Raises
+        RecordingError if the file cannot be written; it stays readable as one whose writer was killed."""
         if not self.data_size:  # a data section of size 0 would mean that the writer was killed
             self.append(frame_record(RecordType.FINISHED_INIT, 0, b"", self.order))
         bits = sorted(features)
@@ -155,12 +153,9 @@ def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[i
 def pack_record(
     record_type: int, misc: int, values: Mapping[str, Any], trailer: bytes = b"", order: Order = "<"
 ) -> bytes:
-    """Return a record from the fields of its layout in `abi.records`, by name.
-
-    Kernel records other than SAMPLE have a `trailer` as long as the first event's, all zero in records that describe
-    the state before the recording ("first event", "deliver now"). Raises LayoutError if the values do not fit the
-    layout, or the record would be too large.
-    """
+    """Return a record from the fields of its layout in `abi.records`, by name. Kernel records other than SAMPLE have a
+    `trailer` as long as the first event's, all zero in records that describe the state before the recording ("first
+    event", "deliver now"). Raises LayoutError if the values do not fit the layout, or the record would be too large."""
     payload = RECORD_LAYOUTS[record_type].pack(values, order, misc)
     return frame_record(record_type, misc, payload + trailer, order)
 

@@ -109,11 +109,8 @@ def compare(
     keys: Sequence[str] = ("class",),
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Comparison:
-    """Compare two recordings; the first table is by `keys`, see `callpaths.keys`.
-
-    `limits`: most rows of tables, and of stacks; None for all, also for noise. Raise UsageError if the recordings
-    have no samples of one kind.
-    """
+    """Compare two recordings; the first table is by `keys`, see `callpaths.keys`. `limits`: most rows of tables, and of
+    stacks; None for all, also for noise. Raise UsageError if the recordings have no samples of one kind."""
     unit = common_unit(old, new)
     rows_limit, stacks_limit = limits
     comparer = _Comparer(old, new, per)

@@ -74,14 +74,9 @@ class RecordedTime:
 def variance_by_length(
     samples: ProfileSamples, group_of: I64, groups: int, *, threshold_ns: int = -1, whole_ns: float = math.inf
 ) -> tuple[F64, F64]:
-    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits.
-
-    The second is to be added where only one of two recordings has it.
-
-    Args:
-        threshold_ns: no wait in a sum is longer; -1 not known.
-        whole_ns: recorded time that a thread can at most wait; infinite for a load that is not steady.
-    """
+    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits. The
+    second is to be added where only one of two recordings has it. `threshold_ns`: no wait in a sum is longer; -1 not
+    known. `whole_ns`: recorded time that a thread can at most wait; infinite for a load that is not steady."""
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))

@@ -179,11 +179,9 @@ def _lost(comparison: Comparison, style: Style) -> Iterator[str]:
 
 
 def document(comparison: Comparison, verdict: Verdict | None) -> dict[str, Any]:
-    """Return the comparison as dicts, lists, numbers and printable texts, for `report --diff --json`.
-
-    Weights of a recording are integers in `unit` (ns for time); `before`, `after`, `change` and `noise` are per
-    second, unit or run, and no integers. Every key is described in Documentation/perf-offcpu-report.txt.
-    """
+    """Return the comparison as dicts, lists, numbers and printable texts, for `report --diff --json`. Weights of a
+    recording are integers in `unit` (ns for time); `before`, `after`, `change` and `noise` are per second, unit or run,
+    and no integers. Every key is described in Documentation/perf-offcpu-report.txt."""
     per = comparison.per
     return {
         "version": VERSION,

@@ -61,11 +61,8 @@ class Side:
 def side_of(
     profile: Profile, events: Sequence[str], per: Per, units: float, windows: Sequence[Window], *, whole: bool
 ) -> Side:
-    """Prepare the samples of some events of a recording.
-
-    `units`: units of work in it, for `per`. `whole`: the profile has all samples of each thread; else no thread is
-    judged idle.
-    """
+    """Prepare the samples of some events of a recording. `units`: units of work in it, for `per`. `whole`: the profile
+    has all samples of each thread; else no thread is judged idle."""
     rows = event_rows(profile, events)
     chosen = np.isin(profile.samples.evsel, rows)
     subject = profile.select(chosen)

@@ -43,10 +43,8 @@ class Verdict:
 
 
 def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff: str) -> Verdict | None:
-    """Return the verdict; None if the samples are no waits.
-
-    Its command keeps the `options` (option, value) of the command line, and names the older recording, `diff`.
-    """
+    """Return the verdict; None if the samples are no waits. Its command keeps the `options` (option, value) of the
+    command line, and names the older recording, `diff`."""
     table = comparison.causes
     if table is None:
         return None

@@ -165,11 +165,8 @@ def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, in_symfs:
 
 
 def find_vmlinux(build_id: bytes, release: str, search: Search) -> ElfFile | None:
-    """Read the functions of an ELF file with the build-id of the recorded kernel; None if there is none.
-
-    Args:
-        release: of the recorded kernel; "" if none was recorded: the running kernel's.
-    """
+    """Read the functions of an ELF file with the build-id of the recorded kernel; None if there is none. `release`: of
+    the recorded kernel; "" if none was recorded: the running kernel's."""
     for path in _vmlinux_paths(build_id, release or os.uname().release, search) if build_id else ():
         with suppress(OSError, FormatError), open_elf(path, search.cache) as image:
             if image.build_id == build_id:

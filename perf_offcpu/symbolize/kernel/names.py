@@ -172,12 +172,9 @@ class KernelNames:
 
 
 def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:
-    """Replace rows of padding by the rows of the functions after it.
-
-    An address of a callchain is looked up a byte too low, because it usually is a return address. But where
-    an interrupt or a fault hit the first instruction of a function, the byte before is its `__pfx_` padding
-    (CONFIG_PREFIX_SYMBOLS, since 6.2), which contains no calls.
-    """
+    """Replace rows of padding by the rows of the functions after it. An address of a callchain is looked up a byte too
+    low, because it usually is a return address. But where an interrupt or a fault hit the first instruction of a
+    function, the byte before is its `__pfx_` padding (CONFIG_PREFIX_SYMBOLS, since 6.2), which contains no calls."""
     hit, inverse = np.unique(rows, return_inverse=True)
     is_prefix = np.array([row >= 0 and symbols.name(row).startswith(_PREFIX) for row in hit.tolist()], bool)
     at_end = np.append(symbols.start, np.uint64(0))[rows + 1] == addresses + np.uint64(1)

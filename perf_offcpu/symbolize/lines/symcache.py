@@ -113,10 +113,8 @@ class Symcache:
         return bool(np.any(has_file & (self._locations["line"] > 0)))
 
     def lookup(self, addresses: U64) -> Calls:
-        """Return the functions at n addresses, relative to the first segment of the object.
-
-        Addresses without a source line have no rows.
-        """
+        """Return the functions at n addresses, relative to the first segment of the object. Addresses without a source
+        line have no rows."""
         location = self._location(addresses)
         rows = np.flatnonzero(location >= 0)
         location, levels = location[rows], list[Calls]()

@@ -33,10 +33,7 @@ _TAKES: Final = re.compile(
 
 def lock_name(lock: ObjectRow, taker: str) -> tuple[str, str, str]:
     """Return the name of a lock, the name that another run gives it, too, and a mark that tells it from others.
-
-    Args:
-        taker: the function of the kernel that takes it; "" unknown.
-    """
+    `taker`: the function of the kernel that takes it; "" unknown."""
     member, mark = _MEMBERS.get(lock.operation, ""), ""
     if lock.operation == LockRole.MMAP:
         return f"{member} {lock.name or 'a process'} ({lock.pid})", f"{member} {lock.name or 'a process'}", mark
@@ -51,11 +48,8 @@ def lock_name(lock: ObjectRow, taker: str) -> tuple[str, str, str]:
 
 
 def lock_takers(profile: Profile, row: I32, locks: Sequence[int]) -> dict[int, str]:
-    """Return lock → the function of the kernel that takes it in one of its waits; others are left out.
-
-    Args:
-        row: int32[samples], the object of each sample; -1 for none.
-    """
+    """Return lock → the function of the kernel that takes it in one of its waits; others are left out. `row`:
+    int32[samples], the object of each sample; -1 for none."""
     samples, stacks, frames = profile.samples, profile.stacks, profile.frames
     takers, is_kernel = dict[int, str](), frames.is_kernel()
     for lock in locks:

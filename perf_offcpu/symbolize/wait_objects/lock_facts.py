@@ -31,12 +31,8 @@ _ADDRESS = re.compile(r"(?<=0x)[0-9a-f]+")
 
 
 def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings: Strings) -> U16:
-    """Return uint16[objects]: ObjectFact, from the threads that ended the waits; 0 for other kinds.
-
-    Args:
-        entry: int64[samples], the object of each sample; -1 for none.
-        strings: those of the objects' names.
-    """
+    """Return uint16[objects]: ObjectFact, from the threads that ended the waits; 0 for other kinds. `entry`:
+    int64[samples], the object of each sample; -1 for none. `strings`: those of the objects' names."""
     samples, is_lock = recording.samples, np.isin(objects.kind, _KINDS)
     rows = np.flatnonzero((entry >= 0) & np.append(is_lock, False)[entry] & ~samples.has(SUM_FLAGS))
     entry = entry[rows]
@@ -73,11 +69,8 @@ def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings:
 
 
 def facts_by_words(recording: Recording, row: I32) -> U16:
-    """Return uint16[objects of the recording]: ObjectFact, from the words of futexes.
-
-    Args:
-        row: int32[samples], the object of each sample; -1 for none.
-    """
+    """Return uint16[objects of the recording]: ObjectFact, from the words of futexes. `row`: int32[samples], the object
+    of each sample; -1 for none."""
     samples, tasks, words = recording.samples, recording.tasks, recording.objects
     rows = np.flatnonzero((row >= 0) & ~samples.has(_NOT_ENDED) & (samples.wakeup_ns >= 0))
     command, value = words.operation & _COMMAND, words.number.astype(np.int64) & 0xFFFFFFFF
@@ -98,11 +91,8 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
-    """Return bool[n]: waits that another process ended as it exited, after its record of that.
-
-    Args:
-        rows: bool[samples], n waits.
-    """
+    """Return bool[n]: waits that another process ended as it exited, after its record of that. `rows`: bool[samples], n
+    waits."""
     samples, tasks = recording.samples.take(rows), recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
     exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)

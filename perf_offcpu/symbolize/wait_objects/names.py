@@ -100,11 +100,9 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
 
 
 def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple[str, ObjectKind, Bool]]:
-    """Return name and kind of what threads wait for in calls that name no object, and bool[samples]: these waits.
-
-    A shell waits for its children in sigsuspend(), until one exits. poll() without descriptors and time limit waits for
-    a signal.
-    """
+    """Return name and kind of what threads wait for in calls that name no object, and bool[samples]: these waits. A
+    shell waits for its children in sigsuspend(), until one exits. poll() without descriptors and time limit waits for a
+    signal."""
     samples, bare = recording.samples, (row < 0) & is_wait
     kind = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))[row]
     is_time = (kind == ObjectKind.DESCRIPTORS) & (np.append(recording.objects.number, np.int32(-1))[row] == 0)

@@ -65,11 +65,8 @@ def rows_of(ids: U64, objects: WaitObjects) -> I32:
 
 
 def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
-    """Return row in objects → the processes that waited for it, most waits first.
-
-    Args:
-        row: int32[samples], the object of each sample; -1 for none.
-    """
+    """Return row in objects → the processes that waited for it, most waits first. `row`: int32[samples], the object of
+    each sample; -1 for none."""
     samples = recording.samples
     rows = np.flatnonzero(row >= 0)
     key = row[rows].astype(np.int64) << 32 | (samples.pid[rows].astype(np.int64) + 1)
@@ -83,11 +80,9 @@ def users_of(recording: Recording, row: I32) -> dict[int, list[User]]:
 
 
 def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
-    """Return (row of a pipe, pid of the sleeper) → pid of the process that ended most of the waits.
-
-    It is another process than the sleeper's, and ended more than half of the waits. Interrupts, and waits
-    that are not over, do not count.
-    """
+    """Return (row of a pipe, pid of the sleeper) → pid of the process that ended most of the waits. It is another
+    process than the sleeper's, and ended more than half of the waits. Interrupts, and waits that are not over, do not
+    count."""
     samples = recording.samples
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)

@@ -78,11 +78,8 @@ class _File(NamedTuple):
 
 
 def find_variables(recording: Recording, spaces: I32, addresses: U64, search: Search) -> list[Variable | None]:
-    """Return the variable at each of n addresses; None where it is not in the data of a known file.
-
-    Args:
-        spaces: int32[n], rows in the recording's spaces; -1 unknown.
-    """
+    """Return the variable at each of n addresses; None where it is not in the data of a known file. `spaces`: int32[n],
+    rows in the recording's spaces; -1 unknown."""
     maps, variables = recording.maps, list[Variable | None]()
     rows = _maps_below(recording, spaces, addresses)
     files: dict[int, _File | None] = {}

@@ -70,11 +70,8 @@ _FORMS: Final[dict[int, Int]] = {
 
 
 class Section:
-    """The bytes of a section of call frame information, and PADDING more.
-
-    `address` is where it is in memory, for pointers relative to themselves; `is_eh` is True for .eh_frame, False for
-    .debug_frame, whose entries differ.
-    """
+    """The bytes of a section of call frame information, and PADDING more. `address` is where it is in memory, for
+    pointers relative to themselves; `is_eh` is True for .eh_frame, False for .debug_frame, whose entries differ."""
 
     def __init__(self, content: bytes, address: int, is_eh: bool = True) -> None:
         self.data, self.size = np.frombuffer(content + bytes(PADDING), np.uint8), len(content)

@@ -103,10 +103,8 @@ class _Machine:
         self._limit = np.int64(section.size)
 
     def run(self, offsets: I64, stop: I64, start: model.U64, end: model.U64, most: int) -> int:
-        """Run instructions from `offsets` to `stop`; rows outside of [start, end) are not kept.
-
-        Returns the number of steps, at most `most`: lanes that are not at their end by then count as damaged.
-        """
+        """Run instructions from `offsets` to `stop`; rows outside of [start, end) are not kept. Returns the number of
+        steps, at most `most`: lanes that are not at their end by then count as damaged."""
         self.at, self.loc, self.end = offsets.copy(), start.copy(), end
         live = np.flatnonzero(offsets < stop)
         steps = 0

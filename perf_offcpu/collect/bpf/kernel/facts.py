@@ -120,11 +120,9 @@ _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
 
 
 def _preempt_count(btf: Btf) -> Defines:
-    """Return the place of the preempt count, which shows an interrupt; if it is not found, none is noticed.
-
-    arm64 keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF cannot have
-    its address, but a task leads to another per-CPU variable, the run queue of its CPU.
-    """
+    """Return the place of the preempt count, which shows an interrupt; if it is not found, none is noticed. arm64 keeps
+    it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF cannot have its address,
+    but a task leads to another per-CPU variable, the run queue of its CPU."""
     # Locks that disable interrupts count between soft and hard ones where this is: in 7.3, not in 6.18.
     newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
     common: Defines = {
@@ -182,10 +180,8 @@ def _code(symbols: bytes) -> dict[str, Sequence[int]]:
 
 
 def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return address and size of the functions of locks among those marked `__sched`; size 0 if mixed with others.
-
-    They come from files of their own (kernel/locking), and the linker keeps the code of a file together.
-    """
+    """Return address and size of the functions of locks among those marked `__sched`; size 0 if mixed with others. They
+    come from files of their own (kernel/locking), and the linker keeps the code of a file together."""
     lines = (line.split() for line in symbols.splitlines())
     found = sorted((int(words[0], 16), words[2]) for words in lines if len(words) == 3)
     code = [(address, name) for address, name in found if begin <= address < end and not name.startswith(b"__pfx_")]

@@ -98,10 +98,8 @@ def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
 
 
 def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
-    """Return the offsets of members that depend on the architecture, by their names in BPF (`abi.machine`).
-
-    0 for members of other architectures. None if this architecture is not known, or its kernel lacks a member.
-    """
+    """Return the offsets of members that depend on the architecture, by their names in BPF (`abi.machine`). 0 for
+    members of other architectures. None if this architecture is not known, or its kernel lacks a member."""
     row = MACHINES.get(platform.machine())
     if row is None:
         return None
