@@ -165,16 +165,12 @@ class TestTables:
         assert len(elf.symbols.name(0)) <= 1 << 16
         assert time.monotonic() - started < 5
 
-    @pytest.mark.parametrize(
-        ("packed", "problem"),
-        [
-            (lambda: b"no xz", "Input format not supported"),
-            (lambda: lzma.compress(bytes(65 << 20), preset=0), "or unpacks to more than 67108864 bytes"),
-            (lambda: lzma.compress(SOUND.build())[:-30], "it is cut off, or unpacks to more"),
-            (lambda: lzma.compress(bytes(1000)), "this is not an ELF file"),
-        ],
-        ids=["no-xz", "bomb", "cut", "no-elf"],
-    )
+    @pytest.mark.parametrize(("packed", "problem"), [
+        (lambda: b"no xz", "Input format not supported"),
+        (lambda: lzma.compress(bytes(65 << 20), preset=0), "or unpacks to more than 67108864 bytes"),
+        (lambda: lzma.compress(SOUND.build())[:-30], "it is cut off, or unpacks to more"),
+        (lambda: lzma.compress(bytes(1000)), "this is not an ELF file"),
+    ], ids=["no-xz", "bomb", "cut", "no-elf"])  # fmt: skip
     def test_mini_debug_info_that_is_none_or_a_bomb(self, packed: Callable[[], bytes], problem: str) -> None:
         bomb = Sec(".gnu_debugdata", data=packed(), flags=0)
         with pytest.raises(FormatError, match=problem):

@@ -33,16 +33,9 @@ NANOSLEEP = {"x86_64": 230}.get(platform.machine(), 115)  # clock_nanosleep
 ENDS_IN_SLEEPER = b"\0btf_trace_sched_exit_tp\0" in Path("/sys/kernel/btf/vmlinux").read_bytes()
 """This kernel can end waits in the sleeper's own context (Linux 6.16)."""
 
+_needs_exit = pytest.mark.skipif(not ENDS_IN_SLEEPER, reason="this kernel has no sched_exit_tp")
 both_forms = pytest.mark.parametrize(
-    "in_switch",
-    [
-        pytest.param(
-            False,
-            id="sched_exit_tp",
-            marks=pytest.mark.skipif(not ENDS_IN_SLEEPER, reason="this kernel has no sched_exit_tp"),
-        ),
-        pytest.param(True, id="sched_switch"),
-    ],
+    "in_switch", [pytest.param(False, id="sched_exit_tp", marks=_needs_exit), pytest.param(True, id="sched_switch")]
 )
 
 

@@ -64,24 +64,18 @@ def load_followed(
     return fd, int(found[1])
 
 
-forms_of_options = pytest.mark.parametrize(
-    "asked",
-    [
-        pytest.param({}, id="default"),
-        pytest.param({"copy_bytes": 8192}, id="callers", marks=pytest.mark.long),
-        pytest.param(EVERYTHING, id="everything"),
-        pytest.param(SAMPLED, id="sampled"),
-    ],
-)
-largest_forms = pytest.mark.parametrize(
-    "asked",
-    [
-        pytest.param({}, id="default", marks=pytest.mark.long),
-        pytest.param({"copy_bytes": 8192}, id="callers", marks=pytest.mark.long),
-        pytest.param(EVERYTHING, id="everything"),
-        pytest.param(SAMPLED, id="sampled", marks=pytest.mark.long),
-    ],
-)
+FORMS = {"default": {}, "callers": {"copy_bytes": 8192}, "everything": EVERYTHING, "sampled": SAMPLED}
+
+
+def forms(*usual: str) -> pytest.MarkDecorator:
+    """Return a parameter `asked` of all forms; but for the usual ones they are further examples."""
+    marks = {name: () if name in usual else pytest.mark.long for name in FORMS}
+    return pytest.mark.parametrize(
+        "asked", [pytest.param(form, id=name, marks=marks[name]) for name, form in FORMS.items()]
+    )
+
+
+largest_forms = forms("everything")
 """For forms of the programs that few kernels need."""
 
 
@@ -108,7 +102,7 @@ def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 
 @both_forms
-@forms_of_options
+@forms("default", "everything", "sampled")
 def test_programs_stay_far_from_the_verifiers_limit(
     asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +136,7 @@ def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
     """Kernels before 6.16 need it; all verifiers can check it, but only kernels with kprobes attach it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
     monkeypatch.setattr(bpf_program, "Kprobe", Nowhere)
-    with OffCpuProgram(OffCpuConfig(in_sleeper=True, **asked), use_cache=False) as program:
+    with OffCpuProgram(OffCpuConfig(in_sleeper=True, **asked)) as program:
         assert program.ends_at_exit
         assert "offcpu_switched" in program.run_stats()
 

@@ -20,18 +20,12 @@ PIPE_HEADER = 16
 """perf counts the offsets of a pipe from behind its header, we from the start of the file."""
 
 RECORDINGS = {
-    "chains": ["-g", "-e", "cpu-clock", "-F", "2000"],
-    "addresses": ["-g", "-d", "-e", "page-faults", "-c", "1"],
-    "several": [
-        "-g",
-        "-e",
-        "cpu-clock/period=500000/,page-faults/period=10/,context-switches/period=1/",
-        "--switch-events",
-    ],
-    "everything": ["-e", "cpu-clock", "-F", "200", "-W", "--phys-data", "-a", "--sample-cpu", "--namespaces"],
-    "registers": ["--call-graph", "dwarf,512", "-e", "cpu-clock", "-F", "2000"],
-    "tracepoint": ["-e", "sched:sched_switch", "-R", "--switch-events"],
-}
+    "chains": "-g -e cpu-clock -F 2000", "addresses": "-g -d -e page-faults -c 1",
+    "several": "-g -e cpu-clock/period=500000/,page-faults/period=10/,context-switches/period=1/ --switch-events",
+    "everything": "-e cpu-clock -F 200 -W --phys-data -a --sample-cpu --namespaces",
+    "registers": "--call-graph dwarf,512 -e cpu-clock -F 2000",
+    "tracepoint": "-e sched:sched_switch -R --switch-events",
+}  # fmt: skip
 COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 """The second since perf 6.16."""
 
@@ -65,7 +59,7 @@ class Both(NamedTuple):
 @pytest.fixture(scope="module", params=RECORDINGS)
 def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
-    perf("record", "-o", path, *RECORDINGS[request.param], "--", *WORKLOAD)
+    perf("record", "-o", path, *RECORDINGS[request.param].split(), "--", *WORKLOAD)
     return Both(path, perf("script", "-D", "-i", path), dumped(path))
 
 

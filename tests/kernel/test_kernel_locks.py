@@ -48,7 +48,10 @@ def share_of_kernel_locks(profile: Profile, rows: np.ndarray) -> float:
     return float(samples.period[rows][kind == ObjectKind.KERNEL_LOCK].sum() / samples.period[rows].sum())
 
 
-@pytest.mark.parametrize("options", [(), ("--call-graph", "fp"), ("--off-cpu-thresh", "0")])
+further = [pytest.param(one, marks=pytest.mark.long) for one in (("--call-graph", "fp"), ("--off-cpu-thresh", "0"))]
+
+
+@pytest.mark.parametrize("options", [(), *further])
 def test_writers_of_a_file_wait_for_each_other(program: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     profile = record(program, "write", tmp_path, *options)
     rows, names = of_locks(profile, "writer")

@@ -30,7 +30,7 @@ RECORDINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=RECORDINGS)
+@pytest.fixture(scope="module", params=["chains", pytest.param("faults", marks=pytest.mark.long), "switches"])
 def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Threads that wait, a program that reads directories, a shell that counts and has the kernel work."""
     path = tmp_path_factory.mktemp(request.param) / "perf.data"

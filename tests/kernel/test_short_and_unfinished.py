@@ -97,7 +97,7 @@ def stuck() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.beside
-@pytest.mark.parametrize("short_waits", [ShortWaits.STACKS, ShortWaits.DROP])
+@pytest.mark.parametrize("short_waits", [ShortWaits.STACKS, pytest.param(ShortWaits.DROP, marks=pytest.mark.long)])
 def test_who_never_comes_back_is_there_with_stack_and_time(
     stuck: subprocess.Popen[bytes], tmp_path: Path, short_waits: ShortWaits
 ) -> None:
