@@ -28,7 +28,6 @@ from typing import TextIO
 import numpy as np
 
 from perf_offcpu.analysis.timeline import process_names, timeline_of, with_origin
-from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import title_of, unit_of
@@ -36,6 +35,7 @@ from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode import text_columns
 from perf_offcpu.convert.encode.text_columns import blocks, joined, microseconds, picked
 from perf_offcpu.convert.registry import Options
+from perf_offcpu.convert.wait_details import details_of
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version

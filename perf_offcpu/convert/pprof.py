@@ -18,12 +18,12 @@ import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.timeline import timeline_of
-from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import wakeups_of
 from perf_offcpu.convert.encode import protobuf
 from perf_offcpu.convert.encode.protobuf import field, from_bytes, joined, ragged, varints
 from perf_offcpu.convert.locations import Location, Locations, Mapping
 from perf_offcpu.convert.registry import Options
+from perf_offcpu.convert.wait_details import details_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen

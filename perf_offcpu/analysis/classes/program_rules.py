@@ -306,25 +306,17 @@ class Rules:
         """Return the rules whose condition on frames a function meets: bit i for the rule i."""
         if not fits(self._any_frame, function):
             return 0
-        return sum(
-            1 << bit for bit, pattern in enumerate(self._frames) if self.rules[bit].frames and fits(pattern, function)
-        )
+        patterns = enumerate(self._frames)
+        return sum(1 << bit for bit, frames in patterns if self.rules[bit].frames and fits(frames, function))
 
     def of_caller(self, function: str) -> int:
         """Return the rules of `by_caller` whose condition on callers a function meets."""
-        return sum(
-            1 << bit for bit, rule in enumerate(self.rules) if rule.callers and fits(pattern(rule.callers), function)
-        )
+        ruled = ((bit, rule.callers) for bit, rule in enumerate(self.rules) if rule.callers)
+        return sum(1 << bit for bit, callers in ruled if fits(pattern(callers), function))
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
-        """Return the first rule that fits a wait.
-
-        Args:
-            met: the bits of `of_function` of all frames of the stack, joined.
-            wait_class: the class by the general rules.
-            syscall: "" if it is not known.
-            comm: name of the thread; "" if `by_comm` is False.
-        """
+        """Return the first rule that fits a wait. `met`: the bits of `of_function` of all frames of the stack, joined;
+        `wait_class`: by the general rules; `syscall`: "" if it is not known; `comm`: "" if `by_comm` is False."""
         met |= self._without_frames
         while met:
             bit = (met & -met).bit_length() - 1

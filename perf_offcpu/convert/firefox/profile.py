@@ -23,13 +23,13 @@ import numpy as np
 
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track, process_names, timeline_of, with_origin
-from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.weights import title_of, unit_of
 from perf_offcpu.causality.path_rows import PathTrack
 from perf_offcpu.convert.encode.text_columns import array_items, blocks, joined, path_texts, picked, running_sums
 from perf_offcpu.convert.firefox.shared import CATEGORIES, THREAD, SharedTables, StringArray
 from perf_offcpu.convert.registry import Options
+from perf_offcpu.convert.wait_details import details_of
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version

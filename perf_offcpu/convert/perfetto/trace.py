@@ -21,7 +21,6 @@ import numpy as np
 from perf_offcpu.analysis.group import stable_order
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.timeline import Timeline, timeline_of
-from perf_offcpu.analysis.wait_details import details_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
 from perf_offcpu.callpaths.tree import paths_with_wakers
 from perf_offcpu.callpaths.weights import unit_of
@@ -32,6 +31,7 @@ from perf_offcpu.convert.encode.text_columns import blocks, path_texts, running_
 from perf_offcpu.convert.perfetto import packets
 from perf_offcpu.convert.perfetto.packets import SLICE_BEGIN, SLICE_END, events
 from perf_offcpu.convert.registry import Options
+from perf_offcpu.convert.wait_details import details_of
 from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
