@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from perf_offcpu.abi.offcpu import EXTENSION
+
 ROOT = Path(__file__).parents[3]
 
 EDITS = {
@@ -33,9 +35,10 @@ from perf_offcpu.collect.kernel_totals.waits import sum_samples
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.inject.rewrite import rewrite
 
+columns, size = int(sys.argv[3]) + 1, int(sys.argv[4]) + 8
 here, header = Path(sys.argv[1]), read_header(Path("bpf/off_cpu.h"))
-assert header.structs["extension"].descr[:23] == EXTENSION.dtype("=").descr, "C is the table"
-assert EXTENSION.size() == 120 and header.structs["extension"].itemsize == 120
+assert header.structs["extension"].descr[:columns] == EXTENSION.dtype("=").descr, "C is the table"
+assert EXTENSION.size() == header.structs["extension"].itemsize == size
 
 waits = event("offcpu-time", (3,), BASE | S.RAW)
 old = load_recording(sys.argv[2]).samples
@@ -61,7 +64,8 @@ def test_three_lines_are_enough(tmp_path: Path) -> None:
         text = (copy / name).read_text()
         assert text.count(place) == 1 and line.count("\n") == 1
         (copy / name).write_text(text.replace(place, line + place))
-    command: list[str | Path] = [sys.executable, "-c", TRIAL, tmp_path, ROOT / "tests" / "data" / "demo.data"]
+    demo, now = ROOT / "tests" / "data" / "demo.data", (len(EXTENSION.fields), EXTENSION.size())
+    command: list[str | Path] = [sys.executable, "-c", TRIAL, tmp_path, demo, *map(str, now)]
     env = os.environ | {"PYTHONPATH": f"{copy}:{ROOT / 'tests'}"}
     done = subprocess.run(command, check=False, cwd=copy, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
