@@ -26,6 +26,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.program_rules import fits, pattern
 from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrapper
 from perf_offcpu.analysis.group import group
+from perf_offcpu.analysis.interpreters import INTERPRETERS
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
@@ -38,7 +39,7 @@ _FILES = r"""
     lib(jvm|java|jli|net|nio|zip|jimage|uv|node)\.so.* python[\d.]* libpython.* _queue\.cpython.* node(js)?
 """
 FUNCTIONS = {
-    "interpreters, folded": r"\[(CPython|V8|JVM\sinterpreter)\]",
+    "interpreters, folded": " ".join(re.escape(frame).replace(r"\ ", r"\s") for frame in INTERPRETERS),
     "libc": r"_start _*libc_start_\w+ start_thread _*clone3? _*(clock_)?nanosleep u?sleep",
     "C++ and Rust": r"<?(std|core|alloc|__gnu_cxx|__cxxabiv1|parking_lot|parking_lot_core)::.* __gthread_.*",
     "Go": r"(runtime|syscall|sync|time|internal/.*|runtime/.*|golang\.org/x/sys/.*)\.[^/]*",

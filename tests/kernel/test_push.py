@@ -8,6 +8,8 @@ import pytest
 from builders import program
 from builders.push.servers import receiver
 
+from perf_offcpu.push.targets import SERVERS
+
 pytestmark = pytest.mark.beside
 
 
@@ -18,11 +20,11 @@ def test_a_recording_arrives_whole(waiter: Path, tmp_path: Path) -> None:
     expected = Counter({tuple(stack.split(";")): int(weight) for stack, _, weight in lines})
     with receiver() as found:
         url = f"http://127.0.0.1:{found.port}"
-        targets = [f"{server}={url}" for server in ("pyroscope", "parca", "otlp")]
+        targets = [f"{server}={url}" for server in SERVERS]
         done = program.run("push", *targets, "--label", "service=waiter", cwd=tmp_path)
         assert done.stderr == ""
-    assert len(found.stored) == 3
-    for series, name in zip(found.stored, ("thread_name", "thread_name", "thread.name"), strict=True):
+    for series, server in zip(found.stored, SERVERS.values(), strict=True):
+        name = "thread.name" if server.export_answers else "thread_name"  # of OTLP, or of pprof
         stacks = Counter({(comm, *stack): value for (comm, stack), value in series.by_label(name).items()})
         assert stacks == +expected and stacks.total() > 0
         assert series.duration_ns > 0

@@ -20,6 +20,7 @@ import pytest
 
 from perf_offcpu import cli
 from perf_offcpu.commands.shared.parsers import VERBS
+from perf_offcpu.convert.registry import FORMATS
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, UsageError
 
 Run = Callable[[argparse.Namespace], int]
@@ -106,8 +107,7 @@ def test_ctrl_c_is_quiet(verb: Callable[[Run], None], capsys: pytest.CaptureFixt
     (["fake", "--nubmer=1"], "perf-offcpu fake: unrecognized arguments: --nubmer=1 (did you mean --number? "),
     (
         ["convert", "--flamgraph"],
-        "perf-offcpu convert: one of the arguments --html --folded --flamegraph --speedscope "
-        "--chrome-trace --perfetto --firefox --pprof --callgraph --parquet is required "
+        f"perf-offcpu convert: one of the arguments {' '.join(f'--{name}' for name in FORMATS)} --parquet is required "
         "(did you mean --flamegraph? ",
     ),
     (["--nosuch"], "perf-offcpu: unrecognized arguments: --nosuch"),

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from builders.push import otlp, rules
-from builders.push.published import Malformed, parse
+from builders.push.published import Malformed
 from builders.push.rules import Rejected
-from builders.push.servers import raw_server
+from builders.push.servers import METHODS, raw_server
 
 from perf_offcpu.push.grpc_sender import import_grpc
 from perf_offcpu.push.opening import open_sender
@@ -29,13 +28,6 @@ from perf_offcpu.push.sender import PushError, RetryLater, SendOptions
 from perf_offcpu.push.targets import parse_target
 
 grpc = import_grpc()
-SERVICES = {
-    "opentelemetry.proto.collector.profiles.v1development.ProfilesService": ("Export", otlp.export),
-    "parca.profilestore.v1alpha1.ProfileStoreService": (
-        "WriteRaw",
-        lambda body: rules.parca_write_raw(parse(rules.WriteRawRequest, body)),
-    ),
-}
 
 
 @dataclass
@@ -94,7 +86,8 @@ def exchange(call: Call) -> dict[str, Any]:
         return grpc.unary_unary_rpc_method_handler(handle)
 
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    for service, (method, take) in SERVICES.items():
+    for path, take in METHODS.items():
+        _, service, method = path.split("/")
         name = "other.Service" if call.foreign else service
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {method: serve(take)}),))
     if call.server_pem:

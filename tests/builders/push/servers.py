@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.push import otlp, rules
-from builders.push.published import Malformed
+from builders.push.published import Malformed, parse
 from builders.push.rules import Rejected, Series
 from google.protobuf import json_format
 
@@ -82,6 +82,13 @@ ROUTES: dict[str, Route] = {
         "application/x-protobuf",
     ),
 }
+METHODS: dict[str, Callable[[bytes], list[Series]]] = {
+    "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export": otlp.export,
+    "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw": lambda body: rules.parca_write_raw(
+        parse(rules.WriteRawRequest, body)
+    ),
+}
+"""The calls of gRPC, and what is stored of a request."""
 
 
 @contextlib.contextmanager

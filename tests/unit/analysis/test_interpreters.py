@@ -1,38 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of an interpreter's functions are one frame. The page that lists the functions is made of their table:
-
-.venv/bin/python tests/unit/analysis/test_interpreters.py
-"""
-
-import re
-from pathlib import Path
+"""Runs of an interpreter's functions are one frame."""
 
 import numpy as np
 import pytest
 from builders.profile import Code, ProfileBuilder, Stack, functions_of, kernel
 
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.interpreters import INTERPRETERS, fold_interpreters
+from perf_offcpu.analysis.interpreters import fold_interpreters
 from perf_offcpu.model.profile import Profile
 
-PAGE = Path(__file__).resolve().parents[3] / "Documentation" / "user-stacks.md"
 EVAL, CALL, NODE = "_PyEval_EvalFrameDefault", "PyObject_Vectorcall", "Builtins_InterpreterEntryTrampoline"
-
-
-def rows() -> str:
-    lines = ["| frame | functions |", "|---|---|"]
-    for frame, functions in INTERPRETERS.items():
-        names = " ".join(f"`{one}`" for one in functions.split()).replace("|", "\\|")
-        lines.append(f"| `{frame}` | {names} |")
-    return "\n".join(lines) + "\n"
-
-
-def made() -> str:
-    return re.sub(r"^\| frame \| f.*\n(?:\|.*\n)*", lambda _: rows(), PAGE.read_text(), flags=re.MULTILINE)
-
-
-def test_the_page_lists_the_functions() -> None:
-    assert rows() in PAGE.read_text() and PAGE.read_text() == made(), __doc__
 
 
 def profile_of(*paths: Stack) -> Profile:
@@ -86,7 +63,3 @@ def test_classes_are_the_same() -> None:
     one, other = classify(profile), classify(fold_interpreters(profile))
     np.testing.assert_array_equal(one.wait_class, other.wait_class)
     np.testing.assert_array_equal(one.for_work, other.for_work)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(made())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents that list the wait classes are made of their table. After a change to it:
+"""The documents that list wait classes, rules of programs and interpreters are made of their tables. After a change:
 
 .venv/bin/python tests/unit/analysis/test_wait_classes_page.py
 """
@@ -12,10 +12,12 @@ import pytest
 
 from perf_offcpu.analysis.classes.program_rules import PROGRAM_RULES
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, CLASSES, ClassRow, WaitClass
+from perf_offcpu.analysis.interpreters import INTERPRETERS
 
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "Documentation"
 SELECTION = DOCUMENTATION / "selection-options.txt"  # part of several man pages
-PAGES = [DOCUMENTATION / "wait-classes.md", SELECTION]
+STACKS = DOCUMENTATION / "user-stacks.md"
+PAGES = [DOCUMENTATION / "wait-classes.md", SELECTION, STACKS]
 
 COLOURS = "transparent grey darkgrey purple magenta red lightred lightblue blue green orange yellow brown".split()
 """What Firefox profiler can paint a category in (GraphColor in its src/types/profile.ts)."""
@@ -39,6 +41,11 @@ def program_rows() -> str:
     return "\n".join(lines) + "\n"
 
 
+def interpreter_rows() -> str:
+    lines = [f"| `{frame}` | {_code(functions)} |" for frame, functions in INTERPRETERS.items()]
+    return "\n".join(["| frame | functions |", "|---|---|", *lines]) + "\n"
+
+
 def _code(names: str) -> str:
     return " ".join(f"`{one}`" for one in names.split()).replace("|", "\\|")
 
@@ -53,15 +60,17 @@ def made(page: Path) -> str:
     text = page.read_text()
     if page == SELECTION:
         return re.sub(r"^--class=::\n(?:\t.*\n)+", lambda _: entry(), text, flags=re.MULTILINE)
+    if page == STACKS:
+        return re.sub(r"^\| frame \| f.*\n(?:\|.*\n)*", lambda _: interpreter_rows(), text, flags=re.MULTILINE)
     text = re.sub(r"^\| class \|.*\n(?:\|.*\n)*", lambda _: rows(), text, flags=re.MULTILINE)
     return re.sub(r"^\| program \|.*\n(?:\|.*\n)*", lambda _: program_rows(), text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_page_lists_the_classes(page: Path) -> None:
+def test_the_page_shows_the_tables(page: Path) -> None:
     text = page.read_text()
-    assert (entry() if page == SELECTION else rows()) in text, __doc__
-    assert text == made(page), __doc__
+    shown = {SELECTION: entry, STACKS: interpreter_rows}.get(page, rows)
+    assert shown() in text and text == made(page), __doc__
 
 
 def test_rows_are_whole() -> None:

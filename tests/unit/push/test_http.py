@@ -18,9 +18,8 @@ from perf_offcpu.push.answers import Answer
 from perf_offcpu.push.messages import messages
 from perf_offcpu.push.opening import open_sender
 from perf_offcpu.push.sender import PushError, Refused, RetryLater, Sender, SendOptions, ServerRefused, send_until
-from perf_offcpu.push.targets import parse_target
+from perf_offcpu.push.targets import SERVERS, parse_target
 
-SERVERS = ("pyroscope", "parca", "otlp")
 SHORT = SendOptions(timeout_s=0.3)
 
 
@@ -61,7 +60,9 @@ def test_servers_take_messages_on_one_connection(server: str) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_message_against_the_rules_is_refused(server: str) -> None:
-    body = gzip.compress(b"\x0a\x03abc") if server == "otlp" else b"{}}" if server == "parca" else b"\x0a\x03abc"
+    headers, body = SERVERS[server].headers, b"\x0a\x03abc"
+    body = b"{}}" if "json" in headers["Content-Type"] else body
+    body = gzip.compress(body) if "Content-Encoding" in headers else body
     with receiver() as found:
         problem = failure(server, found.port, body)
         assert type(problem) is Refused and f"{server}=http://127.0.0.1:{found.port}: 400 Bad Request: " in str(problem)

@@ -1,39 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages, read by the published descriptions and under the rules of the servers."""
 
-import gzip
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder
-from builders.push import otlp, rules
-from builders.push.published import parse
 from builders.push.rules import Series
+from builders.push.servers import METHODS, ROUTES
 from builders.push.waits import folded, recent, some_waits
-from google.protobuf import json_format
 
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.push import waits
 from perf_offcpu.push.messages import Message, messages
-from perf_offcpu.push.targets import parse_target
+from perf_offcpu.push.targets import SERVERS, parse_target
 
-TARGETS = ("pyroscope=http://h", "parca=http://h", "parca=grpc://h:1", "otlp=http://h", "otlp=grpc://h:1")
+TARGETS = [f"{word}=http://h" for word in SERVERS] + [f"{word}=grpc://h:1" for word in SERVERS if SERVERS[word].grpc]
 LABELS = {"service": "web", "host": "db7", "region": "eu-1"}
 
 
 def stored(target: str, body: bytes) -> list[Series]:
     """Return what the server stores."""
-    readers: dict[str, Callable[[bytes], list[Series]]] = {
-        "pyroscope=http": rules.pyroscope_push,
-        "parca=http": lambda body: rules.parca_write_raw(json_format.Parse(body, rules.WriteRawRequest())),
-        "parca=grpc": lambda body: rules.parca_write_raw(parse(rules.WriteRawRequest, body)),
-        "otlp=http": lambda body: otlp.export(gzip.decompress(body)), "otlp=grpc": otlp.export,
-    }  # fmt: skip
-    return readers[target.partition("://")[0]](body)
+    parsed = parse_target(target)
+    take = METHODS[parsed.path] if parsed.is_grpc else ROUTES[parsed.path][1]
+    return take(body)
 
 
 def pushed(target: str, profile: Profile, labels: dict[str, str]) -> Iterator[tuple[Message, Series]]:
