@@ -6,7 +6,7 @@ program in turn, for several rounds; the kernel counts the programs' run time (B
 has medians over the rounds, of all programs together. With `--waits epoll` or `mutex` the two tasks wait in
 epoll_wait(), or for locks (benchmarks/wait_pair.c, compiled with gcc).
 
-Small reference programs run in the same rounds (bpf/reference.bpf.c): one walk of the user stack at every
+Small reference programs run in the same rounds (reference.bpf.c): one walk of the user stack at every
 switch-out; two walks, as `perf record --off-cpu` makes; and programs that return at once. bpftrace and
 libbpf-tools' offcputime run too where they are installed (benchmarks/other_tools.py); `bare` is the benchmark
 without any program. Compare the ratios: figures of different days, machines or kernels are not comparable.

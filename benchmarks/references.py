@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attach reference programs (bpf/reference.bpf.c): plain off-CPU profiling, and empty programs."""
+"""Attach reference programs (reference.bpf.c): plain off-CPU profiling, and empty programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from other_tools import Stats
 
@@ -18,6 +19,7 @@ from perf_offcpu.collect.bpf.kernel.facts import explore
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.resources import bpf_dir
 
+SOURCE = Path(__file__).with_name("reference.bpf.c")
 SWITCH = {"reference_switch": "sched_switch"}
 PLACES = {"switch": "sched_switch", "waking": "sched_waking", "switched": "sched_exit_tp"}
 """Hooks of the recorder's programs (bpf/off_cpu.bpf.c)."""
@@ -45,7 +47,8 @@ def _attached(programs: Mapping[str, str], walks: int) -> Iterator[Stats]:
     there = {name: facts.tracepoints[place] for name, place in programs.items() if place in facts.tracepoints}
     with ExitStack() as stack:
         sources = list(there) if walks else ["nothing"]
-        functions, _ = stack.enter_context(compiled(bpf_dir() / "reference.bpf.c", defines, sources, []))
+        with patch.dict(os.environ, BCC_KERNEL_SOURCE=str(bpf_dir())):
+            functions, _ = stack.enter_context(compiled(SOURCE, defines, sources, []))
         fds = {}
         for name, tracepoint in there.items():
             fd = bpf_syscall.load_program(

@@ -55,7 +55,7 @@ static __always_inline void hash_top(const struct offcpu_run *run, const struct 
 		top->stale = ALL_BLOCKS;
 	}
 	if (!stack->check || !top->chain) {
-		top->chain = hash_chain(run->ctl, at, stack, seed_of(run->ctl, run->task));
+		top->chain = hash_chain(run, at);
 		stack->check = 1;
 	}
 	/* Addresses are those of a program and its forks. Stacks end near the thread pointer. */

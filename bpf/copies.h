@@ -49,17 +49,15 @@ static __always_inline bool may_return(const struct offcpu_layout *at, u64 word,
 }
 
 /* Hash a chain of frame pointers, without the words in it that are no code addresses. */
-static __always_inline u64 hash_chain(const struct offcpu_control *ctl,
-				      const struct offcpu_layout *at, struct offcpu_stack *stack,
-				      u64 hash)
+static __always_inline u64 hash_chain(const struct offcpu_run *run, const struct offcpu_layout *at)
 {
-	u64 i;
+	u64 hash = seed_of(run->ctl, run->task), i;
 
-	for_each_round(ctl, i, 1, OFFCPU_FRAMES) {
-		if (i >= stack->nr)
+	for_each_round(run->ctl, i, 1, OFFCPU_FRAMES) {
+		if (i >= run->user->nr)
 			break;
-		if (may_return(at, stack->ips[i], MAPPED))
-			hash = mix(hash, stack->ips[i]);
+		if (may_return(at, run->user->ips[i], MAPPED))
+			hash = mix(hash, run->user->ips[i]);
 	}
 	return hash;
 }
@@ -210,7 +208,7 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 		return;
 	}
 	fp = FIELD(u64, regs, REGS_FP) - at.sp;
-	hash = hash_chain(ctl, &at, run->user, seed_of(ctl, task));
+	hash = hash_chain(run, &at);
 	hash = mix(hash, at.code ^ at.top ^ at.code_size << 20);
 	hash = mix(hash, FIELD(u64, regs, REGS_IP));
 	hash = mix(hash, (fp < NEAR_STACK ? fp : 0) ^ bytes << 32);

@@ -26,8 +26,7 @@ static __always_inline u64 awaited_folio(const struct offcpu_run *run)
 	/* Through memory: a number, no pointer, to the verifier. */
 	*(volatile u64 *)room->stack = (u64)bpf_task_pt_regs(run->task);
 	size = *(volatile u64 *)room->stack - sp;
-	if (size > sizeof(room->stack))
-		size = sizeof(room->stack);
+	size = min(size, sizeof(room->stack));
 	barrier_var(size);
 	if (size > sizeof(room->stack) ||
 	    bpf_probe_read_kernel(room->stack, size, (void *)sp))

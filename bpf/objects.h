@@ -79,8 +79,7 @@ static __always_inline void read_socket_name(struct offcpu_object *to)
 		return;
 	/* struct sockaddr_un: its path follows the family, and may contain NULs. */
 	size = kernel_word(to, name + UNIX_ADDR_LEN, sizeof(u32)) - sizeof(u16);
-	if (size > OFFCPU_NAME_BYTES - 1)
-		size = OFFCPU_NAME_BYTES - 1;
+	size = min(size, OFFCPU_NAME_BYTES - 1);
 	barrier_var(size);
 	size &= OFFCPU_NAME_BYTES - 1;
 	bpf_probe_read_kernel(to->name, size, (void *)(name + UNIX_ADDR_NAME + sizeof(u16)));
@@ -131,10 +130,8 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 	s32 fd = -1, number;
 
 	if (what == OFFCPU_CALL_FUTEXES) {
-		if (second != 1 || !to->in_sleeper) {	/* several are no one object */
-			to->kind = OFFCPU_OBJECT_NONE;
+		if (second != 1 || !to->in_sleeper)	/* several are no one object */
 			return;
-		}
 		if (bpf_probe_read_user(waitv, sizeof(waitv), (void *)first))
 			to->lost |= OFFCPU_OBJECT_FAULT;
 		waitv[2] &= FUTEX_PRIVATE;
@@ -172,7 +169,6 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 		return;
 	}
 	if (what == OFFCPU_CALL_SELECT) {
-		to->kind = OFFCPU_OBJECT_NONE;
 		if (!first || !(second | args->words[2] | args->words[3]))
 			describe_number(to, OFFCPU_OBJECT_DESCRIPTORS, 0);
 		return;
@@ -189,7 +185,6 @@ static __always_inline void describe_call(const struct offcpu_run *run, struct o
 	}
 	file = file_of(to, run->task, fd);
 	if (!file) {
-		to->kind = OFFCPU_OBJECT_NONE;
 		to->lost |= OFFCPU_OBJECT_CLOSED;
 		return;
 	}

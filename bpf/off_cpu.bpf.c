@@ -230,8 +230,7 @@ static __always_inline bool end_time(struct offcpu_run *run, u64 now)
 		count(OFFCPU_TOO_SHORT, wait->length);
 		return false;
 	}
-	if (OFFCPU_SAMPLING && !(storage->flags & OFFCPU_BEGAN_BEFORE) &&
-	    !draw(ctl, storage, wait)) {
+	if (OFFCPU_SAMPLING && !(storage->flags & OFFCPU_BEGAN_BEFORE) && !draw(run)) {
 		count(OFFCPU_UNSAMPLED, wait->length);
 		return false;
 	}

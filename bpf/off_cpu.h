@@ -52,10 +52,7 @@ enum offcpu_target {
 
 /* What the ids in the map `targets` are. */
 enum offcpu_target_kind {
-	OFFCPU_PROCESS,
-	OFFCPU_THREAD,
-	OFFCPU_USER,
-	OFFCPU_CPU
+	OFFCPU_PROCESS, OFFCPU_THREAD, OFFCPU_USER, OFFCPU_CPU
 };
 
 struct offcpu_target_key {
@@ -77,11 +74,9 @@ enum offcpu_mode {
 	OFFCPU_RUNNABLE,		/* waiting for a CPU after its wake-up or birth */
 	OFFCPU_THROTTLED,		/* its control group has used up its quota of CPU time */
 	OFFCPU_PREEMPTED,		/* waiting for a CPU after it was preempted, or yielded */
-	OFFCPU_INTERRUPTIBLE,
-	OFFCPU_UNINTERRUPTIBLE,
+	OFFCPU_INTERRUPTIBLE, OFFCPU_UNINTERRUPTIBLE,
 	OFFCPU_IDLE,			/* TASK_IDLE: kernel threads that wait for work */
-	OFFCPU_STOPPED,
-	OFFCPU_TRACED,
+	OFFCPU_STOPPED, OFFCPU_TRACED,
 	OFFCPU_OTHER,			/* parked, and all other states */
 	OFFCPU_DEAD,
 	OFFCPU_MODES			/* number of modes */
@@ -91,9 +86,7 @@ enum offcpu_mode {
 enum offcpu_copy {
 	OFFCPU_COPY_FIRST,		/* control.copy_bytes */
 	OFFCPU_COPY_BARE,		/* one word: a sample before has the copy */
-	OFFCPU_COPY_QUARTER,
-	OFFCPU_COPY_DOUBLE,
-	OFFCPU_COPY_FOURFOLD,
+	OFFCPU_COPY_QUARTER, OFFCPU_COPY_DOUBLE, OFFCPU_COPY_FOURFOLD,
 	OFFCPU_COPIES_NR
 };
 
@@ -102,18 +95,12 @@ enum offcpu_copy {
  * into the instructions (late_value()). Sizes are 0 where the address is not known.
  */
 enum offcpu_late {
-	OFFCPU_SCHED_TEXT,		/* where the scheduler's code is */
-	OFFCPU_SCHED_TEXT_SIZE,
-	OFFCPU_LOCK_TEXT,		/* within it, where functions of locks are */
-	OFFCPU_LOCK_TEXT_SIZE,
-	OFFCPU_WAKE_UP,			/* try_to_wake_up() */
-	OFFCPU_WAKE_UP_SIZE,
-	OFFCPU_DO_SOFTIRQ,		/* do_softirq() */
-	OFFCPU_DO_SOFTIRQ_SIZE,
-	OFFCPU_BACKLOG,			/* process_backlog() */
-	OFFCPU_BACKLOG_SIZE,
-	OFFCPU_FOLIO_WAKE,		/* wake_page_function() */
-	OFFCPU_FOLIO_WAKE_SIZE,
+	OFFCPU_SCHED_TEXT, OFFCPU_SCHED_TEXT_SIZE,	/* where the scheduler's code is */
+	OFFCPU_LOCK_TEXT, OFFCPU_LOCK_TEXT_SIZE,	/* in it, where functions of locks are */
+	OFFCPU_WAKE_UP, OFFCPU_WAKE_UP_SIZE,		/* try_to_wake_up() */
+	OFFCPU_DO_SOFTIRQ, OFFCPU_DO_SOFTIRQ_SIZE,	/* do_softirq() */
+	OFFCPU_BACKLOG, OFFCPU_BACKLOG_SIZE,		/* process_backlog() */
+	OFFCPU_FOLIO_WAKE, OFFCPU_FOLIO_WAKE_SIZE,	/* wake_page_function() */
 	OFFCPU_PID_LEVEL,		/* depth of the recorder's pid namespace, 0: the first */
 	OFFCPU_PID_NAMESPACE		/* its inode */
 };
@@ -187,19 +174,10 @@ struct offcpu_call {
 /* Kinds of objects; ObjectKind in perf_offcpu/abi/wait_objects.py. */
 enum offcpu_object_kind {
 	OFFCPU_OBJECT_NONE,
-	OFFCPU_OBJECT_FILE,
-	OFFCPU_OBJECT_DIRECTORY,
-	OFFCPU_OBJECT_CHARACTER,
-	OFFCPU_OBJECT_BLOCK,
-	OFFCPU_OBJECT_PIPE,
-	OFFCPU_OBJECT_SOCKET,
-	OFFCPU_OBJECT_ANONYMOUS,
-	OFFCPU_OBJECT_FUTEX,
-	OFFCPU_OBJECT_DESCRIPTORS,
-	OFFCPU_OBJECT_PROCESS,
-	OFFCPU_OBJECT_SEMAPHORES,
-	OFFCPU_OBJECT_MESSAGES,
-	OFFCPU_OBJECT_PATH,
+	OFFCPU_OBJECT_FILE, OFFCPU_OBJECT_DIRECTORY, OFFCPU_OBJECT_CHARACTER, OFFCPU_OBJECT_BLOCK,
+	OFFCPU_OBJECT_PIPE, OFFCPU_OBJECT_SOCKET, OFFCPU_OBJECT_ANONYMOUS,
+	OFFCPU_OBJECT_FUTEX, OFFCPU_OBJECT_DESCRIPTORS, OFFCPU_OBJECT_PROCESS,
+	OFFCPU_OBJECT_SEMAPHORES, OFFCPU_OBJECT_MESSAGES, OFFCPU_OBJECT_PATH,
 	OFFCPU_OBJECT_KERNEL_LOCK
 };
 

@@ -37,12 +37,13 @@ static __always_inline u64 queued_for(const struct offcpu_task *storage, struct 
 }
 
 /* Add a wait to the accumulator of its thread. Return whether it is a sample, with its weight. */
-static __always_inline bool draw(const struct offcpu_control *ctl, struct offcpu_task *storage,
-				 struct offcpu_wait *wait)
+static __always_inline bool draw(const struct offcpu_run *run)
 {
-	u64 now = wait->switch_in_ns;
+	struct offcpu_task *storage = run->storage;
+	struct offcpu_wait *wait = run->wait;
 
-	wait->count = draw_periods(ctl, rate_of(ctl), &storage->phase, now, wait->length);
+	wait->count = draw_periods(run->ctl, rate_of(run->ctl), &storage->phase,
+				   wait->switch_in_ns, wait->length);
 	wait->ns = wait->count * storage->phase.period_ns;
 	if (wait->count)
 		storage->flags |= OFFCPU_SAMPLED_WAIT;

@@ -37,7 +37,8 @@ def licence_of(path: Path) -> str:
 
 def test_files_name_their_licence_in_their_first_lines() -> None:
     named = {path.relative_to(ROOT).as_posix(): licence_of(path) for path in files()}
-    wrong = [path for path in named if named[path] != (IN_KERNEL if path.startswith("bpf/") else ANYWHERE)]
+    in_kernel = {path for path in named if path.startswith("bpf/") or path.endswith(".bpf.c")}
+    wrong = [path for path in named if named[path] != (IN_KERNEL if path in in_kernel else ANYWHERE)]
     assert not wrong, "add a line SPDX-License-Identifier"
     assert {"bpf/off_cpu.h", "scripts/test", "tests/unit/test_licences.py", ".ci/run"} <= named.keys()
 
