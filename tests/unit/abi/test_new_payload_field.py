@@ -13,15 +13,11 @@ ROOT = Path(__file__).parents[3]
 
 EDITS = {
     "bpf/off_cpu.h": ("\tu8 end[];", "\tu64 spare;\t\t\t/* something new */\n"),
-    "perf_offcpu/abi/offcpu.py": (
-        '    source="bpf/off_cpu.h: struct offcpu_extension"',
-        '    Field("spare", U64, unknown=UNKNOWN_U64, doc="something new"),\n',
-    ),
-    "perf_offcpu/model/recording.py": (
-        '    cgroup: U64 = column("u8", ',
-        '    spare: I64 = column("i8", "something new", sentinel=-1)\n',
-    ),
-}
+    "perf_offcpu/abi/offcpu.py": ('    source="bpf/off_cpu.h: struct offcpu_extension"',
+                                  '    Field("spare", U64, unknown=UNKNOWN_U64, doc="something new"),\n'),
+    "perf_offcpu/model/recording.py": ('    cgroup: U64 = column("u8", ',
+                                       '    spare: I64 = column("i8", "something new", sentinel=-1)\n'),
+}  # fmt: skip
 """File → (before which text, the new line)."""
 
 TRIAL = """

@@ -29,12 +29,14 @@ def test_counters_are_one_raw_sample() -> None:
     assert {name: sample[name] for name in wanted} == wanted
     assert event.ids == (EVENT_ID,)
     values = COUNTERS.unpack(sample["raw"])
-    assert (values["magic"], values["begin_ns"], values["end_ns"]) == (MAGIC, 100, 200)
-    assert values["threshold_ns"] == 1_000_000
-    assert {
-        losses.CAUSES[row["name"].rstrip(b"\0").decode()]: Counter(row["events"], row["ns"])
-        for row in values["counters"]
-    } == COUNTED
+    assert (values["magic"], values["begin_ns"], values["end_ns"], values["threshold_ns"]) == (
+        MAGIC,
+        100,
+        200,
+        1_000_000,
+    )
+    rows = {row["name"].rstrip(b"\0").decode(): Counter(row["events"], row["ns"]) for row in values["counters"]}
+    assert {losses.CAUSES[name]: counter for name, counter in rows.items()} == COUNTED
 
 
 def test_only_what_is_missing_is_a_loss() -> None:
@@ -51,8 +53,5 @@ def test_last_lines() -> None:
         "[ perf-offcpu record: lost: 2 waits neither sampled nor summed ]",
     ]
     assert len(summary_lines(Summary("out"))) == 1
-
-
-def test_the_last_line_counts_who_is_still_blocked_among_the_samples() -> None:
     (line,) = summary_lines(Summary("out", still_blocked=3, counters={losses.SAMPLES: Counter(7)}))
     assert line.endswith("(10 off-cpu samples, 3 of them still blocked, 0 sums, 0 on-CPU samples) ]")

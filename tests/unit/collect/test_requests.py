@@ -141,8 +141,5 @@ def test_commands_come_in_pieces_and_others_are_left_out() -> None:
 def test_other_descriptors_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--control"):
         parse_control(text)
-
-
-def test_descriptors_of_commands_and_answers() -> None:
     assert parse_control("fd:0") == ControlFds(0)
     assert parse_control("fd:1,2") == ControlFds(1, 2)

@@ -56,6 +56,8 @@ def test_live_line_makes_way_for_what_stays() -> None:
         live.show(progress)
     line = "\r\x1b[Krecording 12 s: 5 samples, 6 sums, none lost, rings 25%, from 1 ms, 3.0 MB"
     assert out.getvalue() == f"{line}\r\x1b[Ksomething\n{line}\r\x1b[K"
+    progress = progress_line(9e5, 99_999_999, 9_999_999, 99_999, 1.0, 1_000_000, 5 << 30)
+    assert len(f"recording {progress}") < 110, "it fits a terminal after days of recording"
 
 
 def test_a_terminal_that_takes_nothing_does_not_hold_the_recorder_up() -> None:
@@ -69,8 +71,3 @@ def test_a_terminal_that_takes_nothing_does_not_hold_the_recorder_up() -> None:
         termios.tcflow(out, termios.TCOON)
         live.show("to be seen")
         assert shown.read(100) == b"\r\x1b[Krecording to be seen"
-
-
-def test_line_fits_a_terminal_after_days_of_recording() -> None:
-    progress = progress_line(9e5, 99_999_999, 9_999_999, 99_999, 1.0, 1_000_000, 5 << 30)
-    assert len(f"recording {progress}") < 110

@@ -8,33 +8,23 @@ import select
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from perf_offcpu.collect import targets
 from perf_offcpu.collect.bpf.config import Targets
 from perf_offcpu.collect.system.cgroups import Hierarchy, hierarchies
-from perf_offcpu.collect.targets import (
-    Target,
-    TargetWatch,
-    check_target,
-    choose_target,
-    descendants,
-    left_out,
-    process_of,
-)
+from perf_offcpu.collect.targets import Target, TargetWatch, check_target, choose_target, left_out, process_of
 from perf_offcpu.errors import TargetError, UsageError
 
 
 @pytest.mark.parametrize(("texts", "command", "target"), [
-    ({}, False, Target()),
-    ({"system": True}, True, Target()),
-    ({}, True, Target(command=True)),
-    ({"pids": "17"}, True, Target(processes=(17,))),
-    ({"pids": "18,17,18"}, False, Target(processes=(18, 17))),
-    ({"tids": "4, 5"}, False, Target(threads=(4, 5))),
+    ({}, False, Target()), ({"system": True}, True, Target()), ({}, True, Target(command=True)),
+    ({"pids": "17"}, True, Target(processes=(17,))), ({"pids": "18,17,18"}, False, Target(processes=(18, 17))),
+    ({"tids": "4, 5"}, False, Target(threads=(4, 5))), ({"users": "root,7"}, True, Target(users=(0, 7))),
     ({"pids": "3", "tids": "4"}, False, Target(processes=(3,), threads=(4,))),
-    ({"users": "root,7"}, True, Target(users=(0, 7))),
     ({"system": True, "cpus": "0"}, True, Target(cpus=(0,))),
     ({"comms": "a b,c"}, True, Target(command=True, comms=(b"a b", b"c"))),
 ])  # fmt: skip
@@ -44,9 +34,8 @@ def test_choice(texts: dict[str, Any], command: bool, target: Target) -> None:
 
 def test_kinds() -> None:
     kinds = [Target(), Target((1,)), Target((), (1,)), Target((1,), (2,)), Target(command=True)]
-    assert [target.kind for target in kinds] == [
-        Targets.ALL, Targets.PIDS, Targets.TIDS, Targets.TASKS, Targets.COMMAND,
-    ]  # fmt: skip
+    expected = [Targets.ALL, Targets.PIDS, Targets.TIDS, Targets.TASKS, Targets.COMMAND]
+    assert [target.kind for target in kinds] == expected
 
 
 @pytest.mark.parametrize("other", ["pids", "tids"])
@@ -107,22 +96,27 @@ def test_hierarchies_of_a_system_with_both() -> None:
     )
 
 
-def test_own_process_and_threads_are_there() -> None:
-    found: list[int] = []
+@contextlib.contextmanager
+def waiting_thread() -> Iterator[int]:
+    """Yield the id of a thread that ends afterwards."""
     stop = threading.Event()
-    thread = threading.Thread(target=lambda: (found.append(threading.get_native_id()), stop.wait(10)))
+    thread = threading.Thread(target=lambda: stop.wait(10))
     thread.start()
     try:
-        while not found:
-            pass
-        check_target(Target(processes=(os.getpid(),)))
-        check_target(Target(threads=(os.getpid(), found[0])))
-        assert process_of(found[0]) == os.getpid()
-        with pytest.raises(TargetError, match=f"^{found[0]} is a thread of process {os.getpid()}: use -t"):
-            check_target(Target(processes=(found[0],)))
+        assert thread.native_id
+        yield thread.native_id
     finally:
         stop.set()
         thread.join()
+
+
+def test_own_process_and_threads_are_there() -> None:
+    with waiting_thread() as tid:
+        check_target(Target(processes=(os.getpid(),)))
+        check_target(Target(threads=(os.getpid(), tid)))
+        assert process_of(tid) == os.getpid()
+        with pytest.raises(TargetError, match=f"^{tid} is a thread of process {os.getpid()}: use -t"):
+            check_target(Target(processes=(tid,)))
 
 
 def gone() -> int:
@@ -138,12 +132,14 @@ def test_a_target_that_is_gone_is_named() -> None:
         check_target(Target(processes=(os.getpid(), pid)))
     with pytest.raises(TargetError, match=f"^there is no thread {pid}$"):
         check_target(Target(threads=(pid,)))
+    with pytest.raises(TargetError, match="^there is no process"):
+        TargetWatch(Target(processes=(pid,)))
 
 
 def test_children_that_exist_are_named_or_taken_with_their_parent() -> None:
     words = "import os, time; [os.fork() for _ in range(2)]; time.sleep(60)"
     with subprocess.Popen(["/usr/bin/python3", "-c", words]) as parent:
-        while len(forked := descendants([parent.pid])) < 3:
+        while len(forked := targets.descendants([parent.pid])) < 3:
             pass
         target = choose_target(pids=f"{parent.pid}+")
         assert target.processes == (parent.pid, *forked) and target.roots == (parent.pid,)
@@ -160,6 +156,7 @@ def test_the_end_of_a_child_is_no_reason_to_refuse() -> None:
     target = Target(processes=(os.getpid(), pid), forked=frozenset([pid]))
     with contextlib.closing(TargetWatch(target)) as watch:
         assert len(watch.fds) == 1
+    assert TargetWatch(Target()).fds == set(), "everybody is a target"
 
 
 def test_watch_tells_when_the_last_one_has_ended() -> None:
@@ -181,26 +178,10 @@ def test_watch_tells_when_the_last_one_has_ended() -> None:
 @pytest.mark.beside
 def test_watch_of_a_thread_tells_when_it_ends_before_its_process() -> None:
     """Linux 6.9 and later; before, the recording goes on until the process has ended."""
-    found: list[int] = []
-    stop = threading.Event()
-    thread = threading.Thread(target=lambda: (found.append(threading.get_native_id()), stop.wait(10)))
-    thread.start()
-    while not found:
-        pass
-    watch = TargetWatch(Target(threads=(found[0],)))
-    (fd,) = watch.fds
-    assert not select.select([fd], [], [], 0.05)[0]
-    stop.set()
-    thread.join()
+    with waiting_thread() as tid:
+        watch = TargetWatch(Target(threads=(tid,)))
+        (fd,) = watch.fds
+        assert not select.select([fd], [], [], 0.05)[0]
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     assert bool(select.select([fd], [], [], 1)[0]) == (release >= (6, 9))
     watch.close()
-
-
-def test_watch_of_a_target_that_is_gone() -> None:
-    with pytest.raises(TargetError, match="^there is no process"):
-        TargetWatch(Target(processes=(gone(),)))
-
-
-def test_watch_of_everybody_watches_nothing() -> None:
-    assert TargetWatch(Target()).fds == set()

@@ -31,6 +31,7 @@ HOUR = 497_000
 BEGIN = HOUR * HOUR_NS
 END = (HOUR + 3) * HOUR_NS
 EMPTY = ("budgets", "gaps")
+FOLDER = "date=2026-09-12/hour=08"
 
 
 def segment_of(number: int, *, hour: int = HOUR) -> Profile:
@@ -80,9 +81,11 @@ def done(dataset: Dataset, before_ns: int = END) -> list[tuple[str, Compacted]]:
     return found  # type: ignore[return-value]
 
 
-def test_an_hour_becomes_one_file_a_table_with_the_same_rows(dataset: Dataset) -> None:
+def test_an_hour_that_has_ended_becomes_one_file_a_table_with_the_same_rows(dataset: Dataset) -> None:
     before = content(dataset)
-    sizes = done(dataset)
+    assert done(dataset, BEGIN + HOUR_NS - 1) == []
+    sizes = done(dataset, BEGIN + HOUR_NS)
+    assert done(dataset) == [], "the next hour has one file a table"
     assert content(dataset) == before
     assert [folder.split("/")[0] for folder, _ in sizes] == [table for table in TABLES if table not in EMPTY]
     for table in before:
@@ -93,11 +96,7 @@ def test_an_hour_becomes_one_file_a_table_with_the_same_rows(dataset: Dataset) -
     (stacks,) = dataset.files("stacks", BEGIN, BEGIN + 1)
     ids = pq.ParquetFile(stacks).read()["stack_id"].to_pylist()
     assert len(set(ids)) == len(ids) == 5
-    assert dict(sizes)[f"samples/{_folder()}"].rows == len(samples)
-
-
-def _folder() -> str:
-    return "date=2026-09-12/hour=08"
+    assert dict(sizes)[f"samples/{FOLDER}"].rows == len(samples)
 
 
 def test_what_comes_later_is_merged_and_what_comes_again_is_not(dataset: Dataset) -> None:
@@ -113,9 +112,12 @@ def test_what_comes_later_is_merged_and_what_comes_again_is_not(dataset: Dataset
     assert done(dataset) == []
 
 
-def test_hours_that_have_not_ended_are_left(dataset: Dataset) -> None:
-    assert done(dataset, BEGIN + HOUR_NS - 1) == []
-    assert len(done(dataset, BEGIN + HOUR_NS)) == 5
+def assert_complete(dataset: Dataset) -> None:
+    """Check that the stacks of all samples are there, and the frames of all stacks."""
+    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")}
+    frames = {row["frame_id"] for row in rows_of(dataset, "frames")}
+    assert {row["stack_id"] for row in rows_of(dataset, "samples")} <= {0, *stacks}
+    assert {frame for chain in stacks.values() for frame in chain} <= frames
 
 
 class Killed(BaseException):
@@ -168,10 +170,7 @@ def test_a_writer_that_is_killed_leaves_no_sample_without_its_stack(
     with contextlib.suppress(Killed):
         write(made, 2, "web1")
     dying[0] = 10**9
-    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(made, "stacks")}
-    frames = {row["frame_id"] for row in rows_of(made, "frames")}
-    assert {row["stack_id"] for row in rows_of(made, "samples")} <= {0, *stacks}
-    assert {frame for chain in stacks.values() for frame in chain} <= frames
+    assert_complete(made)
     counts = Counter(row["time_ns"] >= BEGIN + 120 * 10**9 for row in rows_of(made, "samples"))
     whole = len(segment_of(2).samples)
     assert counts[True] in {0, whole} and counts[False] == len(segment_of(1).samples)
@@ -183,7 +182,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_merged(dataset: Dataset) -> Non
     victim = Path(dataset.files("stacks")[0])
     victim.write_bytes(b"PAR1 not really")
     problems = [(folder, one) for folder, one in compact(dataset, END) if isinstance(one, Exception)]
-    assert [folder for folder, _ in problems] == [f"stacks/{_folder()}"]
+    assert [folder for folder, _ in problems] == [f"stacks/{FOLDER}"]
     assert str(problems[0][1]).startswith(f"{victim}: it is no Parquet file")
     assert len(dataset.files("samples", BEGIN, BEGIN + 1)) == 1
 
@@ -221,12 +220,12 @@ while True:
     profile.meta.wall_clock_ns += 60 * 10**9
     print("written", flush=True)
 """
-RECORDING = Path(__file__).resolve().parents[2] / "data" / "demo.data"
 
 
 def test_writers_killed_by_a_signal_leave_whole_files(tmp_path: Path) -> None:
     made = open_dataset(str(tmp_path), make=True)
-    words: list[str | Path] = [sys.executable, "-c", WRITER, tmp_path, RECORDING]
+    demo = Path(__file__).resolve().parents[2] / "data" / "demo.data"
+    words: list[str | Path] = [sys.executable, "-c", WRITER, tmp_path, demo]
     writers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
     for writer, delay_ms in zip(writers, (3, 17, 60), strict=True):
         with writer, writer.stdout or contextlib.nullcontext() as out:
@@ -234,10 +233,7 @@ def test_writers_killed_by_a_signal_leave_whole_files(tmp_path: Path) -> None:
             time.sleep(delay_ms / 1000)
             writer.kill()
     assert rows_of(made, "samples")
-    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(made, "stacks")}
-    assert {row["stack_id"] for row in rows_of(made, "samples")} <= {0, *stacks}
-    frames = {row["frame_id"] for row in rows_of(made, "frames")}
-    assert {frame for chain in stacks.values() for frame in chain} <= frames
+    assert_complete(made)
     before = content(made)
     done(made, 2**62)
     assert content(made) == before

@@ -43,10 +43,8 @@ def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["--comm", "x"], "--comm means nothing to --parquet, which writes whole recordings"),
-    (["--class", "lock"], "--class means nothing to --parquet"),
-    (["-o", "x"], "--output means nothing to --parquet"),
-    (["--label", "x"], "--label x: not NAME=VALUE"),
-    (["--jobs", "0"], "--jobs: 0 is not between 1 and 1024"),
+    (["--class", "lock"], "--class means nothing to --parquet"), (["-o", "x"], "--output means nothing to --parquet"),
+    (["--label", "x"], "--label x: not NAME=VALUE"), (["--jobs", "0"], "--jobs: 0 is not between 1 and 1024"),
     (["--idle", "hide"], "--idle means nothing to --parquet"),
 ])  # fmt: skip
 def test_impossible_options_are_refused(words: list[str], sentence: str, tmp_path: Path) -> None:
@@ -59,8 +57,5 @@ def test_impossible_options_are_refused(words: list[str], sentence: str, tmp_pat
 def test_an_unknown_store_is_one_sentence(url: str) -> None:
     done = run("convert", "--parquet", url, "-i", RECORDINGS["vm"], status=129)
     assert done.stderr.startswith(f"perf-offcpu convert: {url}: ") and done.stderr.count("\n") == 1
-
-
-def test_jobs_is_for_datasets() -> None:
     done = run("convert", "--folded", "-j", "2", "-i", RECORDINGS["vm"], status=None)
     assert "--jobs is for --parquet alone" in done.stderr

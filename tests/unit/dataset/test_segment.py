@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders.dataset import rows_of
-from builders.profile import ProfileBuilder
+from builders.profile import ProfileBuilder, functions_of
 
 from perf_offcpu.dataset.content import content_of
 from perf_offcpu.dataset.dataset import Dataset, open_dataset
@@ -27,8 +27,8 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 RECORDINGS = ("demo.data", "arm64/own.data")
 
 
-def sums(samples: list[dict[str, Any]], key: str, value: str) -> dict[Any, int]:
-    found: Counter[Any] = Counter()
+def sums(samples: list[dict[str, Any]], key: str, value: str) -> Counter[Any]:
+    found = Counter[Any]()
     for row in samples:
         found[row[key]] += row[value] or 0
     return found
@@ -54,9 +54,7 @@ def test_totals_are_those_of_the_report(profile: Profile, dataset: Dataset) -> N
     classes = report["groups"]["rows"]
     assert sums(waits, "class", "weight_ns") == {row["values"][0]: row["weight"] for row in classes}
     assert sums(waits, "tid", "weight_ns") == {row["tid"]: row["weight"] for row in report["threads"] if row["weight"]}
-    states: Counter[str] = Counter()
-    for stack in report["stacks"]:
-        states.update(stack["states"])
+    states = sum((Counter(stack["states"]) for stack in report["stacks"]), Counter[str]())
     assert sums(waits, "state", "weight_ns") == states
     lost = {row["cause"]: row["count"] for row in rows_of(dataset, "losses") if row["is_loss"]}
     assert lost == report["losses"]
@@ -66,9 +64,12 @@ def test_every_stack_is_there_with_its_frames(profile: Profile, dataset: Dataset
     write_segment(dataset, profile, host_of(profile))
     stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")}
     frames = {row["frame_id"]: row for row in rows_of(dataset, "frames")}
-    for row, sample in zip(rows_of(dataset, "samples"), _by_time(profile), strict=True):
-        assert (row["stack_id"] == 0) == (sample == [])
-        assert [frames[one]["symbol"] for one in stacks.get(row["stack_id"], [])] == sample
+    ids, times, nodes = content_of(profile).stack_of, profile.samples.time_ns.tolist(), profile.samples.stack.tolist()
+    order = sorted(range(len(nodes)), key=lambda row: (times[row], int(ids[nodes[row]])))
+    for row, sample in zip(rows_of(dataset, "samples"), order, strict=True):
+        symbols = functions_of(profile, nodes[sample])[::-1]
+        assert (row["stack_id"] == 0) == (symbols == [])
+        assert [frames[one]["symbol"] for one in stacks.get(row["stack_id"], [])] == symbols
 
 
 def test_the_time_before_a_segment_is_a_row_of_gaps_with_its_cause(profile: Profile, dataset: Dataset) -> None:
@@ -98,21 +99,6 @@ def test_package_that_is_missing_is_told_before_anything_is_made(
     with pytest.raises(UsageError, match=r"datasets need the package pyarrow: pip install 'perf-offcpu\[fleet\]'"):
         open_dataset(str(tmp_path / "set"), make=True)
     assert not (tmp_path / "set").exists()
-
-
-def _by_time(profile: Profile) -> list[list[str]]:
-    """Return the symbols of each sample, leaf first, in the order of the table."""
-    frames, stacks, found = profile.frames, profile.stacks, []
-    content = content_of(profile)
-    ids = content.stack_of[profile.samples.stack]
-    order = sorted(range(len(ids)), key=lambda row: (int(profile.samples.time_ns[row]), int(ids[row])))
-    for row in order:
-        symbols, node = [], int(profile.samples.stack[row])
-        while node >= 0:
-            symbols.append(profile.strings[frames.symbol[stacks.frame[node]]])
-            node = int(stacks.parent[node])
-        found.append(symbols)
-    return found
 
 
 def test_a_segment_written_twice_is_there_once(profile: Profile, dataset: Dataset, tmp_path: Path) -> None:

@@ -32,11 +32,8 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
 
 
 def profile_of(names: list[str], at_ns: int = 0) -> Profile:
-    meta = {
-        "hostname": "web", "wall_clock_ns": BEGIN + at_ns, "wall_clock_at_ns": 5, "begin_ns": 5,
-        "end_ns": 10**9,
-    }  # fmt: skip
-    builder = ProfileBuilder(meta=meta)
+    times = {"wall_clock_ns": BEGIN + at_ns, "wall_clock_at_ns": 5, "begin_ns": 5, "end_ns": 10**9}
+    builder = ProfileBuilder(meta={"hostname": "web"} | times)
     for row, name in enumerate(names):
         path = ["main", Code(name, f"/lib/{name}", 0x40 + row, file=name, line=row)]
         builder.sample(name, path, 10**row, time_ns=5 + row, object=builder.thing(name))
@@ -70,11 +67,8 @@ def test_hostile_names_stay_printable_text(dataset: Dataset) -> None:
     assert len({row["host_id"] for row in samples}) == len(HOSTILE)
     assert all("\x1b" not in path and "/../" not in path for path in dataset.files("samples"))
     assert all(os.path.basename(path)[0].isalnum() for path in dataset.files("samples"))
-
-
-def test_hosts_of_similar_names_have_different_files() -> None:
     names = {segment_name(host, boot, 1, 2) for host in ("a/b", "a-b", "a b") for boot in ("", "1")}
-    assert len(names) == 6
+    assert len(names) == 6, "hosts of similar names have different files"
 
 
 def test_a_failed_write_leaves_nothing(dataset: Dataset) -> None:
@@ -121,16 +115,13 @@ def test_an_engine_gets_regular_files_alone(tmp_path: Path) -> None:
         dataset.files("samples")
 
 
-def test_there_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no dataset"):
-        open_dataset(str(tmp_path / "none"))
-
-
 def test_other_folders_and_files_are_left_alone(tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path), make=True)
     for name in ("date=x/hour=00/a.parquet", "date=2026-01-01/hour=99/a.parquet", "date=2026-01-01/b.parquet", "c"):
         put(dataset.store, f"samples/{name}", b"")
     assert dataset.files("samples") == []
+    with pytest.raises(UsageError, match="there is no dataset"):
+        open_dataset(str(tmp_path / "none"))
     assert expire(dataset, 2**62).files == 0
     assert hour_of_folder("date=2026-02-30", "hour=00") is None
 

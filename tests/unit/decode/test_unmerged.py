@@ -2,7 +2,7 @@
 """Deferred callchains: beside their samples, merged with them, and in the stacks of wakers."""
 
 import numpy as np
-from builders.chains import recording_of_chains
+from builders.chains import chains_of, recording_of_chains
 
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
@@ -29,26 +29,22 @@ def recording(cookie: int = COOKIE) -> Recording:
     )  # fmt: skip
 
 
-def chains(result: Recording) -> list[list[int]]:
-    return [result.callchains.row(row).tolist() for row in result.samples.callchain.tolist()]
-
-
 def test_each_record_becomes_a_sample_of_no_event_at_its_time() -> None:
     result = deferred_as_samples(recording())
     assert result.samples.time_ns.tolist() == [10, 20, 30]
     assert result.samples.evsel.tolist() == [0, -1, 0]
     assert result.samples.period.tolist() == [1, 0, 1]
-    assert chains(result) == [[KERNEL, 0xFF, WAITING, COOKIE], [WAITING, COOKIE, USER, 0x10, 0x20], [USER, 0x30]]
+    assert chains_of(result) == [[KERNEL, 0xFF, WAITING, COOKIE], [WAITING, COOKIE, USER, 0x10, 0x20], [USER, 0x30]]
     assert result.samples.space.tolist() == [0, 1, 1]
     assert not len(result.deferred)
     without = deferred_as_samples(recording(cookie=0))
-    assert chains(without)[:2] == [[KERNEL, 0xFF, WAITING], [USER, 0x10, 0x20]]
+    assert chains_of(without)[:2] == [[KERNEL, 0xFF, WAITING], [USER, 0x10, 0x20]]
 
 
 def test_merged_user_addresses_are_of_the_time_when_they_were_walked() -> None:
     result = merge_deferred(recording())
     assert deferred_as_samples(result) is result  # without records nothing changes
-    assert chains(result)[0] == [KERNEL, 0xFF, USER, 0x10, 0x20]
+    assert chains_of(result)[0] == [KERNEL, 0xFF, USER, 0x10, 0x20]
     assert result.samples.space.tolist() == [1, 1]
 
 
@@ -56,7 +52,7 @@ def test_a_sample_that_is_not_merged_stays_where_it_was() -> None:
     lonely = recording()
     lonely.deferred = lonely.deferred.with_columns(cookie=np.array([COOKIE + 2**33], np.uint64))
     result = merge_deferred(lonely)
-    assert chains(result)[0] == [KERNEL, 0xFF]
+    assert chains_of(result)[0] == [KERNEL, 0xFF]
     assert result.samples.space.tolist() == [0, 1]
 
 

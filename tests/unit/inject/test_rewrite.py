@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from builders import injected, stock_perf
+from builders.chains import chains_of
 from builders.compare import assert_same_but_retyped
 from builders.recording import (
     BASE,
@@ -82,33 +83,23 @@ def test_every_layout_of_raw_samples(layout: str, path: Path) -> None:
     offcpu = event("offcpu-time", (3, 4), kind | S.RAW, flags=flags)
     records = [comm(clock, 7, 8, "worker"), wait(offcpu), sample(clock, tid=8, pid=7, time=600, period=9)]
     out, done = inject(write(path, [clock, offcpu], records))
-    assert done.retyped == 1
-    assert not done.losses
+    assert (done.retyped, done.losses) == (1, {})
     first = ["worker", "7/8", "[001]", "0.000000500:", "1000", "offcpu-time:"]
     assert perf(out, "comm,pid,tid,cpu,time,period,event,ip")[:3] == [first, ["1000"], ["2000"]]
     samples = load_recording(out).samples
     assert (samples.cgroup.tolist()[0], samples.tid.tolist()) == (5, [8, 8])
 
 
-def test_one_event_without_ids(path: Path) -> None:
+def test_events_without_ids_and_with_ids_of_others(path: Path) -> None:
+    """Several without ids become the first; perf gives an id of two events to the last, our reader to the first."""
     offcpu = event("offcpu-time", (), BASE & ~S.IDENTIFIER | S.RAW)
     out, done = inject(write(path, [offcpu], [comm(offcpu, 7, 8, "worker"), wait(offcpu)]))
     assert done.retyped == 1
     assert perf(out, "comm,tid,period,event")[0] == ["worker", "8", "1000", "offcpu-time:"]
-
-
-def test_several_events_without_ids_become_the_first(path: Path) -> None:
-    events = [event(name, (), BASE & ~S.IDENTIFIER) for name in ("cpu-clock", "task-clock")]
-    out, _ = inject(write(path, events, [sample(events[0], tid=8, time=600, period=9)]))
-    assert perf(out, "tid,period,event") == [["8", "9", "cpu-clock:"]]
-
-
-def test_an_id_of_two_events_stays_the_first_ones(path: Path) -> None:
-    """perf gives such samples to the last event that has the id, our reader to the first."""
-    second = event("second", (2, 3), BASE | S.CALLCHAIN)
-    records = [sample(CLOCK, identifier=2, tid=8, time=600, period=9)]
-    out, _ = inject(write(path, [CLOCK, second], records))
-    assert perf(out, "tid,period,event") == [["8", "9", "cpu-clock:"]]
+    several = [event(name, (), BASE & ~S.IDENTIFIER) for name in ("cpu-clock", "task-clock")]
+    for events, id_ in ((several, 0), ([CLOCK, event("second", (2, 3), BASE | S.CALLCHAIN)], 2)):
+        out, _ = inject(write(path, events, [sample(events[0], identifier=id_, tid=8, time=600, period=9)]))
+        assert perf(out, "tid,period,event") == [["8", "9", "cpu-clock:"]]
 
 
 def test_sums_without_time_stand_before_their_threads_end(path: Path) -> None:
@@ -133,9 +124,9 @@ def test_sums_without_time_stand_before_their_threads_end(path: Path) -> None:
 
 def test_sums_of_perf_5_19_get_a_time_too(path: Path) -> None:
     offcpu = event("offcpu-time", (3,), BASE | S.CALLCHAIN)
-    chain = [USER, 0x1000]
     records = [*THREAD, task(CLOCK, RecordType.EXIT, 7, 8, 2000), sample(CLOCK, tid=7, pid=7, time=3000)]
-    records.append(sample(offcpu, pid=7, tid=8, time=DUMMY_TIME, period=77, callchain=chain, ip=0x1000))
+    summed: dict[str, Any] = {"period": 77, "callchain": [USER, 0x1000], "ip": 0x1000}
+    records.append(sample(offcpu, pid=7, tid=8, time=DUMMY_TIME, **summed))
     out, done = inject(write(path, [CLOCK, offcpu], records))
     assert done.retyped == 0
     shown = perf(out, "comm,time,period,event,ip")
@@ -153,8 +144,7 @@ def test_upstreams_swapped_pair_is_repaired(path: Path) -> None:
 def test_damaged_payloads_are_left_out_and_counted(path: Path) -> None:
     records = [*THREAD, wait(raw=bytes(4)), wait(raw=bytes(12)), wait()]
     out, done = inject(write(path, [CLOCK, OFFCPU], records))
-    assert done.retyped == 1
-    assert done.losses == {losses.BAD_SAMPLE: 2}
+    assert (done.retyped, done.losses) == (1, {losses.BAD_SAMPLE: 2})
     assert len(perf(out, "comm,period")) == 1
 
 
@@ -218,8 +208,7 @@ def asking(cookie: int, time: int, **values: Any) -> bytes:
 
 
 def chains(path: Path) -> list[list[int]]:
-    recording = load_recording(path, merge=False)
-    return [recording.callchains.row(row).tolist() for row in recording.samples.callchain.tolist()]
+    return chains_of(load_recording(path, merge=False))
 
 
 def asks_for_deferral(path: Path) -> bool:
@@ -241,10 +230,9 @@ def test_deferred_chains_are_merged_in_both_directions(path: Path) -> None:
     out, done = inject(write(path, [DEFERRING], records))
     whole, alone = [KERNEL, FRAME, USER, 0x10, 0x20], [KERNEL, FRAME]
     assert chains(out) == [whole, whole, whole, alone]
-    assert done.completed == 3
-    assert done.losses == {losses.UNMERGED: 1}
+    assert (done.completed, done.losses) == (3, {losses.UNMERGED: 1})
     assert RecordType.CALLCHAIN_DEFERRED not in types(out)
-    assert len([line for line in perf(out, "comm,ip") if line == ["20", "[unknown]"]]) == 0
+    assert ["20", "[unknown]"] not in perf(out, "comm,ip")
     addresses = [[address, "[unknown]"] for address in ("ffffffff80000000", "10", "20")]
     assert perf(out, "comm,ip,sym")[0:4] == [["worker"], *addresses]
     assert not asks_for_deferral(out)
@@ -268,8 +256,7 @@ def test_deferred_chains_of_waits(path: Path) -> None:
     ]  # fmt: skip
     whole = [[KERNEL, FRAME, USER, 0x10, 0x20], [USER, 0x30], [KERNEL, FRAME], [USER, 0x40]]
     recording = load_recording(write(path, [WAITING, DEFERRING], records))
-    merged = [recording.callchains.row(row).tolist() for row in recording.samples.callchain.tolist()]
-    assert merged == whole
+    assert chains_of(recording) == whole
     assert (recording.samples.period.tolist(), recording.losses) == ([1000] * 4, {losses.UNMERGED: 1})
     out, done = inject(path)
     assert (chains(out), done.completed, done.losses) == (whole, 2, {losses.UNMERGED: 1})
@@ -321,13 +308,11 @@ def test_event_counters_of_branches_are_left_out(path: Path) -> None:
     records[1:1] = [comm(spec, 7, 8, "worker")]
     out, done = inject(write(path, [spec], records))
     assert not done.losses
-    lines = perf(out, "comm,tid,time,brstack,weight")
-    shown = [line[:4] for line in lines if line[0] == "worker"]
+    shown = [line[:4] for line in perf(out, "comm,tid,time,brstack,weight") if line[0] == "worker"]
     assert shown == [["worker", "8", f"0.000000{time}:", "77"] for time in (100, 101, 103)]
     with PerfDataReader.open(out) as reader:
         sizes = [size for chunk in reader.chunks() for size in chunk.sizes[chunk.types == 9].tolist()]
-        assert sizes == [len(record) - 8 * nr for record, nr in zip(
-            [records[0], records[2], records[3]], (0, 3, 1), strict=True)]  # fmt: skip
+        assert sizes == [len(records[row]) - 8 * nr for row, nr in ((0, 0), (2, 3), (3, 1))]
         assert reader.events.specs[0].attr.branch_sample_type == int(BranchSampleType.HW_INDEX)
 
 
@@ -342,19 +327,16 @@ def test_tracepoints_without_a_format_become_raw_data(path: Path) -> None:
         assert perf(out, "comm,tid,time,event")[0] == ["worker", "8", "0.000000100:", "sched:sched_switch:"]
 
 
-def test_an_event_that_disagrees_with_the_first_costs_its_own_samples(path: Path) -> None:
-    """Its attr is damaged: it holds ids elsewhere, and perf would refuse the file."""
+def test_attrs_that_perf_does_not_take(path: Path) -> None:
+    """Damaged ones hold ids elsewhere, and cost the samples of the event; bits may be newer than perf."""
     odd = event("page-faults", (5, 6), S.IP | S.TID | S.TIME | S.ID)
-    records = [*THREAD, sample(CLOCK, pid=7, tid=8, time=100, period=3), sample(odd, ip=99, pid=7, tid=7)]
-    out, done = inject(write(path, [CLOCK, odd], records))
+    records = [*THREAD, sample(CLOCK, pid=7, tid=8, time=100, period=3)]
+    out, done = inject(write(path, [CLOCK, odd], [*records, sample(odd, ip=99, pid=7, tid=7)]))
     assert done.losses == {losses.UNKNOWN_ID: 1}
     assert perf(out, "comm,tid,event") == [["worker", "8", "cpu-clock:"]]
-
-
-def test_bits_of_attrs_that_are_newer_than_perf(path: Path) -> None:
     kind = SampleType(int(CLOCK.attr.sample_type) | 1 << 30)
     new = event("cpu-clock", (1, 2), kind, reserved_2=7, aux_action=1, read_format=1 << 20)
-    out, _ = inject(write(path, [new], [*THREAD, sample(CLOCK, pid=7, tid=8, time=100, period=3)]))
+    out, _ = inject(write(path, [new], records))
     assert perf(out, "comm,tid,period") == [["worker", "8", "3"]]
 
 
@@ -379,9 +361,8 @@ def test_re_typed_waits_keep_what_perf_has_no_fields_for(path: Path) -> None:
 
 
 def test_sums_without_a_time_have_none_when_they_are_read_again(path: Path) -> None:
-    chain = [USER, 0x1000]
-    exits = task(CLOCK, RecordType.EXIT, 7, 8, 900)
-    records = [*THREAD, exits, wait(time=DUMMY_TIME, pid=0, tid=0, raw=raw_wait(7, 8, 1000, chain))]
+    summed = wait(time=DUMMY_TIME, pid=0, tid=0, raw=raw_wait(7, 8, 1000, [USER, 0x1000]))
+    records = [*THREAD, task(CLOCK, RecordType.EXIT, 7, 8, 900), summed]
     out, _ = inject(write(path, [CLOCK, OFFCPU], records))
     assert perf(out, "comm,tid,time,period")[0] == ["worker", "8", "0.000000899:", "1000"]
     assert_same_but_retyped(load_recording(path), load_recording(out))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.chains import chains_of
 from builders.injected import inject
 from builders.recording import BASE, USER, S, comm, event, sample, side, write
 
@@ -62,9 +63,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def user_frames(recording: Recording) -> list[list[int]]:
-    chains = unwind(recording).callchains
-    rows = unwind(recording).samples.callchain.tolist()
-    return [[word for word in chains.row(row).tolist() if word != USER] for row in rows]
+    return [[word for word in chain if word != USER] for chain in chains_of(unwind(recording))]
 
 
 EXPECTED = [FRAMES, FRAMES, FRAMES, FRAMES[:1], FRAMES]
@@ -75,10 +74,7 @@ def test_each_sample_has_the_stack_of_the_copy(path: Path) -> None:
     assert user_frames(recording) == EXPECTED
     assert len(recording.snapshots) == 2
     assert recording.losses == {losses.CALLERS_NOT_COPIED: 1}
-
-
-def test_without_copies_nothing_is_missing(path: Path) -> None:
-    assert not load_recording(path).losses
+    assert not load_recording(path).losses, "without copies nothing is missing"
 
 
 def test_inject_unwinds_a_copy_that_comes_later(path: Path) -> None:
@@ -107,18 +103,15 @@ def extension(lost: int, order: Order) -> list[int]:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize(
-    ("cut", "before", "after"),
-    [(True, 0, CUT), (False, CUT | LOST | KERNEL, KERNEL), (True, LOST | KERNEL, CUT | KERNEL)],
-)
+@pytest.mark.parametrize(("cut", "before", "after"), [
+    (True, 0, CUT), (False, CUT | LOST | KERNEL, KERNEL), (True, LOST | KERNEL, CUT | KERNEL),
+])  # fmt: skip
 def test_what_is_noted_of_user_stacks(order: Order, cut: bool, before: int, after: int) -> None:
     """Rows 0 and 2 were unwound, row 1 was not, and row 3 has no extension."""
     rows = [extension(before, order), extension(LOST, order), [*extension(before, order), 7], []]
-    unwound = np.array([0, 2, 3])
-    found = with_walk_ends(Ragged.from_lists(rows), unwound, np.full(3, cut), order)
-    assert [found.row(row).tolist() for row in range(4)] == [
-        extension(after, order), rows[1], [*extension(after, order), 7], [],
-    ]  # fmt: skip
+    found = with_walk_ends(Ragged.from_lists(rows), np.array([0, 2, 3]), np.full(3, cut), order)
+    expected = [extension(after, order), rows[1], [*extension(after, order), 7], []]
+    assert [found.row(row).tolist() for row in range(4)] == expected
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

@@ -36,27 +36,20 @@ def test_the_output_says_what_the_reader_finds(injected: Path) -> None:
     assert (samples.waker_callchain >= 0).any() and (samples.waker_tid == 0).any()
 
 
-def test_only_if_asked_for(tmp_path: Path) -> None:
-    assert inject(FIXTURE, tmp_path / "out.data").waits == 0
-    names = [evsel.name for evsel in load_recording(tmp_path / "out.data", switches=False).evsels]
-    assert "offcpu-time" not in names
-
-
-def test_once_is_enough(injected: Path, tmp_path: Path) -> None:
-    assert inject(injected, tmp_path / "again.data", switches=True).waits == 0
-    assert sample_rows(load_recording(tmp_path / "again.data")) == sample_rows(load_recording(injected))
-
-
-def naps(chains: bool) -> SwitchTable:
-    rows = [(10 * MS, 0, 7, 0, 1), (12 * MS, 0, 0, 7, 0), (13 * MS, 0, 7, 0, 2), (17 * MS, 0, 0, 7, 0)]
-    stacks = [[2**64 - 128, 2**63 + row] for row in range(len(rows))]
-    return SwitchTable.of(zip(*rows, strict=True), Ragged.from_lists(stacks) if chains else Ragged())
+def test_once_is_enough_and_only_if_asked_for(injected: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.data"
+    assert inject(injected, again, switches=True).waits == 0
+    assert sample_rows(load_recording(again)) == sample_rows(load_recording(injected))
+    assert inject(FIXTURE, again).waits == 0
+    assert "offcpu-time" not in [evsel.name for evsel in load_recording(again, switches=False).evsels]
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("chains", [True, False])
 def test_both_byte_orders(order: Order, chains: bool, tmp_path: Path) -> None:
-    write_switches(tmp_path / "perf.data", naps(chains), order=order)
+    rows = [(10 * MS, 0, 7, 0, 1), (12 * MS, 0, 0, 7, 0), (13 * MS, 0, 7, 0, 2), (17 * MS, 0, 0, 7, 0)]
+    stacks = Ragged.from_lists([[2**64 - 128, 2**63 + row] for row in range(4)]) if chains else Ragged()
+    write_switches(tmp_path / "perf.data", SwitchTable.of(zip(*rows, strict=True), stacks), order=order)
     assert inject(tmp_path / "perf.data", tmp_path / "out.data", switches=True).waits == 2
     found, written = load_recording(tmp_path / "perf.data"), load_recording(tmp_path / "out.data")
     assert found.samples.period.tolist()[-3:] == written.samples.period.tolist()[-3:]

@@ -15,31 +15,33 @@ from perf_offcpu.model.stacks import build_stack_tree, depths, frames_of
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=20)
 
 
+def lists(rows: Ragged) -> list[list[int]]:
+    rows.check()
+    return [rows.row(row).tolist() for row in range(len(rows))]
+
+
 @given(ROWS)
 def test_unique_rows_in_order_of_first_appearance(rows: list[list[int]]) -> None:
     unique, ids = unique_rows(Ragged.from_lists(rows))
-    seen = list(dict.fromkeys(map(tuple, rows)))
-    assert [tuple(unique.row(i).tolist()) for i in range(len(unique))] == seen
-    assert [seen[i] for i in ids] == list(map(tuple, rows))
+    seen = list(map(list, dict.fromkeys(map(tuple, rows))))
+    assert lists(unique) == seen
+    assert [seen[i] for i in ids] == rows
 
 
 def test_colliding_hashes_do_not_merge_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callchains, "hash_rows", lambda chains: np.zeros(len(chains), np.uint64))
     unique, ids = unique_rows(Ragged.from_lists([[1, 2], [2, 1], [1, 2], []]))
-    assert [unique.row(i).tolist() for i in range(len(unique))] == [[1, 2], [2, 1], []]
+    assert lists(unique) == [[1, 2], [2, 1], []]
     assert ids.tolist() == [0, 1, 0, 2]
 
 
 @given(ROWS, st.data())
 def test_take_and_concat(rows: list[list[int]], data: st.DataObject) -> None:
     ragged = Ragged.from_lists(rows)
-    ragged.check()
     picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5)) if rows else []
     taken = ragged.take(np.array(picks, np.int64))
-    assert [taken.row(i).tolist() for i in range(len(taken))] == [rows[i] for i in picks]
-    both = Ragged.concat([ragged, taken])
-    both.check()
-    assert len(both) == len(rows) + len(picks)
+    assert lists(taken) == [rows[i] for i in picks]
+    assert lists(Ragged.concat([ragged, taken])) == rows + lists(taken)
 
 
 @given(ROWS)
@@ -59,14 +61,7 @@ def test_rows_of_few_lengths_are_taken_whole(lengths: list[int], random: Random)
     """Many rows of one length take another path than few."""
     rows = [[random.getrandbits(64) for _ in range(length)] for length in lengths]
     order = [random.randrange(len(rows)) for _ in rows]
-    taken = Ragged.from_lists(rows).take(np.array(order, np.int64))
-    taken.check()
-    assert [taken.row(row).tolist() for row in range(len(taken))] == [rows[row] for row in order]
-
-
-def lists(rows: Ragged) -> list[list[int]]:
-    rows.check()
-    return [rows.row(row).tolist() for row in range(len(rows))]
+    assert lists(Ragged.from_lists(rows).take(np.array(order, np.int64))) == [rows[row] for row in order]
 
 
 def test_rows_taken_cut_replaced_and_joined() -> None:

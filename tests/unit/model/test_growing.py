@@ -69,7 +69,10 @@ def test_tables_grow(parts: list[list[tuple[int, int, int, int]]]) -> None:
     growing = GrowingTable(Comms)
     for part in parts:
         growing.append(Comms.from_rows(part))
-    table = growing.release()
+    assert_joined(growing.release(), parts)
+
+
+def assert_joined(table: Comms, parts: list[list[tuple[int, int, int, int]]]) -> None:
     table.check()
     expected = Comms.concat(Comms.from_rows(part) for part in parts)
     for name in Comms.columns:
@@ -103,12 +106,9 @@ def test_columns_grow_that_have_one_value_at_first(parts: list[list[tuple[int, i
         places = [np.arange(first, len(part), 2) for first in (1, 0)]
         growing.interleave([table.take(rows) for rows in places], places)
     table = growing.release()
-    table.check()
-    expected = Comms.concat(Comms.from_rows(part) for part in parts)
-    for name in Comms.columns:
-        found = getattr(table, name)
-        assert np.array_equal(found, getattr(expected, name))
-        assert len(set(found.tolist())) > 1 or found.strides == (0,) or not len(found)
+    assert_joined(table, parts)
+    for column in (getattr(table, name) for name in Comms.columns):
+        assert len(set(column.tolist())) > 1 or column.strides == (0,) or not len(column)
     assert not len(growing.release())
 
 

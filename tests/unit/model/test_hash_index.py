@@ -50,9 +50,11 @@ def test_hashes_made_to_meet_are_refused_instead_of_looked_for_forever() -> None
 def test_a_table_whose_index_refuses_goes_on_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[value] for value in range(3 * chain_table.MAX_STEPS)]
     hashes = dict(zip(range(len(rows)), same_slots(len(rows)).tolist(), strict=True))
-    monkeypatch.setattr(
-        chain_table, "hash_rows", lambda chains: as_hashes([hashes[word] for word in chains.values.tolist()])
-    )
+
+    def hash_rows(chains: Ragged) -> np.ndarray:
+        return as_hashes([hashes[word] for word in chains.values.tolist()])
+
+    monkeypatch.setattr(chain_table, "hash_rows", hash_rows)
     table = ChainTable()
     ids = [*table.add(Ragged.from_lists(rows[:50])), *table.add(Ragged.from_lists(rows + rows[::-1]))]
     unique, expected = unique_rows(Ragged.from_lists(rows[:50] + rows + rows[::-1]))
@@ -73,12 +75,8 @@ def expected(rows: list[tuple[int, int]], wanted: int, time: int) -> int:
 @given(ROWS, st.lists(st.tuples(IDS, st.integers(-1, 10)), max_size=12))
 def test_the_row_that_held(rows: list[tuple[int, int]], questions: list[tuple[int, int]]) -> None:
     rows.sort()
-    ids, begins = (np.array(column, kind) for column, kind in zip(_columns(rows), ("i4", "i8"), strict=True))
-    wanted, times = (np.array(one, kind) for one, kind in zip(_columns(questions), ("i4", "i8"), strict=True))
+    pairs = [np.array(pairs, "i8").reshape(-1, 2) for pairs in (rows, questions)]
+    (ids, begins), (wanted, times) = ((one[:, 0].astype("i4"), one[:, 1].copy()) for one in pairs)
     found = rows_at(ids, begins, wanted, times)
     assert found.dtype == np.int32
     assert found.tolist() == [expected(rows, *question) for question in questions]
-
-
-def _columns(rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [row[0] for row in rows], [row[1] for row in rows]

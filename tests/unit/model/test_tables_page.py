@@ -7,20 +7,10 @@
 import textwrap
 from pathlib import Path
 
+from perf_offcpu.model import recording
 from perf_offcpu.model.columns import Table
 from perf_offcpu.model.profile import Frames, ProfileSamples, Stacks
-from perf_offcpu.model.recording import (
-    Budget,
-    Comms,
-    DeferredChains,
-    Dsos,
-    KernelSymbols,
-    Maps,
-    SampleFlag,
-    Samples,
-    Spaces,
-    Tasks,
-)
+from perf_offcpu.model.recording import SampleFlag, Samples
 
 PAGE = Path(__file__).parents[3] / "Documentation" / "tables.md"
 
@@ -35,10 +25,11 @@ row in another table, a *string* column that of a row in the table of strings, w
 This page is made from the declarations in `perf_offcpu/model/`.
 """
 
+NAMES = "Samples DeferredChains Spaces Maps Dsos Comms Tasks Budget KernelSymbols".split()
 TABLES: dict[str, tuple[type[Table], ...]] = {
-    "Recording: raw addresses": (Samples, DeferredChains, Spaces, Maps, Dsos, Comms, Tasks, Budget, KernelSymbols),
+    "Recording: raw addresses": tuple(getattr(recording, name) for name in NAMES),
     "Profile: named frames": (ProfileSamples, Stacks, Frames),
-}  # fmt: skip
+}
 
 
 def table(kind: type[Table]) -> str:

@@ -107,15 +107,11 @@ def one_of(name: str) -> Dumped:
     return next(one for one in records_of(DATA / "direct.data") if one.name == f"PERF_RECORD_{name}")
 
 
-def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_unknown_types_in_hex_and_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     comm = one_of("COMM")
     lines = lines_of(patched(tmp_path, {comm.offset + 16: b"\x1b[2J\n\xff;\x00"}))
     assert "  comm: b'\\x1b[2J\\n\\xff;'" in lines
     assert all(line.isascii() and line.isprintable() for line in lines)
-
-
-def test_an_unknown_type_is_shown_in_hex_and_the_rest_goes_on(tmp_path: Path) -> None:
-    comm = one_of("COMM")
     path = patched(tmp_path, {comm.offset: struct.pack("<I", 200)})
     records = records_of(path)
     assert [one.name for one in records if one.offset == comm.offset] == ["record of unknown type 200"]
@@ -134,16 +130,12 @@ def test_what_fits_of_a_damaged_sample_is_shown(tmp_path: Path) -> None:
     assert [one.offset for one in records] == [one.offset for one in records_of(DATA / "direct.data")]
 
 
-def test_a_payload_that_lies_is_shown_as_far_as_it_fits(tmp_path: Path) -> None:
+def test_payloads_that_lie_are_shown_as_far_as_they_fit_and_samples_of_no_event_in_hex(tmp_path: Path) -> None:
     sample = one_of("SAMPLE")
     nr_at = sample.offset + 8 + 8 * 6 + 4 + 16
     lines = lines_of(patched(tmp_path, {nr_at: struct.pack("<Q", 2**61)}))
     assert f"    nr: {2**61}" in lines
     assert any(line.startswith("    ! offcpu-time raw payload: field callchain needs") for line in lines)
-
-
-def test_a_sample_of_no_event_is_shown_in_hex(tmp_path: Path) -> None:
-    sample = one_of("SAMPLE")
     records = records_of(patched(tmp_path, {sample.offset + 8: struct.pack("<Q", 12345)}))
     assert [one.problems for one in records if one.offset == sample.offset] == [["its id belongs to no event"]]
 
@@ -159,11 +151,9 @@ def test_the_v12_form_of_a_deferred_callchain(tmp_path: Path) -> None:
     """nr, then the addresses, the first a marker: there is no cookie."""
     chain = next(one for one in records_of(DATA / "deferred.data") if len(one.words("ips")) >= 2)
     nr = len(chain.words("ips")) + 1
-    words = struct.pack("<QQ", nr, 2**64 - 512)
-    records = records_of(patched(tmp_path, {chain.offset + 8: words}, "deferred"))
-    shown = next(one for one in records if one.offset == chain.offset)
-    assert "cookie" not in shown.fields
-    assert shown.number("nr") == nr
+    path = patched(tmp_path, {chain.offset + 8: struct.pack("<QQ", nr, 2**64 - 512)}, "deferred")
+    shown = next(one for one in records_of(path) if one.offset == chain.offset)
+    assert "cookie" not in shown.fields and shown.number("nr") == nr
     assert shown.fields["ips"][0] == "0xfffffffffffffe00 PERF_CONTEXT_USER"
 
 

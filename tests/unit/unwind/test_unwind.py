@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.cfi import RBP, RBX, RIP, RSP, USUAL, cie, section, table_of, uleb
+from builders.chains import chains_of
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr
@@ -82,7 +83,7 @@ def unwound(
     result = unwind(recording, search)
     result.check()
     assert not len(result.snapshots)
-    return result, [result.callchains.row(row).tolist() for row in result.samples.callchain.tolist()]
+    return result, chains_of(result)
 
 
 def test_a_stack_is_followed_to_its_root(monkeypatch: pytest.MonkeyPatch) -> None:

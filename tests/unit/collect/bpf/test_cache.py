@@ -11,15 +11,9 @@ from pathlib import Path
 import pytest
 
 from perf_offcpu.cache import DiskCache
+from perf_offcpu.collect.bpf import object as bpf_object
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
-from perf_offcpu.collect.bpf.object import (
-    KERNEL_FUNCTION,
-    LATE_VALUE,
-    BpfObject,
-    MapShape,
-    with_kernel_functions,
-    with_late_values,
-)
+from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION, LATE_VALUE, BpfObject, MapShape, with_late_values
 
 
 def load_map(row: int) -> bytes:
@@ -59,8 +53,7 @@ def test_what_is_kept_comes_back(recipe: Recipe, files: DiskCache) -> None:
     cache = ProgramCache(files)
     assert cache.read(recipe) is None
     cache.write(recipe, MADE, "bcc 1")
-    kept = cache.read(recipe)
-    assert kept is not None
+    assert (kept := cache.read(recipe))
     assert (kept.programs, kept.compiler) == (MADE, "bcc 1")
     assert cache.count(recipe) == 1
     cache.remove(recipe)
@@ -85,52 +78,33 @@ def test_all_that_the_instructions_follow_from_makes_another_name(recipe: Recipe
     assert other.kernel_key() == recipe.kernel_key() and other.name() != recipe.name()
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 8)
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def give_away(path: Path) -> None:
-    os.chown(path, 65534, 65534)
-
-
-def let_others_write(path: Path) -> None:
-    path.chmod(0o602)
-
-
-def replace_by_link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-def name_twice(path: Path) -> None:
-    path.with_name("other").hardlink_to(path)
+HARMS: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 8), "flip": flip,
+    "empty": lambda path: path.write_bytes(b""), "give away": lambda path: os.chown(path, 65534, 65534),
+    "let others write": lambda path: path.chmod(0o602),
+    "replace by link": lambda path: path.rename(path.with_name("elsewhere")) and path.symlink_to("elsewhere"),
+    "name twice": lambda path: path.with_name("other").hardlink_to(path),
+}  # fmt: skip
 
 
 @pytest.mark.kernel
 @pytest.mark.beside
-@pytest.mark.parametrize(
-    "harm", [cut, flip, empty, give_away, let_others_write, replace_by_link, name_twice], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("harm", HARMS)
 def test_what_is_damaged_or_not_ours_alone_is_not_believed_and_written_anew(
-    recipe: Recipe, files: DiskCache, harm: Callable[[Path], None]
+    recipe: Recipe, files: DiskCache, harm: str
 ) -> None:
     cache = ProgramCache(files)
     cache.write(recipe, MADE, "bcc 1")
-    harm(only_file(files))
+    HARMS[harm](only_file(files))
     assert cache.read(recipe) is None
     cache.write(recipe, MADE, "bcc 2")
-    again = cache.read(recipe)
-    assert again is not None and again.compiler == "bcc 2"
+    assert (again := cache.read(recipe)) and again.compiler == "bcc 2"
 
 
 @pytest.mark.parametrize("lie", [
@@ -158,13 +132,10 @@ class TestPlace:
         return tmp_path / "home"
 
     def test_a_home_of_ones_own(self, place: Path, recipe: Recipe) -> None:
-        cache = ProgramCache.usual()
-        assert cache is not None
-        cache.write(recipe, MADE, "bcc")
+        assert self.keeps(recipe)
         (path,) = (place / "cache" / "perf-offcpu" / "programs").iterdir()
         modes = [one.stat().st_mode & 0o777 for one in (path, *list(path.parents)[:3])]
         assert modes == [0o600, 0o700, 0o700, 0o700]
-        assert ProgramCache.usual() is not None
 
     @pytest.mark.kernel
     @pytest.mark.beside
@@ -188,21 +159,15 @@ class TestPlace:
 
     def keeps(self, recipe: Recipe) -> bool:
         """Return whether the usual cache gives back what it is given."""
-        cache = ProgramCache.usual()
-        assert cache is not None
+        assert (cache := ProgramCache.usual())
         cache.write(recipe, MADE, "bcc")
-        return cache.read(recipe) is not None
-
-    def test_switched_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
-        assert ProgramCache.usual() is None
+        return bool(cache.read(recipe)) and cache.count(recipe) == 1
 
     def test_no_place_to_write_is_no_error(self, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-        cache = ProgramCache.usual()
-        assert cache is not None
-        cache.write(recipe, MADE, "bcc")
-        assert cache.read(recipe) is None and cache.count(recipe) == 0
+        assert not self.keeps(recipe)
+        monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
+        assert ProgramCache.usual() is None, "switched off"
 
 
 CALL, LOAD_64 = 0x85, 0x18
@@ -218,7 +183,7 @@ def test_only_marked_calls_become_calls_of_kernel_functions() -> None:
     local = instruction(CALL, 1, -1)
     code = helper + instruction(CALL, 0, KERNEL_FUNCTION + 1234) + constant + bytes(8) + local
     expected = helper + instruction(CALL, 2, 1234) + constant + bytes(8) + local
-    assert with_kernel_functions(code) == expected
+    assert bpf_object.with_kernel_functions(code) == expected
 
 
 def load_64(number: int) -> bytes:

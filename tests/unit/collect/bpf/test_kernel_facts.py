@@ -51,12 +51,14 @@ def test_places() -> None:
     assert "OFFCPU_IRQ_STACK" not in variable
     task = _preempt_count(kernel({}, in_task=True))
     assert (task["OFFCPU_PREEMPT_COUNT"], task["PREEMPT_COUNT"]) == (OF_TASK, 12)
+    for known in ({}, {"runqueues": 64}, {"__preempt_count": 16}):
+        assert _preempt_count(kernel(known))["OFFCPU_PREEMPT_COUNT"] == 0, "it is not found"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the stack is read on x86-64 only")
 def test_the_stack_of_interrupts_is_found_from_the_run_queue() -> None:
-    variables = {"runqueues": 64, "__preempt_count": 16, "hardirq_stack_ptr": 24, "hardirq_stack_inuse": 96}
-    found = _preempt_count(kernel(variables))
+    stack = {"hardirq_stack_ptr": 24, "hardirq_stack_inuse": 96}
+    found = _preempt_count(kernel({"runqueues": 64, "__preempt_count": 16} | stack))
     assert (found["IRQ_STACK_PTR"], found["IRQ_STACK_IN_USE"]) == ("(-40LL)", "(32LL)")
 
 
@@ -71,11 +73,6 @@ def test_places_of_code_do_not_depend_on_where_the_kernel_is() -> None:
     assert _code(symbols(0x81000000, *functions)) == _code(symbols(0x9A000000, *functions)) == expected
     assert _code(symbols(0x81000000, *functions[1:]))["do_softirq"] == (0x1070, 0x10)
     assert _code(symbols(0)) == _code(b"") == {}  # addresses are hidden
-
-
-@pytest.mark.parametrize("known", [{}, {"runqueues": 64}, {"__preempt_count": 16}])
-def test_where_it_is_not_found_no_interrupt_is_told(known: dict[str, int]) -> None:
-    assert _preempt_count(kernel(known))["OFFCPU_PREEMPT_COUNT"] == 0
 
 
 @pytest.mark.parametrize(("symbols", "name"), [

@@ -76,20 +76,15 @@ def test_the_extension_in_c_is_the_table() -> None:
 def test_the_header_agrees_with_the_payload_format() -> None:
     defines = re.findall(r"#define OFFCPU_(\w+) (0x\w+|\d+)", HEADER.read_text())
     number = {name: int(value, 0) for name, value in defines}
-    assert number["MAGIC"] == offcpu.EXTENSION_MAGIC
-    assert number["VERSION"] == offcpu.EXTENSION_VERSION
-    assert number["KIND_WAIT"] == offcpu.Kind.WAIT
-    assert number["KIND_SUM"] == offcpu.Kind.SUM
-    assert number["KIND_BEGAN_BEFORE"] == offcpu.Kind.BEGAN_BEFORE
-    assert number["PREEMPTED_WAIT"] == offcpu.WaitFlag.PREEMPTED
-    assert number["WAKER_INTERRUPT"] == offcpu.WaitFlag.WAKER_INTERRUPT
-    assert number["YIELDED"] == offcpu.WaitFlag.YIELDED
-    assert number["THROTTLED_WAIT"] == offcpu.WaitFlag.THROTTLED
-    assert number["BEGAN_BEFORE"] == offcpu.WaitFlag.BEGAN_BEFORE
-    assert number["LOST_USER_STACK"] == offcpu.Lost.USER_STACK
-    assert number["LOST_KERNEL_STACK"] == offcpu.Lost.KERNEL_STACK
-    assert number["LOST_USER_CUT"] == offcpu.Lost.USER_STACK_CUT
-    assert number["LOST_KERNEL_CUT"] == offcpu.Lost.KERNEL_STACK_CUT
+    kind, flag, lost = offcpu.Kind, offcpu.WaitFlag, offcpu.Lost
+    expected = {
+        "MAGIC": offcpu.EXTENSION_MAGIC, "VERSION": offcpu.EXTENSION_VERSION, "KIND_WAIT": kind.WAIT,
+        "KIND_SUM": kind.SUM, "KIND_BEGAN_BEFORE": kind.BEGAN_BEFORE, "PREEMPTED_WAIT": flag.PREEMPTED,
+        "WAKER_INTERRUPT": flag.WAKER_INTERRUPT, "YIELDED": flag.YIELDED, "THROTTLED_WAIT": flag.THROTTLED,
+        "BEGAN_BEFORE": flag.BEGAN_BEFORE, "LOST_USER_STACK": lost.USER_STACK, "LOST_KERNEL_STACK": lost.KERNEL_STACK,
+        "LOST_USER_CUT": lost.USER_STACK_CUT, "LOST_KERNEL_CUT": lost.KERNEL_STACK_CUT,
+    }  # fmt: skip
+    assert {name: number[name] for name in expected} == expected
 
 
 def test_every_mode_of_a_thread_has_a_bucket_and_a_field_in_the_file() -> None:
@@ -112,6 +107,9 @@ def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
     assert stacks.hashes.tolist() == [10, 30, 2**64 - 1]
     assert stacks.offsets.tolist() == [0, 2, 5, 5]
     assert stacks.ips.tolist() == [4, 5, 1, 2, 3]
+    none = UserStacks(stacks.hashes[:0], stacks.offsets[:1], stacks.ips[:0])
+    offsets, ips = none.find(np.array([7, 0], np.uint64))
+    assert (offsets.tolist(), ips.tolist()) == ([0, 0, 0], [])
 
 
 @pytest.mark.parametrize(("hashes", "frames"), [
@@ -125,12 +123,6 @@ def test_stacks_are_found_in_the_order_asked(stacks: UserStacks, hashes: list[in
     offsets, ips = stacks.find(np.array(hashes, np.uint64))
     assert [ips[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)] == frames
     assert len(offsets) == len(hashes) + 1 and offsets[-1] == len(ips)
-
-
-def test_nothing_is_found_where_nothing_is(stacks: UserStacks) -> None:
-    none = UserStacks(stacks.hashes[:0], stacks.offsets[:1], stacks.ips[:0])
-    offsets, ips = none.find(np.array([7, 0], np.uint64))
-    assert (offsets.tolist(), ips.tolist()) == ([0, 0, 0], [])
 
 
 def test_a_kernel_without_the_tracepoint_is_too_old() -> None:

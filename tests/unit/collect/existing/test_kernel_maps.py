@@ -47,10 +47,8 @@ def test_kernel_and_bpf_programs(maps: KernelMaps) -> None:
     wanted["filename"] = b"[kernel.kallsyms]_text"
     assert {name: kernel[1][name] for name in wanted} == wanted
     programs = [values for kind, values in programs if kind == RecordType.KSYMBOL]
-    assert [(values["addr"], values["len"]) for values in programs] == [
-        (0xFFFFFFFFC0300000, 0x40),
-        (0xFFFFFFFFC0300040, 4096),
-    ]
+    places = [(values["addr"], values["len"]) for values in programs]
+    assert places == [(0xFFFFFFFFC0300000, 0x40), (0xFFFFFFFFC0300040, 4096)]
 
 
 def test_hidden_addresses_make_no_kernel_map(maps: KernelMaps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,6 @@ def budget(tid: int, begin: int, end: int, **spent: int) -> NDArray[Any]:
     return row
 
 
-def rows(*several: NDArray[Any]) -> NDArray[Any]:
-    return np.concatenate(several)
-
-
 def told(shares: NDArray[Any]) -> list[tuple[int, ...]]:
     """(tid, begin, end, running, asleep, switches) of each."""
     columns = (shares["ns"][:, RUNNING], shares["ns"][:, ASLEEP], shares["switches"])
@@ -48,13 +44,13 @@ def told(shares: NDArray[Any]) -> list[tuple[int, ...]]:
 
 def test_files_share_a_life_without_gap_or_overlap() -> None:
     shares = BudgetShares(MODES)
-    first = rows(budget(8, 5, 100, running=15), budget(9, 50, 100))
+    first = np.concatenate([budget(8, 5, 100, running=15), budget(9, 50, 100)])
     assert told(shares.share(first)) == [(8, 5, 100, 15, 80, 95), (9, 50, 100, 0, 50, 50)]
     shares.note(first)
-    second = rows(budget(8, 5, 200, running=25), budget(9, 150, 200))  # 9 ended, and another has its number
+    second = np.concatenate([budget(8, 5, 200, running=25), budget(9, 150, 200)])  # 9 ended; another has its number
     assert told(shares.share(second)) == [(8, 100, 200, 10, 90, 100), (9, 150, 200, 0, 50, 50)]
     shares.note(second)
-    ended = rows(budget(9, 50, 120, running=7), budget(8, 5, 230, running=30))
+    ended = np.concatenate([budget(9, 50, 120, running=7), budget(8, 5, 230, running=30)])
     assert told(shares.share(ended)) == [(9, 100, 120, 7, 13, 20), (8, 200, 230, 5, 25, 30)]
     assert first["ns"][0, RUNNING] == 15, "what the kernel gave stays as it was"
 
@@ -75,7 +71,7 @@ def look(*waits: tuple[int, int, int]) -> LastTasks:
     tasks["tid"], tasks["switch_out_ns"], tasks["mode"] = np.array(waits).T
     tasks["waits"] = tasks["mode"] > RUNNABLE
     nothing = (np.empty(0, np.uint64),) * len(waits)
-    return LastTasks(100, tasks, nothing, nothing, rows(*(budget(tid, 0, 100) for tid, _, _ in waits)))
+    return LastTasks(100, tasks, nothing, nothing, np.concatenate([budget(tid, 0, 100) for tid, _, _ in waits]))
 
 
 def test_only_what_stood_still_is_sure() -> None:
@@ -133,40 +129,35 @@ def corrected(row: NDArray[Any]) -> dict[str, int]:
     return {name: int(ns) for name, ns in zip(MODES, found["ns"].tolist(), strict=False) if ns}
 
 
-def test_states_get_what_was_counted_too_much_as_delay_after_wake_ups() -> None:
-    row = switched(10, 600, 200, running=500, runnable=300, preempted=100, interruptible=90, idle=10)
-    assert corrected(row) == {
-        "running": 600, "runnable": 100, "preempted": 100, "interruptible": 180, "idle": 20,
-    }  # fmt: skip
+NEARLY_ALL = {"running": 990, "runnable": 10}
+TAKEN = {"running": 1_000_000, "uninterruptible": 100}
 
 
-def test_delay_is_known_without_wake_ups() -> None:
-    row = switched(10, 500, 200, running=500, preempted=30, interruptible=400, idle=100)
-    assert corrected(row) == {
-        "running": 500, "runnable": 170, "preempted": 30, "interruptible": 264, "idle": 66,
-    }  # fmt: skip
-
-
-def test_time_on_a_cpu_that_the_kernel_does_not_count_is_unknown() -> None:
-    """Only some microseconds a switch can be those of the switch itself."""
-    taken = switched(1, 700_000, 0, running=1_000_000, uninterruptible=100)
-    assert corrected(taken) == {"unknown": 295_000, "running": 700_000, "uninterruptible": 5_100}
-    never_blocked = switched(1, 900, 50, running=1000)
-    assert corrected(never_blocked) == {"unknown": 50, "running": 900, "runnable": 50}
-
-
-def test_figures_beyond_the_wall_time_are_cut() -> None:
-    """The last run of a thread that runs at the end is that of the program, and may be some ns too long."""
-    assert corrected(switched(3, 995, 20, running=990, runnable=10)) == {"running": 995, "runnable": 5}
-    assert corrected(switched(3, 1005, 20, running=990, runnable=10)) == {"running": 1000}
+@pytest.mark.parametrize(("figures", "counted", "expected"), [
+    # states get what was counted too much as delay after wake-ups
+    ((10, 600, 200), {"running": 500, "runnable": 300, "preempted": 100, "interruptible": 90, "idle": 10},
+     {"running": 600, "runnable": 100, "preempted": 100, "interruptible": 180, "idle": 20}),
+    # delay is known without wake-ups
+    ((10, 500, 200), {"running": 500, "preempted": 30, "interruptible": 400, "idle": 100},
+     {"running": 500, "runnable": 170, "preempted": 30, "interruptible": 264, "idle": 66}),
+    # time on a CPU that the kernel does not count: only some us a switch can be those of the switch itself
+    ((1, 700_000, 0), TAKEN, {"unknown": 295_000, "running": 700_000, "uninterruptible": 5_100}),
+    ((1, 900, 50), {"running": 1000}, {"unknown": 50, "running": 900, "runnable": 50}),
+    # figures beyond the wall time: the last run of a thread that runs at the end may be some ns too long
+    ((3, 995, 20), NEARLY_ALL, {"running": 995, "runnable": 5}), ((3, 1005, 20), NEARLY_ALL, {"running": 1000}),
+    ((0, 5, 5), NEARLY_ALL, NEARLY_ALL),
+])  # fmt: skip
+def test_the_kernels_figures_correct_what_was_counted(
+    figures: tuple[int, int, int], counted: dict[str, int], expected: dict[str, int]
+) -> None:
+    assert corrected(switched(*figures, **counted)) == expected
 
 
 def test_own_counts_stay_where_the_kernel_has_none() -> None:
-    row = switched(3, 0, 0, running=990, runnable=10)
+    row = switched(3, 0, 0, **NEARLY_ALL)
     for name in ("ran_before_ns", "ran_ns", "queued_before_ns", "queued_ns"):
         row[name] = 0
-    assert corrected(row) == {"running": 990, "runnable": 10}
-    assert corrected(switched(0, 5, 5, running=990, runnable=10)) == {"running": 990, "runnable": 10}
+    assert corrected(row) == NEARLY_ALL
 
 
 def test_threads_that_run_or_wait_for_a_cpu_at_the_end() -> None:
@@ -228,9 +219,7 @@ def test_every_field_arrives() -> None:
     sums[1] = (10, 12, 0, -1, 5, 0, 0, 2**40, 2**33, 2**39, 1, 2**62, 0, 0, 1, 0, 0)
     (data,) = sum_samples(EVENT, sums, stacks([0x400, 2**47 - 1, 0x500], []))
     first, second = unpacked(data)
-    header = {
-        "identifier": 77, "ip": 0x400, "pid": 10, "tid": 11, "time": 2000, "cpu": 0, "period": 3_000_000,
-    }  # fmt: skip
+    header = {"identifier": 77, "ip": 0x400, "pid": 10, "tid": 11, "time": 2000, "cpu": 0, "period": 3_000_000}
     assert {name: first["header"][name] for name in header} == header
     assert first["payload"] == {
         "pid": 10, "tid": 11, "offcpu_ns": 3_000_000, "nr": 4, "callchain": [USER, 0x400, 2**47 - 1, 0x500],
@@ -258,9 +247,6 @@ def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one["payload"]["tid"] for one in found] == list(range(250))
     assert [one["payload"]["callchain"][1:] for one in found] == given
     assert sum(one["header"]["period"] for one in found) == 1000 * 250 * 249 // 2
-
-
-def test_no_sums_no_records() -> None:
     assert list(sum_samples(EVENT, np.zeros(0, ROW), stacks())) == []
 
 

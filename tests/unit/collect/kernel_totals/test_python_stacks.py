@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.recording import sample, write
+from builders.accounts import told
+from builders.recording import write
+from builders.wait_objects import COUNTERS
 
 from perf_offcpu import losses
-from perf_offcpu.collect.counters import counters_event
-from perf_offcpu.collect.events.evsels import Support
 from perf_offcpu.collect.kernel_totals.python_stacks import functions_of, python_payload
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording
 
-COUNTERS = counters_event(Support())
 TASK = {"pid": 7, "tid": 8, "switch_out_ns": 5}
 THREAD = """
 from types import SimpleNamespace as Any
@@ -44,10 +43,6 @@ def test_functions_have_a_bounded_form(tmp_path: Path) -> None:
     assert found == {8: [("a?b??[2J", "/srv/app.py", 0, 1), ("x" * 1000, "/srv/app.py", 0, 1)]}
 
 
-def test_what_was_printed_before_the_process_died_counts(tmp_path: Path) -> None:
-    assert read(tmp_path, "yield thread(8, 'f'); os.kill(os.getpid(), 11)").keys() == {8}
-
-
 def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     begin = time.monotonic()
     assert set(read(tmp_path, "yield thread(8, 'f'); time.sleep(1000)", 1)) <= {8}
@@ -58,8 +53,9 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
     b"[8", b"8", b"[8, [[1, 2, 3, 4]]]", b'[8, [["f", "g", "x", 1]]]', b"[" * 9999, b"\\xff",
     b'[8, [["f"]]]',
 ])  # fmt: skip
-def test_lines_of_another_form_are_passed_over(tmp_path: Path, line: bytes) -> None:
-    assert read(tmp_path, f"os.write(1, {line!r} + b'\\n'); return [thread(9, 'f')]").keys() == {9}
+def test_lines_of_another_form_are_passed_over_and_those_before_a_death_count(tmp_path: Path, line: bytes) -> None:
+    die = "os.kill(os.getpid(), 11)"
+    assert read(tmp_path, f"os.write(1, {line!r} + b'\\n'); yield thread(9, 'f'); {die}").keys() == {9}
 
 
 def test_output_is_bounded(tmp_path: Path) -> None:
@@ -69,13 +65,12 @@ def test_output_is_bounded(tmp_path: Path) -> None:
 
 
 def loaded(path: Path, *payloads: bytes) -> Recording:
-    records = [sample(COUNTERS, time=100, pid=1, tid=1, raw=payload + bytes(4)) for payload in payloads]
-    return load_recording(write(path, [COUNTERS], records))
+    return load_recording(write(path / "in.data", [COUNTERS], map(told, payloads)))
 
 
 def test_functions_arrive_in_a_recording_leaf_first(tmp_path: Path) -> None:
     payload = python_payload(TASK, [("start", "/a.py", 3, 1), ("t\u2028äke", "/b.py", 4, 2)])
-    recording = loaded(tmp_path / "in.data", payload)
+    recording = loaded(tmp_path, payload)
     recording.check()
     python, strings = recording.python, recording.strings
     assert [strings[row] for row in python.name.tolist()] == ["t\u2028äke", "start"]
@@ -87,13 +82,12 @@ def test_functions_arrive_in_a_recording_leaf_first(tmp_path: Path) -> None:
 
 def test_of_too_many_functions_those_next_to_the_leaf_are_kept(tmp_path: Path) -> None:
     frames = [(f"{number:0900}", "/a.py", 1, 1) for number in range(1000)]
-    python = loaded(tmp_path / "in.data", python_payload(TASK, frames)).python
-    assert 40 < len(python) < 60
+    assert 40 < len(loaded(tmp_path, python_payload(TASK, frames)).python) < 60
 
 
 def test_damaged_payloads_are_counted(tmp_path: Path) -> None:
     payload = python_payload(TASK, [("start", "/a.py", 3, 1)])
     damaged = [payload[:20], payload.replace(b"\t", b" "), payload.replace(b"\t3", b"\t-3")]
-    recording = loaded(tmp_path / "in.data", *damaged)
+    recording = loaded(tmp_path, *damaged)
     assert recording.losses == {losses.BAD_SAMPLE: 3}
     assert not len(recording.python)

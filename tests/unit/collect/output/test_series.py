@@ -117,9 +117,8 @@ class Collector:
 
 class Place:
     def __init__(self, directory: Path, rotation: Rotation | None) -> None:
-        options = RecordOptions(
-            Target(), output=str(directory / "perf.data"), rotation=rotation, off_cpu_period_ns=2000
-        )
+        path = str(directory / "perf.data")
+        options = RecordOptions(Target(), output=path, rotation=rotation, off_cpu_period_ns=2000)
         self.collector, self.said, self.directory = Collector(options), list[str](), directory
         signals = cast(Any, SimpleNamespace(rotate=False))
         self.requests = Requests(None, 2000, rotation is not None, signals, self.said.append)

@@ -112,15 +112,10 @@ def test_the_end_of_a_file_empties_rings_until_programs_have_ended(monkeypatch: 
     assert len(file.taken) == 1
 
 
-@pytest.mark.parametrize(
-    ("file", "left"),
-    [
-        (File(pieces=0), [(BUDGETS, 3), (SUMS, BATCH), (SUMS, 2)]),
-        (File(pieces=1, records=100), [(SUMS, BATCH - 100), (SUMS, 2)]),
-        (File(pieces=2, records=1), [(SUMS, 1)]),
-    ],
-    ids=["nothing", "a part of a piece", "all but one"],
-)
+@pytest.mark.parametrize(("file", "left"), [
+    (File(pieces=0), [(BUDGETS, 3), (SUMS, BATCH), (SUMS, 2)]),
+    (File(pieces=1, records=100), [(SUMS, BATCH - 100), (SUMS, 2)]), (File(pieces=2, records=1), [(SUMS, 1)]),
+], ids=["nothing", "a part of a piece", "all but one"])  # fmt: skip
 def test_what_a_full_file_does_not_take_is_left_once(
     monkeypatch: pytest.MonkeyPatch, file: Any, left: list[tuple[Any, int]]
 ) -> None:
@@ -183,25 +178,19 @@ def test_an_error_meanwhile_is_raised_after_the_work_has_ended() -> None:
     with pytest.raises(OSError):
         stepping_until(in_background(work), step)
     assert steps == ["stepped", "stepped", "worked"]
-
-
-def test_errors_of_work_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         stepping_until(in_background(lambda: 1 // 0), lambda: None)
 
 
-ROW = read_header(bpf_dir() / "off_cpu.h").structs["object"]
-
-
 def pipe(number: int) -> Any:
-    row = np.zeros(1, ROW)
+    row = np.zeros(1, HEADER.structs["object"])
     row["id"], row["kind"] = number, ObjectKind.PIPE
     return row
 
 
 def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     new, named, go_on = [pipe(1)], list[int](), threading.Event()
-    maps = SimpleNamespace(take_objects=lambda: new.pop() if new else np.zeros(0, ROW))
+    maps = SimpleNamespace(take_objects=lambda: new.pop() if new else pipe(0)[:0])
     options = SimpleNamespace(object_names=True, is_steady=True)
     collector: Any = SimpleNamespace(
         options=options, program=SimpleNamespace(maps=maps), counters_event=None, unread=Unread()

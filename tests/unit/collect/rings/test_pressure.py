@@ -108,10 +108,9 @@ PAGE = mmap.PAGESIZE
 MB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", PAGE), ("512", 512 * PAGE), ("513", 1024 * PAGE), ("4M", 4 * MB), ("3m", 4 * MB), ("1B", PAGE)],
-)
+@pytest.mark.parametrize(("text", "size"), [
+    ("1", PAGE), ("512", 512 * PAGE), ("513", 1024 * PAGE), ("4M", 4 * MB), ("3m", 4 * MB), ("1B", PAGE),
+])  # fmt: skip
 def test_pages_and_suffixes_round_up_to_powers_of_two(text: str, size: int) -> None:
     assert parse_ring_size(text) == max(size, PAGE)
 
@@ -121,12 +120,7 @@ def test_default_stays_small_in_sum(cpus: int, size: int) -> None:
     assert default_ring_bytes(cpus) == size
 
 
-def test_copies_have_larger_rings_as_long_as_there_are_few() -> None:
-    assert [default_ring_bytes(cpus, copies=True) for cpus in (2, 16, 17, 64, 128)] == [
-        16 * MB, 16 * MB, 8 * MB, 4 * MB, 2 * MB,
-    ]  # fmt: skip
-
-
-def test_recorder_is_woken_long_before_the_ring_is_full() -> None:
-    assert wakeup_bytes(PAGE) == PAGE // 4
-    assert wakeup_bytes(64 * MB) == MB
+def test_copies_have_larger_rings_as_long_as_there_are_few_and_wake_long_before_they_are_full() -> None:
+    sizes = {2: 16 * MB, 16: 16 * MB, 17: 8 * MB, 64: 4 * MB, 128: 2 * MB}
+    assert {cpus: default_ring_bytes(cpus, copies=True) for cpus in sizes} == sizes
+    assert (wakeup_bytes(PAGE), wakeup_bytes(64 * MB)) == (PAGE // 4, MB)

@@ -50,19 +50,15 @@ def test_features_beyond_a_record_are_left_out(tmp_path: Path) -> None:
     assert counters == {losses.LARGE_FEATURE: 1}
 
 
-def test_more_ids_than_a_record_holds() -> None:
+def test_more_ids_than_a_record_holds_and_a_full_device() -> None:
     many = replace(CLOCK, ids=tuple(range(1, 10_000)))
     with pytest.raises(UsageError, match="has 9999 ids, the pipe form has room for 8174"):
         PipeWriter(-1, [many], {}, "pipe")
-
-
-def test_a_full_device() -> None:
-    fd = os.open("/dev/full", os.O_WRONLY)
-    try:
-        with pytest.raises(RecordingError, match="^out: cannot write the recording: No space left"):
-            PipeWriter(fd, [CLOCK], FEATURES, "out")
-    finally:
-        os.close(fd)
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        pytest.raises(RecordingError, match="^out: cannot write the recording: No space left"),
+    ):
+        PipeWriter(full.fileno(), [CLOCK], FEATURES, "out")
 
 
 # Reading twice what can be read once.

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from builders.recording import event
 from builders.stock_perf import perf
 
 from perf_offcpu import losses
-from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType, SoftwareConfig
+from perf_offcpu.abi.attr import Attr, AttrFlag, SampleType, SoftwareConfig
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.abi.records import RecordType
 from perf_offcpu.errors import FileFullError, LayoutError
@@ -27,24 +27,16 @@ from perf_offcpu.perfdata.write.writer import FileWriter, frame_record, pack_rec
 
 KIND = SampleType.IDENTIFIER | SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.CPU
 TRAILER = bytes(32)
-EVENTS = [
-    EventSpec(
-        Attr(type=PerfType.SOFTWARE, config=config, sample_period=1, sample_type=KIND, flags=AttrFlag.SAMPLE_ID_ALL),
-        name,
-        ids,
-    )
-    for config, name, ids in (
-        (SoftwareConfig.CPU_CLOCK, "cpu-clock", (11, 12)),
-        (SoftwareConfig.DUMMY, "dummy", (13, 14)),
-    )
-]  # fmt: skip
+CLOCK = event("cpu-clock", (11, 12), KIND, flags=AttrFlag.SAMPLE_ID_ALL)
+EVENTS = [CLOCK, event("dummy", (13, 14), KIND, flags=AttrFlag.SAMPLE_ID_ALL, config=SoftwareConfig.DUMMY)]
+BUILD_IDS = [BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[k]")]
 FEATURES: dict[int, bytes] = {
     Feature.HOSTNAME: text_body("here"),
     Feature.OSRELEASE: text_body("6.18"),
     Feature.NRCPUS: feature_body(Feature.NRCPUS, available=2, online=2),
     Feature.CMDLINE: cmdline_body(["perf-offcpu", "record", "-a", "caf\udce9"]),
     Feature.EVENT_DESC: event_desc_body(EVENTS),
-    Feature.BUILD_ID: build_id_body([BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[k]")]),
+    Feature.BUILD_ID: build_id_body(BUILD_IDS),
 }
 
 
@@ -53,9 +45,8 @@ def comm(tid: int, name: bytes) -> bytes:
 
 
 def kernel_map() -> bytes:
-    values = dict[str, Any](pid=2**32 - 1, tid=0, addr=0xFFFFFFFF81000000, len=1 << 24)
-    values |= {"pgoff": 0xFFFFFFFF81000000, "filename": b"[kernel.kallsyms]_text"}
-    return pack_record(RecordType.MMAP, 1, values, TRAILER)
+    place = {"pid": 2**32 - 1, "tid": 0, "addr": 0xFFFFFFFF81000000, "len": 1 << 24, "pgoff": 0xFFFFFFFF81000000}
+    return pack_record(RecordType.MMAP, 1, place | {"filename": b"[kernel.kallsyms]_text"}, TRAILER)
 
 
 def described(specs: Sequence[EventSpec]) -> list[tuple[str, tuple[int, ...], Attr]]:
@@ -99,7 +90,7 @@ def test_what_was_written_is_read(fd: int, path: Path) -> None:
         assert reader.features.text(Feature.HOSTNAME) == "here"
         assert reader.features.cmdline() == ("perf-offcpu", "record", "-a", "caf\udce9")
         assert reader.features.values(Feature.NRCPUS) == {"available": 2, "online": 2}
-        assert reader.features.build_ids() == [BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[k]")]
+        assert reader.features.build_ids() == BUILD_IDS
         assert sorted(reader.features.bodies) == sorted(FEATURES)
 
 
@@ -117,11 +108,11 @@ def test_ids_that_come_later_stand_at_the_end(fd: int, path: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
     writer.append(kernel_map())
     writer.append(comm(7, b"seven"), sample(11, 100), sample(99, 200))
-    later = [replace(EVENTS[0], ids=(*EVENTS[0].ids, 99)), *EVENTS[1:]]
+    later = [replace(CLOCK, ids=(*CLOCK.ids, 99)), *EVENTS[1:]]
     writer.learn_ids(later)
     writer.finish(FEATURES)
     with PerfDataReader.open(path) as reader:
-        assert [spec.ids for spec in reader.events.specs] == [event.ids for event in later]
+        assert [spec.ids for spec in reader.events.specs] == [spec.ids for spec in later]
         assert reader.features.text(Feature.HOSTNAME) == "here"
     assert perf("script", "-F", "tid,event", "-i", path, quiet=True).split() == ["7", "cpu-clock:"] * 2
 
@@ -162,8 +153,7 @@ def test_of_what_does_not_fit_the_whole_records_that_do_are_kept(fd: int, path: 
     some = [sample(11, time_ns) for time_ns in range(10)]
     fitting = 100 // len(some[0])
     assert fitting == 2
-    # As a ring that wraps gives them: cut within a record.
-    data = b"".join(some)
+    data = b"".join(some)  # as a ring that wraps gives them: cut within a record
     writer = FileWriter(fd, EVENTS, "out")
     writer.append(comm(7, b"seven"))
     with (
@@ -215,9 +205,5 @@ def test_records_are_padded_and_bounded() -> None:
     assert len(frame_record(RecordType.SAMPLE, 2, bytes(65520))) == 65528
     with pytest.raises(LayoutError, match="at most 65528"):
         frame_record(RecordType.SAMPLE, 2, bytes(65521))
-
-
-def test_attrs_that_perf_6_1_cannot_read_are_refused(fd: int) -> None:
-    event = EventSpec(Attr(sample_type=KIND, config3=1, size=136), "new", (1,))
-    with pytest.raises(LayoutError, match="after byte 128"):
-        FileWriter(fd, [event], "out")
+    with pytest.raises(LayoutError, match="after byte 128"):  # attrs that perf 6.1 cannot read
+        FileWriter(-1, [EventSpec(Attr(sample_type=KIND, config3=1, size=136), "new", (1,))], "out")
