@@ -125,8 +125,7 @@ def test_sums_without_time_stand_before_their_threads_end(path: Path) -> None:
 def test_sums_of_perf_5_19_get_a_time_too(path: Path) -> None:
     offcpu = event("offcpu-time", (3,), BASE | S.CALLCHAIN)
     records = [*THREAD, task(CLOCK, RecordType.EXIT, 7, 8, 2000), sample(CLOCK, tid=7, pid=7, time=3000)]
-    summed: dict[str, Any] = {"period": 77, "callchain": [USER, 0x1000], "ip": 0x1000}
-    records.append(sample(offcpu, pid=7, tid=8, time=DUMMY_TIME, **summed))
+    records.append(sample(offcpu, pid=7, tid=8, time=DUMMY_TIME, period=77, callchain=[USER, 0x1000], ip=0x1000))
     out, done = inject(write(path, [CLOCK, offcpu], records))
     assert done.retyped == 0
     shown = perf(out, "comm,time,period,event,ip")
