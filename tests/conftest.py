@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
-    """No test sees or changes what this user's caches of symbols hold; commands it starts neither.
+    """No test sees or changes what this user's caches of symbols hold; commands it starts neither. Workers of a run
+    share one, as readers and writers of different programs do.
 
     BPF programs are compiled once for all runs of the tests: they are named by all that they are made of,
     and tests/kernel/test_bpf_cache.py, which compiles them anew, holds that. So are the programs of tests/workload.
     """
     caches = tmp_path_factory.mktemp("caches")
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    cache = (tmp_path_factory.getbasetemp().parent if is_worker else caches) / "cache"
     if request.config.pluginmanager.has_plugin("cacheprovider"):
-        (caches / "cache" / "perf-offcpu").mkdir(parents=True)
+        (cache / "perf-offcpu").mkdir(parents=True, exist_ok=True)
         programs = request.config.cache.mkdir("programs")
-        (caches / "cache" / "perf-offcpu" / "programs").symlink_to(programs)
+        with suppress(FileExistsError):
+            (cache / "perf-offcpu" / "programs").symlink_to(programs)
         compiled.kept = request.config.cache.mkdir("builds")
     # perf itself looks into its configuration. What it keeps is not for ours, whose answers it would change.
     (caches / "perfconfig").write_text(f"[buildid]\n\tdir = {caches / 'debug-of-perf'}\n")
@@ -87,7 +92,7 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
         "TZ": "UTC",
         "PERF_BUILDID_DIR": str(caches / "debug"),
         "PERF_CONFIG": str(caches / "perfconfig"),
-        "XDG_CACHE_HOME": str(caches / "cache"),
+        "XDG_CACHE_HOME": str(cache),
         "DEBUGINFOD_CACHE_PATH": str(caches / "debuginfod"),
     }
     time.tzset()

@@ -3,8 +3,8 @@
 # A bank in a postgres database of its own, below /var/tmp.
 # usage: bank.sh start | load [--ask-first] | stop
 #
-# Four clients book payments for five seconds. A payment updates the balance of the bank, writes an audit, which
-# takes 3 ms, and asks another service, which takes 5 ms: in the transaction, or before it (--ask-first).
+# Four clients book payments for five seconds (BANK_SECONDS). A payment updates the balance of the bank, writes an
+# audit, which takes 3 ms, and asks another service, which takes 5 ms: in the transaction, or before it (--ask-first).
 set -e
 home=/var/tmp/bank-of-postgres
 cd /						# postgres may not enter the directory of root
@@ -39,7 +39,7 @@ start)
 load)
 	script=payment
 	[ "$2" != --ask-first ] || script=ask-first
-	as_owner "$bin/pgbench" -h "$home" -n -c 4 -j 4 -T 5 -f "$home/$script.sql" bank 2>&1 |
+	as_owner "$bin/pgbench" -h "$home" -n -c 4 -j 4 -T "${BANK_SECONDS:-5}" -f "$home/$script.sql" bank 2>&1 |
 		sed -n 's/^tps = \([0-9]*\).*/\1 payments a second/p'
 	;;
 stop)

@@ -42,7 +42,7 @@ def done() -> set[Step]:
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
+    return os.environ | {"PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "BANK_SECONDS": "2"}
 
 
 def above(step: Step) -> list[Step]:
