@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of real programs: files and clients of postgres, a slow upstream, locks without a holder."""
+"""Objects of real programs: a slow upstream, locks without a holder; `test_unwind.py` has those of postgres."""
 
 import os
 import shutil
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from builders.compiled import WORKLOAD
 from kernel.recorder import report, run
-from kernel.whole_stacks import AS_POSTGRES
 
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.model.profile import Profile
@@ -30,12 +29,6 @@ def names(profile: Profile) -> set[str]:
     """Return the names of all objects that samples refer to."""
     used = set(profile.samples.object.tolist()) - {-1}
     return {profile.strings[profile.objects.name[row]] for row in used}
-
-
-def test_postgres_waits_for_its_log_and_its_client(database: Path, tmp_path: Path) -> None:
-    found = names(record(tmp_path, *AS_POSTGRES, database / "run", "load", database))
-    assert any(name.startswith(f"{database}/data/pg_wal/0000") for name in found), found
-    assert any(f"unix {database}/.s.PGSQL" in name for name in found), found
 
 
 UPSTREAM = """

@@ -209,7 +209,7 @@ DAMAGE = {
     losses.FILE_CUT, losses.NO_END, losses.BAD_SIZE, losses.BAD_RECORD, losses.BAD_SAMPLE,
     losses.BAD_FEATURE, losses.UNKNOWN_RECORD, losses.UNKNOWN_ID, losses.BAD_COMPRESSED,
 }  # fmt: skip
-DISK_BYTES = 1 << 20
+DISK_BYTES = 768 << 10
 
 
 NAPPING = [sys.executable, "-c", "import time\nwhile True: time.sleep(1e-5)"]

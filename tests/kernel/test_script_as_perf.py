@@ -34,8 +34,8 @@ RECORDINGS = {
 def recording(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Threads that wait, a program that reads directories, a shell that counts and has the kernel work."""
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
-    counting = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); read line < /proc/self/stat; done"
-    script = f"'{waiter}' --rounds 2; ls -R /usr/share/doc; {counting}"
+    counting = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); read line < /proc/self/stat; done"
+    script = f"'{waiter}' --rounds 2; ls -R /etc; {counting}"
     workload = ["sh", "-c", f"{{ {script}; }} > /dev/null"]
     command: list[str | Path] = ["perf", "record", "-o", path, *RECORDINGS[request.param], "--", *workload]
     subprocess.run(command, cwd=path.parent, capture_output=True, check=True, timeout=120)

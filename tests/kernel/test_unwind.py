@@ -22,6 +22,8 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.decode.samples import is_offcpu
 from perf_offcpu.objects.search import Search
 from perf_offcpu.perfdata.reader import PerfDataReader
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.unwind.state import End
 from perf_offcpu.unwind.unwinder import unwind
 
@@ -247,7 +249,9 @@ def test_frames_are_gdbs_at_random_stops(cpp: Path) -> None:
     assert {one.end for one in stops} == {End.ROOT}
 
 
-def test_waits_of_postgres_under_a_small_load_reach_the_root(database: Path, tmp_path: Path) -> None:
+def test_waits_of_postgres_under_a_small_load_reach_the_root_and_name_their_objects(
+    database: Path, tmp_path: Path
+) -> None:
     # Starting and stopping, postgres writes files from buffers of 8 kB on its stack and waits for the disk.
     longer = ("--call-graph", "cfi,24576")
     record(tmp_path / "x.data", *AS_POSTGRES, database / "run", "load", database, options=longer)
@@ -257,6 +261,10 @@ def test_waits_of_postgres_under_a_small_load_reach_the_root(database: Path, tmp
     sums = sum_wholeness(tmp_path / "x.data")["postgres"]
     assert sums.waits >= 100
     assert sums.whole >= ENOUGH * sums.waits and sums.whole_ns >= ENOUGH * sums.ns, sums
+    profile = load_profile([str(tmp_path / "x.data")], SymbolizeOptions(inline=False))
+    names = {profile.strings[name] for name in profile.objects.name.tolist()}
+    assert any(name.startswith(f"{database}/data/pg_wal/0000") for name in names), names
+    assert any(f"unix {database}/.s.PGSQL" in name for name in names), names
 
 
 # Recordings with copies of stacks, passed on: nothing of the copies, and all that names their frames. The program's
