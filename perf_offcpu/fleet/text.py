@@ -224,7 +224,7 @@ class _Rates:
         return f"{_weight_title(self.facts)} {self.unit}".rstrip()
 
     def text(self, rate: float, *, sign: bool = False) -> str:
-        """Return a weight by ns of recorded time as one by second."""
+        """Return a rate, weight per recorded ns, as text: weight per second."""
         value = rate * 1e9 / (UNITS[self.unit] if self.unit else 1)
         return f"{value:+.3f}" if sign else f"{value:.3f}"
 

@@ -145,7 +145,7 @@ def page_after(start: U64) -> U64:
 
 
 def _ends(rows: Symbols) -> U64:
-    """Return uint64[n], the end of each of the symbols, sorted by start, by rule 1."""
+    """Return uint64[n], the end of each symbol by the module's rule 1; the symbols are sorted by start."""
     room = NO_ADDRESS - rows.start
     following = np.append(rows.start[1:], page_after(rows.start[-1:]))
     open_ended = np.maximum(rows.start, np.minimum(following, rows.limit))

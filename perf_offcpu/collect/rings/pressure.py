@@ -39,7 +39,7 @@ class TimeSpent(NamedTuple):
         return max(0.0, self.elapsed_s - self.file_s - self.cpu_s - self.runnable_s)
 
     def __str__(self) -> str:
-        """Return the whole and its parts."""
+        """Return the elapsed time, and its parts, as text."""
         parts = (
             f"{self.cpu_s * 1e3:.0f} busy",
             f"{self.runnable_s * 1e3:.0f} without a CPU",

@@ -101,7 +101,7 @@ class Describer:
         return {"name": path if is_named else b"", "place": b"" if mode is None else _SIDES.get(mode, b"")}
 
     def finish_until(self, time_s: float) -> None:
-        """Leave out names that are not known at a time (`time.monotonic`)."""
+        """Set the time (`time.monotonic`) after which names are no longer looked up."""
         self._helper.until = time_s
 
     def close(self) -> None:

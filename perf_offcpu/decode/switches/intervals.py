@@ -126,7 +126,7 @@ def _outcomes(history: History, edges: Edges, switches: Switches) -> I8:
 
 
 def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
-    """Return bool[m]: whether the edge's thread ever goes out; others belong to no recorded command."""
+    """Return bool[m]: True if any edge of the same thread is in `is_out`; other threads were not recorded."""
     if not len(edges.place):
         return is_out
     first = np.flatnonzero(edges.before == NONE)

@@ -162,7 +162,7 @@ _SCHEDULER = re.compile(rb"_*(io_|preempt_)?schedule(_|$)|_*wait_for_|_*wait_on_
 
 
 def _code(symbols: bytes) -> dict[str, Sequence[int]]:
-    """Return the places of code marked `__sched` and of functions."""
+    """Return enumerator of `enum offcpu_late` → (offset from `_text`, size) of code that this kernel has, in bytes."""
     text = symbol_address(symbols, b"_text")
     if not text:
         return {}
