@@ -11,22 +11,23 @@ COMMS = {1: "client", 2: "server", 3: "disk"}
 
 
 def wait(
-    builder: ProfileBuilder,
-    tid: int,
-    begin: int,
-    end: int,
-    *,
-    waker: int = -1,
-    queued: int = 0,
-    path: Stack | None = None,
-    **other: Any,
-) -> ProfileBuilder:
+    builder: ProfileBuilder, tid: int, begin: int, end: int, *,
+    waker: int = -1, queued: int = 0, path: Stack | None = None, **other: Any,
+) -> ProfileBuilder:  # fmt: skip
     """Add a wait from `begin` to `end`, at the end of which it was `queued` ns on a run queue."""
     return builder.sample(
         COMMS.get(tid, f"t{tid}"), path or [f"main{tid}", f"sleep_in_{tid}"], end - begin, tid=tid, pid=tid,
         time_ns=end, switch_out_ns=begin, wakeup_ns=end - queued, runq_ns=queued, waker_tid=waker,
         waker_pid=waker, **other,
     )  # fmt: skip
+
+
+def waits_of(*waits: tuple[int, int, int, int]) -> ProfileBuilder:
+    """Waits of threads: tid, begin, end, waker (-1 unknown)."""
+    builder = ProfileBuilder()
+    for tid, begin, end, waker in waits:
+        wait(builder, tid, begin, end, waker=waker)
+    return builder
 
 
 Waits = list[tuple[int, int, int, int, int]]

@@ -16,7 +16,7 @@ import perf_offcpu
 from perf_offcpu.convert.dataframe import COLUMNS, to_dataframe
 from perf_offcpu.errors import UsageError
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Comms, SampleFlag, Tasks
+from perf_offcpu.model.recording import SampleFlag
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -30,9 +30,8 @@ def test_the_documented_example(tmp_path: Path) -> None:
     text = (ROOT / "Documentation" / "python-api.md").read_text()
     code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
     shutil.copy(DATA / "demo.data", tmp_path / "perf.data")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     # futex() waits for locks: no symbols are needed to know.
     assert done.stdout.splitlines()[:2] == ["wait_class", "lock     805857539"], done.stdout
@@ -44,31 +43,25 @@ def test_the_document_names_all_columns() -> None:
 
 
 def test_the_import_costs_nothing() -> None:
-    script = (
-        "import sys, perf_offcpu\nsys.exit(any(name.startswith(('numpy', 'perf_offcpu.')) for name in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+    costly = "any(name.startswith(('numpy', 'perf_offcpu.')) for name in sys.modules)"
+    command = [sys.executable, "-c", f"import sys, perf_offcpu\nsys.exit({costly})"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = perf_offcpu.nothing
 
 
 def hand_made() -> Profile:
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    builder = ProfileBuilder(
+        meta={"arch": "x86_64"}, cgroups={5: "/user.slice"}, tasks=[(9, 100, 0, -1)], comms=[(9, 8, 0, "waker")]
+    )
     builder.sample(
-        *("a", ["main", Code("f;g"), kernel("futex_wait")], 2**60 + 1),
-        **dict[str, Any](
-            tid=1, cpu=2, state=1, syscall=202, waker_tid=9, waker_pid=8, wakeup_ns=50, runq_ns=0, cgroup=5,
-            object=builder.thing("m in a"), holder_tid=9, switch_out_ns=40,
-        ),
+        "a", ["main", Code("f;g"), kernel("futex_wait")], 2**60 + 1, tid=1, cpu=2, state=1, syscall=202,
+        waker_tid=9, waker_pid=8, wakeup_ns=50, runq_ns=0, cgroup=5, object=builder.thing("m in a"), holder_tid=9,
+        switch_out_ns=40,
     )  # fmt: skip
     sums = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
     builder.sample("b\n", [], 7, flags=sums, time_ns=-1, count=3, longest_ns=4, cgroup=6)
-    builder.sample("a", ["main"], 3, event="cpu-clock", time_ns=99)
-    profile = builder.build()
-    profile.cgroups = {5: "/user.slice"}
-    profile.tasks = Tasks.from_rows([(9, 100, 0, -1)])
-    profile.comms = Comms.from_rows([(9, 8, 0, profile.strings.intern("waker"))])
-    return profile
+    return builder.sample("a", ["main"], 3, event="cpu-clock", time_ns=99).build()
 
 
 def rows(profile: Profile, library: str) -> list[dict[str, Any]]:
@@ -106,17 +99,15 @@ def test_a_recording(library: str) -> None:
     assert len(found) == len(profile.samples)
     assert sum(row["period"] for row in found) == int(profile.samples.period.sum())
     pipes = [row for row in found if row["wait_class"] == "pipe" and row["comm"] == "pipe-reader"]
-    assert len(pipes) == 10
-    assert {row["syscall"] for row in pipes} == {"read"}
+    assert [row["syscall"] for row in pipes] == ["read"] * 10
     assert all("receive_letter" in row["stack"].split(";") for row in pipes)
 
 
 def test_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="needs pandas or polars: install it"):
-        to_dataframe(hand_made())
-    with pytest.raises(UsageError, match="needs dask"):
-        to_dataframe(hand_made(), "dask")
+    for library, sentence in ((), "needs pandas or polars: install it"), (("dask",), "needs dask"):
+        with pytest.raises(UsageError, match=sentence):
+            to_dataframe(hand_made(), *library)
 
 
 def test_formats_can_be_written() -> None:

@@ -24,7 +24,7 @@ COLUMNS: Columns = {"start": np.arange(5, dtype=np.uint64), "text": np.frombuffe
 NUMBERS = st.sampled_from([np.uint64, np.uint32, np.int64, np.int32, np.uint8])
 
 
-def packed(columns: dict[str, np.ndarray]) -> bytes:
+def packed(columns: Columns) -> bytes:
     return pack(columns).tobytes()
 
 
@@ -33,24 +33,20 @@ def packed(columns: dict[str, np.ndarray]) -> bytes:
     NUMBERS.flatmap(lambda dtype: arrays.arrays(dtype, st.integers(0, 20))), max_size=5,
 ))  # fmt: skip
 @settings(max_examples=50)
-def test_packed_columns_are_unpacked(columns: dict[str, np.ndarray]) -> None:
+def test_packed_columns_are_unpacked(columns: Columns) -> None:
     read = unpack(memoryview(packed(columns)))
-    assert read is not None
-    assert list(read) == list(columns)
+    assert read is not None and list(read) == list(columns)
     for name, column in columns.items():
-        assert read[name].dtype == column.dtype
-        assert np.array_equal(read[name], column)
+        assert read[name].dtype == column.dtype and np.array_equal(read[name], column)
 
 
 def test_each_damaged_bit_and_each_cut_is_noticed() -> None:
     data = packed(COLUMNS)
-    for at in range(len(data) * 8):
+    for bit in range(len(data) * 8):
         broken = bytearray(data)
-        broken[at // 8] ^= 1 << at % 8
-        result = unpack(memoryview(bytes(broken)))
-        assert result is None, at
-    for length in range(len(data)):
-        assert unpack(memoryview(data[:length])) is None
+        broken[bit // 8] ^= 1 << bit % 8
+        assert unpack(memoryview(bytes(broken))) is None, bit
+    assert [length for length in range(len(data)) if unpack(memoryview(data[:length])) is not None] == []
 
 
 def test_a_file_that_fits_its_checksum_and_lies_is_refused() -> None:
@@ -66,27 +62,23 @@ def test_a_file_that_fits_its_checksum_and_lies_is_refused() -> None:
 class TestDirectory:
     @pytest.fixture
     def cache(self, tmp_path: Path) -> DiskCache:
-        return DiskCache(str(tmp_path / "a" / "cache"), limit=4096)
-
-    def test_it_is_private(self, cache: DiskCache) -> None:
+        """With columns of the name "one"."""
+        cache = DiskCache(str(tmp_path / "a" / "cache"), limit=4096)
         cache.write("one", COLUMNS)
-        directory = Path(cache.directory)
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-        assert stat.S_IMODE((directory / "one").stat().st_mode) == 0o600
+        return cache
+
+    def test_it_is_private_and_a_damaged_file_is_removed(self, cache: DiskCache) -> None:
+        directory, path = Path(cache.directory), Path(cache.directory, "one")
+        assert [stat.S_IMODE(place.stat().st_mode) for place in (directory, path)] == [0o700, 0o600]
         read = cache.read("one")
-        assert read is not None
-        assert bytes(read["text"]) == b"abc"
+        assert read is not None and bytes(read["text"]) == b"abc"
         assert cache.read("two") is None
-
-    def test_a_damaged_file_is_removed(self, cache: DiskCache) -> None:
-        cache.write("one", COLUMNS)
-        path = Path(cache.directory, "one")
         path.write_bytes(path.read_bytes()[:-1])
-        assert cache.read("one") is None
-        assert not path.exists()
+        assert cache.read("one") is None and not path.exists()
 
     def test_the_files_used_last_stay(self, cache: DiskCache) -> None:
         big = {"bytes": np.zeros(1500, np.uint8)}
+        Path(cache.directory, "one").unlink()
         for age, name in enumerate(("new", "old", "older")):
             cache.write(name, big)
             os.utime(Path(cache.directory, name), (1e9 - age, 1e9 - age))
@@ -104,7 +96,6 @@ class TestDirectory:
         assert len(looked) == 2
 
     def test_leftovers_of_a_crash_are_removed(self, cache: DiskCache) -> None:
-        cache.write("one", COLUMNS)
         left = Path(cache.directory, ".two.0123abcd")
         left.touch()
         os.utime(left, (1e9, 1e9))
@@ -126,12 +117,10 @@ class TestDirectory:
         assert os.listdir(tmp_path / "cache") == []
 
     def test_a_link_or_fifo_in_place_of_a_file_is_not_followed(self, cache: DiskCache, tmp_path: Path) -> None:
-        cache.write("one", COLUMNS)
         (tmp_path / "elsewhere").write_bytes(Path(cache.directory, "one").read_bytes())
         Path(cache.directory, "two").symlink_to(tmp_path / "elsewhere")
         os.mkfifo(Path(cache.directory, "three"))
-        assert cache.read("two") is None
-        assert cache.read("three") is None
+        assert cache.read("two") is cache.read("three") is None
 
     def test_no_place_to_write_is_no_error(self) -> None:
         cache = DiskCache("/proc/nowhere")
@@ -142,8 +131,7 @@ class TestDirectory:
         monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
         monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "123")
         cache = DiskCache.usual()
-        assert cache is not None
-        assert (cache.directory, cache.limit) == ("/somewhere/perf-offcpu/symbols", 123)
+        assert cache and (cache.directory, cache.limit) == ("/somewhere/perf-offcpu/symbols", 123)
         monkeypatch.setenv("PERF_OFFCPU_CACHE_BYTES", "0")
         assert DiskCache.usual() is None
 
@@ -158,48 +146,34 @@ def _race(arguments: tuple[str, int]) -> int:
     directory, seed = arguments
     cache, draw, seen = DiskCache(directory), random.Random(seed), 0
     for _ in range(150):
-        value = draw.randrange(256)
-        cache.write("same", {"bytes": np.full(10_000, value, np.uint8)})
+        cache.write("same", {"bytes": np.full(10_000, draw.randrange(256), np.uint8)})
         read = cache.read("same")
-        if read is not None:
-            assert len(read["bytes"]) == 10_000
-            assert len(np.unique(read["bytes"])) == 1
-            seen += 1
+        assert read is None or (len(read["bytes"]), len(np.unique(read["bytes"]))) == (10_000, 1)
+        seen += read is not None
     return seen
 
 
 class TestSymbols:
-    @pytest.fixture
-    def program(self, tmp_path: Path) -> str:
-        rows = [Sym(f"f{row}" + "x" * (300 if row == 7 else 0), 0x1000 + 16 * row, 16) for row in range(50)]
-        path = tmp_path / "program"
-        path.write_bytes(ElfBuilder(rows, build_id=b"\x12" * 20).build())
-        return str(path)
-
-    def test_a_table_from_the_cache_is_the_same(
-        self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_a_table_from_the_cache_is_the_same_until_the_file_is_rewritten(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        cache = DiskCache(str(tmp_path / "cache"))
-        first = load_elf_symbols(program, Search(cache=cache))
+        rows = [Sym(f"f{row}" + "x" * (300 if row == 7 else 0), 0x1000 + 16 * row, 16) for row in range(50)]
+        path, cache = tmp_path / "program", DiskCache(str(tmp_path / "cache"))
+        path.write_bytes(ElfBuilder(rows, build_id=b"\x12" * 20).build())
+        first = load_elf_symbols(str(path), Search(cache=cache))
         written = sorted(os.listdir(cache.directory))
         assert [name.rpartition(".")[2] for name in written] == [KIND, "headers1"]
         assert written[0].startswith("12" * 20)
-        monkeypatch.setattr(SymbolTable, "__init__", lambda *_: pytest.fail("it was read anew"))
-        again = load_elf_symbols(program, Search(cache=cache))
+        with monkeypatch.context() as patch:
+            patch.setattr(SymbolTable, "__init__", lambda *_: pytest.fail("it was read anew"))
+            again = load_elf_symbols(str(path), Search(cache=cache))
         assert again.build_id == first.build_id
         every = range(len(first.symbols))
         assert [*map(again.symbols.name, every)] == [*map(first.symbols.name, every)]
         addresses = np.arange(0x0FF0, 0x1400, dtype=np.uint64)
         assert np.array_equal(again.symbols.lookup(addresses), first.symbols.lookup(addresses))
-
-    def test_a_rewritten_file_is_another_one(
-        self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        cache = DiskCache(str(tmp_path / "cache"))
-        load_elf_symbols(program, Search(cache=cache))
-        Path(program).write_bytes(ElfBuilder([Sym("other", 0x1000, 8)], build_id=b"\x12" * 20).build())
-        found = load_elf_symbols(program, Search(cache=cache))
-        assert [*map(found.symbols.name, range(1))] == ["other"]
+        path.write_bytes(ElfBuilder([Sym("other", 0x1000, 8)], build_id=b"\x12" * 20).build())
+        assert load_elf_symbols(str(path), Search(cache=cache)).symbols.name(0) == "other"
 
     def test_columns_that_are_no_table_are_refused(self) -> None:
         good: Columns = {
@@ -214,9 +188,7 @@ class TestSymbols:
 
 
 def test_names_tell_the_kind_and_all_that_counts() -> None:
-    names = {
-        cache_name("symbols", b"\x12", 1), cache_name("symbols", b"\x12", 2), cache_name("symbols", b"\x13", 1),
-        cache_name("lines", b"\x12", 1),
-    }  # fmt: skip
-    assert len(names) == 4
-    assert all(name.rpartition(".")[2] in ("symbols", "lines") for name in names)
+    parts = [("symbols", b"\x12", 1), ("symbols", b"\x12", 2), ("symbols", b"\x13", 1), ("lines", b"\x12", 1)]
+    names = [cache_name(*part) for part in parts]
+    assert len(set(names)) == 4
+    assert [name.rpartition(".")[2] for name in names] == [kind for kind, *_ in parts]

@@ -77,19 +77,22 @@ def test_an_error_is_one_line(
     assert capsys.readouterr() == ("", f"perf-offcpu fake: {line}\n")
 
 
-def test_developers_see_the_traceback(verb: Callable[[Run], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    verb(failing(PerfOffcpuError("x")))
-    with pytest.raises(PerfOffcpuError):
-        cli.main(["--traceback", "fake"])
-    monkeypatch.setenv("PERF_OFFCPU_TRACEBACK", "1")
-    with pytest.raises(PerfOffcpuError):
-        cli.main(["fake"])
-
-
-def test_a_bug_is_not_hidden(verb: Callable[[Run], None]) -> None:
-    verb(failing(ZeroDivisionError()))
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["fake"])
+@pytest.mark.parametrize(("problem", "words", "variables"), [
+    (PerfOffcpuError("x"), ["--traceback"], []), (PerfOffcpuError("x"), [], ["PERF_OFFCPU_TRACEBACK"]),
+    (ZeroDivisionError(), [], []),
+])  # fmt: skip
+def test_developers_see_the_traceback_and_nobody_misses_a_bug(
+    verb: Callable[[Run], None],
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Exception,
+    words: list[str],
+    variables: list[str],
+) -> None:
+    verb(failing(problem))
+    for name in variables:
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(type(problem)):
+        cli.main([*words, "fake"])
 
 
 def test_ctrl_c_is_quiet(verb: Callable[[Run], None], capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,30 +31,18 @@ is_file is_dir is_symlink iterdir glob rglob symlink_to hardlink_to readlink tou
 """
 PATH_METHODS = frozenset(OF_PATHLIB.split())
 MODULES = {
-    "os": frozenset(OF_OS.split()),
-    "os.path": frozenset(OF_OS_PATH.split()),
-    "shutil": None,  # all of it
-    "tempfile": None,
-    "glob": None,
-    "gzip": frozenset({"open"}),
-    "bz2": frozenset({"open"}),
-    "lzma": frozenset({"open"}),
-    "tarfile": frozenset({"open"}),
-    "io": frozenset({"open"}),
+    "os": frozenset(OF_OS.split()), "os.path": frozenset(OF_OS_PATH.split()),
+    **dict.fromkeys(("shutil", "tempfile", "glob")),  # all of them
+    **dict.fromkeys(("gzip", "bz2", "lzma", "tarfile", "io"), frozenset({"open"})),
     "np": frozenset({"fromfile", "memmap", "load", "save", "loadtxt"}),
-}
-HARMLESS = frozenset(
-    [
-        "shutil.get_terminal_size",
-        "shutil.copyfileobj",  # of open files
-        "shutil.which",  # a program of PATH, as a shell would start it
-        "tempfile.TemporaryFile",  # without a name: nobody else can open it
-        "tempfile.SpooledTemporaryFile",
-        "tempfile.gettempdir",
-        "re.replace",
-        "webbrowser.open",
-    ]
-)
+}  # fmt: skip
+HARMLESS = frozenset([
+    "shutil.get_terminal_size", "re.replace", "webbrowser.open",
+    "shutil.copyfileobj",  # of open files
+    "shutil.which",  # a program of PATH, as a shell would start it
+    "tempfile.TemporaryFile", "tempfile.SpooledTemporaryFile",  # without a name: nobody else can open it
+    "tempfile.gettempdir",
+])  # fmt: skip
 REASON = re.compile(r"#\s*direct: \S.{8,}")
 REASON_OF_MODULE = re.compile(r"^# direct in this module: \S.{8,}", re.MULTILINE)
 DESCRIPTOR = re.compile(r"\w*fd|\d")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from builders.documents import man_source
+from builders.profile import ProfileBuilder
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.commands.report import SORT_KEYS
@@ -68,8 +69,6 @@ def test_keys_and_classes() -> None:
 
 
 def test_the_documents_keys() -> None:
-    from builders.profile import ProfileBuilder
-
     text = page("perf-offcpu-report")
     part = text[text.index("\nJSON\n") : text.index("\nEXAMPLES\n")]
     made = document(summarize(ProfileBuilder().build()))

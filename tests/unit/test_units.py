@@ -37,10 +37,9 @@ def test_sizes(text: str, size: int) -> None:
     assert size_bytes(text, 0) == (size if text[-1].isalpha() else None)
 
 
-NUMBERS_THAT_ARE_NONE = ["", ".", "-1", "1e3", "5 minutes", "5x", "\u0665", "inf", "nan", "s", "M", "9" * 16]
-
-
-@pytest.mark.parametrize("text", NUMBERS_THAT_ARE_NONE)
+@pytest.mark.parametrize("text", [
+    "", ".", "-1", "1e3", "5 minutes", "5x", "\u0665", "inf", "nan", "s", "M", "9" * 16,
+])  # fmt: skip
 def test_others(text: str) -> None:
     assert time_ns(text, "s") is None and size_bytes(text) is None
     with pytest.raises(UsageError, match=r"^-x .*: not a length of time \(.*; a number alone is in s\)$"):
@@ -123,16 +122,12 @@ def test_frame_label(symbol: str, dso: str, address: int | None, label: str) -> 
     assert text.frame_label(symbol, dso, address) == label
 
 
-@pytest.mark.parametrize(
-    ("pid", "tid", "label"),
-    [(None, None, "sh"), (7, None, "sh-7"), (7, 8, "sh-7/8"), (-1, 8, "sh-?/8"), (-1, None, "sh-?")],
-)
-def test_thread_label(pid: int | None, tid: int | None, label: str) -> None:
-    assert text.thread_label("sh", pid, tid) == label
-
-
-def test_a_thread_without_comm_has_a_label() -> None:
-    assert text.thread_label("", 7) == "[unknown]-7"
+@pytest.mark.parametrize(("comm", "pid", "tid", "label"), [
+    ("sh", None, None, "sh"), ("sh", 7, None, "sh-7"), ("sh", 7, 8, "sh-7/8"), ("sh", -1, 8, "sh-?/8"),
+    ("sh", -1, None, "sh-?"), ("", 7, None, "[unknown]-7"),
+])  # fmt: skip
+def test_thread_label(comm: str, pid: int | None, tid: int | None, label: str) -> None:
+    assert text.thread_label(comm, pid, tid) == label
 
 
 @pytest.mark.parametrize(("label", "field"), [

@@ -3,6 +3,7 @@
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from builders.converted import converted
 from builders.perfetto import read
 from builders.profile import Code, ProfileBuilder, kernel
-from builders.waits import Waits, random_waits, wait, with_waits
+from builders.waits import Waits, random_waits, wait, waits_of, with_waits
 from hypothesis import given
 
 from perf_offcpu.callpaths import chains
@@ -56,39 +57,31 @@ def test_a_chain_leads_to_the_first_cause(request_: ProfileBuilder) -> None:
     }
 
 
-def test_without_stacks_the_names_of_wakers_are_a_chain() -> None:
-    builder = ProfileBuilder()
-    wait(builder, 2, 100, 1600, waker=3)
-    wait(builder, 1, 100, 1900, waker=2)
-    assert "client;main1;sleep_in_1;--;server_[w];--;[unknown]_[w]" in shown(builder.build())
-
-
-def test_a_wait_of_the_waker_before_the_sleeper_waited_is_no_cause() -> None:
-    builder = ProfileBuilder()
-    wait(builder, 2, 100, 200, waker=3)
-    wait(builder, 1, 300, 900, waker=2)
-    assert "client;main1;sleep_in_1;--;server_[w]" in shown(builder.build())
+@pytest.mark.parametrize(("waits", "line"), [
+    # Without stacks the names of wakers are a chain.
+    ([(2, 100, 1600, 3), (1, 100, 1900, 2)], "client;main1;sleep_in_1;--;server_[w];--;[unknown]_[w]"),
+    # A wait of the waker before the sleeper waited is no cause.
+    ([(2, 100, 200, 3), (1, 300, 900, 2)], "client;main1;sleep_in_1;--;server_[w]"),
+])  # fmt: skip
+def test_names_of_wakers(waits: list[tuple[int, int, int, int]], line: str) -> None:
+    assert line in shown(waits_of(*waits).build())
 
 
 def test_chains_are_cut_where_lines_become_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = ProfileBuilder()
-    for tid in range(1, 9):
-        wait(builder, tid, 0, 1000 - 10 * tid, waker=tid + 1)
-    profile = builder.build()
-    assert max(line.count(";--;") for line in shown(profile)) == 8
-    monkeypatch.setattr(chains, "MAX_HOPS", 3)
-    assert max(line.count(";--;") for line in shown(profile)) == 3
+    profile = waits_of(*((tid, 0, 1000 - 10 * tid, tid + 1) for tid in range(1, 9))).build()
+    for hops in (8, 3):
+        assert max(line.count(";--;") for line in shown(profile)) == hops
+        monkeypatch.setattr(chains, "MAX_HOPS", 3)
 
 
 @given(random_waits())
 def test_weights_are_those_of_the_waits(waits: Waits) -> None:
     profile = with_waits(waits).build()
-    totals = shown(profile)
-    assert sum(totals.values()) == int(profile.samples.period.sum())
-    bare: dict[str, int] = {}
-    for line, weight in totals.items():
-        bare[line.partition(";--;")[0]] = bare.get(line.partition(";--;")[0], 0) + weight
+    bare = Counter[str]()
+    for line, weight in shown(profile).items():
+        bare[line.partition(";--;")[0]] += weight
     assert bare == folded_totals(profile, Options())
+    assert bare.total() == int(profile.samples.period.sum())
 
 
 def test_pictures_and_lines_agree(request_: ProfileBuilder) -> None:
@@ -102,13 +95,13 @@ def test_pictures_and_lines_agree(request_: ProfileBuilder) -> None:
 @pytest.mark.parametrize("selection", [(), ("--time", "10%-80%"), ("--idle", "hide")])
 def test_a_recording(selection: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     given = ("convert", "-f", "-i", str(DATA / "perf-7.2" / "sched.data"), "--folded", "-o", "-", *selection)
-    assert main([*given]) == 0
-    plain = capsys.readouterr().out.splitlines()
-    assert main([*given, "--wakers"]) == 0
-    chained = capsys.readouterr().out.splitlines()
-    plain_sum, chained_sum = (sum(int(line.rpartition(" ")[2]) for line in lines) for lines in (plain, chained))
-    assert plain_sum == chained_sum > 0
-    assert any(line.count(";--;") > 1 for line in chained)
+    sums, lines = [], list[str]()
+    for options in ([], ["--wakers"]):
+        assert main([*given, *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        sums.append(sum(int(line.rpartition(" ")[2]) for line in lines))
+    assert sums[0] == sums[1] > 0
+    assert any(line.count(";--;") > 1 for line in lines)
 
 
 def test_without_wakers_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
-from builders.waits import Waits, random_waits, wait, with_waits
+from builders.waits import Waits, random_waits, wait, waits_of, with_waits
 from hypothesis import given
 
 from perf_offcpu.analysis.timeline import timeline_of
@@ -22,50 +22,40 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 DATA = Path(__file__).parents[2] / "data"
 
 
-def cascade_of_all(profile: Profile) -> Cascade:
-    found = cascade_of(profile, timeline_of(profile))
+def cascade_of_all(profile: Profile, tid: int | None = None) -> Cascade:
+    chosen = None if tid is None else profile.samples.tid == tid
+    found = cascade_of(profile, timeline_of(profile), chosen)
     found.check()
     return found
 
 
-def name_of(found: Cascade, node: int) -> str:
-    return [*(str(track.tid) for track in found.tracks), *DEVICES][node]
-
-
 def edges(found: Cascade) -> dict[tuple[str, str], int]:
     """(waiter, target) → weight."""
+    names = [*(str(track.tid) for track in found.tracks), *DEVICES]
     weights: Counter[tuple[str, str]] = Counter()
     rows = zip(found.waiter.tolist(), found.target.tolist(), found.carried_ns.tolist(), strict=True)
     for waiter, target, carried in rows:
         if target >= 0:
-            weights[name_of(found, waiter), name_of(found, target)] += carried
+            weights[names[waiter], names[target]] += carried
     return dict(weights)
 
 
 def held(found: Cascade) -> dict[tuple[str, str], int]:
     """(node, state) → weight, without zeros."""
-    return {
-        (name_of(found, node), how.name): int(found.held_ns[node, how])
-        for node in range(len(found.held_ns))
-        for how in Held
-        if found.held_ns[node, how]
-    }
+    names = [*(str(track.tid) for track in found.tracks), *DEVICES]
+    return {(names[node], Held(how).name): int(found.held_ns[node, how]) for node, how in np.argwhere(found.held_ns)}
 
 
 def test_what_the_last_one_does_weighs_as_much_as_all_who_wait_for_it() -> None:
     """1 and 4 wait for 2, which waits for 3, which waits for a disk and then computes."""
-    builder = ProfileBuilder()
-    wait(builder, 3, 100, 1100, waker=9, flags=SampleFlag.WAKER_INTERRUPT, path=["main", "fsync"])
+    builder, fsync = ProfileBuilder(meta={"arch": "x86_64"}), 74
+    wait(builder, 3, 100, 1100, waker=9, flags=SampleFlag.WAKER_INTERRUPT, path=["main", "fsync"], syscall=fsync)
     wait(builder, 2, 100, 1600, waker=3)
     wait(builder, 1, 200, 1900, waker=2, queued=50)
     wait(builder, 4, 300, 1800, waker=2)
-    builder.sample("c", ["spin"], 10, event="cpu-clock", tid=3, pid=3, time_ns=1500)
-    builder.sample("c", ["spin"], 10, event="cpu-clock", tid=2, pid=2, time_ns=1700)
-    builder.sample("c", ["spin"], 10, event="cpu-clock", tid=2, pid=2, time_ns=2700)
-    profile = builder.build()
-    profile.samples.syscall[0] = 74  # fsync
-    profile.meta.arch = "x86_64"
-    found = cascade_of_all(profile)
+    for tid, time in ((3, 1500), (2, 1700), (2, 2700)):
+        builder.sample("c", ["spin"], 10, event="cpu-clock", tid=tid, pid=tid, time_ns=time)
+    found = cascade_of_all(builder.build())
     to_3 = 1500 + (1600 - 200) + (1600 - 300)
     to_disk = 1000 + 1000 + (1100 - 200) + (1100 - 300)
     assert edges(found) == {
@@ -77,13 +67,7 @@ def test_what_the_last_one_does_weighs_as_much_as_all_who_wait_for_it() -> None:
 
 
 def test_only_chosen_waits_are_passed_on() -> None:
-    builder = ProfileBuilder()
-    wait(builder, 2, 100, 1600)
-    wait(builder, 1, 200, 1900, waker=2)
-    profile = builder.build()
-    chosen = profile.samples.tid == 1
-    found = cascade_of(profile, timeline_of(profile), chosen)
-    found.check()
+    found = cascade_of_all(waits_of((2, 100, 1600, -1), (1, 200, 1900, 2)).build(), 1)
     assert held(found) == {("2", "WAITING"): 1400, ("2", "RUNNING"): 300}
 
 
@@ -99,22 +83,16 @@ def test_a_thousand_waits_behind_one_are_one_step() -> None:
 
 
 def test_deep_chains_are_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = ProfileBuilder()
-    for tid in range(1, 8):
-        wait(builder, tid, 0, 1000 - 10 * tid, waker=tid + 1)
+    profile = waits_of(*((tid, 0, 1000 - 10 * tid, tid + 1) for tid in range(1, 8))).build()
     monkeypatch.setattr(cascade, "MAX_DEPTH", 3)
-    found = cascade_of_all(builder.build())
-    assert sum(weight for (_, how), weight in held(found).items() if how == "CUT") > 0
+    assert "CUT" in {how for _, how in held(cascade_of_all(profile))}
     monkeypatch.setattr(cascade, "MAX_PARTS", 1)
-    assert set(how for _, how in held(cascade_of_all(builder.build()))) == {"CUT"}
+    assert {how for _, how in held(cascade_of_all(profile))} == {"CUT"}
 
 
 def test_damaged_times_are_said() -> None:
-    builder = ProfileBuilder()
-    for tid in (1, 2):
-        wait(builder, tid, 0, 2**61 - tid, waker=tid + 1)
     with pytest.raises(PerfOffcpuError, match="damaged"):
-        cascade_of_all(builder.build())
+        cascade_of_all(waits_of((1, 0, 2**61 - 1, 2), (2, 0, 2**61 - 2, 3)).build())
 
 
 def test_sums_and_still_blocked_threads() -> None:
@@ -132,10 +110,7 @@ def test_a_waker_that_sleeps_soon_after_it_woke_another_one() -> None:
     builder = ProfileBuilder()
     wait(builder, 2, 195, 400, waker=9, flags=SampleFlag.WAKER_INTERRUPT)
     wait(builder, 1, 100, 200, waker=2)
-    profile = builder.build()
-    found = cascade_of(profile, timeline_of(profile), profile.samples.tid == 1)
-    found.check()
-    assert held(found) == {("2", "RUNNING"): 95, ("1", "WAITING"): 5}
+    assert held(cascade_of_all(builder.build(), 1)) == {("2", "RUNNING"): 95, ("1", "WAITING"): 5}
 
 
 @given(random_waits(shortest=0))
@@ -147,8 +122,8 @@ def test_edges_are_those_of_wperf_and_weight_is_conserved(waits: Waits) -> None:
     found.check()
     # The same waits as the cascade has them: (thread, begin, end), clipped to lie apart, with targets.
     steps = cascade._Steps(profile, timeline)
-    columns = (steps.track, steps.begin, steps.times[steps.awake], steps.target)
-    table = list(zip(*(column.tolist() for column in columns), strict=True))
+    begin_to_target = (steps.track, steps.begin, steps.times[steps.awake], steps.target)
+    table = list(zip(*(column.tolist() for column in begin_to_target), strict=True))
     expected: Counter[tuple[int, int]] = Counter()
 
     def redistribute(row: int, begin: int, end: int) -> None:
@@ -163,14 +138,11 @@ def test_edges_are_those_of_wperf_and_weight_is_conserved(waits: Waits) -> None:
     for row, (_, begin, end, _) in enumerate(table):
         redistribute(row, begin, end)
     shown: Counter[tuple[int, int]] = Counter()
-    for waiter, target, weight in zip(
-        found.waiter.tolist(), found.target.tolist(), found.carried_ns.tolist(), strict=True
-    ):
+    columns = (found.waiter, found.target, found.carried_ns)
+    for waiter, target, weight in zip(*(column.tolist() for column in columns), strict=True):
         if target >= 0:
             shown[waiter, target] += weight
-    assert {pair: weight for pair, weight in shown.items() if weight} == {
-        pair: weight for pair, weight in expected.items() if weight
-    }
+    assert +shown == +expected
 
 
 @pytest.mark.parametrize(

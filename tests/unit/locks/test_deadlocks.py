@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deadlocks: circles of holders among threads that are still blocked; lengths of queues."""
 
+from typing import Any
+
 import networkx
 import numpy as np
 import pytest
@@ -11,26 +13,35 @@ from hypothesis import strategies as st
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.locks import DeadThread, circles_of, deadlocks_of, longest_queues, sentence_of, waiters
-from perf_offcpu.model.recording import SampleFlag, Tasks
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report.document import deadlock_fields
 
 BLOCKED = SampleFlag.STILL_BLOCKED
 
 
+def found_in(profile: Profile) -> list[str]:
+    return list(map(sentence_of, deadlocks_of(profile, classify(profile), holders_of(profile))))
+
+
+def in_process_10(lives: dict[int, int], *waits: dict[str, Any]) -> Profile:
+    """Waits for a lock, of threads whose ends are given (-1: they live on)."""
+    builder = ProfileBuilder(tasks=[(tid, 10, 0, end) for tid, end in lives.items()])
+    lock = builder.thing("a in bank")
+    for wait in waits:
+        builder.sample("t", [], 5, pid=10, object=lock, **wait)
+    return builder.build()
+
+
 def sentences(*waits: tuple[str, int, str, int, SampleFlag]) -> list[str]:
     """Comm, tid, lock, holder and flags of waits at the end."""
-    builder = ProfileBuilder()
+    builder = ProfileBuilder(tasks=[(tid, 10, 0, -1) for tid in range(11, 30)])
     locks = {name: builder.thing(f"{name} in bank") for _, _, name, _, _ in waits}
     for comm, tid, lock, holder, flags in waits:
+        columns = {"object": locks[lock], "holder_tid": holder, "time_ns": 900, "switch_out_ns": 100}
         path = ["main", f"take_{lock}", "pthread_mutex_lock"]
-        builder.sample(
-            comm, path, 5, pid=10, tid=tid, object=locks[lock], holder_tid=holder, flags=flags, time_ns=900,
-            switch_out_ns=100,
-        )  # fmt: skip
-    profile = builder.build()
-    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 30)])
-    found = deadlocks_of(profile, classify(profile), holders_of(profile))
-    return list(map(sentence_of, found))
+        builder.sample(comm, path, 5, pid=10, tid=tid, flags=flags, **columns)
+    return found_in(builder.build())
 
 
 def test_abba() -> None:
@@ -53,25 +64,22 @@ def test_a_circle_with_a_timeout_is_no_deadlock() -> None:
 
 @pytest.mark.parametrize("is_timed", [True, False])
 def test_a_circle_that_a_timer_ended_is_told(is_timed: bool) -> None:
-    builder = ProfileBuilder()
-    lock = builder.thing("a in bank")
-    timer = SampleFlag.WAKER_INTERRUPT if is_timed else SampleFlag(0)
-    for tid, holder, end, flags in ((11, 12, 3 * 10**9, timer), (12, 11, 3 * 10**9 + 5, SampleFlag(0))):
-        builder.sample(
-            "t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=0, wakeup_ns=end,
-            time_ns=end + 9, flags=flags,
-        )  # fmt: skip
-    profile = builder.build()
-    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in (10, 11, 12)])
-    found = list(map(sentence_of, deadlocks_of(profile, classify(profile), holders_of(profile))))
-    assert [one[:47] for one in found] == ["A circle of timed waits, which ended after 3.0 "] * is_timed
+    timer, end = SampleFlag.WAKER_INTERRUPT if is_timed else SampleFlag(0), 3 * 10**9
+    profile = in_process_10(
+        {10: -1, 11: -1, 12: -1},
+        {"tid": 11, "holder_tid": 12, "switch_out_ns": 0, "wakeup_ns": end, "time_ns": end + 9, "flags": timer},
+        {"tid": 12, "holder_tid": 11, "switch_out_ns": 0, "wakeup_ns": end + 5, "time_ns": end + 14},
+    )
+    assert [sentence[:47] for sentence in found_in(profile)] == (
+        ["A circle of timed waits, which ended after 3.0 "] * is_timed
+    )
 
 
 def test_those_who_wait_for_a_deadlock_are_not_in_it() -> None:
-    waits = [("t", 11, "b", 12, BLOCKED), ("t", 12, "a", 11, BLOCKED), ("t", 13, "a", 11, BLOCKED)]
-    (found,) = sentences(*waits)
-    assert found.startswith("Deadlock of 2 threads")
-    assert " 13 " not in found
+    (found,) = sentences(*(("t", tid, lock, holder, BLOCKED) for tid, lock, holder in [
+        (11, "b", 12), (12, "a", 11), (13, "a", 11),
+    ]))  # fmt: skip
+    assert found.startswith("Deadlock of 2 threads") and " 13 " not in found
 
 
 def test_a_lock_taken_twice() -> None:
@@ -100,29 +108,21 @@ def test_chains_that_end_are_none(waits: list[tuple[str, int, str, int, SampleFl
 @pytest.mark.parametrize(("begin", "found"), [(100, 1), (500, 1), (899, 1), (900, 0), (950, 0)])
 def test_a_process_that_ended_in_a_deadlock(begin: int, found: int) -> None:
     """Its end woke both. But if the first was woken before the second one waited, the lock changed hands."""
-    builder = ProfileBuilder()
-    lock = builder.thing("a in bank")
-    for tid, holder, since, woken in ((11, 12, 100, 900), (12, 11, begin, 1000)):
-        builder.sample(
-            "t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, switch_out_ns=since, wakeup_ns=woken,
-            time_ns=1001,
-        )  # fmt: skip
-    profile = builder.build()
-    profile.tasks = Tasks.from_rows([(10, 10, 0, 1500), (11, 10, 0, 1200), (12, 10, 0, 1200)])
-    assert len(deadlocks_of(profile, classify(profile), holders_of(profile))) == found
+    profile = in_process_10(
+        {10: 1500, 11: 1200, 12: 1200},
+        {"tid": 11, "holder_tid": 12, "switch_out_ns": 100, "wakeup_ns": 900, "time_ns": 1001},
+        {"tid": 12, "holder_tid": 11, "switch_out_ns": begin, "wakeup_ns": 1000, "time_ns": 1001},
+    )
+    assert len(found_in(profile)) == found
     profile.tasks.end_ns[:] = -1  # they lived on
-    assert deadlocks_of(profile, classify(profile), holders_of(profile)) == []
+    assert found_in(profile) == []
 
 
 def test_what_a_thread_waited_for_before_does_not_count() -> None:
     """A thread waits for one thing at the end, even where a joined recording ended earlier."""
-    builder = ProfileBuilder()
-    lock = builder.thing("a in bank")
-    for time, tid, holder in ((100, 12, 11), (900, 11, 12), (900, 12, 13)):
-        builder.sample("t", [], 5, pid=10, tid=tid, object=lock, holder_tid=holder, flags=BLOCKED, time_ns=time)
-    profile = builder.build()
-    profile.tasks = Tasks.from_rows([(tid, 10, 0, -1) for tid in range(11, 14)])
-    assert deadlocks_of(profile, classify(profile), holders_of(profile)) == []
+    rows = (100, 12, 11), (900, 11, 12), (900, 12, 13)
+    waits = [{"time_ns": time, "tid": tid, "holder_tid": holder, "flags": BLOCKED} for time, tid, holder in rows]
+    assert found_in(in_process_10({11: -1, 12: -1, 13: -1}, *waits)) == []
 
 
 @given(st.dictionaries(st.integers(0, 12), st.integers(0, 12)))
@@ -146,21 +146,16 @@ def test_queues_and_waiters(waits: list[tuple[int, int, int, int]]) -> None:
         builder.sample("a", [], length, tid=tid, time_ns=begin + length, switch_out_ns=begin)
     samples = builder.build().samples
     of = np.array([group for group, *_ in waits], np.int64)
-    expected = [
-        max(
-            (sum(g == group and begin <= at < begin + length for g, begin, length, _ in waits) for at in range(30)),
-            default=0,
-        )
-        for group in range(3)
-    ]
-    assert longest_queues(samples, of, 3).tolist() == expected
-    threads = [len({tid for g, _, _, tid in waits if g == group}) for group in range(3)]
+    queues, threads = [], []
+    for group in range(3):
+        own = [(begin, begin + length, tid) for g, begin, length, tid in waits if g == group]
+        queues.append(max(sum(begin <= at < end for begin, end, _ in own) for at in range(30)))
+        threads.append(len({tid for *_, tid in own}))
+    assert longest_queues(samples, of, 3).tolist() == queues
     assert waiters(samples, of, 3).tolist() == threads
 
 
 def test_sums_and_waits_without_a_time_queue_nowhere() -> None:
-    builder = ProfileBuilder()
-    builder.sample("a", [], 50, time_ns=100, flags=SampleFlag.AGGREGATED)
-    builder.sample("a", [], 50, time_ns=-1)
-    builder.sample("a", [], 50, time_ns=100)  # its begin follows from its length
+    builder = ProfileBuilder().sample("a", [], 50, time_ns=100, flags=SampleFlag.AGGREGATED)
+    builder.sample("a", [], 50, time_ns=-1).sample("a", [], 50, time_ns=100)  # its begin follows from its length
     assert longest_queues(builder.build().samples, np.zeros(3, np.int64), 1).tolist() == [1]
