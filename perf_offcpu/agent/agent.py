@@ -254,11 +254,11 @@ class Agent:
 
     def _drop_messages(self, keys: set[str]) -> None:
         of_servers = {name for key in keys for name in self.spool.messages(key)}
-        if others := sorted({*self.spool.messages()} - of_servers):
-            for name in others:
+        if messages := sorted({*self.spool.messages()} - of_servers):
+            for name in messages:
                 self.spool.remove(name)
-            self.metrics.add("push_lost_total", len(others), NO_SERVER)
-            self._say(f"{len(others)} messages are removed: --push does not name their servers any more")
+            self.metrics.add("push_lost_total", len(messages), NO_SERVER)
+            self._say(f"{len(messages)} messages are removed: --push does not name their servers any more")
 
     # Budgets
 

@@ -81,12 +81,12 @@ def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
     ns = sum_by(of_comm, path.queued_ns[preempted], len(names)).tolist()
     spans = np.bincount(of_comm, minlength=len(names)).tolist()
     runnable = {row.comm: (row.ns, row.segments) for row in rows if row.doing == Doing.RUNNABLE}
-    others = [row for row in rows if row.doing != Doing.RUNNABLE]
+    merged = [row for row in rows if row.doing != Doing.RUNNABLE]
     for name, more_ns, more_spans in zip(names, ns, spans, strict=True):
         time, number = runnable.get(name, (0, 0))
         if time + more_ns:
-            others.append(PathRow(name, Doing.RUNNABLE, "", "", time + more_ns, number + more_spans))
-    return others
+            merged.append(PathRow(name, Doing.RUNNABLE, "", "", time + more_ns, number + more_spans))
+    return merged
 
 
 def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:

@@ -79,22 +79,22 @@ def examine() -> Iterator[Finding]:
         try:
             if lacking:
                 raise CapabilityError(f"not tried without {lacking[0]}", "")
-            works, found, advice = check()
+            works, fact, advice = check()
             state = State.WORKS if works else State.LIMITED
         except (PerfOffcpuError, OSError) as problem:
             bad.add(part)
             state = State.MISSING if part in _ESSENTIAL else State.LIMITED
-            found, advice = str(problem), ""
+            fact, advice = str(problem), ""
             if isinstance(problem, CapabilityError):
-                found, advice = problem.what, problem.remedy
-        yield Finding(RECORDING, part, state, found, advice)
+                fact, advice = problem.what, problem.remedy
+        yield Finding(RECORDING, part, state, fact, advice)
 
 
 def _python() -> Result:
-    found = f"{platform.python_version()}, {sys.executable}"
+    fact = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info < _PYTHON_OLDEST:
-        raise CapabilityError(found, "use Python 3.11 or newer")
-    return True, found, ""
+        raise CapabilityError(fact, "use Python 3.11 or newer")
+    return True, fact, ""
 
 
 def _bcc() -> Result:
@@ -136,13 +136,13 @@ def _kernel() -> Result:
     release = platform.release()
     if facts.has_exit_tp:
         return True, f"{release}, with tracepoint sched_exit_tp", ""
-    found = f"{release}, without tracepoint sched_exit_tp"
+    fact = f"{release}, without tracepoint sched_exit_tp"
     try:
         Kprobe(facts.switch_end).close()
     except OSError:
         remedy = "boot Linux 6.16 or newer, or one with kprobes, for whole user stacks (--call-graph cfi)"
-        return False, f"{found}, without kprobes", remedy
-    return True, f"{found}: a kprobe at {facts.switch_end} takes copies of stacks", ""
+        return False, f"{fact}, without kprobes", remedy
+    return True, f"{fact}: a kprobe at {facts.switch_end} takes copies of stacks", ""
 
 
 def _collector() -> Result:
@@ -213,15 +213,15 @@ def _locked_memory() -> Result:
     # perf_mmap() asks for CAP_IPC_LOCK beyond the two limits, unless perf_event_paranoid is -1.
     if privileges.CAP_IPC_LOCK in capabilities() or privileges.paranoid() == "-1" or limit == "unlimited":
         return True, f"not limited for this user (ulimit -l {limit})", ""
-    found = f"{limit}, and {budget} KiB a CPU of perf rings"
-    return False, found, "run as root, or with CAP_IPC_LOCK, or ulimit -l unlimited; else use a small -m"
+    fact = f"{limit}, and {budget} KiB a CPU of perf rings"
+    return False, fact, "run as root, or with CAP_IPC_LOCK, or ulimit -l unlimited; else use a small -m"
 
 
 def _open_files() -> Result:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _EVENTS_PER_CPU * len(online_cpus()) + 64
-    found = f"{hard}, {needed} needed for {len(online_cpus())} CPUs"
-    return hard >= needed, found, "" if hard >= needed else f"ulimit -n {needed}"
+    fact = f"{hard}, {needed} needed for {len(online_cpus())} CPUs"
+    return hard >= needed, fact, "" if hard >= needed else f"ulimit -n {needed}"
 
 
 def _pid_namespace() -> Result:

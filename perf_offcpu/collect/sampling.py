@@ -98,12 +98,12 @@ class SamplingEvents(SharingEvents):
         try:
             return CpuEvent(event.name, attr, cpus)
         except CapabilityError:
-            other = event.fallback()
-            if other is None:
+            substitute = event.fallback()
+            if substitute is None:
                 raise
         missing = f"event {event.name}: no hardware counter for it on this machine"
-        self._say(f"{missing}, using {other.name} instead")
-        return self._open(other, cpus)
+        self._say(f"{missing}, using {substitute.name} instead")
+        return self._open(substitute, cpus)
 
     def _wire(self, event: CpuEvent, cpu: int) -> None:
         super()._wire(event, cpu)

@@ -237,10 +237,10 @@ def _warn(format_: Format, output: str) -> None:
     # direct: asks for the size that is shown
     size, most = os.path.getsize(output) if os.path.isfile(output) else 0, format_.most_bytes
     if size > most > 0:
-        other = "" if format_.name == "perfetto" else ", or use --perfetto"
+        advice = "" if format_.name == "perfetto" else ", or use --perfetto"
         print(
             f"perf-offcpu convert: {output} has {size >> 20} MB, more than the {most >> 20} MB that viewers "
-            f"open: select a part with --time, or long waits with --min-dur{other}",
+            f"open: select a part with --time, or long waits with --min-dur{advice}",
             file=sys.stderr,
         )
 

@@ -120,8 +120,8 @@ def examine_perf() -> Iterator[Finding]:
     if version >= _RETYPES:
         yield Finding(PERF, "off-cpu samples", State.WORKS, "perf report shows recordings as they are")
     else:
-        found = "perf before 6.16 shows their number, neither times nor stacks"
-        yield Finding(PERF, "off-cpu samples", State.LIMITED, found, "perf-offcpu inject -i perf.data -o for-perf.data")
+        fact = "perf before 6.16 shows their number, neither times nor stacks"
+        yield Finding(PERF, "off-cpu samples", State.LIMITED, fact, "perf-offcpu inject -i perf.data -o for-perf.data")
     yield _python(version)
 
 
@@ -138,10 +138,10 @@ def _python(version: tuple[int, int]) -> Finding:
     missing = [package for package, module in _SCRIPT_NEEDS.items() if not _has_module(library, module)]
     if not missing:
         return Finding(PERF, part, State.WORKS, f"perf's Python is {library}, with {' and '.join(_SCRIPT_NEEDS)}")
-    found = f"perf's Python is {library}, without {' and '.join(missing)}"
+    fact = f"perf's Python is {library}, without {' and '.join(missing)}"
     debian = " ".join(f"python3-{package}" for package in missing)
     advice = f"apt install {debian}, or {' and '.join(missing)} for Python {library}"
-    return Finding(PERF, part, State.LIMITED, found, advice)
+    return Finding(PERF, part, State.LIMITED, fact, advice)
 
 
 def embedded_python() -> str | None:

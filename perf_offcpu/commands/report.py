@@ -198,9 +198,9 @@ def _page(args: argparse.Namespace) -> int:
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.convert.registry import FORMATS, Options
 
-    others = {"--json": args.json, "--diff": args.diff, "--critical-path": args.critical_path}
-    others |= {"--bottlenecks": args.bottlenecks, "--serial": args.serial}
-    if given := [name for name, value in others.items() if value]:
+    outputs = {"--json": args.json, "--diff": args.diff, "--critical-path": args.critical_path}
+    outputs |= {"--bottlenecks": args.bottlenecks, "--serial": args.serial}
+    if given := [name for name, value in outputs.items() if value]:
         raise UsageError(f"{given[0]} means nothing to --html, which writes a page of one recording")
     check_distinct(inputs(args), args.html)
     profile = folded(args, profile_from_args(args))

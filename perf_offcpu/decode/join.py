@@ -74,9 +74,9 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
     """
     options = options or JoinOptions()
     metas = [recording.meta for recording in recordings if recording.meta.arch]
-    if others := [meta for meta in metas if meta.arch != metas[0].arch]:
-        archs = " and ".join(sorted((others[0].arch, metas[0].arch)))
-        raise UsageError(f"{metas[0].source} and {others[0].source} are of {archs} machines")
+    if strangers := [meta for meta in metas if meta.arch != metas[0].arch]:
+        archs = " and ".join(sorted((strangers[0].arch, metas[0].arch)))
+        raise UsageError(f"{metas[0].source} and {strangers[0].source} are of {archs} machines")
     spans = [_span(recording) for recording in recordings]
     walls = [_wall_offset(recording.meta, span) for recording, span in zip(recordings, spans, strict=True)]
     hosts = _rows_by_host(recordings, walls, apart=options.apart or options.from_start)

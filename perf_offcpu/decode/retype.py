@@ -89,8 +89,8 @@ def retype(
         result.waker_callchain = result.waker_callchain.copy()
         result.waker_callchain[woken] = np.arange(len(woken)) + len(chains)
         chains = Ragged.concat([chains, wakers.take(woken)])
-    others = payload.version[payload.is_other_version]
-    for version, count in zip(*(column.tolist() for column in np.unique(others, return_counts=True)), strict=True):
+    versions = payload.version[payload.is_other_version]
+    for version, count in zip(*(column.tolist() for column in np.unique(versions, return_counts=True)), strict=True):
         counters.add(OTHER_PAYLOAD.about(f"payload of version {version}, not {abi.EXTENSION_VERSION}"), count)
     sound = payload.sound & (result.period >= 0) & ~payload.is_other_version
     counters.add(BAD_SAMPLE, int((columns.ok & ~payload.is_other_version & ~sound).sum()))

@@ -77,8 +77,8 @@ def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
 def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> None:
     label_values = sorted({span.labels[name] for span in spans if name in span.labels})
     if not label_values:
-        others = sorted({label for span in spans for label in span.labels})
-        raise UsageError(f"no host has a label '{name}' (labels: {', '.join(others) or 'none'})")
+        labels = sorted({label for span in spans for label in span.labels})
+        raise UsageError(f"no host has a label '{name}' (labels: {', '.join(labels) or 'none'})")
     if not set(values) & {*label_values, ""}:
         shown = ", ".join(label_values[:10]) + (", …" if len(label_values) > 10 else "")
         raise UsageError(f"no host has {name}={'|'.join(values)} in the selected time (known: {shown})")

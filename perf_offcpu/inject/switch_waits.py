@@ -70,10 +70,10 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
 def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
     """Return the spec of the added event; None if its samples could not be told apart by id."""
     ids = [number for spec in specs for number in spec.ids]
-    others = specs[0].attr.sample_type
-    kind = others & _PLACES_OF_ID | _OWN
+    sample_type = specs[0].attr.sample_type
+    kind = sample_type & _PLACES_OF_ID | _OWN
     by_identifier = bool(kind & SampleType.IDENTIFIER)
-    by_id = bool(kind & SampleType.ID) and others & _BEFORE_ID == _BEFORE_ID
+    by_id = bool(kind & SampleType.ID) and sample_type & _BEFORE_ID == _BEFORE_ID
     if not ids or not (by_identifier or by_id) or max(ids) >= _ID_MAX:
         return None
     attr = evsel.attr._replace(config=SoftwareConfig.CPU_CLOCK, sample_type=kind)

@@ -99,8 +99,8 @@ def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -
         return image
     except Refused as problem:
         pids = [] if problem.cause is losses.NO_FILE else pids_of_dso(recording, dso)
-        others = [path for path in recording.paths.get(hex_id, ()) if path != name]
-        if build_id and (same_object := _by_build_id(name, build_id, search, pids, others, stack)):
+        paths = [path for path in recording.paths.get(hex_id, ()) if path != name]
+        if build_id and (same_object := _by_build_id(name, build_id, search, pids, paths, stack)):
             return same_object
         raise
 

@@ -173,7 +173,7 @@ class _HeadReader:
     def _feature(self, bit: int, begin: int, size: int) -> bytes | None:
         """Return the body of a feature; None if it is not inside the file, or inside another section."""
         end = begin + size
-        if any(begin < other_end and other < end for other, other_end in self._taken):
+        if any(begin < other_end and other_begin < end for other_begin, other_end in self._taken):
             return None
         body = self._bytes(begin, min(size, MAX_FEATURE_SIZE), f"feature {bit}")
         if len(body) < size:

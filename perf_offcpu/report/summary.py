@@ -207,15 +207,15 @@ def _threads(
     beside = samples.evsel == beside_row
     first, group_of = group(samples.tid, samples.pid, samples.comm)
     own = totals_of(samples, group_of, len(first), None if chosen.all() else chosen)
-    other = totals_of(samples, group_of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
-    rows = np.flatnonzero([bool(a.count or b.count) for a, b in zip(own, other, strict=True)])
-    weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, other))
+    beside_totals = totals_of(samples, group_of, len(first), beside) if beside_row >= 0 else [Total(0, 0)] * len(first)
+    rows = np.flatnonzero([bool(a.count or b.count) for a, b in zip(own, beside_totals, strict=True)])
+    weight, beside_weight = (np.array([total.weight for total in t], np.int64)[rows] for t in (own, beside_totals))
     kept, cut = heaviest(weight, limit, beside_weight)
     rows = rows[kept]
     ids = (column[first[rows]].tolist() for column in (samples.comm, samples.pid, samples.tid))
     reasons = _reasons(profile, chosen, waits)
     return [
-        ThreadRow(profile.strings[comm], pid, tid, own[row], other[row], reasons.get((pid, tid), ""))
+        ThreadRow(profile.strings[comm], pid, tid, own[row], beside_totals[row], reasons.get((pid, tid), ""))
         for row, comm, pid, tid in zip(rows.tolist(), *ids, strict=True)
     ], cut
 

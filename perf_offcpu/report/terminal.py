@@ -105,7 +105,7 @@ def _stacks(summary: Summary, style: Style) -> Iterator[str]:
         return
     yield from say.section(f"Stacks by {summary.subject_name}, {style.order}", style)
     for row in summary.stacks:
-        text, colour = (of(row.total.weight, summary.total.weight) for of in (say.share, say.share_colour))
+        text, colour = (cell(row.total.weight, summary.total.weight) for cell in (say.share, say.share_colour))
         yield f"{style.paint(colour, f'{text:>9}')}  {_stack_facts(row, summary, style)}"
         yield from frame_lines(row.frames, style)
     yield from say.more_rows(summary.more_stacks, "stack", summary.unit, style)

@@ -91,13 +91,13 @@ def of_each(
                 results.append((row, work(row)))
         return results
 
-    helper, found = Helper(work_on, time_s / 8), dict[int, T]()
+    helper, result_of = Helper(work_on, time_s / 8), dict[int, T]()
     helper.until = time.monotonic() + time_s
     for _, answer in ask_each(helper, [item[1:] for item in items], unread.avoided):
-        found |= dict(answer.value or ())
+        result_of |= dict(answer.value or ())
     helper.close()
-    unread.lost.add(losses.WAITERS_UNREAD, len(rows) - len(found))
-    return found
+    unread.lost.add(losses.WAITERS_UNREAD, len(rows) - len(result_of))
+    return result_of
 
 
 @dataclass(slots=True)

@@ -242,20 +242,20 @@ def ask_each(
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
     """Yield each item with its answer; after one that is stuck, the helper is asked for the others. `items`: the first
     member of each is a key, of which `avoided` has those that are not asked for. `step`: as of `Helper.each`."""
-    rest = list(items)
-    while rest:
+    remaining = list(items)
+    while remaining:
         if is_too_much_left() or time.monotonic() >= helper.until:
-            yield from ((item, STUCK) for item in rest)
+            yield from ((item, STUCK) for item in remaining)
             return
-        yield from ((item, STUCK) for item in rest if item[0] in avoided)
-        rest = [item for item in rest if item[0] not in avoided]
+        yield from ((item, STUCK) for item in remaining if item[0] in avoided)
+        remaining = [item for item in remaining if item[0] not in avoided]
         answered = 0
-        for answer in helper.each(rest, step):
+        for answer in helper.each(remaining, step):
             if answer.is_stuck and time.monotonic() < helper.until:
-                avoided.add(rest[answered][0])
-            yield rest[answered], answer
+                avoided.add(remaining[answered][0])
+            yield remaining[answered], answer
             answered += 1
-        rest = rest[answered:]
+        remaining = remaining[answered:]
 
 
 def is_too_much_left() -> bool:

@@ -159,14 +159,14 @@ class Describer:
     def _find_ends(self, inodes: frozenset[str]) -> dict[int, list[Holder]]:
         """Look for pipes and sockets in all processes; return their holders by inode."""
         ends, until_s = defaultdict[int, list[Holder]](list), time.monotonic() + _SCAN_S
-        rest = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         for places in ((0, _FIRST), (_FIRST, sys.maxsize)):
-            items, rest = [(pid, inodes, *places) for pid in rest], []
+            items, pids = [(pid, inodes, *places) for pid in pids], []
             for (pid, *_), answer in ask_each(self._helper, items, self._avoided):
                 holders, has_more = answer.value or ((), False)
                 for holder in holders:
                     ends[holder[1]].append(holder)
-                rest += [pid] if has_more else []
+                pids += [pid] if has_more else []
                 if time.monotonic() > until_s:
                     return ends
         return ends
@@ -260,5 +260,5 @@ def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple
 def _other_end(holders: Iterable[Holder], pid: int, mode: int | None) -> list[int]:
     """Return the pids of other processes that hold the other end of a pipe, of which a process has a descriptor with
     this access mode: a pipe that is read has writers."""
-    other = {os.O_RDONLY: os.O_WRONLY, os.O_WRONLY: os.O_RDONLY}.get(-1 if mode is None else mode)
-    return sorted({peer for peer, _, its in holders if peer != pid and other is not None and its in (other, os.O_RDWR)})
+    end = {os.O_RDONLY: os.O_WRONLY, os.O_WRONLY: os.O_RDONLY}.get(-1 if mode is None else mode)
+    return sorted({peer for peer, _, its in holders if peer != pid and end is not None and its in (end, os.O_RDWR)})

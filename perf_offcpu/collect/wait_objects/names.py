@@ -150,8 +150,8 @@ def socket_texts(row: Any) -> Texts:
 
 class Mounts:
     """The mounts that the recorder sees, read when the first path asks for them (proc_pid_mountinfo(5)). The BPF
-    program reads the names from a file that is not open any more up to the root of its file system; this is where that
-    is mounted."""
+    program reads the names from a file that is not open any more up to the root of its file system; these mounts tell
+    where that file system is."""
 
     @functools.cached_property
     def _by_device(self) -> dict[tuple[int, int], list[tuple[bytes, bytes]]]:

@@ -47,8 +47,8 @@ def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -
     things = set(texts.values())
     labels = _Labels(subject, things, per_thread=per_thread)
     waited = _sums(labels.sleepers(), name, np.zeros(len(samples), np.int64), subject)
-    other, relation = _other_ends(subject, holders)
-    held = _sums(labels.threads(other), name, relation, subject, other != -1)
+    other_tid, relation = _other_ends(subject, holders)
+    held = _sums(labels.threads(other_tid), name, relation, subject, other_tid != -1)
     edges = [_Edge(labels.texts[thread], texts[thing], "waited", *sums) for (thread, thing, _), sums in waited.items()]
     off_cpu = Counter[str]()
     for edge in edges:
@@ -130,12 +130,12 @@ def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
     """Return the thread id that held, released or ended each wait (-1 none), and its relation: a code of _WHAT."""
     samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
     ended = ~samples.has(SampleFlag.STILL_BLOCKED) & ~holders.cut_off & (kind != ObjectKind.FUTEX)
-    other = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
-    other[ended & samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
+    other_tid = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
+    other_tid[ended & samples.has(SampleFlag.WAKER_INTERRUPT)] = _INTERRUPT
     relation = np.full(len(samples), _ENDED, np.int64)
     for tids, code in ((holders.released, _RELEASED), (holders.held, _HELD)):
-        other, relation = np.where(tids >= 0, tids, other), np.where(tids >= 0, code, relation)
-    return other, relation
+        other_tid, relation = np.where(tids >= 0, tids, other_tid), np.where(tids >= 0, code, relation)
+    return other_tid, relation
 
 
 def _sums(

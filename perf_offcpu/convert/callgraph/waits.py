@@ -161,9 +161,9 @@ def text_of(graph: Any) -> Iterator[str]:
         yield f"{edge['share']:6.2f} % {times}  {edge['count']:8}  {sleeper} -> {target}{mark}"
     yield f"#\n#  Share  {'Held up':>14}  {'running':>14}  {'runnable':>14}  {'waiting':>14}  By"
     for name, node in graph.nodes(data=True):
-        rest = node["held"] - node["held_running"] - node["held_runnable"]
+        waiting_ns = node["held"] - node["held_running"] - node["held_runnable"]
         held = [amount(node[key], "ns") for key in ("held", "held_running", "held_runnable")]
-        columns = "  ".join(f"{text:>14}" for text in (*held, amount(rest, "ns")))
+        columns = "  ".join(f"{text:>14}" for text in (*held, amount(waiting_ns, "ns")))
         yield f"{share(node['held'], facts['total']):6.2f} % {columns}  {name}"
     yield ""
     for number, knot in enumerate(facts["knots"], 1):

@@ -202,8 +202,8 @@ def _without_samples(profile: Profile, tracks: list[Track]) -> list[Track]:
     budget, none = profile.budget, np.empty(0, np.int64)
     rows = np.flatnonzero(budget.preempted_ns + budget.runnable_ns)
     pairs = zip(budget.pid[rows].tolist(), budget.tid[rows].tolist(), strict=True)
-    others = dict.fromkeys(pairs).keys() - {(track.pid, track.tid) for track in tracks}
-    return [Track(pid, tid, comm_of(profile, tid), none) for pid, tid in sorted(others)]
+    threads = dict.fromkeys(pairs).keys() - {(track.pid, track.tid) for track in tracks}
+    return [Track(pid, tid, comm_of(profile, tid), none) for pid, tid in sorted(threads)]
 
 
 def _between(profile: Profile, waits: Waits, tracks: list[Track], timeline: Timeline) -> list[list[list[int]]]:

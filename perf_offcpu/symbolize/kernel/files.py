@@ -126,8 +126,8 @@ def given_vmlinux(path: str, build_id: bytes, search: Search) -> ElfFile:
     except (OSError, FormatError) as problem:
         raise UsageError(f"--vmlinux {path}: {getattr(problem, 'strerror', None) or problem}") from None
     if build_id and elf_symbols.build_id and elf_symbols.build_id != build_id:
-        other = f"it has build-id {elf_symbols.build_id.hex()}, the recorded kernel {build_id.hex()}"
-        raise UsageError(f"--vmlinux {path}: {other}")
+        mismatch = f"it has build-id {elf_symbols.build_id.hex()}, the recorded kernel {build_id.hex()}"
+        raise UsageError(f"--vmlinux {path}: {mismatch}")
     return elf_symbols
 
 

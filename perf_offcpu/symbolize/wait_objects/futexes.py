@@ -132,8 +132,8 @@ def _leaf(path: str) -> str:
 
 def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I32) -> I32:
     """Return int32[rows]: the most frequent value >= 0 of each object's samples; -1 if there is none."""
-    at = np.flatnonzero((row >= 0) & (values >= 0))
-    keys, counts = np.unique(row[at].astype(np.int64) << 32 | values[at], return_counts=True)
+    places = np.flatnonzero((row >= 0) & (values >= 0))
+    keys, counts = np.unique(row[places].astype(np.int64) << 32 | values[places], return_counts=True)
     order = np.lexsort((counts, keys >> 32))
     owner, value = (keys >> 32)[order], (keys & 0xFFFFFFFF)[order]
     last = np.searchsorted(owner, rows, side="right") - 1
@@ -163,7 +163,7 @@ class _Callers:
                 continue
             symbol = SYMBOL_SUFFIX.sub("", strings[int(frames.symbol[frame])])
             dso = strings[int(frames.dso[frame])]
-            means = next((name for name, one in _NOUNS.items() if one.functions.fullmatch(symbol)), "")
+            means = next((name for name, row in _NOUNS.items() if row.functions.fullmatch(symbol)), "")
             noun = noun or means
             if means or _BELOW.fullmatch(symbol) or _LIBRARIES.fullmatch(basename(dso)):
                 continue

@@ -77,20 +77,20 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     named = [namer.name(*entry) for entry in entries]
     named += [_Named(name, name) for name, _, _ in bare]
     strings, table = profile.strings, recording.objects
-    at, no = np.append(rows, [-1] * len(bare)), [False] * len(bare)
+    entry_rows, no = np.append(rows, [-1] * len(bare)), [False] * len(bare)
     objects = Objects.filled(
         len(named),
         kind=[*table.kind[rows].tolist(), *(kind for _, kind, _ in bare)],
         name=strings.intern_all(_apart(named)),
         stable=strings.intern_all(thing.stable for thing in named),
-        protocol=np.append(table.protocol, np.uint32(0))[at],
+        protocol=np.append(table.protocol, np.uint32(0))[entry_rows],
         shared=[thing.is_shared for thing in named],
         connected=[*(_is_connected(object_of[row]) for row in rows.tolist()), *no],
         inward=[*(namer.is_inward(*entry) for entry in entries), *no],
-        facts=np.append(facts, np.uint16(0))[at],
-        pid=np.append(table.pid, np.int32(-1))[at],
-        address=np.append(table.address, np.uint64(0))[at],
-        peer_pid=np.append(table.peer_pid, np.int32(-1))[at],
+        facts=np.append(facts, np.uint16(0))[entry_rows],
+        pid=np.append(table.pid, np.int32(-1))[entry_rows],
+        address=np.append(table.address, np.uint64(0))[entry_rows],
+        peer_pid=np.append(table.peer_pid, np.int32(-1))[entry_rows],
     )
     objects.facts |= facts_by_enders(recording, entry_of_sample, objects, strings)
     for number, (_, _, mask) in enumerate(bare, len(rows)):
@@ -156,8 +156,8 @@ class _Namer:
         """Return True if an event of an object is work that comes in, not an answer: see `model.profile`."""
         row_of_object = self._rows[row]
         if row_of_object.kind == ObjectKind.PIPE:
-            other = self._ends.of_pipe(row, pid)
-            return other is None or other.pid == pid
+            peer = self._ends.of_pipe(row, pid)
+            return peer is None or peer.pid == pid
         if row_of_object.kind != ObjectKind.SOCKET:
             return False
         if row_of_object.place == _ACCEPTED:
@@ -169,27 +169,27 @@ class _Namer:
         return _is_of_client(plain(row_of_object.local), plain(row_of_object.remote))
 
     def _pipe(self, row: int, pid: int) -> _Named:
-        pipe, other = self._rows[row], self._ends.of_pipe(row, pid)
+        pipe, peer = self._rows[row], self._ends.of_pipe(row, pid)
         own_end = next((user for user in self._users.get(row, ()) if user.pid == pid), None)
         kind = f"fifo {pipe.name}" if pipe.name.startswith("/") else "pipe"
-        if other is None:
+        if peer is None:
             text = kind if kind != "pipe" else f"pipe inode {pipe.inode}"
             return _Named(text, kind)
         word = direction(own_end)
         if word == "with" and pid == pipe.pid:
             word = _ENDS.get(pipe.place, word)
         where = f"{kind} {word}"
-        return _Named(f"{where} {other.text()}", f"{where} {other.comm or 'a process'}")
+        return _Named(f"{where} {peer.text()}", f"{where} {peer.comm or 'a process'}")
 
     def _socket(self, row: int) -> _Named:
-        socket, other = self._rows[row], self._ends.of_socket(row)
+        socket, peer = self._rows[row], self._ends.of_socket(row)
         local, remote = plain(socket.local), plain(socket.remote)
         protocol = socket.protocol or "socket"
-        end, stable_end = (f" ({other.comm} {other.pid})", f" ({other.comm})") if other else ("", "")
+        end, stable_end = (f" ({peer.comm} {peer.pid})", f" ({peer.comm})") if peer else ("", "")
         if protocol == "unix":
             path = socket.name or remote or local
             text = f"unix {path}" if path else "unix socket"
-            apart = "" if path or other else f" inode {socket.inode}"
+            apart = "" if path or peer else f" inode {socket.inode}"
             return _Named(f"{text}{apart}{end}", f"{text}{stable_end}")
         if remote:
             return _Named(f"{protocol} {remote}{end}", f"{protocol} {_lasting(local, remote)}{stable_end}")

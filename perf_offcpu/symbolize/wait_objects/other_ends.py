@@ -66,12 +66,12 @@ class OtherEnds:
         """Return the process at the other end of a socket; None if unknown."""
         socket = self._rows[row]
         if socket.protocol == "unix":
-            others = [*self._by_inode.get(socket.peer_inode, ()), *self._by_peer.get(socket.inode, ())]
+            peers = [*self._by_inode.get(socket.peer_inode, ()), *self._by_peer.get(socket.inode, ())]
         elif socket.local and socket.remote:
-            others = self._by_ends.get((socket.protocol, plain(socket.remote), plain(socket.local)), [])
+            peers = self._by_ends.get((socket.protocol, plain(socket.remote), plain(socket.local)), [])
         else:
-            others = []
-        users = [user for other in others if other != row for user in self._users.get(other, ())]
+            peers = []
+        users = [user for peer in peers if peer != row for user in self._users.get(peer, ())]
         if users:
             return self._process(max(users, key=lambda user: (user.waits, -user.pid)).pid)
         return self._recorded(socket)
@@ -80,9 +80,9 @@ class OtherEnds:
         """Return the process at the other end of a pipe, seen from one process; None if unknown."""
         pipe, users = self._rows[row], self._users.get(row, ())
         own_end = next((user for user in users if user.pid == pid), User(pid, 0, 0, 0))
-        others = [user for user in users if user.pid != pid and not _same_end(own_end, user)]
-        if others:
-            return self._process(others[0].pid)
+        peers = [user for user in users if user.pid != pid and not _same_end(own_end, user)]
+        if peers:
+            return self._process(peers[0].pid)
         if pid == pipe.peer_pid and pipe.pid > 0:
             return self._process(pipe.pid)
         if pipe.peer_pid > 0 and pipe.peer_pid != pid:

@@ -15,7 +15,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.push import waits
-from perf_offcpu.push.messages import Message, messages
+from perf_offcpu.push.messages import OTLP_GRPC, OTLP_HTTP, Message, messages
 from perf_offcpu.push.targets import SERVERS, parse_target
 
 TARGETS = [f"{word}=http://h" for word in SERVERS] + [f"{word}=grpc://h:1" for word in SERVERS if SERVERS[word].grpc]
@@ -35,11 +35,15 @@ def pushed(target: str, profile: Profile, labels: dict[str, str]) -> Iterator[tu
         yield message, series
 
 
+def is_otlp(target: str) -> bool:
+    return parse_target(target).form in (OTLP_HTTP, OTLP_GRPC)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_stacks_and_weights_are_those_of_folded_lines(target: str) -> None:
     profile = some_waits()
     ((message, series),) = pushed(target, profile, LABELS)
-    name = "thread.name" if target.startswith("otlp") else "thread_name"
+    name = "thread.name" if is_otlp(target) else "thread_name"
     expected = +folded(profile)
     assert {comm for comm, _ in expected} == {"a", "b", "b\\n\\u202e"}
     assert series.by_label(name) == expected
@@ -55,7 +59,7 @@ def test_type_labels_and_times(target: str) -> None:
     name = "perf_offcpu" if target.startswith("parca") else "off_cpu"
     assert series.type == f"{name}:off_cpu:nanoseconds::"
     assert (series.time_ns, series.duration_ns) == (profile.meta.wall_clock_ns, 5 * 10**9)
-    if target.startswith("otlp"):
+    if is_otlp(target):
         assert series.labels == {"service.name": "web", "host.name": "db7", "region": "eu-1"}
     else:
         own = {"__delta__": "false"} if target.startswith("pyroscope") else {}
@@ -108,7 +112,7 @@ def test_threads_of_many_names_share_a_label(target: str) -> None:
         builder.sample(f"pool-{number}", ["main"], 1000 - number, tid=number + 1)
         builder.sample(f"pool-{number}", ["main"], 10**6, event="cpu-clock", tid=number + 1)
     ((_, series),) = pushed(target, builder.build(), {})
-    name = "thread.name" if target.startswith("otlp") else "thread_name"
+    name = "thread.name" if is_otlp(target) else "thread_name"
     expected = {(f"pool-{number}", ("main",)): 1000 - number for number in range(waits.MOST_COMMS - 1)}
     others = sum(1000 - number for number in range(waits.MOST_COMMS - 1, 100))
     assert series.by_label(name) == expected | {(waits.OTHERS, ("main",)): others}
