@@ -38,7 +38,7 @@ def sentences(*waits: tuple[str, int, str, int, SampleFlag]) -> list[str]:
     builder = ProfileBuilder(tasks=[(tid, 10, 0, -1) for tid in range(11, 30)])
     locks = {name: builder.thing(f"{name} in bank") for _, _, name, _, _ in waits}
     for comm, tid, lock, holder, flags in waits:
-        columns = {"object": locks[lock], "holder_tid": holder, "time_ns": 900, "switch_out_ns": 100}
+        columns: dict[str, Any] = {"object": locks[lock], "holder_tid": holder, "time_ns": 900, "switch_out_ns": 100}
         path = ["main", f"take_{lock}", "pthread_mutex_lock"]
         builder.sample(comm, path, 5, pid=10, tid=tid, flags=flags, **columns)
     return found_in(builder.build())
