@@ -182,7 +182,7 @@ static __always_inline u64 end_pause(const struct offcpu_control *ctl, struct of
 		return mode == OFFCPU_THROTTLED ? OFFCPU_NOT_KNOWN : pause;
 	}
 	if (OFFCPU_SAMPLING) {
-		queued = queued_for(storage, task);
+		queued = queued_for(storage, task, pause);
 	} else if (!wakeup) {
 		spend(storage, mode, now);
 		return OFFCPU_NOT_KNOWN;

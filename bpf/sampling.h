@@ -15,6 +15,7 @@
 
 #include "targets.h"
 
+#define SAME_PACE_NS 10000000		/* 500 ppm, the most that NTP slews, of it are 5 us */
 #define WOKEN 1				/* in storage->wakeup_ns: woken, at a time not noted */
 
 /* The clock of the run queue that a task is on: sched_clock() when the kernel last looked. */
@@ -26,13 +27,22 @@ static __always_inline u64 queue_clock(struct task_struct *task)
 /*
  * How long a task has waited for a CPU since it left one. The kernel adds the part on the present
  * run queue after sched_switch (sched_info_arrive(), kernel/sched/stats.h).
+ *
+ * The queue's clock stands still between a wake-up and the switch that follows (the kernel calls
+ * rq_clock_skip_update(), and counts this time as the task's run time). It takes 5 us. So the clock
+ * of this program says how long the task has been queued, in waits for which both clocks go alike.
  */
-static __always_inline u64 queued_for(const struct offcpu_task *storage, struct task_struct *task)
+static __always_inline u64 queued_for(const struct offcpu_task *storage, struct task_struct *task,
+				      u64 pause)
 {
 	u64 ns = FIELD(u64, task, TASK_RUN_DELAY) - storage->queued_ns;
-	u64 since = FIELD(u64, task, TASK_LAST_QUEUED);
-	u64 clock = since ? queue_clock(task) : 0;
+	u64 since = FIELD(u64, task, TASK_LAST_QUEUED), clock;
 
+	if (!since)
+		return ns;
+	if (pause < SAME_PACE_NS && since - storage->clock < pause)
+		return ns + pause - (since - storage->clock);
+	clock = queue_clock(task);
 	return clock > since ? ns + clock - since : ns;
 }
 

@@ -92,6 +92,16 @@ def test_the_kernel_tells_when_a_sleeper_was_woken(recording: Recording) -> None
     assert late.min() > -0.1 * MS and np.median(late) < 0.5 * MS
 
 
+def test_short_waits_are_blocked_as_long_as_the_budget_says(tmp_path: Path) -> None:
+    program = "import time; [time.sleep(2e-5) for _ in range(30_000)]"
+    command = ("chrt", "-f", "50", sys.executable, "-c", program)
+    recording = run("-e", "none", "--off-cpu-period", "1", "--", *command, cwd=tmp_path).recording
+    samples = recording.samples
+    is_nap = (samples.state & 1 > 0) & (samples.runq_ns >= 0)
+    blocked, budget = (samples.period - samples.runq_ns)[is_nap].sum(), recording.budget.interruptible_ns.sum()
+    assert 0.95 < blocked / budget < 1.05, "20 % more if the kernel's delay alone counts"
+
+
 def test_budgets_stay_exact(recording: Recording) -> None:
     budget = recording.budget
     modes = [name for name in budget.columns if name.endswith("_ns") and name not in ("begin_ns", "end_ns")]
