@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kernel.napping import MS, Napper
-from kernel.recorder import budget_of, hanging, perf, recorder, report, run
+from kernel.recorder import budget_of, hanging, recorder, report, run
 from workload.measured import Thread, parse
 
 from perf_offcpu.decode.load import load_recording
@@ -168,10 +168,3 @@ def test_threads_that_do_nothing_have_budgets_too(tmp_path: Path) -> None:
     total = budget.running_ns + budget.runnable_ns + budget.preempted_ns
     total = total + sum(getattr(budget, name) for name in _BLOCKED)
     assert np.all(total <= budget.end_ns - budget.begin_ns)
-
-
-@pytest.mark.beside
-def test_perf_stays_silent_on_budgets(tmp_path: Path) -> None:
-    run("-e", "none", "--", "sleep", "0.05", cwd=tmp_path)
-    for verb in (["report", "--stdio"], ["script"], ["evlist"]):
-        perf(*verb, "-i", tmp_path / "perf.data")

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "offcpu.py"
 
 @pytest.fixture(scope="module")
 def recording(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One recording of the workload, sums and on-CPU samples included."""
+    """One recording of the workload, sums, budgets and on-CPU samples included."""
     path = tmp_path_factory.mktemp("perf") / "perf.data"
     # Stacks as they are sent: inject unwinds copies of stacks, for which test_unwind.py has tests.
     options = ("--call-graph", "fp", "-o", path)
@@ -51,7 +51,7 @@ def folded(path: Path, *options: str) -> str:
     return run("convert", "--folded", "-i", path, "-o", "-", *options).stdout
 
 
-@pytest.mark.parametrize("verb", [["report", "--header-only"], ["script"], ["report", "--stdio"]])
+@pytest.mark.parametrize("verb", [["report", "--header-only"], ["script"], ["report", "--stdio"], ["evlist"]])
 def test_perf_opens_a_recording_without_a_word(recording: Path, verb: list[str]) -> None:
     done = perf(*verb, "-i", recording)
     assert (done.returncode, complaints(done.stderr)) == (0, "")
