@@ -57,18 +57,13 @@ def _file(events: list[EventSpec], data: bytes, features: dict[int, bytes]) -> b
     bits = sorted(features)
     bitmap = sum(1 << bit for bit in bits)
     data_at = FILE_HEADER_SIZE + len(ids) + len(attrs)
-    header = FILE_HEADER.pack(
-        {
-            "magic": int.from_bytes(MAGIC, "little"),
-            "size": FILE_HEADER_SIZE,
-            "attr_size": events[0].attr.size + SECTION.size(),
-            "attrs": {"offset": FILE_HEADER_SIZE + len(ids), "size": len(attrs)},
-            "data": {"offset": data_at, "size": len(data)},
-            "event_types": {"offset": 0, "size": 0},
-            "features": [bitmap >> low & (1 << 64) - 1 for low in range(0, FEATURE_BITS, 64)],
-        },
-        ">",
-    )
+    header = FILE_HEADER.pack({
+        "magic": int.from_bytes(MAGIC, "little"), "size": FILE_HEADER_SIZE,
+        "attr_size": events[0].attr.size + SECTION.size(), "event_types": {"offset": 0, "size": 0},
+        "attrs": {"offset": FILE_HEADER_SIZE + len(ids), "size": len(attrs)},
+        "data": {"offset": data_at, "size": len(data)},
+        "features": [bitmap >> low & (1 << 64) - 1 for low in range(0, FEATURE_BITS, 64)],
+    }, ">")  # fmt: skip
     table, body_at = b"", data_at + len(data) + len(bits) * SECTION.size()
     for bit in bits:
         table += SECTION.pack({"offset": body_at, "size": len(features[bit])}, ">")

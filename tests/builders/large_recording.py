@@ -39,16 +39,9 @@ EVENTS = [
 
 
 def write_large_recording(
-    path: Path,
-    samples: int,
-    *,
-    processes: int = 200,
-    deferred: float = 0.1,
-    storm: float = 0.006,
-    stacks: int = CHAINS,
-    depth: int = DEPTH,
-    seed: int = 1,
-) -> None:
+    path: Path, samples: int, *, processes: int = 200, deferred: float = 0.1, storm: float = 0.006,
+    stacks: int = CHAINS, depth: int = DEPTH, seed: int = 1,
+) -> None:  # fmt: skip
     """Write a recording.
 
     Args:

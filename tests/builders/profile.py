@@ -63,8 +63,8 @@ class ProfileBuilder:
     build_ids: dict[str, str] = field(default_factory=dict)
     comms: Iterable[tuple[int, int, int, str]] = ()
     """Names of threads: tid, pid, since when, name."""
-    tasks: Iterable[tuple[int, int, int, int]] = ()
-    """Lives of threads: tid, pid, begin, end; -1 unknown."""
+    tasks: Iterable[tuple[int, ...]] = ()
+    """Lives of threads: tid, pid, begin, end (-1 unknown), and the parent if it is known."""
     cgroups: dict[int, str] = field(default_factory=dict)
     _strings: Strings = field(default_factory=Strings)
     _codes: dict[Code, int] = field(default_factory=dict)
@@ -83,18 +83,9 @@ class ProfileBuilder:
         return len(self._objects) - 1
 
     def sample(
-        self,
-        comm: str | bytes,
-        path: Stack,
-        weight: int,
-        *,
-        event: str = OFFCPU,
-        tid: int = 100,
-        pid: int = 100,
-        flags: SampleFlag | None = None,
-        waker_path: Stack | None = None,
-        **columns: Any,
-    ) -> ProfileBuilder:
+        self, comm: str | bytes, path: Stack, weight: int, *, event: str = OFFCPU, tid: int = 100, pid: int = 100,
+        flags: SampleFlag | None = None, waker_path: Stack | None = None, **columns: Any,
+    ) -> ProfileBuilder:  # fmt: skip
         """Add one sample.
 
         Args:

@@ -67,12 +67,9 @@ def _server() -> ForkServerContext:
 
 
 def _main(
-    command: Sequence[str],
-    cwd: Path,
-    environment: Mapping[str, str],
-    outputs: Sequence[str],
+    command: Sequence[str], cwd: Path, environment: Mapping[str, str], outputs: Sequence[str],
     debug_roots: Sequence[str],
-) -> None:
+) -> None:  # fmt: skip
     """Become the run: this is the new process."""
     search.DEBUG_ROOTS = debug_roots
     for fd, place in enumerate(outputs, 1):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from builders.recording import BASE
 
 from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, SampleType
 from perf_offcpu.abi.features import Feature
@@ -29,16 +30,7 @@ from perf_offcpu.perfdata.write.columns import pack_samples
 from perf_offcpu.perfdata.write.writer import FileWriter
 
 ID = 310
-SAMPLE_TYPE = (
-    SampleType.IDENTIFIER
-    | SampleType.IP
-    | SampleType.TID
-    | SampleType.TIME
-    | SampleType.CPU
-    | SampleType.PERIOD
-    | SampleType.CALLCHAIN
-    | SampleType.RAW
-)
+SAMPLE_TYPE = BASE | SampleType.CALLCHAIN | SampleType.RAW
 
 FORMAT = f"""name: sched_switch
 ID: {ID}

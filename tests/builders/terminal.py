@@ -11,14 +11,9 @@ from typing import Any
 
 
 def on_terminal(
-    command: Sequence[str | Path],
-    stream: str,
-    *,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    status: int = 0,
-    is_enough: Callable[[bytes], bool] = lambda shown: False,
-) -> str:
+    command: Sequence[str | Path], stream: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    status: int = 0, is_enough: Callable[[bytes], bool] = lambda shown: False,
+) -> str:  # fmt: skip
     """What came on `stream` ("stdout" or "stderr"), a terminal, of a command that ends with `status`.
 
     Args:

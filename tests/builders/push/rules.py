@@ -154,7 +154,7 @@ def stored_pprof(data: bytes, labels: Mapping[str, str]) -> list[Series]:
             profile.time_nanos,
             profile.duration_nanos,
             addresses={_code(profile, location) for location in profile.location if location.mapping_id},
-        )
+        )  # fmt: skip
         for kind in profile.sample_type
     ]
     demand(found, "missing sample type information")

@@ -238,7 +238,7 @@ def test_a_window_lies_within_the_life_of_the_thread(chain: ProfileBuilder) -> N
         window_of(profile, timeline, thread, parse_windows("0,1 2,3"))
 
 
-PERF_DATA = Path(__file__).parents[2] / "data" / "perf-7.2"
+PERF_DATA = DATA / "perf-7.2"
 KWORKER = 125
 
 # A journal commit: kworker/0:1H waits for jbd2, jbd2 for syncer (the program that calls fsync), and syncer
@@ -296,11 +296,10 @@ def test_the_path_is_the_one_found_by_hand() -> None:
     thread = choose_thread(timeline, Selection(tids=(KWORKER,)))
     path = critical_path(profile, timeline, thread, 145_079_000_000, 145_096_318_000)
     columns = (path.track.tolist(), path.doing.tolist(), path.begin_ns.tolist(), path.end_ns.tolist())
-    found = [
+    assert [
         (path.tracks[track].comm, Doing(doing).name, in_perf(begin), in_perf(end))
         for track, doing, begin, end in zip(*columns, strict=True)
-    ]
-    assert found == BY_HAND
+    ] == BY_HAND
 
 
 def in_perf(ns: int) -> str:

@@ -204,11 +204,8 @@ def test_hosts_are_told_apart(tmp_path: Path) -> None:
 def test_a_recording_without_names_is_of_any_host_with_the_same_kernel(tmp_path: Path) -> None:
     """As killed recorders leave them: without features."""
     bare: dict[int, bytes] = {Feature.HOSTNAME: text_body(""), Feature.OSRELEASE: text_body("")}
-    paths = [
-        write(tmp_path / "a", [CLOCK], [kernel_map(), tick(1000)], host("h", DAY_NS)),
-        write(tmp_path / "b", [CLOCK], [kernel_map(), tick(2000)], bare),
-        write(tmp_path / "c", [CLOCK], [tick(2000)], bare),
-    ]
+    contents = ([kernel_map(), tick(1000)], host("h", DAY_NS)), ([kernel_map(), tick(2000)], bare), ([tick(2000)], bare)
+    paths = [write(tmp_path / name, [CLOCK], *content) for name, content in zip("abc", contents, strict=True)]
     assert one(paths[:2]).samples.time_ns.tolist() == [1000, 2000]
     assert "c: its times cannot" in refusal([paths[0], paths[2]])
 

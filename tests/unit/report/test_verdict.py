@@ -13,7 +13,7 @@ from perf_offcpu import losses
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.select import Selection, select_samples
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.model.recording import Budget, SampleFlag, Tasks
+from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.document import document
 from perf_offcpu.report.style import Style
 from perf_offcpu.report.summary import summarize
@@ -33,18 +33,16 @@ WAL = ["PostgresMain", "XLogFlush", "issue_xlog_fsync", kernel("ext4_sync_file")
 COMMAND = ["PostgresMain", "ReadCommand", "secure_read", *EPOLL]
 
 
-def verdict_of(profile: Profile, **options: Any) -> Verdict:
-    assert (verdict := summarize(profile, **options).verdict)
+def verdict_of(profile: Profile | ProfileBuilder, **options: Any) -> Verdict:
+    built = profile.build() if isinstance(profile, ProfileBuilder) else profile
+    assert (verdict := summarize(built, **options).verdict)
     return verdict
 
 
-def table(builder: ProfileBuilder, **options: Any) -> list[str]:
+def shown(profile: Profile | ProfileBuilder, **options: Any) -> list[str]:
     """The lines below the recording."""
-    return shown(builder.build(), **options)
-
-
-def shown(profile: Profile, **options: Any) -> list[str]:
-    return [" ".join(line.split()) for line in lines_of(verdict_of(profile, **options), profile.meta)[1:]]
+    built = profile.build() if isinstance(profile, ProfileBuilder) else profile
+    return [" ".join(line.split()) for line in lines_of(verdict_of(built, **options), built.meta)[1:]]
 
 
 def postgres() -> ProfileBuilder:
@@ -62,58 +60,44 @@ def test_a_row_lock_of_postgres() -> None:
     profile = postgres().build()
     hidden = select_samples(profile, Selection(idle="hide"))
     assert verdict_of(hidden).idle_threads == verdict_of(profile).idle_threads == 6
-    assert (
-        shown(hidden)
-        == shown(profile)
-        == [
-            "Of 970.000 ms of off-CPU time: 23 % waiting for a CPU · 77 % blocked",
-            "Idle besides: 6 threads that only waited for work, 6.000 s",
-            "",
-            "Share Time Waits for In Threads Because of",
-            "68 % 664.000 ms a heavyweight lock XactLockTableWait postgres (8)",
-            "23 % 221.000 ms a CPU postgres (8)",
-            "9 % 85.000 ms disk issue_xlog_fsync postgres",
-            "Not counted: waits for the next piece of work or for recorded threads and processes, and naps",
-            "30.000 ms sleep in delay: walwriter",
-            "",
-            "Still blocked at the end: none.",
-            "Lost: nothing.",
-            "Next: perf-offcpu report --class lock --comm postgres",
-        ]
-    )
+    assert shown(hidden) == shown(profile)
+    assert shown(profile) == [
+        "Of 970.000 ms of off-CPU time: 23 % waiting for a CPU · 77 % blocked",
+        "Idle besides: 6 threads that only waited for work, 6.000 s",
+        "",
+        "Share Time Waits for In Threads Because of",
+        "68 % 664.000 ms a heavyweight lock XactLockTableWait postgres (8)",
+        "23 % 221.000 ms a CPU postgres (8)",
+        "9 % 85.000 ms disk issue_xlog_fsync postgres",
+        "Not counted: waits for the next piece of work or for recorded threads and processes, and naps",
+        "30.000 ms sleep in delay: walwriter",
+        *("", "Still blocked at the end: none.", "Lost: nothing."),
+        "Next: perf-offcpu report --class lock --comm postgres",
+    ]
 
 
-@pytest.mark.parametrize(
-    ("parents", "first"), [((1, -1), "disk"), ((3, 1), "disk"), ((3, -1), "pipe"), ((-1, -1), "pipe")]
-)
+@pytest.mark.parametrize(("parents", "first"), [
+    ((1, -1), "disk"), ((3, 1), "disk"), ((3, -1), "pipe"), ((-1, -1), "pipe"),
+])  # fmt: skip
 def test_a_pipe_from_a_recorded_child_does_not_count(parents: tuple[int, int], first: str) -> None:
-    builder = ProfileBuilder()
+    builder = ProfileBuilder(tasks=[(2, 2, 0, -1, parents[0]), (3, 3, 0, -1, parents[1])])
     builder.sample("sh", ["main", kernel("pipe_read")], 100 * MS, tid=1, pid=1, state=1, waker_tid=2, waker_pid=2)
     builder.sample("tool", ["main", kernel("ext4_sync_file")], 90 * MS, tid=2, pid=2, state=2)
-    profile = builder.build()
-    profile.tasks = Tasks.from_rows([(2, 2, 0, -1, parents[0]), (3, 3, 0, -1, parents[1])])
-    verdict = verdict_of(profile)
+    verdict = verdict_of(builder)
     assert verdict.causes[0].wait_class == first
     assert [cause.wait_class for cause in verdict.elsewhere] == (["pipe"] if first == "disk" else [])
 
 
-SLEEP = ["main", kernel("hrtimer_nanosleep")]
-
-
-@pytest.mark.parametrize(
-    ("worker", "waker", "first"),
-    [(90, -1, "disk"), (0, -1, "sleep"), (90, 1, "sleep")],
-    ids=["while others work", "alone", "awaited"],
-)
+@pytest.mark.parametrize(("worker", "waker", "first"), [
+    (90, -1, "disk"), (0, -1, "sleep"), (90, 1, "sleep"),
+], ids=["while others work", "alone", "awaited"])  # fmt: skip
 def test_naps_do_not_count_while_others_work(worker: int, waker: int, first: str) -> None:
-    builder = ProfileBuilder()
+    builder, write = ProfileBuilder(), ["main", kernel("ext4_sync_file")]
     for _ in range(3):
-        builder.sample("napper", SLEEP, 100 * MS, tid=1, pid=1, state=1)
+        builder.sample("napper", ["main", kernel("hrtimer_nanosleep")], 100 * MS, tid=1, pid=1, state=1)
     if worker:
-        builder.sample(
-            "worker", ["main", kernel("ext4_sync_file")], worker * MS, tid=2, pid=1, state=2, waker_tid=waker
-        )
-    verdict = verdict_of(builder.build())
+        builder.sample("worker", write, worker * MS, tid=2, pid=1, state=2, waker_tid=waker)
+    verdict = verdict_of(builder)
     assert verdict.causes[0].wait_class == first
     assert bool(verdict.elsewhere) == (first == "disk")
 
@@ -143,39 +127,32 @@ def test_the_numbers_add_up(path: Path) -> None:
 
 def test_only_idle_threads() -> None:
     builder = ProfileBuilder().sample("postgres", COMMAND, 3 * MS, state=1)
-    assert table(builder) == [
+    assert shown(builder) == [
         "Idle besides: 1 thread that only waited for work, 3.000 ms",
         *("", "", "Still blocked at the end: none.", "Lost: nothing."),
         "Next: perf-offcpu report --sort comm,class",
     ]
     selected = "100 % 3.000 ms the next command of a client ReadCommand postgres"
-    assert selected in table(builder, whole_lives=False), "a selection of waits judges no thread idle"
+    assert selected in shown(builder, whole_lives=False), "a selection of waits judges no thread idle"
 
 
-def test_two_functions_of_one_cause() -> None:
-    builder = ProfileBuilder()
+def test_several_functions_of_one_cause() -> None:
+    builder, many = ProfileBuilder(), ProfileBuilder()
     for function, weight in (("first", 50), ("second", 30), ("third", 15), ("fourth", 5)):
         builder.sample("abba", ["main", function, *FUTEX], weight * MS, tid=weight, state=1)
-    assert table(builder)[3:6] == [
-        "100 % 100.000 ms lock 4 functions abba (4)",
-        "50.000 ms first abba",
-        "30.000 ms second abba",
-    ]
-
-
-def test_many_functions_of_many_names() -> None:
-    builder = ProfileBuilder()
+    first = ["100 % 100.000 ms lock 4 functions abba (4)", "50.000 ms first abba", "30.000 ms second abba"]
+    assert shown(builder)[3:6] == first
     for at in range(10):
-        builder.sample(f"t{at}", ["main", f"f{at}", *FUTEX], 10 * MS - at, tid=at, state=1)
-    assert "100 % 100.000 ms lock 10 functions t0, t1, +8" in table(builder)
+        many.sample(f"t{at}", ["main", f"f{at}", *FUTEX], 10 * MS - at, tid=at, state=1)
+    assert "100 % 100.000 ms lock 10 functions t0, t1, +8" in shown(many)
 
 
 def test_preempted_threads_wait_for_a_cpu() -> None:
     builder = ProfileBuilder()
     for at, function in enumerate(("f", "g", "h")):
         builder.sample("burner", ["main", function], 10 * MS, tid=at, state=0, flags=SampleFlag.PREEMPTED)
-    assert "100 % 30.000 ms a CPU burner (3)" in table(builder)
-    assert table(builder)[-1] == "Next: perf-offcpu report --class runqueue"
+    assert "100 % 30.000 ms a CPU burner (3)" in shown(builder)
+    assert shown(builder)[-1] == "Next: perf-offcpu report --class runqueue"
 
 
 def hogs(builder: ProfileBuilder) -> Profile:
@@ -225,16 +202,14 @@ def test_waits_that_end_elsewhere_do_not_count() -> None:
     builder.sample("prog", ["runtime.mcall", "runtime.findRunnable", *EPOLL], 60 * MS, tid=1, state=1)
     builder.sample("prog", ["main", "__pthread_clockjoin_ex", *FUTEX], 20 * MS, tid=2, state=1)
     builder.sample("prog", ["main.store", kernel("ext4_sync_file")], 20 * MS, tid=1, state=2)
-    assert table(builder)[2:] == [
+    assert shown(builder)[2:] == [
         "Share Time Waits for In Threads Because of",
         "100 % 20.000 ms disk main.store prog",
         "Not counted: waits for the next piece of work or for recorded threads and processes, and naps",
         "60.000 ms a goroutine to run in runtime.findRunnable: prog",
         "20.000 ms a thread to end in main: prog",
-        "",
-        "Goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits.",
-        "Still blocked at the end: none.",
-        "Lost: nothing.",
+        *("", "Goroutines that wait are no threads: Go's own profiles (block, mutex) show their waits."),
+        *("Still blocked at the end: none.", "Lost: nothing."),
         "Next: perf-offcpu report --class disk --comm prog",
     ]
 
@@ -285,31 +260,21 @@ def test_holders_and_wakers_are_named() -> None:
         builder.sample(
             "bank", ["main", *FUTEX], 10 * MS, pid=1, tid=tid, waker_tid=waker, waker_pid=1, object=lock, state=1
         )
-    profile = builder.build()
-    (cause,) = verdict_of(profile).causes
+    (cause,) = verdict_of(builder).causes
     assert (cause.peers.role, cause.peers.comms) == ("released by", {"a": 10 * MS, "b": 10 * MS, "c": 10 * MS})
-    assert "100 % 30.000 ms lock: m in bank main bank (2) released by a 33 %, b 33 %, +1" in shown(profile)
+    assert "100 % 30.000 ms lock: m in bank main bank (2) released by a 33 %, b 33 %, +1" in shown(builder)
 
 
-def test_still_blocked() -> None:
-    builder = ProfileBuilder()
-    still = SampleFlag.STILL_BLOCKED
-    for tid, flags in ((1, still | SampleFlag.BEGAN_BEFORE), (2, still), (3, still)):
-        builder.sample("abba", ["main", "take", *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=flags)
-    assert " ".join(table(builder)[-4:-2]) == (
-        "Still blocked at the end: abba 1 in take (lock) for 8.000 ms or longer, abba 2 in take (lock) for "
-        "7.000 ms and 1 more thread."
-    )
-
-
-def test_a_thread_that_waits_for_blocked_ones_is_named_after_them() -> None:
+@pytest.mark.parametrize(("first", "flags", "sentence"), [
+    ("take", SampleFlag.BEGAN_BEFORE, "abba 1 in take (lock) for 8.000 ms or longer, abba 2 in take (lock) for 7.000"),
+    # A thread that waits for blocked ones is named after them.
+    ("pthread_join", SampleFlag(0), "abba 2 in take (lock) for 7.000 ms, abba 3 in take (lock) for 6.000"),
+])  # fmt: skip
+def test_still_blocked(first: str, flags: SampleFlag, sentence: str) -> None:
     builder, still = ProfileBuilder(), SampleFlag.STILL_BLOCKED
-    for tid, function in ((1, "pthread_join"), (2, "take"), (3, "take")):
-        builder.sample("abba", ["main", function, *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=still)
-    assert " ".join(table(builder)[-4:-2]) == (
-        "Still blocked at the end: abba 2 in take (lock) for 7.000 ms, abba 3 in take (lock) for 6.000 ms "
-        "and 1 more thread."
-    )
+    for tid, function, more in ((1, first, flags), (2, "take", SampleFlag(0)), (3, "take", SampleFlag(0))):
+        builder.sample("abba", ["main", function, *FUTEX], (9 - tid) * MS, tid=tid, state=1, flags=still | more)
+    assert " ".join(shown(builder)[-4:-2]) == f"Still blocked at the end: {sentence} ms and 1 more thread."
 
 
 @pytest.mark.parametrize(("counts", "sentence"), [
@@ -326,7 +291,7 @@ def test_a_thread_that_waits_for_blocked_ones_is_named_after_them() -> None:
 ])  # fmt: skip
 def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) -> None:
     builder = ProfileBuilder(losses=counts).sample("a", ["main", *FUTEX], MS, state=1)
-    assert sentence in " ".join(table(builder))
+    assert sentence in " ".join(shown(builder))
 
 
 @pytest.mark.parametrize(("comm", "options", "command"), [
@@ -336,13 +301,13 @@ def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) ->
 ])  # fmt: skip
 def test_the_command(comm: str, options: list[tuple[str, str]], command: str) -> None:
     builder = ProfileBuilder().sample(comm, ["main", *FUTEX], MS, state=1)
-    assert table(builder, options=options)[-1] == f"Next: perf-offcpu {command}"
+    assert shown(builder, options=options)[-1] == f"Next: perf-offcpu {command}"
 
 
 def test_weights_near_the_limit() -> None:
     builder = ProfileBuilder().sample("a", ["main", *FUTEX], 2**60, state=1)
     builder.sample("b", ["main", kernel("ext4_sync_file")], 2**60, state=2)
-    assert [line[:4] for line in table(builder)[3:5]] == ["50 %", "50 %"]
+    assert [line[:4] for line in shown(builder)[3:5]] == ["50 %", "50 %"]
 
 
 def test_no_verdict() -> None:

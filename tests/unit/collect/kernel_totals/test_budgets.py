@@ -183,14 +183,12 @@ def test_proportions_of_long_lives_add_up_to_the_ns() -> None:
 
 USER = 2**64 - 512
 EVENT = EventSpec(Attr(sample_type=SAMPLE_TYPE | SampleType.RAW), "offcpu-time", (77, 78))
-ROW = np.dtype(
-    [
-        ("pid", "u4"), ("tid", "u4"), ("state", "u4"), ("syscall", "i4"), ("flags", "u4"), ("cgroup", "u8"),
-        ("stack", "u8"), ("total_ns", "u8"), ("count", "u8"), ("longest_ns", "u8"),
-        ("first_switch_out_ns", "u8"), ("last_switch_in_ns", "u8"), ("runq_ns", "u8"), ("woken", "u4"),
-        ("lost", "u4"), ("caller", "u8"), ("object_id", "u8"),
-    ]
-)  # fmt: skip
+ROW = np.dtype([
+    ("pid", "u4"), ("tid", "u4"), ("state", "u4"), ("syscall", "i4"), ("flags", "u4"), ("cgroup", "u8"),
+    ("stack", "u8"), ("total_ns", "u8"), ("count", "u8"), ("longest_ns", "u8"), ("first_switch_out_ns", "u8"),
+    ("last_switch_in_ns", "u8"), ("runq_ns", "u8"), ("woken", "u4"), ("lost", "u4"), ("caller", "u8"),
+    ("object_id", "u8"),
+])  # fmt: skip
 
 
 def stacks(*each: list[int]) -> tuple[Any, Any]:

@@ -179,12 +179,12 @@ def samples_of(timelines: dict[int, str], last: int = 100, waker: int = -1) -> S
 
 def test_samples_say_what_is_known() -> None:
     one = samples_of({7: "--o---W--i"})
-    assert one.time_ns.tolist() == [at(9)] and one.period.tolist() == [7 * US]
-    assert one.switch_out_ns.tolist() == [at(2)] and one.longest_ns.tolist() == [7 * US]
-    assert one.wakeup_ns.tolist() == [at(6)] and one.runq_ns.tolist() == [3 * US]
-    assert one.state.tolist() == [SLEEPING] and one.evsel.tolist() == [3] and one.count.tolist() == [1]
-    assert one.flags.tolist() == [SampleFlag.OFFCPU] and one.syscall.tolist() == [-2]
-    assert (one.tid.tolist(), one.pid.tolist()) == ([7], [1])
+    expected = {
+        "time_ns": at(9), "period": 7 * US, "switch_out_ns": at(2), "longest_ns": 7 * US, "wakeup_ns": at(6),
+        "runq_ns": 3 * US, "state": SLEEPING, "evsel": 3, "count": 1, "flags": SampleFlag.OFFCPU, "syscall": -2,
+        "tid": 7, "pid": 1,
+    }  # fmt: skip
+    assert {name: getattr(one, name).tolist() for name in expected} == {name: [it] for name, it in expected.items()}
 
 
 def test_the_first_wake_up_counts_and_waking_is_better_than_wakeup() -> None:
