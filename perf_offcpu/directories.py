@@ -35,12 +35,10 @@ class Directory:
 
     @classmethod
     def private(cls, path: str, *, make: bool = False) -> Self:
-        """Open a directory that only its user and root can change, like every directory above it.
-
-        Every component, directory or link, has to belong to root or to the user; a directory that others may write to
-        needs the sticky bit (as /tmp has). So root does not use what a kept HOME names. The path is absolute; with
-        `make`, missing components are created with mode 0700.
-        """
+        """Open a directory that only its user and root can change, like every directory above it. Every component,
+        directory or link, has to belong to root or to the user; a directory that others may write to needs the sticky
+        bit (as /tmp has). So root does not use what a kept HOME names. The path is absolute; with `make`, missing
+        components are created with mode 0700."""
         user = os.geteuid()
         handle = _resolve(path, partial(_check_private, {0, user}), make=make)
         try:
@@ -69,12 +67,10 @@ class Directory:
 
     @classmethod
     def of_output(cls, path: str) -> tuple[Self, str]:
-        """Open the directory of a file that the user wants written, and return it with the file's name in it.
-
-        A link at the end of the path is followed, by the rule of `named`, so the name is never that of a link and the
-        file can be replaced without replacing the link. The exception is a link of /proc/self/fd, which only the
-        kernel can follow.
-        """
+        """Open the directory of a file that the user wants written, and return it with the file's name in it. A link at
+        the end of the path is followed, by the rule of `named`, so the name is never that of a link and the file can be
+        replaced without replacing the link. The exception is a link of /proc/self/fd, which only the kernel can
+        follow."""
         wanted = os.path.abspath(path)
         for _ in range(_MAX_LINKS):
             directory = cls.named(os.path.dirname(wanted))

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions of perf-offcpu.
-
-Libraries raise them; only `commands/` and `cli.py` print them and choose the exit status. The text of each is
-one sentence that a user can act on: what is wrong, where, and what to do. Damage inside a file is no error of
-the whole: readers count it (see `losses`) and continue with the sound parts.
-"""
+"""Exceptions of perf-offcpu. Libraries raise them; only `commands/` and `cli.py` print them and choose the exit status.
+The text of each is one sentence that a user can act on: what is wrong, where, and what to do. Damage inside a file is
+no error of the whole: readers count it (see `losses`) and continue with the sound parts."""
 
 
 class PerfOffcpuError(Exception):

@@ -57,14 +57,10 @@ PIPE_NOTE = "perf reads a pipe: user addresses of off-cpu samples cannot be name
 
 
 class PerfScriptHandler:
-    """Handlers that perf calls, for `convert` with the arguments after the script's name.
-
-    `--folded` and standard output are the defaults, and the output may be a plain word: `-- --folded OUT`. Raise
-    SystemExit if the arguments are wrong, or ask for help.
-
-    No exception may leave a handler: perf would call abort(). The first one is kept and the later samples are
-    ignored; `trace_end` prints it and ends perf with a status.
-    """
+    """Handlers that perf calls, for `convert` with the arguments after the script's name. `--folded` and standard
+    output are the defaults, and the output may be a plain word: `-- --folded OUT`. Raise SystemExit if the arguments
+    are wrong, or ask for help. No exception may leave a handler: perf would call abort(). The first one is kept and the
+    later samples are ignored; `trace_end` prints it and ends perf with a status."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._events: list[Event] = []

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version of the package, and the directory of the BPF sources.
-
-In a checkout (and so in an editable install) bpf/ is next to the package, as in a kernel tool's tree; a wheel
-carries it inside the package. Both are real directories, never archives: bcc hands the path to clang.
-"""
+"""Version of the package, and the directory of the BPF sources. In a checkout (and so in an editable install) bpf/ is
+next to the package, as in a kernel tool's tree; a wheel carries it inside the package. Both are real directories, never
+archives: bcc hands the path to clang."""
 
 from __future__ import annotations
 

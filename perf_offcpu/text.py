@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make names safe text for people and formats.
-
-Names come from kernels, ELF files and JIT maps; anyone who can run a program can choose them. So characters
-that could drive a terminal, break a line or hide are shown as escapes, and so are bytes that are not UTF-8
-(lone surrogates in the strings of a profile, see `model.columns`). The result encodes as UTF-8, stays on its
-line and reads from left to right.
-"""
+"""Make names safe text for people and formats. Names come from kernels, ELF files and JIT maps; anyone who can run a
+program can choose them. So characters that could drive a terminal, break a line or hide are shown as escapes, and so
+are bytes that are not UTF-8 (lone surrogates in the strings of a profile, see `model.columns`). The result encodes as
+UTF-8, stays on its line and reads from left to right."""
 
 import posixpath
 import re

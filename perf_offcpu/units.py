@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse lengths of time and sizes: the one syntax of options, files of options and commands.
-
-A number, with or without a fraction, and a suffix: 250us, 1.5s, 2h; 512K, 1G. A number without suffix is in
-the unit of the option, mostly perf's. Imports little, because each command line needs it.
-"""
+"""Parse lengths of time and sizes: the one syntax of options, files of options and commands. A number, with or without
+a fraction, and a suffix: 250us, 1.5s, 2h; 512K, 1G. A number without suffix is in the unit of the option, mostly
+perf's. Imports little, because each command line needs it."""
 
 import re
 from collections.abc import Callable

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of `struct perf_event_attr`: what an event measures and which fields its records carry.
-
-Source: include/uapi/linux/perf_event.h. The structure has grown from 64 to 144 bytes; its `size` field is
-what its producer knew of it. Missing fields read as zero.
-"""
+"""Layout of `struct perf_event_attr`: what an event measures and which fields its records carry. Source:
+include/uapi/linux/perf_event.h. The structure has grown from 64 to 144 bytes; its `size` field is what its producer
+knew of it. Missing fields read as zero."""
 
 import enum
 from typing import Any, NamedTuple, Self

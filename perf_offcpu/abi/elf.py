@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of the parts of ELF that are read in bulk: symbols, relocations, and the notes of running programs.
-
-pyelftools reads all other headers (objects/elf/headers.py). Source: System V ABI, "Object Files" (gABI 4.1
-with later drafts) and <elf.h>; fields are spelled as there. Tables are listed by the class of the file.
-"""
+"""Layout of the parts of ELF that are read in bulk: symbols, relocations, and the notes of running programs. pyelftools
+reads all other headers (objects/elf/headers.py). Source: System V ABI, "Object Files" (gABI 4.1 with later drafts) and
+<elf.h>; fields are spelled as there. Tables are listed by the class of the file."""
 
 import enum
 from typing import Final

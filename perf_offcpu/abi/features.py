@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of header features of perf.data: facts about the machine. Source: tools/perf/util/header.[ch].
-
-Each feature is a bit in the file header; bodies follow the data, in ascending order of bits. This table holds
-the bodies that this project reads, writes or dumps; others pass through as bytes.
-"""
+"""Layout of header features of perf.data: facts about the machine. Source: tools/perf/util/header.[ch]. Each feature is
+a bit in the file header; bodies follow the data, in ascending order of bits. This table holds the bodies that this
+project reads, writes or dumps; others pass through as bytes."""
 
 import enum
 

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the architectures, one row each: registers in call frames, in samples and in the kernel's memory.
-
-Source: the ABIs' DWARF register numbers (System V ABI for x86-64, figure 3.36; DWARF for the Arm 64-bit
-Architecture, 4.1); arch/*/include/uapi/asm/ptrace.h and perf_regs.h of Linux.
-System calls have tables of their own (`abi.syscalls`).
-"""
+"""Declare the architectures, one row each: registers in call frames, in samples and in the kernel's memory. Source: the
+ABIs' DWARF register numbers (System V ABI for x86-64, figure 3.36; DWARF for the Arm 64-bit Architecture, 4.1);
+arch/*/include/uapi/asm/ptrace.h and perf_regs.h of Linux. System calls have tables of their own (`abi.syscalls`)."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple

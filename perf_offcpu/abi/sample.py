@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of PERF_RECORD_SAMPLE, and of the trailer that ends every other kernel record.
-
-The attr of an event alone decides which fields its samples have (`SampleShape`); their order is that of
-perf_output_sample() in kernel/events/core.c, not that of the bits. Counts and arrays are rows of their own,
-so that the same table serves one record (`SAMPLE.unpack`) and whole columns (`columnar`).
-"""
+"""Layout of PERF_RECORD_SAMPLE, and of the trailer that ends every other kernel record. The attr of an event alone
+decides which fields its samples have (`SampleShape`); their order is that of perf_output_sample() in
+kernel/events/core.c, not that of the bits. Counts and arrays are rows of their own, so that the same table serves one
+record (`SAMPLE.unpack`) and whole columns (`columnar`)."""
 
 import enum
 from collections.abc import Callable

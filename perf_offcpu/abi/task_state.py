@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task states as the kernel keeps them, and the letters that ps and perf show for them.
-
-Source: include/linux/sched.h (TASK_*, `__task_state_index()`) and fs/proc/array.c.
-"""
+"""Task states as the kernel keeps them, and the letters that ps and perf show for them. Source: include/linux/sched.h
+(TASK_*, `__task_state_index()`) and fs/proc/array.c."""
 
 import enum
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read options of the agent from the command line and from a TOML file with the same names.
-
-The command line has priority over the file, also when the file is read again (SIGHUP).
-"""
+"""Read options of the agent from the command line and from a TOML file with the same names. The command line has
+priority over the file, also when the file is read again (SIGHUP)."""
 
 import os
 import re

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the cost of the agent: its own CPU time, that of the recorder, and that of the BPF programs.
-
-The kernel measures BPF programs on request only, which costs some ns for each run of a program. So they are
-measured for one second of each minute (BPF_ENABLE_STATS, by a descriptor: nothing stays switched on), as time
-per context switch, and context switches are counted all the time (/proc/stat).
-"""
+"""Measure the cost of the agent: its own CPU time, that of the recorder, and that of the BPF programs. The kernel
+measures BPF programs on request only, which costs some ns for each run of a program. So they are measured for one
+second of each minute (BPF_ENABLE_STATS, by a descriptor: nothing stays switched on), as time per context switch, and
+context switches are counted all the time (/proc/stat)."""
 
 import contextlib
 import ctypes
@@ -27,12 +25,10 @@ _MMAP_BYTES: Final = 128 << 10
 
 
 def keep_no_free_memory() -> None:
-    """Fix the threshold above which glibc maps blocks separately, so that freed memory goes back to the kernel.
-
-    Columns of a segment take tens of megabytes for a moment. glibc raises the threshold with each block that it
-    frees, up to 32 MB; larger ones then lie in heaps between small blocks and are not returned: after segments
-    of 60 MB an agent keeps 205 MB instead of 150. Other C libraries have no such call. Source: mallopt(3).
-    """
+    """Fix the threshold above which glibc maps blocks separately, so that freed memory goes back to the kernel. Columns
+    of a segment take tens of megabytes for a moment. glibc raises the threshold with each block that it frees, up to 32
+    MB; larger ones then lie in heaps between small blocks and are not returned: after segments of 60 MB an agent keeps
+    205 MB instead of 150. Other C libraries have no such call. Source: mallopt(3)."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a running agent to `--max-cpu`: measure its CPU time, and choose how much it records.
-
-As the cost approaches the budget it takes, in this order, longer segments, a longer sampling period, and only
-a part of each minute.
-"""
+"""Keep a running agent to `--max-cpu`: measure its CPU time, and choose how much it records. As the cost approaches the
+budget it takes, in this order, longer segments, a longer sampling period, and only a part of each minute."""
 
 import time
 from collections.abc import Callable

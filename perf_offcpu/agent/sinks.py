@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliver segments to the dataset, and as messages to servers; and the threads that do such work.
-
-A message stays in the spool until its server accepts it. Each server has its own thread, so that a slow one
-delays no other.
-"""
+"""Deliver segments to the dataset, and as messages to servers; and the threads that do such work. A message stays in
+the spool until its server accepts it. Each server has its own thread, so that a slow one delays no other."""
 
 from __future__ import annotations
 

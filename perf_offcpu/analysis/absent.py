@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Suggest values of a recording where a selection finds nothing: frequent names, PIDs or classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -20,11 +18,8 @@ _SHOWN = 8
 
 
 def absent_values(profile: Profile, selection: Selection) -> list[str]:
-    """Return sentences on the options that match no sample; if all match, a sentence on their combination.
-
-    Args:
-        profile: the profile before the selection; of its waits, or of all samples if it has none.
-    """
+    """Return sentences on the options that match no sample; if all match, a sentence on their combination. `profile`:
+    the profile before the selection; of its waits, or of all samples if it has none."""
     waits = profile.select(profile.is_offcpu())
     profile = waits if len(waits.samples) else profile
     return list(_without_match(profile, selection)) or list(_not_at_once(profile, selection))

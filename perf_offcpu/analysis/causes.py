@@ -16,8 +16,6 @@ Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM
 `analysis.classes.wait_classes`, and FUNCTIONS, which are linked into programs or lead to their locks.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Divide time outside of recorded waits into running and waiting for a CPU, by the threads' budgets.
-
-Unless preemption is recorded as waits (`record --switch-states` with R), only a thread's budget knows how
-long it was preempted, not when. So time that an analysis takes for running is divided in the proportion of
-the whole life of its thread.
-"""
-
-from __future__ import annotations
+"""Divide time outside of recorded waits into running and waiting for a CPU, by the threads' budgets. Unless preemption
+is recorded as waits (`record --switch-states` with R), only a thread's budget knows how long it was preempted, not
+when. So time that an analysis takes for running is divided in the proportion of the whole life of its thread."""
 
 from collections.abc import Sequence
 

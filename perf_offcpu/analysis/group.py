@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group samples by any columns, and sum up the groups exactly.
-
-All views are sums over groups: by (thread, stack) for folded lines, by tree node for flame graphs, by
-thread for the report. Keys are packed into one integer. If the values are close together, as row ids are,
-groups are found through a table in linear time, else by sorting. Sums are exact integers: 1000 threads that
-wait three hours exceed 2^53 ns, the limit of exact doubles (see `sum_by`).
-"""
-
-from __future__ import annotations
+"""Group samples by any columns, and sum up the groups exactly. All views are sums over groups: by (thread, stack) for
+folded lines, by tree node for flame graphs, by thread for the report. Keys are packed into one integer. If the values
+are close together, as row ids are, groups are found through a table in linear time, else by sorting. Sums are exact
+integers: 1000 threads that wait three hours exceed 2^53 ns, the limit of exact doubles (see `sum_by`)."""
 
 from typing import Any
 

@@ -10,8 +10,6 @@ A waiter that waits again was overtaken: it did not have the lock. A thread that
 waits is not seen, so nothing is concluded from one queue for the next.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.analysis.group import group, sum_by
@@ -34,12 +32,8 @@ class HeldTime:
 
 
 def held_time(profile: Profile, holders: Holders, chosen: Bool) -> HeldTime:
-    """Return who held the objects of some samples while others waited for them.
-
-    Args:
-        holders: `holders_of(profile)`.
-        chosen: bool[samples]; samples without an object or a time are left out.
-    """
+    """Return who held the objects of some samples while others waited for them. `holders`: `holders_of(profile)`.
+    `chosen`: bool[samples]; samples without an object or a time are left out."""
     samples = profile.samples
     timed = (samples.object >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
     moments = _Moments(samples, holders, np.flatnonzero(chosen & timed))

@@ -14,8 +14,6 @@ an interrupt (a timeout, a signal from outside) releases nothing. Neither does a
 lock is shared or in the kernel, nor the end of the process, which wakes all threads.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find idle threads: at least 99 % of their time, waits and CPU samples together, were waits for work.
-
-The event loop of a busy server is not idle. `classes.classify` says which waits are for work.
-"""
-
-from __future__ import annotations
+"""Find idle threads: at least 99 % of their time, waits and CPU samples together, were waits for work. The event loop
+of a busy server is not idle. `classes.classify` says which waits are for work."""
 
 import numpy as np
 
@@ -16,12 +12,8 @@ _IDLE_PERCENT = 99
 
 
 def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
-    """Return bool[samples]: the samples of idle threads.
-
-    Args:
-        profile: all samples of the threads, of all events.
-        for_work: bool[samples], see `classify.Waits`.
-    """
+    """Return bool[samples]: the samples of idle threads. `profile`: all samples of the threads, of all events.
+    `for_work`: bool[samples], see `classify.Waits`."""
     samples = profile.samples
     first, group_of = group(samples.tid, samples.pid)
     counts_time = np.array([*(event.unit == "ns" for event in profile.evsels), False])[samples.evsel]

@@ -7,8 +7,6 @@ frames, and any other named function, end a sequence. Documentation/user-stacks.
 one. Names are those of CPython 3.8 to 3.14, V8 and HotSpot.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Select the samples of a view.
-
-Selection comes before conversion: a converter writes every sample of its profile. An event or cgroup that the
-recording does not have is a UsageError.
-"""
-
-from __future__ import annotations
+"""Select the samples of a view. Selection comes before conversion: a converter writes every sample of its profile. An
+event or cgroup that the recording does not have is a UsageError."""
 
 import fnmatch
 import re
@@ -235,10 +230,8 @@ def select_events(profile: Profile, names: Sequence[str] = ()) -> Profile:
 
 
 def event_rows(profile: Profile, names: Sequence[str] = ()) -> I32:
-    """Return int32[k]: the rows in `profile.evsels` of the named events, ascending.
-
-    Default: the off-cpu events of the recording; if it has none, the first event that has samples.
-    """
+    """Return int32[k]: the rows in `profile.evsels` of the named events, ascending. Default: the off-cpu events of the
+    recording; if it has none, the first event that has samples."""
     return distinct(np.array(_named(profile, names) if names else _default(profile), np.int32))
 
 

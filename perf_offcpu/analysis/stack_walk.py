@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walk up the stack tree from many leaves at once: one numpy pass per level, not a loop per stack."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,11 +9,7 @@ from perf_offcpu.model.profile import Profile
 
 
 def used_nodes(profile: Profile, leaves: I64) -> Bool:
-    """Return bool[stacks]: the nodes from some leaves to their roots.
-
-    Args:
-        leaves: rows in stacks; -1 for none.
-    """
+    """Return bool[stacks]: the nodes from some leaves to their roots. `leaves`: rows in stacks; -1 for none."""
     parent = profile.stacks.parent
     is_used = np.zeros(len(parent), np.bool_)
     node = _once(leaves[leaves >= 0], len(parent))
@@ -35,13 +29,9 @@ def used_frames(profile: Profile, leaves: I64) -> Bool:
 
 
 def innermost_node(profile: Profile, leaves: I64, wanted: Bool, user_frames: int = 0) -> I64:
-    """Return int64[n]: from each leaf towards the root, the first node with a wanted frame; -1 for none.
-
-    Args:
-        leaves: int64[n], rows in stacks; -1 for none.
-        wanted: bool[frames].
-        user_frames: stop after this number of frames of user code; 0: at the root.
-    """
+    """Return int64[n]: from each leaf towards the root, the first node with a wanted frame; -1 for none. `leaves`:
+    int64[n], rows in stacks; -1 for none. `wanted`: bool[frames]. `user_frames`: stop after this number of frames of
+    user code; 0: at the root."""
     return _walk(profile, leaves, wanted, first=True, user_frames=user_frames)
 
 

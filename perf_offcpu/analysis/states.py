@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode the task states of samples, a whole column at once: letter and meaning of each."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Place samples in time: begin and end of each, and the track of its thread.
-
-A wait ends at its sample's time and began `period` ns earlier. Three kinds of samples have a weight but no
-place: sums of many waits, samples without a time, and on-CPU samples, which are moments. Times in a format
-count from the begin of the first wait (`Timeline.origin_ns`), so that nanoseconds stay exact in doubles.
-"""
-
-from __future__ import annotations
+"""Place samples in time: begin and end of each, and the track of its thread. A wait ends at its sample's time and began
+`period` ns earlier. Three kinds of samples have a weight but no place: sums of many waits, samples without a time, and
+on-CPU samples, which are moments. Times in a format count from the begin of the first wait (`Timeline.origin_ns`), so
+that nanoseconds stay exact in doubles."""
 
 import numpy as np
 

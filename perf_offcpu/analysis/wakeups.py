@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the waker of each sleeper, the arrows that timelines draw, and the graph of all pairs of threads.
-
-An arrow begins at a mark on the waker's track, a slice of a microsecond or less. A mark must end before the
-next begin or end on its track, because slices of a track may only nest. Interrupts are not the work of the
-interrupted task: their wake-ups have no arrow, and in the graph all interrupts are one waker, "[interrupt]".
-"""
-
-from __future__ import annotations
+"""Find the waker of each sleeper, the arrows that timelines draw, and the graph of all pairs of threads. An arrow
+begins at a mark on the waker's track, a slice of a microsecond or less. A mark must end before the next begin or end on
+its track, because slices of a track may only nest. Interrupts are not the work of the interrupted task: their wake-ups
+have no arrow, and in the graph all interrupts are one waker, "[interrupt]"."""
 
 import numpy as np
 
@@ -115,11 +111,8 @@ class WakerGraph:
 
 
 def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
-    """Return the wake-ups of all off-cpu samples of a profile whose waker is known.
-
-    Args:
-        per_thread: show each thread; otherwise threads of one comm are one node.
-    """
+    """Return the wake-ups of all off-cpu samples of a profile whose waker is known. `per_thread`: show each thread;
+    otherwise threads of one comm are one node."""
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)
     names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in tracks]

@@ -10,8 +10,6 @@ Unless preemption was recorded as waits, only the budgets of threads tell how lo
 divided evenly among the stacks of a thread's on-CPU samples: where it ran, it was preempted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

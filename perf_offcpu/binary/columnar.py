@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read whole columns from many records at once, by the same tables as single records (`layout`).
-
-Each record has a cursor; a field advances all cursors at once, by a constant or by that record's own
-count. One pass over the *fields* reads any number of records, and no Python code runs per record.
-A record that does not fit its layout is dropped and reported in `ok`; its neighbours are untouched.
-"""
+"""Read whole columns from many records at once, by the same tables as single records (`layout`). Each record has a
+cursor; a field advances all cursors at once, by a constant or by that record's own count. One pass over the *fields*
+reads any number of records, and no Python code runs per record. A record that does not fit its layout is dropped and
+reported in `ok`; its neighbours are untouched."""
 
 import itertools
 from dataclasses import field

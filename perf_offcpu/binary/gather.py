@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy integers and arrays from many places of a buffer at once.
-
-Records and their fields lie at any alignment. Their offsets are columns, and a few steps of numpy copy all of
-them, never record by record.
-"""
+"""Copy integers and arrays from many places of a buffer at once. Records and their fields lie at any alignment. Their
+offsets are columns, and a few steps of numpy copy all of them, never record by record."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with their own and their inclusive time, and the calls between them.
-
-Inclusive time counts each sample once for a function, however often the function is on its stack, and once
-for a call from one function to another: with recursion, only the outermost occurrence counts.
-"""
+"""Functions with their own and their inclusive time, and the calls between them. Inclusive time counts each sample once
+for a function, however often the function is on its stack, and once for a call from one function to another: with
+recursion, only the outermost occurrence counts."""
 
 import numpy as np
 from numpy.typing import NDArray

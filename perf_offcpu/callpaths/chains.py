@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow wake-ups back: who woke the sleeper, who had woken that thread before, and so on.
-
-A hop is a wake-up: the comm of the waker, and where it was. The next hop is the wake-up that ended the last
-wait of the waker, as long as that one ended within the sleeper's wait: earlier ones did not hold it up.
-Source: chain graphs, https://www.brendangregg.com/FlameGraphs/offcpuflamegraphs.html.
-"""
+"""Follow wake-ups back: who woke the sleeper, who had woken that thread before, and so on. A hop is a wake-up: the comm
+of the waker, and where it was. The next hop is the wake-up that ended the last wait of the waker, as long as that one
+ended within the sleeper's wait: earlier ones did not hold it up. Source: chain graphs,
+https://www.brendangregg.com/FlameGraphs/offcpuflamegraphs.html."""
 
 import numpy as np
 

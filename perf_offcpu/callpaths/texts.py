@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give samples texts, for tables with a row a sample: distinct texts, and which one each sample has.
-
-Texts are printable (`text.printable`); what is not known has no text.
-"""
+"""Give samples texts, for tables with a row a sample: distinct texts, and which one each sample has. Texts are
+printable (`text.printable`); what is not known has no text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the losses of a recording into its file: counters of the perf core and of the BPF program.
-
-The kernel counts records that found a ring full for each event and CPU; they become LOST_SAMPLES records, as perf
-writes them. The counters of the BPF program, with begin and end of the recording, become the sample of `abi.counters`.
-"""
+"""Write the losses of a recording into its file: counters of the perf core and of the BPF program. The kernel counts
+records that found a ring full for each event and CPU; they become LOST_SAMPLES records, as perf writes them. The
+counters of the BPF program, with begin and end of the recording, become the sample of `abi.counters`."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Try out, part by part, what this machine lets a recorder do: the first half of `perf-offcpu doctor`.
-
-Nothing is derived from a version where it can be tried: events are opened, BPF programs are loaded, the collector's
-program is compiled and passes the verifier. Everything is closed at once. Settings and limits follow.
-"""
+"""Try out, part by part, what this machine lets a recorder do: the first half of `perf-offcpu doctor`. Nothing is
+derived from a version where it can be tried: events are opened, BPF programs are loaded, the collector's program is
+compiled and passes the verifier. Everything is closed at once. Settings and limits follow."""
 
 import enum
 import os

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that write into the rings of waits: the on-CPU events of `-e`, and those for other sizes of copies.
-
-The perf core copies as much of the user stack as an event asks for, so BPF sends samples of waits through an event for
-each size. Their samples have the same layout, because a sample states the size of its copy; in the file they are one
-event with more ids. bpf/copies.h chooses the size.
-"""
+"""Events that write into the rings of waits: the on-CPU events of `-e`, and those for other sizes of copies. The perf
+core copies as much of the user stack as an event asks for, so BPF sends samples of waits through an event for each
+size. Their samples have the same layout, because a sample states the size of its copy; in the file they are one event
+with more ids. bpf/copies.h chooses the size."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets of a recording: all tasks, given processes and threads, or a command and its children.
-
-Properties restrict the recording further: users, comms, CPUs, control groups. One value of each kind that is asked for
-must match. Targets are looked up before anything starts, so that a mistyped pid is one sentence and no file. While
-recording, a pidfd per process or thread reports when the last one has ended and there is nothing left to record.
-"""
+"""Targets of a recording: all tasks, given processes and threads, or a command and its children. Properties restrict
+the recording further: users, comms, CPUs, control groups. One value of each kind that is asked for must match. Targets
+are looked up before anything starts, so that a mistyped pid is one sentence and no file. While recording, a pidfd per
+process or thread reports when the last one has ended and there is nothing left to record."""
 
 import contextlib
 import errno
@@ -82,13 +80,10 @@ def choose_target(
     cpus: str | None = None,
     groups: Sequence[str] = (),
 ) -> Target:
-    """Return the target of a command line, by perf's rules.
-
-    `command`: there is a command. Next to -a, -p, -t, -u, -G or -C it only sets the duration. `system`, `pids`, `tids`,
-    `users`, `comms`, `cpus`, `groups`: values of -a, -p, -t, -u, --comm, -C and -G. Raises UsageError: options
-    contradict each other, or a list is empty or no list of ids; TargetError: there is no such user, CPU or control
-    group.
-    """
+    """Return the target of a command line, by perf's rules. `command`: there is a command. Next to -a, -p, -t, -u, -G
+    or -C it only sets the duration. `system`, `pids`, `tids`, `users`, `comms`, `cpus`, `groups`: values of -a, -p, -t,
+    -u, --comm, -C and -G. Raises UsageError: options contradict each other, or a list is empty or no list of ids;
+    TargetError: there is no such user, CPU or control group."""
     lists = [("-p", pids), ("-t", tids), ("-u", users), ("--comm", comms), ("-C", cpus)]
     for option, text in (*lists, *(("-G", group) for group in groups)):
         if text is not None and not text.strip():  # `-p "$(pgrep …)"` of a program that does not run

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command whose run is recorded: forked early, executed when everything is ready.
-
-The child is forked before the recorder grows large and before any descriptor exists that it should not have. It waits
-on a pipe; when the recorder writes to it, the child calls exec, so that recording begins with the command's first
-instruction. If the recorder ends instead, the pipe is closed and the child ends, too.
-"""
+"""The command whose run is recorded: forked early, executed when everything is ready. The child is forked before the
+recorder grows large and before any descriptor exists that it should not have. It waits on a pipe; when the recorder
+writes to it, the child calls exec, so that recording begins with the command's first instruction. If the recorder ends
+instead, the pipe is closed and the child ends, too."""
 
 import errno
 import os

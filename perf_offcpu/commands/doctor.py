@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu doctor: examine this machine, and print advice for each part that does not work.
-
-perf is optional. Its features for recordings depend on its version and on its Python.
-"""
+"""perf-offcpu doctor: examine this machine, and print advice for each part that does not work. perf is optional. Its
+features for recordings depend on its version and on its Python."""
 
 from __future__ import annotations
 

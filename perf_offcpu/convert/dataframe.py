@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert a Profile to a data frame: one row a sample, names instead of numbers, unknown values missing.
-
-pandas or polars makes it; neither is needed for anything else.
-"""
+"""Convert a Profile to a data frame: one row a sample, names instead of numbers, unknown values missing. pandas or
+polars makes it; neither is needed for anything else."""
 
 import importlib.util
 from collections.abc import Iterator

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe samples in words, for timelines: state, class, system call, object, holder, waker, cgroup.
-
-Details hold no number that differs from wait to wait, so that many samples share few sets of details.
-"""
-
-from __future__ import annotations
+"""Describe samples in words, for timelines: state, class, system call, object, holder, waker, cgroup. Details hold no
+number that differs from wait to wait, so that many samples share few sets of details."""
 
 import numpy as np
 

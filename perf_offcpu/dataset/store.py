@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the files of a dataset, in a local directory or a store that fsspec knows (s3://, gs://, abfs://).
-
-A file appears whole or not at all: locally it is written under a hidden name, flushed to the disk and
-renamed; an object store shows an object when its upload is complete. Paths are relative to the store's folder,
-with `/` between names. Methods raise PerfOffcpuError or OSError where a file cannot be read or written.
-"""
+"""Keep the files of a dataset, in a local directory or a store that fsspec knows (s3://, gs://, abfs://). A file
+appears whole or not at all: locally it is written under a hidden name, flushed to the disk and renamed; an object store
+shows an object when its upload is complete. Paths are relative to the store's folder, with `/` between names. Methods
+raise PerfOffcpuError or OSError where a file cannot be read or written."""
 
 import contextlib
 import fcntl

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches: decoded samples of one chunk, before they join the Recording.
-
-Memory is bounded by the columns that result, not by the file that is read: a `BatchCollector` takes batch
-after batch, and of the callchains, few of which are repeated many times, it keeps each different one once.
-"""
+"""Batches: decoded samples of one chunk, before they join the Recording. Memory is bounded by the columns that result,
+not by the file that is read: a `BatchCollector` takes batch after batch, and of the callchains, few of which are
+repeated many times, it keeps each different one once."""
 
 import functools
 from dataclasses import field, replace

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join budgets and waits that go on from one file of a recording to the next.
-
-`record --switch-output` writes into each file the budgets of threads, and for threads that are still blocked
-at its end the time so far. The whole wait is in the file in which it ends, and alone counts in joined files.
-"""
+"""Join budgets and waits that go on from one file of a recording to the next. `record --switch-output` writes into each
+file the budgets of threads, and for threads that are still blocked at its end the time so far. The whole wait is in the
+file in which it ends, and alone counts in joined files."""
 
 from typing import Any
 

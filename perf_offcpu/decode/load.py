@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode a perf.data file to a Recording, in one pass over the file.
-
-Samples become columns chunk by chunk, side-band records are collected; when the file has been read the
-side-band is replayed in time order and every sample gets its thread's comm and address space.
-"""
+"""Decode a perf.data file to a Recording, in one pass over the file. Samples become columns chunk by chunk, side-band
+records are collected; when the file has been read the side-band is replayed in time order and every sample gets its
+thread's comm and address space."""
 
 import os
 from collections.abc import Sequence

@@ -238,12 +238,10 @@ def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
 
 
 def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
-    """Return the samples with pid = tgid; upstream's exchanged ones are flagged REPAIRED_IDS.
-
-    COMM, FORK and EXIT records name the process of each thread (`tasks`, whatever the time). Of other threads,
-    samples with a dummy time are taken for sums, which perf writes in order. Where `from_upstream`, `pid` holds
-    the payload's low half, `tid` its high half.
-    """
+    """Return the samples with pid = tgid; upstream's exchanged ones are flagged REPAIRED_IDS. COMM, FORK and EXIT
+    records name the process of each thread (`tasks`, whatever the time). Of other threads, samples with a dummy time
+    are taken for sums, which perf writes in order. Where `from_upstream`, `pid` holds the payload's low half, `tid` its
+    high half."""
     if not from_upstream.any():
         return samples
     low, high = samples.pid, samples.tid

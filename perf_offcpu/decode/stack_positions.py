@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read copies of user stacks from the recording when they are unwound; only their positions are kept.
-
-Copies of stacks are the bulk of a recording. Where it cannot be read again, because it came through a pipe or
-compressed, they are kept in memory or in a temporary file (`decode.snapshot_store`) and read from
-there. Files are read with pread, not mapped: stacks of a file that is cut short meanwhile are shorter, and
-there is no SIGBUS.
-"""
+"""Read copies of user stacks from the recording when they are unwound; only their positions are kept. Copies of stacks
+are the bulk of a recording. Where it cannot be read again, because it came through a pipe or compressed, they are kept
+in memory or in a temporary file (`decode.snapshot_store`) and read from there. Files are read with pread, not mapped:
+stacks of a file that is cut short meanwhile are shorter, and there is no SIGBUS."""
 
 import contextlib
 import os

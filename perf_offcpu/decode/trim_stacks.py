@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut wrong callers at the root of callchains: words that frame-pointer walks took for return addresses.
-
-Code built without frame pointers keeps other values in the register that a walk follows; after the last real
-frame the walk reads words of the stack, which lie in no mapping of the process. The innermost user frame is
-never cut: the thread was there.
-"""
+"""Cut wrong callers at the root of callchains: words that frame-pointer walks took for return addresses. Code built
+without frame pointers keeps other values in the register that a walk follows; after the last real frame the walk reads
+words of the stack, which lie in no mapping of the process. The innermost user frame is never cut: the thread was
+there."""
 
 from collections.abc import Iterator
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connect to the query engine through Ibis: DuckDB in this process, or an engine of the user.
-
-Queries are expressions of Ibis (`fleet.queries`), so that each engine gets them in its own dialect. DuckDB
-and Spark read the files of a dataset; a database (ClickHouse, Trino, …) has tables of these names.
-"""
+"""Connect to the query engine through Ibis: DuckDB in this process, or an engine of the user. Queries are expressions
+of Ibis (`fleet.queries`), so that each engine gets them in its own dialect. DuckDB and Spark read the files of a
+dataset; a database (ClickHouse, Trino, …) has tables of these names."""
 
 import contextlib
 import decimal

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the hosts of a dataset: names, labels and recorded time.
-
-Labels belong to a segment of a recording, so a host may change them (`version=1.4`, then `version=1.5`). A
-span is the time in which a host had the same labels; almost all hosts have a single one. Spans are few and
-are kept in memory; a sample belongs to a span by host and time.
-"""
+"""Read the hosts of a dataset: names, labels and recorded time. Labels belong to a segment of a recording, so a host
+may change them (`version=1.4`, then `version=1.5`). A span is the time in which a host had the same labels; almost all
+hosts have a single one. Spans are few and are kept in memory; a sample belongs to a span by host and time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a Profile from sums of samples, so that report and converters can show stacks of a dataset.
-
-A row of the profile is a group of samples with the same comm, stack, state, system call, class and marks.
-"""
+"""Make a Profile from sums of samples, so that report and converters can show stacks of a dataset. A row of the profile
+is a group of samples with the same comm, stack, state, system call, class and marks."""
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence

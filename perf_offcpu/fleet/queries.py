@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build queries as expressions of Ibis: sums of samples by keys, ranked, with the totals of all groups.
-
-Sums of times are decimals of 38 digits: 63 bits hold 292 years only, less than a day of a large fleet.
-"""
+"""Build queries as expressions of Ibis: sums of samples by keys, ranked, with the totals of all groups. Sums of times
+are decimals of 38 digits: 63 bits hold 292 years only, less than a day of a large fleet."""
 
 from collections import Counter
 from collections.abc import Sequence

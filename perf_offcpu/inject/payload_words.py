@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the payloads of off-cpu samples that are re-typed in the file.
-
-What a sample's ordinary fields cannot say (state, waker, number of waits of a sum, …) stays in its raw data:
-the payload of Documentation/payload-format.md with pid and tid in the right order. Sums that upstream perf
-wrote without a time, and waits that follow from context switches, get an extension, too.
-"""
+"""Write the payloads of off-cpu samples that are re-typed in the file. What a sample's ordinary fields cannot say
+(state, waker, number of waits of a sum, …) stays in its raw data: the payload of Documentation/payload-format.md with
+pid and tid in the right order. Sums that upstream perf wrote without a time, and waits that follow from context
+switches, get an extension, too."""
 
 from collections.abc import Iterable
 

@@ -82,12 +82,10 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
 
 
 class Survey:
-    """Findings of the first pass, which a sample may need long before they are recorded.
-
-    That is the process of its thread (to exchange pid and tid where upstream swapped them), the end of that
-    thread (the time of a sum), and its deferred user callchain (each different one is kept once, with
-    28 bytes for each record). And a pipe begins with features that hold the time of its last sample.
-    """
+    """Findings of the first pass, which a sample may need long before they are recorded. That is the process of its
+    thread (to exchange pid and tid where upstream swapped them), the end of that thread (the time of a sum), and its
+    deferred user callchain (each different one is kept once, with 28 bytes for each record). And a pipe begins with
+    features that hold the time of its last sample."""
 
     def __init__(self, reader: PerfDataReader, adds_waits: bool) -> None:
         self.reader, self._adds_waits = reader, adds_waits
@@ -134,12 +132,10 @@ class Survey:
 
 
 class TimedRecords:
-    """Records that are inserted by their time: sums that had none, added waits, moved EXITs.
-
-    perf sorts as it reads: at each FINISHED_ROUND it delivers the records up to the highest time before the
-    previous FINISHED_ROUND, and warns of earlier records that follow. So a sum goes before the first
-    FINISHED_ROUND with a time before it that is not lower than its own. `parts` are (times int64[n] ns, records).
-    """
+    """Records that are inserted by their time: sums that had none, added waits, moved EXITs. perf sorts as it reads: at
+    each FINISHED_ROUND it delivers the records up to the highest time before the previous FINISHED_ROUND, and warns of
+    earlier records that follow. So a sum goes before the first FINISHED_ROUND with a time before it that is not lower
+    than its own. `parts` are (times int64[n] ns, records)."""
 
     def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:
         self.events, filled = events, [part for part in parts if len(part[0])]

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrite the samples of a recording: read columns, change them stage by stage, write them again.
-
-Samples that no stage (`stages`) changes stay in the chunk as they are. Samples of an unknown event, and those
-whose content does not fit their event, are left out: for one of them perf gives up the whole file.
-"""
+"""Rewrite the samples of a recording: read columns, change them stage by stage, write them again. Samples that no stage
+(`stages`) changes stay in the chunk as they are. Samples of an unknown event, and those whose content does not fit
+their event, are left out: for one of them perf gives up the whole file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let columns grow at their end, for readers that do not know the number of rows.
-
-`np.concatenate` of parts needs memory for everything twice. Here a column has a mapping of its own, which the
-kernel makes longer without copying it, and numpy reads it in place. Reserved pages take no memory; used ones
-are huge where the kernel has such pages: faulting in a gigabyte by 4 KB takes longer than decoding it.
-"""
+"""Let columns grow at their end, for readers that do not know the number of rows. `np.concatenate` of parts needs
+memory for everything twice. Here a column has a mapping of its own, which the kernel makes longer without copying it,
+and numpy reads it in place. Reserved pages take no memory; used ones are huge where the kernel has such pages: faulting
+in a gigabyte by 4 KB takes longer than decoding it."""
 
 import contextlib
 import mmap

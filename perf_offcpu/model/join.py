@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join Recordings, or Profiles, to one: rows one after the other, ids of rows renumbered.
-
-Each column declares the meaning of its values (`columns.Domain`), so one function serves all tables. Strings,
-events and callchains that are equal become one row; the rows of other tables stay apart. The users sort the
-result: `decode.join` joins the recordings of one host, `symbolize.load` the profiles of several.
-"""
+"""Join Recordings, or Profiles, to one: rows one after the other, ids of rows renumbered. Each column declares the
+meaning of its values (`columns.Domain`), so one function serves all tables. Strings, events and callchains that are
+equal become one row; the rows of other tables stay apart. The users sort the result: `decode.join` joins the recordings
+of one host, `symbolize.load` the profiles of several."""
 
 import dataclasses
 from collections import Counter

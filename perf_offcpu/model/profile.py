@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Define the Profile: named frames, a stack tree, and one row a sample, for people.
-
-`symbolize.symbolizer` makes it from a Recording; converters and reports take nothing else, so none of them
-can be handed unsymbolized data by mistake. A sample's weight is its `period`: an integer until printed.
-"""
+"""Define the Profile: named frames, a stack tree, and one row a sample, for people. `symbolize.symbolizer` makes it
+from a Recording; converters and reports take nothing else, so none of them can be handed unsymbolized data by mistake.
+A sample's weight is its `period`: an integer until printed."""
 
 from dataclasses import field, replace
 from enum import IntFlag

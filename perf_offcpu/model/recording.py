@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Define the Recording: the records of the kernel as columns, with raw addresses, before symbolization.
-
-Stages (`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording;
-`symbolize.symbolizer` makes a `model.profile.Profile` of it. Samples are sorted by (time, place in the file);
-the same input always gives the same columns.
-"""
+"""Define the Recording: the records of the kernel as columns, with raw addresses, before symbolization. Stages
+(`decode.retype`, `decode.deferred`, unwinding) are functions from Recording to Recording; `symbolize.symbolizer` makes
+a `model.profile.Profile` of it. Samples are sorted by (time, place in the file); the same input always gives the same
+columns."""
 
 import enum
 from collections.abc import Iterable

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the stack tree: callchains as nodes {parent, frame}, shared from the root on.
-
-Built level by level: at depth d all chains that are at least d frames long are grouped by (node at d - 1,
-frame at d) with one `np.unique`, which numbers the nodes of that level. So `parent[s] < s` for every node,
-and everything that is inherited from the root (paths, inclusive sums) is one pass over the nodes.
-"""
+"""Build the stack tree: callchains as nodes {parent, frame}, shared from the root on. Built level by level: at depth d
+all chains that are at least d frames long are grouped by (node at d - 1, frame at d) with one `np.unique`, which
+numbers the nodes of that level. So `parent[s] < s` for every node, and everything that is inherited from the root
+(paths, inclusive sums) is one pass over the nodes."""
 
 import numpy as np
 

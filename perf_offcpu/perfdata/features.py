@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write header features: facts about the machine, names of events, build-ids of files.
-
-Bodies stay bytes until they are asked for. A damaged feature is counted and reads as absent; perf 7.2 refuses
-the whole file for one malformed body, so all bodies that are written come from here.
-"""
+"""Read and write header features: facts about the machine, names of events, build-ids of files. Bodies stay bytes until
+they are asked for. A damaged feature is counted and reads as absent; perf 7.2 refuses the whole file for one malformed
+body, so all bodies that are written come from here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

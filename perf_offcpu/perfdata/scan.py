@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split a stream of bytes into records.
-
-All readers work on `Chunk`s: a buffer, and the places, types and sizes of its records as columns.
-`Scanner.feed` takes pieces of any size, of a file, pipe or decompressor, and keeps an incomplete record for
-the next piece. Records form a chain: the size of one leads to the next. `_Walk` follows it in the only loop
-over records in this project, which reads a single u16 per record (some 70 ns).
-"""
+"""Split a stream of bytes into records. All readers work on `Chunk`s: a buffer, and the places, types and sizes of its
+records as columns. `Scanner.feed` takes pieces of any size, of a file, pipe or decompressor, and keeps an incomplete
+record for the next piece. Records form a chain: the size of one leads to the next. `_Walk` follows it in the only loop
+over records in this project, which reads a single u16 per record (some 70 ns)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a recording: a file, a pipe or standard input, packed or not.
-
-A reader of the file form needs its size, and seeks. Recordings in file form that come through a pipe
-(`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd are therefore copied to a temporary file, in
-memory while it is small; so is any pipe that is read twice.
-"""
+"""Open a recording: a file, a pipe or standard input, packed or not. A reader of the file form needs its size, and
+seeks. Recordings in file form that come through a pipe (`zcat perf.data.gz | …`) and those packed with gzip, xz or zstd
+are therefore copied to a temporary file, in memory while it is small; so is any pipe that is read twice."""
 
 import io
 import os

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read answers of servers: the reason of an error in words, and a few numbers. The bytes are not trusted.
-
-Sources: ExportProfilesServiceResponse of opentelemetry-proto; google/rpc/status.proto and
-error_details.proto of https://github.com/googleapis/googleapis; https://connectrpc.com/docs/protocol.
-"""
+"""Read answers of servers: the reason of an error in words, and a few numbers. The bytes are not trusted. Sources:
+ExportProfilesServiceResponse of opentelemetry-proto; google/rpc/status.proto and error_details.proto of
+https://github.com/googleapis/googleapis; https://connectrpc.com/docs/protocol."""
 
 import json
 from collections.abc import Iterator

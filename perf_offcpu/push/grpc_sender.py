@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send messages over gRPC: OTLP's Export and Parca's WriteRaw. The only module that imports grpc.
-
-Messages are bytes already, so the calls need no generated classes. Errors after which a message is sent again
-are those of https://opentelemetry.io/docs/specs/otlp/#failures: RESOURCE_EXHAUSTED only with a RetryInfo,
-because servers also return it for a message that is too large.
-"""
+"""Send messages over gRPC: OTLP's Export and Parca's WriteRaw. The only module that imports grpc. Messages are bytes
+already, so the calls need no generated classes. Errors after which a message is sent again are those of
+https://opentelemetry.io/docs/specs/otlp/#failures: RESOURCE_EXHAUSTED only with a RetryInfo, because servers also
+return it for a message that is too large."""
 
 import os
 import threading

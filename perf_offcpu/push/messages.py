@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the messages that push a profile: bytes that can be kept and sent later.
-
-A message of Pyroscope is a PushRequest (api/push/v1/push.proto of https://github.com/grafana/pyroscope), one
-of Parca a WriteRawRequest (proto/parca/profilestore/v1alpha1/profilestore.proto of
-https://github.com/parca-dev/parca), over HTTP in the JSON of protobuf; both hold pprof. `otlp` has the third.
-"""
+"""Make the messages that push a profile: bytes that can be kept and sent later. A message of Pyroscope is a PushRequest
+(api/push/v1/push.proto of https://github.com/grafana/pyroscope), one of Parca a WriteRawRequest
+(proto/parca/profilestore/v1alpha1/profilestore.proto of https://github.com/parca-dev/parca), over HTTP in the JSON of
+protobuf; both hold pprof. `otlp` has the third."""
 
 import base64
 import gzip

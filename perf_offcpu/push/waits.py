@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Select the waits of a profile that are pushed, and cut them into parts that servers accept.
-
-A value is off-CPU time in ns of one stack and set of labels. Labels of samples become labels of series in
-Pyroscope (5000 series by default) and columns in Parca, so the only ones are comm and class of the wait.
-Threads, objects and other details stay in recordings and datasets.
-"""
+"""Select the waits of a profile that are pushed, and cut them into parts that servers accept. A value is off-CPU time
+in ns of one stack and set of labels. Labels of samples become labels of series in Pyroscope (5000 series by default)
+and columns in Parca, so the only ones are comm and class of the wait. Threads, objects and other details stay in
+recordings and datasets."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks.
-
-Waits for a CPU end at [CPU]; their sums are those of the threads' budgets. Timers rank by the waits of other
-threads alone: a sleep that holds up nobody is no bottleneck.
-"""
+"""Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks. Waits for a CPU
+end at [CPU]; their sums are those of the threads' budgets. Timers rank by the waits of other threads alone: a sleep
+that holds up nobody is no bottleneck."""
 
 from __future__ import annotations
 

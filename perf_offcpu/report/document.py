@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the JSON document of `perf-offcpu report --json`.
-
-Weights are integers in the unit that the document names (ns for time); rows are sorted by weight, and
-frames are root first. `version` grows when a key changes its meaning or is removed, not for a new key.
-Every key is described in Documentation/perf-offcpu-report.txt.
-"""
+"""Make the JSON document of `perf-offcpu report --json`. Weights are integers in the unit that the document names (ns
+for time); rows are sorted by weight, and frames are root first. `version` grows when a key changes its meaning or is
+removed, not for a new key. Every key is described in Documentation/perf-offcpu-report.txt."""
 
 from typing import Any
 
-from perf_offcpu.locks import DeadThread, ends_after
+from perf_offcpu.causality.locks import DeadThread, ends_after
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.breakdowns import FunctionTable, GroupTable, Histogram
 from perf_offcpu.report.objects import LockRow, ObjectRow, ObjectTable

@@ -10,7 +10,7 @@ from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.select import event_rows
-from perf_offcpu.locks import DeadThread, deadlocks_of, sentence_of
+from perf_offcpu.causality.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.report import style as say
 from perf_offcpu.report.document import deadlock_fields, lock_fields

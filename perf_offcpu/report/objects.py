@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum the waits for each object: weight, number of threads, and the threads that held or released it.
-
-Objects of one name are one row. A thread that held a lock has the time of the waits in which it held it
-(`analysis.held_time`). If the recorder did not read the words of locks (`--lock-owners`), the threads that
-ended the waits are shown instead, each with the whole waits.
-"""
+"""Sum the waits for each object: weight, number of threads, and the threads that held or released it. Objects of one
+name are one row. A thread that held a lock has the time of the waits in which it held it (`analysis.held_time`). If the
+recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown instead, each
+with the whole waits."""
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
-from perf_offcpu.locks import longest_queues, waiters
+from perf_offcpu.causality.locks import longest_queues, waiters
 from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile

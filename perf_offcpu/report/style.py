@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format amounts, shares, headings and colours of the report.
-
-On a terminal a table is made to fit: first the least important columns are left out, then the last column is
-cut. Into a pipe everything is written in full, for grep and awk.
-"""
+"""Format amounts, shares, headings and colours of the report. On a terminal a table is made to fit: first the least
+important columns are left out, then the last column is cut. Into a pipe everything is written in full, for grep and
+awk."""
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum a profile for the report: totals by event, by thread and by stack, and losses.
-
-One event (or several of one unit) is the subject, normally the off-cpu time. The samples of the first other
-event, normally the CPU samples of the same threads, are shown next to it. All numbers are exact integers;
-`report.terminal` rounds them.
-"""
+"""Sum a profile for the report: totals by event, by thread and by stack, and losses. One event (or several of one unit)
+is the subject, normally the off-cpu time. The samples of the first other event, normally the CPU samples of the same
+threads, are shown next to it. All numbers are exact integers; `report.terminal` rounds them."""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -22,7 +19,7 @@ from perf_offcpu.analysis.select import event_rows
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
-from perf_offcpu.locks import DeadThread, deadlocks_of, sentence_of
+from perf_offcpu.causality.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples

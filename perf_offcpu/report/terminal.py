@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the report: header lines with `#` as perf writes them, tables, stacks, losses.
-
-Totals are printed in the unit of `--unit` and, in full, in ns; rows in the unit, rounded to three decimals.
-"""
+"""Print the report: header lines with `#` as perf writes them, tables, stacks, losses. Totals are printed in the unit
+of `--unit` and, in full, in ns; rows in the unit, rounded to three decimals."""
 
 import itertools
 import time
@@ -12,7 +10,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.task_state import STATE_NAMES
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind
-from perf_offcpu.locks import sentence_of
+from perf_offcpu.causality.locks import sentence_of
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report import style as say
 from perf_offcpu.report import tables

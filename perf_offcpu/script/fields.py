@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the fields of `perf-offcpu script`, and parse `-F`, which chooses them as `perf script -F` does.
-
-Fields that perf has mean what they mean there (tools/perf/Documentation/perf-script.txt). The project's own
-fields show only on off-cpu samples, as `key=value`, `-` where unknown. Fields of perf that say nothing of
-waits are left to perf script.
-"""
+"""List the fields of `perf-offcpu script`, and parse `-F`, which chooses them as `perf script -F` does. Fields that
+perf has mean what they mean there (tools/perf/Documentation/perf-script.txt). The project's own fields show only on
+off-cpu samples, as `key=value`, `-` where unknown. Fields of perf that say nothing of waits are left to perf script."""
 
 from __future__ import annotations
 

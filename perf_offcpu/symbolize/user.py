@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name user addresses: from the mapping to the file, from the file to its functions.
-
-An address in a mapping is a byte of a file (address − start + pgoff). The program headers of the file place
-that byte at a virtual address, which its symbol table names. Memory without a file may hold generated code,
-which the perf map of the process names.
-"""
+"""Name user addresses: from the mapping to the file, from the file to its functions. An address in a mapping is a byte
+of a file (address − start + pgoff). The program headers of the file place that byte at a virtual address, which its
+symbol table names. Memory without a file may hold generated code, which the perf map of the process names."""
 
 import numpy as np
 

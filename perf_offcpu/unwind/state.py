@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of walks up the stack: registers, program counter and end of each, one lane per walk.
-
-Frames locate all saved registers, but nearly all callers' frames are found by the stack and the frame
-pointer. So walks usually follow only these. If a rule uses another register, whose value may have changed
-since the thread was interrupted, the lane is marked in `lost`: it must be walked again with all registers
-followed (`step.walk_up`).
-"""
+"""State of walks up the stack: registers, program counter and end of each, one lane per walk. Frames locate all saved
+registers, but nearly all callers' frames are found by the stack and the frame pointer. So walks usually follow only
+these. If a rule uses another register, whose value may have changed since the thread was interrupted, the lane is
+marked in `lost`: it must be walked again with all registers followed (`step.walk_up`)."""
 
 import enum
 from typing import NamedTuple, Self

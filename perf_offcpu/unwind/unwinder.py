@@ -110,12 +110,10 @@ def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: 
 
 
 def unwind(recording: Recording, search: Search | None = None) -> Recording:
-    """Return the recording with its snapshots unwound and dropped.
-
-    A sample whose stack could not be followed to its root keeps the frames that were found, has the flags TRUNCATED
-    and of the cause, and is counted in `losses`. `search` says where files are looked up, and where their tables are
-    kept; None: at the recorded paths, and nowhere.
-    """
+    """Return the recording with its snapshots unwound and dropped. A sample whose stack could not be followed to its
+    root keeps the frames that were found, has the flags TRUNCATED and of the cause, and is counted in `losses`.
+    `search` says where files are looked up, and where their tables are kept; None: at the recorded paths, and
+    nowhere."""
     samples, counters = recording.samples, Losses(recording.losses)
     rows = np.flatnonzero(samples.snapshot >= 0)
     if not len(rows):

@@ -31,7 +31,7 @@ LAYERS = (
     ("unwind",),
     ("inject", "symbolize"),
     ("analysis", "archive"),
-    ("causality", "locks"),
+    ("causality",),
     ("callpaths",),
     ("convert", "script", "dataset"),
     ("report", "api", "push"),
@@ -51,7 +51,7 @@ FORBIDDEN = {
     ("perf_script", "collect"),
 }
 # Analyses and views take a Profile; the rooms below them decode records.
-_OF_PROFILES = "analysis causality locks callpaths convert script dataset report push"
+_OF_PROFILES = "analysis causality callpaths convert script dataset report push"
 FORBIDDEN |= {(room, "decode") for room in _OF_PROFILES.split()}
 
 # Each costs tens of milliseconds or more to import, so one place imports it, where it is used.

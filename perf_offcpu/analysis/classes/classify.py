@@ -31,8 +31,6 @@ wait of the same process, in the same system call, called from the same place of
 single waits have several classes, the most frequent class is used. Waits for a CPU are not considered.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN
@@ -192,14 +190,9 @@ _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
-    """Return class and purpose of each sample; sums of class OTHER or POLL get those of similar single waits.
-
-    Those of class LOCK may get another purpose, or CHILD: who ended waits is known of single ones only.
-
-    Args:
-        wait_class, purpose: class and purpose of each sample so far.
-        undecided: bool[samples], True where no rule of a program has decided.
-    """
+    """Return class and purpose of each sample; sums of class OTHER or POLL get those of similar single waits. Those of
+    class LOCK may get another purpose, or CHILD: who ended waits is known of single ones only. `wait_class`, `purpose`:
+    class and purpose of each sample so far. `undecided`: bool[samples], True where no rule of a program has decided."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)

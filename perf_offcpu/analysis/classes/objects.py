@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the wait class of wait objects: a read of a socket is network, of a pipe pipe, of a file disk.
-
-An object says more than a system call that serves many kinds of files, and more than poll() of a single
-descriptor. It says less than functions of the kernel, because a read of a file may also wait for a lock.
-"""
-
-from __future__ import annotations
+"""Find the wait class of wait objects: a read of a socket is network, of a pipe pipe, of a file disk. An object says
+more than a system call that serves many kinds of files, and more than poll() of a single descriptor. It says less than
+functions of the kernel, because a read of a file may also wait for a lock."""
 
 import numpy as np
 
@@ -78,17 +74,11 @@ def object_facts(profile: Profile) -> U16:
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:
-    """Return the source of work, in words, if waits for a lock or semaphore are idle waits; "" if they are not.
-
-    If only the waiting threads end each other's waits, they share a lock, even through a condition variable.
-    If other threads end waits, too, as in a pool whose workers bring work for each other, a condition variable
-    passes work and a semaphore is a lock. A futex whose wrapper has no name passes work if several threads wait
-    for it and only other threads end the waits.
-
-    Args:
-        facts: ObjectFact.
-        means: meaning of the wrapper; None without a wrapper's name.
-    """
+    """Return the source of work, in words, if waits for a lock or semaphore are idle waits; "" if they are not. If only
+    the waiting threads end each other's waits, they share a lock, even through a condition variable. If other threads
+    end waits, too, as in a pool whose workers bring work for each other, a condition variable passes work and a
+    semaphore is a lock. A futex whose wrapper has no name passes work if several threads wait for it and only other
+    threads end the waits. `facts`: ObjectFact. `means`: meaning of the wrapper; None without a wrapper's name."""
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK
     enders = facts & _ENDERS

@@ -10,8 +10,6 @@ Sources: names of functions are those of postgres 12 to 18, JDK 11 to 25, CPytho
 1.25, libuv 1.x, nginx 1.18 to 1.28, redis 6 to 8 and glibc 2.31 to 2.42.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read rules of programs from a user's file in TOML, one table `[[rule]]` per rule.
-
-The keys are the fields of `ProgramRule`, with `class` for `wait_class` and `idle` for `for_work`; a list is a
-list of strings, or one string with blanks. Documentation/wait-classes.md has an example.
-"""
-
-from __future__ import annotations
+"""Read rules of programs from a user's file in TOML, one table `[[rule]]` per rule. The keys are the fields of
+`ProgramRule`, with `class` for `wait_class` and `idle` for `for_work`; a list is a list of strings, or one string with
+blanks. Documentation/wait-classes.md has an example."""
 
 import os
 import re

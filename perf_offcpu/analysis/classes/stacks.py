@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply the rules of `classes.wait_classes` and of programs to the functions of stacks.
-
-Each rule judges each function once; a stack has the value of its innermost kernel function with a value, or
-of the first wrapper near its leaf in user code.
-"""
-
-from __future__ import annotations
+"""Apply the rules of `classes.wait_classes` and of programs to the functions of stacks. Each rule judges each function
+once; a stack has the value of its innermost kernel function with a value, or of the first wrapper near its leaf in user
+code."""
 
 import functools
 import itertools

@@ -51,10 +51,8 @@ class ClassRow(NamedTuple):
 
 
 class WaitClass(enum.IntEnum):
-    """Classes of waits.
-
-    A member is its number in columns; after OTHER they have the order of views and of the rules.
-    """
+    """Classes of waits. A member is its number in columns; after OTHER they have the order of views and of the
+    rules."""
 
     row: ClassRow
 
@@ -278,10 +276,8 @@ def syscall_of_function(name: str) -> str:
 
 
 def is_for_work_in_kernel(name: str) -> bool | None:
-    """Return True if this function of the kernel waits for the next piece of work, such as a connection.
-
-    False: it works on a piece of work. None: unknown.
-    """
+    """Return True if this function of the kernel waits for the next piece of work, such as a connection. False: it
+    works on a piece of work. None: unknown."""
     return False if matches(_AT_WORK, name) else matches(_WORK_FUNCTIONS, name) or None
 
 

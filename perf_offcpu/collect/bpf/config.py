@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of the BPF program.
-
-States of a thread off the CPU have the letters of ps and perf. The BPF program defines them (`mode_of()` in
-bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state in the file tells these
-apart. Q, which ps has not, is a runnable thread whose control group has used up its quota of CPU time.
-"""
+"""Configuration of the BPF program. States of a thread off the CPU have the letters of ps and perf. The BPF program
+defines them (`mode_of()` in bpf/facts.h): S and D include the freezable states, D also the killable ones; the raw state
+in the file tells these apart. Q, which ps has not, is a runnable thread whose control group has used up its quota of
+CPU time."""
 
 import enum
 from dataclasses import dataclass

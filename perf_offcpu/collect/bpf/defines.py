@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derive tracepoints, constants, late and control values of the BPF program from config and kernel.
-
-bpf/off_cpu.bpf.c and bpf/targets.h explain the constants at their top.
-"""
+"""Derive tracepoints, constants, late and control values of the BPF program from config and kernel. bpf/off_cpu.bpf.c
+and bpf/targets.h explain the constants at their top."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the output of the BPF program's iterator over tasks at the end of a recording or of one of its files.
-
-A task is a header (`struct offcpu_last`), its budget up to its last change, and the frames of its stacks, whose numbers
-are in the header.
-"""
+"""Parse the output of the BPF program's iterator over tasks at the end of a recording or of one of its files. A task is
+a header (`struct offcpu_last`), its budget up to its last change, and the frames of its stacks, whose numbers are in
+the header."""
 
 from __future__ import annotations
 

@@ -70,12 +70,10 @@ class BpfObject:
 
 
 def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObject:
-    """Describe programs and maps of this process without its descriptors.
-
-    `functions`: instructions that refer to maps by descriptors. `maps`: descriptors of maps by name; further maps that
-    the instructions load are described, too. Raises OSError: the kernel does not return a description (for BTF it
-    requires CAP_SYS_ADMIN); ValueError: instructions refer to other objects than maps.
-    """
+    """Describe programs and maps of this process without its descriptors. `functions`: instructions that refer to maps
+    by descriptors. `maps`: descriptors of maps by name; further maps that the instructions load are described, too.
+    Raises OSError: the kernel does not return a description (for BTF it requires CAP_SYS_ADMIN); ValueError:
+    instructions refer to other objects than maps."""
     for program in functions.values():
         instructions = np.frombuffer(program, _INSTRUCTION)
         loads = instructions[instructions["code"] == _LOAD_64]

@@ -49,12 +49,10 @@ _LICENSE = "Dual BSD/GPL"
 
 
 class OffCpuProgram:
-    """The BPF program, loaded but neither attached nor enabled; a context manager.
-
-    `use_cache`: load programs that were compiled before, and store those that are compiled; likewise what was found out
-    about the kernel. Raises CapabilityError: no bcc, no BTF, no privilege, a kernel too old; RecordingError: the
-    program does not compile, or the kernel refuses it.
-    """
+    """The BPF program, loaded but neither attached nor enabled; a context manager. `use_cache`: load programs that were
+    compiled before, and store those that are compiled; likewise what was found out about the kernel. Raises
+    CapabilityError: no bcc, no BTF, no privilege, a kernel too old; RecordingError: the program does not compile, or
+    the kernel refuses it."""
 
     def __init__(self, config: OffCpuConfig | None = None, *, use_cache: bool = True) -> None:
         self.config = config or OffCpuConfig()

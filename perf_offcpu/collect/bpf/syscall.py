@@ -197,12 +197,10 @@ def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
 
 
 class GracePeriod:
-    """A way to wait until no BPF program runs that was running before.
-
-    The kernel offers it as a side effect: an update of a map of maps from user space returns only after an RCU grace
-    period, "so that all programs use the new map" (maybe_wait_bpf_programs() in kernel/bpf/syscall.c, since 4.20).
-    Programs run inside RCU read-side sections, so by then all have ended.
-    """
+    """A way to wait until no BPF program runs that was running before. The kernel offers it as a side effect: an update
+    of a map of maps from user space returns only after an RCU grace period, "so that all programs use the new map"
+    (maybe_wait_bpf_programs() in kernel/bpf/syscall.c, since 4.20). Programs run inside RCU read-side sections, so by
+    then all have ended."""
 
     def __init__(self) -> None:
         self._inner = call(Command.MAP_CREATE, MapCreate(MapType.ARRAY, 4, 4, 1))

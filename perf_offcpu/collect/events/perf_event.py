@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system call perf_event_open(2) and the ioctls of its file descriptors.
-
-Python has no wrapper for the call, so it goes through libc's syscall(). `refusal` makes sentences of refusals, because
-the same error number means different things for different events.
-"""
+"""The system call perf_event_open(2) and the ioctls of its file descriptors. Python has no wrapper for the call, so it
+goes through libc's syscall(). `refusal` makes sentences of refusals, because the same error number means different
+things for different events."""
 
 import ctypes
 import errno

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what existed before the recording: the records with which a file begins.
-
-They have no time and come in the order that perf expects: the kernel's own code, control groups, tasks with their maps,
-and the mark that this was all.
-"""
+"""Write what existed before the recording: the records with which a file begins. They have no time and come in the
+order that perf expects: the kernel's own code, control groups, tasks with their maps, and the mark that this was
+all."""
 
 import os
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records in the kernel's form that the recorder makes: of tasks and maps that existed before the recording.
-
-Their trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a time".
-"""
+"""Records in the kernel's form that the recorder makes: of tasks and maps that existed before the recording. Their
+trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a time"."""
 
 import sys
 from collections.abc import Mapping

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write budgets of threads as samples of the event `offcpu-counters` (abi/counters.py).
-
-The kernel side keeps one budget for a thread's whole life in the recording. Where a recording has several files
-(`--switch-output`), each gets the share that was added since the file before.
-"""
+"""Write budgets of threads as samples of the event `offcpu-counters` (abi/counters.py). The kernel side keeps one
+budget for a thread's whole life in the recording. Where a recording has several files (`--switch-output`), each gets
+the share that was added since the file before."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

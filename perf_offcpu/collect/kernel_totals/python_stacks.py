@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the Python functions of threads that are still blocked at the end, by pystack (`--python-stacks`).
-
-pystack runs in a process of its own, with the rights of the owner of the process that it reads, and with bounds for
-time, memory and output (`python_child.py`). Its output is the work of that process: it may name functions that do not
-exist, but only for its own threads.
-"""
+"""Read the Python functions of threads that are still blocked at the end, by pystack (`--python-stacks`). pystack runs
+in a process of its own, with the rights of the owner of the process that it reads, and with bounds for time, memory and
+output (`python_child.py`). Its output is the work of that process: it may name functions that do not exist, but only
+for its own threads."""
 
 import contextlib
 import importlib.util

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of a recording, or its pipe, from the header to the end.
-
-A recording is one file, or with `--switch-output` several. Each can be read without the others: it begins with the
-names of events and with what runs at that moment, and ends with the losses and counts of its own time.
-"""
+"""A file of a recording, or its pipe, from the header to the end. A recording is one file, or with `--switch-output`
+several. Each can be read without the others: it begins with the names of events and with what runs at that moment, and
+ends with the losses and counts of its own time."""
 
 from __future__ import annotations
 

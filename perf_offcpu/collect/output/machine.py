@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of a recording that describe its machine: HOSTNAME to CMDLINE, PMU_MAPPINGS and clocks.
-
-perf shows them in the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that perf 6.1 does
-not know (E_MACHINE and later) are left out: its `perf inject` reads past the end of its table of features when a file
-has one (seen to crash with bit 200).
-"""
+"""Features of a recording that describe its machine: HOSTNAME to CMDLINE, PMU_MAPPINGS and clocks. perf shows them in
+the header of reports, and accepts no file without NRCPUS and HOSTNAME. Features that perf 6.1 does not know (E_MACHINE
+and later) are left out: its `perf inject` reads past the end of its table of features when a file has one (seen to
+crash with bit 200)."""
 
 import os
 import re

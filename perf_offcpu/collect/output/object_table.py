@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the descriptions of wait objects while recording goes on.
-
-The BPF program queues each object when it is first seen. Names are looked up in a thread, soon, because the process may
-end; and the rings are emptied meanwhile.
-"""
+"""Write the descriptions of wait objects while recording goes on. The BPF program queues each object when it is first
+seen. Names are looked up in a thread, soon, because the process may end; and the rings are emptied meanwhile."""
 
 import math
 import time

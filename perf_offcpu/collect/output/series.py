@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a recording: the one that takes records, and the one before it while that lacks its sums.
-
-With `--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a file stays
-open, or ends, so that the next one begins when recording goes on. What is written into files here is what the kernel
-side keeps until then: sums, budgets, states of tasks and objects.
-"""
+"""The files of a recording: the one that takes records, and the one before it while that lacks its sums. With
+`--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a file stays open,
+or ends, so that the next one begins when recording goes on. What is written into files here is what the kernel side
+keeps until then: sums, budgets, states of tasks and objects."""
 
 import itertools
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain sums, budgets and task states from the BPF program, and write them to the file.
-
-The maps in the kernel have limited room; they are drained before they are full.
-"""
+"""Drain sums, budgets and task states from the BPF program, and write them to the file. The maps in the kernel have
+limited room; they are drained before they are full."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how long rings fill while the recorder does not look, and what it does meanwhile.
-
-From one drain to the next the recorder writes, works, waits for a CPU or waits in the kernel. Sleep until a ring wakes
-the recorder does not count. The longest of these times is shown; those in which a ring became full are added up,
-because what they were spent on is the cause of losses.
-"""
+"""Measure how long rings fill while the recorder does not look, and what it does meanwhile. From one drain to the next
+the recorder writes, works, waits for a CPU or waits in the kernel. Sleep until a ring wakes the recorder does not
+count. The longest of these times is shown; those in which a ring became full are added up, because what they were spent
+on is the cause of losses."""
 
 import contextlib
 import os

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait until rings have to be emptied, or something ends the recording.
-
-A ring wakes the recorder when it has filled to some degree; a quiet one is emptied after a fixed time. A signal, the
-end of the command, the end of the last target, or the clock ends the recording.
-"""
+"""Wait until rings have to be emptied, or something ends the recording. A ring wakes the recorder when it has filled to
+some degree; a quiet one is emptied after a fixed time. A signal, the end of the command, the end of the last target, or
+the clock ends the recording."""
 
 import select
 import time

@@ -94,12 +94,10 @@ class Btf:
         return b"\0" + name.encode() + b"\0" in self._strings
 
     def member(self, structure: str, path: str) -> Member | None:
-        """Return the place of a member; None if the structure or the member does not exist.
-
-        `structure`: a `struct`'s name. `path`: member name; names joined by dots go into embedded structures
-        (`"thread.sp"`), never through pointers. Members of anonymous structures and unions are found by their own name.
-        Raises FormatError: the types are damaged, or the member is a bit field.
-        """
+        """Return the place of a member; None if the structure or the member does not exist. `structure`: a `struct`'s
+        name. `path`: member name; names joined by dots go into embedded structures (`"thread.sp"`), never through
+        pointers. Members of anonymous structures and unions are found by their own name. Raises FormatError: the types
+        are damaged, or the member is a bit field."""
         type_id = self.type_id(Kind.STRUCT, structure)
         offset = 0
         for name in path.split("."):

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups: mounted hierarchies, and the groups of `-G`.
-
-BPF and perf report the id in the unified hierarchy (cgroup2): the inode number of the directory. `-G` can name groups
-of a v1 hierarchy, too, which is known by one of its controllers.
-"""
+"""Control groups: mounted hierarchies, and the groups of `-G`. BPF and perf report the id in the unified hierarchy
+(cgroup2): the inode number of the directory. `-G` can name groups of a v1 hierarchy, too, which is known by one of its
+controllers."""
 
 import os
 import re

@@ -64,12 +64,10 @@ STUCK: Final = Answer(is_stuck=True)
 
 
 class Helper:
-    """A process that does some work for one item after the other; it is started when there are items.
-
-    `work` is called in the process with an item. Items and results are plain values (`marshal`): numbers, bytes,
-    tuples, dicts. It sees the memory of the recorder as it was when the process was started. `until`: time
-    (`time.monotonic`) after which all items count as stuck. It may be changed by another thread.
-    """
+    """A process that does some work for one item after the other; it is started when there are items. `work` is called
+    in the process with an item. Items and results are plain values (`marshal`): numbers, bytes, tuples, dicts. It sees
+    the memory of the recorder as it was when the process was started. `until`: time (`time.monotonic`) after which all
+    items count as stuck. It may be changed by another thread."""
 
     def __init__(self, work: Callable[[Any], Any], patience_s: float = PATIENCE_S) -> None:
         self._work, self._full_patience_s = work, patience_s

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privileges, limits and priority of this process: what it lacks for recording, and how it gives up the others.
-
-Source: capabilities(7), capset(2), prctl(2).
-"""
+"""Privileges, limits and priority of this process: what it lacks for recording, and how it gives up the others. Source:
+capabilities(7), capset(2), prctl(2)."""
 
 import contextlib
 import ctypes

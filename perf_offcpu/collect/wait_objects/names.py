@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name wait objects from /proc, while the process lives: paths, memory that a futex is in, addresses.
-
-Nothing here opens a file of the process, nor asks its file system, which may hang: readlink() of /proc/PID/fd/N and the
-text of /proc/PID/fdinfo/N and /proc/PID/maps come from the kernel's own memory.
-"""
+"""Name wait objects from /proc, while the process lives: paths, memory that a futex is in, addresses. Nothing here
+opens a file of the process, nor asks its file system, which may hang: readlink() of /proc/PID/fd/N and the text of
+/proc/PID/fdinfo/N and /proc/PID/maps come from the kernel's own memory."""
 
 import functools
 import os

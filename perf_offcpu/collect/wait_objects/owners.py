@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what threads are still blocked for from memory of their processes: owners of locks, timeouts, descriptors.
-
-BPF reads it for waits that end. By then the word of a lock has changed already, and the descriptor of poll() or
-select() may be another one.
-"""
+"""Read what threads are still blocked for from memory of their processes: owners of locks, timeouts, descriptors. BPF
+reads it for waits that end. By then the word of a lock has changed already, and the descriptor of poll() or select()
+may be another one."""
 
 import functools
 import os

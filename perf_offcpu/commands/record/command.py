@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf-offcpu record: record waits of threads and on-CPU samples into one perf.data.
-
-`arguments` declares the options, and `options` makes a `RecordOptions` of them. This module runs the
-recording and prints its summary in perf's form.
-"""
+"""perf-offcpu record: record waits of threads and on-CPU samples into one perf.data. `arguments` declares the options,
+and `options` makes a `RecordOptions` of them. This module runs the recording and prints its summary in perf's form."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function in a process that may read files of other users, and has few other rights of root.
-
-`record --buildid-cache` parses files of other users. The parsing process cannot load BPF programs or modules,
-mount, change owners or users, nor regain such rights by execve. It is no sandbox: files below /proc/PID/root
-require CAP_SYS_PTRACE, and the process still owns the files of root.
-"""
+"""Run a function in a process that may read files of other users, and has few other rights of root. `record
+--buildid-cache` parses files of other users. The parsing process cannot load BPF programs or modules, mount, change
+owners or users, nor regain such rights by execve. It is no sandbox: files below /proc/PID/root require CAP_SYS_PTRACE,
+and the process still owns the files of root."""
 
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a verb: the one recording that it reads, and its output, which appears complete or not at all.
-
-`open_output` serves text and converters, `write_recording` recordings, whose writer seeks back.
-"""
+"""Files of a verb: the one recording that it reads, and its output, which appears complete or not at all. `open_output`
+serves text and converters, `write_recording` recordings, whose writer seeks back."""
 
 from __future__ import annotations
 

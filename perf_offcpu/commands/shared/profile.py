@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the options of the verbs that show a Profile (recordings, symbols, selection), and load it.
-
-Each function raises UsageError for an impossible value.
-"""
+"""Declare the options of the verbs that show a Profile (recordings, symbols, selection), and load it. Each function
+raises UsageError for an impossible value."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the graph of calls between functions, and write it as text.
-
-Functions have their own and their inclusive time (`callpaths.calls`).
-"""
+"""Make the graph of calls between functions, and write it as text. Functions have their own and their inclusive time
+(`callpaths.calls`)."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write graphs for graphviz, Gephi, yEd, networkx and the terminal.
-
-The graph is of calls between functions (`calls`), of wake-ups between threads (`wakeups`), of threads that
-wait for each other (`waits`), or of threads and the objects for which they wait (`objects`). Nodes and edges
-of less than `min_share` of the total are left out, because they would hide the others; the graph has their
-number.
-"""
+"""Write graphs for graphviz, Gephi, yEd, networkx and the terminal. The graph is of calls between functions (`calls`),
+of wake-ups between threads (`wakeups`), of threads that wait for each other (`waits`), or of threads and the objects
+for which they wait (`objects`). Nodes and edges of less than `min_share` of the total are left out, because they would
+hide the others; the graph has their number."""
 
 import functools
 import io

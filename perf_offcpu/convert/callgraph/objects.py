@@ -21,7 +21,7 @@ from perf_offcpu.analysis.holders import Holders, holders_of
 from perf_offcpu.analysis.timeline import Track, comm_of, timeline_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.weights import amount, share
-from perf_offcpu.locks import deadlocks_of, ends_after
+from perf_offcpu.causality.locks import deadlocks_of, ends_after
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the graph of wake-ups between threads, or between comms, and write it as text.
-
-Strongly connected threads, which wait for each other in turn, are numbered as knots. The critical chain is
-the heaviest path through the graph with each knot as one node: the path of a delay at its begin.
-"""
+"""Make the graph of wake-ups between threads, or between comms, and write it as text. Strongly connected threads, which
+wait for each other in turn, are numbered as knots. The critical chain is the heaviest path through the graph with each
+knot as one node: the path of a delay at its begin."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -188,12 +188,10 @@ def _count_breaks(switches: Switches) -> int:
 
 
 def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
-    """Return bool[k]: whether records may have been lost within [begin, end].
-
-    A LOST record reports losses since the record before it in the ring of its CPU. By time that is the last
-    but one: the sample after LOST was begun earlier, before its stack was walked. Where records have no CPU,
-    the loss was at any time before. (A ring that stays full to the end leaves no LOST record.)
-    """
+    """Return bool[k]: whether records may have been lost within [begin, end]. A LOST record reports losses since the
+    record before it in the ring of its CPU. By time that is the last but one: the sample after LOST was begun earlier,
+    before its stack was walked. Where records have no CPU, the loss was at any time before. (A ring that stays full to
+    the end leaves no LOST record.)"""
     is_lost = switches.kind == SwitchKind.LOST
     lost, others = np.flatnonzero(is_lost), np.flatnonzero(~is_lost)
     if not len(lost) or not len(begin):

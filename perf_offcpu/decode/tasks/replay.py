@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay side-band records in order of time: tasks and their address spaces over time.
-
-COMM, FORK, EXIT, MMAP and related records describe threads, their names, their processes and the mappings of
-these. The replay keeps all of it with its times, exited tasks included, so that any sample gets the comm and
-the address space of its moment. The rules are those of perf's tools/perf/util/{machine,thread}.c where they
-are right.
-"""
+"""Replay side-band records in order of time: tasks and their address spaces over time. COMM, FORK, EXIT, MMAP and
+related records describe threads, their names, their processes and the mappings of these. The replay keeps all of it
+with its times, exited tasks included, so that any sample gets the comm and the address space of its moment. The rules
+are those of perf's tools/perf/util/{machine,thread}.c where they are right."""
 
 import heapq
 import itertools

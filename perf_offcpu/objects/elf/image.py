@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open an ELF file: its headers, checked, and the bytes of its sections on demand.
-
-Everything in the file may be wrong. So headers are tables, read within bounds, and make no long loops; each read is
-checked against the file's size and a ceiling. Errors are FormatError for a damaged file, OSError for one that cannot
-be read.
-"""
+"""Open an ELF file: its headers, checked, and the bytes of its sections on demand. Everything in the file may be wrong.
+So headers are tables, read within bounds, and make no long loops; each read is checked against the file's size and a
+ceiling. Errors are FormatError for a damaged file, OSError for one that cannot be read."""
 
 import os
 from collections.abc import Iterator

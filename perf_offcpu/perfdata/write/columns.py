@@ -50,13 +50,10 @@ def sample_sizes(shape: SampleShape, columns: Mapping[str, Column], count: int) 
 def sample_records(
     shape: SampleShape, misc: Column, columns: Mapping[str, Column], count: int, order: Order = "<"
 ) -> tuple[I64, U8]:
-    """Write whole SAMPLE records, one for each row, back to back: (offsets int64[count + 1], bytes).
-
-    `columns` are the fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count` values or
-    one value for all; `Ragged` or `Pieces` for arrays, whose counts need not be given. A count that is given may be
-    larger than its array: zeros follow. Raises LayoutError if a field is missing, or a record would be larger than
-    its size field can say.
-    """
+    """Write whole SAMPLE records, one for each row, back to back: (offsets int64[count + 1], bytes). `columns` are the
+    fields that the shape has, by the names of `abi.sample.SAMPLE`: an array of `count` values or one value for all;
+    `Ragged` or `Pieces` for arrays, whose counts need not be given. A count that is given may be larger than its array:
+    zeros follow. Raises LayoutError if a field is missing, or a record would be larger than its size field can say."""
     writer = _sample_writer(shape, misc, columns, count, order)
     sizes = np.diff(writer.offsets)
     if count and int(sizes.max()) > RECORD_SIZE_MAX:

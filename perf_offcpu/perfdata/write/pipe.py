@@ -54,12 +54,10 @@ def event_names(events: Iterable[EventSpec], order: Order) -> Iterator[bytes]:
 
 
 class PipeWriter:
-    """Writes one recording in pipe form; the counterpart of `FileWriter`.
-
-    `features` (bit → body) are complete: in this form they come first; `counters` counts those that do not fit.
-    Raises RecordingError if it cannot be written; UsageError if an event has more ids than the form has room for, or
-    the byte order is not this machine's: perf 6.1 then exchanges pid and tid in samples, and does not swap features.
-    """
+    """Writes one recording in pipe form; the counterpart of `FileWriter`. `features` (bit → body) are complete: in this
+    form they come first; `counters` counts those that do not fit. Raises RecordingError if it cannot be written;
+    UsageError if an event has more ids than the form has room for, or the byte order is not this machine's: perf 6.1
+    then exchanges pid and tid in samples, and does not swap features."""
 
     def __init__(
         self,

@@ -33,12 +33,10 @@ _RECORD_HEADER_SIZE = RECORD_HEADER.size()
 
 
 class FileWriter:
-    """Writes one perf.data file to `fd`, which is empty, open for writing, seekable, and stays the caller's.
-
-    If there are several events, perf wants ids that are unique over all of them and not 0, and at the same place in
-    all samples and in all trailers, as with IDENTIFIER in every sample_type. SAMPLE_ID_ALL must be set in all or
-    none. Raises RecordingError if the file cannot be written.
-    """
+    """Writes one perf.data file to `fd`, which is empty, open for writing, seekable, and stays the caller's. If there
+    are several events, perf wants ids that are unique over all of them and not 0, and at the same place in all samples
+    and in all trailers, as with IDENTIFIER in every sample_type. SAMPLE_ID_ALL must be set in all or none. Raises
+    RecordingError if the file cannot be written."""
 
     def __init__(self, fd: int, events: Sequence[EventSpec], path: str, order: Order = "<") -> None:
         self.events, self.path, self.order = tuple(events), path, order

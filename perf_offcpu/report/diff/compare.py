@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the waits of two recordings: by class or sort keys, by function, by comm, by stack.
-
-Recordings differ in length, so weights are compared per second of recorded time, per unit of work, or, of one
-run each, unchanged. A row whose change is small enough to be chance is noise (`report.diff.noise`).
-"""
+"""Compare the waits of two recordings: by class or sort keys, by function, by comm, by stack. Recordings differ in
+length, so weights are compared per second of recorded time, per unit of work, or, of one run each, unchanged. A row
+whose change is small enough to be chance is noise (`report.diff.noise`)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

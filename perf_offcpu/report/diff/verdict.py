@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarize the changes between two recordings in a few sentences: the largest ones, and noise.
-
-Waits of idle threads are no cost: a cause is named only if at least half of its change is of other threads.
-"""
+"""Summarize the changes between two recordings in a few sentences: the largest ones, and noise. Waits of idle threads
+are no cost: a cause is named only if at least half of its change is of other threads."""
 
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the causes of waits, with their functions, threads, objects and peers, by sums over cells.
-
-A cause is a wait class, or a rule of a program, whose words it then has. Weights are in ns.
-"""
+"""Find the causes of waits, with their functions, threads, objects and peers, by sums over cells. A cause is a wait
+class, or a rule of a program, whose words it then has. Weights are in ns."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ waking up and whose end nobody waits for. In a recording of the whole machine, t
 sleep or wait for data are idle, too.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 
@@ -88,10 +86,7 @@ def _by_descendants(subject: Profile) -> Bool:
 
 def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> Bool:
     """Return bool[waits]: sleeps of threads that only sleep, and that nobody waits for, while others do something.
-
-    Args:
-        left_out: bool[waits], those that do not count for another reason.
-    """
+    `left_out`: bool[waits], those that do not count for another reason."""
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
     naps: Bool = is_sleep & _of_passive_threads(profile, subject, is_sleep)

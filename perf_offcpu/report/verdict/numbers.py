@@ -10,8 +10,6 @@ Blocked time is divided by cause; what does not count (`kinds`) is listed apart.
 The same profile yields the same numbers.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the verdict: a table of causes, largest first, and the sentences that need one."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

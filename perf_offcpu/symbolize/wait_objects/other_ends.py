@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the process at the other end of a pipe or socket.
-
-Two ends of one connection name each other: the addresses of TCP and UDP sockets are exchanged, a Unix socket
-has the inode of its peer, and a pipe is one inode for both. Where both processes waited, the samples say who
-they are. Else the recorder's word counts, if it had looked; else, of a pipe, the process that ended most of
-the waits: who writes wakes who reads.
-"""
+"""Find the process at the other end of a pipe or socket. Two ends of one connection name each other: the addresses of
+TCP and UDP sockets are exchanged, a Unix socket has the inode of its peer, and a pipe is one inode for both. Where both
+processes waited, the samples say who they are. Else the recorder's word counts, if it had looked; else, of a pipe, the
+process that ended most of the waits: who writes wakes who reads."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the running kernel with which the BPF program is compiled.
-
-Kernel differences are looked up, not derived from version numbers: the kernel's BTF has a member, a tracepoint or a
-helper, or not. What the program cannot do without raises a `CapabilityError`; for other features it gets a constant
-that turns them off.
-"""
+"""Facts about the running kernel with which the BPF program is compiled. Kernel differences are looked up, not derived
+from version numbers: the kernel's BTF has a member, a tracepoint or a helper, or not. What the program cannot do
+without raises a `CapabilityError`; for other features it gets a constant that turns them off."""
 
 import dataclasses
 import hashlib

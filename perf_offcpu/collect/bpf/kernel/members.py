@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets of members of the task, and of what leads from it to control groups, users and pid namespaces.
-
-The constant of a member that this kernel lacks is 0: no optional member is the first of its structure.
-"""
+"""Offsets of members of the task, and of what leads from it to control groups, users and pid namespaces. The constant
+of a member that this kernel lacks is 0: no optional member is the first of its structure."""
 
 import platform
 from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.holders import holders_of
-from perf_offcpu.locks import DeadThread, circles_of, deadlocks_of, longest_queues, sentence_of, waiters
+from perf_offcpu.causality.locks import DeadThread, circles_of, deadlocks_of, longest_queues, sentence_of, waiters
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.report.document import deadlock_fields
