@@ -49,8 +49,7 @@ from perf_offcpu.unwind.unwinder import unwind
 
 Event = dict[str, Any]
 
-_KERNEL_HALF = 1 << 63
-"""First address of the kernel (x86-64, arm64): perf's lists lack the context markers."""
+_KERNEL_HALF = 1 << 63  # first address of the kernel (x86-64, arm64): perf's lists lack the context markers
 _USUAL = "perf.data"
 _TAKEN = ("pid", "tid", "cpu", "ip", "time", "period", "cpumode")
 PIPE_NOTE = "perf reads a pipe: user addresses of off-cpu samples cannot be named; give perf a file with -i"

@@ -35,8 +35,7 @@ class ObjectKind(enum.IntEnum):
     # rw_semaphore waited for to read and to write; `operation` is what it protects, LockRole
 
 
-LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES, ObjectKind.KERNEL_LOCK)
-"""Kinds of objects that threads hold."""
+LOCKS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES, ObjectKind.KERNEL_LOCK)  # kinds of objects that threads hold
 
 
 class LockRole(enum.IntEnum):

@@ -27,12 +27,10 @@ from perf_offcpu.agent.spool import Spool, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 TICK_S: Final = 1.0
-MEASURE_S: Final = 10.0
-"""Time between two looks at the cost and at the spool."""
+MEASURE_S: Final = 10.0  # time between two looks at the cost and at the spool
 STUCK_S: Final = 600.0
 """A delivery that takes longer hangs: the service manager is no longer told that the agent is alive."""
-RESUMED_S: Final = 30.0
-"""Time after a pause in which the recorder may still begin its next file."""
+RESUMED_S: Final = 30.0  # time after a pause in which the recorder may still begin its next file
 END_OF_RECORDER_S: Final = 20.0
 LAST_DELIVERY_S: Final = 30.0
 UNHURRIED_S: Final = 600.0

@@ -16,8 +16,7 @@ costs more than that.
 from collections import deque
 from typing import Final
 
-BURST: Final = 1 / 12
-"""Part of a window's share that may be spent at once."""
+BURST: Final = 1 / 12  # part of a window's share that may be spent at once
 
 
 class Bucket:
@@ -96,10 +95,8 @@ class CpuBudget:
         return (after - before) / (last_s - first_s) if last_s > first_s else 0.0
 
 
-COSTLY_S: Final = 0.5
-"""CPU time of a recorder in a pause from which on a file for each part of a minute is cheaper."""
-_FOR_S: Final = 600.0
-"""Time after which the recorder follows processes again, to see whether that has become cheap."""
+COSTLY_S: Final = 0.5  # CPU time of a recorder in a pause from which on a file for each part of a minute is cheaper
+_FOR_S: Final = 600.0  # time after which the recorder follows processes again, to see whether that has become cheap
 
 
 class Pauses:
@@ -125,22 +122,14 @@ class Pauses:
 MINUTE_S: Final = 60.0
 LEAST_S: Final = 3.0
 """Shortest part of a minute, unless the budget is overdrawn by more than `DEEPEST` bursts: then none."""
-DEEPEST: Final = 2.0
-"""Number of bursts; a burst is the CPU time that may be spent at once."""
-_SURPRISE: Final = 0.5
-"""Number of bursts by which one minute may overdraw the budget."""
-_REPAID_S: Final = 600.0
-"""Time in which an overdraft is compensated."""
-_SMOOTHING: Final = 0.3
-"""Weight of the last minute in the averages: its recordings are delivered later, in others."""
-_WHOLE: Final = 0.9
-"""Part above which the whole minute is recorded: each begin and end of a file costs CPU time, too."""
-_ROOM: Final = 0.8
-"""Part of the budget below which whole minutes are recorded even during an overdraft."""
-_UNPROVEN: Final = 6
-"""Number of minutes after which the cost of whole minutes is known: segments are delivered by then."""
-_PER_BPF: Final = 2.0
-"""Least ratio of the CPU time of recording to that of its BPF programs; new processes increase it."""
+DEEPEST: Final = 2.0  # number of bursts; a burst is the CPU time that may be spent at once
+_SURPRISE: Final = 0.5  # number of bursts by which one minute may overdraw the budget
+_REPAID_S: Final = 600.0  # time in which an overdraft is compensated
+_SMOOTHING: Final = 0.3  # weight of the last minute in the averages: its recordings are delivered later, in others
+_WHOLE: Final = 0.9  # part above which the whole minute is recorded: each begin and end of a file costs CPU time, too
+_ROOM: Final = 0.8  # part of the budget below which whole minutes are recorded even during an overdraft
+_UNPROVEN: Final = 6  # number of minutes after which the cost of whole minutes is known: segments are delivered by then
+_PER_BPF: Final = 2.0  # least ratio of the CPU time of recording to that of its BPF programs; new processes increase it
 _FORGOTTEN: Final = 0.98
 """Factor by which an increased ratio decreases each minute, so that whole minutes are tried again."""
 

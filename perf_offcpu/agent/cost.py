@@ -20,8 +20,7 @@ _RUN_TIME: Final = re.compile(rb"^run_time_ns:\s*(\d+)$", re.MULTILINE)
 _SWITCHES: Final = re.compile(rb"^ctxt (\d+)$", re.MULTILINE)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _M_MMAP_THRESHOLD: Final = -3
-_MMAP_BYTES: Final = 128 << 10
-"""Initial threshold of glibc."""
+_MMAP_BYTES: Final = 128 << 10  # initial threshold of glibc
 
 
 def keep_no_free_memory() -> None:

@@ -179,8 +179,7 @@ def _parts(profile: Profile) -> Spans:
     return parts
 
 
-ClockPair = tuple[int, int]
-"""A time in UTC and in CLOCK_MONOTONIC, as of `wall_clock_pair`."""
+ClockPair = tuple[int, int]  # a time in UTC and in CLOCK_MONOTONIC, as of `wall_clock_pair`
 
 
 def read_segment(

@@ -26,8 +26,7 @@ from perf_offcpu.structs import mutable
 
 ADDRESS: Final = "127.0.0.1"
 _MOST_CLIENTS: Final = 64
-_PATIENCE_S: Final = 5.0
-"""Time from the connection to the end of the answer."""
+_PATIENCE_S: Final = 5.0  # time from the connection to the end of the answer
 _LONGEST_REQUEST: Final = 1 << 14
 _ACCEPT_QUEUE: Final = 128
 _REQUEST: Final = re.compile(rb"(\S+) (/[^\s?]*)\S* HTTP/1\.\d\r?\n")

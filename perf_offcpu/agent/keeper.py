@@ -22,8 +22,7 @@ COST_OF_SAMPLE_S: Final = 1e-4
 MAX_RAISE: Final = 64
 _LOWER_BELOW: Final = 0.6
 _LEAST_S: Final = 600.0
-_KNOWN_S: Final = 240.0
-"""Least time over which the cost is measured before the period changes."""
+_KNOWN_S: Final = 240.0  # least time over which the cost is measured before the period changes
 
 
 class _Factor:

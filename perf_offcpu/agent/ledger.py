@@ -21,11 +21,9 @@ from perf_offcpu.model.recording import Spans
 
 VERSION: Final = 1
 UNKNOWN: Final = "unknown"
-BUDGET: Final = "budget"
-"""Cause of gaps: the recorder pauses to keep to --max-cpu, which is its only reason to pause."""
+BUDGET: Final = "budget"  # cause of gaps: the recorder pauses to keep to --max-cpu, which is its only reason to pause
 CLOCK_STEP_NS: Final = 100_000_000
-_KEPT: Final = 64
-"""Largest number of causes, and of origins."""
+_KEPT: Final = 64  # largest number of causes, and of origins
 _AFTER: Final = "~"
 """Last character of the key of a gap: the key sorts between the names of the recordings around the gap."""
 

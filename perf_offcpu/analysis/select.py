@@ -26,8 +26,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, Budget, SampleFlag
 from perf_offcpu.structs import frozen
 
 _SHOWN_CGROUPS = 10
-_IDS = 1 << 31
-"""Limit of ids of processes, threads and CPUs."""
+_IDS = 1 << 31  # limit of ids of processes, threads and CPUs
 
 _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
 """The modifiers that perf may append to an event's name (tools/perf/util/parse-events.l: modifier_event)."""

@@ -13,8 +13,7 @@ from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import frozen, mutable
 from perf_offcpu.text import UNKNOWN, printable
 
-_IDLE_COMM = "swapper"
-"""The kernel's name of its idle threads, one per CPU, all of them with tid 0."""
+_IDLE_COMM = "swapper"  # the kernel's name of its idle threads, one per CPU, all of them with tid 0
 _NEVER = np.iinfo(np.int64).max
 
 

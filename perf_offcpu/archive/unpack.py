@@ -15,8 +15,7 @@ from perf_offcpu.files import open_regular
 _BLOCK: Final = 1 << 20
 _MAX_READ: Final = 16 << 20
 MAX_MEMBERS: Final = 200_000
-MAX_RATIO: Final = 100
-"""Symbol tables and debug information shrink to a tenth; a bomb to a thousandth and less."""
+MAX_RATIO: Final = 100  # symbol tables and debug information shrink to a tenth; a bomb to a thousandth and less
 _BASE_SIZE: Final = 16 << 20
 
 

@@ -16,11 +16,9 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import WAKER_SUFFIX, thread_label
 
-WAKER_DELIMITER = "--"
-"""Between sleeper and waker, as in offwaketime of https://github.com/iovisor/bcc."""
+WAKER_DELIMITER = "--"  # between sleeper and waker, as in offwaketime of https://github.com/iovisor/bcc
 
-MAX_HOPS = 32
-"""Wake-ups of one chain that are shown: longer lines than that no picture shows."""
+MAX_HOPS = 32  # wake-ups of one chain that are shown: longer lines than that no picture shows
 
 
 def waker_name(label: str, dso: str = "") -> Name:

@@ -22,11 +22,9 @@ from perf_offcpu.text import MISSED_STACK, UNKNOWN, id_text, printable, thread_l
 
 _INTERRUPT, _IDLE_TASK, _SUM, _NO_OBJECT = -1, -2, -3, -4
 """Wakers that are no threads, and missing objects, next to rows of strings."""
-NO_OBJECT = "[none]"
-"""Shown where a wait has no object: a page fault, the run queue, a system call that names none."""
+NO_OBJECT = "[none]"  # shown where a wait has no object: a page fault, the run queue, a system call that names none
 
-Label = Callable[[int], str]
-"""Row of the samples → text of its value."""
+Label = Callable[[int], str]  # row of the samples → text of its value
 
 
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:

@@ -38,8 +38,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
 
-MAX_DEPTH = 1000
-"""Longest chain of threads that wait for each other at one moment."""
+MAX_DEPTH = 1000  # longest chain of threads that wait for each other at one moment
 MAX_PARTS = 100_000_000
 """Most parts of waits in all steps together: limits time and memory if all waits of a recording overlap."""
 

@@ -30,8 +30,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SUM_FLAGS
 from perf_offcpu.structs import mutable
 
-MAX_DEPTH = 1000
-"""Longest chain of wake-ups that is followed; deeper waits explain themselves."""
+MAX_DEPTH = 1000  # longest chain of wake-ups that is followed; deeper waits explain themselves
 _NEVER = np.iinfo(np.int64).max
 
 

@@ -22,8 +22,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
-_MOST_TIMED_OUT = 32
-"""Waits at whose ends circles are looked for."""
+_MOST_TIMED_OUT = 32  # waits at whose ends circles are looked for
 
 
 @frozen

@@ -44,11 +44,9 @@ from perf_offcpu.collect.targets import descendants
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 
-SIDE_RING_BYTES = 512 << 10
-"""Size of each ring of side-band records: room for some thousand execs between two looks."""
+SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two looks
 
-LAST_RUN_NS = 10_000_000
-"""Longest time after the end in which a program that was running then may write a record."""
+LAST_RUN_NS = 10_000_000  # longest time after the end in which a program that was running then may write a record
 
 Say = Callable[[str], None]
 

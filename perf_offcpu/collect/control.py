@@ -21,14 +21,12 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.text import printable
 from perf_offcpu.units import parse_time
 
-LEAST_PERIOD = "1us"
-"""Shortest period of samples of waits."""
+LEAST_PERIOD = "1us"  # shortest period of samples of waits
 COMMANDS = ("enable", "disable", "snapshot", "period", "stop", "ping")
 _NEED_NEW_FILE = ("period", "snapshot")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ACK = b"ack\n"
-_LONGEST = 256
-"""Largest size of a line that comes in pieces, bytes; a longer one is no command."""
+_LONGEST = 256  # largest size of a line that comes in pieces, bytes; a longer one is no command
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,8 @@ class State(enum.StrEnum):
     """State of a part."""
 
     WORKS = "works"
-    LIMITED = "limited"
-    """Recording works, with less to show for it."""
-    MISSING = "missing"
-    """Features that need this part do not work."""
+    LIMITED = "limited"  # recording works, with less to show for it
+    MISSING = "missing"  # features that need this part do not work
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,7 @@ class Finding:
     advice: str = ""
 
 
-Result = tuple[bool, str, str]
-"""(True if all is well, the finding, the remedy)."""
+Result = tuple[bool, str, str]  # (True if all is well, the finding, the remedy)
 
 RECORDING = "recording"
 _EVENTS_PER_CPU = 4

@@ -44,17 +44,13 @@ from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_th
 from perf_offcpu.errors import RecordingError
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
-GRACE_S = 2.0
-"""A terminal sends these signals to the command, too, which may print a summary before it ends."""
+GRACE_S = 2.0  # a terminal sends these signals to the command, too, which may print a summary before it ends
 
-PROGRESS_S = 0.5
-"""Time between two calls that show progress."""
+PROGRESS_S = 0.5  # time between two calls that show progress
 
-LOOK_S = 1.0
-"""Time between two looks for CPUs that went or came."""
+LOOK_S = 1.0  # time between two looks for CPUs that went or came
 
-PAUSED_S = 60.0
-"""Longest wait while recording pauses; a command, a signal or a ring that has filled ends it."""
+PAUSED_S = 60.0  # longest wait while recording pauses; a command, a signal or a ring that has filled ends it
 
 Say = Callable[[str], None]
 

@@ -46,8 +46,7 @@ class Target:
     groups: tuple[Group, ...] = ()
     forked: frozenset[int] = frozenset()
     """Processes that were only found as children of others: they may end at any time."""
-    roots: tuple[int, ...] = ()
-    """Processes whose children are looked for again when the recording begins."""
+    roots: tuple[int, ...] = ()  # processes whose children are looked for again when the recording begins
 
     @property
     def kind(self) -> Targets:
@@ -104,8 +103,7 @@ def choose_target(
     )
 
 
-_COMM_BYTES = 15
-"""TASK_COMM_LEN without its NUL (include/linux/sched.h)."""
+_COMM_BYTES = 15  # TASK_COMM_LEN without its NUL (include/linux/sched.h)
 
 
 def _words(option: str, text: str | None) -> tuple[str, ...]:

@@ -78,12 +78,9 @@ def _as_text(findings: list[Finding], can_record: bool) -> str:
 
 
 READING, PERF = "reading", "perf"
-_RETYPES = (6, 16)
-"""First version of perf that re-types raw off-cpu samples."""
-_EMBEDS_UNTIL = (7, 3)
-"""Last version of perf that embeds Python."""
-_SCRIPT_NEEDS = {"numpy": "numpy", "pyelftools": "elftools"}
-"""Package required by scripts/offcpu.py → its module."""
+_RETYPES = (6, 16)  # first version of perf that re-types raw off-cpu samples
+_EMBEDS_UNTIL = (7, 3)  # last version of perf that embeds Python
+_SCRIPT_NEEDS = {"numpy": "numpy", "pyelftools": "elftools"}  # package required by scripts/offcpu.py → its module
 
 
 def examine_reading() -> Iterator[Finding]:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from perf_offcpu.fleet.tables import Tables
 
 _DATASET = "folder of the dataset, or s3://…, gs://…"
-_SETTLED_S = 3600
-"""Time after the end of an hour in which delayed agents may still deliver its segments."""
+_SETTLED_S = 3600  # time after the end of an hour in which delayed agents may still deliver its segments
 _GIGA = 10**9
 _ROWS, _STACKS = 25, 10
 _ATTEMPTS = 3

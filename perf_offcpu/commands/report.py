@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from perf_offcpu.report.style import Style
     from perf_offcpu.report.summary import Limits
 
-_THREADS, _STACKS, _GROUPS = 25, 10, 25
-"""Rows of tables without `--limit`."""
+_THREADS, _STACKS, _GROUPS = 25, 10, 25  # rows of tables without `--limit`
 
 SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall object waker cgroup blocked".split()
 """Sort keys, with perf's names where perf has them; see `callpaths.keys`."""

@@ -41,10 +41,8 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.resources import version
 from perf_offcpu.text import printable
 
-SUMS_PID = 2**22 + 1
-"""The process of samples without a place; no real process can have this number (PID_MAX_LIMIT)."""
-PATH_PID = 2**22
-"""The process of a critical path; no real process can have this number either."""
+SUMS_PID = 2**22 + 1  # the process of samples without a place; no real process can have this number (PID_MAX_LIMIT)
+PATH_PID = 2**22  # the process of a critical path; no real process can have this number either
 SUMS_NAME = "no time: sums of short waits"
 _BETWEEN_SUMS_NS = 1_000
 

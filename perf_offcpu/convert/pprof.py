@@ -29,8 +29,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
-_LEVEL = 1
-"""Level of compression: higher ones take three times as long for a tenth less."""
+_LEVEL = 1  # level of compression: higher ones take three times as long for a tenth less
 _BLOCK = 1 << 16
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
 
-MIN_SHARE = 0.5
-"""Percent of the total below which nothing is drawn of a graph."""
+MIN_SHARE = 0.5  # percent of the total below which nothing is drawn of a graph
 
 
 @frozen

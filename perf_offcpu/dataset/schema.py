@@ -18,8 +18,7 @@ Documentation/dataset.md describes the tables to users; a test compares both.
 
 from perf_offcpu.structs import frozen
 
-VERSION = 1
-"""Version of the tables, in the metadata of each Parquet file (key `perf_offcpu.schema`)."""
+VERSION = 1  # version of the tables, in the metadata of each Parquet file (key `perf_offcpu.schema`)
 
 
 @frozen

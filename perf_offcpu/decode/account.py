@@ -32,8 +32,7 @@ from perf_offcpu.model.recording import Budget, PythonFrames, Spans, WaitObjects
 from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.structs import mutable
 
-ObjectRow = dict[str, Any]
-"""Fields of an object by name, with texts as bytes."""
+ObjectRow = dict[str, Any]  # fields of an object by name, with texts as bytes
 
 
 def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:

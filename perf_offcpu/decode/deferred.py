@@ -31,8 +31,7 @@ from perf_offcpu.perfdata.events import Events, read_trailers
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
 _USER, _MARKER = np.uint64(CallchainContext.USER), np.uint64(CallchainContext.USER_DEFERRED)
-MARKER_WORDS = 2
-"""Words at the end of a callchain that show whether it waits for a user part, and for which."""
+MARKER_WORDS = 2  # words at the end of a callchain that show whether it waits for a user part, and for which
 
 
 def without_user_parts(chains: Ragged, chosen: Bool | bool = True) -> Ragged:

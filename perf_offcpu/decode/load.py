@@ -41,8 +41,7 @@ _OTHERS = RECORD_LAYOUTS.keys() - SIDE_TYPES - SWITCH_RECORDS - {RecordType.CALL
 """Types of records that are read for losses, and because damage in any record is counted."""
 
 _KNOWN_TYPES = np.array([*RecordType], np.uint32)
-_LARGEST_BLOCK = (32 << 20) - (64 << 10)
-"""Bytes, with malloc's header just below glibc's DEFAULT_MMAP_THRESHOLD_MAX."""
+_LARGEST_BLOCK = (32 << 20) - (64 << 10)  # bytes, with malloc's header just below glibc's DEFAULT_MMAP_THRESHOLD_MAX
 
 _TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
 

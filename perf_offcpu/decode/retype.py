@@ -25,17 +25,14 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct, is_among
 from perf_offcpu.model.recording import SampleFlag, Samples, Tasks
 
-_FIXED_WORDS = 4
-"""pid and tid, time, nr, cgroup: a payload without frames."""
+_FIXED_WORDS = 4  # pid and tid, time, nr, cgroup: a payload without frames
 
-_HEAD = Layout(abi.PAYLOAD.name, *abi.PAYLOAD.fields[:4], source=abi.PAYLOAD.source)
-"""The words before the callchain."""
+_HEAD = Layout(abi.PAYLOAD.name, *abi.PAYLOAD.fields[:4], source=abi.PAYLOAD.source)  # the words before the callchain
 
 _TAIL = Layout(abi.EXTENSION.name, abi.PAYLOAD.fields[-1], *abi.fixed_part(8).fields)
 """The words after the callchain up to the extension's size: cgroup, magic, version, size."""
 
-_UPSTREAM_MAX_CHAIN = 33
-"""Upstream keeps 32 frames and one marker."""
+_UPSTREAM_MAX_CHAIN = 33  # upstream keeps 32 frames and one marker
 
 COLUMNS = tuple(name for name in Samples.columns if name in abi.BLANK_EXTENSION and name != "flags")
 """Fields of the extension that are columns of samples under the same name."""

@@ -16,8 +16,7 @@ from perf_offcpu.model.callchains import StackWords
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.growing import GrowingArray
 
-_GAP: Final = 1 << 14
-"""Bytes between two stacks that are read, too: a call costs more than they do."""
+_GAP: Final = 1 << 14  # bytes between two stacks that are read, too: a call costs more than they do
 _WORD: Final = 8
 Bytes = NDArray[np.uint8]
 

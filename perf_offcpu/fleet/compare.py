@@ -24,8 +24,7 @@ from perf_offcpu.fleet.significance import F64, SIGNIFICANT, Verdicts, compare_g
 from perf_offcpu.structs import frozen
 
 STACK = ("comm", "stack")
-MOST = 200
-"""Largest number of rows that are compared: the heaviest ones."""
+MOST = 200  # largest number of rows that are compared: the heaviest ones
 Key = tuple[Any, ...]
 
 
@@ -195,10 +194,8 @@ def _by_stack(sides: _Sides) -> Changes:
 
 _LIMIT = 3.5
 _FALSE_TABLES = 0.05
-FEWEST = 5
-"""Least number of hosts in a group: smaller groups have no outliers."""
-_SMALLEST = 0.01
-"""Smallest difference that matters, as a part of the whole rate of the median host."""
+FEWEST = 5  # least number of hosts in a group: smaller groups have no outliers
+_SMALLEST = 0.01  # smallest difference that matters, as a part of the whole rate of the median host
 
 
 @frozen

@@ -10,8 +10,7 @@ from perf_offcpu.fleet.report import Head, StackTable, Table
 from perf_offcpu.report.totals import fields, frame
 from perf_offcpu.text import printable
 
-VERSION = 1
-"""Version of the documents; it grows when a key changes its meaning or is removed."""
+VERSION = 1  # version of the documents; it grows when a key changes its meaning or is removed
 _HEAD = "source selection hosts recorded_ns first_ns last_ns periods events unit losses notes"
 _ROW = "weight blocked runq waits waits_are_exact samples"
 

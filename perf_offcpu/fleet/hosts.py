@@ -13,8 +13,7 @@ from perf_offcpu.fleet.selection import Selection, cut_to_times, in_hours
 from perf_offcpu.fleet.tables import Tables
 from perf_offcpu.structs import frozen
 
-ALWAYS = (-(1 << 63), (1 << 63) - 1)
-"""Begin and end of the only span of a host."""
+ALWAYS = (-(1 << 63), (1 << 63) - 1)  # begin and end of the only span of a host
 _MOST_LABELS = 1000
 
 

@@ -38,10 +38,8 @@ _STATES = {
 _HOUR = 3600 * 10**9
 _EPOCH = datetime.date(1970, 1, 1)
 _MOST = 1 << 62
-_MOST_FRAMES = 1024
-"""Largest depth of a stack, as in `unwind.step`."""
-_FEW = 1000
-"""Largest number of ids that are written into a query; more are joined as a table."""
+_MOST_FRAMES = 1024  # largest depth of a stack, as in `unwind.step`
+_FEW = 1000  # largest number of ids that are written into a query; more are joined as a table
 
 
 def unit_of(events: Iterable[str]) -> str:

@@ -23,8 +23,7 @@ from perf_offcpu.report.style import plural
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
-IDLE = "idle"
-"""A boolean column; its values as a key are 1 and 0."""
+IDLE = "idle"  # a boolean column; its values as a key are 1 and 0
 KEYS = {name: name for name in f"comm pid tid event state class syscall object cgroup container {IDLE}".split()}
 KEYS |= {"host": "host_id", "waker": "waker_comm", "stack": "stack_id"}
 """Key → column of `samples`. Every label of a host is a key, too."""

@@ -16,8 +16,7 @@ from perf_offcpu.units import time_ns
 
 _GIGA = 10**9
 _LABEL = re.compile(r"([^=,]+)=(.*)", re.DOTALL)
-_LAST_NS = calendar.timegm((2200, 1, 1, 0, 0, 0)) * _GIGA
-"""Latest time of a dataset (`dataset.dataset`)."""
+_LAST_NS = calendar.timegm((2200, 1, 1, 0, 0, 0)) * _GIGA  # latest time of a dataset (`dataset.dataset`)
 _IDLE = {"hide": "left out", "only": "alone"}
 
 

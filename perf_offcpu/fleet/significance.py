@@ -25,8 +25,7 @@ SIGNIFICANT = 0.05
 _ASSIGNMENTS = 4999
 _AT_ONCE = 500
 _SEED = 1
-_TINY = 1e-9
-"""Spread, as a part of a row's mean, below which it is taken for an error of rounding."""
+_TINY = 1e-9  # spread, as a part of a row's mean, below which it is taken for an error of rounding
 
 
 @frozen

@@ -28,8 +28,7 @@ _IBIS_TYPES = {
     "date32": "date",
 }
 
-_LATER = ("gaps",)
-"""Tables that databases of this version may lack."""
+_LATER = ("gaps",)  # tables that databases of this version may lack
 
 
 @mutable

@@ -20,8 +20,7 @@ from perf_offcpu.perfdata.features import Features, event_desc_body, feature_bod
 from perf_offcpu.perfdata.tracing_data import tracepoint_formats
 from perf_offcpu.structs import frozen
 
-LAST_FEATURE_6_1 = Feature.PMU_CAPS
-"""perf 6.1 skips later ones as it reads, but its own inject crashes on them."""
+LAST_FEATURE_6_1 = Feature.PMU_CAPS  # perf 6.1 skips later ones as it reads, but its own inject crashes on them
 
 LAST_BRANCH_TYPES_6_1 = (1 << 19) - 1
 """Bits of branch_sample_type up to PRIV_SAVE. Without bit 19 (Linux 6.8) samples have no branch counters."""

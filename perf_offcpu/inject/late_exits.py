@@ -71,8 +71,7 @@ class LateCopies:
 
 _BODY_TIME = HEADER_SIZE + RECORD_LAYOUTS[RecordType.EXIT].offset("time")
 
-_INTERVAL = 27
-"""Binary digits of 0.13 s in ns: a thread id is not used again sooner."""
+_INTERVAL = 27  # binary digits of 0.13 s in ns: a thread id is not used again sooner
 
 
 class LateExits:

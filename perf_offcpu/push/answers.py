@@ -10,10 +10,8 @@ from email.utils import parsedate_to_datetime
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 
-MOST_BYTES = 1 << 16
-"""Largest number of bytes of an answer that is read."""
-LONGEST_WAIT_S = 3600.0
-"""Longest pause that a server may ask for."""
+MOST_BYTES = 1 << 16  # largest number of bytes of an answer that is read
+LONGEST_WAIT_S = 3600.0  # longest pause that a server may ask for
 _LONGEST_TEXT = 300
 _RETRY_INFO = b"/google.rpc.RetryInfo"
 

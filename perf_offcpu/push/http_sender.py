@@ -17,8 +17,7 @@ from perf_offcpu.push.targets import Target
 from perf_offcpu.resources import version
 
 _LATER = frozenset({408, 425, 429})
-_NEVER = frozenset({501, 505})
-"""Status codes of 5xx for a server that lacks the method or the version of HTTP."""
+_NEVER = frozenset({501, 505})  # status codes of 5xx for a server that lacks the method or the version of HTTP
 _SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
 """Status codes about the address or the credentials, not about the message."""
 

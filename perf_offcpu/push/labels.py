@@ -13,12 +13,10 @@ from perf_offcpu.text import printable
 SERVICE = "service.name"
 HOST = "host.name"
 THREAD = "thread.name"
-WAIT_CLASS = "wait.class"
-"""Labels of samples: the comm, by OpenTelemetry's name, and the class of the wait."""
+WAIT_CLASS = "wait.class"  # labels of samples: the comm, by OpenTelemetry's name, and the class of the wait
 
 _ALIASES = {"service": SERVICE, "host": HOST}
-_NO_SERVICE = "unknown_service"
-"""OpenTelemetry's default, which Pyroscope uses as well."""
+_NO_SERVICE = "unknown_service"  # OpenTelemetry's default, which Pyroscope uses as well
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
 _MOST, _LONGEST = 20, 1024
 """Limits below Pyroscope's defaults: 30 names per series, some of them its own, and 2048 bytes per value."""

@@ -29,8 +29,7 @@ from perf_offcpu.push.waits import Waits
 from perf_offcpu.resources import version
 
 SCOPE = "perf-offcpu"
-_BUILD_ID = "process.executable.build_id.gnu"
-"""https://opentelemetry.io/docs/specs/semconv/registry/attributes/process"""
+_BUILD_ID = "process.executable.build_id.gnu"  # https://opentelemetry.io/docs/specs/semconv/registry/attributes/process
 
 
 def request(waits: Waits, labels: Mapping[str, str]) -> bytes:

@@ -27,12 +27,10 @@ from perf_offcpu.text import UNKNOWN, printable
 TYPE, UNIT = "off_cpu", "nanoseconds"
 """Sample type and unit that Pyroscope's converter of OTLP recognises (pkg/ingester/otlp/convert.go)."""
 MOST_COMMS = 60
-OTHERS = "(others)"
-"""Label of comms with little off-CPU time: thread pools number their threads."""
+OTHERS = "(others)"  # label of comms with little off-CPU time: thread pools number their threads
 MOST_BYTES = 3 << 20
 """Size of a part before compression: gRPC servers and Pyroscope take 4 MiB by default, labels included."""
-MOST_SAMPLES = 15_000
-"""Number of samples of a part: Pyroscope accepts 16 000 per profile by default."""
+MOST_SAMPLES = 15_000  # number of samples of a part: Pyroscope accepts 16 000 per profile by default
 
 
 @frozen

@@ -28,8 +28,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import thread_label
 
 VERSION = 1
-MIN_SHARE = 0.5
-"""Percent of all waits below which an edge of the graph is left out."""
+MIN_SHARE = 0.5  # percent of all waits below which an edge of the graph is left out
 _SHOWN, _STACKS = 3, 3
 _CPU = "[CPU]"
 _TIMERS = DEVICES[2:]

@@ -20,8 +20,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.report.totals import Total, heaviest, places_of, totals_of
 from perf_offcpu.structs import frozen
 
-BLOCKED = "blocked"
-"""The key that sorts the rows of a table by time blocked, without waits for a CPU."""
+BLOCKED = "blocked"  # the key that sorts the rows of a table by time blocked, without waits for a CPU
 
 
 @frozen

@@ -19,8 +19,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 VERSION = 1
-_SHOWN_RIVALS, _LEAST_RIVALS = 3, 10
-"""Comms that are named, and CPU samples below which none is."""
+_SHOWN_RIVALS, _LEAST_RIVALS = 3, 10  # comms that are named, and CPU samples below which none is
 
 
 @frozen

@@ -15,8 +15,7 @@ from perf_offcpu.text import id_text, printable, thread_label
 from perf_offcpu.units import UNITS
 
 _BAR = 40
-_BESIDE_BAR = 60
-"""Terminal columns that a histogram's numbers take next to its bars."""
+_BESIDE_BAR = 60  # terminal columns that a histogram's numbers take next to its bars
 TITLES = {"comm": "Command", "pid": "PID", "tid": "TID", "cpu": "CPU", "dso": "Shared object"}
 _STATE_ORDER = [*"QSDITtXZP", ""]
 

@@ -57,8 +57,7 @@ OWN_FIELDS = {
 DEFAULT_FIELDS = ("comm", "tid", "cpu", "time", "period", "event", "ip", "sym", "symoff", "dso")
 """perf's defaults but for `trace`."""
 
-FRAME_FIELDS = ("ip", "sym", "dso")
-"""Frames are printed if any of these is shown."""
+FRAME_FIELDS = ("ip", "sym", "dso")  # frames are printed if any of these is shown
 
 EVENT_TYPES = {0: "hw", 1: "sw", 2: "trace", 4: "raw", 1 << 31: "synth"}
 """attr.type → perf's name of it in `-F TYPE:LIST`."""

@@ -32,8 +32,7 @@ from perf_offcpu.environment import child_environment
 _PREFIXES: Final = ("_Z", "_R")
 _MAX_NAME: Final = 1 << 16
 _MAX_DEATHS: Final = 8
-PATIENCE_S = 5.0
-"""Time that demangling may take in addition to its share for each name."""
+PATIENCE_S = 5.0  # time that demangling may take in addition to its share for each name
 _NAMES_PER_SECOND: Final = 20_000  # some 200 000 are usual
 _CHILD: Final = os.path.join(os.path.dirname(__file__), "demangle_child.py")
 _SUFFIX: Final = {"int": "", "unsigned int": "u", "long": "l", "unsigned long": "ul"} | {

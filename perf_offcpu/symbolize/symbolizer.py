@@ -39,11 +39,9 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.user import UserNames
 from perf_offcpu.symbolize.wait_objects.names import with_objects
 
-_BLOCK = 1 << 18
-"""Rows that are looked up at once."""
+_BLOCK = 1 << 18  # rows that are looked up at once
 
-COOKIE = "(cookie)"
-"""Symbol shown for the cookie of a deferred user callchain, as perf script prints it."""
+COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain, as perf script prints it
 
 
 def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> Profile:

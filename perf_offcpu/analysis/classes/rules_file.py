@@ -13,8 +13,7 @@ from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
 from perf_offcpu.model.profile import ProgramRule
 
-MAX_BYTES = 1 << 16
-"""Size of a file; tomllib's time grows with the square of the length of a dotted key."""
+MAX_BYTES = 1 << 16  # size of a file; tomllib's time grows with the square of the length of a dotted key
 _TEXTS = ("program", "meaning")
 _EXPRESSIONS = ("frames", "callers", "comm", "syscall")
 _KEYS = (*_TEXTS, *_EXPRESSIONS, "waits", "class", "idle")

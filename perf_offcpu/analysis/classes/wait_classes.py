@@ -40,8 +40,7 @@ class ClassRow(NamedTuple):
     """A row of the table."""
 
     meaning: str  # what the waiting thread needs, in words
-    colour: str
-    """A GraphColor of Firefox profiler (src/types/profile.ts); all ten are in use: a new class shares one."""
+    colour: str  # a GraphColor of Firefox profiler (src/types/profile.ts); all ten are in use: a new class shares one
     work: Work = Work.BY_FUNCTION  # see `Work`
     functions: str = ""  # functions of the kernel
     syscalls: str = ""  # system calls that are used for nothing else
@@ -218,8 +217,7 @@ class WaitClass(enum.IntEnum):
     )
 
 
-CLASSES = (*list(WaitClass)[1:], WaitClass.OTHER)
-"""All classes in the order of views: OTHER is the last one."""
+CLASSES = (*list(WaitClass)[1:], WaitClass.OTHER)  # all classes in the order of views: OTHER is the last one
 BY_LABEL = {one.label: one for one in CLASSES}
 CLASS_OF_SYSCALL = {name: one for one in CLASSES for name in one.row.syscalls.split()}
 """System calls with one purpose. Others (read, write, ioctl, close, …) do not tell the object of a wait."""
@@ -233,8 +231,7 @@ FAULT_ENTRY = """
     do_page_fault do_translation_fault do_swap_page faultin_page fixup_user_fault lock_mm_and_find_vma
 """
 """Functions of the kernel that run in page faults only."""
-_AT_WORK = "process_one_work io_worker_handle_work"
-"""Functions of kernel threads that have a piece of work."""
+_AT_WORK = "process_one_work io_worker_handle_work"  # functions of kernel threads that have a piece of work
 _WORK_FUNCTIONS = " ".join(one.row.work_functions for one in CLASSES)
 WORK_SYSCALLS = frozenset(name for one in CLASSES for name in one.row.work_syscalls.split())
 """System calls that wait for the next piece of work and nothing else."""

@@ -38,8 +38,7 @@ from perf_offcpu.collect.bpf.object import BpfObject, MapShape, describe, linked
 from perf_offcpu.collect.system.privileges import too_many_files
 from perf_offcpu.errors import CapabilityError
 
-LIMIT = 32 << 20
-"""Largest size of all files together, bytes."""
+LIMIT = 32 << 20  # largest size of all files together, bytes
 _KIND = "programs"
 _SUFFIX = ".program"
 _COLUMN = "json"
@@ -49,16 +48,11 @@ _COLUMN = "json"
 class Recipe:
     """Inputs of a compilation."""
 
-    source: Path
-    """The C file; `include/` next to it serves as kernel headers."""
-    kernel: Mapping[str, int | str]
-    """Preprocessor constants for facts about the running kernel."""
-    options: Mapping[str, int | str]
-    """Preprocessor constants for options."""
-    functions: Sequence[str]
-    """Names of the programs that are loaded."""
-    maps: Sequence[str]
-    """Names of the maps that are used from user space."""
+    source: Path  # the C file; `include/` next to it serves as kernel headers
+    kernel: Mapping[str, int | str]  # preprocessor constants for facts about the running kernel
+    options: Mapping[str, int | str]  # preprocessor constants for options
+    functions: Sequence[str]  # names of the programs that are loaded
+    maps: Sequence[str]  # names of the maps that are used from user space
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -84,8 +78,7 @@ class CachedPrograms:
     """Content of a cache file."""
 
     programs: BpfObject
-    compiler: str
-    """The compiler, as `compile.compiler` describes it."""
+    compiler: str  # the compiler, as `compile.compiler` describes it
 
 
 class ProgramCache:

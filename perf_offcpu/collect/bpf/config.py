@@ -15,27 +15,19 @@ DEFAULT_THRESHOLD_NS = 1_000_000
 class Targets(enum.StrEnum):
     """The tasks whose waits are recorded."""
 
-    ALL = "all"
-    """All tasks but kernel threads."""
-    PIDS = "pids"
-    """Processes added by id, and the threads and children that they start from then on."""
-    TIDS = "tids"
-    """Threads added by id, and the threads and children that they start from then on."""
-    TASKS = "tasks"
-    """Processes and threads added by id, and the threads and children that they start from then on."""
-    COMMAND = "command"
-    """A process that was armed, from its next exec on, and the tasks that it starts."""
+    ALL = "all"  # all tasks but kernel threads
+    PIDS = "pids"  # processes added by id, and the threads and children that they start from then on
+    TIDS = "tids"  # threads added by id, and the threads and children that they start from then on
+    TASKS = "tasks"  # processes and threads added by id, and the threads and children that they start from then on
+    COMMAND = "command"  # a process that was armed, from its next exec on, and the tasks that it starts
 
 
 class ShortWaits(enum.StrEnum):
     """Choices for waits under the threshold."""
 
-    STACKS = "stacks"
-    """Sum them by thread, state, system call, cgroup and user stack."""
-    THREADS = "threads"
-    """Sum them without stack: they cost no stack walk."""
-    DROP = "drop"
-    """Leave them out; count only their number and time."""
+    STACKS = "stacks"  # sum them by thread, state, system call, cgroup and user stack
+    THREADS = "threads"  # sum them without stack: they cost no stack walk
+    DROP = "drop"  # leave them out; count only their number and time
 
 
 MODES = {
@@ -57,34 +49,20 @@ DEFAULT_STATES = "SDITtQ"
 class WaitOptions:
     """Choices of the user that the BPF program follows."""
 
-    threshold_ns: int = DEFAULT_THRESHOLD_NS
-    """Shortest wait that becomes a sample; 0: every wait."""
-    off_cpu_period_ns: int = 0
-    """Waiting of a thread for each sample, instead of a threshold; 0 for the threshold."""
-    short_waits: ShortWaits = ShortWaits.STACKS
-    """Choice for shorter waits."""
-    min_block_ns: int = 0
-    """Shorter waits are left out and counted."""
-    max_rate: int = 0
-    """Samples a second above which the threshold rises by itself; 0 for any number."""
-    kernel_stacks: bool = True
-    """Callchains of samples have a kernel part."""
-    wakers: bool = True
-    """Note wake-ups: blocked time apart from run-queue delay, and the waker."""
-    waker_stacks: bool = False
-    """Take the waker's stack, for waits that are over the threshold at the wake-up."""
-    objects: bool = True
-    """Note what each wait over the threshold was for: the file, socket, pipe, lock or process."""
-    object_names: bool = True
-    """Note names and paths of these objects."""
-    lock_owners: bool = False
-    """Note who holds a lock when a wait for it begins."""
-    budget: bool = True
-    """Account for all time of every thread."""
-    states: str = DEFAULT_STATES
-    """Letters of the states that count as a wait (`MODES`)."""
-    kernel_threads: bool = False
-    """Record kernel threads, too."""
+    threshold_ns: int = DEFAULT_THRESHOLD_NS  # shortest wait that becomes a sample; 0: every wait
+    off_cpu_period_ns: int = 0  # waiting of a thread for each sample, instead of a threshold; 0 for the threshold
+    short_waits: ShortWaits = ShortWaits.STACKS  # choice for shorter waits
+    min_block_ns: int = 0  # shorter waits are left out and counted
+    max_rate: int = 0  # samples a second above which the threshold rises by itself; 0 for any number
+    kernel_stacks: bool = True  # callchains of samples have a kernel part
+    wakers: bool = True  # note wake-ups: blocked time apart from run-queue delay, and the waker
+    waker_stacks: bool = False  # take the waker's stack, for waits that are over the threshold at the wake-up
+    objects: bool = True  # note what each wait over the threshold was for: the file, socket, pipe, lock or process
+    object_names: bool = True  # note names and paths of these objects
+    lock_owners: bool = False  # note who holds a lock when a wait for it begins
+    budget: bool = True  # account for all time of every thread
+    states: str = DEFAULT_STATES  # letters of the states that count as a wait (`MODES`)
+    kernel_threads: bool = False  # record kernel threads, too
 
     @property
     def least_ns(self) -> int:
@@ -103,30 +81,22 @@ class OffCpuConfig(WaitOptions):
     (`defines.option_defines`)."""
     deferred_stacks: bool = False
     """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
-    in_switch: bool = False
-    """End waits in sched_switch even where the kernel has sched_exit_tp."""
+    in_switch: bool = False  # end waits in sched_switch even where the kernel has sched_exit_tp
     in_sleeper: bool = False
     """End waits in the sleeper's own context even where that takes a kprobe: for copies of its stack."""
-    by_cpu: bool = False
-    """Record only waits that begin, and samples taken, on CPUs that are added."""
-    by_user: bool = False
-    """Record only tasks of users that are added."""
-    by_comm: bool = False
-    """Record only threads with a comm that is added."""
+    by_cpu: bool = False  # record only waits that begin, and samples taken, on CPUs that are added
+    by_user: bool = False  # record only tasks of users that are added
+    by_comm: bool = False  # record only threads with a comm that is added
     by_group: str | None = None
     """Record only tasks in control groups that are added, and in groups below: "" for groups of cgroup v2, or a
     controller (such as "cpu") for those of its v1 hierarchy."""
     sum_entries: int = 16384
     stack_entries: int = 8192
-    caller_entries: int = 32768
-    """Callers that are known to have been sent; the least recently used are forgotten."""
-    budget_entries: int = 16384
-    """Threads that may end between two calls of `drain`."""
+    caller_entries: int = 32768  # callers that are known to have been sent; the least recently used are forgotten
+    budget_entries: int = 16384  # threads that may end between two calls of `drain`
     target_entries: int = 4096
-    object_entries: int = 16384
-    """Objects that are known to have been described; the least recently used are forgotten."""
-    new_object_entries: int = 4096
-    """Objects that may be found between two calls of `take_objects`."""
+    object_entries: int = 16384  # objects that are known to have been described; the least recently used are forgotten
+    new_object_entries: int = 4096  # objects that may be found between two calls of `take_objects`
 
 
 def parse_states(text: str) -> str:

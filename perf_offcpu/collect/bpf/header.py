@@ -26,12 +26,9 @@ _PREFIX = "offcpu_"
 class SharedHeader:
     """The declarations of `bpf/off_cpu.h`; names without the prefix `offcpu_`, enumerators in lower case."""
 
-    enums: Mapping[str, tuple[str, ...]]
-    """Enumerators in order: the first is 0."""
-    structs: Mapping[str, np.dtype[Any]]
-    """Structures with the padding of C, as in maps."""
-    constants: Mapping[str, int]
-    """Integer `#define`s, by their whole names."""
+    enums: Mapping[str, tuple[str, ...]]  # enumerators in order: the first is 0
+    structs: Mapping[str, np.dtype[Any]]  # structures with the padding of C, as in maps
+    constants: Mapping[str, int]  # integer `#define`s, by their whole names
 
 
 def read_header(path: Path) -> SharedHeader:

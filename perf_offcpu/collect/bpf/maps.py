@@ -40,8 +40,7 @@ MAP_NAMES = (
     "targets",
 )  # fmt: skip
 
-_MOST_OBJECTS = 1 << 14
-"""Objects that are taken at once: several times what the queue holds."""
+_MOST_OBJECTS = 1 << 14  # objects that are taken at once: several times what the queue holds
 
 
 @dataclass(frozen=True, slots=True)

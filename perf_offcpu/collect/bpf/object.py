@@ -55,11 +55,9 @@ class MapShape:
 class BpfObject:
     """Programs and maps as a compiler makes them."""
 
-    functions: Mapping[str, bytes]
-    """Instructions; the immediate of a load of a map is its row in `maps`."""
+    functions: Mapping[str, bytes]  # instructions; the immediate of a load of a map is its row in `maps`
     maps: tuple[MapShape, ...]
-    btf: bytes
-    """The types to which the type ids of the maps refer; empty if they have none."""
+    btf: bytes  # the types to which the type ids of the maps refer; empty if they have none
 
     def is_consistent(self) -> bool:
         """Return whether the functions consist of whole instructions that load only maps of `maps`."""

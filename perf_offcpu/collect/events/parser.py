@@ -96,8 +96,7 @@ def _cache_configs() -> dict[str, int]:
     return configs
 
 
-CACHE_CONFIGS = _cache_configs()
-"""Name in lower case, such as `l1-dcache-load-misses` or `dtlb-loads` → attr.config."""
+CACHE_CONFIGS = _cache_configs()  # name in lower case, such as `l1-dcache-load-misses` or `dtlb-loads` → attr.config
 
 _MODES = {"u": AttrFlag.EXCLUDE_USER, "k": AttrFlag.EXCLUDE_KERNEL, "h": AttrFlag.EXCLUDE_HV}
 _SIDES = {"G": AttrFlag.EXCLUDE_GUEST, "H": AttrFlag.EXCLUDE_HOST}

@@ -21,8 +21,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _FORMAT = re.compile(r"(config[12]?):(\d{1,2}(?:-\d{1,2})?(?:,\d{1,2}(?:-\d{1,2})?)*)\s*")
 
 
-Fields = dict[str, Any]
-"""Fields of a `SamplingEvent`."""
+Fields = dict[str, Any]  # fields of a `SamplingEvent`
 
 _CONFIGS = ("config", "config1", "config2")
 _NUMBERS = {"period": "period", "freq": "frequency_hz"}

@@ -23,8 +23,7 @@ from perf_offcpu.perfdata.compressed import joined
 from perf_offcpu.perfdata.features import HOST_PID, BuildId
 from perf_offcpu.perfdata.write.writer import frame_record
 
-PIECE = 1 << 18
-"""Bytes of records that are written at once: worth a system call, and made in some 20 ms."""
+PIECE = 1 << 18  # bytes of records that are written at once: worth a system call, and made in some 20 ms
 
 
 class Inventory:

@@ -24,8 +24,7 @@ from perf_offcpu.files import kernel_lines, read_kernel_if_any
 _MODULES = "/proc/modules"
 KERNEL_DSO = b"[kernel.kallsyms]"
 
-_LAST_BYTES = 4096
-"""Assumed length of the last BPF program in memory; that of the others follows from their neighbours."""
+_LAST_BYTES = 4096  # assumed length of the last BPF program in memory; that of the others follows from their neighbours
 
 
 @dataclass(slots=True)

@@ -22,8 +22,7 @@ from perf_offcpu.collect.system.helper import Avoided
 from perf_offcpu.files import open_regular, read_kernel_begin
 from perf_offcpu.losses import Losses
 
-MOST_BYTES: Final = 32 << 20
-"""Bytes that are read of one process: 300 000 ordinary mappings."""
+MOST_BYTES: Final = 32 << 20  # bytes that are read of one process: 300 000 ordinary mappings
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,9 @@ def _mapping(line: bytes) -> Mapping:
     )
 
 
-MOST_KNOWN = 1 << 16
-"""Files that are remembered at once: a recording of weeks meets any number of them."""
+MOST_KNOWN = 1 << 16  # files that are remembered at once: a recording of weeks meets any number of them
 
-_MOST_NAME_BYTES = 16 << 20
-"""Bytes of the names of files that are remembered."""
+_MOST_NAME_BYTES = 16 << 20  # bytes of the names of files that are remembered
 
 
 class MappedBuildIds:

@@ -22,8 +22,7 @@ from perf_offcpu.files import read_kernel
 from perf_offcpu.losses import CAUSES, Losses
 
 _HIDING = re.compile(rb"^[^\n]* /proc [^\n]*[ ,]hidepid=[^0o]", re.MULTILINE)  # not 0 or off
-_MOST_STUCK = 100
-"""Processes that do not answer in a scan; after these only threads and names are recorded."""
+_MOST_STUCK = 100  # processes that do not answer in a scan; after these only threads and names are recorded
 
 
 class KnownTasks:

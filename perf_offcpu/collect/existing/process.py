@@ -35,15 +35,12 @@ from perf_offcpu.files import read_kernel
 from perf_offcpu.losses import Losses
 
 MOST_THREADS: Final = 1 << 17
-MOST_BYTES: Final = 8 << 20
-"""Bytes of the mappings of a process: some 60 000."""
+MOST_BYTES: Final = 8 << 20  # bytes of the mappings of a process: some 60 000
 LEAST_BYTES: Final = 256 << 10
 SHARED_BYTES: Final = 64 << 20
 """A process gets an eighth of what is left of this, at most MOST_BYTES and at least LEAST_BYTES."""
-ALL_BYTES: Final = 256 << 20
-"""Bytes of the mappings of all processes."""
-_FILES_S: Final = 2.0
-"""Time for the files of a process of which no build-id is known yet."""
+ALL_BYTES: Final = 256 << 20  # bytes of the mappings of all processes
+_FILES_S: Final = 2.0  # time for the files of a process of which no build-id is known yet
 _MOST_TRIED: Final = 16
 
 _GONE: Final = (FileNotFoundError, ProcessLookupError, NotADirectoryError)

@@ -17,11 +17,9 @@ MOST_NAME = 4096 - 8 - 1
 """Longest name of a mapped file or control group that the kernel puts into a record; perf has room for 4096 bytes.
 Source: perf_event_mmap_event() in kernel/events/core.c."""
 
-TOO_LONG = b"//toolong"
-"""The kernel's name of files whose path is longer."""
+TOO_LONG = b"//toolong"  # the kernel's name of files whose path is longer
 
-KERNEL_PID = 2**32 - 1
-"""pid -1: the kernel's own maps belong to every process."""
+KERNEL_PID = 2**32 - 1  # pid -1: the kernel's own maps belong to every process
 
 ZERO_TRAILER = bytes(TRAILER.size(SAMPLE_TYPE))
 

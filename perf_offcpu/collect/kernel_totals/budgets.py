@@ -18,10 +18,8 @@ from perf_offcpu.perfdata.events import EventSpec
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
-BATCH = 256
-"""Budgets in one sample: a record has room for some 500."""
-SWITCH_NS = 5000
-"""Time of a switch that may count for the thread that leaves or for the one that comes."""
+BATCH = 256  # budgets in one sample: a record has room for some 500
+SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves or for the one that comes
 
 
 def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int) -> Iterator[bytes]:

@@ -27,12 +27,10 @@ from perf_offcpu.collect.existing.maps import read_maps
 from perf_offcpu.collect.kernel_totals.user_stacks import Unread, of_each
 
 _CHILD: Final = os.path.join(os.path.dirname(__file__), "python_child.py")
-_MOST_S: Final = 24.0
-"""Time for all processes, each of which takes some 0.2 s."""
+_MOST_S: Final = 24.0  # time for all processes, each of which takes some 0.2 s
 _END_S: Final = 0.5
 _MOST_OUTPUT: Final = 1 << 20
-_MOST_TEXT: Final = 48 << 10
-"""Size of a thread's functions that leaves room for the rest of a record, bytes."""
+_MOST_TEXT: Final = 48 << 10  # size of a thread's functions that leaves room for the rest of a record, bytes
 _MOST_NAME: Final = 1000
 _MOST_NUMBER: Final = 10**9 - 1
 _CPYTHON: Final = re.compile(rb"/(?:lib)?python3[^/\n]*\n")

@@ -31,16 +31,14 @@ from perf_offcpu.losses import Losses
 
 U64 = NDArray[np.uint64]
 
-_MOST_COPIES = 64 << 20
-"""Bytes of the copies of all threads; the first threads of each process come first."""
+_MOST_COPIES = 64 << 20  # bytes of the copies of all threads; the first threads of each process come first
 _SLACK = 64  # as in bpf/copies.h
 _TOP = 16 << 10  # bytes of stack read at once: most stacks are shorter
 _USER_HALF = 1 << 63
 _FRAME = struct.Struct("=QQ")
 _USER32_CS = 0x23  # arch/x86/include/asm/segment.h: a 32-bit program, whose frames are unlike
 
-TIME_S: Final = 2.0
-"""Time for all threads together: memory may lie on a file system that does not answer."""
+TIME_S: Final = 2.0  # time for all threads together: memory may lie on a file system that does not answer
 _AT_ONCE: Final = 64
 T = TypeVar("T")
 

@@ -43,8 +43,7 @@ U64 = NDArray[np.uint64]
 Stacks = tuple[NDArray[np.int64], U64]
 """offsets int64[n + 1] and words: those of row i are words[offsets[i]:offsets[i + 1]], leaf first."""
 
-BATCH = 8192
-"""Sums that are packed at once: some MB."""
+BATCH = 8192  # sums that are packed at once: some MB
 
 # The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
 _RAW = Layout("raw data of an offcpu-time sample", *PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32))
@@ -54,8 +53,7 @@ _FROM_ROWS = ("pid", "tid", "cgroup", "flags", "lost", "state", "syscall")
 _KERNEL = np.array([CallchainContext.KERNEL], np.uint64)
 _USER = np.array([CallchainContext.USER], np.uint64)
 
-_TASKS_AT_ONCE = 512
-"""Tasks whose records are packed at once: some MB of copies."""
+_TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copies
 
 
 def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterator[bytes]:

@@ -36,8 +36,7 @@ from perf_offcpu.perfdata.write.output import AtomicFile
 from perf_offcpu.perfdata.write.pipe import PipeWriter, event_names
 from perf_offcpu.perfdata.write.writer import FileWriter
 
-RESERVE = 512 << 10
-"""Bytes of the disk that are held for the end of a file that finds the disk full."""
+RESERVE = 512 << 10  # bytes of the disk that are held for the end of a file that finds the disk full
 
 _SLACK = 64 << 10  # of the reserve: for the account, and for blocks that are not full
 

@@ -25,8 +25,7 @@ from perf_offcpu.collect.wait_objects.describe import (
     object_payloads,
 )
 
-NAMING_S = 2.0
-"""Longest time for names at the end of a file: some processes may not answer."""
+NAMING_S = 2.0  # longest time for names at the end of a file: some processes may not answer
 _MOST_SETS = 256
 _MOST_KNOWN = 1 << 14
 _IDENTITY = ["id", "kind", "pid", "fd", "device", "inode", "number", "address", "peer_inode"]

@@ -26,8 +26,7 @@ from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.owners import with_holders, with_polled
 from perf_offcpu.errors import FileFullError
 
-LONGEST_PACE_S = 5.0
-"""Longest time between two drains."""
+LONGEST_PACE_S = 5.0  # longest time between two drains
 
 
 class KernelTotals:

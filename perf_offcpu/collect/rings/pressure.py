@@ -13,14 +13,11 @@ from typing import NamedTuple
 
 from perf_offcpu.losses import FEWER_SAMPLES, LARGER_RINGS
 
-FULL = 0.9
-"""Fill of a ring that loses records or nearly does: the one that does not fit may be large."""
+FULL = 0.9  # fill of a ring that loses records or nearly does: the one that does not fit may be large
 
-_MUCH = 0.3
-"""Part of the time from which on something is the cause."""
+_MUCH = 0.3  # part of the time from which on something is the cause
 
-_AT_ONCE_S = 0.001
-"""Time in which clocks are read that are read together."""
+_AT_ONCE_S = 0.001  # time in which clocks are read that are read together
 
 
 class TimeSpent(NamedTuple):

@@ -37,8 +37,7 @@ from perf_offcpu.errors import FileFullError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BUILD_ID_BYTES
 
-PATIENCE_S = 0.5
-"""Time for a file; rings of samples are emptied meanwhile."""
+PATIENCE_S = 0.5  # time for a file; rings of samples are emptied meanwhile
 
 _HEAD = RECORD_HEADER.size()
 _LAYOUT = RECORD_LAYOUTS[RecordType.MMAP2]

@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from perf_offcpu.collect.control import Control, RecordingSignals
 from perf_offcpu.collect.targets import TargetWatch
 
-FLUSH_S = 0.2
-"""Longest time between two reads of the rings: a killed recorder loses at most this time."""
+FLUSH_S = 0.2  # longest time between two reads of the rings: a killed recorder loses at most this time
 
-STEADY_FLUSH_S = 1.0
-"""Longest time between two reads in recordings that run for days (`RecordOptions.is_steady`)."""
+STEADY_FLUSH_S = 1.0  # longest time between two reads in recordings that run for days (`RecordOptions.is_steady`)
 
 
 class Waiter:

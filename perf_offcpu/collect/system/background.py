@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-NAP_S = 0.02
-"""Time between two steps of `stepping_until`."""
+NAP_S = 0.02  # time between two steps of `stepping_until`
 
 
 class Future(Generic[T]):

@@ -61,13 +61,10 @@ for _kind, _words in {
 class TypeIndex:
     """Columns of all types, that of id 1 first."""
 
-    starts: NDArray[np.int64]
-    """Index of each record's first word; all records are whole."""
-    names: NDArray[np.uint32]
-    """Their name_off."""
+    starts: NDArray[np.int64]  # index of each record's first word; all records are whole
+    names: NDArray[np.uint32]  # their name_off
     kinds: NDArray[np.uint32]
-    problem: str
-    """Why the walk ended before the end of the types; empty if it did not."""
+    problem: str  # why the walk ended before the end of the types; empty if it did not
 
     def find(self, kind: Kind, name_off: int) -> int | None:
         """Return the id of the first type of a kind and a name."""

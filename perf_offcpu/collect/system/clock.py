@@ -16,11 +16,9 @@ from pathlib import Path
 
 from perf_offcpu.errors import RecordingError
 
-CLOCKID = time.CLOCK_MONOTONIC
-"""For attr.clockid; 1 on Linux."""
+CLOCKID = time.CLOCK_MONOTONIC  # for attr.clockid; 1 on Linux
 
-_INITIAL_NAMESPACE = "time:[4026531834]"
-"""PROC_TIME_INIT_INO of include/linux/proc_ns.h."""
+_INITIAL_NAMESPACE = "time:[4026531834]"  # PROC_TIME_INIT_INO of include/linux/proc_ns.h
 
 
 def now_ns() -> int:

@@ -27,17 +27,12 @@ from typing import Any, Final, NamedTuple
 from perf_offcpu.collect.system.privileges import READING, keep_capabilities
 from perf_offcpu.files import read_kernel
 
-PATIENCE_S: Final = 1.0
-"""Time for an item after which the helper hangs; half of it after each one that did."""
+PATIENCE_S: Final = 1.0  # time for an item after which the helper hangs; half of it after each one that did
 _LEAST_PATIENCE_S: Final = 0.05
-_BUSY: Final = 20
-"""A helper that runs, or waits for a CPU, has this many times longer."""
-_LIFE_S: Final = 20.0
-"""A helper that is older ends after its items: its CPU time then counts as the recorder's."""
-MOST_LEFT: Final = 16
-"""Helpers left behind that have not ended: no more is read of which a read may never end."""
-AVOIDED_S: Final = 600.0
-"""Time without further questions about a process or a file system that has not answered."""
+_BUSY: Final = 20  # a helper that runs, or waits for a CPU, has this many times longer
+_LIFE_S: Final = 20.0  # a helper that is older ends after its items: its CPU time then counts as the recorder's
+MOST_LEFT: Final = 16  # helpers left behind that have not ended: no more is read of which a read may never end
+AVOIDED_S: Final = 600.0  # time without further questions about a process or a file system that has not answered
 _MOST_AVOIDED: Final = 4096
 _NAP_S: Final = 0.02
 _BLOCK: Final = 1 << 18

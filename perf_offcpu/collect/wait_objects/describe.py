@@ -37,14 +37,11 @@ from perf_offcpu.collect.wait_objects.sockets import EPOLL, ListeningPorts, watc
 from perf_offcpu.files import read_kernel_if_any
 from perf_offcpu.losses import Losses
 
-Described = dict[str, Any]
-"""Fields of `abi.wait_objects.OBJECT`, and the texts by name as bytes."""
+Described = dict[str, Any]  # fields of `abi.wait_objects.OBJECT`, and the texts by name as bytes
 
-_MOST_TEXT: Final = 24 << 10
-"""Bytes of text in a record, which has 64 KB."""
+_MOST_TEXT: Final = 24 << 10  # bytes of text in a record, which has 64 KB
 _MOST_OBJECTS: Final = 128
-PORTS_S: Final = 2.0
-"""Time after which listening ports are read again."""
+PORTS_S: Final = 2.0  # time after which listening ports are read again
 _FILES: Final = (ObjectKind.FILE, ObjectKind.DIRECTORY, ObjectKind.CHARACTER, ObjectKind.BLOCK)
 _SIDES: Final = {os.O_RDONLY: b"read end", os.O_WRONLY: b"write end"}
 _MODES: Final = {text: mode for mode, text in _SIDES.items()}
@@ -55,8 +52,7 @@ _BY_PORT: Final = (b"tcp", b"mptcp")
 
 Holder = tuple[int, int, int | None]
 """A descriptor of a pipe or socket: pid, inode, and access mode of a pipe, None for a socket or if it is gone."""
-_FIRST: Final = 4096
-"""Descriptors of each process that are looked at first; the others follow if there is time."""
+_FIRST: Final = 4096  # descriptors of each process that are looked at first; the others follow if there is time
 _LINK: Final = re.compile(r"(pipe|socket):\[(\d+)\]")
 
 

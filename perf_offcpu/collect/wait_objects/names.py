@@ -27,12 +27,10 @@ _SQES, _MOST_SQES, _IS_INDEX = 0x10000000, 4096, 1  # IORING_OFF_SQES, IOSQE_FIX
 _ON_FILES: Final = frozenset((1, 2, 3, 4, 5, 8, 17, 22, 23))
 """include/uapi/linux/io_uring.h: reads, writes, syncs, fallocate."""
 
-_FAMILIES = {1: "unix", 16: "netlink", 17: "packet", 38: "alg", 40: "vsock", 44: "xdp"}
-"""include/linux/socket.h: AF_*."""
+_FAMILIES = {1: "unix", 16: "netlink", 17: "packet", 38: "alg", 40: "vsock", 44: "xdp"}  # include/linux/socket.h: AF_*
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6", 132: "sctp", 262: "mptcp"}
 """include/uapi/linux/in.h: IPPROTO_*."""
-_MAPPED: Final = bytes(10) + b"\xff\xff"
-"""The first bytes of an IPv6 address that stands for one of IPv4 (RFC 4291)."""
+_MAPPED: Final = bytes(10) + b"\xff\xff"  # the first bytes of an IPv6 address that stands for one of IPv4 (RFC 4291)
 
 
 def _in_fdinfo(pid: int, fd: int, line: re.Pattern[bytes]) -> bytes:

@@ -13,17 +13,13 @@ from perf_offcpu.files import kernel_lines, read_kernel_if_any
 
 _MOST_BYTES: Final = 4 << 20
 _BLOCK: Final = 1 << 16
-_LISTENS: Final = b"0A"
-"""TCP_LISTEN in include/net/tcp_states.h."""
+_LISTENS: Final = b"0A"  # TCP_LISTEN in include/net/tcp_states.h
 _UNIX_FLAGS, _UNIX_INODE, _UNIX_PATH = 3, 6, 7
-_LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9
-"""Columns of /proc/net/unix, and of /proc/net/tcp and udp."""
-_ACCEPTS: Final = 1 << 16
-"""__SO_ACCEPTCON in /proc/net/unix: the socket listens."""
+_LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9  # columns of /proc/net/unix, and of /proc/net/tcp and udp
+_ACCEPTS: Final = 1 << 16  # __SO_ACCEPTCON in /proc/net/unix: the socket listens
 _TABLES: Final = {"tcp": "tcp", "tcp6": "tcp", "udp": "udp", "udp6": "udp"}
 
-EPOLL: Final = b"[eventpoll]"
-"""The kernel's name of an epoll instance."""
+EPOLL: Final = b"[eventpoll]"  # the kernel's name of an epoll instance
 
 _WATCHED: Final = re.compile(rb"^tfd:\s+(\d+) ", re.MULTILINE)
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")

@@ -26,8 +26,7 @@ from perf_offcpu.text import printable
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-RECORDING = "perf.data"
-"""The default recording."""
+RECORDING = "perf.data"  # the default recording
 FORCE = "-f, --force: read files that belong to other users"
 _INPUT = f"-i, --input FILE: default: {RECORDING}\n{FORCE}"
 

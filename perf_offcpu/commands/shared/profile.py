@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.symbolize.options import SymbolizeOptions
 
-SHOW = "show"
-"""Value of an option that was given without a value (see `add_profile_arguments`)."""
+SHOW = "show"  # value of an option that was given without a value (see `add_profile_arguments`)
 _MOST_CPUS = 1 << 16
 
 _PARTS = "time state wait_class min_dur cpu cgroup object lock".split()
 """Options that select a part of the samples of a thread."""
 _KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur object lock".split()
 """Options that the command in the verdict repeats."""
-_OF_PATH = {"--comm", "--pid", "--tid", "--time"}
-"""Options that name the thread and time of a critical path."""
+_OF_PATH = {"--comm", "--pid", "--tid", "--time"}  # options that name the thread and time of a critical path
 
 IDLE = "--idle: threads that merely wait for work: shown with the others (default), hidden, or shown alone"
 IDLE_CHOICES: Final[dict[str, Any]] = {"choices": ("show", "hide", "only"), "default": "show"}
@@ -51,8 +49,7 @@ _INPUT = f"""
 --symfs DIR: look for files with symbols below this directory
 --buildid-dir DIR: files by build-id, as perf keeps them (default: $PERF_BUILDID_DIR or ~/.debug)
 """
-_SHOWN = ("pid", "tid", "state")
-"""Options of the selection that may show a detail instead."""
+_SHOWN = ("pid", "tid", "state")  # options of the selection that may show a detail instead
 _SELECTION = f"""
 --event NAMES: samples of these events (default: {{default_events}})
 -c, --comms, --comm NAMES: threads of these names

@@ -24,8 +24,7 @@ from perf_offcpu.text import printable
 _DATE = re.compile(r' lastmodifieddate="[^"]*"')
 """networkx puts the day into GEXF files; the same profile must yield the same bytes."""
 _DRAWING_S = 300
-_LINE = 60
-"""Characters of a name in a picture; a longer name is cut in the middle."""
+_LINE = 60  # characters of a name in a picture; a longer name is cut in the middle
 _COLD, _HOT, _GROWN, _SHRUNK = (0.58, 0.02), (0.58, 0.55), 0.0, 0.36
 
 

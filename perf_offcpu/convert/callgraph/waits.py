@@ -23,8 +23,7 @@ from perf_offcpu.causality.cascade import DEVICES, Cascade, Held
 from perf_offcpu.model.columns import I64
 from perf_offcpu.structs import frozen
 
-_LIGHT = 0.5
-"""Edges of less than this part of the heaviest edge of a component are light."""
+_LIGHT = 0.5  # edges of less than this part of the heaviest edge of a component are light
 
 
 @frozen

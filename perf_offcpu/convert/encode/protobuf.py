@@ -22,8 +22,7 @@ from perf_offcpu.model.columns import I64, U8, U64, Bool
 from perf_offcpu.structs import frozen
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
-_KEPT_CONSTANTS = 256
-"""A constant takes no room, because all rows are one; blocks of one size need the same constants."""
+_KEPT_CONSTANTS = 256  # a constant takes no room, because all rows are one; blocks of one size need the same constants
 
 
 @frozen

@@ -37,13 +37,11 @@ from perf_offcpu.text import printable
 
 PROCESSED_VERSION, GECKO_VERSION = 70, 36
 ON_CPU, NO_PLACE = "CPU samples", "no time: sums of short waits"
-_TID_SUFFIX = {"": "", ON_CPU: "-cpu", NO_PLACE: "-sums"}
-"""Each thread of the file must have an id of its own."""
+_TID_SUFFIX = {"": "", ON_CPU: "-cpu", NO_PLACE: "-sums"}  # each thread of the file must have an id of its own
 _MS_DIGITS = 6
 _VISIBLE = 20
 _INSTANT, _INTERVAL = 0, 1
-_KEYS = {"woken by": "waker", "held by": "holder"}
-"""Detail → its key in the schema, where it differs."""
+_KEYS = {"woken by": "waker", "held by": "holder"}  # detail → its key in the schema, where it differs
 
 
 def _schema(

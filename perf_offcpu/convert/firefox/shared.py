@@ -47,12 +47,10 @@ THREAD: dict[str, Any] = {
     "pausedRanges": [],
 }
 """Keys of every thread."""
-_MINUS_ONE = frozenset({"address", "lib", "resource"})
-"""Columns in which -1 stands for none; in the others null does."""
+_MINUS_ONE = frozenset({"address", "lib", "resource"})  # columns in which -1 stands for none; in the others null does
 _LIBRARY = 1
 _OWN = -1
-_MOST_ADDRESS = 2**31
-"""Larger addresses are left out: the profiler may read them into an Int32Array."""
+_MOST_ADDRESS = 2**31  # larger addresses are left out: the profiler may read them into an Int32Array
 
 
 class StringArray:

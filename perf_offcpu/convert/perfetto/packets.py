@@ -20,10 +20,8 @@ from perf_offcpu.model.profile import Profile
 MONOTONIC, _REALTIME = 3, 1
 SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
 _PACKET, _TRACK_EVENT, _TASK_STATE = 1, 11, 117
-_FIRST = field(10, 1) + field(13, 1)
-"""trusted_packet_sequence_id; sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED."""
-_LATER = field(10, 1) + field(13, 2)
-"""trusted_packet_sequence_id; sequence_flags: SEQ_NEEDS_INCREMENTAL_STATE."""
+_FIRST = field(10, 1) + field(13, 1)  # trusted_packet_sequence_id; sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED
+_LATER = field(10, 1) + field(13, 2)  # trusted_packet_sequence_id; sequence_flags: SEQ_NEEDS_INCREMENTAL_STATE
 BLOCKED_UUID, RUNNABLE_UUID, PATH_UUID, _FIRST_UUID = 1, 2, 3, 16
 _Tracks = TypeVar("_Tracks", int, I64)
 

@@ -37,8 +37,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.text import printable
 
-BLOCK = 1 << 15
-"""Events that are encoded at once."""
+BLOCK = 1 << 15  # events that are encoded at once
 _RUNNABLE, _RUNNING = 2, 3
 _TASK_STATES = {"R": _RUNNABLE, "S": 4, "D": 5, "I": 4, "T": 6, "t": 6, "P": 4}
 """Letter → GenericKernelTaskStateEvent.TaskStateEnum; other states are not written."""

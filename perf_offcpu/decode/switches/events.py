@@ -74,8 +74,7 @@ _TRACEPOINTS = {
     "sched_wakeup_new": SwitchKind.NEW,
 }
 
-_IN_INTERRUPT = 0x08 | 0x10
-"""TRACE_FLAG_HARDIRQ, TRACE_FLAG_SOFTIRQ of common_flags (include/linux/trace_events.h)."""
+_IN_INTERRUPT = 0x08 | 0x10  # TRACE_FLAG_HARDIRQ, TRACE_FLAG_SOFTIRQ of common_flags (include/linux/trace_events.h)
 
 _PRINT_FLAG = re.compile(r'\{ ?(0x[0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8}), ?"(\w)" ?\}')
 _STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "X": 0x10, "Z": 0x20, "P": 0x40, "I": 0x402}

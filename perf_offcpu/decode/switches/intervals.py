@@ -48,8 +48,7 @@ class EventKind(enum.IntEnum):
     EXIT = 7
 
 
-NONE = -1
-"""No kind: before a thread's first edge, and after its last."""
+NONE = -1  # no kind: before a thread's first edge, and after its last
 IS_OUT = np.array([kind in (EventKind.OUT, EventKind.OUT_RECORD) for kind in [*EventKind, NONE]])
 IS_IN = np.array([kind in (EventKind.IN, EventKind.IN_RECORD) for kind in [*EventKind, NONE]])
 

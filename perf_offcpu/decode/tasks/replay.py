@@ -164,12 +164,10 @@ _CONTENTS: dict[int, Callable[[TaskNotes, int, dict[str, Any]], Note | None]] = 
     RecordType.KSYMBOL: TaskNotes._ksymbol,
     RecordType.CGROUP: TaskNotes._cgroup,
 }
-SIDE_TYPES = frozenset(_CONTENTS)
-"""The types of records about tasks."""
+SIDE_TYPES = frozenset(_CONTENTS)  # the types of records about tasks
 
 
-_RUN = -1
-"""Type of the events that the replay adds itself: a run of mappings of a process."""
+_RUN = -1  # type of the events that the replay adds itself: a run of mappings of a process
 
 
 class TaskReplay:

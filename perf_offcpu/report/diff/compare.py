@@ -27,8 +27,7 @@ from perf_offcpu.report.diff.sides import (
 from perf_offcpu.report.totals import Total, places_of, totals_of
 from perf_offcpu.structs import frozen
 
-_CLOCK_ERROR = 1e-3
-"""Relative error of each weight because of waits at begin and end of the recording."""
+_CLOCK_ERROR = 1e-3  # relative error of each weight because of waits at begin and end of the recording
 _FOR_VERDICT = 25
 
 

@@ -33,10 +33,8 @@ from perf_offcpu.structs import mutable
 F64 = NDArray[np.float64]
 
 SLICES = 20
-ERRORS = 3.0
-"""Smallest change that is not noise, in standard errors."""
-_FALSE_TABLES = 0.05
-"""Share of tables with at least one false row, in comparisons of recordings of the same load."""
+ERRORS = 3.0  # smallest change that is not noise, in standard errors
+_FALSE_TABLES = 0.05  # share of tables with at least one false row, in comparisons of recordings of the same load
 
 
 def errors_needed(rows: int) -> float:

@@ -104,8 +104,7 @@ OBJECT = "object"
 FUNCTION_KEYS = ("class", "program", "meaning", "function")
 """Keys of `by_function`: wait class, program and meaning of a rule, function in which the thread waits."""
 
-Values = tuple[tuple[str, ...], tuple[Name, ...]]
-"""Values of a group, and the frames of a stack, root first."""
+Values = tuple[tuple[str, ...], tuple[Name, ...]]  # values of a group, and the frames of a stack, root first
 
 
 @frozen

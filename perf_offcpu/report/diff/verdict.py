@@ -16,8 +16,7 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import thread_label
 
 _CAUSES = 3
-_OF_LARGEST = 10
-"""A cause is named if its change is at least a tenth of the largest."""
+_OF_LARGEST = 10  # a cause is named if its change is at least a tenth of the largest
 
 
 @frozen

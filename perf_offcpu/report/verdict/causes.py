@@ -85,8 +85,7 @@ _NAMED = [
 """Kinds of objects whose names say more than the class and the function."""
 _CAUSES, _PLACES = 8, 2
 _PLACE_PERCENT = 25  # of its cause: a function is named
-SOLE_PERCENT: Final = 90
-"""A function with this share of its cause is named alone."""
+SOLE_PERCENT: Final = 90  # a function with this share of its cause is named alone
 
 
 class Cells(NamedTuple):

@@ -46,10 +46,8 @@ from perf_offcpu.text import basename, printable, thread_label
 
 _SHOWN_BLOCKED = 2
 _COMM_LENGTH = 15  # TASK_COMM_LEN without the NUL
-_MOST_OF_TIME = 0.95
-"""Threads are named that have this part of the time together, the others not: many wait a little."""
-_CAUSE_PERCENT = 1
-"""Smaller causes are "others", but for the first."""
+_MOST_OF_TIME = 0.95  # threads are named that have this part of the time together, the others not: many wait a little
+_CAUSE_PERCENT = 1  # smaller causes are "others", but for the first
 
 
 @frozen

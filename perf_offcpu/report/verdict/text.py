@@ -17,8 +17,7 @@ from perf_offcpu.text import basename, printable
 _WIDTH = 108  # 110 with "# "
 WIDTH = 98  # of the first screen, 100 with "# "
 _LEAST_WIDTH = 8  # of a column that is cut
-_ROOM = (0, 0, 20, 19, 12, 24)
-"""Columns are cut evenly from these widths on, or up to them."""
+_ROOM = (0, 0, 20, 19, 12, 24)  # columns are cut evenly from these widths on, or up to them
 _COMMS = 2
 _SHARE = "\N{NO-BREAK SPACE}%"
 _TITLES = ("Share", "Time", "Waits for", "In", "Threads", "Because of")

@@ -34,8 +34,7 @@ from perf_offcpu.objects.search import Search, by_build_id, debug_by_build_id
 from perf_offcpu.objects.symtab import NO_ADDRESS, VERSION, SymbolTable
 from perf_offcpu.symbolize.kernel.kallsyms import LIVE, REFERENCES, Kallsyms, load_kallsyms
 
-KIND: Final = f"kallsyms{VERSION}"
-"""Kind of cache file."""
+KIND: Final = f"kallsyms{VERSION}"  # kind of cache file
 _PASSING: Final = ("[bpf]", "[__builtin__")
 _HEAD: Final = 4096
 

@@ -33,8 +33,7 @@ from perf_offcpu.structs import frozen
 LIVE: Final = "/proc/kallsyms"
 REFERENCES: Final = ("_text", "_stext")
 """Symbols by which perf finds the place of the kernel (ref_reloc_sym_names in tools/perf/util/machine.c)."""
-MAX_BYTES: Final = 1 << 28
-"""Bytes of text that are read: a large kernel with all modules has some 20 MB."""
+MAX_BYTES: Final = 1 << 28  # bytes of text that are read: a large kernel with all modules has some 20 MB
 _MAX_MODULE: Final = 64
 _TERMINATE: Final = bytes.maketrans(b"\t\n", b"\0\0")
 _ONES: Final = np.uint64(0x0101010101010101)

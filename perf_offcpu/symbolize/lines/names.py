@@ -31,11 +31,9 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.symbolize.frames import InlinedFunctions, SymbolNames
 from perf_offcpu.symbolize.lines.symcache import Calls, Symcache
 
-KIND: Final = "lines10"
-"""Kind of cache file; the number changes with symcache.VERSION and with the columns."""
+KIND: Final = "lines10"  # kind of cache file; the number changes with symcache.VERSION and with the columns
 MAX_FILE: Final = 8 << 30
-SECONDS: Final = 300
-"""Most CPU time for the DWARF of one object."""
+SECONDS: Final = 300  # most CPU time for the DWARF of one object
 _MEMORY_FLOOR: Final = 2 << 30
 _MEMORY_PER_BYTE: Final = 12
 _WORKER: Final = os.path.join(os.path.dirname(__file__), "worker.py")
@@ -171,8 +169,7 @@ def _hindrance(dwarf: ElfImage) -> LossCause | None:
     return None
 
 
-TOTAL_SECONDS: Final = 600
-"""Time for the DWARF of all objects of a recording; tables in the cache take nearly none."""
+TOTAL_SECONDS: Final = 600  # time for the DWARF of all objects of a recording; tables in the cache take nearly none
 
 
 class LineNames:

@@ -22,8 +22,7 @@ from perf_offcpu.model.columns import I32, I64, U64, Table, column
 from perf_offcpu.model.columns import U32 as U32Array
 
 VERSION: Final = 9
-MAX_DEPTH: Final = 256
-"""Nested inlined functions that are shown: real code has less than 100."""
+MAX_DEPTH: Final = 256  # nested inlined functions that are shown: real code has less than 100
 _NONE: Final = 0xFFFFFFFF
 _MAX_TEXT: Final = 1 << 16
 _MAX_LENGTH_BYTES: Final = 5

@@ -51,8 +51,7 @@ _BELOW: Final = re.compile(
 )
 """Functions of runtimes that take locks for the program."""
 _LIBRARIES: Final = re.compile(r"(ld|libc|libpthread|libstdc\+\+|libc\+\+|libgcc_s)[-.].*|\[v(dso|syscall)\]")
-_ANONYMOUS: Final = "/dev/zero (deleted)"
-"""The kernel's name of shared memory without a file, which processes inherit."""
+_ANONYMOUS: Final = "/dev/zero (deleted)"  # the kernel's name of shared memory without a file, which processes inherit
 _SHARED: Final = re.compile(r"\+0x[0-9a-f]+$")
 
 

@@ -38,13 +38,11 @@ from perf_offcpu.symbolize.wait_objects.rows import (
     wakers_of,
 )
 
-SLEEP = "sleep"
-"""Name of what a thread waits for in nanosleep(), clock_nanosleep(), and poll() without descriptors."""
+SLEEP = "sleep"  # name of what a thread waits for in nanosleep(), clock_nanosleep(), and poll() without descriptors
 _ANY_CHILD, _SIGNAL = "any child", "signal"
 _SUSPENDS, _POLLS = "rt_sigsuspend pause", "poll"
 _SLEEPS = "nanosleep clock_nanosleep clock_nanosleep_time64"
-_EPHEMERAL = 32768
-"""First port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)."""
+_EPHEMERAL = 32768  # first port that Linux gives to clients by itself (net.ipv4.ip_local_port_range)
 _ENDS = {"read end": "from", "write end": "to"}
 """End of a pipe at which its first process waited → word for the other end."""
 _PORT = re.compile(r"(.*):(\d{1,5})")

@@ -28,8 +28,7 @@ from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.objects.symtab import NO_ADDRESS, UNTYPED, VERSION, SymbolTable, join
 
-KIND: Final = f"variables{VERSION}"
-"""Kind of cache file."""
+KIND: Final = f"variables{VERSION}"  # kind of cache file
 
 
 def variables_of(image: ElfImage, search: Search) -> SymbolTable:

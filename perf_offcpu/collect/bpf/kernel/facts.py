@@ -53,17 +53,14 @@ _OPTIONAL = {"sched_exit_tp"}
 class KernelFacts:
     """Facts about the running kernel, the same at each of its boots."""
 
-    tracepoints: Mapping[str, Tracepoint]
-    """Tracepoints of this kernel that the program can use, by name."""
-    defines: Defines
-    """Preprocessor constants."""
+    tracepoints: Mapping[str, Tracepoint]  # tracepoints of this kernel that the program can use, by name
+    defines: Defines  # preprocessor constants
     code: Mapping[str, Sequence[int]]
     """Offset from the beginning of the kernel's code, and size, of the code that each member of `enum offcpu_late`
     (bpf/off_cpu.h) names. Empty if addresses are hidden."""
     task_iterator: int | None = None
     """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
-    switch_end: str = ""
-    """The function that a task runs first when it comes to a CPU, for a kprobe; "" if not known."""
+    switch_end: str = ""  # the function that a task runs first when it comes to a CPU, for a kprobe; "" if not known
 
     @property
     def has_exit_tp(self) -> bool:

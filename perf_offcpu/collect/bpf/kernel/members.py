@@ -9,8 +9,7 @@ from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.system.btf import Btf
 from perf_offcpu.errors import CapabilityError
 
-Defines = dict[str, int | str]
-"""Preprocessor constants of the BPF program."""
+Defines = dict[str, int | str]  # preprocessor constants of the BPF program
 
 KERNEL_NEEDED = "boot Linux 5.15 or newer"
 _POINTER = 8
@@ -204,8 +203,7 @@ _MMAP_LOCK = {
     "RWSEM_WAITER_TYPE": "rwsem_waiter.type",
 }
 """The lock of a process's mappings, and the list of its waiters."""
-_HEAD_BYTES = 96
-"""HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once."""
+_HEAD_BYTES = 96  # HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
 _ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", "TASK_KERNEL_SP", *(f"REGS_ARG_{number}" for number in range(4)))
 """Arguments of a system call in the saved registers, what shows a 32-bit program, and the saved stack pointer."""
