@@ -6,6 +6,7 @@ CPU is left out where a design does not mean it: it is the machine's load.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ pidfd/poll      child     first other           [pidfd]
 waitid          child     first other           [pidfd]
 waitpid         child     first other           child
 io_uring/file   disk      first -               [io_uring] of /var/tmp/exam-
-mapped          fault     first -
+mapped          fault     first -               /var/tmp/exam-
 uffd-fault      fault     first -
 adaptive        lock      first adaptive        ::own in exam
 atomic          lock      first other           ::number in exam
@@ -282,7 +283,8 @@ def judge(profile: Profile, waits: Waits, comm: str, label: str) -> Judged:
         first = (
             next((one for one in verdict.causes if label in ("runqueue", one.wait_class)), None) if verdict else None
         )
-        return Judged(first.wait_class if first else "", "first", "", "", "")
+        thing = first.places[0].object if first and first.places else ""
+        return Judged(first.wait_class if first else "", "first", "", thing, "")
     samples = profile.samples
     chosen = (samples.comm == profile.strings.find(comm)) & (samples.period > 5_000_000)
     chosen &= (label == "sleep") | (waits.wait_class != WaitClass.SLEEP)
@@ -300,3 +302,35 @@ def judge(profile: Profile, waits: Waits, comm: str, label: str) -> Judged:
     elif verdict and (verdict.idle_threads or wait_class in {one.wait_class for one in verdict.elsewhere}):
         place = "apart"
     return Judged(wait_class, place, because, thing, reason)
+
+
+NAPS_BESIDE = """
+import os, tempfile, threading, time
+threading.Thread(target=lambda: [time.sleep(0.05) for _ in range(20)], daemon=True).start()
+with tempfile.TemporaryFile(dir="/var/tmp") as file:
+    for _ in range(100):
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "apart"),
+    [
+        (("sh", "-c", "x=$(sleep 0.2)"), "sleep", "pipe"),
+        (("sh", "-c", "x=$(sh -c 'sleep 0.2 &')"), "sleep", "pipe"),
+        ((sys.executable, "-S", "-c", NAPS_BESIDE), "disk", "sleep"),
+    ],
+    ids=["child", "grandchild", "naps"],
+)
+def test_what_takes_as_long_as_something_else_stands_apart(
+    tmp_path: Path, command: tuple[str, ...], first: str, apart: str
+) -> None:
+    perf_offcpu("record", "-q", "-e", "none", "--", *command, cwd=tmp_path)
+    verdict = summarize(load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))).verdict
+    assert verdict
+    causes = [cause.wait_class for cause in verdict.causes if cause.wait_class != "runqueue"]
+    assert causes[0] == first and apart not in causes
+    assert apart in {cause.wait_class for cause in verdict.elsewhere}

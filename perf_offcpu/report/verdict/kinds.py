@@ -30,6 +30,7 @@ _PASSIVE: Final = [
 ]
 """Classes of waits by which a thread of a whole machine is not seen to do anything."""
 _PASSIVE_PERCENT: Final = 99
+_AWAITED_PART: Final = 10
 _GENERATIONS: Final = 4
 """Depth to which a process that writes into a pipe may be below the one that reads: `$(a | b)` in a shell."""
 
@@ -86,12 +87,21 @@ def _by_descendants(subject: Profile) -> Bool:
 
 def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> Bool:
     """Return bool[waits]: sleeps of threads that only sleep, and that nobody waits for, while others do something.
-    `left_out`: bool[waits], those that do not count for another reason."""
+
+    A lock that a thread takes for a moment (CPython's) is no reason to count its sleeps: others have to wait for a
+    tenth of them.
+
+    Args:
+        left_out: bool[waits], those that do not count for another reason.
+    """
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
     naps: Bool = is_sleep & _of_passive_threads(profile, subject, is_sleep)
     ended = ~waits.for_work & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
-    naps &= ~np.isin(samples.tid, distinct(samples.waker_tid[ended]))
+    first, thread_of = group(np.append(samples.tid, np.where(ended, samples.waker_tid, np.int32(-1))))
+    sleeper, ender = np.split(thread_of, 2)
+    slept, awaited = (sum_by(which, samples.period, len(first)) for which in (np.where(naps, sleeper, -1), ender))
+    naps &= (awaited <= slept // _AWAITED_PART)[sleeper]
     others = ~np.isin(budget.tid, distinct(samples.tid[naps | left_out]))
     active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())
     is_alone = active <= int(samples.period[naps].sum()) // 100

@@ -89,8 +89,8 @@ def test_a_pipe_from_a_recorded_child_does_not_count(parents: tuple[int, int], f
 
 
 @pytest.mark.parametrize(("worker", "waker", "first"), [
-    (90, -1, "disk"), (0, -1, "sleep"), (90, 1, "sleep"),
-], ids=["while others work", "alone", "awaited"])  # fmt: skip
+    (90, -1, "disk"), (0, -1, "sleep"), (90, 1, "sleep"), (20, 1, "disk"),
+], ids=["while others work", "alone", "awaited", "awaited a little"])  # fmt: skip
 def test_naps_do_not_count_while_others_work(worker: int, waker: int, first: str) -> None:
     builder, write = ProfileBuilder(), ["main", kernel("ext4_sync_file")]
     for _ in range(3):
