@@ -24,8 +24,8 @@ from perf_offcpu.model.recording import Recording
 
 HERE = Path(__file__).parent
 RECORDINGS = {
-    "all": "-a --duration 1",
-    "targets": "-p {pids} --duration 1",
+    "all": "-a --duration 0.6",
+    "targets": "-p {pids} --duration 0.6",
     "agent": "-a --off-cpu-period 5 --max-rate 1000 --switch-output=1s --duration 2",
 }
 """Of everybody, of these processes alone, and as the agent records."""

@@ -31,7 +31,6 @@ from kernel.recorder import (
 
 from perf_offcpu import losses
 from perf_offcpu.abi.counters import COUNTERS, MAGIC
-from perf_offcpu.cli import main
 from perf_offcpu.collect.output.file import RESERVE
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
@@ -179,19 +178,12 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     (["--duration", "0", "--", "true"], 129, "--duration 0: at least 1ns"),
 ])  # fmt: skip
 def test_what_cannot_be_is_one_sentence_and_no_file(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    arguments: list[str],
-    status: int,
-    sentence: str,
+    tmp_path: Path, arguments: list[str], status: int, sentence: str
 ) -> None:
     (tmp_path / "perf.data").write_bytes(b"older")
-    monkeypatch.chdir(tmp_path)
-    assert main(["record", *arguments]) == status
-    out, said = capfd.readouterr()
-    assert out == "" and said.startswith(f"perf-offcpu record: {sentence}")
-    assert said.count("\n") == 1
+    done = program.run("record", *arguments, cwd=tmp_path, status=status)
+    assert done.stdout == "" and done.stderr.startswith(f"perf-offcpu record: {sentence}")
+    assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["perf.data"]
     assert (tmp_path / "perf.data").read_bytes() == b"older"
 
