@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from builders.zoo import as_file
 
 from perf_offcpu.build_ids import build_id_of, kernel_build_id, module_build_id
 from perf_offcpu.collect.existing.maps import MappedBuildIds, build_id_of_memory, parse_maps
@@ -39,12 +40,8 @@ def note(order: str, name: bytes, kind: int, text: bytes, align: int = 4) -> byt
 
 
 def read(data: bytes) -> bytes:
-    fd = os.memfd_create("test")
-    try:
-        os.write(fd, data)
-        return build_id_of(fd)
-    finally:
-        os.close(fd)
+    with as_file(data) as path, path.open("rb") as file:
+        return build_id_of(file.fileno())
 
 
 @pytest.mark.parametrize("order", "<>")

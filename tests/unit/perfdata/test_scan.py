@@ -14,7 +14,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag
 from perf_offcpu.abi.records import Misc, RecordType
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.losses import Losses
+from perf_offcpu.losses import LossCause, Losses
 from perf_offcpu.perfdata.events import EventSpec, with_written_miscs, without_leaked_flags
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Scanner
@@ -73,20 +73,13 @@ def test_bytes_behind_a_record_that_belong_to_it_are_skipped(kind: int, payload:
     assert not counters
 
 
-@pytest.mark.parametrize("size", [0, 4, 7, 12])
-def test_impossible_size_stops_and_counts_the_rest(size: int) -> None:
-    data = record(3, bytes(8)) + struct.pack("<IHH", 9, 0, size) + bytes(24)
-    found, counters = scan([data, bytes(8)])
-    assert [entry[0] for entry in found] == [3]
-    assert counters == {losses.BAD_SIZE: 40}
-
-
-@pytest.mark.parametrize("cut", range(1, 24))
-def test_a_cut_record_is_counted_not_read(cut: int) -> None:
-    data = record(3, bytes(8)) + record(9, bytes(16))[:cut]
-    found, counters = scan([data])
-    assert [entry[0] for entry in found] == [3]
-    assert counters == {losses.FILE_CUT: cut}
+@pytest.mark.parametrize(("rest", "counted"), [
+    *((struct.pack("<IHH", 9, 0, size) + bytes(32), {losses.BAD_SIZE: 40}) for size in (0, 4, 7, 12)),
+    *((record(9, bytes(16))[:cut], {losses.FILE_CUT: cut}) for cut in range(1, 24)),
+])  # fmt: skip
+def test_impossible_sizes_and_cut_records_are_counted_not_read(rest: bytes, counted: dict[LossCause, int]) -> None:
+    found, counters = scan([part for part in (record(3, bytes(8)) + rest[:32], rest[32:]) if part])
+    assert [entry[0] for entry in found] == [3] and counters == counted
 
 
 PLAIN = event("cpu-clock", (1,), BASE | S.CALLCHAIN)

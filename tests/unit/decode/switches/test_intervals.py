@@ -110,8 +110,11 @@ def told(switches: Switches, last_ns: int, tasks: Tasks) -> tuple[list[tuple[int
     ("--O-F-I--O-I", [(9, 11)], {losses.END_NOT_RECORDED: 1}),
     ("-X-O-F-I-O-I", [(9, 11)], {}),
     ("-X-O-F-I-O--", [(9, 100)], {}),
-    ("", [], {}),
-    ("FX", [], {}),
+    ("", [], {}), ("FX", [], {}),
+    # No wait outlasts a loss: an I and an O may be missing in front of L,
+    ("--O--------L---I-O---I", [(17, 21)], {losses.IN_GAP: 1}),
+    ("--O---I--O--I--L--O---I", [(2, 6), (18, 22)], {losses.IN_GAP: 1}),  # or behind 9, or 12
+    ("--O-----IW--L", [(2, 8)], {}), ("L-O-----I", [(2, 8)], {}), ("--O-----L", [], {losses.IN_GAP: 1}),
 ])  # fmt: skip
 def test_timelines(line: str, waits: list[tuple[int, int]], counted: dict[LossCause, int]) -> None:
     places, counters = found({7: line})
@@ -140,19 +143,6 @@ def test_some_threads_have_no_waits() -> None:
     places, counters = found({7: "-o-i", 8: "---i--i--i", 9: "--i"})
     assert places == [(7, 1, 3)]
     assert set(counters) == {losses.BROKEN_SWITCHES}
-
-
-@pytest.mark.parametrize(("line", "waits", "dropped"), [
-    ("--O--------L---I-O---I", [(17, 21)], 1),  # an I and an O may be missing in front of L
-    ("--O---I--O--I--L--O---I", [(2, 6), (18, 22)], 1),  # what is missing came behind 9, or 12
-    ("--O-----IW--L", [(2, 8)], 0),
-    ("L-O-----I", [(2, 8)], 0),
-    ("--O-----L", [], 1),
-])  # fmt: skip
-def test_no_wait_outlasts_a_loss(line: str, waits: list[tuple[int, int]], dropped: int) -> None:
-    places, counters = found({7: line})
-    assert [place[1:] for place in places] == waits
-    assert counters[losses.IN_GAP] == dropped
 
 
 def test_a_loss_lasts_since_the_record_before_on_its_cpu() -> None:
