@@ -232,18 +232,14 @@ def test_a_cut_recording_is_said_first_and_read_as_far_as_it_goes(
     assert len(out) > 400 or list(tmp_path.glob("OUT*"))
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "sentence"),
-    [
-        (lambda data: data[:3000], 2, "68568 bytes missing at the end of the file, which is cut"),
-        (lambda data: data[:-3], 2, "3 bytes missing at the end of the file, which is cut"),  # in a feature
-        (zeroed, 2, " bytes skipped after a record of impossible size"),
-        (lambda data: gzip.compress(data)[:5000], 2, "1 packed files that are damaged"),
-        (lambda data: data[:48] + bytes(8) + data[56:30_000], 0, "1 end of the data missing: the recorder was"),
-        (lambda data: data, 0, ""),
-    ],
-    ids=["no sample left", "feature cut", "zeros", "cut gzip", "killed recorder", "sound"],
-)
+@pytest.mark.parametrize(("change", "status", "sentence"), [
+    (lambda data: data[:3000], 2, "68568 bytes missing at the end of the file, which is cut"),
+    (lambda data: data[:-3], 2, "3 bytes missing at the end of the file, which is cut"),  # in a feature
+    (zeroed, 2, " bytes skipped after a record of impossible size"),
+    (lambda data: gzip.compress(data)[:5000], 2, "1 packed files that are damaged"),
+    (lambda data: data[:48] + bytes(8) + data[56:30_000], 0, "1 end of the data missing: the recorder was"),
+    (lambda data: data, 0, ""),
+], ids=["no sample left", "feature cut", "zeros", "cut gzip", "killed recorder", "sound"])  # fmt: skip
 def test_ends_of_recordings(
     change: Callable[[bytes], bytes], status: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
