@@ -20,17 +20,11 @@ from perf_offcpu.units import SIZES, TIMES, size_bytes, time_ns
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Limits of a file, beyond which a new one begins; SIGUSR2 always begins one.
+    """Limits of a file, beyond which a new one begins; SIGUSR2 always begins one."""
 
-    Args:
-        size_bytes: the size of a file, 0 for none.
-        seconds: its age, 0 for none.
-        max_files: number of files to keep, the newest; 0 for all.
-    """
-
-    size_bytes: int = 0
-    seconds: float = 0
-    max_files: int = 0
+    size_bytes: int = 0  # the size of a file, 0 for none
+    seconds: float = 0  # its age, 0 for none
+    max_files: int = 0  # number of files to keep, the newest; 0 for all
 
     def is_due(self, size_bytes: int, seconds: float) -> bool:
         """Return whether a file of this size and age has reached one of the limits."""

@@ -29,20 +29,13 @@ _LAST_BYTES = 4096  # assumed length of the last BPF program in memory; that of 
 
 @dataclass(slots=True)
 class KnownKernel:
-    """Records made for an earlier file, and the state of the kernel that they describe.
+    """Records made for an earlier file, and the state of the kernel that they describe."""
 
-    Args:
-        changes: number of symbols that the kernel has announced: BPF programs that came or went.
-        made_at: `changes` when the records were made, with `modules`, the text of /proc/modules.
-        records: of the kernel, its modules and BPF programs; empty for none.
-        files: name → build-id, as of `KernelMaps`.
-    """
-
-    changes: int = 0
-    made_at: int = -1
+    changes: int = 0  # number of symbols that the kernel has announced: BPF programs that came or went
+    made_at: int = -1  # `changes` when the records were made, with `modules`, the text of /proc/modules
     modules: bytes = b""
-    records: tuple[bytes, ...] = ()
-    files: dict[bytes, bytes] = field(default_factory=dict)
+    records: tuple[bytes, ...] = ()  # of the kernel, its modules and BPF programs; empty for none
+    files: dict[bytes, bytes] = field(default_factory=dict)  # name → build-id, as of `KernelMaps`
 
 
 class KernelMaps:

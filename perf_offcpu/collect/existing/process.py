@@ -55,36 +55,22 @@ _THREADS, _MAPS = "threads", "maps"
 
 
 class Part(NamedTuple):
-    """The records of one kind of a process.
-
-    Args:
-        content: hash of what they were made of.
-        records: None for the records of the last scan.
-        lost: name of a loss cause → number.
-    """
+    """The records of one kind of a process."""
 
     key: tuple[str, int]
-    content: bytes
-    records: bytes | None
-    lost: dict[str, int]
+    content: bytes  # hash of what they were made of
+    records: bytes | None  # None for the records of the last scan
+    lost: dict[str, int]  # name of a loss cause → number
 
 
 class Description(NamedTuple):
-    """The records of a process.
+    """The records of a process."""
 
-    Args:
-        parts: `Part` as plain tuples.
-        files: key, path and build-id of each file that was read.
-        is_denied: not all of it may be read.
-        mapped_bytes: size of the mappings of all processes up to this one.
-        threads: number of threads.
-    """
-
-    parts: list[tuple[Any, ...]]
-    files: list[tuple[bytes, bytes, bytes]]
-    is_denied: bool = False
-    mapped_bytes: int = 0
-    threads: int = 0
+    parts: list[tuple[Any, ...]]  # `Part` as plain tuples
+    files: list[tuple[bytes, bytes, bytes]]  # key, path and build-id of each file that was read
+    is_denied: bool = False  # not all of it may be read
+    mapped_bytes: int = 0  # size of the mappings of all processes up to this one
+    threads: int = 0  # number of threads
 
 
 class ProcessReader:

@@ -43,19 +43,12 @@ _SLACK = 64 << 10  # of the reserve: for the account, and for blocks that are no
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records that are written at once.
+    """Records that are written at once."""
 
-    Args:
-        cause: of the loss, if they are not written.
-        ns: off-cpu time of each thing in them, 0 where it is not known.
-        records: the records.
-        batched: all things are in one record.
-    """
-
-    cause: LossCause
-    ns: NDArray[np.uint64]
-    records: bytes
-    batched: bool = False
+    cause: LossCause  # of the loss, if they are not written
+    ns: NDArray[np.uint64]  # off-cpu time of each thing in them, 0 where it is not known
+    records: bytes  # the records
+    batched: bool = False  # all things are in one record
 
     @property
     def count(self) -> Counter:

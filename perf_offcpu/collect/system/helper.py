@@ -42,17 +42,11 @@ _left: list[int] = []  # ids of helpers that were killed and may not have ended
 
 
 class Answer(NamedTuple):
-    """The answer to an item.
+    """The answer to an item."""
 
-    Args:
-        value: what the work returned; None if it failed.
-        is_stuck: there was no answer in time.
-        problem: the exception that the work raised, as text; "" for none.
-    """
-
-    value: Any = None
-    is_stuck: bool = False
-    problem: str = ""
+    value: Any = None  # what the work returned; None if it failed
+    is_stuck: bool = False  # there was no answer in time
+    problem: str = ""  # the exception that the work raised, as text; "" for none
 
 
 STUCK: Final = Answer(is_stuck=True)

@@ -47,25 +47,15 @@ _EVERY_OTHER: Final = {
 
 @frozen
 class Kallsyms:
-    """Kernel functions by address.
+    """Kernel functions by address."""
 
-    Args:
-        symbols: the functions; `symbols.name(row)` has no module.
-        module: int32[len(symbols)], index into `modules`; -1 for the kernel itself.
-        modules: names as perf shows them, with brackets: `[nf_nat]`, `[bpf]`.
-        references: addresses of the listed REFERENCES.
-        damaged: number of lines of another form than the one above.
-        hidden: True if addresses were withheld (kernel.kptr_restrict): then there are no symbols.
-        is_partial: True if the kernel may have symbols that are not in the table (see `running`).
-    """
-
-    symbols: SymbolTable
-    module: I32
-    modules: tuple[str, ...]
-    references: dict[str, int]
-    damaged: int = 0
-    hidden: bool = False
-    is_partial: bool = False
+    symbols: SymbolTable  # the functions; `symbols.name(row)` has no module
+    module: I32  # int32[len(symbols)], index into `modules`; -1 for the kernel itself
+    modules: tuple[str, ...]  # names as perf shows them, with brackets: `[nf_nat]`, `[bpf]`
+    references: dict[str, int]  # addresses of the listed REFERENCES
+    damaged: int = 0  # number of lines of another form than the one above
+    hidden: bool = False  # True if addresses were withheld (kernel.kptr_restrict): then there are no symbols
+    is_partial: bool = False  # True if the kernel may have symbols that are not in the table (see `running`)
 
     def lookup(self, addresses: U64, delta: int = 0) -> I32:
         """Return int32[n]: the rows of `symbols` at recorded addresses moved by `delta`; -1 for none."""

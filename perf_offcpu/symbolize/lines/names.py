@@ -58,17 +58,11 @@ class NoLines(Exception):
 
 @frozen
 class Lines:
-    """The source lines of one object.
+    """The source lines of one object."""
 
-    Args:
-        table: the lines.
-        base: address of the first segment of the object, from which the table counts.
-        shared: True if part of its DWARF is in another file (dwz), so functions may lack names.
-    """
-
-    table: Symcache
-    base: int
-    shared: bool = False
+    table: Symcache  # the lines
+    base: int  # address of the first segment of the object, from which the table counts
+    shared: bool = False  # True if part of its DWARF is in another file (dwz), so functions may lack names
 
     def lookup(self, addresses: U64) -> Calls:
         """Return the functions at n addresses of the file, see `Symcache.lookup`."""
