@@ -69,8 +69,7 @@ def _program_headers(fd: int, header: dict[str, Any], order: Order) -> Iterator[
     layout = PHDR[header["ei_class"]]
     size = layout.size()
     stride = min(max(header["e_phentsize"], size), _MAX_STRIDE)
-    count = min(header["e_phnum"], _MAX_PROGRAM_HEADERS)
-    table = os.pread(fd, stride * count, header["e_phoff"])
+    table = os.pread(fd, stride * min(header["e_phnum"], _MAX_PROGRAM_HEADERS), header["e_phoff"])
     for index in range(0, len(table) - size + 1, stride):
         yield layout.unpack(table, order, start=index)
 

@@ -115,8 +115,7 @@ class Attr(NamedTuple):
     def pack(self, size: int | None = None, order: Order = "<") -> bytes:
         """Return the attr as `size` bytes (default: its own size); LayoutError if that cuts off a field in use."""
         size = self.size if size is None else size
-        values = self._asdict() | {"size": size}
-        data = ATTR.pack(values, order)
+        data = ATTR.pack(self._asdict() | {"size": size}, order)
         if any(data[size:]):
             raise LayoutError(f"perf_event_attr: fields after byte {size} are in use")
         data = data[:size] + bytes(max(0, size - len(data)))

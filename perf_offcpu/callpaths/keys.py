@@ -109,6 +109,5 @@ def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Labe
 
 
 def _syscall(profile: Profile, waits: Waits) -> tuple[I64, Label]:
-    none = profile.samples.syscall == SYSCALL_NONE
-    column = np.where(none, -1, waits.syscall.astype(np.int64))
+    column = np.where(profile.samples.syscall == SYSCALL_NONE, -1, waits.syscall.astype(np.int64))
     return column, lambda row: "[none]" if column[row] < 0 else waits.syscall_names[column[row]] or UNKNOWN

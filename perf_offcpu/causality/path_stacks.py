@@ -138,8 +138,7 @@ def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
     whole = np.bincount(cell_of, number, len(weight)).astype(np.int64)
     # The share of all samples up to and with each part, rounded down, minus the share up to the one before.
     before = np.cumsum(number) - number
-    start = np.searchsorted(cell_of, cell_of)
-    before -= before[start]
+    before -= before[np.searchsorted(cell_of, cell_of)]
     ends = [_product(weight[cell_of], upto, whole[cell_of]) for upto in (before + number, before)]
     return ends[0] - ends[1]
 

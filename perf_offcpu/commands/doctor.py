@@ -104,8 +104,7 @@ def examine_perf() -> Iterator[Finding]:
     """Examine perf: its version, how it reads off-cpu samples, its Python."""
     from perf_offcpu.collect.doctor import Finding, State
 
-    said = _output("perf", "--version")
-    match = re.search(r"(\d+)\.(\d+)\S*", said)
+    match = re.search(r"(\d+)\.(\d+)\S*", _output("perf", "--version"))
     if match is None:
         advice = "install perf (Debian: apt install linux-perf) to open recordings with it, too"
         yield Finding(PERF, "perf", State.LIMITED, "not found, or not for this kernel", advice)
@@ -144,8 +143,7 @@ def embedded_python() -> str | None:
     if re.search(r"libpython:\s*\[\s*OFF", _output("perf", "version", "--build-options")):
         return None
     path = shutil.which("perf")
-    linked = _output("ldd", path) if path else ""
-    match = re.search(r"libpython(\d+\.\d+)", linked)
+    match = re.search(r"libpython(\d+\.\d+)", _output("ldd", path) if path else "")
     return match[1] if match else None
 
 

@@ -152,8 +152,7 @@ class _Writer:
         numbers = list(map(str, (arrow + 1).tolist()))
         flow = '","cat":"wakeup","name":"wake-up","id":'
         yield joined(f'{{"ph":"s{flow}', numbers, picked(self.ids, waker), times, "}")
-        sleeper = picked(self.ids, self.track[rows])
-        yield joined(f'{{"ph":"f","bp":"e{flow}', numbers, sleeper, times, "}")
+        yield joined(f'{{"ph":"f","bp":"e{flow}', numbers, picked(self.ids, self.track[rows]), times, "}")
 
     def _moments(self, rows: I64) -> list[str]:
         events = [json.dumps(printable(event.name)) for event in self.profile.evsels]

@@ -39,8 +39,7 @@ def in_table(batch: Batch, table: ChainTable) -> Batch:
     """Return the batch with its callchains moved into a table."""
     if not len(batch.callchains):
         return batch
-    rows = table.add(batch.callchains)
-    changes = {"callchains": functools.partial(_renumbered, rows)}
+    changes = {"callchains": functools.partial(_renumbered, table.add(batch.callchains))}
     return replace(
         batch,
         samples=batch.samples.renumbered(changes),

@@ -75,8 +75,7 @@ def retype(
     )
     chains = Ragged(*gather_rows(data, Rows(payload.at + 24, payload.chain_words, 8), order))
     if "callchain" in columns.arrays:
-        own = columns.arrays["callchain"]
-        _fill_in_cookies(chains, Ragged(*gather_rows(data, own, order)))
+        _fill_in_cookies(chains, Ragged(*gather_rows(data, columns.arrays["callchain"], order)))
     result.ip, result.cpumode = _leaf(chains)
     if payload.ours.any():
         _apply_extension(result, payload.extension)

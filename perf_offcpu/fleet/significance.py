@@ -61,8 +61,7 @@ def compare_pairs(change: F64) -> Verdicts:
         variance = np.maximum(squares / hosts - mean**2, 0) * hosts / (hosts - 1)
         return _ratio(mean, np.sqrt(variance / hosts) + scale)
 
-    observed = statistic(np.ones((1, hosts)))[0]
-    return _verdicts(observed, _signs(hosts), statistic, 2**hosts, 2)
+    return _verdicts(statistic(np.ones((1, hosts)))[0], _signs(hosts), statistic, 2**hosts, 2)
 
 
 def _welch(second: F64, values: F64, scale: F64) -> F64:

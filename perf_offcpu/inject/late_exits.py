@@ -151,8 +151,7 @@ def _with_times(chunk: Chunk, times: I64, events: Events) -> Chunk:
     words = times.astype(f"{events.order}i8").view(np.uint8)
     in_trailer = chunk.starts + chunk.sizes - trailers.size
     for number in distinct(trailers.evsel).tolist():
-        kind = events.specs[number].attr.sample_type
-        in_trailer[trailers.evsel == number] += TRAILER.offset("time", kind)
+        in_trailer[trailers.evsel == number] += TRAILER.offset("time", events.specs[number].attr.sample_type)
     for place in (chunk.starts + _BODY_TIME, in_trailer):
         move_rows(chunk.data, place, words, 8 * np.arange(len(times)), np.full(len(times), 8))
     return chunk

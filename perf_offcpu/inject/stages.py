@@ -44,8 +44,7 @@ def retype_batch(batch: SampleBatch, tasks: Tasks, end_ns: int, done: Rewritten)
     if is_raw_offcpu(batch.spec):
         batch = _retyped(batch, tasks, done)
     samples = batch.samples
-    untimed = np.full(len(samples), -1)
-    life = rows_at(tasks.tid, tasks.begin_ns, samples.tid, untimed)
+    life = rows_at(tasks.tid, tasks.begin_ns, samples.tid, np.full(len(samples), -1))
     begin, end = (np.append(times, -1)[life] for times in (tasks.begin_ns, tasks.end_ns))
     last_ns = np.where(end > 0, np.maximum(begin, end - 1), end_ns)  # at which perf still knows the thread
     samples.time_ns = np.where(samples.time_ns < 0, last_ns, samples.time_ns)

@@ -80,8 +80,7 @@ class Ragged:
 
     def cut(self, lengths: I64) -> Ragged:
         """Return the first `lengths` words (int64[n]) of each row."""
-        rows = Rows(8 * self.offsets[:-1], lengths, 8)
-        return Ragged(*gather_rows(self.values.view(np.uint8), rows))
+        return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * self.offsets[:-1], lengths, 8)))
 
     def replaced(self, rows: I64, others: Ragged) -> Ragged:
         """Replace the rows `rows` (int64[m], distinct) by `others`."""

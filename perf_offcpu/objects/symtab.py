@@ -218,6 +218,5 @@ def _ends_of_names(starts: I64, text: U8) -> I64:
 
 def _furthest_before(end: U64) -> I64:
     """Return int64[n]: for each row, the index of the row with the highest end among rows 0 to itself."""
-    highest = np.maximum.accumulate(end)
-    rises = np.append(True, end[1:] > highest[:-1])[: len(end)]
+    rises = np.append(True, end[1:] > np.maximum.accumulate(end)[:-1])[: len(end)]
     return np.maximum.accumulate(np.where(rises, np.arange(len(end)), 0))

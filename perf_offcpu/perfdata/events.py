@@ -190,8 +190,7 @@ def sample_times(chunk: Chunk, rows: I64, evsel: I32, events: Events) -> U64:
 
 def record_times(chunk: Chunk, events: Events) -> I64:
     """Return the time of each record of a chunk in ns: int64[len(chunk)]; 0 without a real time."""
-    rows = np.arange(len(chunk))
-    times = read_trailers(chunk, rows, events).time
+    times = read_trailers(chunk, np.arange(len(chunk)), events).time
     samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     times[samples] = sample_times(chunk, samples, events.of_samples(chunk, samples), events)
     real: I64 = np.where(times < NO_TIME, times, np.uint64(0)).astype(np.int64)

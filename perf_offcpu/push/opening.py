@@ -53,8 +53,7 @@ def open_targets(
     (text, times), *_ = Counter(map(str, targets)).most_common(1) or [("", 0)]
     if times > 1:
         raise UsageError(f"{text}: given twice")
-    files = _by_kind(header_files, targets)
-    headers = {kind: read_headers(path) for kind, path in files.items()}
+    headers = {kind: read_headers(path) for kind, path in _by_kind(header_files, targets).items()}
     ca = read_regular(ca_file, _MOST_CA_BYTES).decode("latin-1") if ca_file else ""
     options = [SendOptions(headers.get(target.server.word) or headers.get("", ()), ca) for target in targets]
     return list(zip(targets, map(open_sender, targets, options), strict=True))

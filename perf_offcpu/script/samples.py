@@ -105,8 +105,7 @@ class _Printer:
         """Return the text of each sample of a block, in order."""
         if not self._fields.shown:
             return iter([""] * len(rows))
-        samples = self._profile.samples.take(rows)
-        return map("".join, zip(*self._columns(rows, samples), strict=True))
+        return map("".join, zip(*self._columns(rows, self._profile.samples.take(rows)), strict=True))
 
     def _columns(self, rows: I64, samples: ProfileSamples) -> Iterator[list[str]]:
         """Return the texts of each column that is shown, in perf's order."""

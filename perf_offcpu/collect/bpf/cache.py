@@ -109,8 +109,7 @@ class ProgramCache:
             "maps": [dataclasses.astuple(shape) for shape in programs.maps],
             "btf": programs.btf.hex(),
         }
-        text = json.dumps(document).encode()
-        self._files.write(recipe.name(), {_COLUMN: np.frombuffer(text, np.uint8)})
+        self._files.write(recipe.name(), {_COLUMN: np.frombuffer(json.dumps(document).encode(), np.uint8)})
 
     def remove(self, recipe: Recipe) -> None:
         """Remove the programs of a recipe."""

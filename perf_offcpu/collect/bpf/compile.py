@@ -151,8 +151,7 @@ def _whole(source: Path, included: set[str] | None = None) -> str:
 
 
 def _function(lib: Any, handle: int, name: bytes) -> bytes:
-    size = lib.bpf_function_size(handle, name)
-    return ctypes.string_at(lib.bpf_function_start(handle, name), size)
+    return ctypes.string_at(lib.bpf_function_start(handle, name), lib.bpf_function_size(handle, name))
 
 
 @contextmanager

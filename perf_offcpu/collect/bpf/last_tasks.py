@@ -46,8 +46,7 @@ class LastTasks:
 
     def stand_still(self, later: LastTasks) -> NDArray[np.bool_]:
         """Return bool[n]: the tasks that have not run between this run of the iterator and a later one."""
-        state = ("tid", "nr_switches")
-        return _are_among(self.tasks, later.tasks, state)
+        return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
         """Return only reliable states of tasks that may have gone on while the iterator ran.
@@ -58,8 +57,7 @@ class LastTasks:
         may still be in a ring. Unreliable states are left to a later file.
         """
         tasks = self.tasks.copy()
-        wait = ("tid", "mode", "switch_out_ns")
-        same = _are_among(tasks, later.tasks[later.waiting()], wait)
+        same = _are_among(tasks, later.tasks[later.waiting()], ("tid", "mode", "switch_out_ns"))
         tasks["waits"] *= same & (tasks["switch_out_ns"] < drained_ns)
         sure, others = _sound(self.budgets), _sound(later.budgets)
         thread = ("tid", "begin_ns")

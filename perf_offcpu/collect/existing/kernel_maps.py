@@ -90,8 +90,7 @@ class KernelMaps:
         for (address, name), (end, _) in zip(programs, following, strict=True):
             if address and 0 < end - address < 1 << 32:
                 symbol = {"addr": address, "len": end - address, "name": name}
-                kind = {"ksym_type": KSYMBOL_TYPE_BPF, "flags": 0}
-                yield synthesized(RecordType.KSYMBOL, 0, symbol | kind)
+                yield synthesized(RecordType.KSYMBOL, 0, symbol | {"ksym_type": KSYMBOL_TYPE_BPF, "flags": 0})
 
 
 def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:

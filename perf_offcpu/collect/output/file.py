@@ -242,8 +242,7 @@ class OutputFile:
         counters = counts.counters | self._inventory.take_losses() | dict(more)
         if period := self.options.off_cpu_period_ns:
             counters[losses.SAMPLING_PERIOD] = Counter(1, period)
-        event = self.collector.counters_event
-        sample = counters_sample(event, self._span(recording), counters)
+        sample = counters_sample(self.collector.counters_event, self._span(recording), counters)
         self.append(*lost_records(counts.lost), sample)
         return ended
 

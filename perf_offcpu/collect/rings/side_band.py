@@ -181,8 +181,7 @@ class SideBand:
             values = _LAYOUT.unpack(bytes(record[_HEAD:_NAME]) + b"\0" * 8, NATIVE, 0)
             place = values["pid"], values["addr"], values["addr"] + values["len"]
             device, name = (values["maj"], values["min"]), _name_of(record)
-            file = key_of(device, values["ino"], name)
-            if (known := self._build_ids.get(file)) is None:
+            if (known := self._build_ids.get(key_of(device, values["ino"], name))) is None:
                 items.append((device, key, (*place, values["ino"], name)))
             else:
                 build_ids[key] = known

@@ -100,8 +100,7 @@ class Parser(argparse.ArgumentParser):
         """Return the typed word: argparse of Python 3.14 takes `-z` out of `-z99` and reports `-99`."""
         if word in self._words:
             return word
-        attached = re.compile(f"-[^-]{re.escape(word[1:])}")
-        return next(filter(attached.fullmatch, self._words), word)
+        return next(filter(re.compile(f"-[^-]{re.escape(word[1:])}").fullmatch, self._words), word)
 
 
 def spelled_like(word: str, names: Iterable[str]) -> str:

@@ -87,8 +87,7 @@ class _Writer:
         """Make wakers' stacks details of the waits: wake-ups by interrupts have no mark to show them."""
         nodes, self.waker_text = np.unique(self.waker_node, return_inverse=True)
         waker_nodes = nodes[nodes >= 0]
-        stacks = path_texts(self.tree, waker_nodes)
-        texts = [interned.annotation("waker stack", stack) for stack in stacks]
+        texts = [interned.annotation("waker stack", stack) for stack in path_texts(self.tree, waker_nodes)]
         self.waker_details = from_bytes([b""] * (len(nodes) - len(waker_nodes)) + texts)
 
     def parts(self) -> Iterator[bytes]:

@@ -49,8 +49,7 @@ def running_kallsyms(cache: DiskCache | None) -> Kallsyms:
     if cache is None or state is None:
         return load_kallsyms()
     name = cache_name(KIND, kernel_build_id(), *state)
-    columns = cache.read(name)
-    if kept := _from_columns(columns or {}):
+    if kept := _from_columns(cache.read(name) or {}):
         return kept
     kallsyms = load_kallsyms()
     if not kallsyms.hidden and _state() == state:

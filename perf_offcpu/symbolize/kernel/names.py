@@ -164,11 +164,9 @@ class KernelNames:
         rows: I64 = np.flatnonzero(names.dso == self.strings.intern(KERNEL_DSO))
         if self.lines is None or not len(rows):
             return
-        release = self.recording.meta.os_release
-        vmlinux = self._vmlinux or find_vmlinux(self.build_id, release, self.search)
+        vmlinux = self._vmlinux or find_vmlinux(self.build_id, self.recording.meta.os_release, self.search)
         if vmlinux is not None:
-            moved = self._as_linked(vmlinux, addresses[rows])
-            self.lines.add(vmlinux, moved, rows, names, KERNEL_DSO)
+            self.lines.add(vmlinux, self._as_linked(vmlinux, addresses[rows]), rows, names, KERNEL_DSO)
 
 
 def _past_prefixes(symbols: SymbolTable, rows: I32, addresses: U64) -> I32:

@@ -204,8 +204,7 @@ class LineNames:
             return 0
         files = self._interned(calls.file, lines.table, names=False)
         last = np.append(calls.row[1:] != calls.row[:-1], True)
-        first = np.append(True, last[:-1])
-        own = np.flatnonzero(last if self.inline else first)
+        own = np.flatnonzero(last if self.inline else np.append(True, last[:-1]))
         names.file[rows[calls.row[own]]], names.line[rows[calls.row[own]]] = files[own], calls.line[own]
         inner = np.flatnonzero(~last)
         if not self.inline or not len(inner):

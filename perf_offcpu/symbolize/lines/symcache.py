@@ -108,8 +108,7 @@ class Symcache:
 
     def has_lines(self) -> bool:
         """Return True if any address has a source line."""
-        has_file = self._locations["file"] < len(self._files)
-        return bool(np.any(has_file & (self._locations["line"] > 0)))
+        return bool(np.any((self._locations["file"] < len(self._files)) & (self._locations["line"] > 0)))
 
     def lookup(self, addresses: U64) -> Calls:
         """Return the functions at n addresses, relative to the first segment of the object. Addresses without a source
