@@ -2,10 +2,8 @@
 /*
  * The mapped file whose page a task waits for in a page fault, which no system call names.
  *
- * folio_wait_bit_common() (mm/filemap.c) puts a struct wait_page_queue on the stack of the task:
- * the folio, the task, and the function that is called when the folio is ready. It stands there
- * from before the task leaves its CPU until after it has come back, above the stack pointer that
- * the task had at that switch.
+ * folio_wait_bit_common() (mm/filemap.c) keeps a struct wait_page_queue on the stack of the task,
+ * above its stack pointer, as long as it waits: the folio, the task, and the function to call.
  */
 #pragma once
 
