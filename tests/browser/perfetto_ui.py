@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perfetto's trace processor, and chrome://tracing's importer, in Chromium: what they make of our traces.
-
-Both come with the npm package `programs.perfetto`. The trace processor is a worker that speaks the
-messages of protos/perfetto/trace_processor/trace_processor.proto; the perfetto package has their descriptor.
-"""
+"""Perfetto's trace processor, and chrome://tracing's importer, in Chromium: what they make of our traces. Both come
+with the npm package `programs.perfetto`. The trace processor is a worker that speaks the messages of
+protos/perfetto/trace_processor/trace_processor.proto; the perfetto package has their descriptor."""
 
 import base64
 import contextlib

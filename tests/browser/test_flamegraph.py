@@ -51,8 +51,14 @@ def simple() -> Profile:
     return builder.build()
 
 
-def test_widths_are_weights(browser: Browser, show: Show) -> None:
-    show(simple())
+@pytest.fixture
+def shown(show: Show) -> Profile:
+    """The page of `simple()`, already open."""
+    show(profile := simple())
+    return profile
+
+
+def test_widths_are_weights(browser: Browser, shown: Profile) -> None:
     drawn = boxes(browser)
     whole = drawn["all"]["width"]
     shares = {label: round(box["width"] / whole, 3) for label, box in drawn.items()}
@@ -64,16 +70,14 @@ def test_widths_are_weights(browser: Browser, show: Show) -> None:
     assert drawn["idle"]["x"] == pytest.approx(drawn["handle"]["x"] + drawn["handle"]["width"])
 
 
-def test_title_totals_and_facts(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_title_totals_and_facts(browser: Browser, shown: Profile) -> None:
     assert browser.run("return document.title") == "Off-CPU time (offcpu-time) on box: record ./server"
     assert text(browser, "title") == browser.run("return document.title")
     assert text(browser, "summary") == "10 s (10,000,000,000 ns) waiting in 5 waits"
     assert "Lost3 records lost" in text(browser, "facts")
 
 
-def test_click_zooms_and_reset_brings_all_back(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_click_zooms_and_reset_brings_all_back(browser: Browser, shown: Profile) -> None:
     before = boxes(browser)
     browser.click(*middle(before["handle"]))
     zoomed = boxes(browser)
@@ -86,15 +90,13 @@ def test_click_zooms_and_reset_brings_all_back(browser: Browser, show: Show) -> 
     assert browser.run("return document.getElementById('reset').disabled") is True
 
 
-def test_click_on_nothing_does_nothing(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_click_on_nothing_does_nothing(browser: Browser, shown: Profile) -> None:
     before = boxes(browser)
     browser.click(before["logger"]["x"] + 3, before["io_wait"]["y"] + 3)
     assert boxes(browser) == before
 
 
-def test_tooltip(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_tooltip(browser: Browser, shown: Profile) -> None:
     browser.hover(*middle(boxes(browser)["read"]))
     lines = browser.run("return Array.from(document.querySelectorAll('#tip div'), (line) => line.textContent)")
     assert lines == ["read", "in libc.so.6", "waiting: 6 s (6,000,000,000 ns), 3 waits, average 2 s", "60.00 % of all"]
@@ -127,8 +129,7 @@ def test_compared_red_has_grown_and_blue_has_shrunk(browser: Browser, show: Show
     assert "change +1,000,000,000 ns (new)" in text(browser, "tip")
 
 
-def test_search(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_search(browser: Browser, shown: Profile) -> None:
     frame = boxes(browser)["idle"]
     plain = colour_at(browser, frame, 0.9)
     browser.type("/")
@@ -149,8 +150,7 @@ def test_search_for_an_invalid_expression(browser: Browser, show: Show) -> None:
     assert browser.run("return document.getElementById('search').getAttribute('aria-invalid')") == "true"
 
 
-def test_keys(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_keys(browser: Browser, shown: Profile) -> None:
     browser.run("document.getElementById('graph').focus()")
 
     def status_after(*keys: str) -> str:
@@ -185,8 +185,7 @@ def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
     assert browser.run("return typeof hacked") == "undefined"
 
 
-def test_the_policy_stops_scripts_and_network(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_the_policy_stops_scripts_and_network(browser: Browser, shown: Profile) -> None:
     script = """
         const blocked = [];
         const note = (event) => blocked.push(event.effectiveDirective);
@@ -241,8 +240,7 @@ def test_nothing_to_draw(browser: Browser, show: Show) -> None:
     assert list(boxes(browser)) == ["all"]
 
 
-def test_icicle(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_icicle(browser: Browser, shown: Profile) -> None:
     browser.run("document.getElementById('flip').click()")
     browser.settle()
     drawn = boxes(browser)
@@ -251,8 +249,7 @@ def test_icicle(browser: Browser, show: Show) -> None:
     assert "idle" not in boxes(browser)
 
 
-def test_dark_and_light(browser: Browser, show: Show) -> None:
-    show(simple())
+def test_dark_and_light(browser: Browser, shown: Profile) -> None:
     lightness = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     browser.prefer("dark")
     assert browser.run(lightness) < 60
@@ -267,8 +264,7 @@ def test_dark_and_light(browser: Browser, show: Show) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(320, 480), (390, 844), (844, 390)])
-def test_small_screens(browser: Browser, show: Show, width: int, height: int) -> None:
-    show(simple())
+def test_small_screens(browser: Browser, shown: Profile, width: int, height: int) -> None:
     browser.resize(width, height)
     assert browser.run("return document.documentElement.scrollWidth") <= width
     drawn = boxes(browser)

@@ -58,6 +58,13 @@ def threads(number: int = 3) -> Profile:
     return builder.build()
 
 
+@pytest.fixture
+def shown(show: Show) -> Profile:
+    """The page of `threads()`, already open."""
+    show(profile := threads())
+    return profile
+
+
 def press(browser: Browser, selector: str) -> None:
     """Click on an element, wherever it is in the window."""
     script = """
@@ -243,8 +250,7 @@ def test_weights_above_2_to_53_stay_exact(browser: Browser, show: Show) -> None:
 # ---- controls ------------------------------------------------------------------------------------------
 
 
-def test_a_drag_over_lanes_selects_time_and_threads(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_a_drag_over_lanes_selects_time_and_threads(browser: Browser, shown: Profile) -> None:
     drag(browser, place(browser, 101, 100 * MS), place(browser, 102, 300 * MS))
     script = """
         const { sel } = page.state;
@@ -260,8 +266,7 @@ def test_a_drag_over_lanes_selects_time_and_threads(browser: Browser, show: Show
     assert text(browser, "subject") == "Everything"
 
 
-def test_a_drag_on_the_axis_selects_all_threads(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_a_drag_on_the_axis_selects_all_threads(browser: Browser, shown: Profile) -> None:
     x0, _ = place(browser, 101, 100 * MS)
     x1, _ = place(browser, 101, 200 * MS)
     y = browser.run("const box = document.getElementById('axis').getBoundingClientRect(); return box.bottom - 6")
@@ -270,8 +275,7 @@ def test_a_drag_on_the_axis_selects_all_threads(browser: Browser, show: Show) ->
     assert text(browser, "subject").startswith("100")
 
 
-def test_a_click_shows_a_wait_its_stack_and_its_waker(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_a_click_shows_a_wait_its_stack_and_its_waker(browser: Browser, shown: Profile) -> None:
     browser.click(*place(browser, 102, 27 * MS))
     panel = text(browser, "panel")
     assert "Thread" in panel and "t1 102 (pid 100)" in panel
@@ -325,8 +329,7 @@ def test_waits_drawn_by_length_have_a_weight_besides(browser: Browser, show: Sho
     assert "125 us" in panel, "the run queue within its length"
 
 
-def test_keys(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_keys(browser: Browser, shown: Profile) -> None:
     browser.run("document.getElementById('lanes').focus()")
     span = "return page.lanes.view.to - page.lanes.view.from"
     whole = browser.run(span)
@@ -349,8 +352,7 @@ def test_keys(browser: Browser, show: Show) -> None:
     assert text(browser, "subject") == "Everything" and browser.run("return page.state.wait") == -1
 
 
-def test_wheel_zooms_and_pans(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_wheel_zooms_and_pans(browser: Browser, shown: Profile) -> None:
     turn = """
         const [x, y, options] = arguments;
         document.getElementById("lanes").dispatchEvent(new WheelEvent("wheel",
@@ -366,8 +368,7 @@ def test_wheel_zooms_and_pans(browser: Browser, show: Show) -> None:
     assert browser.run("return page.lanes.view.from") == moved, "the bare wheel scrolls"
 
 
-def test_fingers_pan_and_zoom(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_fingers_pan_and_zoom(browser: Browser, shown: Profile) -> None:
     script = """
         const canvas = document.getElementById("lanes"), box = canvas.getBoundingClientRect();
         const fire = (name, pointerId, x) => canvas.dispatchEvent(new PointerEvent(name,
@@ -413,8 +414,7 @@ def test_classes_of_the_legend_select(browser: Browser, show: Show) -> None:
     assert text(browser, "subject") == "Everything"
 
 
-def test_search_marks_waits_and_frames(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_search_marks_waits_and_frames(browser: Browser, shown: Profile) -> None:
     browser.type("/work_1")
     assert text(browser, "matched") == "300 ms in 30 waits match"
     assert browser.run("return page.state.dim.reduce((sum, one) => sum + one, 0)") == 61
@@ -422,8 +422,7 @@ def test_search_marks_waits_and_frames(browser: Browser, show: Show) -> None:
     assert text(browser, "matched") == "" and browser.run("return page.state.dim") is None
 
 
-def test_lanes_by_process_and_in_other_orders(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_lanes_by_process_and_in_other_orders(browser: Browser, shown: Profile) -> None:
     lanes = """
         const { tid } = page.rec.data.tracks;
         return page.lanes.view.lanes.map((one) => (one.track < 0 ? -one.pid : tid[one.track]));
@@ -442,8 +441,7 @@ def test_lanes_by_process_and_in_other_orders(browser: Browser, show: Show) -> N
     assert browser.run(lanes) == [-100, 103]
 
 
-def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_tables_flame_graph_and_histogram_follow_the_selection(browser: Browser, shown: Profile) -> None:
     browser.run("page.selectTracks([1])")
     browser.settle()
     labels = {box["label"] for box in browser.run("return page.graph.boxes()")}
@@ -493,8 +491,7 @@ def test_critical_path_has_a_lane(browser: Browser, tmp_path: Path) -> None:
     assert browser.console() == []
 
 
-def test_buttons_of_the_flame_graph(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_buttons_of_the_flame_graph(browser: Browser, shown: Profile) -> None:
     assert "lock" in text(browser, "flamelegend")
     press(browser, "#byclass")
     assert "waiting, kernel" in text(browser, "flamelegend")
@@ -514,8 +511,7 @@ COLOUR = """
 """
 
 
-PAUSED = ((-10, 11), (19, 600))
-"""Times that are recorded, ms."""
+PAUSED = ((-10, 11), (19, 600))  # times that are recorded, ms
 
 
 @pytest.mark.parametrize(("parts", "host", "times", "expected"), [
@@ -536,8 +532,7 @@ def test_nothing_runs_while_nothing_is_recorded(
     assert colours == [theme[name] for name in expected]
 
 
-def test_colours_of_lanes_and_themes(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_colours_of_lanes_and_themes(browser: Browser, shown: Profile) -> None:
     lock = browser.run(COLOUR, *place(browser, 101, 4 * MS))
     queue = browser.run(COLOUR, *place(browser, 101, 9.5 * MS))
     running = browser.run(COLOUR, *place(browser, 101, 14 * MS))
@@ -586,8 +581,7 @@ def test_screens(browser: Browser, show: Show, size: tuple[int, int]) -> None:
     assert browser.run(hidden) == []
 
 
-def test_names_for_screen_readers(browser: Browser, show: Show) -> None:
-    show(threads())
+def test_names_for_screen_readers(browser: Browser, shown: Profile) -> None:
     nameless = """
         const named = (one) => one.ariaLabel || one.getAttribute("aria-labelledby") || one.textContent.trim();
         return [...document.querySelectorAll("button, input, select, canvas, section, [role]")]

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perfetto's trace processor and page, and chrome://tracing's importer, open our files; see `perfetto_ui`.
-
-They are those of 2021: the native format's arrows and thread states are younger. That trace processor cuts
-off what is left of a Chrome trace's times below a nanosecond, so they may be 1 ns too early.
-"""
+"""Perfetto's trace processor and page, and chrome://tracing's importer, open our files; see `perfetto_ui`. They are
+those of 2021: the native format's arrows and thread states are younger. That trace processor cuts off what is left of a
+Chrome trace's times below a nanosecond, so they may be 1 ns too early."""
 
 import json
 import time
@@ -55,13 +53,10 @@ def mixed() -> Profile:
     return builder.build()
 
 
-both_profiles = pytest.mark.parametrize(
-    "made",
-    [
-        pytest.param(mixed, id="mixed"),
-        pytest.param(lambda: large_profile(3000, 50, threads=16), id="large", marks=pytest.mark.long),
-    ],
-)
+both_profiles = pytest.mark.parametrize("made", [
+    pytest.param(mixed, id="mixed"),
+    pytest.param(lambda: large_profile(3000, 50, threads=16), id="large", marks=pytest.mark.long),
+])  # fmt: skip
 
 
 def placed(profile: Profile) -> tuple[Timeline, Wakeups]:
@@ -122,12 +117,8 @@ def test_chrome_trace_in_perfetto(browser: Browser, address: str, made: Any) -> 
     expected = {category: number for (phase, category), number in events.items() if phase in "Xi"}
     assert dict(counts) == expected
     assert trace.query("select count(*) from flow") == [(events["f", "wakeup"],)]
-    found = sorted(
-        trace.query(
-            "select tid, ts, dur from slice join thread_track on slice.track_id = thread_track.id "
-            "join thread using (utid) where category = 'offcpu' and tid < 4194304"
-        )
-    )
+    select = "select tid, ts, dur from slice join thread_track on slice.track_id = thread_track.id "
+    found = sorted(trace.query(f"{select}join thread using (utid) where category = 'offcpu' and tid < 4194304"))
     # A time that came out 1 ns too early must not change the order of the waits.
     waits = sorted(waits_of(profile).elements())
     assert len(found) == len(waits)

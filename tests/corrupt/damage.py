@@ -98,5 +98,4 @@ def periods(recording: Recording) -> dict[str, list[int]]:
     return found
 
 
-SOUND = {"cpu-clock": [10], "offcpu-time": [900]}
-"""`periods` of the smallest recording."""
+SOUND = {"cpu-clock": [10], "offcpu-time": [900]}  # `periods` of the smallest recording

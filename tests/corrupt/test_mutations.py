@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage at random: whatever a file holds, there is a Recording or a reason, soon and in little memory.
-
-A sample of what `tests/fuzz/mutate.py` does with 100 000 copies, `tests/fuzz/prefixes.py` with each prefix.
-"""
+"""Damage at random: whatever a file holds, there is a Recording or a reason, soon and in little memory. A sample of
+what `tests/fuzz/mutate.py` does with 100 000 copies, `tests/fuzz/prefixes.py` with each prefix."""
 
 import random
 
@@ -11,8 +9,7 @@ from builders.mutations import content, mutated, survive
 from builders.zoo import as_file, recordings
 
 ZOO = recordings()
-SECONDS = 5.0
-"""A step takes some milliseconds; on a busy machine, what does not end by itself still takes longer."""
+SECONDS = 5.0  # A step takes some milliseconds; on a busy machine, what does not end by itself still takes longer
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -24,10 +21,8 @@ def test_seeded_damage(name: str) -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_prefixes(name: str) -> None:
-    """Cut at each thirteenth of the first 300 bytes, and at some of the others.
-
-    Most prefixes have the records, events and features of a shorter one: these are only cut into records.
-    """
+    """Cut at each thirteenth of the first 300 bytes, and at some of the others. Most prefixes have the records, events
+    and features of a shorter one: these are only cut into records."""
     data, seen = ZOO[name], set[bytes]()
     for size in [*range(0, 300, 13), *range(300, len(data), max(1, len(data) // 10))]:
         with as_file(data[:size]) as path:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A coverage-guided fuzzer for frame rules: `python tests/fuzz/frames.py [-max_total_time=S] [CORPUS]`.
-
-Needs atheris (`pip install atheris`). An input is a section .eh_frame; its table is made, and a few stacks
-whose words point into its code are unwound by it. Any exception ends the run.
-"""
+"""A coverage-guided fuzzer for frame rules: `python tests/fuzz/frames.py [-max_total_time=S] [CORPUS]`. Needs atheris
+(`pip install atheris`). An input is a section .eh_frame; its table is made, and a few stacks whose words point into its
+code are unwound by it. Any exception ends the run."""
 
 import sys
 import tempfile
@@ -31,11 +29,8 @@ def one_input(data: bytes) -> None:
     """Make the table and walk."""
     table = table_of(data)
     assert bool((table.start[1:] > table.start[:-1]).all())
-    recording = Recording(
-        spaces=Spaces.filled(1),
-        maps=Maps.filled(1, end=np.array([2**63], np.uint64), dso=np.array([0])),
-        dsos=Dsos.filled(1),
-    )
+    maps = Maps.filled(1, end=np.array([2**63], np.uint64), dso=np.array([0]))
+    recording = Recording(spaces=Spaces.filled(1), maps=maps, dsos=Dsos.filled(1))
     lookup = CfiLookup(recording, X86, lambda _: FileTable(table, lambda offsets: offsets))
     places = np.append(table.start, np.uint64(1)) + np.uint64(1)
     words = np.resize(places, WALKS * WORDS)

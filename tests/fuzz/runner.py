@@ -12,8 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-HANG_S = 10.0
-"""CPU time after which a check is interrupted."""
+HANG_S = 10.0  # CPU time after which a check is interrupted
 
 Check = Callable[[int], tuple[str, float]]
 """Return what was read, and the longest CPU time of a step; raise if it went wrong."""

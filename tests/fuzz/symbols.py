@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A coverage-guided fuzzer for all readers of symbols: `python tests/fuzz/symbols.py [OPTIONS] [CORPUS]`.
-
-Needs atheris (`pip install atheris`). The first byte of an input chooses the reader; anything but a result or
-an error of this project, or memory without bounds, is a finding. `others.py` mutates the same seeds.
-"""
+"""A coverage-guided fuzzer for all readers of symbols: `python tests/fuzz/symbols.py [OPTIONS] [CORPUS]`. Needs atheris
+(`pip install atheris`). The first byte of an input chooses the reader; anything but a result or an error of this
+project, or memory without bounds, is a finding. `others.py` mutates the same seeds."""
 
 import contextlib
 import gzip
@@ -89,13 +87,8 @@ def read_symcache(data: bytes) -> None:
 
 
 READERS: Sequence[Callable[[bytes], None]] = (
-    read_elf,
-    read_module,
-    read_kallsyms,
-    lambda data: look(parse_perf_map(data)),
-    read_cache,
-    read_symcache,
-)
+    read_elf, read_module, read_kallsyms, lambda data: look(parse_perf_map(data)), read_cache, read_symcache,
+)  # fmt: skip
 
 
 def one_input(data: bytes) -> None:

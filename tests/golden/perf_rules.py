@@ -11,8 +11,7 @@ from perf_offcpu.model.recording import Recording
 BLOCKER = "/root/blocker"
 KERNEL = "[kernel.kallsyms]"
 UNKNOWN = "[unknown]"
-DUMMY_TIME = "18446744069.414584"
-"""Times of sums as perf prints them: ~0 << 32 ns and the like."""
+DUMMY_TIME = "18446744069.414584"  # times of sums as perf prints them: ~0 << 32 ns and the like
 
 HEAD_FIELDS = ("comm", "tid", "cpu", "time", "period", "event")
 FRAME_FIELDS = ("ip", "sym", "dso")
@@ -20,10 +19,8 @@ FRAME_FIELDS = ("ip", "sym", "dso")
 
 @dataclass(frozen=True)
 class Difference:
-    """A field of a sample, or of one of its frames, that differs between perf and us.
-
-    `field` is "missing" for a frame that only perf has, "extra" for one that only we have.
-    """
+    """A field of a sample, or of one of its frames, that differs between perf and us. `field` is "missing" for a frame
+    that only perf has, "extra" for one that only we have."""
 
     field: str
     perf: Printed

@@ -102,10 +102,8 @@ def test_totals_by_symbol(pair: tuple[Path, Path], symbols: SymbolizeOptions) ->
 
 
 def _alike(totals: Totals) -> Totals:
-    """Leave out names that perf 6.1 does not know: stubs of a PLT and, in the other byte order, BPF programs.
-
-    It has no names for .plt.got, and does not turn the addresses of KSYMBOL records.
-    """
+    """Leave out names that perf 6.1 does not know: stubs of a PLT and, in the other byte order, BPF programs. It has no
+    names for .plt.got, and does not turn the addresses of KSYMBOL records."""
     alike: Totals = Counter()
     for (event, comm, symbol), period in totals.items():
         nameless = symbol.endswith("@plt") or symbol.startswith("bpf_prog_")

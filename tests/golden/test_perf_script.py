@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of samples compared with perf 7.2's, sample by sample and frame by frame.
-
-`NAME.script.txt.xz` is the output of `perf script --no-inline` for `NAME.data`. Each difference must be
-explained by a rule with a reason, and each rule must be needed for the recordings that it names and no
-others: a rule that explains nothing fails the test as well.
-"""
+"""The text of samples compared with perf 7.2's, sample by sample and frame by frame. `NAME.script.txt.xz` is the output
+of `perf script --no-inline` for `NAME.data`. Each difference must be explained by a rule with a reason, and each rule
+must be needed for the recordings that it names and no others: a rule that explains nothing fails the test as well."""
 
 import io
 import lzma
@@ -104,16 +101,11 @@ def test_a_rule_is_no_blanket() -> None:
         return Printed(**{**vars(perf), "pid": 126, "rest": "flags=-", **changes})
 
     for wrong in (
-        ours(period=101),
-        ours(tid=127),
-        ours(comm="sleeper"),
-        ours(time="-"),
-        ours(event="cpu-clock"),
-        ours(frames=[]),
-        ours(frames=[Frame(0x1001, "main+0x11", BLOCKER)]),
+        ours(period=101), ours(tid=127), ours(comm="sleeper"), ours(time="-"), ours(event="cpu-clock"),
+        ours(frames=[]), ours(frames=[Frame(0x1001, "main+0x11", BLOCKER)]),
         ours(frames=[Frame(0x1000, UNKNOWN, UNKNOWN)]),
         ours(frames=[*frames, Frame(0x2000, UNKNOWN, UNKNOWN)]),
-    ):
+    ):  # fmt: skip
         found = list(differences(Recording(), perf, wrong))
         assert found
         for one in found:

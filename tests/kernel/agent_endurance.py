@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent for minutes: killed at random moments, on a full disk, with a server that misbehaves.
-
-Takes some minutes, so that it runs on request only: `scripts/test tests/kernel/agent_endurance.py`.
-PERF_OFFCPU_TEST_ROUNDS is the number of kills, PERF_OFFCPU_TEST_SEEDS the seed of the moments.
-"""
+"""The agent for minutes: killed at random moments, on a full disk, with a server that misbehaves. Takes some minutes,
+so that it runs on request only: `scripts/test tests/kernel/agent_endurance.py`. PERF_OFFCPU_TEST_ROUNDS is the number
+of kills, PERF_OFFCPU_TEST_SEEDS the seed of the moments."""
 
 import contextlib
 import hashlib

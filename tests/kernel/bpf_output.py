@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perf bpf-output events with rings, and the off-cpu payload read word by word.
-
-Deliberately written apart from perf_offcpu's own rings, layouts and reader, so that the tests of the BPF
-program hold its output against the description of the format and not against another part of the project.
-"""
+"""Perf bpf-output events with rings, and the off-cpu payload read word by word. Deliberately written apart from
+perf_offcpu's own rings, layouts and reader, so that the tests of the BPF program hold its output against the
+description of the format and not against another part of the project."""
 
 import ctypes
 import mmap

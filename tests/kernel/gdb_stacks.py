@@ -85,11 +85,8 @@ def _unwound(threads: list[list[Any]], maps: bytes) -> list[Stop]:
         return []
     registers = [[row[0][place] for place in np.argsort(_BITS)] for row in threads]
     stacks = [np.frombuffer(bytes.fromhex(row[1]), np.uint64).tolist() for row in threads]
-    snapshots = Snapshots(
-        np.full(len(threads), sum(1 << bit for bit in _BITS), np.uint64),
-        Ragged.from_lists(registers),
-        Ragged.from_lists(stacks),
-    )
+    masks = np.full(len(threads), sum(1 << bit for bit in _BITS), np.uint64)
+    snapshots = Snapshots(masks, Ragged.from_lists(registers), Ragged.from_lists(stacks))
     unwinder = Unwinder(_recording(maps), Search())
     rows = np.arange(len(threads))
     found = unwinder.unwind(snapshots, rows, np.zeros(len(threads), np.int32))
@@ -101,21 +98,12 @@ def _unwound(threads: list[list[Any]], maps: bytes) -> list[Stop]:
 
 def _recording(maps: bytes) -> Recording:
     code = sorted((one for one in parse_maps(maps) if b"x" in one.permissions), key=lambda one: one.start)
-    strings = Strings()
-    names = strings.intern_all(one.name for one in code)
-    return Recording(
-        strings=strings,
-        spaces=Spaces.filled(1),
-        maps=Maps.filled(
-            len(code),
-            start=np.array([one.start for one in code], np.uint64),
-            end=np.array([one.end for one in code], np.uint64),
-            pgoff=np.array([one.offset for one in code], np.uint64),
-            dso=np.arange(len(code)),
-        ),
-        dsos=Dsos.filled(len(code), path=names),
-        meta=Meta(arch=platform.machine()),
-    )
+    strings, size = Strings(), len(code)
+    dsos = Dsos.filled(size, path=strings.intern_all(one.name for one in code))
+    start, end, pgoff = np.array([(one.start, one.end, one.offset) for one in code], np.uint64).T
+    table = Maps.filled(size, start=start, end=end, pgoff=pgoff, dso=np.arange(size))
+    meta = Meta(arch=platform.machine())
+    return Recording(strings=strings, spaces=Spaces.filled(1), maps=table, dsos=dsos, meta=meta)
 
 
 def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Stop]:

@@ -36,15 +36,12 @@ LIBC.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 4, ctypes.c_long]
 MS_REC, MS_PRIVATE, SYS_EXIT = 0x4000, 1 << 18, 60
 READ, READ_EXEC = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_EXEC
 SCALE = int(sys.argv[1])
-SERVER_S = 300 * SCALE
-"""Time after which the file system ends in any case: all waits for it end, too."""
+SERVER_S = 300 * SCALE  # time after which the file system ends in any case: all waits for it end, too
 PLACE = tempfile.mkdtemp(prefix="hostile.", dir="/var/tmp")
-GROUPS = ((1150 if SCALE > 1 else 70, 1), (30, 200))
-"""Depth of nested control groups, and length of their names."""
+GROUPS = ((1150 if SCALE > 1 else 70, 1), (30, 200))  # depth of nested control groups, and length of their names
 FUSE = f"{PLACE}/fuse"
 HUNG = f"{FUSE}/file"
-HANGS = os.pipe()
-"""Its end: the file system hangs."""
+HANGS = os.pipe()  # its end: the file system hangs
 
 
 # A file system that hangs. Source: include/uapi/linux/fuse.h
@@ -70,12 +67,9 @@ def serve(fd: int, content: bytes) -> None:
             INIT: struct.pack("=4I2H2I2H8I", 7, 31, 1 << 16, 0, 12, 10, 1 << 17, 1, 32, *[0] * 9),
             LOOKUP: struct.pack("=4Q2I", 2, 0, 0, 0, 0, 0) + of_file,
             GETATTR: struct.pack("=Q2I", 0, 0, 0) + attributes,
-            OPEN: struct.pack("=Q2I", 1, 0, 0),
-            READ_FILE: content[slice(*_range(request))],
-            POLL: bytes(8),
-            RELEASE: b"",
-            FLUSH: b"",
-        }
+            OPEN: struct.pack("=Q2I", 1, 0, 0), READ_FILE: content[slice(*_range(request))],
+            POLL: bytes(8), RELEASE: b"", FLUSH: b"",
+        }  # fmt: skip
         answer = answers.get(kind)
         error = 0 if answer is not None else 38  # ENOSYS
         with contextlib.suppress(OSError):  # it was not waited for

@@ -33,8 +33,7 @@ pytestmark = pytest.mark.beside
 
 OF_EACH_TIME = {"id", "btf_id"}
 REFUSED = bytes.fromhex("9500000000000000")  # exit without a result
-SMALL = OffCpuConfig(objects=False, budget=False)
-"""Takes half of the time to compile."""
+SMALL = OffCpuConfig(objects=False, budget=False)  # takes half of the time to compile
 
 
 @pytest.fixture

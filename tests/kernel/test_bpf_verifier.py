@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions that the verifier follows: users wait for it at each start, and it gives up at a million.
-
-Kernels differ in how well they see that two paths are one, so there has to be room. Kernels before 6.9 lack
-may_goto, without which the verifier follows each round of a loop; the programs for them are tested here, too.
-"""
+"""Instructions that the verifier follows: users wait for it at each start, and it gives up at a million. Kernels differ
+in how well they see that two paths are one, so there has to be room. Kernels before 6.9 lack may_goto, without which
+the verifier follows each round of a loop; the programs for them are tested here, too."""
 
 import ctypes
 import os
@@ -36,15 +34,10 @@ SAMPLED = EVERYTHING | {"off_cpu_period_ns": 1_000_000}
 
 
 class Followed(NamedTuple):
-    """A program that was loaded.
+    """A program that was loaded."""
 
-    Args:
-        instructions: number that the verifier looked at.
-        loops: number of instructions may_goto in the program.
-    """
-
-    instructions: int
-    loops: int
+    instructions: int  # number that the verifier looked at
+    loops: int  # number of instructions may_goto
 
 
 def load_followed(
@@ -70,13 +63,11 @@ FORMS = {"default": {}, "callers": {"copy_bytes": 8192}, "everything": EVERYTHIN
 def forms(*usual: str) -> pytest.MarkDecorator:
     """Return a parameter `asked` of all forms; but for the usual ones they are further examples."""
     marks = {name: () if name in usual else pytest.mark.long for name in FORMS}
-    return pytest.mark.parametrize(
-        "asked", [pytest.param(form, id=name, marks=marks[name]) for name, form in FORMS.items()]
-    )
+    forms = [pytest.param(form, id=name, marks=marks[name]) for name, form in FORMS.items()]
+    return pytest.mark.parametrize("asked", forms)
 
 
-largest_forms = forms("everything")
-"""For forms of the programs that few kernels need."""
+largest_forms = forms("everything")  # for forms of the programs that few kernels need
 
 
 def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, Followed]:
@@ -84,13 +75,9 @@ def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     seen: dict[str, Followed] = {}
 
     def count_and_load(
-        kind: ProgramType,
-        name: str,
-        code: bytes,
-        license_text: str,
-        btf_id: int = 0,
-        attach: AttachType = AttachType.NONE,
-    ) -> int:
+        kind: ProgramType, name: str, code: bytes, license_text: str,
+        btf_id: int = 0, attach: AttachType = AttachType.NONE,
+    ) -> int:  # fmt: skip
         fd, count = load_followed(kind, name, code, license_text, btf_id, attach)
         seen[name] = Followed(count, code[::8].count(MAY_GOTO))
         return fd

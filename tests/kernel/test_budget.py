@@ -14,8 +14,7 @@ from workload.measured import Thread, parse
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Budget, Recording, SampleFlag
 
-STOLEN = 5 * MS
-"""Time, besides 5 %, that a busy host may take: to the kernel it is neither running nor waiting."""
+STOLEN = 5 * MS  # time, besides 5 %, that a busy host may take: to the kernel it is neither running nor waiting
 
 _BLOCKED = ("interruptible_ns", "uninterruptible_ns", "idle_ns", "stopped_ns", "other_ns")
 
@@ -115,11 +114,8 @@ def test_threads_without_any_sample_are_in_the_report(tmp_path: Path) -> None:
 
 
 def test_it_agrees_with_the_switches_that_perf_records(both: tuple[Recording, dict[str, Thread], Beside]) -> None:
-    """Off-CPU time of each thread within 1 %, or 10 us a switch; from its first switch-out on.
-
-    How long a new thread waited for its first CPU only we know; it is no longer than the thread says it took
-    to begin its work.
-    """
+    """Off-CPU time of each thread within 1 %, or 10 us a switch; from its first switch-out on. How long a new thread
+    waited for its first CPU only we know; it is no longer than the thread says it took to begin its work."""
     recording, threads, beside = both
     assert len(beside.waiting) >= 3
     births = int(row_of(recording, threads["waiter"].tid).preempted_ns[0])

@@ -38,10 +38,8 @@ def figures(tid: int) -> Figures | None:
 
 
 def session(leader: int) -> list[tuple[int, int, str]]:
-    """Return thread ids, process groups and states of the processes of a session.
-
-    Some of stress-ng's workers leave its process group, and change their names to what is no text.
-    """
+    """Return thread ids, process groups and states of the processes of a session. Some of stress-ng's workers leave its
+    process group, and change their names to what is no text."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
         try:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of user stacks by need, of programs without frame pointers: each stack once, and as far as it reaches; sums
-of short waits by caller have whole stacks, and right times.
-"""
+"""Copies of user stacks by need, without frame pointers: each once and whole; sums by caller have whole ones, too."""
 
 import re
 import tempfile
@@ -12,16 +10,8 @@ import numpy as np
 import pytest
 from builders.program import run
 from builders.stock_perf import perf
-from kernel.whole_stacks import (
-    ROOTS,
-    STACKS,
-    blocks_of_perf,
-    compiled,
-    record,
-    sum_wholeness,
-    sums_by_stack,
-    user_stacks,
-)
+from kernel import whole_stacks
+from kernel.whole_stacks import BASH, ENOUGH, ROOTS, STACKS, blocks_of_perf, compiled, record, user_stacks
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import SampleType
@@ -32,9 +22,7 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 
 pytestmark = pytest.mark.beside
 
-ENOUGH = 0.99
 ALL_SHORT = ("--off-cpu-thresh", "10000")
-BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
 IN_TURN = ("--switch-output=1s",)
 FUNCTIONS = ("from_one", "from_two")
 
@@ -78,7 +66,7 @@ def by_function(path: Path) -> tuple[Counter[str], Counter[str]]:
     """(waits, ns) of the two functions, of sums that also reach their thread's root."""
     waits: Counter[str] = Counter()
     times: Counter[str] = Counter()
-    for stack, (count, total_ns) in sums_by_stack(path).items():
+    for stack, (count, total_ns) in whole_stacks.sums_by_stack(path).items():
         for name in FUNCTIONS:
             if name in stack and stack[-1] in ROOTS and "in_turn" in stack:
                 waits[name] += count
@@ -114,7 +102,7 @@ def test_without_stack_bytes_sums_end_where_frame_pointers_do(callers: Path, tmp
 
 @pytest.mark.parametrize("path", ["python_waits", "bash_waits"])
 def test_sums_of_programs_as_debian_ships_them_reach_the_root(path: str, request: pytest.FixtureRequest) -> None:
-    found = sum_wholeness(request.getfixturevalue(path))
+    found = whole_stacks.sum_wholeness(request.getfixturevalue(path))
     waits = sum(one.waits for one in found.values())
     assert waits >= 15
     # A wait may have a stack that no copy holds: of a process that is just being made.

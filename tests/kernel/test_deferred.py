@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User callchains that are walked later (`--call-graph fp,defer`): ours, perf's, and what each makes of both.
-
-The kernel must be able to (Linux 7.0), and for perf's part perf as well: `scripts/vmtest 7` brings both.
-"""
+"""User callchains that are walked later (`--call-graph fp,defer`): ours, perf's, and what each makes of both. The
+kernel must be able to (Linux 7.0), and for perf's part perf as well: `scripts/vmtest 7` brings both."""
 
 import os
 import re
@@ -23,10 +21,8 @@ from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import Recording, SampleFlag
 from perf_offcpu.symbolize.symbolizer import symbolize
 
-USER_DEFERRED = 2**64 - 640
-"""PERF_CONTEXT_USER_DEFERRED, include/uapi/linux/perf_event.h"""
-DEPTH = 100
-"""Depth of the recursion in which napper naps."""
+USER_DEFERRED = 2**64 - 640  # PERF_CONTEXT_USER_DEFERRED, include/uapi/linux/perf_event.h
+DEPTH = 100  # depth of the recursion in which napper naps
 
 PERFS_EVENTS = ["-e", "cpu-clock", "-F", "999"]
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/demo`, the first thing that a newcomer runs: it records, and where it cannot it says why.
-
-It runs in a copy of what it needs of the checkout, with this environment's programs: nothing is installed.
-"""
+"""`scripts/demo`, the first thing that a newcomer runs: it records, and where it cannot it says why. It runs in a copy
+of what it needs of the checkout, with this environment's programs: nothing is installed."""
 
 import shutil
 import subprocess

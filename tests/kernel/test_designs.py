@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose waits have a known cause (workload/designs.c): path, bottleneck and times are as designed.
-
-Parameters vary by seed; PERF_OFFCPU_TEST_SEEDS=10 tests ten seeds. Figures are held against the programs' own
-logs, within 2 %: what a busy machine adds to a run is in both. A CPU that the host takes away is time running
-to the scheduler's events and none on the CPU clock of a log: /proc/stat tells how much of that there was.
-"""
+"""Programs whose waits have a known cause (workload/designs.c): path, bottleneck and times are as designed. Parameters
+vary by seed; PERF_OFFCPU_TEST_SEEDS=10 tests ten seeds. Figures are held against the programs' own logs, within 2 %:
+what a busy machine adds to a run is in both. A CPU that the host takes away is time running to the scheduler's events
+and none on the CPU clock of a log: /proc/stat tells how much of that there was."""
 
 import json
 import os
@@ -31,8 +29,7 @@ from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
 SEEDS = range(1, 1 + int(os.environ.get("PERF_OFFCPU_TEST_SEEDS", "1")))
-PER_CALL_NS = 250_000
-"""Time of system calls, clock reads and first steps after a wake-up, for each round."""
+PER_CALL_NS = 250_000  # time of system calls, clock reads and first steps after a wake-up, for each round
 
 
 @dataclass

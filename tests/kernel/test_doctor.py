@@ -62,23 +62,17 @@ def test_text_has_a_line_a_part_and_the_verdict_at_its_end(here: Any) -> None:
 
 # What is taken away, the part that shows it, and words of what is found and of what to do.
 WITHOUT = {
-    "privileges": (
-        f"setpriv --bounding-set=-all --inh-caps=-all {DOCTOR}",
-        {
-            "BPF": ("neither CAP_SYS_ADMIN nor", "run as root"),
-            "perf events": ("perf_event_paranoid", "CAP_PERFMON"),
-            "collector": ("not tried without BPF", ""),
-        },
-    ),
-    "BTF": (
-        privately("mount --make-rprivate /sys && mount -t tmpfs none /sys/kernel/btf"),
-        {"BTF": ("cannot be read", "CONFIG_DEBUG_INFO_BTF"), "kernel": ("not tried without BTF", "")},
-    ),
-    "root of its own": (
-        f"unshare -Ur {DOCTOR}",
-        {"BPF": ("user namespace", "record from outside"), "kernel symbols": ("hides", "run as root")},
-    ),
-}
+    "privileges": (f"setpriv --bounding-set=-all --inh-caps=-all {DOCTOR}", {
+        "BPF": ("neither CAP_SYS_ADMIN nor", "run as root"), "collector": ("not tried without BPF", ""),
+        "perf events": ("perf_event_paranoid", "CAP_PERFMON"),
+    }),
+    "BTF": (privately("mount --make-rprivate /sys && mount -t tmpfs none /sys/kernel/btf"), {
+        "BTF": ("cannot be read", "CONFIG_DEBUG_INFO_BTF"), "kernel": ("not tried without BTF", ""),
+    }),
+    "root of its own": (f"unshare -Ur {DOCTOR}", {
+        "BPF": ("user namespace", "record from outside"), "kernel symbols": ("hides", "run as root"),
+    }),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", WITHOUT)

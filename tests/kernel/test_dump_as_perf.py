@@ -16,8 +16,7 @@ from perf_offcpu.abi.records import Misc, RecordType
 
 pytestmark = pytest.mark.beside
 
-PIPE_HEADER = 16
-"""perf counts the offsets of a pipe from behind its header, we from the start of the file."""
+PIPE_HEADER = 16  # perf counts the offsets of a pipe from behind its header, we from the start of the file
 
 RECORDINGS = {
     "chains": "-g -e cpu-clock -F 2000", "addresses": "-g -d -e page-faults -c 1",
@@ -26,8 +25,7 @@ RECORDINGS = {
     "registers": "--call-graph dwarf,512 -e cpu-clock -F 2000",
     "tracepoint": "-e sched:sched_switch -R --switch-events",
 }  # fmt: skip
-COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
-"""The second since perf 6.16."""
+COMPRESSED = (RecordType.COMPRESSED, RecordType.COMPRESSED2)  # the second since perf 6.16
 
 WORKLOAD = ["sh", "-c", "ls -R /etc > /dev/null; (sleep 0.02; true) | cat"]
 

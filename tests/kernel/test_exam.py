@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many small designs (workload/exam.cpp, exam.py, and scripts here): what each thread waits for, and how it is said.
-
-They are judged twice: with all names, and linked statically and stripped, where facts alone tell. Waiting for a
-CPU is left out where a design does not mean it: it is the machine's load.
-"""
+They are judged twice: with all names, and linked statically and stripped, where facts alone tell. Waiting for a CPU is
+left out where a design does not mean it: it is the machine's load."""
 
 import json
 import sys

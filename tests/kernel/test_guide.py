@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide's investigations and the page about overhead, followed as they tell: every command runs and prints
-what the page shows.
-
-A command needs the files of those above it: if it is repeated alone, they run before it.
-"""
+"""The guide's investigations and the page about overhead, followed as they tell: every command runs and prints what the
+page shows. A command needs the files of those above it: if it is repeated alone, they run before it."""
 
 import os
 import shutil

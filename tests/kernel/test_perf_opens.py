@@ -17,8 +17,7 @@ from perf_offcpu.model.recording import SampleFlag
 
 pytestmark = pytest.mark.beside
 
-MARKERS = 2**64 - 4095
-"""From here on a word of a callchain is a context marker."""
+MARKERS = 2**64 - 4095  # from here on a word of a callchain is a context marker
 SCRIPT = Path(__file__).parents[2] / "scripts" / "offcpu.py"
 
 

@@ -79,16 +79,9 @@ def test_nothing_was_lost(known: tuple[Path, Run]) -> None:
 
 def test_stock_perf_opens_it_without_a_word(known: tuple[Path, Run], threads: dict[str, Thread]) -> None:
     header = perf("report", "--header-only", "-i", known[0])
-    for wanted in (
-        "# hostname : ",
-        "# nrcpus online : ",
-        "# cmdline : ",
-        "name = offcpu-time",
-        "# sample duration : ",
-        "# clockid: monotonic (1)",
-        f"# os release : {os.uname().release}",
-    ):
-        assert wanted in header
+    for wanted in ("hostname : ", "nrcpus online : ", "cmdline : ", "sample duration : ", "clockid: monotonic (1)"):
+        assert f"# {wanted}" in header
+    assert "name = offcpu-time" in header and f"# os release : {os.uname().release}" in header
     shown = perf("script", "-F", "comm,tid,event", "-i", known[0])
     assert re.search(rf"^ *waiter +{threads['waiter'].tid} +offcpu-time:", shown, re.MULTILINE)
     assert "Samples: " in perf("report", "--stdio", "-i", known[0])

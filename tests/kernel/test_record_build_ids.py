@@ -86,12 +86,10 @@ def test_perf_beside_us_gets_records_that_say_what_is_true(tmp_path: Path) -> No
 @pytest.mark.alone  # perf 6.1 cannot read what it records meanwhile
 def test_asking_of_others_does_not_leak_into_our_records(tmp_path: Path) -> None:
     asking = Attr(
-        type=PerfType.SOFTWARE,
-        config=SoftwareConfig.DUMMY,
-        sample_period=1,
+        type=PerfType.SOFTWARE, config=SoftwareConfig.DUMMY, sample_period=1,
         sample_type=SampleType.TID | SampleType.TIME | SampleType.IDENTIFIER,
         flags=AttrFlag.SAMPLE_ID_ALL | AttrFlag.MMAP | AttrFlag.MMAP2 | AttrFlag.BUILD_ID,
-    )
+    )  # fmt: skip
     fds = [perf_event.open_event(asking, cpu) for cpu in online_cpus()]
     script = tmp_path / "nobuildid"
     subprocess.run(

@@ -167,11 +167,8 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     (["-o", "nowhere/out", "--", "true"], 1, "nowhere/out: cannot be written: No such file or directory"),
     (["-o", "-", "-z", "--", "true"], 129, "-z is for files; compress the pipe itself: -o - | zstd"),
     (["-o", "-", "--switch-output=1s", "--", "true"], 129, "--switch-output needs files, -o - is a pipe"),
-    (
-        ["--switch-output", "true"],
-        129,
-        "--switch-output true: not a size (512K, 100M, 2G), a length of time (250us, 5ms, 60s, 2h) or signal",
-    ),
+    (["--switch-output", "true"], 129,
+     "--switch-output true: not a size (512K, 100M, 2G), a length of time (250us, 5ms, 60s, 2h) or signal"),
     (["-F", "999999999", "--", "true"], 129, "-F 999999999: more than the kernel allows"),
     (["-m", "x", "--", "true"], 129, "-m x: not a size (512K, 100M, 2G; a number alone is in pages)"),
     (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a length of time"),

@@ -77,8 +77,7 @@ def test_reader_of_the_pipe_that_goes_away_ends_the_recording(tmp_path: Path) ->
     process.stderr.close()
 
 
-RATE = str(int(1999 / PATIENCE))
-"""Samples a second; an emulated machine does not compress as fast as that."""
+RATE = str(int(1999 / PATIENCE))  # samples a second; an emulated machine does not compress as fast as that
 
 
 @pytest.mark.parametrize("level, load", [

@@ -131,10 +131,8 @@ def test_processes_and_threads_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("targets", ["-p $nap", "-a"])
 def test_inside_a_pid_namespace_ids_are_the_users(targets: str, tmp_path: Path) -> None:
-    """They are those that the user in a container sees and perf's own records have: names and maps match.
-
-    Whoever is not in the namespace is not recorded: there is no id to record them under.
-    """
+    """They are those that the user in a container sees and perf's own records have: names and maps match. Whoever is
+    not in the namespace is not recorded: there is no id to record them under."""
     record = f"{' '.join(PROGRAM)} {targets} --duration 0.4"
     script = f"{sys.executable} -c '{NAPPING}' & nap=$!; {record}; kill $nap; echo $nap"
     command = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script]

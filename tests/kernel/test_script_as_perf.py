@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`perf-offcpu script` against `perf script`, on recordings made here and now, where all files are at hand.
-
-perf 6.1 prints user addresses relative to their mapping, later ones as they were: so they are not compared.
-"""
+"""`perf-offcpu script` against `perf script`, on recordings made here and now, where all files are at hand. perf 6.1
+prints user addresses relative to their mapping, later ones as they were: so they are not compared."""
 
 import platform
 import re

@@ -15,11 +15,7 @@ from builders.stock_perf import REPORT
 pytestmark = pytest.mark.beside
 
 COMMANDS = {where: command for where, command in shown().items() if command.startswith("perf-offcpu record")}
-OTHERS = {
-    command
-    for where, command in shown().items()
-    if records(command) and where not in COMMANDS and not delivers(command)
-}
+OTHERS = {each for where, each in shown().items() if records(each) and where not in COMMANDS and not delivers(each)}
 """Each has a test of its own: below, or in test_doctor.py."""
 QUICKER = {"make -j8": "./program", "sleep 5": "./program", "--duration 10": "--duration 0.5"}
 QUICKER |= {"--duration 5": "--duration 0.5", "system.slice/nginx.service": "/"}

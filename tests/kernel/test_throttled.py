@@ -19,10 +19,8 @@ BURN = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done"
 
 
 class Quota:
-    """A control group with 20 ms of CPU time in 100 ms, of the version that has the cpu controller here.
-
-    Its threads go before all others, so that they do not wait for a CPU after their quota is renewed.
-    """
+    """A control group with 20 ms of CPU time in 100 ms, of the version that has the cpu controller here. Its threads go
+    before all others, so that they do not wait for a CPU after their quota is renewed."""
 
     def __init__(self) -> None:
         v1 = Path("/sys/fs/cgroup/cpu")

@@ -38,11 +38,8 @@ class Run:
         return np.flatnonzero(self.profile.samples.tid == thread.tid)
 
     def waits(self, thread: Thread) -> tuple[int, int]:
-        """(number of waits, total ns) of a thread while it measured itself.
-
-        Before that, the process may wait for pages of its program; its last thread also frees what the
-        process held, and may wait for the disk.
-        """
+        """(number of waits, total ns) of a thread while it measured itself. Before that, the process may wait for pages
+        of its program; its last thread also frees what the process held, and may wait for the disk."""
         samples, rows = self.profile.samples, self.rows(thread)
         out_ns = samples.switch_out_ns[rows]
         rows = rows[(out_ns >= thread.begin_ns) & (out_ns < thread.end_ns)]
@@ -157,12 +154,10 @@ def _contains(stack: list[str], part: list[str]) -> bool:
 
 
 def test_kernel_frames_say_what_was_waited_for(run: Run) -> None:
-    pipe = {"anon_pipe_read", "pipe_read"}  # the first on newer kernels
     leaves = {
-        ("sleeper", "sleep"): {"hrtimer_nanosleep"},
-        ("pipe-reader", "pipe"): pipe,
-        ("poller", "poll"): {"do_sys_poll"},
-    }
+        ("sleeper", "sleep"): {"hrtimer_nanosleep"}, ("poller", "poll"): {"do_sys_poll"},
+        ("pipe-reader", "pipe"): {"anon_pipe_read", "pipe_read"},  # the first on newer kernels
+    }  # fmt: skip
     for (comm, kind), functions in leaves.items():
         kernel = [stack for stack in run.stacks(run.threads[comm]) if functions & set(stack)]
         site = run.threads[comm].site(kind)
@@ -182,24 +177,14 @@ def test_the_thread_that_never_woke_is_there(run: Run) -> None:
 
 
 CLASS_OF_SITE = {
-    "start": "lock",
-    "finish": "lock",
-    "lock": "lock",
-    "condvar": "lock",
-    "sleep": "sleep",
-    "short-sleep": "sleep",
-    "deep": "sleep",
-    "hold": "sleep",
-    "pipe": "pipe",
-    "poll": "pipe",  # poll() of a single pipe
-}
+    "start": "lock", "finish": "lock", "lock": "lock", "condvar": "lock", "sleep": "sleep", "short-sleep": "sleep",
+    "deep": "sleep", "hold": "sleep", "pipe": "pipe", "poll": "pipe",  # poll() of a single pipe
+}  # fmt: skip
 
 
 def test_waits_are_classed_by_what_they_wait_for(run: Run) -> None:
-    """Compare the waits of each class with the switches that the kernel counted in places of that kind.
-
-    Stacks may lack the kernel's functions: short waits are sums. An fsync may wait for several things.
-    """
+    """Compare the waits of each class with the switches that the kernel counted in places of that kind. Stacks may lack
+    the kernel's functions: short waits are sums. An fsync may wait for several things."""
     for thread in finished(run):
         if thread.comm == "syncer":
             continue

@@ -20,6 +20,8 @@ from perf_offcpu.unwind.unwinder import unwind
 
 AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 STACKS = Path(__file__).parents[1] / "workload" / "stacks"
+BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
+ENOUGH = 0.99  # share of waits, and of their time, that have to reach the root
 ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3", "[libc.so.6]"}
 """The last: clone3() is not exported, so that it has no name where libc's debug symbols are not installed."""
 _USER_HALF = np.uint64(1 << 63)
@@ -76,12 +78,9 @@ def wholeness(path: Path) -> dict[str, Wholeness]:
     for comm in np.unique(comms).tolist():
         mine = rows[comms == comm]
         cut = (unwound.samples.flags[mine] & np.uint32(SampleFlag.TRUNCATED)) != 0
-        found[recorded.strings[comm]] = Wholeness(
-            len(mine),
-            int((~cut & (recorded.samples.snapshot[mine] >= 0)).sum()),
-            float(user_depths(unwound, mine).mean()),
-            float(user_depths(recorded, mine).mean()),
-        )
+        depth, fp_depth = (float(user_depths(recording, mine).mean()) for recording in (unwound, recorded))
+        whole = int((~cut & (recorded.samples.snapshot[mine] >= 0)).sum())
+        found[recorded.strings[comm]] = Wholeness(len(mine), whole, depth, fp_depth)
     return found
 
 
@@ -109,13 +108,9 @@ def sum_wholeness(path: Path) -> dict[str, SumWholeness]:
     whole &= recorded.samples.snapshot[rows] >= 0
     found = {}
     for comm in np.unique(samples.comm[rows]).tolist():
-        mine, good = rows[samples.comm[rows] == comm], rows[(samples.comm[rows] == comm) & whole]
-        found[recorded.strings[comm]] = SumWholeness(
-            int(samples.count[mine].sum()),
-            int(samples.count[good].sum()),
-            int(samples.period[mine].sum()),
-            int(samples.period[good].sum()),
-        )
+        chosen = rows[samples.comm[rows] == comm], rows[(samples.comm[rows] == comm) & whole]
+        numbers = [int(column[some].sum()) for column in (samples.count, samples.period) for some in chosen]
+        found[recorded.strings[comm]] = SumWholeness(*numbers)
     return found
 
 

@@ -157,14 +157,10 @@ CHAIN_SHAPE = SampleShape(
 )
 
 
-@given(
-    st.lists(
-        st.tuples(U64S, st.integers(0, 2**32 - 1), st.lists(U64S, max_size=5), st.integers(0, 3)),
-        min_size=1,
-        max_size=5,
-    ),
-    ORDERS,
-)
+ROWS = st.tuples(U64S, st.integers(0, 2**32 - 1), st.lists(U64S, max_size=5), st.integers(0, 3))
+
+
+@given(st.lists(ROWS, min_size=1, max_size=5), ORDERS)
 def test_written_columns_equal_packed_records(rows: list[Any], order: Any) -> None:
     raws = [bytes(range(8 * size + 4)) for *_, size in rows]
     expected = b"".join(
@@ -172,13 +168,11 @@ def test_written_columns_equal_packed_records(rows: list[Any], order: Any) -> No
         for (i, p, c, _), raw in zip(rows, raws, strict=True)
     )
     columns: dict[str, Any] = {
-        "identifier": np.array([row[0] for row in rows], np.uint64),
-        "pid": np.array([row[1] for row in rows], np.uint32),
-        "tid": np.full(len(rows), 1),
-        "time": np.full(len(rows), 2),
+        "identifier": np.array([row[0] for row in rows], np.uint64), "tid": np.full(len(rows), 1),
+        "pid": np.array([row[1] for row in rows], np.uint32), "time": np.full(len(rows), 2),
         "callchain": _ragged([row[2] for row in rows], np.uint64),
         "raw": _ragged([list(raw) for raw in raws], np.uint8),
-    }
+    }  # fmt: skip
     offsets, data = pack_columns(SAMPLE, columns, len(rows), order, CHAIN_SHAPE)
     assert data.tobytes() == expected
     assert offsets[-1] == len(expected)

@@ -78,14 +78,11 @@ def found(dataset: Dataset) -> Counter[tuple[Any, ...]]:
     """Return the samples with the functions on their stacks."""
     stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")} | {0: []}
     symbol = {row["frame_id"]: row["symbol"] for row in rows_of(dataset, "frames")}
-    plain = "host_id comm event weight_ns count tid cpu time_ns".split()
-    return Counter(
-        (
-            *(row[name] for name in plain),
-            *(tuple(symbol[one] for one in stacks[row[id_]]) for id_ in ("stack_id", "waker_stack_id")),
-        )
-        for row in rows_of(dataset, "samples")
-    )
+    found = Counter[tuple[Any, ...]]()
+    for row in rows_of(dataset, "samples"):
+        plain = [row[name] for name in "host_id comm event weight_ns count tid cpu time_ns".split()]
+        found[*plain, *(tuple(symbol[one] for one in stacks[row[id_]]) for id_ in ("stack_id", "waker_stack_id"))] += 1
+    return found
 
 
 @settings(max_examples=12)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/baretest`: the README's commands in a new clone on a minimal Debian, as on a stranger's machine.
-
-Each run starts from a copy of what debootstrap makes: nothing is there that an earlier run installed. The
-copy becomes the root of a mount namespace, on the running kernel, and is removed afterwards. This machine
-gives only its ways to the package archives: apt's and pip's configuration and the certificates.
-"""
+"""`scripts/baretest`: the README's commands in a new clone on a minimal Debian, as on a stranger's machine. Each run
+starts from a copy of what debootstrap makes: nothing is there that an earlier run installed. The copy becomes the root
+of a mount namespace, on the running kernel, and is removed afterwards. This machine gives only its ways to the package
+archives: apt's and pip's configuration and the certificates."""
 
 import os
 import shlex
@@ -84,12 +82,9 @@ def _connect(root: Path) -> None:
 def _environment() -> dict[str, str]:
     passed = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     return passed | {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME": "/root",
-        "LANG": "C.UTF-8",
-        "DEBIAN_FRONTEND": "noninteractive",
-        "PIP_CERT": BUNDLE,
-    }
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8",
+        "DEBIAN_FRONTEND": "noninteractive", "PIP_CERT": BUNDLE,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot a kernel on a disk image under qemu's software emulation and run one command there.
-
-The way in and out are two raw disks that hold tar archives, so that the kernel needs no driver but
-virtio, which a ten-line initrd loads; Debian's cloud kernels have ext4 built in, and lack 9p, with which
-virtme-ng would share a directory.
-The root is a snapshot: nothing that the command does to it stays.
-"""
+"""Boot a kernel on a disk image under qemu's software emulation and run one command there. The way in and out are two
+raw disks that hold tar archives, so that the kernel needs no driver but virtio, which a ten-line initrd loads; Debian's
+cloud kernels have ext4 built in, and lack 9p, with which virtme-ng would share a directory. The root is a snapshot:
+nothing that the command does to it stays."""
 
 import io
 import lzma
@@ -48,26 +45,17 @@ exec /bin/busybox switch_root /root /vmtest-init
 class Outcome:
     """Outcome of a run in a machine."""
 
-    status: int | None
-    """The command's; None if the machine died or ran out of time before."""
-    directory: Path
-    """The files that the command left in /results, `output` among them, and the console's log."""
+    status: int | None  # the command's; None if the machine died or ran out of time before
+    directory: Path  # the files that the command left in /results, `output` among them, and the console's log
     seconds: float
 
 
 def run_inside(
-    kernel: Kernel,
-    image: Path,
-    command: str,
-    results: Path,
-    timeout_s: float,
+    kernel: Kernel, image: Path, command: str, results: Path, timeout_s: float,
     carried: Mapping[str, Path] | None = None,
-) -> Outcome:
-    """Boot, run the shell command in the project's directory, take /results out, power off.
-
-    Args:
-        carried: directories that are put into the machine, by their names there without the first slash.
-    """
+) -> Outcome:  # fmt: skip
+    """Boot, run the shell command in the project's directory, take /results out, power off. `carried`: directories that
+    are put into the machine, by their names there without the first slash."""
     begin = time.monotonic()
     with locked(f"results/{results.name}"):  # two runs of one kernel would mix their files
         shutil.rmtree(results, ignore_errors=True)
@@ -86,11 +74,7 @@ def run_inside(
 
 
 def _qemu(kernel: Kernel, image: Path, work: Path, console: Path, timeout_s: float) -> None:
-    drives = [
-        f"file={image},snapshot=on,cache=unsafe",
-        f"file={work / 'in.tar'},readonly=on",
-        f"file={work / 'out.tar'},cache=unsafe",
-    ]
+    drives = f"{image},snapshot=on,cache=unsafe", f"{work / 'in.tar'},readonly=on", f"{work / 'out.tar'},cache=unsafe"
     command = [
         *("nice", "-n", "10", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", _CPU, "-smp", "2"),
         *("-m", str(MEMORY_MB), "-nodefaults", "-no-reboot", "-display", "none"),
@@ -99,7 +83,7 @@ def _qemu(kernel: Kernel, image: Path, work: Path, console: Path, timeout_s: flo
             "-kernel", str(kernel.vmlinuz), "-initrd", str(work / "initrd"), "-append",
             f"console=ttyS0 {KERNEL_OPTIONS}",
         ),
-        *(word for drive in drives for word in ("-drive", f"if=virtio,format=raw,{drive}")),
+        *(word for drive in drives for word in ("-drive", f"if=virtio,format=raw,file={drive}")),
     ]  # fmt: skip
     try:
         subprocess.run(command, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
@@ -135,11 +119,8 @@ def _initrd(kernel: Kernel) -> bytes:
     modules = {f"{number}.ko": data for number, data in enumerate(dict.fromkeys(chosen))}
     busybox = shutil.which("busybox")
     assert busybox is not None
-    files = {
-        "init": INITRD_INIT.format(modules=" ".join(modules)).encode(),
-        "bin/busybox": Path(busybox).read_bytes(),
-        **modules,
-    }
+    init = INITRD_INIT.format(modules=" ".join(modules)).encode()
+    files = {"init": init, "bin/busybox": Path(busybox).read_bytes(), **modules}
     entries = [_cpio(name, 0o040755, b"") for name in ("bin", "dev", "root")]
     entries += [_cpio(name, 0o100755, data) for name, data in files.items()]
     return b"".join([*entries, _cpio("TRAILER!!!", 0, b"")])

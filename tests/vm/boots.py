@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two boots of one kernel: the second records with what the first has compiled, without a compiler.
-
-The kernel is at another address in each (KASLR). In the second, bcc is removed, and a container (another pid
-namespace) records, too.
-"""
+"""Two boots of one kernel: the second records with what the first has compiled, without a compiler. The kernel is at
+another address in each (KASLR). In the second, bcc is removed, and a container (another pid namespace) records, too."""
 
 import re
 from pathlib import Path
@@ -29,8 +26,7 @@ SECOND = _COMMANDS.format(
 rm -r /usr/lib/python3/dist-packages/bcc /usr/lib/*/libbcc.so*
 if python -c 'import bcc'; then exit 9; fi"""
 )
-IN_CONTAINER = re.compile(r" (\d) +\1 +sleep$", re.MULTILINE)
-"""A row of a report: PID, TID, command."""
+IN_CONTAINER = re.compile(r" (\d) +\1 +sleep$", re.MULTILINE)  # A row of a report: PID, TID, command
 
 
 def survive(kernel: Kernel, image: Path, results: Path, timeout_s: float) -> bool:

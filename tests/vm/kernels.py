@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's kernels: which there are, and one of them unpacked in the cache.
-
-The kernels are those of the "cloud" flavour: the same code as the others with fewer drivers, so a third of
-the size. apt finds and verifies them, with lists of its own, so that this machine's sources stay as they
-are. Up to 6.18 one package holds kernel and modules; since then they are two.
-"""
+"""Debian's kernels: which there are, and one of them unpacked in the cache. The kernels are those of the "cloud"
+flavour: the same code as the others with fewer drivers, so a third of the size. apt finds and verifies them, with lists
+of its own, so that this machine's sources stay as they are. Up to 6.18 one package holds kernel and modules; since then
+they are two."""
 
 import functools
 import os
@@ -42,11 +40,9 @@ def mirror() -> str:
 class Kernel:
     """A kernel in the cache."""
 
-    release: str
-    """The name in `uname -r`."""
+    release: str  # the name in `uname -r`
     vmlinuz: Path
-    modules: Path
-    """The directory that holds lib/modules/RELEASE."""
+    modules: Path  # the directory that holds lib/modules/RELEASE
 
     @property
     def version(self) -> tuple[int, int]:
@@ -56,18 +52,13 @@ class Kernel:
 
 def _apt(directory: Path, command: str, *arguments: str) -> list[str]:
     options = {
-        "Dir::State": directory / "state",
-        "Dir::State::status": directory / "status",
+        "Dir::State": directory / "state", "Dir::State::status": directory / "status",
         "Dir::Cache": directory / "cache",
-        "Dir::Etc::SourceList": directory / "sources.list",
-        "Dir::Etc::SourceParts": "-",
-        "APT::Architecture": "amd64",
-        "APT::Architectures": "amd64",
-        "APT::Sandbox::User": "root",
-        "Acquire::Languages": "none",
+        "Dir::Etc::SourceList": directory / "sources.list", "Dir::Etc::SourceParts": "-",
+        "APT::Architecture": "amd64", "APT::Architectures": "amd64", "APT::Sandbox::User": "root",
         # bullseye is no longer renewed; its signature is still checked.
-        "Acquire::Check-Valid-Until": "false",
-    }
+        "Acquire::Languages": "none", "Acquire::Check-Valid-Until": "false",
+    }  # fmt: skip
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return [command, *words, "-q", *arguments]
 

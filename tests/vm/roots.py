@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian root directories in the cache, and disk images made of them.
-
-A root holds what recording and its tests need of a suite: Python, bcc, perf, compilers, what else
-scripts/setup.sh installs for tests, and a virtual environment /opt/venv in which the project is installed
-for editing from /perf-offcpu. The project itself is put there when a machine boots, so a root lives until
-the suite or what pyproject.toml asks for changes.
-"""
+"""Debian root directories in the cache, and disk images made of them. A root holds what recording and its tests need of
+a suite: Python, bcc, perf, compilers, what else scripts/setup.sh installs for tests, and a virtual environment
+/opt/venv in which the project is installed for editing from /perf-offcpu. The project itself is put there when a
+machine boots, so a root lives until the suite or what pyproject.toml asks for changes."""
 
 import hashlib
 import shutil

@@ -17,10 +17,8 @@ WORDS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped", "xfailed": "x
 class Run:
     """Results of pytest on one kernel."""
 
-    outcomes: Mapping[Case, Counter[str]]
-    """Parameters of a test are counted together."""
-    messages: Mapping[Case, str]
-    """First failure of each."""
+    outcomes: Mapping[Case, Counter[str]]  # parameters of a test are counted together
+    messages: Mapping[Case, str]  # first failure of each
 
 
 def read(path: Path) -> Run:
