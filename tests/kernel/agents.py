@@ -26,7 +26,7 @@ class Place:
 
     root: Path
     disk: Path | None = None
-    options: tuple[str, ...] = ("--segment", "2s", "--max-cpu", "1000", "--off-cpu-period", "50")
+    options: tuple[str, ...] = ("--segment", "3s", "--max-cpu", "1000", "--off-cpu-period", "50")
     said: list[str] = field(default_factory=list)
 
     @property

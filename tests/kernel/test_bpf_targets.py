@@ -155,7 +155,7 @@ def test_a_killed_sleeper_is_still_seen() -> None:
         program.enable()
         sleeper.send_signal(signal.SIGSTOP)
         sleeper.send_signal(signal.SIGCONT)  # the wait begins again, now recorded
-        time.sleep(0.05)
+        time.sleep(0.3)
         sleeper.kill()
         sleeper.wait()
         waits = waits_of(rings)
