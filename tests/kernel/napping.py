@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the program napper (napper.c) under the BPF program, and look up names of recorded addresses.
-
-`napper` counts its own waits by the kernel's counter of voluntary context switches and measures them with
-the clock that the BPF program uses, so the expected figures are measured, never assumed.
-"""
+"""Run the program napper (napper.c) under the BPF program, and look up names of recorded addresses. `napper` counts its
+own waits by the kernel's counter of voluntary context switches and measures them with the clock that the BPF program
+uses, so the expected figures are measured, never assumed."""
 
 import bisect
 import platform
@@ -22,7 +20,7 @@ import pytest
 from builders.program import PATIENCE
 from kernel.bpf_output import Rings, Wait, parse
 
-from perf_offcpu.collect.bpf.config import OffCpuConfig
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 
 NEVER = 10**12  # a threshold that no wait reaches
@@ -55,8 +53,7 @@ class Tally:
 class Napper:
     """A napper that waits for `go`."""
 
-    watched_ns = 0
-    """Time from which it is recorded, on CLOCK_MONOTONIC."""
+    watched_ns = 0  # time from which it is recorded, on CLOCK_MONOTONIC
 
     def __init__(self, program: Path, *arguments: str, rounds: int = ROUNDS) -> None:
         self.process = subprocess.Popen(
@@ -99,11 +96,11 @@ def recording(config: OffCpuConfig, pages: int = 256) -> Iterator[tuple[OffCpuPr
 
 @contextmanager
 def watched(
-    napper: Path, config: OffCpuConfig, pages: int = 256, rounds: int = ROUNDS
+    napper: Path, *, pages: int = 256, rounds: int = ROUNDS, **options: Any
 ) -> Iterator[tuple[Napper, OffCpuProgram, Rings]]:
-    """Start a napper, which waits for `go`, and enable the program with it as target by pid."""
+    """Start a napper, which waits for `go`, and enable the program, with options of OffCpuConfig, for its pid."""
     one = Napper(napper, rounds=rounds)
-    with recording(config, pages) as (program, rings):
+    with recording(OffCpuConfig(targets=Targets.PIDS, **options), pages) as (program, rings):
         program.maps.add_target(one.pid)
         one.watched_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         program.enable()
@@ -122,11 +119,9 @@ def parted(rings: Rings) -> tuple[list[Wait], list[Wait]]:
     return [w for w in waits if w.kind != 4], [w for w in waits if w.kind == 4]
 
 
-def record_napper(
-    napper: Path, config: OffCpuConfig, pages: int = 256
-) -> tuple[list[Tally], list[Wait], Any, dict[str, int]]:
-    """Record one run; return (its counts, samples, sums, counters)."""
-    with watched(napper, config, pages) as (one, program, rings):
+def record_napper(napper: Path, **options: Any) -> tuple[list[Tally], list[Wait], Any, dict[str, int]]:
+    """Record one run with options of `watched`; return (its counts, samples, sums, counters)."""
+    with watched(napper, **options) as (one, program, rings):
         tallies = one.go()
         program.disable()
         (waits, before), sums, counters = parted(rings), program.maps.drain().sums, program.counters()
@@ -162,23 +157,18 @@ def is_in(program: Path, function: str, address: int) -> bool:
 
 
 def about(total_ns: int, tally: Tally) -> bool:
-    """Compare with 2 % or 200 us a wait, and with the time that preemption next to its waits may have taken.
-
-    The way from reading the clock to the switch and back takes longer on slower machines, and 10 ms where
-    the host takes the CPU away once.
-    """
+    """Compare with 2 % or 200 us a wait, and with the time that preemption next to its waits may have taken. The way
+    from reading the clock to the switch and back takes longer on slower machines, and 10 ms where the host takes the
+    CPU away once."""
     beside = max(0.02 * tally.ns, 200_000 * tally.waits * PATIENCE) + 10 * MS * (tally.preemptions + 1) * PATIENCE
     return -0.02 * tally.ns <= tally.ns - total_ns <= beside
 
 
 class Balance:
-    """Compare the waits of the program with those that threads counted themselves.
-
-    Where waits end in sched_switch, the kernel may not report an end: on some kernels the switch-outs of some
-    tasks pass no tracepoint (perf's own sched:sched_switch misses them, too). The program counts such an end
-    when the task waits again, so ends may be missing, but not silently. Where waits end in sched_exit_tp none
-    may be missing.
-    """
+    """Compare the waits of the program with those that threads counted themselves. Where waits end in sched_switch, the
+    kernel may not report an end: on some kernels the switch-outs of some tasks pass no tracepoint (perf's own
+    sched:sched_switch misses them, too). The program counts such an end when the task waits again, so ends may be
+    missing, but not silently. Where waits end in sched_exit_tp none may be missing."""
 
     def __init__(self, counters: dict[str, int], in_switch: bool = False) -> None:
         assert in_switch or not counters["ends_missed"]

@@ -27,15 +27,14 @@ from kernel.napping import (
     watched,
 )
 
-from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
+from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, kept_facts
 from perf_offcpu.collect.bpf.maps import ProgramMaps
 
 
 @both_forms
 def test_every_wait_is_a_sample_with_its_time_state_and_call(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
-    tallies, waits, sums, counters = record_napper(napper, config)
+    tallies, waits, sums, counters = record_napper(napper, threshold_ns=0, in_switch=in_switch)
     balance = Balance(counters, in_switch)
     for tally in tallies:
         own = [w for w in waits if (w.pid, w.tid, w.syscall) == (tally.pid, tally.tid, tally.syscall)]
@@ -64,8 +63,7 @@ def unexpected(counters: dict[str, int]) -> set[str]:
 
 @both_forms
 def test_a_sample_lies_where_the_wait_was(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
-    _, waits, _, _ = record_napper(napper, config)
+    _, waits, _, _ = record_napper(napper, threshold_ns=MS, in_switch=in_switch)
     delays = [wait.time_ns - wait.switch_out_ns - wait.ns for wait in waits]
     assert min(delays) >= -1000
     # The host may take the CPU away between a switch and its sample.
@@ -85,14 +83,11 @@ def test_a_sample_lies_where_the_wait_was(napper: Path, in_switch: bool) -> None
 def test_stacks_reach_from_the_place_of_the_wait_to_the_root(
     napper: Path, in_switch: bool, short_waits: ShortWaits
 ) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, short_waits=short_waits, in_switch=in_switch)
-    tallies, waits, _, _ = record_napper(napper, config)
+    tallies, waits, _, _ = record_napper(napper, threshold_ns=MS, short_waits=short_waits, in_switch=in_switch)
     leaf = {
-        "nap": {"hrtimer_nanosleep"},
-        "futex": {"futex_do_wait", "futex_wait_queue"},
-        "pipe": {"anon_pipe_read", "pipe_read"},
-        "vfork": {"kernel_clone"},
-    }
+        "nap": {"hrtimer_nanosleep"}, "futex": {"futex_do_wait", "futex_wait_queue"},
+        "pipe": {"anon_pipe_read", "pipe_read"}, "vfork": {"kernel_clone"},
+    }  # fmt: skip
     for tally in tallies:
         own = [w for w in waits if (w.tid, w.syscall) == (tally.tid, tally.syscall)]
         if tally.kind in leaf:
@@ -107,8 +102,7 @@ def test_stacks_reach_from_the_place_of_the_wait_to_the_root(
 @pytest.mark.beside
 @both_forms
 def test_kernel_stacks_can_be_left_out(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, kernel_stacks=False, in_switch=in_switch)
-    _, waits, _, counters = record_napper(napper, config)
+    _, waits, _, counters = record_napper(napper, threshold_ns=MS, kernel_stacks=False, in_switch=in_switch)
     assert len(waits) > 4 * ROUNDS
     assert all(not w.kernel and w.user for w in waits)
     assert counters["kernel_stack_failed"] == 0
@@ -120,8 +114,7 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
     seen = []
     # With every wait a sample, kernel stacks are taken before the switch, though the wait ends behind it.
     for in_switch, threshold_ns in ((False, MS), (True, MS), (False, 0)):
-        config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=threshold_ns, in_switch=in_switch)
-        tallies, waits, _, _ = record_napper(napper, config)
+        tallies, waits, _, _ = record_napper(napper, threshold_ns=threshold_ns, in_switch=in_switch)
         kind_of = {(t.tid, t.syscall): t.kind for t in tallies}
         stacks = Counter(
             (kind, tuple(map(kernel_name, w.kernel)), w.user[:-1])
@@ -144,11 +137,10 @@ def test_user_frames_are_those_of_the_kernels_own_walk(
         assert facts.defines["OFFCPU_FRAME_POINTERS"]
         return replace(facts, defines={**facts.defines, "OFFCPU_FRAME_POINTERS": 0})
 
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, kernel_stacks=False, in_switch=in_switch)
     seen = []
     for find in (kept_facts, without_own_walk):
         monkeypatch.setattr("perf_offcpu.collect.bpf.program.kept_facts", find)
-        tallies, waits, _, counters = record_napper(napper, config)
+        tallies, waits, _, counters = record_napper(napper, threshold_ns=0, kernel_stacks=False, in_switch=in_switch)
         assert not counters["user_stack_failed"]
         kind_of = {(t.tid, t.syscall): t.kind for t in tallies}
         measured = ((kind_of.get((w.tid, w.syscall)), w.user) for w in waits)
@@ -161,8 +153,7 @@ def test_user_frames_are_those_of_the_kernels_own_walk(
 
 @both_forms
 def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, in_switch=in_switch)
-    with watched(napper, config) as (one, program, rings):
+    with watched(napper, threshold_ns=NEVER, in_switch=in_switch) as (one, program, rings):
         tallies = one.go()
         program.disable()
         (sums, stacks, _), counters = program.maps.drain(), program.counters()
@@ -201,8 +192,9 @@ def is_of(program: Path, tally: Tally, ips: Any, offsets: Any, row: int) -> bool
 
 @both_forms
 def test_sums_without_stacks(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.THREADS, in_switch=in_switch)
-    tallies, waits, sums, counters = record_napper(napper, config)
+    tallies, waits, sums, counters = record_napper(
+        napper, threshold_ns=NEVER, short_waits=ShortWaits.THREADS, in_switch=in_switch
+    )
     assert waits == [] and not unexpected(counters)
     balance = Balance(counters, in_switch)
     assert set(sums["stack"]) == {0}
@@ -214,8 +206,7 @@ def test_sums_without_stacks(napper: Path, in_switch: bool) -> None:
 
 @both_forms
 def test_threshold_parts_samples_from_sums(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
-    tallies, waits, sums, counters = record_napper(napper, config)
+    tallies, waits, sums, counters = record_napper(napper, threshold_ns=MS, in_switch=in_switch)
     assert min(w.ns for w in waits) >= MS > sums["longest_ns"].max()
     (blink,) = [t for t in tallies if t.kind == "blink"]
     counted = int(sums["count"][sums["tid"] == blink.tid].sum()) + sum(w.tid == blink.tid for w in waits)
@@ -224,7 +215,7 @@ def test_threshold_parts_samples_from_sums(napper: Path, in_switch: bool) -> Non
 
 @pytest.mark.beside
 def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
-    with watched(napper, OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER)) as (one, program, rings):
+    with watched(napper, threshold_ns=NEVER) as (one, program, rings):
         program.maps.set_control(threshold_ns=MS)
         one.go()
         assert len(waits_of(rings)) > ROUNDS
@@ -236,7 +227,7 @@ def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
 ) -> None:
     """Where all waits are samples that is for nothing."""
     waited: list[str] = []
-    with watched(napper, OffCpuConfig(targets=Targets.PIDS, threshold_ns=0)) as (one, program, _):
+    with watched(napper, threshold_ns=0) as (one, program, _):
         wait = program.maps.wait_for_programs
         monkeypatch.setattr(ProgramMaps, "wait_for_programs", lambda _: (waited.append("once"), wait()))
         assert len(program.maps.drain().sums) == 0 and waited == []
@@ -248,7 +239,7 @@ def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
 
 def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> None:
     parts, finished = [], threading.Event()
-    with watched(napper, OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER), rounds=100) as (one, program, _):
+    with watched(napper, threshold_ns=NEVER, rounds=100) as (one, program, _):
         tallies: list[Tally] = []
         thread = threading.Thread(target=lambda: (tallies.extend(one.go()), finished.set()))
         thread.start()
@@ -273,8 +264,7 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
 
 @pytest.mark.beside
 def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, sum_entries=4)
-    tallies, waits, sums, counters = record_napper(napper, config)
+    tallies, waits, sums, counters = record_napper(napper, threshold_ns=NEVER, sum_entries=4)
     assert 0 < len(sums) <= 4
     assert len(waits) == counters["sum_map_full"] == counters["samples"] > 0
     assert counters["sum_map_full_ns"] == sum(w.ns for w in waits)
@@ -284,8 +274,7 @@ def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
 
 @pytest.mark.beside
 def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, stack_entries=2)
-    tallies, _, sums, counters = record_napper(napper, config)
+    tallies, _, sums, counters = record_napper(napper, threshold_ns=NEVER, stack_entries=2)
     without = sums[sums["stack"] == 0]
     assert counters["stack_map_full"] == without["count"].sum() > 0
     assert np.all(without["lost"] == 1)
@@ -294,8 +283,7 @@ def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path) -> None:
 
 @both_forms
 def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
-    tallies, waits, sums, counters = record_napper(napper, config, pages=1)
+    tallies, waits, sums, counters = record_napper(napper, threshold_ns=0, in_switch=in_switch, pages=1)
     assert counters["ring_full"] == sums["count"].sum() > 0
     assert counters["ring_full_ns"] == sums["total_ns"].sum()
     assert counters["samples"] == len(waits) > 0
@@ -306,8 +294,7 @@ def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> N
 @pytest.mark.beside
 @pytest.mark.parametrize("room", [OffCpuConfig().sum_entries, 1])
 def test_a_cpu_without_event_sends_waits_to_the_sums_and_what_finds_no_room_is_counted(napper: Path, room: int) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, sum_entries=room)
-    tallies, _, sums, counters = record_napper(napper, config, pages=0)
+    tallies, _, sums, counters = record_napper(napper, threshold_ns=0, sum_entries=room, pages=0)
     assert counters["output_failed"] >= sum(t.waits for t in tallies) and counters["samples"] == 0
     assert counters["waits_lost"] + sums["count"].sum() == counters["output_failed"]
     assert counters["waits_lost_ns"] + sums["total_ns"].sum() == counters["output_failed_ns"]

@@ -20,8 +20,7 @@ from perf_offcpu.collect.events.perf_event import set_filter
 @both_forms
 def test_other_processes_are_left_alone(napper: Path, in_switch: bool) -> None:
     other = Napper(napper)
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
-    with watched(napper, config) as (one, program, rings):
+    with watched(napper, threshold_ns=0, in_switch=in_switch) as (one, program, rings):
         tallies = one.go()
         other.go()
         program.disable()

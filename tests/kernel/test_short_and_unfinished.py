@@ -14,7 +14,7 @@ from builders.program import run as perf_offcpu
 from kernel.bpf_output import NOT_KNOWN
 from kernel.napping import MS, NEVER, both_forms, kernel_name, parted, record_napper, waits_of, watched
 
-from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
+from perf_offcpu.collect.bpf.config import ShortWaits
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import frames_of
@@ -23,8 +23,9 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 
 @both_forms
 def test_short_waits_can_be_dropped_and_are_counted(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=NEVER, short_waits=ShortWaits.DROP, in_switch=in_switch)
-    tallies, waits, sums, counters = record_napper(napper, config)
+    tallies, waits, sums, counters = record_napper(
+        napper, threshold_ns=NEVER, short_waits=ShortWaits.DROP, in_switch=in_switch
+    )
     assert waits == [] and len(sums) == 0
     assert counters["dropped"] >= sum(t.waits for t in tallies if t.kind in ("nap", "blink", "pipe")) - 3
     assert counters["dropped_ns"] > 100 * MS
@@ -32,8 +33,7 @@ def test_short_waits_can_be_dropped_and_are_counted(napper: Path, in_switch: boo
 
 @both_forms
 def test_waits_shorter_than_asked_for_are_left_out_and_counted(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, min_block_ns=MS, in_switch=in_switch)
-    tallies, waits, sums, counters = record_napper(napper, config)
+    tallies, waits, sums, counters = record_napper(napper, threshold_ns=0, min_block_ns=MS, in_switch=in_switch)
     assert min(w.ns for w in waits) >= MS and len(sums) == 0
     assert counters["too_short"] > 0 and counters["too_short_ns"] < MS * counters["too_short"]
     (nap,) = [t for t in tallies if t.kind == "nap"]
@@ -43,8 +43,7 @@ def test_waits_shorter_than_asked_for_are_left_out_and_counted(napper: Path, in_
 
 @both_forms
 def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, max_rate=100, in_switch=in_switch)
-    with watched(napper, config, rounds=60) as (one, program, rings):
+    with watched(napper, threshold_ns=0, max_rate=100, in_switch=in_switch, rounds=60) as (one, program, rings):
         begin = time.monotonic()
         tallies = one.go()
         program.disable()
@@ -64,8 +63,7 @@ def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, i
 
 @both_forms
 def test_preempted_threads_are_waits_if_asked_for(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, states="SDR", in_switch=in_switch)
-    tallies, waits, _, _ = record_napper(napper, config)
+    tallies, waits, _, _ = record_napper(napper, threshold_ns=0, states="SDR", in_switch=in_switch)
     spinners = {t.tid for t in tallies if t.kind == "spin"}
     mine = [w for w in waits if w.tid in spinners and w.flags & 1]
     assert len(mine) >= 4
@@ -74,8 +72,7 @@ def test_preempted_threads_are_waits_if_asked_for(napper: Path, in_switch: bool)
 
 @both_forms
 def test_a_wait_from_before_is_flagged_when_it_ends(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch)
-    with watched(napper, config, rounds=2) as (one, program, rings):
+    with watched(napper, threshold_ns=MS, in_switch=in_switch, rounds=2) as (one, program, rings):
         time.sleep(0.05)
         one.go()
         program.disable()

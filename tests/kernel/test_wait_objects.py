@@ -18,7 +18,6 @@ from perf_offcpu import losses
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.recording import Recording, SampleFlag
@@ -26,12 +25,10 @@ from perf_offcpu.model.recording import Recording, SampleFlag
 pytestmark = pytest.mark.beside
 
 HUNG = Path(__file__).parent / "hung"
-ROUNDS = 30
-"""All of them wait, however busy the machine, but for fsync() where the disk was done already."""
+ROUNDS = 30  # all of them wait, however busy the machine, but for fsync() where the disk was done already
 LOCKS = ("ledger", "journal", "heap", "pi", "rwlock")
 FUTEXES = (*LOCKS, "cond", "sem")
-CONDITION_BYTES = 48
-"""Size of pthread_cond_t, inside of which threads wait."""
+CONDITION_BYTES = 48  # size of pthread_cond_t, inside of which threads wait
 SYSCALLS = {"futex": 202, "read": 0, "fsync": 74}
 
 
@@ -277,8 +274,7 @@ KIND_OF_NAP = {"futex": ObjectKind.FUTEX, "pipe": ObjectKind.PIPE, "nap": None}
 
 @both_forms
 def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=0, in_switch=in_switch)
-    with watched(napper, config) as (one, program, rings):
+    with watched(napper, threshold_ns=0, in_switch=in_switch) as (one, program, rings):
         tallies = one.go()
         program.disable()
         kinds = {int(row["id"]): int(row["kind"]) for row in program.maps.take_objects()}

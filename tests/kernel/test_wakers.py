@@ -16,7 +16,6 @@ from kernel.recorder import run as record
 from workload.measured import Thread, parse
 
 from perf_offcpu import losses
-from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import SampleFlag
@@ -96,11 +95,8 @@ def test_wakers_stacks_lead_to_the_call_that_woke(run: Run) -> None:
         assert all(stack[-1] == "try_to_wake_up" for stack in stacks)
         assert sum(function in stack for stack in stacks) >= 15, sleeper
     # Interrupts have no user part: what they hit has nothing to do with the wake-up.
-    timers = np.flatnonzero(
-        (run.samples.flags & INTERRUPT != 0)
-        & (run.samples.waker_stack >= 0)
-        & (run.samples.tid == run.threads["deep-sleeper"].tid)
-    )
+    of_interrupts = (run.samples.flags & INTERRUPT != 0) & (run.samples.waker_stack >= 0)
+    timers = np.flatnonzero(of_interrupts & (run.samples.tid == run.threads["deep-sleeper"].tid))
     assert len(timers) >= 15
     assert all("hrtimer_wakeup" in run.names(run.samples.waker_stack[row]) for row in timers.tolist())
 
@@ -215,8 +211,7 @@ def test_who_receives_on_the_loopback_is_woken_by_the_sender(stacks: bool, tmp_p
 
 @both_forms
 def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, in_switch=in_switch, waker_stacks=True)
-    with watched(napper, config) as (one, program, rings):
+    with watched(napper, threshold_ns=MS, in_switch=in_switch, waker_stacks=True) as (one, program, rings):
         tallies = one.go()
         program.disable()
         waits = waits_of(rings)
@@ -242,8 +237,7 @@ def test_both_forms_see_the_same_wakers(napper: Path, in_switch: bool) -> None:
 
 @pytest.mark.beside
 def test_wakers_can_be_left_out(napper: Path) -> None:
-    config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=MS, wakers=False)
-    with watched(napper, config) as (one, program, rings):
+    with watched(napper, threshold_ns=MS, wakers=False) as (one, program, rings):
         one.go()
         program.disable()
         waits, stats = waits_of(rings), program.run_stats()
