@@ -85,6 +85,13 @@ class Controlled:
         os.write(self.commands, f"{text}\n".encode())
         assert os.read(self.acks, 100) == b"ack\n"
 
+    def pause(self, seconds: float, *commands: str) -> None:
+        """Pause so long, after further commands."""
+        for command in ("disable", *commands):
+            self.tell(command)
+        time.sleep(seconds)
+        self.tell("enable")
+
     def end(self) -> str:
         os.write(self.commands, b"stop\n")
         _, said = self.process.communicate(timeout=60 * PATIENCE)
@@ -159,9 +166,7 @@ def test_pauses_are_in_the_file_without_waits(tmp_path: Path, options: tuple[str
         programs = bpf_programs_of(recorder.process.pid)
         for pause_s in (0.3, 0.6):
             record_naps(told[0], told[2])
-            recorder.tell("disable")
-            time.sleep(pause_s)
-            recorder.tell("enable")
+            recorder.pause(pause_s)
         record_naps(told[0], told[2])
         assert bpf_programs_of(recorder.process.pid) == programs
         said = recorder.end()
@@ -190,10 +195,7 @@ def test_file_ends_in_a_pause_if_another_is_asked_for(tmp_path: Path) -> None:
     with program() as told, controlled("-p", str(told[0]), cwd=tmp_path) as recorder:
         for pause_s in (0.3, 0.6):
             record_naps(told[0], told[2])
-            recorder.tell("disable")
-            recorder.tell("snapshot")
-            time.sleep(pause_s)
-            recorder.tell("enable")
+            recorder.pause(pause_s, "snapshot")
         record_naps(told[0], told[2])
         said = recorder.end()
     assert said.count("Events disabled") == said.count("Events enabled") == said.count(" dump ") == 2
@@ -278,9 +280,7 @@ def test_process_that_starts_in_a_pause_is_known_after_it(tmp_path: Path) -> Non
 def test_killed_recorder_leaves_the_times_between_pauses(tmp_path: Path) -> None:
     with program() as told, controlled("-p", str(told[0]), "--off-cpu-period", "2", cwd=tmp_path) as recorder:
         time.sleep(0.3)
-        recorder.tell("disable")
-        time.sleep(0.3)
-        recorder.tell("enable")
+        recorder.pause(0.3)
         time.sleep(1.5)  # longer than the time between two reads of the rings
         recorder.process.kill()
         recorder.process.wait()
@@ -296,10 +296,7 @@ def test_killed_recorder_leaves_the_times_between_pauses(tmp_path: Path) -> None
 def test_recording_without_further_files_pauses_too(tmp_path: Path) -> None:
     with program() as told, controlled("-p", str(told[0]), cwd=tmp_path, several=False) as recorder:
         time.sleep(0.1)
-        recorder.tell("disable")
-        recorder.tell("snapshot")
-        time.sleep(0.1)
-        recorder.tell("enable")
+        recorder.pause(0.1, "snapshot")
         time.sleep(0.1)
         said = recorder.end()
     assert "--control: snapshot: needs a new file, and there is no --switch-output" in said
@@ -352,9 +349,7 @@ def test_a_pause_leaves_the_period_that_max_rate_has_chosen(tmp_path: Path) -> N
         try:
             with controlled(*options, cwd=tmp_path, several=False) as recorder:
                 time.sleep(0.5)
-                recorder.tell("disable")
-                time.sleep(0.9)
-                recorder.tell("enable")
+                recorder.pause(0.9)
                 time.sleep(0.2)
                 recorder.end()
         finally:
