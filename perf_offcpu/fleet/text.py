@@ -237,7 +237,7 @@ def comparison(compared: Comparison, old: Head, new: Head, style: Style, limit: 
     """Return the lines of a comparison."""
     yield from head(new, style)
     yield say.comment(f"Baseline: {old.selection}")
-    yield from map(say.comment, wrapped(list(_method(compared))))
+    yield from map(say.comment, wrapped(_method(compared)))
     rates, total = _Rates(style, new), compared.total
     yield say.comment(f"Total:    {rates.both(total)} {rates.unit}/s of a host, {_percent(total)}, p {total.p:.4f}")
     for table in compared.tables:

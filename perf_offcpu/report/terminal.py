@@ -62,7 +62,7 @@ def first_screen(summary: Summary) -> Iterator[str]:
     for cause in losses.CUT:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
-    yield from wrapped([*map(sentence_of, summary.deadlocks), ""], WIDTH)
+    yield from wrapped(map(sentence_of, summary.deadlocks), WIDTH)
     if summary.verdict:
         yield from map(printable, lines_of(summary.verdict, summary.meta))
 

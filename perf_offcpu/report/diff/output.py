@@ -23,7 +23,8 @@ def render(comparison: Comparison, verdict: Verdict | None, style: Style) -> Ite
     yield from _recordings(comparison, style)
     text = _Text(comparison, style)
     if verdict:
-        yield from map(say.comment, wrapped(sentences_of(comparison, verdict)))
+        *sentences, command = sentences_of(comparison, verdict)
+        yield from map(say.comment, [*wrapped(sentences), command])
     else:
         yield text.total()
     if comparison.groups.keys != ("class",):

@@ -5,7 +5,7 @@ import re
 import shlex
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from perf_offcpu.model.recording import Meta
 from perf_offcpu.report.style import Style, amount, cut, display_width, pad, plural
@@ -43,23 +43,17 @@ def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
         *(_laid_out(rows) if rows else []),
         *_elsewhere(verdict, unit),
         "",
-        *wrapped([*_goroutines(verdict), _blocked(verdict), loss, ""], WIDTH),
+        *wrapped([*_goroutines(verdict), _blocked(verdict), loss], WIDTH),
         f"Next: {verdict.command}",
     ]
 
 
-def wrapped(sentences: Sequence[str], width: int = _WIDTH) -> Iterator[str]:
-    """Return the lines of the sentences, each from the start of a line; no command or share is broken."""
-    for sentence in sentences[:-1]:
-        for line in textwrap.wrap(
-            sentence.replace(" %", _SHARE),
-            width,
-            subsequent_indent="  ",
-            break_on_hyphens=False,
-            break_long_words=False,
-        ):
+def wrapped(sentences: Iterable[str], width: int = _WIDTH) -> Iterator[str]:
+    """Return the lines of the sentences, each from the start of a line; a number stays beside its " %"."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    for sentence in sentences:
+        for line in wrapper.wrap(sentence.replace(" %", _SHARE)):
             yield line.replace(_SHARE, " %")
-    yield from filter(None, sentences[-1:])
 
 
 def _recording(verdict: Verdict, meta: Meta) -> str:
