@@ -304,9 +304,10 @@ def judge(profile: Profile, waits: Waits, comm: str, label: str) -> Judged:
 
 NAPS_BESIDE = """
 import os, tempfile, threading, time
-threading.Thread(target=lambda: [time.sleep(0.05) for _ in range(20)], daemon=True).start()
+threading.Thread(target=lambda: [time.sleep(0.1) for _ in range(20)], daemon=True).start()
 with tempfile.TemporaryFile(dir="/var/tmp") as file:
-    for _ in range(100):
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
         file.write(bytes(4096))
         file.flush()
         os.fsync(file.fileno())
