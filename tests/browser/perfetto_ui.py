@@ -106,8 +106,7 @@ def _stream() -> Any:
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
         pool.Add(file)
-    found = pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpcStream")
-    return message_factory.GetMessageClass(found)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpcStream"))
 
 
 class TraceProcessor:

@@ -24,8 +24,7 @@ def speedscope() -> Path:
 def firefox_profiler() -> Path:
     """Return the Firefox Profiler's command line, a script for node: profiler.firefox.com without a page.
     It talks to a server of its own on a Unix socket; with what is symbolized already it asks no other."""
-    package = _npm_package("@firefox-devtools/profiler-cli", FIREFOX_PROFILER)
-    return package / "dist" / "profiler-cli.js"
+    return _npm_package("@firefox-devtools/profiler-cli", FIREFOX_PROFILER) / "dist" / "profiler-cli.js"
 
 
 def perfetto() -> Path:

@@ -113,13 +113,11 @@ def test_a_critical_path_is_a_thread_of_markers(ask: Ask) -> None:
     assert sum(one["duration"] for one in found["flatMarkers"]) == pytest.approx(100)
     names = {one["name"] for one in found["flatMarkers"]}
     assert "reader: running" in names and "writer: running" in names
-    told = ask("marker", "info", found["flatMarkers"][0]["handle"])
-    assert {one["label"] for one in told["fields"]} == {"Through"}
+    assert {one["label"] for one in ask("marker", "info", found["flatMarkers"][0]["handle"])["fields"]} == {"Through"}
 
 
 def test_waits_are_markers_with_details_and_stack(ask: Ask) -> None:
-    found = ask("thread", "markers", "--thread", "t-0", "--list")
-    marker = found["flatMarkers"][0]
+    marker = ask("thread", "markers", "--thread", "t-0", "--list")["flatMarkers"][0]
     assert (marker["name"], marker["duration"]) == ("lock", 4)
     told = ask("marker", "info", marker["handle"])
     details = {one["label"]: one["formattedValue"] for one in told["fields"]}

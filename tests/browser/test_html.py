@@ -122,8 +122,7 @@ def check_sums(sums: dict[str, Any], profile: Profile, selection: Selection) -> 
     assert [int(sums["total"][0]), sums["total"][1]] == [total["weight"], total["count"]]
     stacks = {(row["comm"], *(one["name"] for one in row["frames"])): row["weight"] for row in found["stacks"]}
     assert {tuple(path): int(weight) for path, weight, _ in sums["stacks"]} == stacks
-    histogram = found["histogram"]
-    buckets = {str(one["from"]): (one["weight"], one["count"]) for one in histogram["buckets"] if one["count"]}
+    buckets = {str(one["from"]): (one["weight"], one["count"]) for one in found["histogram"]["buckets"] if one["count"]}
     assert {edge: (int(weight), count) for edge, weight, count in sums["lengths"]} == buckets
     by_tid: dict[int, int] = {}
     assert total["unit"] == "ns"
@@ -193,12 +192,10 @@ def test_the_command_of_a_selection_has_its_sums(browser: Browser, tmp_path: Pat
         program, verb, *words = shlex.split(command)
         assert (program, verb) == ("perf-offcpu", "report")
         for key in ("class", "object", "waker", "syscall", "state"):
-            done = run("report", "--json", "--sort", key, *words)
-            found = json.loads(done.stdout)
+            found = json.loads(run("report", "--json", "--sort", key, *words).stdout)
             assert found["subject"]["weight"] == int(sums["total"][0]) > 0
             expected = {row["values"][0]: (row["weight"], row["count"]) for row in found["groups"]["rows"]}
-            shown = {label: (int(weight), count) for label, weight, count, _ in sums["keys"][key]}
-            assert shown == expected, key
+            assert {label: (int(weight), count) for label, weight, count, _ in sums["keys"][key]} == expected, key
     assert browser.console() == []
 
 
@@ -395,11 +392,9 @@ def test_fingers_pan_and_zoom(browser: Browser, shown: Profile) -> None:
 
 
 def test_the_command_tells_processes_apart(browser: Browser, show: Show) -> None:
-    builder = ProfileBuilder().sample("a", ["f"], MS, tid=7, pid=1).sample("b", ["f"], MS, tid=7, pid=2)
-    show(builder.build())
+    show(ProfileBuilder().sample("a", ["f"], MS, tid=7, pid=1).sample("b", ["f"], MS, tid=7, pid=2).build())
     browser.run("page.selectTracks([1])")
-    command = browser.run("return document.getElementById('command').value")
-    assert command == "perf-offcpu report --tid 7 --pid 2"
+    assert browser.run("return document.getElementById('command').value") == "perf-offcpu report --tid 7 --pid 2"
 
 
 def test_classes_of_the_legend_select(browser: Browser, show: Show) -> None:
@@ -436,8 +431,7 @@ def test_lanes_by_process_and_in_other_orders(browser: Browser, shown: Profile) 
     assert browser.run(lanes) == [-100, 103], "a click on the mark folds the process"
     browser.click(left + 60, y - 17)
     assert text(browser, "subject") == "2 threads"
-    order = "const s = document.getElementById('sort'); s.value = 'tid'; s.dispatchEvent(new Event('change'));"
-    browser.run(order)
+    browser.run("const s = document.getElementById('sort'); s.value = 'tid'; s.dispatchEvent(new Event('change'));")
     assert browser.run(lanes) == [-100, 103]
 
 
@@ -486,8 +480,7 @@ def test_critical_path_has_a_lane(browser: Browser, tmp_path: Path) -> None:
     lines = browser.run("return [...document.querySelectorAll('#tip div')].map((one) => one.textContent)")
     assert lines[0].startswith("waiter: lock wait in ") and lines[2] == "through waiter"
     path = json.loads(run("report", "--json", "--critical-path", "--comm", "waiter", *options).stdout)
-    shown = browser.run("const { path } = page.rec.data; return path.end.at(-1) - path.begin[0]")
-    assert shown == path["total"]
+    assert browser.run("const { path } = page.rec.data; return path.end.at(-1) - path.begin[0]") == path["total"]
     assert browser.console() == []
 
 
@@ -618,8 +611,7 @@ def test_cpu_samples_are_no_waits(browser: Browser, show: Show) -> None:
     show(both)
     check_sums(browser.run("return page.sums()"), both, Selection())
     assert text(browser, "sums").endswith("in 1 wait, 20 ms (20,000,000 ns) in 2 CPU samples")
-    tids = "return page.lanes.view.lanes.map((one) => page.rec.data.tracks.tid[one.track])"
-    assert browser.run(tids) == [1, 2]
+    assert browser.run("return page.lanes.view.lanes.map((one) => page.rec.data.tracks.tid[one.track])") == [1, 2]
     assert {"compute", "futex_wait"} <= {box["label"] for box in browser.run("return page.graph.boxes()")}
     show(select_events(both, ("cpu-clock",)))
     assert text(browser, "sums") == "20 ms (20,000,000 ns) in 2 samples"

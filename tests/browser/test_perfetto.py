@@ -85,10 +85,8 @@ def test_native_slices_are_the_waits_to_the_nanosecond(browser: Browser, address
     assert Counter((tid, ts - origin, dur) for tid, ts, dur in found) == waits_of(profile)
     late = timeline.waits & ((wakeups.queued_ns < timeline.end_ns) | _has(wakeups.arrows, profile))
     queues = trace.query("select count(*), sum(dur) from slice where category = 'runqueue'")
-    queued = (timeline.end_ns - wakeups.queued_ns)[late]
-    assert queues == [(int(late.sum()), int(queued.sum()))]
-    marks = trace.query("select count(*) from slice where category = 'wakeup'")
-    assert marks == [(len(wakeups.arrows),)]
+    assert queues == [(int(late.sum()), int((timeline.end_ns - wakeups.queued_ns)[late].sum()))]
+    assert trace.query("select count(*) from slice where category = 'wakeup'") == [(len(wakeups.arrows),)]
     assert trace.query("select sum(dur) from slice where category = 'offcpu'")[0][0] == int(
         profile.samples.period[profile.is_offcpu()].sum()
     )
@@ -114,8 +112,7 @@ def test_chrome_trace_in_perfetto(browser: Browser, address: str, made: Any) -> 
     events = Counter((one["ph"], one.get("cat")) for one in json.loads(text)["traceEvents"])
     trace = TraceProcessor(browser, address, text)
     counts = trace.query("select category, count(*) from slice group by category")
-    expected = {category: number for (phase, category), number in events.items() if phase in "Xi"}
-    assert dict(counts) == expected
+    assert dict(counts) == {category: number for (phase, category), number in events.items() if phase in "Xi"}
     assert trace.query("select count(*) from flow") == [(events["f", "wakeup"],)]
     select = "select tid, ts, dur from slice join thread_track on slice.track_id = thread_track.id "
     found = sorted(trace.query(f"{select}join thread using (utid) where category = 'offcpu' and tid < 4194304"))
@@ -209,8 +206,7 @@ def test_a_critical_path_is_a_track_of_the_native_format(browser: Browser, addre
 def test_a_critical_path_is_a_process_of_a_chrome_trace(browser: Browser, address: str) -> None:
     profile = mixed()
     path = path_of_reader(profile)
-    text = converted_bytes("chrome-trace", profile, path=path)
-    found = imported(browser, address, text.decode())
+    found = imported(browser, address, converted_bytes("chrome-trace", profile, path=path).decode())
     assert found["warnings"] == []
     origin = int(path.begin_ns[0])
     slices = sorted(

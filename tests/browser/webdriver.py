@@ -96,8 +96,7 @@ class Browser:
 
     def settle(self) -> None:
         """Wait until pending changes are drawn."""
-        script = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
-        self.run_async(script)
+        self.run_async("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));")
 
     def click(self, x: float, y: float) -> None:
         """Click at a place in the window."""
@@ -129,8 +128,7 @@ class Browser:
 
     def prefer(self, scheme: str) -> None:
         """Set the color scheme, "dark" or "light"."""
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._devtools("Emulation.setEmulatedMedia", {"features": features})
+        self._devtools("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
         self.settle()
 
     def _devtools(self, command: str, params: object) -> Any:

@@ -129,8 +129,7 @@ def test_systemd_takes_the_unit() -> None:
 
 def test_capabilities_are_the_same_everywhere() -> None:
     unit = re.findall(r"CAP_(\w+)", re.search(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.M)[1])  # type: ignore[index]
-    added = DAEMONSET.read_text().partition("add:\n")[2].partition("resources:")[0]
-    assert unit == re.findall(r"- (\w+)", added)
+    assert unit == re.findall(r"- (\w+)", DAEMONSET.read_text().partition("add:\n")[2].partition("resources:")[0])
 
 
 def test_example_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,7 @@ def test_a_pause_is_the_cause_of_the_gap_after_it_in_the_same_run(place: Place) 
 def test_pauses_within_a_segment_are_gaps(place: Place) -> None:
     ledger, second = place.ledger, 10**9
     ledger.begin_run("stopped")
-    parts = ((10 * second, 40 * second), (70 * second, 90 * second), (95 * second, 100 * second))
-    ledger.deliver(FIRST, parts, 0)
+    ledger.deliver(FIRST, ((10 * second, 40 * second), (70 * second, 90 * second), (95 * second, 100 * second)), 0)
     assert place.value("gap_seconds_total", "budget") == 35
     assert place.value("recorded_seconds_total") == 55
     assert ledger.missing(SECOND, 100 * second, 0) is None

@@ -125,8 +125,7 @@ def test_no_hour_sees_more_than_its_share() -> None:
                 spent.append((now, amount))
         assert spent
         for begin, _ in spent[:: max(1, len(spent) // 200)]:
-            window = sum(amount for at, amount in spent if begin <= at < begin + HOUR_S)
-            assert window <= 36.0 + 1e-6
+            assert sum(amount for at, amount in spent if begin <= at < begin + HOUR_S) <= 36.0 + 1e-6
 
 
 def test_segments_become_longer_where_each_costs_much_and_shorter_again() -> None:

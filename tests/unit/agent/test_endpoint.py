@@ -93,8 +93,7 @@ for number in range(10**9):
 
 
 def test_every_client_is_answered_during_a_flood(endpoint: Endpoint) -> None:
-    words = [sys.executable, "-c", FLOOD, str(endpoint.port)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as flood:
+    with subprocess.Popen([sys.executable, "-c", FLOOD, str(endpoint.port)], stdout=subprocess.PIPE) as flood:
         try:
             assert flood.stdout is not None and flood.stdout.readline() == b"flooding\n"
             assert [get(endpoint, "/metrics")[0] for _ in range(50)] == [200] * 50

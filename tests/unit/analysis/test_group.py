@@ -36,8 +36,7 @@ def test_group_of_long_keys_of_addresses_and_of_nothing() -> None:
     rng = np.random.default_rng(3)
     picked = rng.integers(0, 50, 3000)  # the packed key does not fit 64 bits
     check_grouping([rng.integers(0, 2**60, 100_000)[picked] for _ in range(4)])
-    high = np.array([2**64 - 1, 2**64 - 4096, 7, 2**64 - 1], np.uint64)
-    assert group(high)[1].tolist() == [2, 1, 0, 2]
+    assert group(np.array([2**64 - 1, 2**64 - 4096, 7, 2**64 - 1], np.uint64))[1].tolist() == [2, 1, 0, 2]
     nothing = np.empty(0, np.int32)
     first, group_of_row = group(nothing, nothing)
     assert len(first) == len(group_of_row) == 0

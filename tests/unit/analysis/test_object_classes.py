@@ -37,8 +37,7 @@ def test_a_read_without_kernel_functions_has_the_class_of_its_object(kind: K, pr
     assert judged(READ, kind, protocol=protocol) == (label, False)
     assert judged(IOCTL, kind, protocol=protocol) == (label, False)
     # functions of the kernel say more
-    locked = ("main", kernel("ksys_write"), kernel("__mutex_lock"))
-    assert judged(WRITE, kind, path=locked, state=D) == ("lock", False)
+    assert judged(WRITE, kind, path=("main", kernel("ksys_write"), kernel("__mutex_lock")), state=D) == ("lock", False)
     assert judged(READ, kind, path=("main", kernel("exc_page_fault")), state=D) == ("fault", False)
 
 

@@ -31,8 +31,7 @@ SEM = ("sem_wait@@GLIBC_2.34", *FUTEX)
 
 
 def profile_of(*path: str | Code, state: int = S, comm: str = "a", syscall: int = -2) -> Profile:
-    builder = ProfileBuilder(meta={"arch": "x86_64"})
-    return builder.sample(comm, list(path), 1000, state=state, syscall=syscall).build()
+    return ProfileBuilder(meta={"arch": "x86_64"}).sample(comm, list(path), 1000, state=state, syscall=syscall).build()
 
 
 def judged(profile: Profile) -> tuple[str, bool]:
@@ -115,8 +114,7 @@ def test_the_first_rule_decides_and_a_users_rules_come_first() -> None:
     mine = ProgramRule("ours", "x", frames="ProcSleep", comm="post.*", wait_class="disk")
     profile = replace(profile_of("ProcSleep", *EPOLL, comm="postgres"), rules=(mine,))
     assert judged(profile) == ("disk", True)  # it says nothing of idleness, so a poll stays one for work
-    other = replace(profile_of("ProcSleep", *EPOLL, comm="mine"), rules=(mine,))
-    assert judged(other) == ("lock", False)
+    assert judged(replace(profile_of("ProcSleep", *EPOLL, comm="mine"), rules=(mine,))) == ("lock", False)
     assert Rules((mine,)).by_comm and not Rules().by_comm
 
 

@@ -32,8 +32,7 @@ def meaning(name: str) -> str:
 
 
 def kept() -> dict[str, str]:
-    lines = lzma.decompress(KEPT.read_bytes()).decode().splitlines()
-    return dict(line.split(" ", 1) for line in lines)
+    return dict(line.split(" ", 1) for line in lzma.decompress(KEPT.read_bytes()).decode().splitlines())
 
 
 def test_each_rule_fits_what_it_means() -> None:

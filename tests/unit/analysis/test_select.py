@@ -81,8 +81,7 @@ def waits() -> Profile:
     builder.sample("b", [], 4 << 20, cpu=2, state=1, flags=SampleFlag.PREEMPTED, time_ns=30, cgroup=9)
     summed = SampleFlag.AGGREGATED
     builder.sample("b", [], 8 << 20, flags=summed, count=4, longest_ns=3 << 20, time_ns=40, syscall=7)
-    unknown = summed | SampleFlag.UNTIMED
-    builder.sample("b", [], 16 << 20, cpu=3, flags=unknown, time_ns=-1, cgroup=10)
+    builder.sample("b", [], 16 << 20, cpu=3, flags=summed | SampleFlag.UNTIMED, time_ns=-1, cgroup=10)
     return builder.sample("b", [], 32 << 20, cpu=0, event="cpu-clock", time_ns=50).build()
 
 
@@ -100,8 +99,7 @@ CPU = 32
     ({"states": ("S",), "classes": (WaitClass.DISK,)}, CPU), ({"idle": "hide"}, 63),
 ])  # fmt: skip
 def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
-    found = select_samples(waits(), Selection(**chosen))
-    assert int(found.samples.period.sum()) == samples << 20
+    assert int(select_samples(waits(), Selection(**chosen)).samples.period.sum()) == samples << 20
 
 
 @pytest.mark.parametrize(("chosen", "tids"), [
@@ -121,8 +119,7 @@ def test_budgets_of_the_chosen_threads_also_of_those_without_samples(chosen: dic
 def test_undecidable_samples_are_counted() -> None:
     timed = select_samples(waits(), Selection(windows=parse_windows("0,1")))
     assert timed.losses == {losses.BAD_SIZE: 1, losses.UNTIMED: 1}
-    long = select_samples(waits(), Selection(min_ns=2 << 20))
-    assert long.losses == {losses.BAD_SIZE: 1, losses.KEPT_SUMS: 2}
+    assert select_samples(waits(), Selection(min_ns=2 << 20)).losses == {losses.BAD_SIZE: 1, losses.KEPT_SUMS: 2}
     assert select_samples(waits(), Selection(min_ns=1 << 30)).losses == {losses.BAD_SIZE: 1}
 
 
@@ -142,8 +139,7 @@ def test_an_unknown_cgroup_is_reported_with_the_known_ones() -> None:
     Selection(windows=parse_windows("10%-20%"), classes=(WaitClass.SLEEP,)),
 ])  # fmt: skip
 def test_selected_rows_are_those_of_the_selected_samples(selection: Selection) -> None:
-    recording = Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data"
-    profile = load_profile([str(recording)], SymbolizeOptions())
+    profile = load_profile([str(Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data")], SymbolizeOptions())
     rows, samples = selected_rows(profile, selection), select_samples(profile, selection).samples
     found = profile.samples.take(rows)
     assert len(found) == len(samples) > 0

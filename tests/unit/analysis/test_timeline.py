@@ -127,8 +127,7 @@ def test_one_event_next_to_waits(events: tuple[str, ...], weights: dict[str, int
 
 
 def test_named_events_are_taken_all_and_refused_if_they_say_nothing_of_time() -> None:
-    named = wall_clock(profile("cycles", "cpu-clock"), ("cycles", "cpu-clock"))
-    assert set(shown(named)) == {"cycles", "cpu-clock"}
+    assert set(shown(wall_clock(profile("cycles", "cpu-clock"), ("cycles", "cpu-clock")))) == {"cycles", "cpu-clock"}
     assert len(wall_clock(ProfileBuilder().build()).samples) == 0
     with pytest.raises(UsageError, match="faults was sampled neither by time nor at a frequency"):
         wall_clock(profile("faults"))

@@ -89,16 +89,14 @@ def test_functions_of_the_kernel(functions: list[str], label: str) -> None:
 def test_without_functions_of_the_kernel(path: list[str | Code], syscall: int, state: int, label: str) -> None:
     assert class_of(path, syscall, state) == label
     # libaio's io_destroy() waits for what was submitted (fio); no function of the kernel says for what.
-    stack = in_kernel("__x64_sys_io_destroy", "wait_for_completion")
-    assert class_of(stack, syscall=207, state=D) == "disk"
+    assert class_of(in_kernel("__x64_sys_io_destroy", "wait_for_completion"), syscall=207, state=D) == "disk"
 
 
 def test_a_runnable_thread_waits_for_a_cpu() -> None:
     sleeping = in_kernel("__x64_sys_futex", "futex_wait")
     assert class_of(sleeping, FUTEX, S, flags=SampleFlag.PREEMPTED) == "runqueue"
     assert class_of(sleeping, FUTEX, 0) == "runqueue"
-    throttled = SampleFlag.PREEMPTED | SampleFlag.THROTTLED
-    assert class_of(sleeping, FUTEX, 0, flags=throttled) == "throttled"
+    assert class_of(sleeping, FUTEX, 0, flags=SampleFlag.PREEMPTED | SampleFlag.THROTTLED) == "throttled"
     assert classes_of(ProfileBuilder().sample("a", sleeping, 5, event="cpu-clock").build()) == ["other"], "no wait"
 
 

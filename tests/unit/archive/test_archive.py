@@ -51,8 +51,7 @@ def test_an_archive_gives_the_same_names_as_the_machine(
 ) -> None:
     archive, there = tmp_path / f"x{suffix}", tmp_path / "there"
     assert packed(machine, archive) == 0
-    told = capsys.readouterr()
-    assert "not packed: /usr/lib/x86_64-linux-gnu/libc.so.6" in told.err
+    assert "not packed: /usr/lib/x86_64-linux-gnu/libc.so.6" in capsys.readouterr().err
     shutil.rmtree(machine / "root")
     assert main(["archive", "--unpack", str(archive), "-C", str(there)]) == 0
     assert (there / "perf.data").read_bytes() == (PERF / "direct.data").read_bytes()
@@ -155,8 +154,7 @@ def test_hostile_archives_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 def recorded(program: Path, build_id: bytes) -> Recording:
     """Return a recording with one sample, in `outer`."""
     made = recording(program, [[addresses(program)["mark_outer"]]])
-    row = made.strings.intern(build_id.hex())
-    return made.replaced(dsos=Dsos.from_rows([(1, row, 2)]))
+    return made.replaced(dsos=Dsos.from_rows([(1, made.strings.intern(build_id.hex()), 2)]))
 
 
 def test_a_kept_object_names_frames_when_its_file_is_gone(tmp_path: Path) -> None:
@@ -183,5 +181,4 @@ def test_another_build_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERF_BUILDID_DIR", "/proc/nowhere")
-    lines = keep_symbols(str(DATA / "demo.data"))
-    assert lines[0].startswith(("symbols could not be kept", "0 files with symbols"))
+    assert keep_symbols(str(DATA / "demo.data"))[0].startswith(("symbols could not be kept", "0 files with symbols"))

@@ -127,8 +127,7 @@ def test_headers_of_any_size_take_little_memory(tmp_path: Path) -> None:
 
 def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MEMBERS", 3)
-    path = archive(tmp_path / "x.tar", *((f"file{number}", b"") for number in range(4)))
-    refused(path, "more than 3 members")
+    refused(archive(tmp_path / "x.tar", *((f"file{number}", b"") for number in range(4))), "more than 3 members")
 
 
 def test_a_fifo_is_no_archive(tmp_path: Path) -> None:

@@ -87,8 +87,7 @@ def test_weights_are_those_of_the_waits(waits: Waits) -> None:
 def test_pictures_and_lines_agree(request_: ProfileBuilder) -> None:
     profile = request_.build()
     options: dict[str, Any] = {"wakers": True, "chains": waker_chains(profile, Options())}
-    document = describe(profile, Options(**options))
-    assert sum(document["layers"][0]["lo"]) == sum(shown(profile).values())
+    assert sum(describe(profile, Options(**options))["layers"][0]["lo"]) == sum(shown(profile).values())
     assert "answer_[w]" in converted("flamegraph", profile, **options)
 
 
@@ -156,8 +155,7 @@ def test_waker_stacks_in_the_details_of_chrome_traces(profile: Profile) -> None:
     waits = [one["args"] for one in events if one.get("cat") == "offcpu"]
     whole = "main;un:lock;try_to_wake_up"
     assert [one.get("waker stack") for one in waits] == [None, whole, whole, "hrtimer_wakeup", None, None]
-    stacks = "main main;lock main;lock main;sleep main main;run"
-    assert [one["stack"] for one in waits] == stacks.split()
+    assert [one["stack"] for one in waits] == "main main;lock main;lock main;sleep main main;run".split()
 
 
 def test_waker_stacks_at_the_marks_and_in_the_details_of_perfetto(profile: Profile) -> None:

@@ -72,8 +72,7 @@ def test_totals_and_shape(samples: list[tuple[str, int, list[str | Code], Sample
     assert bool((tree.parent < np.arange(len(tree))).all())
     family = Counter((int(p), tree.names[int(n)]) for p, n in zip(tree.parent, tree.name, strict=True))
     assert set(family.values()) <= {1}, "siblings of one name"
-    every = np.arange(len(tree))
-    assert depths(tree.parent).tolist() == path_lengths(tree.parent, every).tolist()
+    assert depths(tree.parent).tolist() == path_lengths(tree.parent, np.arange(len(tree))).tolist()
 
 
 def test_call_sites_of_a_function_are_one_name_programs_are_not() -> None:
@@ -81,8 +80,7 @@ def test_call_sites_of_a_function_are_one_name_programs_are_not() -> None:
     tree = build_paths(profile, PathOptions())
     names = sorted((name.label, name.dso) for name in tree.names if name.kind == NameKind.USER)
     assert names == [("[x.so]", "x.so"), ("main", "a"), ("main", "b")]
-    with_addresses = build_paths(profile, PathOptions(addrs=True))
-    labels = {name.label for name in with_addresses.names if name.kind == NameKind.USER}
+    labels = {name.label for name in build_paths(profile, PathOptions(addrs=True)).names if name.kind == NameKind.USER}
     assert labels == {"main", "[x.so <30>]", "[x.so <40>]"}
 
 

@@ -78,8 +78,7 @@ def test_a_thousand_waits_behind_one_are_one_step() -> None:
         wait(builder, 1, 10 * number, 10 * number + 5, waker=9, flags=SampleFlag.WAKER_INTERRUPT)
     for tid in range(10, 310):
         wait(builder, tid, 0, 3000, waker=1)
-    found = cascade_of_all(builder.build())
-    assert edges(found)["1", "[interrupt]"] == 300 * 5 * 301
+    assert edges(cascade_of_all(builder.build()))["1", "[interrupt]"] == 300 * 5 * 301
 
 
 def test_deep_chains_are_cut_and_said(monkeypatch: pytest.MonkeyPatch) -> None:

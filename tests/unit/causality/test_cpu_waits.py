@@ -33,8 +33,7 @@ def test_shares_are_those_of_budgets() -> None:
     timeline = timeline_of(profile)
     waits = CpuWaits(profile, timeline.tracks)
     assert waits.of(np.array([0, 1]), np.array([1000, 1000])).tolist() == [0, 750]
-    recorded = profile.samples.with_columns(flags=profile.samples.flags | SampleFlag.PREEMPTED)
-    profile.samples = recorded
+    profile.samples = profile.samples.with_columns(flags=profile.samples.flags | SampleFlag.PREEMPTED)
     assert CpuWaits(profile, timeline.tracks).share[1] < waits.share[1], "recorded ones are waits"
 
 

@@ -33,8 +33,7 @@ def follow(profile: Profile, tid: int = 1, window: tuple[int, int] | None = None
     timeline = timeline_of(profile)
     thread = choose_thread(timeline, Selection(tids=(tid,)))
     path = critical_path(profile, timeline, thread, *(window or window_of(profile, timeline, thread, ())))
-    length = path.length_ns
-    assert bool((length > 0).all()) and np.array_equal(path.begin_ns[1:], path.end_ns[:-1])
+    assert bool((path.length_ns > 0).all()) and np.array_equal(path.begin_ns[1:], path.end_ns[:-1])
     if window:
         assert (path.begin_ns[0], path.end_ns[-1]) == window
     return path

@@ -39,8 +39,7 @@ def sentences(*waits: tuple[str, int, str, int, SampleFlag]) -> list[str]:
     locks = {name: builder.thing(f"{name} in bank") for _, _, name, _, _ in waits}
     for comm, tid, lock, holder, flags in waits:
         columns: dict[str, Any] = {"object": locks[lock], "holder_tid": holder, "time_ns": 900, "switch_out_ns": 100}
-        path = ["main", f"take_{lock}", "pthread_mutex_lock"]
-        builder.sample(comm, path, 5, pid=10, tid=tid, flags=flags, **columns)
+        builder.sample(comm, ["main", f"take_{lock}", "pthread_mutex_lock"], 5, pid=10, tid=tid, flags=flags, **columns)
     return found_in(builder.build())
 
 
@@ -91,8 +90,7 @@ def test_a_lock_taken_twice() -> None:
 def test_two_circles_are_two() -> None:
     circle = [("t", tid, "a", 11 + (tid - 10) % 3, BLOCKED) for tid in (11, 12, 13)]
     other = [("u", 21, "b", 22, BLOCKED), ("u", 22, "c", 21, BLOCKED)]
-    found = sentences(*other, *circle)
-    assert [one[:23] for one in found] == ["Deadlock of 3 threads: ", "Deadlock of 2 threads: "]
+    assert [one[:23] for one in sentences(*other, *circle)] == ["Deadlock of 3 threads: ", "Deadlock of 2 threads: "]
 
 
 @pytest.mark.parametrize("waits", [
@@ -127,8 +125,7 @@ def test_what_a_thread_waited_for_before_does_not_count() -> None:
 
 @given(st.dictionaries(st.integers(0, 12), st.integers(0, 12)))
 def test_circles_are_those_of_networkx(successor: dict[int, int]) -> None:
-    graph = networkx.DiGraph(list(successor.items()))
-    expected = {frozenset(circle) for circle in networkx.simple_cycles(graph)}
+    expected = {frozenset(circle) for circle in networkx.simple_cycles(networkx.DiGraph(list(successor.items())))}
     found = circles_of(successor)
     assert {frozenset(circle) for circle in found} == expected
     assert len(found) == len(expected)

@@ -21,8 +21,7 @@ COUNTED = {
 def test_counters_are_one_raw_sample() -> None:
     event = counters_event(Support())
     data = counters_sample(event, Span(100, 200, 1_000_000), COUNTED)
-    header = RECORD_HEADER.unpack(data)
-    assert header == {"type": RecordType.SAMPLE, "misc": 2, "size": len(data)}
+    assert RECORD_HEADER.unpack(data) == {"type": RecordType.SAMPLE, "misc": 2, "size": len(data)}
     assert len(data) % 8 == 0
     sample = SAMPLE.unpack(data, shape=event.shape, start=8)
     wanted = {"identifier": EVENT_ID, "pid": os.getpid(), "tid": os.getpid(), "time": 200, "period": 0}
@@ -40,8 +39,7 @@ def test_counters_are_one_raw_sample() -> None:
 
 
 def test_only_what_is_missing_is_a_loss() -> None:
-    summary = Summary("out", lost_records=5, counters=COUNTED)
-    assert summary.losses() == {losses.LOST_RECORDS: 5, losses.WAITS_LOST: 2}
+    assert Summary("out", lost_records=5, counters=COUNTED).losses() == {losses.LOST_RECORDS: 5, losses.WAITS_LOST: 2}
     assert Summary("out", counters={losses.SAMPLES: Counter(1)}).losses() == {}
 
 

@@ -28,8 +28,7 @@ class Place:
         os.close(ours)
         self.said: list[str] = []
         self.signals = cast(RecordingSignals, SimpleNamespace(rotate=False))
-        has_files = rotation is not None
-        self.requests = Requests(ControlFds(theirs), period_ns, has_files, self.signals, self.said.append)
+        self.requests = Requests(ControlFds(theirs), period_ns, rotation is not None, self.signals, self.said.append)
         self.requests.control.read()
         os.close(theirs)
 

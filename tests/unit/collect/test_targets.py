@@ -126,8 +126,7 @@ def test_children_that_exist_are_named_or_taken_with_their_parent() -> None:
 
 def test_the_end_of_a_child_is_no_reason_to_refuse() -> None:
     pid = gone()
-    target = Target(processes=(os.getpid(), pid), forked=frozenset([pid]))
-    with contextlib.closing(TargetWatch(target)) as watch:
+    with contextlib.closing(TargetWatch(Target(processes=(os.getpid(), pid), forked=frozenset([pid])))) as watch:
         assert len(watch.fds) == 1
     assert TargetWatch(Target()).fds == set(), "everybody is a target"
 

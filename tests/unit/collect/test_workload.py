@@ -59,8 +59,7 @@ def test_signals_are_what_a_command_expects(tmp_path: Path) -> None:
     mine = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
     ignored = sum(1 << (number - 1) for number in mine - set(handled))
     assert run("sh", "-c", f"grep -E 'Sig(Ign|Blk)' /proc/self/status >{tmp_path}/signals") == 0
-    found = (tmp_path / "signals").read_text().split()
-    assert found == ["SigBlk:", f"{0:016x}", "SigIgn:", f"{ignored:016x}"]
+    assert (tmp_path / "signals").read_text().split() == ["SigBlk:", f"{0:016x}", "SigIgn:", f"{ignored:016x}"]
 
 
 def test_end_terminates_what_still_runs() -> None:

@@ -61,8 +61,7 @@ def on_terminal(columns: int, *options: str, **environment: str) -> str:
 
 
 def test_a_terminal_gets_colours_and_lines_that_fit() -> None:
-    shown = on_terminal(70)
-    assert "\x1b[31m16.96%\x1b[0m" in shown
+    assert "\x1b[31m16.96%\x1b[0m" in on_terminal(70)
     plain = on_terminal(70, NO_COLOR="1")
     assert "\x1b" not in plain
     rows = [line for line in plain.splitlines() if line.startswith("  ") and not line.startswith("   ")]

@@ -123,8 +123,7 @@ def test_wake_ups_of_sampled_waits_are_estimates_and_the_longest_is_no_weight() 
     of: dict[str, Any] = {"waker_tid": 7, "waker_pid": 7, "wakeup_ns": 1, "flags": SampleFlag.SAMPLED}
     builder.sample("a", ["f"], 1000, **of, longest_ns=10, runq_ns=200, count=100)
     built = builder.build()
-    profile = replace(built, meta=replace(built.meta, sampling=Sampling(2_000_000)))
-    graph = wakeups.graph_of(profile, ALL)
+    graph = wakeups.graph_of(replace(built, meta=replace(built.meta, sampling=Sampling(2_000_000))), ALL)
     ((_, _, edge),) = graph.edges(data=True)
     assert (edge["weight"], edge["count"], edge["longest"]) == (800, 100, 8)
     assert "estimated from a sample for each 2 ms of waiting" in graph.graph["title"]

@@ -116,8 +116,7 @@ def test_states_and_wakers_of_the_tooltip() -> None:
     builder.sample("a", ["main"], 9, event="cpu-clock", tid=1)
     parts = {(one["kind"], one["name"]): one for one in page_of(builder.build()).profile["parts"]}
     states = {("state", "interruptible sleep"): 5, ("state", "uninterruptible sleep"): 107}
-    totals = {key: totals_of(one) for key, one in parts.items()}
-    assert totals == states | {("class", "other"): 112, ("waker", "w"): 5}
+    assert {key: totals_of(one) for key, one in parts.items()} == states | {("class", "other"): 112, ("waker", "w"): 5}
     assert parts["state", "uninterruptible sleep"]["node"] == [1, 4], "main of a and of w, in preorder"
 
 

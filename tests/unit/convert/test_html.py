@@ -65,8 +65,7 @@ def test_columns_come_back(columns: dict[str, list[int]]) -> None:
 
 
 def profile() -> Profile:
-    meta = {"hostname": "box", "source": "p.data", "arch": "x86_64"}
-    builder = ProfileBuilder(losses={"records lost": 3}, meta=meta)
+    builder = ProfileBuilder(losses={"records lost": 3}, meta={"hostname": "box", "source": "p.data", "arch": "x86_64"})
     builder.sample(
         "b", ["main", kernel("futex_wait")], 5_000_000_007, tid=2, time_ns=9 * 10**9, syscall=202, runq_ns=7,
         wakeup_ns=9 * 10**9 - 7, waker_tid=1, waker_pid=100, waker_path=["main", "unlock"],
@@ -107,8 +106,7 @@ def test_stacks_and_wakers_are_nodes_of_one_tree() -> None:
     assert path(columns["waker_node"][row])[1:] == ["main", "unlock"]
     assert document["tracks"]["tid"][columns["waker_track"][row]] == 1
     labels = {key["key"]: key["labels"][columns[f"key.{key['key']}"][row]] for key in document["keys"]}
-    expected = {"class": "lock", "waker": "[unknown]", "syscall": "futex", "event": "offcpu-time"}
-    assert labels | expected == labels
+    assert labels | {"class": "lock", "waker": "[unknown]", "syscall": "futex", "event": "offcpu-time"} == labels
 
 
 def test_times_and_weights_of_many_waits_are_exact() -> None:

@@ -20,8 +20,7 @@ TASKS = [(tid, 10, 0, -1) for tid in (11, 12, 13)]
 
 def bank() -> Profile:
     """Two workers wait for a lock that audit holds or releases; one for a socket; a name is a comm, too."""
-    comms = [(11, 10, 0, "worker"), (12, 10, 0, "worker"), (13, 10, 0, "audit")]
-    builder = ProfileBuilder(tasks=TASKS, comms=comms)
+    builder = ProfileBuilder(tasks=TASKS, comms=[(11, 10, 0, "worker"), (12, 10, 0, "worker"), (13, 10, 0, "audit")])
     lock = builder.thing(LOCK)
     socket = builder.thing("tcp 10.0.0.7:80", ObjectKind.SOCKET)
     same = builder.thing("worker", ObjectKind.FILE)

@@ -57,8 +57,7 @@ def test_firefox() -> None:
         if one and one.get("type") == "Wait"
     ]
     assert sorted(found, key=str) == sorted(DETAILS, key=str)
-    keys = {field["key"] for one in profile["meta"]["markerSchema"] for field in one["fields"]}
-    assert {"object", "holder"} <= keys
+    assert {"object", "holder"} <= {field["key"] for one in profile["meta"]["markerSchema"] for field in one["fields"]}
 
 
 def test_perfetto_and_pprof() -> None:
@@ -101,8 +100,7 @@ def track(profile: Profile) -> PathTrack:
 
 
 def test_the_track_of_a_path(track: PathTrack) -> None:
-    columns = (track.name, track.begin_ns, track.end_ns, track.chain)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
+    rows = zip(*(column.tolist() for column in (track.name, track.begin_ns, track.end_ns, track.chain)), strict=True)
     assert [(track.names[name], begin, end, track.chains[chain]) for name, begin, end, chain in rows] == EXPECTED
     assert track.title == "critical path of client (pid 1, tid 1)"
 
@@ -138,6 +136,5 @@ def test_a_path_in_firefox(profile: Profile, track: PathTrack) -> None:
         for name, begin, end, data in rows
     ] == EXPECTED
     assert "Critical path" in {one["name"] for one in parsed["meta"]["markerSchema"]}
-    kinds = Counter(len(values) for key, values in markers.items() if key != "length")
-    assert kinds == {markers["length"]: 6}
+    assert Counter(len(values) for key, values in markers.items() if key != "length") == {markers["length"]: 6}
     assert "ritical path" not in converted("firefox", profile), "without a path nothing changes"

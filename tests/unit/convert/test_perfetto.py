@@ -55,8 +55,7 @@ def test_thread_states_and_counters(found: Read) -> None:
         (102, 5_019_000, runnable, 0), (102, 5_020_000, running, 0), (102, 5_029_600, runnable, 0),
         (102, 5_030_000, running, 1),
     ]  # fmt: skip
-    blocked = [(4_000_000, 1), (5_000_001, 0), (5_011_000, 1), (5_019_000, 0)]
-    assert found.counters["threads blocked"] == blocked
+    assert found.counters["threads blocked"] == [(4_000_000, 1), (5_000_001, 0), (5_011_000, 1), (5_019_000, 0)]
     assert [value for _, value in found.counters["threads runnable"]] == [1, 0, 1, 0]
 
 

@@ -74,8 +74,7 @@ def test_frames_say_their_file_and_options_their_marks() -> None:
     frames = {frame["name"]: frame.get("file") for frame in parsed["shared"]["frames"]}
     assert frames["read"] == "libc.so.6" and frames["schedule_[k]"] == "[kernel.kallsyms]"
     assert parsed["name"] == "<Mine>"
-    paths = Counter(path for path, _, _ in read(parsed)["b (pid 100, tid 2)"].samples)
-    assert list(paths) == ["main;[state unknown]"]
+    assert list(Counter(path for path, _, _ in read(parsed)["b (pid 100, tid 2)"].samples)) == ["main;[state unknown]"]
 
 
 def test_overlapping_samples_have_no_gap_and_keep_their_weight() -> None:
@@ -91,6 +90,5 @@ def test_large_totals_are_exact() -> None:
     profiles = read(document(profile))
     whole = profiles.pop("all threads")
     assert whole.total == sum(one.total for one in profiles.values()) == sum(profile.samples.period.tolist())
-    origin = int((profile.samples.time_ns - profile.samples.period).min())
-    last = int(profile.samples.time_ns.max()) - origin
+    last = int(profile.samples.time_ns.max()) - int((profile.samples.time_ns - profile.samples.period).min())
     assert {one.end for one in profiles.values()} == {last}, "threads share one axis"

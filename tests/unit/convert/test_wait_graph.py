@@ -26,8 +26,7 @@ def profile_of(waits: Waits) -> Profile:
     """Waits are (tid, begin, end, waker); waker 0 is a device."""
     builder = ProfileBuilder()
     for tid, begin, end, waker in waits:
-        flags = SampleFlag(0) if waker else SampleFlag.WAKER_INTERRUPT
-        wait(builder, tid, begin, end, waker=waker or 99, flags=flags)
+        wait(builder, tid, begin, end, waker=waker or 99, flags=SampleFlag(0) if waker else SampleFlag.WAKER_INTERRUPT)
     return builder.build()
 
 
@@ -54,8 +53,7 @@ def test_light_edges_of_threads_that_serve_each_other_are_dropped() -> None:
     found = graph(SERVICE)
     assert networkx.is_strongly_connected(found)
     assert found.graph["knots"] == ["disk"]
-    dropped = {edge[:2] for edge in found.edges(data="dropped") if edge[2]}
-    assert dropped == {("server", "client"), ("disk", "server")}
+    assert {edge[:2] for edge in found.edges(data="dropped") if edge[2]} == {("server", "client"), ("disk", "server")}
     first = components(found)[0]
     assert (first.members, first.is_knot) == (("disk",), True)
     assert first.held == found.nodes["disk"]["held_running"]
@@ -90,8 +88,7 @@ def test_forms() -> None:
     assert "client -> server" in lines and "disk -> [interrupt]" in lines and "(dropped)" in lines
     assert "light edges dropped" in lines
     read = networkx.node_link_graph(json.loads(text(profile, form="json")), edges="edges")
-    again = networkx.parse_graphml(text(profile, form="graphml"))
-    assert set(read.edges) == set(again.edges)
+    assert set(read.edges) == set(networkx.parse_graphml(text(profile, form="graphml")).edges)
     assert sum(held for _, held in read.nodes(data="held")) == read.graph["total"]
     dot = text(profile, form="dot")
     assert "style=dashed" in dot and "knot 1" in dot

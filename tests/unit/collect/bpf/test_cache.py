@@ -134,8 +134,7 @@ class TestPlace:
     def test_a_home_of_ones_own(self, place: Path, recipe: Recipe) -> None:
         assert self.keeps(recipe)
         (path,) = (place / "cache" / "perf-offcpu" / "programs").iterdir()
-        modes = [one.stat().st_mode & 0o777 for one in (path, *list(path.parents)[:3])]
-        assert modes == [0o600, 0o700, 0o700, 0o700]
+        assert [one.stat().st_mode & 0o777 for one in (path, *list(path.parents)[:3])] == [0o600, 0o700, 0o700, 0o700]
 
     @pytest.mark.kernel
     @pytest.mark.beside
@@ -182,8 +181,7 @@ def test_only_marked_calls_become_calls_of_kernel_functions() -> None:
     helper, constant = instruction(CALL, 0, 5), instruction(LOAD_64, 0, KERNEL_FUNCTION + 7)
     local = instruction(CALL, 1, -1)
     code = helper + instruction(CALL, 0, KERNEL_FUNCTION + 1234) + constant + bytes(8) + local
-    expected = helper + instruction(CALL, 2, 1234) + constant + bytes(8) + local
-    assert bpf_object.with_kernel_functions(code) == expected
+    assert bpf_object.with_kernel_functions(code) == helper + instruction(CALL, 2, 1234) + constant + bytes(8) + local
 
 
 def load_64(number: int) -> bytes:

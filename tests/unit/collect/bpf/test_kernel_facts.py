@@ -37,8 +37,7 @@ def kernel(per_cpu: dict[str, int], *, in_task: bool = False, hot_at: int | None
 
 @pytest.mark.parametrize("disabling, mask", [({}, OLDER), ({"local_interrupt_disable_state": 512}, NEWER)])
 def test_locks_that_disable_interrupts_move_the_bits(disabling: dict[str, int], mask: int) -> None:
-    found = _preempt_count(kernel({"runqueues": 64, "__preempt_count": 16, **disabling}))
-    assert found["INTERRUPT_MASK"] == mask
+    assert _preempt_count(kernel({"runqueues": 64, "__preempt_count": 16, **disabling}))["INTERRUPT_MASK"] == mask
     assert _preempt_count(kernel(disabling, in_task=True))["INTERRUPT_MASK"] == mask
 
 

@@ -107,8 +107,7 @@ def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
     assert stacks.hashes.tolist() == [10, 30, 2**64 - 1]
     assert stacks.offsets.tolist() == [0, 2, 5, 5]
     assert stacks.ips.tolist() == [4, 5, 1, 2, 3]
-    none = UserStacks(stacks.hashes[:0], stacks.offsets[:1], stacks.ips[:0])
-    offsets, ips = none.find(np.array([7, 0], np.uint64))
+    offsets, ips = UserStacks(stacks.hashes[:0], stacks.offsets[:1], stacks.ips[:0]).find(np.array([7, 0], np.uint64))
     assert (offsets.tolist(), ips.tolist()) == ([0, 0, 0], [])
 
 

@@ -34,8 +34,7 @@ class Waits(NamedTuple):
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Compile bpf/period.h with the headers of the BPF programs."""
     flags = ("-O2", "-shared", "-fPIC", "-isystem", f"{BPF}/include", "-I", str(BPF))
-    library = tmp_path_factory.mktemp("period") / "period.so"
-    return ctypes.CDLL(str(build("programs/period.c", library, *flags)))
+    return ctypes.CDLL(str(build("programs/period.c", tmp_path_factory.mktemp("period") / "period.so", *flags)))
 
 
 def weights(
@@ -77,12 +76,10 @@ def test_a_steady_load_uses_the_limit_and_stays_below_it(library: ctypes.CDLL, l
     waits = together(naps(np.random.default_rng(limit), range(16), 1, 21))
     found = weights(library, waits, limit)
     rate = per_second(waits, found)[1:]
-    in_window = max(50, limit // 10)
-    assert rate[0] <= limit + 4 * in_window
+    assert rate[0] <= limit + 4 * max(50, limit // 10)
     assert 0.7 * limit <= rate[10:].mean() <= limit and rate[1:].max() <= 1.2 * limit + 2
     # Two changes of the period at most, each with an error below a period in each thread.
-    longest = found[waits.end > 20 * S].max()
-    assert abs(found.sum() - waits.length.sum()) < 3 * 16 * longest
+    assert abs(found.sum() - waits.length.sum()) < 3 * 16 * found[waits.end > 20 * S].max()
 
 
 @pytest.mark.parametrize("limit", [60, 500, 5000])
@@ -95,8 +92,7 @@ def test_bursts_cost_windows_not_seconds_and_the_period_falls_after_them(library
     rate = per_second(waits, found)[2:]
     in_window = max(50, limit // 10)
     assert rate.mean() <= limit and rate.max() <= limit + 4 * in_window
-    tenths = np.bincount(waits.end[found > 0] // (100 * MS))
-    assert tenths.max() <= 0.1 * limit + 4 * in_window
+    assert np.bincount(waits.end[found > 0] // (100 * MS)).max() <= 0.1 * limit + 4 * in_window
     # The last of four seconds, where the load has long been that of one thread.
     whole = np.bincount(waits.end // S)[2:]
     assert (rate[3::4] >= 0.6 * np.minimum(limit, whole[3::4])).all()
@@ -120,8 +116,7 @@ def test_pauses_change_nothing(library: ctypes.CDLL, limit: int) -> None:
     """A pause of 9 s every 1.5 s, which for the lower limits is within a window."""
     waits = together(naps(np.random.default_rng(limit), range(16), 1, 13))
     paused = waits.end // (1500 * MS) * 9 * S
-    later = waits._replace(end=waits.end + paused)
-    found = weights(library, later, limit, paused=paused)
+    found = weights(library, waits._replace(end=waits.end + paused), limit, paused=paused)
     assert (found == weights(library, waits, limit)).all()
     assert per_second(waits, found)[4:].mean() <= limit
 
@@ -130,8 +125,7 @@ def test_phases_of_long_periods_are_random(library: ctypes.CDLL) -> None:
     """Each of 4000 threads waits once, for a tenth of a period that 32 bits of ns do not hold."""
     number = np.arange(4000)
     waits = Waits(20 * S + number, number, np.full(4000, 2 * S))
-    samples = (weights(library, waits, 0, 20 * S) > 0).sum()
-    assert abs(samples - 400) < 5 * 19
+    assert abs((weights(library, waits, 0, 20 * S) > 0).sum() - 400) < 5 * 19
 
 
 def test_a_wait_of_a_period_is_always_a_sample(library: ctypes.CDLL) -> None:

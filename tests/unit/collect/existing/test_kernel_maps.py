@@ -22,8 +22,7 @@ def test_bpf_symbols_are_sorted() -> None:
         (0xFFFFFFFFC0300000, b"bpf_prog_0123456789abcdef"),
         (0xFFFFFFFFC0300040, b"bpf_prog_6deef7357e7b4530_second"),
     ]
-    first_line = KALLSYMS.splitlines(keepends=True)[4]
-    assert bpf_symbols(first_line) == [(0xFFFFFFFFC0300000, b"bpf_prog_0123456789abcdef")]
+    assert bpf_symbols(KALLSYMS.splitlines(keepends=True)[4]) == [(0xFFFFFFFFC0300000, b"bpf_prog_0123456789abcdef")]
     assert bpf_symbols(KALLSYMS.partition(b"ffffffffc")[0]) == bpf_symbols(b"") == []
 
 

@@ -192,8 +192,7 @@ ROW = np.dtype([
 
 
 def stacks(*each: list[int]) -> tuple[Any, Any]:
-    offsets = np.cumsum([0, *map(len, each)])
-    return offsets.astype(np.int64), np.array([ip for stack in each for ip in stack], np.uint64)
+    return np.cumsum([0, *map(len, each)]).astype(np.int64), np.array([ip for stack in each for ip in stack], np.uint64)
 
 
 def unpacked(data: bytes) -> list[dict[str, Any]]:

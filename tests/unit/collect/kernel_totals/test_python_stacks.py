@@ -60,8 +60,7 @@ def test_lines_of_another_form_are_passed_over_and_those_before_a_death_count(tm
 
 def test_output_is_bounded(tmp_path: Path) -> None:
     """The kernel ends the process at the limit, so that neither it nor we hold more."""
-    found = read(tmp_path, "yield from (thread(tid, 'f' * 900) for tid in range(100_000))")
-    assert 500 < len(found) < 1200
+    assert 500 < len(read(tmp_path, "yield from (thread(tid, 'f' * 900) for tid in range(100_000))")) < 1200
 
 
 def loaded(path: Path, *payloads: bytes) -> Recording:
@@ -69,8 +68,7 @@ def loaded(path: Path, *payloads: bytes) -> Recording:
 
 
 def test_functions_arrive_in_a_recording_leaf_first(tmp_path: Path) -> None:
-    payload = python_payload(TASK, [("start", "/a.py", 3, 1), ("t\u2028äke", "/b.py", 4, 2)])
-    recording = loaded(tmp_path, payload)
+    recording = loaded(tmp_path, python_payload(TASK, [("start", "/a.py", 3, 1), ("t\u2028äke", "/b.py", 4, 2)]))
     recording.check()
     python, strings = recording.python, recording.strings
     assert [strings[row] for row in python.name.tolist()] == ["t\u2028äke", "start"]

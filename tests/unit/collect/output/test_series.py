@@ -207,8 +207,7 @@ def test_files_follow_each_other_without_a_gap(tmp_path: Path, pausing: bool) ->
     assert first.meta.parts == () and len(second.meta.parts) == 2 * pausing
     assert first.meta.end_ns == second.meta.begin_ns
     # Each sample is counted in one file; what is drained in a pause or at the end may come after the account.
-    counted = sum(one.meta.sampling.waits for one in (first, second))
-    assert 0 < counted <= place.collector.samples
+    assert 0 < sum(one.meta.sampling.waits for one in (first, second)) <= place.collector.samples
 
 
 def test_end_in_a_pause(tmp_path: Path) -> None:

@@ -25,8 +25,7 @@ def test_the_time_before_a_full_ring_is_counted_with_the_writes_in_it() -> None:
     pressure = Pressure(wall, cpu)
     wall.now = cpu.now = 50.0
     pressure.begin()
-    fills = [0.2, 1.0, 0.95, 0.1]
-    for number, fill in enumerate(fills):
+    for number, fill in enumerate([0.2, 1.0, 0.95, 0.1]):
         wall.now += 1.0
         cpu.now += 0.125
         with pressure.draining(lambda fill=fill: fill), pressure.writing():  # type: ignore[misc]

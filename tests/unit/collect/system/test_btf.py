@@ -179,8 +179,7 @@ def types(seed: int, count: int, longest: int) -> bytes:
 def check(section: bytes) -> None:
     index = walk(memoryview(section))
     assert index.problem == ""
-    found = zip(index.starts.tolist(), index.names.tolist(), index.kinds.tolist(), strict=True)
-    assert list(found) == walked(section)
+    assert list(zip(index.starts.tolist(), index.names.tolist(), index.kinds.tolist(), strict=True)) == walked(section)
 
 
 @pytest.mark.parametrize(("count", "longest"), [
@@ -200,8 +199,7 @@ def test_records_of_this_kernel_are_where_a_walk_finds_them() -> None:
 
 def test_the_first_of_a_kind_and_name_is_found() -> None:
     named = ((7, Kind.FWD), (7, Kind.STRUCT), (8, Kind.STRUCT), (7, Kind.STRUCT))
-    section = b"".join(struct.pack("=III", name, kind << 24, 0) for name, kind in named)
-    index = walk(memoryview(section))
+    index = walk(memoryview(b"".join(struct.pack("=III", name, kind << 24, 0) for name, kind in named)))
     assert [index.find(Kind.STRUCT, name) for name in (7, 8, 9)] == [2, 3, None]
     assert index.find(Kind.FWD, 7) == 1
 
