@@ -34,9 +34,8 @@ def profile() -> Profile:
     for number in range(50):
         at = 10**9 + 10 * MS * number
         builder.sample(
-            "reader", ["main", handle, kernel("futex_wait")], 4 * MS, time_ns=at, tid=101, state=1,
-            syscall=202, waker_tid=102, waker_pid=100, wakeup_ns=at - 1_500, runq_ns=1_500,
-            waker_path=["main", handle],
+            "reader", ["main", handle, kernel("futex_wait")], 4 * MS, time_ns=at, tid=101, state=1, syscall=202,
+            waker_tid=102, waker_pid=100, wakeup_ns=at - 1_500, runq_ns=1_500, waker_path=["main", handle],
         )  # fmt: skip
         builder.sample("writer", ["main", HOSTILE, kernel("io_schedule")], 2 * MS, time_ns=at + MS, tid=102, state=2)
     return builder.build()

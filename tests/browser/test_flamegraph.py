@@ -159,14 +159,10 @@ def test_keys(browser: Browser, shown: Profile) -> None:
 
     assert status_after("up") == "all"
     assert status_after("up") == "server"  # the widest
-    assert status_after("left") == "logger"
-    assert status_after("right", "up", "up") == "handle"
-    assert status_after("right") == "idle"
-    assert status_after("enter") == "idle"
+    assert status_after("left") == "logger" and status_after("right", "up", "up") == "handle"
+    assert status_after("right") == "idle" and status_after("enter") == "idle"
     assert boxes(browser)["idle"]["width"] == pytest.approx(boxes(browser)["all"]["width"])
-    assert status_after("down") == "main"
-    assert status_after("escape") == "all"
-    assert "handle" in boxes(browser)
+    assert status_after("down") == "main" and status_after("escape") == "all" and "handle" in boxes(browser)
 
 
 def test_hostile_names_stay_text(browser: Browser, show: Show) -> None:
@@ -235,8 +231,7 @@ def test_events_that_count_no_time(browser: Browser, show: Show) -> None:
 
 def test_nothing_to_draw(browser: Browser, show: Show) -> None:
     show(ProfileBuilder().build())
-    assert text(browser, "summary") == "no samples"
-    assert list(boxes(browser)) == ["all"]
+    assert text(browser, "summary") == "no samples" and list(boxes(browser)) == ["all"]
 
 
 def test_icicle(browser: Browser, shown: Profile) -> None:
@@ -254,8 +249,7 @@ def test_dark_and_light(browser: Browser, shown: Profile) -> None:
     assert browser.run(lightness) < 60
     dark = colour_at(browser, boxes(browser)["main"], 0.9)
     browser.prefer("light")
-    assert browser.run(lightness) > 200
-    assert sum(colour_at(browser, boxes(browser)["main"], 0.9)) > sum(dark)
+    assert browser.run(lightness) > 200 and sum(colour_at(browser, boxes(browser)["main"], 0.9)) > sum(dark)
     for expected in ("light", "dark", "auto"):
         browser.run("document.getElementById('theme').click()")
         assert text(browser, "theme") == f"Theme: {expected}"

@@ -215,9 +215,8 @@ def test_extreme_values(browser: Browser, show: Show, seed: int) -> None:
         builder.sample(
             rng.choice(["a", "\x00\x1b", ""]), ["f"] * rng.randint(0, 30), rng.choice([0, 1, 2**33, 2**50]),
             time_ns=rng.choice([time, -1]), tid=rng.choice([-1, 0, 2**31 - 1]), pid=rng.choice([-1, 0, 7]),
-            runq_ns=rng.choice([-1, 0, 2**51]), wakeup_ns=rng.choice([-1, time]),
-            count=rng.choice([0, 2**40]), flags=SampleFlag(rng.choice([0, 2, 4, 8, 128])),
-            state=rng.choice([-1, 2**30]), cpu=2**31 - 1,
+            runq_ns=rng.choice([-1, 0, 2**51]), wakeup_ns=rng.choice([-1, time]), count=rng.choice([0, 2**40]),
+            flags=SampleFlag(rng.choice([0, 2, 4, 8, 128])), state=rng.choice([-1, 2**30]), cpu=2**31 - 1,
         )  # fmt: skip
     profile = builder.build()
     show(profile)
@@ -255,8 +254,7 @@ def test_a_drag_over_lanes_selects_time_and_threads(browser: Browser, shown: Pro
     """
     sel = browser.run(script)
     assert sel[0] == pytest.approx(100 * MS, abs=MS) and sel[1] == pytest.approx(300 * MS, abs=MS)
-    assert sorted(sel[2]) == [101, 102]
-    assert text(browser, "subject").startswith("2 threads · 2")
+    assert sorted(sel[2]) == [101, 102] and text(browser, "subject").startswith("2 threads · 2")
     press(browser, "#zoomsel")
     assert browser.run("return page.lanes.view.to - page.lanes.view.from") < 220 * MS
     press(browser, "#clear")
@@ -268,8 +266,7 @@ def test_a_drag_on_the_axis_selects_all_threads(browser: Browser, shown: Profile
     x1, _ = place(browser, 101, 200 * MS)
     y = browser.run("const box = document.getElementById('axis').getBoundingClientRect(); return box.bottom - 6")
     drag(browser, (x0, y), (x1, y))
-    assert browser.run("return page.state.sel.tracks") is None
-    assert text(browser, "subject").startswith("100")
+    assert browser.run("return page.state.sel.tracks") is None and text(browser, "subject").startswith("100")
 
 
 def test_a_click_shows_a_wait_its_stack_and_its_waker(browser: Browser, shown: Profile) -> None:
@@ -309,9 +306,8 @@ def test_waits_drawn_by_length_have_a_weight_besides(browser: Browser, show: Sho
     builder = ProfileBuilder()
     for at in range(6):
         builder.sample(
-            "a", ["f", kernel("futex_wait")], 4 * MS, tid=1 + at % 2, time_ns=10**9 + 10 * MS * at,
-            syscall=202, flags=SampleFlag.SAMPLED, longest_ns=(1 + at) * 500_000, count=8 // (1 + at),
-            runq_ns=MS,
+            "a", ["f", kernel("futex_wait")], 4 * MS, tid=1 + at % 2, time_ns=10**9 + 10 * MS * at, syscall=202,
+            flags=SampleFlag.SAMPLED, longest_ns=(1 + at) * 500_000, count=8 // (1 + at), runq_ns=MS,
         )  # fmt: skip
     profile = builder.build()
     show(profile)
@@ -387,8 +383,7 @@ def test_fingers_pan_and_zoom(browser: Browser, shown: Profile) -> None:
     """
     before, panned, zoomed, selected = browser.run(script)
     assert panned[0] > before[0] and panned[1] - panned[0] == pytest.approx(before[1] - before[0])
-    assert zoomed[1] - zoomed[0] == pytest.approx((panned[1] - panned[0]) / 3, rel=0.01)
-    assert selected is None
+    assert zoomed[1] - zoomed[0] == pytest.approx((panned[1] - panned[0]) / 3, rel=0.01) and selected is None
 
 
 def test_the_command_tells_processes_apart(browser: Browser, show: Show) -> None:
@@ -581,8 +576,7 @@ def test_names_for_screen_readers(browser: Browser, shown: Profile) -> None:
           .filter((one) => !named(one) && one.ariaHidden !== "true" && !one.hidden)
           .map((one) => one.outerHTML.slice(0, 80));
     """
-    assert browser.run(nameless) == []
-    assert browser.run("return document.documentElement.lang") == "en"
+    assert browser.run(nameless) == [] and browser.run("return document.documentElement.lang") == "en"
 
 
 def test_paper_shows_lanes_flame_graph_and_table(browser: Browser, show: Show) -> None:

@@ -43,9 +43,8 @@ def mixed() -> Profile:
     for number in range(40):
         end = 10**9 + 10 * MS * number
         builder.sample(
-            "reader", ["main", kernel("futex_wait")], 4 * MS + number, time_ns=end, tid=101, state=1,
-            waker_tid=102, waker_pid=100, wakeup_ns=end - 7 * number, runq_ns=7 * number,
-            waker_path=["main", "unlock"],
+            "reader", ["main", kernel("futex_wait")], 4 * MS + number, time_ns=end, tid=101, state=1, waker_tid=102,
+            waker_pid=100, wakeup_ns=end - 7 * number, runq_ns=7 * number, waker_path=["main", "unlock"],
         )  # fmt: skip
         builder.sample("writer", ["main", HOSTILE], 2 * MS, time_ns=end + 3 * MS, tid=102, state=2)
     builder.sample("reader", ["main"], 9 * MS, tid=101, flags=SampleFlag.AGGREGATED, count=30, time_ns=10**9)

@@ -17,8 +17,7 @@ ATTR = Attr(
 def test_sizes(size: int) -> None:
     attr = ATTR._replace(clockid=1 if size >= 96 else 0)
     data = attr.pack(size)
-    assert len(data) == size
-    assert unpack_attr(data) == attr._replace(size=size)
+    assert len(data) == size and unpack_attr(data) == attr._replace(size=size)
     assert unpack_attr(bytes(size)).size == 64, "0 means the first published size"
 
 

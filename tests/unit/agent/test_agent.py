@@ -132,8 +132,7 @@ def test_an_agent_whose_spool_is_gone_ends(
     spool = tmp_path / "spool"
     monkeypatch.setattr(Agent, "_start_recorder", lambda _: spool.rename(tmp_path / "elsewhere"))
     monkeypatch.setattr("perf_offcpu.agent.agent.MEASURE_S", 0)
-    assert run(tmp_path) == 1
-    assert f"--spool {spool}: it was removed or replaced" in capsys.readouterr().err
+    assert run(tmp_path) == 1 and f"--spool {spool}: it was removed or replaced" in capsys.readouterr().err
 
 
 def test_a_time_in_which_nothing_was_recorded_is_a_failure(

@@ -40,8 +40,7 @@ def test_file_and_command_line_say_the_same(tmp_path: Path) -> None:
     words = "--dataset d --off-cpu-period 20 --segment 5m --max-cpu 2% --max-bytes 2G --spool /s".split()
     more = "--spool-size 64M --port 0 --push parca=http://a --label service=shop -- -G shop".split()
     from_file, from_line = parsed("-c", str(file)), parsed(*words, *more)
-    assert from_file == from_line
-    assert from_file.max_bytes == 2 << 30
+    assert from_file == from_line and from_file.max_bytes == 2 << 30
     assert from_file.record == ("-e", "none", "-m", "2M", "-G", "shop")
     record = parsed("--dataset", "d", "--", "-ecpu-clock", "-F", "19").record
     assert record == ("-m", "2M", "-ecpu-clock", "-F", "19"), "options of record replace the agent's defaults"
@@ -84,9 +83,8 @@ def test_what_is_not_possible_is_one_sentence(words: list[str], text: str) -> No
     ("max-cpu = ", "not a TOML file"), ("max_cpu = 1", "'max_cpu' is not an option"),
     ('dataset = "d"\nmax-cpu = "much"', "--max-cpu much: not a number"), ("dataset = 5", "--dataset 5: not a text"),
     ('dataset = "d"\nrecord = "-a"\nlabel = 7', "--label 7: not a list of texts"),
-    ('dataset = "d"\nsegment = true', "--segment True: not a length of time"),
-    ("a = " + "[" * 5000, "not a TOML file"), ("a = " + "9" * 5000, "not a TOML file"),
-    ('dataset = "d"\nrecord = "-G shop"', "record is a list"),
+    ('dataset = "d"\nsegment = true', "--segment True: not a length of time"), ("a = " + "[" * 5000, "not a TOML file"),
+    ("a = " + "9" * 5000, "not a TOML file"), ('dataset = "d"\nrecord = "-G shop"', "record is a list"),
     ('dataset = "d"\nport = 9811.5', "--port 9811.5: not a whole number"),
     ('dataset = "d"\nspool = ""', "--spool: the name is empty"),
     ('dataset = "d"\n[label]\nversion = 1.10', "label version: 1.1 is not a text: put it in quotes"),
@@ -105,8 +103,7 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, text: str) -> None:
 def test_keys_are_the_long_options_and_stand_in_the_page() -> None:
     actions = make_parsers(("agent",))[1]["agent"]._actions
     options = {name[2:] for one in actions for name in one.option_strings if name.startswith("--")}
-    assert options - KEYS == {"help", "config", "duration", "quiet"}
-    assert KEYS - options == {"record"}
+    assert options - KEYS == {"help", "config", "duration", "quiet"} and KEYS - options == {"record"}
 
 
 def test_defaults_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

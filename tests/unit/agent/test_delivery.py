@@ -96,10 +96,8 @@ def before_writing(place: Place, monkeypatch: pytest.MonkeyPatch, step: Callable
 def test_recording_becomes_a_segment_and_is_removed(place: Place) -> None:
     place.add(FIRST)
     deliver(place, lambda: place.value("segments_total") == 1)
-    assert place.spool.recordings() == []
-    assert sum(place.files().values()) == place.value("samples_total") > 0
-    assert place.value("recorded_seconds_total") > 0
-    assert place.value("gap_seconds_total") == 0
+    assert place.spool.recordings() == [] and sum(place.files().values()) == place.value("samples_total") > 0
+    assert place.value("recorded_seconds_total") > 0 and place.value("gap_seconds_total") == 0
     (host,) = (place.root / "dataset" / "hosts").rglob("*.parquet")
     assert dict(pq.read_table(host)["labels"][0].as_py()) == {"region": "eu"}
 
@@ -139,8 +137,7 @@ def test_pauses_within_a_segment_are_gaps(place: Place) -> None:
     ledger, second = place.ledger, 10**9
     ledger.begin_run("stopped")
     ledger.deliver(FIRST, ((10 * second, 40 * second), (70 * second, 90 * second), (95 * second, 100 * second)), 0)
-    assert place.value("gap_seconds_total", "budget") == 35
-    assert place.value("recorded_seconds_total") == 55
+    assert place.value("gap_seconds_total", "budget") == 35 and place.value("recorded_seconds_total") == 55
     assert ledger.missing(SECOND, 100 * second, 0) is None
 
 
@@ -163,8 +160,7 @@ def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch:
         place.renew()
         assert place.spool.recordings() == [FIRST]
     deliver(place, lambda: place.spool.recordings() == [])
-    assert place.files() == before
-    assert place.value("segments_total") == 1
+    assert place.files() == before and place.value("segments_total") == 1
     assert place.value("samples_total") == sum(before.values())
 
 
@@ -185,8 +181,7 @@ def test_dataset_that_fails_gets_the_segment_later(
     before_writing(place, monkeypatch, fail)
     place.add(FIRST)
     deliver(place, lambda: place.value("segments_total") == 1)
-    assert place.value("dataset_failures_total") == 4
-    assert place.value("segments_lost_total", "failed") == 0
+    assert place.value("dataset_failures_total") == 4 and place.value("segments_lost_total", "failed") == 0
     assert any("again in" in one for one in place.said) and "segments are delivered again" in place.said
     pauses = [b - a for a, b in zip(attempts, attempts[1:], strict=False)]
     assert pauses[3] >= 0.08, "twice as long each time"
@@ -222,8 +217,7 @@ def test_damaged_recording_is_lost_and_counted_and_the_next_is_delivered(place: 
     place.add(FIRST, b"PERFILE2" + bytes(50))
     place.add(SECOND)
     deliver(place, lambda: place.value("segments_total") == 1)
-    assert place.value("segments_lost_total") == 1
-    assert any("a segment is lost" in one for one in place.said)
+    assert place.value("segments_lost_total") == 1 and any("a segment is lost" in one for one in place.said)
 
 
 def test_segment_that_makes_the_code_fail_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +240,7 @@ def test_bytes_that_are_spent_lose_segments(place: Place) -> None:
     place.add(FIRST)
     place.add(SECOND)
     deliver(place, lambda: place.spool.recordings() == [])
-    assert place.value("segments_total") == 1
-    assert place.value("segments_lost_total", "max-bytes") == 1
+    assert place.value("segments_total") == 1 and place.value("segments_lost_total", "max-bytes") == 1
 
 
 def test_gaps_have_the_cause_that_was_noted(place: Place) -> None:
@@ -326,8 +319,7 @@ def test_step_of_the_wall_clock_is_counted_and_lengths_stay(place: Place) -> Non
     for number, offset in enumerate((0, 0, 5, 5, -3600)):
         begin = (number + 1) * 60 * second
         place.ledger.deliver(f"{1:08}.data.{number:016}", ((begin, begin + 60 * second),), (10**6 + offset) * second)
-    assert place.value("clock_steps_total") == 2
-    assert place.value("recorded_seconds_total") == 300
+    assert place.value("clock_steps_total") == 2 and place.value("recorded_seconds_total") == 300
     assert place.ledger.metrics.value("gap_seconds_total") == 0
 
 

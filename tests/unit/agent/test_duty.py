@@ -66,8 +66,7 @@ def test_all_is_tried_seldom_where_the_rest_costs_more_than_the_bpf_programs() -
     """Programs that start all the time cost the agent much, and the BPF programs little."""
     done = list(minutes(lambda _: 0.05, once=0.3, bpf=0.03))
     whole = [seconds == MINUTE_S for seconds, _ in done[HOUR:]]
-    assert sum(whole) < 0.1 * len(whole)
-    assert sum(cpu for _, cpu in done[HOUR:]) <= 3 * 36 + 3
+    assert sum(whole) < 0.1 * len(whole) and sum(cpu for _, cpu in done[HOUR:]) <= 3 * 36 + 3
     assert sum(seconds > 0 for seconds, _ in done) > 0.9 * len(done)
 
 
@@ -105,8 +104,7 @@ def followed(minutes: int, cost_s: float, is_short: bool = True) -> int:
 
 
 def test_recorder_follows_where_it_is_cheap_and_tries_it_again_seldom_where_not() -> None:
-    assert followed(30, 0.9 * COSTLY_S) == 30
-    assert 3 <= followed(60, 5.0) <= 6
+    assert followed(30, 0.9 * COSTLY_S) == 30 and 3 <= followed(60, 5.0) <= 6
     assert followed(10, 0.1, is_short=False) == 0, "nothing through whole minutes"
 
 
@@ -158,8 +156,7 @@ def test_period_rises_where_samples_cost_and_falls_again() -> None:
         budget.note(cpu, now)
         if period.adapt(budget, rate / period.factor, now):
             changes.append(period.factor)
-    assert max(changes) in (4, 8)
-    assert period.ns == 100
+    assert max(changes) in (4, 8) and period.ns == 100
     assert all(a in (2 * b, b / 2) for a, b in zip(changes, [1, *changes], strict=False))
 
 

@@ -47,8 +47,7 @@ def get(endpoint: Endpoint, path: str, method: str = "GET") -> tuple[int, str]:
 
 def test_exposition_is_well_formed_and_escaped(metrics: Metrics) -> None:
     lines = metrics.text().splitlines()
-    assert all(LINE.fullmatch(line) for line in lines)
-    assert f"{PREFIX}segments_total 3" in lines
+    assert all(LINE.fullmatch(line) for line in lines) and f"{PREFIX}segments_total 3" in lines
     assert f'{PREFIX}gap_seconds_total{{cause="budget"}} 1.5' in lines
     assert f'{PREFIX}losses_total{{cause="a\\"b\\\\c\\nd"}} 2' in lines
     assert sum(line.startswith("# TYPE") for line in lines) == len(METRICS)
@@ -72,8 +71,7 @@ def test_pages(endpoint: Endpoint, metrics: Metrics) -> None:
     assert get(endpoint, "/metrics?x=1") == (200, metrics.text())
     assert get(endpoint, "/health") == (200, "ok\n")
     assert get(endpoint, "/health") == (503, "the recorder does not record\n")
-    assert get(endpoint, "/../etc/passwd")[0] == 404
-    assert get(endpoint, "/metrics", "POST")[0] == 501
+    assert get(endpoint, "/../etc/passwd")[0] == 404 and get(endpoint, "/metrics", "POST")[0] == 501
 
 
 FLOOD = """

@@ -39,8 +39,7 @@ def test_group_of_long_keys_of_addresses_and_of_nothing() -> None:
     assert group(np.array([2**64 - 1, 2**64 - 4096, 7, 2**64 - 1], np.uint64))[1].tolist() == [2, 1, 0, 2]
     nothing = np.empty(0, np.int32)
     first, group_of_row = group(nothing, nothing)
-    assert len(first) == len(group_of_row) == 0
-    assert sum_by(group_of_row, nothing, 0).tolist() == []
+    assert len(first) == len(group_of_row) == 0 and sum_by(group_of_row, nothing, 0).tolist() == []
 
 
 def test_columns_of_any_integers_stay_as_they_are() -> None:

@@ -28,8 +28,7 @@ def held(
 
 
 def test_a_thread_of_the_process_that_lived_is_believed() -> None:
-    assert held(11) == 11
-    assert held(11, begin=100) == 11
+    assert held(11) == 11 and held(11, begin=100) == 11
     assert held(11, begin=499, end=700) == 11, "at the begin of the wait it lived"
     assert held(20, shared=True) == 20 and held(99, shared=True) == -1, "of a shared lock another process's, too"
 
@@ -43,8 +42,7 @@ def test_others_are_not(holder: int, begin: int) -> None:
 
 
 def test_of_a_wait_that_is_not_over_the_end_counts() -> None:
-    assert held(12, BLOCKED, begin=300, end=700) == 12
-    assert held(11, BLOCKED, begin=300, end=700) == -1
+    assert held(12, BLOCKED, begin=300, end=700) == 12 and held(11, BLOCKED, begin=300, end=700) == -1
     assert held(10, BLOCKED, end=700) == 10, "a thread can wait for a lock that it has itself"
 
 
@@ -71,15 +69,13 @@ def released(**columns: object) -> int:
 
 
 def test_the_waker_released_it() -> None:
-    assert released() == 11
-    assert released(object="sem") == 11
+    assert released() == 11 and released(object="sem") == 11
     assert released(object="shared", waker_pid=20, waker_tid=20) == 20
 
 
 @pytest.mark.parametrize("columns", [
     {"flags": SampleFlag.WAKER_INTERRUPT}, {"flags": BLOCKED}, {"flags": SampleFlag.AGGREGATED}, {"object": "pipe"},
-    {"object": ""},
-    {"waker_pid": 20, "waker_tid": 20}, {"waker_tid": 0, "waker_pid": 0}, {"waker_tid": -1},
+    {"object": ""}, {"waker_pid": 20, "waker_tid": 20}, {"waker_tid": 0, "waker_pid": 0}, {"waker_tid": -1},
 ])  # fmt: skip
 def test_no_other_wake_up_is_a_release(columns: dict[str, object]) -> None:
     assert released(**columns) == -1

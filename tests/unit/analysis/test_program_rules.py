@@ -167,8 +167,7 @@ idle = false
     (b"x = " + b"[" * 5000, "f: not TOML"), (b"x = " + b"9" * 5000, "f: not TOML"),
     (b"[[rule]]\nframes = '" + b"(" * 5000 + b")" * 5000 + b"'\nidle = true", "is not a regular expression"),
     (b"[[rule]]\nframes = 'a{99999999999999999999}'\nidle = true", "is not a regular expression"),
-    (b"[[rule]]\nclass = 'locks'", "locks is not a class"),
-    (b"[[rule]]\nclass = 'lock disk'", "class: more than one"),
+    (b"[[rule]]\nclass = 'locks'", "locks is not a class"), (b"[[rule]]\nclass = 'lock disk'", "class: more than one"),
     (b"[[rule]]\nidle = 1", "idle is neither true nor false"),
     (b"[[rule]]\nframes = 'a'", "says neither class nor idle"),
 ])  # fmt: skip

@@ -103,10 +103,9 @@ def test_more_kinds(chosen: dict[str, Any], samples: int) -> None:
 
 
 @pytest.mark.parametrize(("chosen", "tids"), [
-    ({}, [10, 11, 20, 30]), ({"pids": (10,)}, [10, 11]), ({"pids": (30,)}, [30]),
-    ({"tids": (30, 20)}, [20, 30]), ({"comms": ("ran",)}, [30]), ({"comms": ("b",)}, [20]),
-    ({"pids": (10,), "comms": ("ran",)}, []), ({"idle": "only"}, []),
-    ({"idle": "hide"}, [10, 11, 20, 30]),
+    ({}, [10, 11, 20, 30]), ({"pids": (10,)}, [10, 11]), ({"pids": (30,)}, [30]), ({"tids": (30, 20)}, [20, 30]),
+    ({"comms": ("ran",)}, [30]), ({"comms": ("b",)}, [20]), ({"pids": (10,), "comms": ("ran",)}, []),
+    ({"idle": "only"}, []), ({"idle": "hide"}, [10, 11, 20, 30]),
 ])  # fmt: skip
 def test_budgets_of_the_chosen_threads_also_of_those_without_samples(chosen: dict[str, Any], tids: list[int]) -> None:
     profile = mixed()
@@ -131,10 +130,8 @@ def test_an_unknown_cgroup_is_reported_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("selection", [
-    Selection(),
-    Selection(comms=("blocker", "syncer"), states=("S",)),
-    Selection(classes=(WaitClass.DISK, WaitClass.LOCK), min_ns=10**6),
-    Selection(idle="hide"),
+    Selection(), Selection(comms=("blocker", "syncer"), states=("S",)),
+    Selection(classes=(WaitClass.DISK, WaitClass.LOCK), min_ns=10**6), Selection(idle="hide"),
     Selection(idle="only", windows=parse_windows("10%-70%")),
     Selection(windows=parse_windows("10%-20%"), classes=(WaitClass.SLEEP,)),
 ])  # fmt: skip

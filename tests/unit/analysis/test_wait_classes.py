@@ -36,8 +36,7 @@ def in_kernel(*functions: str) -> list[str | Code]:
 @pytest.mark.parametrize(("functions", "label"), [
     (["__x64_sys_futex", "do_futex", "futex_wait", "__futex_wait", "futex_do_wait"], "lock"),
     (["__x64_sys_futex", "do_futex", "futex_wait", "futex_wait_queue_me", "schedule"], "lock"),
-    (["ksys_read", "vfs_read", "anon_pipe_read"], "pipe"),
-    (["ksys_read", "vfs_read", "pipe_read", "schedule"], "pipe"),
+    (["ksys_read", "vfs_read", "anon_pipe_read"], "pipe"), (["ksys_read", "vfs_read", "pipe_read", "schedule"], "pipe"),
     (["ksys_read", "vfs_read", "sock_read_iter", "unix_stream_recvmsg", "schedule_timeout"], "pipe"),
     (["__x64_sys_recvfrom", "inet_recvmsg", "tcp_recvmsg", "sk_wait_data"], "network"),
     (["__x64_sys_accept4", "inet_accept", "inet_csk_accept.constprop.0"], "network"),
@@ -49,8 +48,7 @@ def in_kernel(*functions: str) -> list[str | Code]:
     (["ksys_read", "timerfd_read_iter"], "sleep"),
     (["__x64_sys_poll", "do_sys_poll", "poll_schedule_timeout.constprop.0"], "poll"),
     (["__x64_sys_epoll_wait", "do_epoll_wait", "ep_poll", "schedule_hrtimeout_range"], "poll"),
-    (["__do_sys_io_uring_enter", "io_cqring_wait"], "poll"),
-    (["__x64_sys_wait4", "kernel_wait4", "do_wait"], "child"),
+    (["__do_sys_io_uring_enter", "io_cqring_wait"], "poll"), (["__x64_sys_wait4", "kernel_wait4", "do_wait"], "child"),
     (["__x64_sys_vfork", "kernel_clone", "wait_for_vfork_done", "wait_for_completion_state"], "child"),
     (["asm_exc_page_fault", "handle_mm_fault", "filemap_fault", "folio_wait_bit_common"], "fault"),
     (["ksys_read", "copy_page_to_iter", "asm_exc_page_fault", "do_swap_page", "io_schedule"], "fault"),
@@ -106,10 +104,8 @@ def syscall_name(path: list[str | Code], number: int, arch: str = "x86_64") -> s
 
 
 def test_names_of_system_calls() -> None:
-    assert syscall_name([], FUTEX) == "futex"
-    assert syscall_name([], 98, "aarch64") == "futex"
-    assert syscall_name([], 4000) == "4000"
-    assert syscall_name([], 3, "vax") == "3"
+    assert syscall_name([], FUTEX) == "futex" and syscall_name([], 98, "aarch64") == "futex"
+    assert syscall_name([], 4000) == "4000" and syscall_name([], 3, "vax") == "3"
     assert syscall_name([], NONE) == syscall_name([], UNKNOWN) == ""
     assert syscall_name(in_kernel("__x64_sys_ppoll", "do_sys_poll"), UNKNOWN) == "ppoll"
     assert syscall_name(in_kernel("ksys_read.isra.0"), UNKNOWN) == "read"

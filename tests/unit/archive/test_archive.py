@@ -96,8 +96,7 @@ def test_perf_names_frames_from_it(tmp_path: Path) -> None:
         (kallsyms,) = there.glob("symbols/?kernel.kallsyms?/*/kallsyms")
         command += ["--kallsyms", str(kallsyms)]
     text = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
-    assert " run_worker (/tmp/demo/waiter)" in text
-    assert " futex_wait ([kernel.kallsyms])" in text
+    assert " run_worker (/tmp/demo/waiter)" in text and " futex_wait ([kernel.kallsyms])" in text
 
 
 def test_objects_that_are_not_the_recorded_ones_stay_out(
@@ -119,8 +118,7 @@ def test_objects_that_are_not_the_recorded_ones_stay_out(
 def test_other_compressions_are_refused(
     machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert packed(machine, tmp_path / name) == 129
-    assert "must end in .tar" in capsys.readouterr().err
+    assert packed(machine, tmp_path / name) == 129 and "must end in .tar" in capsys.readouterr().err
     assert not (tmp_path / name).exists()
 
 
@@ -147,8 +145,7 @@ def test_hostile_archives_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     if kind == "damaged":
         path.write_bytes(b"no tar" * 200)
     assert main(["archive", "--unpack", str(path), "-C", str(there)]) == 1
-    assert str(path) in capsys.readouterr().err
-    assert not (tmp_path / "escaped").exists()
+    assert str(path) in capsys.readouterr().err and not (tmp_path / "escaped").exists()
 
 
 def recorded(program: Path, build_id: bytes) -> Recording:
@@ -174,8 +171,7 @@ def test_another_build_is_not_kept(tmp_path: Path) -> None:
     program = build(tmp_path)
     store = DirectoryStore(str(tmp_path / "cache"))
     saved = SymbolSaver(recorded(program, bytes(20)), store, SymbolizeOptions()).save()
-    assert saved.files == 0
-    assert "another build-id" in saved.missing[str(program)]
+    assert saved.files == 0 and "another build-id" in saved.missing[str(program)]
     assert not os.path.exists(tmp_path / "cache")
 
 

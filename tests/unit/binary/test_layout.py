@@ -20,9 +20,7 @@ def test_integers_in_both_byte_orders() -> None:
         data = struct.pack(f"{order}BHIQ", 1, 2, 3, 4)
         assert layout.unpack(data, order) == {"a": 1, "b": 2, "c": 3, "d": 4}
         assert layout.pack({"a": 1, "b": 2, "c": 3, "d": 4}, order) == data
-    assert layout.size() == 15
-    assert layout.offset("d") == 7
-    assert layout.dtype(">").itemsize == 15
+    assert (layout.size(), layout.offset("d"), layout.dtype(">").itemsize) == (15, 7, 15)
 
 
 COUNTED = Layout("x", Field("nr", U64), Field("ips", U64, count="nr"))
@@ -39,8 +37,7 @@ def test_counted_array_fills_in_its_count_and_must_not_contradict_it() -> None:
 
 def test_fields_follow_the_flags_of_the_shape() -> None:
     layout = Layout("x", Field("ip", U64, if_=SampleType.IP), Field("pid", U32, if_=SampleType.TID))
-    assert layout.unpack(bytes(4), shape=SampleType.TID) == {"pid": 0}
-    assert layout.size(SampleType.IP) == 8
+    assert layout.unpack(bytes(4), shape=SampleType.TID) == {"pid": 0} and layout.size(SampleType.IP) == 8
     assert layout.size(SampleType.IP | SampleType.TID) == 12
 
 
@@ -55,8 +52,7 @@ def test_where_drops_a_field_from_single_records() -> None:
 def test_text_is_padded_with_at_least_one_nul(length: int) -> None:
     layout = Layout("x", Field("name", TEXT))
     data = layout.pack({"name": b"n" * length})
-    assert len(data) == 8
-    assert layout.unpack(data) == {"name": b"n" * length}
+    assert len(data) == 8 and layout.unpack(data) == {"name": b"n" * length}
     assert layout.unpack(b"abcdefgh") == {"name": b"abcdefgh"}, "without a NUL it ends with the record"
     perfs = Layout("x", Field("text", STRING))  # padded to 64
     assert len(perfs.pack({"text": b"host"})) == 68

@@ -80,8 +80,7 @@ def test_weights_are_those_of_the_waits(waits: Waits) -> None:
     bare = Counter[str]()
     for line, weight in shown(profile).items():
         bare[line.partition(";--;")[0]] += weight
-    assert bare == folded_totals(profile, Options())
-    assert bare.total() == int(profile.samples.period.sum())
+    assert bare == folded_totals(profile, Options()) and bare.total() == int(profile.samples.period.sum())
 
 
 def test_pictures_and_lines_agree(request_: ProfileBuilder) -> None:
@@ -99,8 +98,7 @@ def test_a_recording(selection: tuple[str, ...], capsys: pytest.CaptureFixture[s
         assert main([*given, *options]) == 0
         lines = capsys.readouterr().out.splitlines()
         sums.append(sum(int(line.rpartition(" ")[2]) for line in lines))
-    assert sums[0] == sums[1] > 0
-    assert any(line.count(";--;") > 1 for line in lines)
+    assert sums[0] == sums[1] > 0 and any(line.count(";--;") > 1 for line in lines)
 
 
 def test_without_wakers_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

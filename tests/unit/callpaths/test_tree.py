@@ -96,6 +96,5 @@ def test_roots() -> None:
     def roots(options: PathOptions) -> list[str]:
         return [name.label for name in build_paths(profile, options).names if name.kind == NameKind.ROOT]
 
-    assert roots(PathOptions()) == ["a"]
-    assert roots(PathOptions(pid=True)) == ["a-100"]
+    assert roots(PathOptions()) == ["a"] and roots(PathOptions(pid=True)) == ["a-100"]
     assert roots(PathOptions(tid=True)) == ["a-100/1", "a-100/2"]

@@ -127,8 +127,7 @@ def test_what_a_thread_waited_for_before_does_not_count() -> None:
 def test_circles_are_those_of_networkx(successor: dict[int, int]) -> None:
     expected = {frozenset(circle) for circle in networkx.simple_cycles(networkx.DiGraph(list(successor.items())))}
     found = circles_of(successor)
-    assert {frozenset(circle) for circle in found} == expected
-    assert len(found) == len(expected)
+    assert {frozenset(circle) for circle in found} == expected and len(found) == len(expected)
     for circle in found:
         assert [successor[node] for node in circle] == [*circle[1:], circle[0]]
 
@@ -148,8 +147,7 @@ def test_queues_and_waiters(waits: list[tuple[int, int, int, int]]) -> None:
         own = [(begin, begin + length, tid) for g, begin, length, tid in waits if g == group]
         queues.append(max(sum(begin <= at < end for begin, end, _ in own) for at in range(30)))
         threads.append(len({tid for *_, tid in own}))
-    assert longest_queues(samples, of, 3).tolist() == queues
-    assert waiters(samples, of, 3).tolist() == threads
+    assert longest_queues(samples, of, 3).tolist() == queues and waiters(samples, of, 3).tolist() == threads
 
 
 def test_sums_and_waits_without_a_time_queue_nowhere() -> None:

@@ -25,15 +25,10 @@ def test_counters_are_one_raw_sample() -> None:
     assert len(data) % 8 == 0
     sample = SAMPLE.unpack(data, shape=event.shape, start=8)
     wanted = {"identifier": EVENT_ID, "pid": os.getpid(), "tid": os.getpid(), "time": 200, "period": 0}
-    assert {name: sample[name] for name in wanted} == wanted
-    assert event.ids == (EVENT_ID,)
+    assert {name: sample[name] for name in wanted} == wanted and event.ids == (EVENT_ID,)
     values = COUNTERS.unpack(sample["raw"])
-    assert (values["magic"], values["begin_ns"], values["end_ns"], values["threshold_ns"]) == (
-        MAGIC,
-        100,
-        200,
-        1_000_000,
-    )
+    names = ("magic", "begin_ns", "end_ns", "threshold_ns")
+    assert [values[name] for name in names] == [MAGIC, 100, 200, 1_000_000]
     rows = {row["name"].rstrip(b"\0").decode(): Counter(row["events"], row["ns"]) for row in values["counters"]}
     assert {losses.CAUSES[name]: counter for name, counter in rows.items()} == COUNTED
 

@@ -140,5 +140,4 @@ def test_commands_come_in_pieces_and_others_are_left_out() -> None:
 def test_other_descriptors_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--control"):
         parse_control(text)
-    assert parse_control("fd:0") == ControlFds(0)
-    assert parse_control("fd:1,2") == ControlFds(1, 2)
+    assert parse_control("fd:0") == ControlFds(0) and parse_control("fd:1,2") == ControlFds(1, 2)

@@ -36,8 +36,7 @@ def test_names_are_never_given_twice_and_the_oldest_go(tmp_path: Path) -> None:
         given.append(names.next())
         Path(given[-1]).touch()
         names.forget_oldest()
-    assert len(set(given)) == 5
-    assert {str(path) for path in tmp_path.iterdir()} == set(given[-2:])
+    assert len(set(given)) == 5 and {str(path) for path in tmp_path.iterdir()} == set(given[-2:])
 
 
 def test_a_directory_that_is_not_there_is_reported_where_the_file_is_created(tmp_path: Path) -> None:

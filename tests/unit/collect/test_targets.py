@@ -134,8 +134,7 @@ def test_the_end_of_a_child_is_no_reason_to_refuse() -> None:
 def test_watch_tells_when_the_last_one_has_ended() -> None:
     children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     watch = TargetWatch(Target(processes=tuple(child.pid for child in children)))
-    assert len(watch.fds) == 2
-    assert not select.select(list(watch.fds), [], [], 0)[0]
+    assert len(watch.fds) == 2 and not select.select(list(watch.fds), [], [], 0)[0]
     ended = []
     for child in children:
         child.kill()

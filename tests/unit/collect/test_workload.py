@@ -32,11 +32,9 @@ def test_status_is_the_shells(script: str, status: int) -> None:
 def test_nothing_runs_before_start(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with contextlib.closing(Workload(["sh", "-c", f"echo $$ > {mark}"])) as workload:
-        assert not select.select([workload.pidfd], [], [], 0.2)[0]
-        assert not mark.exists()
+        assert not select.select([workload.pidfd], [], [], 0.2)[0] and not mark.exists()
         workload.start()
-        assert select.select([workload.pidfd], [], [], 5)[0]
-        assert workload.wait() == 0
+        assert select.select([workload.pidfd], [], [], 5)[0] and workload.wait() == 0
     assert int(mark.read_text()) == workload.pid, "the pid is the command's"
 
 
@@ -65,8 +63,7 @@ def test_signals_are_what_a_command_expects(tmp_path: Path) -> None:
 def test_end_terminates_what_still_runs() -> None:
     with contextlib.closing(Workload(["sleep", "60"])) as workload:
         workload.start()
-        assert workload.end() == 128 + signal.SIGTERM
-        assert workload.end() == 128 + signal.SIGTERM
+        assert workload.end() == 128 + signal.SIGTERM and workload.end() == 128 + signal.SIGTERM
 
 
 def test_closing_gives_up_a_command_that_was_never_started(tmp_path: Path) -> None:

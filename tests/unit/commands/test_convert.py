@@ -86,8 +86,7 @@ def test_an_empty_selection_is_reported(recording: Path, capsys: pytest.CaptureF
     (["--folded", "-o", "perf.data"], 129, "perf.data: input and output are the same file"),
     (["--folded", "-o", "no/such/place"], 1, "no/such/place: No such file or directory"),
     (["--folded", "-i", "missing"], 1, "missing: "), (["--folded", "-i", "/dev/null"], 1, "/dev/null: "),
-    (["--folded", "--kallsyms", "missing"], 129, "missing"),
-    (["--callgraph", "png"], 129, "invalid choice: 'png'"),
+    (["--folded", "--kallsyms", "missing"], 129, "missing"), (["--callgraph", "png"], 129, "invalid choice: 'png'"),
     (["--callgraph", "json", "--svg"], 129, "--svg draws what --callgraph dot writes, not json"),
     (["--callgraph", "--min-share", "101"], 129, "--min-share: 101 is no percentage"),
     (["--folded", "--min-share", "1"], 129, "--min-share means nothing to --folded"),
@@ -135,8 +134,7 @@ def test_fifos_and_devices_are_written_directly(recording: Path) -> None:
         assert total(os.read(reader, 1 << 16).decode()) == TOTAL_NS
     finally:
         os.close(reader)
-    assert stat.S_ISFIFO(os.stat("fifo").st_mode)
-    assert main(["convert", "--folded", "-o", "/dev/null"]) == 0
+    assert stat.S_ISFIFO(os.stat("fifo").st_mode) and main(["convert", "--folded", "-o", "/dev/null"]) == 0
 
 
 def test_a_locale_without_utf8_changes_nothing(recording: Path) -> None:

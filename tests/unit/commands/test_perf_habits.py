@@ -25,8 +25,7 @@ def test_options_without_effect(words: str, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(("verb", "words", "same"), [
     ("report", "-g graph,callee", "-g callee"), ("report", "--no-call-graph", "-g none"),
     ("report", "-c reader", "--comm reader"), ("report", "--comms=reader,writer", "--comm reader,writer"),
-    ("report", "-C 0", "--cpu 0"), ("script", "-c reader -v", "--comm reader"),
-    ("script", "-C 1", "--cpu 1"),
+    ("report", "-C 0", "--cpu 0"), ("script", "-c reader -v", "--comm reader"), ("script", "-C 1", "--cpu 1"),
 ])  # fmt: skip
 def test_other_names(verb: str, words: str, same: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, verb, *FILE, *words.split()) == output(capsys, verb, *FILE, *same.split())
@@ -43,8 +42,7 @@ def test_pipes_as_input_and_output(words: str, part: bytes) -> None:
 
 @pytest.mark.parametrize(("line", "sentence"), [
     (f"report {DATA / 'atend.data'}", "atend.data: name the recording with -i"),
-    ("script -s x.py", "unrecognized arguments: -s x.py"),
-    ("report -g nonsense", "invalid choice: 'nonsense'"),
+    ("script -s x.py", "unrecognized arguments: -s x.py"), ("report -g nonsense", "invalid choice: 'nonsense'"),
     ("evlist", "'evlist' is not a verb of perf-offcpu"),
 ])  # fmt: skip
 def test_what_does_not_exist_here(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("separator", [(), ("--",)])
 def test_words_after_the_command_belong_to_it(separator: tuple[str, ...]) -> None:
     found = options("-e", "none", *separator, "ls", "-a", "-o", "x")
-    assert found.command == ("ls", "-a", "-o", "x")
-    assert found.target.kind is Targets.COMMAND
+    assert found.command == ("ls", "-a", "-o", "x") and found.target.kind is Targets.COMMAND
     assert (found.output, found.events) == ("perf.data", ())
 
 
@@ -71,8 +70,7 @@ def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
 
 
 def test_rotation() -> None:
-    assert options().rotation is None
-    assert options("--switch-output", "-a").rotation == Rotation()
+    assert options().rotation is None and options("--switch-output", "-a").rotation == Rotation()
     assert options("--switch-output=5M", "--switch-max-files", "3").rotation == Rotation(5 << 20, 0, 3)
 
 

@@ -34,8 +34,7 @@ def test_units_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
     shown = report(capsys, "--unit", "ns", "--limit", "2")
     assert "Off-cpu ns" in shown and " 273231404 " in shown
     assert "# and 16 more threads: " in shown and "total of 11 threads\n" in shown
-    assert shown.count("            |\n") == 2
-    assert "more threads" not in report(capsys, "--limit", "0")
+    assert shown.count("            |\n") == 2 and "more threads" not in report(capsys, "--limit", "0")
     problem = refused(capsys, "report", "-f", "-i", RECORDING, "--limit", "-1")
     assert "--limit -1: not a number of rows, 0 for all" in problem
 
@@ -73,8 +72,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     with subprocess.Popen([*COMMAND, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None and running.stderr is not None
         running.stdout.close()
-        assert running.stderr.read() == b""
-        assert running.wait(timeout=60) == 141
+        assert running.stderr.read() == b"" and running.wait(timeout=60) == 141
 
 
 @pytest.mark.parametrize(
@@ -110,8 +108,7 @@ def test_sorted_by_keys(capsys: pytest.CaptureFixture[str]) -> None:
     shown = report(capsys, "--sort", "comm,state", "-g", "none", "--unit", "ns")
     assert "# Off-cpu time by comm, state\n" in shown and "---" not in shown
     groups = json.loads(report(capsys, "--json", "--sort", "comm,state"))["groups"]
-    assert groups["keys"] == ["comm", "state"]
-    assert sum(row["weight"] for row in groups["rows"]) == 1610900175
+    assert groups["keys"] == ["comm", "state"] and sum(row["weight"] for row in groups["rows"]) == 1610900175
     assert all(f" {row['weight']} " in shown for row in groups["rows"])
     assert "--sort: no key 'colour'" in refused(capsys, "report", "-i", RECORDING, "--sort", "colour")
 

@@ -34,8 +34,7 @@ def heads(text: str) -> list[str]:
 
 def test_all_events_by_time(script: Script) -> None:
     samples = parse(script("direct"))
-    assert {sample.event for sample in samples} == {"cpu-clock", "offcpu-time"}
-    assert len(samples) == 509
+    assert {sample.event for sample in samples} == {"cpu-clock", "offcpu-time"} and len(samples) == 509
     assert sorted(samples, key=lambda sample: float(sample.time)) == samples
     lines = script("direct", "-G").splitlines()
     assert len(lines) == 509
@@ -49,14 +48,12 @@ def test_selections(script: Script) -> None:
     assert {one.comm for one in chosen("--comm", "reader,writer")} == {"reader", "writer"}
     assert {one.event for one in chosen("--event", "offcpu-time")} == {"offcpu-time"}
     assert {one.tid for one in chosen("--tid", "132,133")} == {132, 133}
-    assert len(chosen("--pid", "126")) == 509
-    assert chosen("--pid", "1") == []
+    assert len(chosen("--pid", "126")) == 509 and chosen("--pid", "1") == []
 
 
 def test_fields_are_given_as_to_perf(script: Script) -> None:
     """Also `-F -sym`, which argparse alone takes for two options."""
-    assert "(/root/blocker)" in script("direct")
-    assert "(/root/blocker)" not in script("direct", "-F", "-dso")
+    assert "(/root/blocker)" in script("direct") and "(/root/blocker)" not in script("direct", "-F", "-dso")
     assert script("direct", "-F", "-sym,-symoff") == script("direct", "--fields", "-sym,-symoff")
     assert script("direct", "-F", "+state") == script("direct", "--fields=+state")
     assert heads(script("atend", "-F", "comm,period,flags"))[0].split() == (
@@ -80,8 +77,7 @@ def test_tracepoints_of_both_byte_orders(script: Script, tmp_path: Path) -> None
 def test_unmerged_callchains(script: Script) -> None:
     merged, apart = parse(script("deferred")), parse(script("deferred", "--no-merge-callchains"))
     assert [one.event for one in merged].count(DEFERRED) == 0
-    assert [one.event for one in apart].count(DEFERRED) == 506
-    assert len(apart) == len(merged) + 506
+    assert [one.event for one in apart].count(DEFERRED) == 506 and len(apart) == len(merged) + 506
 
 
 def test_waits_between_switches_show_when_asked_for(script: Script) -> None:
@@ -101,8 +97,7 @@ def test_damage_is_reported_on_standard_error(tmp_path: Path, capsys: pytest.Cap
     path.write_bytes((DATA / "direct.data").read_bytes()[:60_004])
     assert main(["script", "-i", str(path)]) == 2
     out, err = capsys.readouterr()
-    assert 100 < len(parse(out)) < 509
-    assert err.count("bytes missing") == 1
+    assert 100 < len(parse(out)) < 509 and err.count("bytes missing") == 1
     lines = [line for line in err.splitlines() if "no name" in line]  # other causes show in the frames
     assert all(line.endswith("has another build-id than the recorded one") for line in lines)
     assert len(lines) == len(set(lines))
@@ -122,8 +117,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(verb: str) -> None:
         assert process.stdout and process.stderr
         assert process.stdout.readline()
         process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == EXIT_BROKEN_PIPE
+        assert process.stderr.read() == b"" and process.wait(timeout=60) == EXIT_BROKEN_PIPE
 
 
 def test_a_dump_and_the_list_of_fields(capsys: pytest.CaptureFixture[str]) -> None:

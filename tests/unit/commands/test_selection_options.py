@@ -33,14 +33,12 @@ def script_total(capsys: pytest.CaptureFixture[str], *options: str) -> int:
 
 
 @pytest.mark.parametrize("options", [
-    [], ["--class", "lock,pipe", "--class=disk"], ["--state", "D"], ["--cpu", "0-0"],
-    ["--time", "0%-50%"], ["--min-dur", "12ms"], ["--idle", "only"],
-    ["--comm", "poller,sleeper", "--time", "10%/2", "--class", "sleep"],
+    [], ["--class", "lock,pipe", "--class=disk"], ["--state", "D"], ["--cpu", "0-0"], ["--time", "0%-50%"],
+    ["--min-dur", "12ms"], ["--idle", "only"], ["--comm", "poller,sleeper", "--time", "10%/2", "--class", "sleep"],
 ])  # fmt: skip
 def test_every_verb_selects_the_same(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     totals = {total(capsys, *options) for total in (folded_total, report_total, script_total)}
-    assert len(totals) == 1
-    assert (totals.pop() == folded_total(capsys)) == (options == [])
+    assert len(totals) == 1 and (totals.pop() == folded_total(capsys)) == (options == [])
 
 
 @pytest.mark.parametrize("verb", [["report"], ["script"], ["convert", "--folded", "-o", "-"]])
@@ -126,8 +124,7 @@ def test_report_sums_up(runs: list[str], capsys: pytest.CaptureFixture[str]) -> 
 def test_convert_names_its_output_after_the_first_input_and_overwrites_none(
     runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["convert", "--folded", *runs]) == 0
-    assert Path("run1.data.folded").stat().st_size
+    assert main(["convert", "--folded", *runs]) == 0 and Path("run1.data.folded").stat().st_size
     assert "same file" in refused(capsys, "convert", "--folded", *runs, "-o", "run2.data")
 
 
@@ -139,8 +136,7 @@ def test_script_prints_all(runs: list[str], capsys: pytest.CaptureFixture[str]) 
 
 def test_load_takes_several(runs: list[str]) -> None:
     one, both = perf_offcpu.load("run1.data"), perf_offcpu.load("run1.data", "run2.data", from_start=True)
-    assert len(both.samples) == 2 * len(one.samples)
-    assert both.samples.pid.max() > 10_000_000
+    assert len(both.samples) == 2 * len(one.samples) and both.samples.pid.max() > 10_000_000
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
@@ -150,5 +146,4 @@ def test_load_takes_several(runs: list[str]) -> None:
     (["dump", "-i", "run1.data", "--input=run2.data"], "-i is given twice: one recording is read"),
 ], ids=lambda value: value[0] if isinstance(value, list) else '')  # fmt: skip
 def test_what_is_refused(words: list[str], sentence: str, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence in refused(capsys, *words)
-    assert not Path("x").exists()
+    assert sentence in refused(capsys, *words) and not Path("x").exists()

@@ -147,9 +147,8 @@ def test_each_wait_is_a_marker(profile: Profile) -> None:
     ]
     disk, sleep = markers(parsed, found["b"])
     details = {
-        "function": "schedule", "state": "uninterruptible sleep", "syscall": "read",
-        "waker": "a (pid 100, tid 100)", "runq": Decimal("0.000700"), "wakerstack": "main;unlock",
-        "cause": "main;schedule",
+        "function": "schedule", "state": "uninterruptible sleep", "syscall": "read", "waker": "a (pid 100, tid 100)",
+        "runq": Decimal("0.000700"), "wakerstack": "main;unlock", "cause": "main;schedule",
     }  # fmt: skip
     assert disk == ("disk", 1_007_500, 1_010_000, details)
     assert sleep[0] == "sleep" and "waker" not in sleep[3]
@@ -179,8 +178,7 @@ def test_code_is_named_by_library_address_and_line(profile: Profile) -> None:
     library = parsed["libs"][frames["lib"][at]]
     assert (library["path"], library["name"], library["arch"]) == ("/bin/a", "a", "x86_64")
     assert library["codeId"] == "f1c3bcc0279865fe3058404b2831d9e64135386c"
-    assert library["breakpadId"] == "C0BCC3F19827FE653058404B2831D9E60"
-    assert frames["line"][at] == 7
+    assert library["breakpadId"] == "C0BCC3F19827FE653058404B2831D9E60" and frames["line"][at] == 7
     function = frames["func"][at]
     assert strings[shared["sources"]["filename"][shared["funcTable"]["source"][function]]] == "a.c"
     assert strings[shared["resourceTable"]["name"][shared["funcTable"]["resource"][function]]] == "/bin/a"

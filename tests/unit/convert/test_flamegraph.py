@@ -59,8 +59,7 @@ def test_nodes_layers_and_facts() -> None:
     }  # fmt: skip
     assert document["nodes"]["depth"] == [1, 2, 3, 1, 2, 2, 3]
     off, on = document["layers"]
-    assert (off["kind"], on["kind"]) == ("off", "on")
-    assert (sum(off["count"]), sum(on["count"])) == (11, 2)
+    assert (off["kind"], on["kind"]) == ("off", "on") and (sum(off["count"]), sum(on["count"])) == (11, 2)
     kinds = dict(zip(document["names"]["label"], document["names"]["kind"], strict=True))
     assert (kinds["main"], kinds["schedule"], kinds["b"], kinds["[missed stack]"]) == (0, 1, 2, 3)
 

@@ -72,8 +72,7 @@ def sample_profile() -> Profile:
 def test_types_values_and_labels() -> None:
     found = Read(sample_profile())
     assert found.types == [
-        "off_cpu/nanoseconds", "off_cpu_events/count", "runqueue/nanoseconds", "cycles/count",
-        "cpu/nanoseconds",
+        "off_cpu/nanoseconds", "off_cpu_events/count", "runqueue/nanoseconds", "cycles/count", "cpu/nanoseconds",
     ]  # fmt: skip
     assert {(one.labels["comm"], one.stack): list(one.values.values()) for one in found.samples} == {
         ("a", "main;read;schedule"): [42, 4, 4, 0, 0], ("a", "main;read;[missed kernel stack]"): [5, 1, 0, 0, 0],
@@ -82,8 +81,7 @@ def test_types_values_and_labels() -> None:
     waits = next(one for one in found.samples if one.stack.endswith("schedule"))
     assert waits.labels == {"comm": "a", "state": "interruptible sleep", "pid": 100, "tid": 7}
     woken = next(one for one in found.samples if one.stack == "[missed stack]")
-    assert woken.labels["woken by"] == "a (pid 100, tid 7)"
-    assert found.total("cpu/nanoseconds") == 100
+    assert woken.labels["woken by"] == "a (pid 100, tid 7)" and found.total("cpu/nanoseconds") == 100
 
 
 def test_tables_build_ids_and_times() -> None:

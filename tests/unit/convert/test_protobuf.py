@@ -47,11 +47,9 @@ def test_messages_of_messages(values: list[int], data: st.DataObject) -> None:
     names = from_bytes([b"", b"x" * 200, "größe".encode()])
     pick = np.arange(len(values)) % 3
     body = joined(
-        numbers(3, column).where(present),
-        messages(200, names.take(pick)),
-        constant(field(7, "seven"), len(values)),
+        numbers(3, column).where(present), messages(200, names.take(pick)), constant(field(7, "seven"), len(values)),
         fixed64(8, column.astype(np.float64)),
-    )
+    )  # fmt: skip
     rows = parse(TABLE, messages(1, body).flat()).rows
     assert len(rows) == len(values)
     for row, value, there, name in zip(rows, values, present.tolist(), pick.tolist(), strict=True):
@@ -65,8 +63,7 @@ def test_ranges_of_rows() -> None:
 
 
 def test_negative_numbers_and_bytes_that_are_no_text() -> None:
-    assert parse(ROW, field(3, -1)).number == 2**64 - 1
-    assert parse(ROW, field(7, "a\udcff")).seven == "a?"
+    assert parse(ROW, field(3, -1)).number == 2**64 - 1 and parse(ROW, field(7, "a\udcff")).seven == "a?"
 
 
 def written(values: list[int], decimals: int = 0, null: list[bool] | None = None) -> list[object]:

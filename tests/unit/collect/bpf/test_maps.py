@@ -69,8 +69,7 @@ def test_padding_comments_and_constants_of_a_header(tmp_path: Path) -> None:
 
 def test_the_extension_in_c_is_the_table() -> None:
     struct, table = read_header(HEADER).structs["extension"], offcpu.EXTENSION.dtype("<")
-    assert struct.descr == table.descr
-    assert struct.itemsize == 8 * offcpu.EXTENSION_WORDS
+    assert struct.descr == table.descr and struct.itemsize == 8 * offcpu.EXTENSION_WORDS
 
 
 def test_the_header_agrees_with_the_payload_format() -> None:
@@ -104,8 +103,7 @@ def stacks() -> UserStacks:
 
 
 def test_stacks_are_kept_by_hash(stacks: UserStacks) -> None:
-    assert stacks.hashes.tolist() == [10, 30, 2**64 - 1]
-    assert stacks.offsets.tolist() == [0, 2, 5, 5]
+    assert stacks.hashes.tolist() == [10, 30, 2**64 - 1] and stacks.offsets.tolist() == [0, 2, 5, 5]
     assert stacks.ips.tolist() == [4, 5, 1, 2, 3]
     offsets, ips = UserStacks(stacks.hashes[:0], stacks.offsets[:1], stacks.ips[:0]).find(np.array([7, 0], np.uint64))
     assert (offsets.tolist(), ips.tolist()) == ([0, 0, 0], [])

@@ -50,9 +50,8 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "cpu/type": "4\n", "cpu/format/event": "config:0-7\n", "cpu/format/umask": "config:8-15\n",
         "cpu/format/edge": "config:18\n", "cpu/format/offcore_rsp": "config1:0-63\n",
-        "cpu/format/scattered": "config2:0-3,32-35\n",
-        "cpu/events/mem-loads": "event=0xcd,umask=0x1,offcore_rsp=3\n", "odd/type": "9\n",
-        "odd/format/broken": "nothing\n",
+        "cpu/format/scattered": "config2:0-3,32-35\n", "cpu/events/mem-loads": "event=0xcd,umask=0x1,offcore_rsp=3\n",
+        "odd/type": "9\n", "odd/format/broken": "nothing\n",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,19 +68,16 @@ def test_events_of_a_pmu_follow_its_formats() -> None:
     first, second, _, third, fourth, fifth = parse_events(texts)
     assert (first.type, first.config, first.name) == (4, 0x1C0, texts[0])
     assert (second.config, second.name) == (3 | 1 << 18, "mine")
-    assert second.flags == AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV
-    assert third.config2 == 0xB | 0xA << 32
+    assert second.flags == AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV and third.config2 == 0xB | 0xA << 32
     assert (fourth.config, fourth.config1, fourth.period, fourth.flags) == (0x1CD, 3, 17, AttrFlag.PRECISE_IP_2)
     assert (fifth.config, fifth.frequency_hz) == (0x12, 50)
 
 
 @pytest.mark.parametrize(("text", "problem"), [
-    ("nosuch/event=1/", "no PMU nosuch; it has cpu, odd"),
-    ("../cpu/event=1/", "unknown event"),
+    ("nosuch/event=1/", "no PMU nosuch; it has cpu, odd"), ("../cpu/event=1/", "unknown event"),
     ("cpu/nosuch=1/", "no term nosuch; it has edge, event, mem-loads"),
     ("cpu/event=0x100/", "event=0x100 is too large for its format config:0-7"),
-    ("cpu/event=x/", "event=x: not a number"),
-    ("cpu/event=/", "is no term"),
+    ("cpu/event=x/", "event=x: not a number"), ("cpu/event=/", "is no term"),
     ("odd/broken=1/", "the kernel's format of broken is not understood: nothing"),
     ("cpu/event=1/z", "unknown modifier 'z'"),
 ])  # fmt: skip

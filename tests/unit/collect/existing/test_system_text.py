@@ -55,15 +55,13 @@ def test_cgroup2_mount() -> None:
         b"25 30 0:23 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n"
         b"31 25 0:26 / /sys/fs/cgroup/a\\040b rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
     )
-    assert cgroup2_mount(text) == b"/sys/fs/cgroup/a b"
-    assert cgroup2_mount(text.splitlines()[0]) is None
+    assert cgroup2_mount(text) == b"/sys/fs/cgroup/a b" and cgroup2_mount(text.splitlines()[0]) is None
 
 
 @pytest.mark.parametrize("text, shift_ns", [
     ("monotonic        1000         0\nboottime         2000         0\n", 1000 * 10**9),
     ("monotonic          -2 500000000\nboottime            0         0\n", -1_500_000_000),
-    ("boottime         2000         0\n", 0),
-    ("", 0),
+    ("boottime         2000         0\n", 0), ("", 0),
 ])  # fmt: skip
 def test_the_shift_of_the_monotonic_clock(text: str, shift_ns: int) -> None:
     assert shift_from_text(text) == shift_ns

@@ -90,8 +90,7 @@ def test_what_began_after_the_end_is_no_wait() -> None:
     tasks = np.zeros(4, HEADER.structs["last"])
     tasks["tid"], tasks["waits"], tasks["switch_out_ns"] = [1, 2, 3, 4], 1, [98, 99, 100, 101]
     last = parse_tasks(tasks.tobytes(), HEADER, 100, False)
-    assert last.tasks["tid"].tolist() == [1, 2, 3, 4]
-    assert last.tasks["tid"][last.waiting()].tolist() == [1, 2]
+    assert last.tasks["tid"].tolist() == [1, 2, 3, 4] and last.tasks["tid"][last.waiting()].tolist() == [1, 2]
 
 
 def test_what_began_after_the_rings_were_emptied_is_for_the_next_file() -> None:
@@ -100,8 +99,7 @@ def test_what_began_after_the_rings_were_emptied_is_for_the_next_file() -> None:
     now.budgets["begin_ns"][1], now.budgets["ns"][1] = 56, 0
     now.budgets["ns"][1, ASLEEP] = 44
     sure = now.unless_disturbed(now, drained_ns=55)
-    assert sure.tasks["tid"][sure.waiting()].tolist() == [1]
-    assert sure.budgets["tid"].tolist() == [1]
+    assert sure.tasks["tid"][sure.waiting()].tolist() == [1] and sure.budgets["tid"].tolist() == [1]
 
 
 def test_tasks_stand_still_if_they_have_not_been_switched() -> None:
@@ -240,8 +238,7 @@ def test_many_sums_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [list(range(tid, tid + tid % 7)) for tid in range(250)]
     pieces = list(sum_samples(EVENT, sums, stacks(*given)))
     found = [one for piece in pieces for one in unpacked(piece)]
-    assert len(pieces) == 3
-    assert [one["payload"]["tid"] for one in found] == list(range(250))
+    assert len(pieces) == 3 and [one["payload"]["tid"] for one in found] == list(range(250))
     assert [one["payload"]["callchain"][1:] for one in found] == given
     assert sum(one["header"]["period"] for one in found) == 1000 * 250 * 249 // 2
     assert list(sum_samples(EVENT, np.zeros(0, ROW), stacks())) == []

@@ -50,8 +50,7 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [
-    b"[8", b"8", b"[8, [[1, 2, 3, 4]]]", b'[8, [["f", "g", "x", 1]]]', b"[" * 9999, b"\\xff",
-    b'[8, [["f"]]]',
+    b"[8", b"8", b"[8, [[1, 2, 3, 4]]]", b'[8, [["f", "g", "x", 1]]]', b"[" * 9999, b"\\xff", b'[8, [["f"]]]',
 ])  # fmt: skip
 def test_lines_of_another_form_are_passed_over_and_those_before_a_death_count(tmp_path: Path, line: bytes) -> None:
     die = "os.kill(os.getpid(), 11)"
@@ -74,8 +73,7 @@ def test_functions_arrive_in_a_recording_leaf_first(tmp_path: Path) -> None:
     assert [strings[row] for row in python.name.tolist()] == ["t\u2028äke", "start"]
     assert [strings[row] for row in python.file.tolist()] == ["/b.py", "/a.py"]
     assert (python.line.tolist(), python.call.tolist()) == ([4, 3], [2, 1])
-    assert (python.tid.tolist(), python.switch_out_ns.tolist()) == ([8, 8], [5, 5])
-    assert not recording.losses
+    assert (python.tid.tolist(), python.switch_out_ns.tolist()) == ([8, 8], [5, 5]) and not recording.losses
 
 
 def test_of_too_many_functions_those_next_to_the_leaf_are_kept(tmp_path: Path) -> None:
@@ -87,5 +85,4 @@ def test_damaged_payloads_are_counted(tmp_path: Path) -> None:
     payload = python_payload(TASK, [("start", "/a.py", 3, 1)])
     damaged = [payload[:20], payload.replace(b"\t", b" "), payload.replace(b"\t3", b"\t-3")]
     recording = loaded(tmp_path, *damaged)
-    assert recording.losses == {losses.BAD_SAMPLE: 3}
-    assert not len(recording.python)
+    assert recording.losses == {losses.BAD_SAMPLE: 3} and not len(recording.python)

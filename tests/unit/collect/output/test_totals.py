@@ -150,8 +150,7 @@ def test_a_drain_that_was_begun_is_left_as_a_whole(monkeypatch: pytest.MonkeyPat
     kernel, totals, _ = begin(monkeypatch)
     totals.start()
     kernel.future.set_result(drained(sums=2))
-    assert [piece.count for piece in totals.unwritten()] == [Counter(2, 3)]
-    assert not totals.is_pending
+    assert [piece.count for piece in totals.unwritten()] == [Counter(2, 3)] and not totals.is_pending
 
 
 def test_things_in_one_record_are_left_together() -> None:

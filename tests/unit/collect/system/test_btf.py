@@ -25,8 +25,7 @@ def kernel() -> bytes:
     either = b.composite("", 16, ("", anonymous, 0), ("words", u64, 0), kind=Kind.UNION)
     regs = b.composite("regs", 24, ("ip", u64, 0), ("sp", u64, 64))
     task = b.composite(
-        "task_struct", 96,
-        ("__state", b.modifier(Kind.VOLATILE, u32), 0), ("pid", pid_t, 64), ("", either, 128),
+        "task_struct", 96, ("__state", b.modifier(Kind.VOLATILE, u32), 0), ("pid", pid_t, 64), ("", either, 128),
         ("thread", regs, 256), ("parent", b.pointer(b.count + 9), 448),
     )  # fmt: skip
     b.with_bit_fields("flags", 8, ("low", u32, 0, 0), ("odd", u32, 32, 3), ("high", u32, 40, 0))
@@ -57,8 +56,7 @@ def test_members(kernel: bytes, path: str, expected: Member | None) -> None:
 
 def test_members_of_structures_with_bit_fields(kernel: bytes) -> None:
     btf = Btf(kernel)
-    assert btf.member("flags", "low") == Member(0, 4)
-    assert btf.member("flags", "high") == Member(5, 4)
+    assert btf.member("flags", "low") == Member(0, 4) and btf.member("flags", "high") == Member(5, 4)
     with pytest.raises(FormatError, match="odd is a bit field"):
         btf.member("flags", "odd")
 
@@ -69,8 +67,7 @@ def test_tracepoints(kernel: bytes) -> None:
     assert switch and leave
     assert (switch.args, leave.args) == (4, 1)
     assert leave == Tracepoint(btf.type_id(Kind.TYPEDEF, "btf_trace_sched_exit_tp") or 0, 1)
-    assert leave.btf_id == switch.btf_id + 3
-    assert btf.tracepoint("sched_waking") is None
+    assert leave.btf_id == switch.btf_id + 3 and btf.tracepoint("sched_waking") is None
     with pytest.raises(FormatError, match="btf_trace_not_one is not a pointer to a function"):
         btf.tracepoint("not_one")
 
