@@ -23,8 +23,7 @@ class BtfBuilder:
         return len(self.strings) - len(name) - 1
 
     def _add(self, name: str, kind: Kind, vlen: int, size_or_type: int, tail: bytes = b"", flag: int = 0) -> int:
-        info = flag << 31 | kind << 24 | vlen
-        self.types += struct.pack("=III", self._name(name), info, size_or_type) + tail
+        self.types += struct.pack("=III", self._name(name), flag << 31 | kind << 24 | vlen, size_or_type) + tail
         self.count += 1
         return self.count
 
@@ -46,8 +45,7 @@ class BtfBuilder:
         return self._add(name, Kind.STRUCT, len(members), size, tail, flag=1)
 
     def function_type(self, *arguments: int) -> int:
-        tail = b"".join(struct.pack("=II", 0, t) for t in arguments)
-        return self._add("", Kind.FUNC_PROTO, len(arguments), 0, tail)
+        return self._add("", Kind.FUNC_PROTO, len(arguments), 0, b"".join(struct.pack("=II", 0, t) for t in arguments))
 
     def per_cpu(self, variables: dict[str, int]) -> None:
         """Per-CPU variables by name, with their offsets."""

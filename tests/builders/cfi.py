@@ -41,8 +41,7 @@ def section(*functions: tuple[int, int, bytes], common: bytes | None = None) -> 
     """.eh_frame of functions (start, size, instructions) with one CIE."""
     out = common if common is not None else cie()
     for start, size, program in functions:
-        body = struct.pack("<IQQ", len(out) + 4, start, size) + b"\0" + program
-        out += entry(body)
+        out += entry(struct.pack("<IQQ", len(out) + 4, start, size) + b"\0" + program)
     return out + bytes(4)
 
 

@@ -41,8 +41,7 @@ def steps(page: Path) -> Iterator[Step]:
     """The commands of a page, in order."""
     text = page.read_text()
     for block in _FENCE.finditer(text):
-        first = text.count("\n", 0, block.start(1)) + 1
-        yield from _steps(block[1].splitlines(), first)
+        yield from _steps(block[1].splitlines(), text.count("\n", 0, block.start(1)) + 1)
 
 
 def _steps(lines: list[str], first: int) -> Iterator[Step]:
@@ -104,9 +103,8 @@ def _find(line: str, left: Iterator[str], skipping: bool) -> bool:
 
 def run(step: Step, cwd: Path, environment: Mapping[str, str], timeout_s: float = 60) -> str:
     """Run a step as a user would, in a shell; what both streams printed, or a complaint with it."""
-    command = step.command.replace("sudo ", "")
     done = subprocess.run(
-        ["bash", "-c", command], cwd=cwd, env=dict(environment), stdout=subprocess.PIPE,
+        ["bash", "-c", step.command.replace("sudo ", "")], cwd=cwd, env=dict(environment), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
     )  # fmt: skip
     printed = done.stdout.decode()

@@ -96,8 +96,7 @@ def write_part(
     path: Path, name: str, hour: int, rows: Sequence[Mapping[str, Any]], part: str = "a", version: int = VERSION
 ) -> None:
     """Write one file of a table."""
-    at = time.gmtime(hour * 3600)
-    folder = path / name / time.strftime("date=%Y-%m-%d/hour=%H", at)
+    folder = path / name / time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(hour * 3600))
     folder.mkdir(parents=True, exist_ok=True)
     fields, arrays = [], []
     for column in TABLES[name]:

@@ -121,8 +121,7 @@ class ElfBuilder:
                     table += self._sym(symbol, len(strings), numbers)
                     strings += symbol.name.encode() + b"\0"
                 entsize = 24 if self.bits == 64 else 16
-                link = len(sections) + 2
-                sections.append(Sec(name, data=table, type=type_, flags=0, link=link, entsize=entsize))
+                sections.append(Sec(name, data=table, type=type_, flags=0, link=len(sections) + 2, entsize=entsize))
                 sections.append(Sec(strings_name, data=strings, type=STRTAB, flags=0))
         return [*sections, Sec(".shstrtab")]
 

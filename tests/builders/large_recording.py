@@ -118,8 +118,7 @@ class _Maker:
     def _waits(self, cpu: int, times: I64) -> bytes:
         count = len(times)
         pid, tid = self._tasks(count)
-        chains = self._some_chains(count)
-        raw = self._payloads(pid, tid, times, chains)
+        raw = self._payloads(pid, tid, times, self._some_chains(count))
         columns: dict[str, Any] = {
             "identifier": 101 + cpu, "ip": 0, "pid": pid, "tid": tid, "time": times, "cpu": cpu, "cpu_res": 0,
             "period": 0, "raw": raw,

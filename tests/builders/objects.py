@@ -29,8 +29,7 @@ def names_of(table: SymbolTable) -> list[str]:
 
 def names_at(table: SymbolTable, *addresses: int) -> list[str]:
     """Return the symbol that covers each address, "" where there is none."""
-    rows = table.lookup(np.array(addresses, np.uint64))
-    return [table.name(row) if row >= 0 else "" for row in rows.tolist()]
+    return [table.name(row) if row >= 0 else "" for row in table.lookup(np.array(addresses, np.uint64)).tolist()]
 
 
 class Found(NamedTuple):

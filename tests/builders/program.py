@@ -41,8 +41,7 @@ def run(
     command = ["perf-offcpu", *map(str, arguments)]
     outputs = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdout", "stderr")]
     places = [f"/proc/{os.getpid()}/fd/{fd}" for fd in outputs]
-    where = cwd or Path.cwd()
-    handed = (command, where, dict(os.environ), places, search.DEBUG_ROOTS)
+    handed = (command, cwd or Path.cwd(), dict(os.environ), places, search.DEBUG_ROOTS)
     process = _server().Process(target=_main, args=handed)
     try:
         process.start()

@@ -47,8 +47,7 @@ def sample(spec: EventSpec, misc: int = 2, order: Order = "<", **values: Any) ->
 
 def raw_wait(pid: int, tid: int, ns: int, chain: list[int], cgroup: int = 0) -> bytes:
     """Upstream's payload as its user space writes sums: in the right order, with 4 bytes of padding."""
-    values = {"pid": pid, "tid": tid, "offcpu_ns": ns, "callchain": chain, "cgroup": cgroup}
-    return PAYLOAD.pack(values) + bytes(4)
+    return PAYLOAD.pack({"pid": pid, "tid": tid, "offcpu_ns": ns, "callchain": chain, "cgroup": cgroup}) + bytes(4)
 
 
 def side(spec: EventSpec, kind: RecordType, misc: int = 0, *, time: int = 0, **values: Any) -> bytes:

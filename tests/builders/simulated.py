@@ -35,8 +35,7 @@ def load(
     wait = rng.lognormal(np.log(wait_ns), spread, shape) if spread else rng.exponential(wait_ns, shape)
     pause = rng.exponential(pause_ns, shape)
     edges = np.cumsum(np.stack([pause, wait], axis=2).reshape(threads, -1), axis=1) - LENGTH_NS / 2
-    tid = np.repeat(np.arange(1, threads + 1), number)
-    return waits(tid, edges[:, ::2].ravel(), edges[:, 1::2].ravel())
+    return waits(np.repeat(np.arange(1, threads + 1), number), edges[:, ::2].ravel(), edges[:, 1::2].ravel())
 
 
 def bursts(rng: np.random.Generator, *, threads: int, number: int, wait_ns: float) -> ProfileSamples:

@@ -62,6 +62,5 @@ def with_names(totals: Totals, recording: Recording, place: int) -> Totals:
     names = {f":{tid}": strings[comm] for tid, comm in pairs if comm >= 0 and strings[comm]}
     named: Totals = Counter()
     for key, period in totals.items():
-        name = names.get(key[place], key[place])
-        named[(*key[:place], name, *key[place + 1 :])] += period
+        named[(*key[:place], names.get(key[place], key[place]), *key[place + 1 :])] += period
     return named

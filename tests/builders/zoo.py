@@ -77,14 +77,12 @@ def everything() -> bytes:
 
 def deferred_chains(final: bool = True) -> bytes:
     """Samples whose user callchain comes later, in the form of released kernels or that of v12."""
-    flags = _TRACKER.attr.flags | AttrFlag.DEFER_CALLCHAIN
-    spec = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=flags)
+    spec = event("cpu-clock", (1,), BASE | S.CALLCHAIN, flags=_TRACKER.attr.flags | AttrFlag.DEFER_CALLCHAIN)
     cookie = (3 << 32) + 1
     waiting = [USER_DEFERRED, cookie] if final else [USER_DEFERRED]
     records = [*_a_thread(spec)]
     for time in (5000, 5100):
-        chain = [KERNEL, 0xFFFFFFFF81000010, *waiting]
-        records.append(sample(spec, 1, time=time, pid=70, tid=70, callchain=chain))
+        records.append(sample(spec, 1, time=time, pid=70, tid=70, callchain=[KERNEL, 0xFFFFFFFF81000010, *waiting]))
     records.append(_deferred(spec, cookie, [0x401010, 0x401020], 5200, final))
     records.append(sample(spec, 1, time=5300, pid=70, tid=70, callchain=[KERNEL, 1 << 63, *waiting]))
     return _written([spec], records)
@@ -112,8 +110,7 @@ def killed(data: bytes) -> bytes:
 def rewritten(path: Path, *, pipe: bool = False, compress: bool = False) -> bytes:
     """The recording at `path` in another form, with everything that it says."""
     with tempfile.TemporaryFile() as out:
-        options = RewriteOptions(retype=False, merge=False, pipe=pipe, compress=compress)
-        rewrite(str(path), out.fileno(), "out", options)
+        rewrite(str(path), out.fileno(), "out", RewriteOptions(retype=False, merge=False, pipe=pipe, compress=compress))
         out.seek(0)
         return out.read()
 
@@ -231,5 +228,4 @@ def _deferred(spec: EventSpec, cookie: int, ips: list[int], time: int, final: bo
     trailer = TRAILER.pack(told, shape=spec.attr.sample_type)
     if final:
         return pack_record(RecordType.CALLCHAIN_DEFERRED, 2, {"cookie": cookie, "ips": ips}, trailer)
-    payload = CALLCHAIN_DEFERRED_V12.pack({"ips": [USER, *ips]})
-    return frame_record(RecordType.CALLCHAIN_DEFERRED, 2, payload + trailer)
+    return frame_record(RecordType.CALLCHAIN_DEFERRED, 2, CALLCHAIN_DEFERRED_V12.pack({"ips": [USER, *ips]}) + trailer)

@@ -145,8 +145,7 @@ def arrows_inside(directory: Path) -> dict[str, set[str]]:
 
 
 def test_files_and_rooms_inside_a_room_form_no_circle() -> None:
-    rooms = {path.parent for path in modules() if path.name == "__init__.py"} - {PACKAGE}
-    for room in sorted(rooms):
+    for room in sorted({path.parent for path in modules() if path.name == "__init__.py"} - {PACKAGE}):
         try:
             graphlib.TopologicalSorter(arrows_inside(room)).prepare()
         except graphlib.CycleError as circle:
@@ -173,8 +172,7 @@ def test_modules_open_with_a_docstring_and_init_files_hold_nothing_else() -> Non
 
 
 def test_the_package_itself_imports_nothing_of_it() -> None:
-    names = set(imports_at_load_time(PACKAGE / "__init__.py"))
-    assert not [name for name in names if name.startswith("perf_offcpu")]
+    assert not [name for name in set(imports_at_load_time(PACKAGE / "__init__.py")) if name.startswith("perf_offcpu")]
 
 
 def test_the_rules_themselves_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,7 @@ def note(order: str, name: bytes, kind: int, text: bytes, align: int = 4) -> byt
     def padded(data: bytes) -> bytes:
         return data + bytes(-len(data) % align)
 
-    head = struct.pack(f"{order}III", len(name), len(text), kind) + name
-    return padded(head) + padded(text)
+    return padded(struct.pack(f"{order}III", len(name), len(text), kind) + name) + padded(text)
 
 
 def read(data: bytes) -> bytes:

@@ -112,8 +112,7 @@ class TestDirectory:
     def test_another_users_directory_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "cache").mkdir()
         os.chown(tmp_path / "cache", 65534, 65534)
-        cache = DiskCache(str(tmp_path / "cache"))
-        cache.write("one", COLUMNS)
+        DiskCache(str(tmp_path / "cache")).write("one", COLUMNS)
         assert os.listdir(tmp_path / "cache") == []
 
     def test_a_link_or_fifo_in_place_of_a_file_is_not_followed(self, cache: DiskCache, tmp_path: Path) -> None:
@@ -136,8 +135,7 @@ class TestDirectory:
         assert DiskCache.usual() is None
 
     def test_writers_and_readers_at_once_see_whole_files_only(self, tmp_path: Path) -> None:
-        context = get_context("spawn")
-        with context.Pool(3) as pool:
+        with get_context("spawn").Pool(3) as pool:
             results = pool.map(_race, [(str(tmp_path / "cache"), seed) for seed in range(3)])
         assert all(seen > 0 for seen in results)
 

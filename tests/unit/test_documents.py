@@ -31,8 +31,7 @@ def test_man_page_of_record_names_every_software_event_and_modifier() -> None:
 def test_every_format_is_in_the_synopsis_and_has_its_row() -> None:
     synopsis = (DOCUMENTS / "perf-offcpu-convert.txt").read_text().partition("DESCRIPTION")[0]
     assert all(f"--{name}" in synopsis for name in FORMATS)
-    text = (DOCUMENTS / "formats.md").read_text()
-    assert re.findall(r"^\| `--([a-z-]+)` \|", text, re.MULTILINE) == list(FORMATS)
+    assert re.findall(r"^\| `--([a-z-]+)` \|", (DOCUMENTS / "formats.md").read_text(), re.MULTILINE) == list(FORMATS)
 
 
 PATH = r"(?:[\w-]+/)*[\w-]+(?:\.(?:py|h|c|js|txt|md)|\.bpf\.c|/)|(?:\w+/)+\w+"
@@ -43,8 +42,7 @@ def answers() -> Iterator[tuple[str, Path | None]]:
 
     A path is below the top, the package, or, where it has no directory, that of the test before it.
     """
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    table = text.partition("### Which file answers what")[2].partition("### ")[0]
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("### Which file answers what")[2].partition("### ")[0]
     folder = ""
     for path in re.findall(rf"`({PATH})`", table):
         if not re.search("FORMAT|VERB", path):

@@ -96,8 +96,7 @@ def test_a_hole_counts_by_what_it_occupies(tmp_path: Path) -> None:
 
 
 def test_text_of_the_kernel_is_split_at_newlines_alone() -> None:
-    text = b"a\rb\x0bc\x85d\xe2\x80\xa8e\n\nlast"
-    assert kernel_lines(text) == [b"a\rb\x0bc\x85d\xe2\x80\xa8e", b"", b"last"]
+    assert kernel_lines(b"a\rb\x0bc\x85d\xe2\x80\xa8e\n\nlast") == [b"a\rb\x0bc\x85d\xe2\x80\xa8e", b"", b"last"]
     assert kernel_lines(b"one\n") == [b"one"] and kernel_lines(b"") == []
     assert read_kernel("/proc/self/comm") == b"" or read_kernel("/proc/self/comm").endswith(b"\n")
 

@@ -43,8 +43,7 @@ def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 @pytest.mark.parametrize("verb", PAGES)
 def test_pages_have_the_parsers_options(verb: str) -> None:
     """All options of the help and no unknown ones; hidden options (-z9) may be missing."""
-    named = set(_OPTION.findall(page(f"perf-offcpu-{verb}")))
-    assert options_of(verb, shown=True) <= named <= options_of(verb)
+    assert options_of(verb, shown=True) <= set(_OPTION.findall(page(f"perf-offcpu-{verb}"))) <= options_of(verb)
 
 
 def test_the_page_of_the_command_lists_all_verbs() -> None:
@@ -71,8 +70,7 @@ def test_keys_and_classes() -> None:
 def test_the_documents_keys() -> None:
     text = page("perf-offcpu-report")
     part = text[text.index("\nJSON\n") : text.index("\nEXAMPLES\n")]
-    made = document(summarize(ProfileBuilder().build()))
-    assert re.findall(r"^(\w+)::", part, re.M) == [*made]
+    assert re.findall(r"^(\w+)::", part, re.M) == [*document(summarize(ProfileBuilder().build()))]
     assert f"\nversion:: {VERSION}\n" in part
 
 

@@ -120,8 +120,7 @@ class Dictionary:
         path, own = self.string(mapping.filename_strindex), self.attributes(mapping.attribute_indices)
         if location.mapping_index:
             demand(mapping.memory_start <= location.address < mapping.memory_limit, "address outside its mapping")
-            build_id = own.get("process.executable.build_id.gnu", "")
-            found.addresses.add((path, build_id, location.address))
+            found.addresses.add((path, own.get("process.executable.build_id.gnu", ""), location.address))
         demand(location.lines, "a location without a function")
         for line in location.lines:
             demand(line.function_index > 0, "a line without a function")

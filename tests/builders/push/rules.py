@@ -78,8 +78,7 @@ def pyroscope_push(data: bytes) -> list[Series]:
 
 def pyroscope_profile(series: Series, labels: Mapping[str, str]) -> Series:
     """ValidateProfile and, for each series that labels of samples make, ValidateLabels."""
-    age = time.time_ns() - series.time_ns
-    demand(-600e9 < age < PYROSCOPE_AGE_S * 1e9, "profile is outside of ingestion window")
+    demand(-600e9 < time.time_ns() - series.time_ns < PYROSCOPE_AGE_S * 1e9, "profile is outside of ingestion window")
     demand(len(series.values) <= PYROSCOPE_SAMPLES, "exceeds the samples count limit")
     demand("-" not in series.type, "sample type contains -")
     for own in {labels for _, labels in series.values}:

@@ -188,8 +188,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_merged(dataset: Dataset) -> Non
 
 
 def test_two_do_not_compact_at_once(dataset: Dataset) -> None:
-    other = open_dataset(dataset.url)
-    with other.store.locked(), pytest.raises(PerfOffcpuError, match="another process"):
+    with open_dataset(dataset.url).store.locked(), pytest.raises(PerfOffcpuError, match="another process"):
         list(compact(dataset, END))
     done(dataset)
 

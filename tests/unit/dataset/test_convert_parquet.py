@@ -48,8 +48,7 @@ def test_a_recording_that_cannot_be_written_is_named_and_the_others_are_written(
     (["--idle", "hide"], "--idle means nothing to --parquet"),
 ])  # fmt: skip
 def test_impossible_options_are_refused(words: list[str], sentence: str, tmp_path: Path) -> None:
-    done = run("convert", "--parquet", tmp_path / "set", "-i", RECORDINGS["vm"], *words, status=129)
-    assert sentence in done.stderr
+    assert sentence in run("convert", "--parquet", tmp_path / "set", "-i", RECORDINGS["vm"], *words, status=129).stderr
     assert not (tmp_path / "set").exists()
 
 

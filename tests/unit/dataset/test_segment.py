@@ -51,8 +51,7 @@ def test_totals_are_those_of_the_report(profile: Profile, dataset: Dataset) -> N
     assert sums(samples, "event", "weight_ns") == {row["name"]: row["weight"] for row in report["events"]}
     assert sums(samples, "event", "count") == {row["name"]: row["count"] for row in report["events"]}
     waits = [row for row in samples if row["event"] == "offcpu-time"]
-    classes = report["groups"]["rows"]
-    assert sums(waits, "class", "weight_ns") == {row["values"][0]: row["weight"] for row in classes}
+    assert sums(waits, "class", "weight_ns") == {row["values"][0]: row["weight"] for row in report["groups"]["rows"]}
     assert sums(waits, "tid", "weight_ns") == {row["tid"]: row["weight"] for row in report["threads"] if row["weight"]}
     states = sum((Counter(stack["states"]) for stack in report["stacks"]), Counter[str]())
     assert sums(waits, "state", "weight_ns") == states

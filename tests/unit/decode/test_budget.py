@@ -131,8 +131,7 @@ def test_a_wait_that_is_told_again_counts_once() -> None:
         switch_out_ns=np.array([20, 20, 20, 60, 10]),
         flags=np.array([BLOCKED, BLOCKED, SampleFlag.OFFCPU, BLOCKED, BLOCKED], np.uint32),
     )  # fmt: skip
-    none = joined_budget([])[1]
-    assert moments(without_continued(samples, none, end_ns=90)) == [(9, 50), (8, 70), (9, 90), (10, 90)]
+    assert moments(without_continued(samples, joined_budget([])[1], end_ns=90)) == [(9, 50), (8, 70), (9, 90), (10, 90)]
 
 
 def account_of(*payloads: bytes) -> CollectorAccount:
@@ -156,8 +155,7 @@ def test_parts_are_the_times_between_pauses(spans: list[tuple[int, int]], parts:
 
 def test_counters_of_all_parts_are_added() -> None:
     first = counters(1, 2, samples=(3, 70), sampling_period=(1, 20), threshold_raised=(4, 900))
-    second = counters(3, 4, samples=(5, 30), sampling_period=(1, 20), threshold_raised=(1, 400))
-    account = account_of(first, second)
+    account = account_of(first, counters(3, 4, samples=(5, 30), sampling_period=(1, 20), threshold_raised=(1, 400)))
     assert account.notes[losses.SAMPLES.name] == (8, 100)
     assert account.notes[losses.SAMPLING_PERIOD.name][1] == 20
     assert account.notes[losses.THRESHOLD_RAISED.name] == (5, 900)

@@ -27,8 +27,7 @@ TEXT = 0xFFFFFFFF81000000
 
 
 def hosts(paths: Sequence[Path], **options: bool) -> list[Host]:
-    recordings = [load_recording(path, merge=False) for path in paths]
-    found = join_by_host(recordings, JoinOptions(**options))
+    found = join_by_host([load_recording(path, merge=False) for path in paths], JoinOptions(**options))
     for one in found:
         one.recording.check()
     assert len(found) > 1 or found[0].recording.losses == {}
@@ -155,8 +154,7 @@ def test_kernel_symbols_and_modules_of_all_recordings_are_known(tmp_path: Path) 
     first = [*both, ksymbol(low, b"old"), tick(10)]
     second = [*both, kernel_map(high + (1 << 25), name=b"[xt]"), tick(20), ksymbol(low, b"new")]
     recording = one(of_one_host(tmp_path, first, second))
-    names = [recording.strings[row] for row in recording.kernel_symbols.name.tolist()]
-    assert names == ["new", "both"]
+    assert [recording.strings[row] for row in recording.kernel_symbols.name.tolist()] == ["new", "both"]
     kernel = recording.maps.dso[recording.maps.space == -1]
     shown = [recording.strings[row] for row in recording.dsos.path[kernel].tolist()]
     assert shown == ["[kernel.kallsyms]_text", "[nf_nat]", "[xt]"]
@@ -166,10 +164,8 @@ def test_a_deferred_callchain_of_the_next_file_completes_its_sample(tmp_path: Pa
     """perf record --switch-output cuts where it likes."""
     waiting = tick(1000, callchain=[KERNEL, TEXT, USER_DEFERRED, 5])
     late = side(CLOCK, RecordType.CALLCHAIN_DEFERRED, time=1100, pid=7, tid=7, cookie=5, ips=[0x10, 0x20])
-    paths = of_one_host(tmp_path, [*existing(7, "x"), waiting], [*existing(7, "x"), late])
-    recording = merge_deferred(one(paths))
-    chain = recording.callchains.row(int(recording.samples.callchain[0])).tolist()
-    assert chain == [KERNEL, TEXT, USER, 0x10, 0x20]
+    recording = merge_deferred(one(of_one_host(tmp_path, [*existing(7, "x"), waiting], [*existing(7, "x"), late])))
+    assert recording.callchains.row(int(recording.samples.callchain[0])).tolist() == [KERNEL, TEXT, USER, 0x10, 0x20]
     assert recording.losses == {}
 
 
@@ -252,10 +248,9 @@ def clock_data(wall_ns: int, at_ns: int) -> bytes:
 
 
 def test_times_at_the_limit_do_not_overflow(tmp_path: Path) -> None:
-    last = 2**63 - 2
     paths = [
         write(tmp_path / "a", [CLOCK], [tick(1000)], host("a", DAY_NS)),
-        write(tmp_path / "b", [CLOCK], [tick(1000), tick(last)], host("b", 2 * DAY_NS)),
+        write(tmp_path / "b", [CLOCK], [tick(1000), tick(2**63 - 2)], host("b", 2 * DAY_NS)),
     ]
     assert hosts(paths)[1].recording.samples.time_ns.tolist() == [2 * DAY_NS + 1000, 2**63 - 1]
     wild = host("b") | {Feature.CLOCK_DATA: clock_data(2**64 - 1, 1)}

@@ -53,8 +53,7 @@ class File:
         begin, end = self.spans[0][0], self.spans[-1][1]
         times: dict[str, Any] = {"begin_ns": begin, "end_ns": end, "first_ns": begin, "last_ns": end}
         meta = Meta(hostname="h", clockid=1, nr_cpus=1, source="f", parts=parts, **times)
-        event = Evsel("offcpu-time", Attr(), "ns")
-        return Recording(samples=at_pauses(samples, parts), evsels=[event], meta=meta)
+        return Recording(samples=at_pauses(samples, parts), evsels=[Evsel("offcpu-time", Attr(), "ns")], meta=meta)
 
 
 @st.composite
@@ -131,8 +130,7 @@ def test_threads_of_a_host_live_while_it_is_recorded() -> None:
     begin, end = files[1].meta.recorded[0]
     files[1].meta.parts = ((begin, begin + 10**8), (begin + 2 * 10**8, end))
     alone = [budget_table(symbolize(file, SymbolizeOptions())) for file in files]
-    profile = join_profiles(files, SymbolizeOptions(), JoinOptions(from_start=True), merge=True)
-    both = budget_table(profile)
+    both = budget_table(join_profiles(files, SymbolizeOptions(), JoinOptions(from_start=True), merge=True))
     assert both and both.derived and both.total
     totals = [table.total for table in alone if table and table.total]
     assert both.total.wall == sum(total.wall for total in totals) and len(totals) == 2

@@ -49,8 +49,7 @@ def test_the_recording_knows_better_than_the_path(time: int, tmp_path: Path) -> 
 
 
 def test_the_bogus_33rd_frame_is_none(tmp_path: Path) -> None:
-    chain = [USER, *range(0x1000, 0x1021)]
-    recording = load(tmp_path, sample(WAITS, time=5, raw=raw_wait(7, 7, 10, chain, cgroup=9)))
+    recording = load(tmp_path, sample(WAITS, time=5, raw=raw_wait(7, 7, 10, [USER, *range(0x1000, 0x1021)], cgroup=9)))
     assert len(recording.callchains.row(int(recording.samples.callchain[0]))) == 33
 
 
@@ -133,16 +132,14 @@ def test_a_callchain_that_does_not_fit_is_none(values: dict[str, int], tmp_path:
 def test_other_versions_are_counted_and_not_read(version: int, tmp_path: Path) -> None:
     recording = extended(tmp_path, version=version)
     assert len(recording.samples) == 0
-    cause = losses.OTHER_PAYLOAD.about(f"payload of version {version}, not 2")
-    assert recording.losses == {cause: 1}
+    assert recording.losses == {losses.OTHER_PAYLOAD.about(f"payload of version {version}, not 2"): 1}
 
 
 def test_the_collectors_own_account(tmp_path: Path) -> None:
     """Not a sample of the machine's; of several, from the first begin to the last end."""
     counts = {"waits_lost": (3, 0), "new\x1b": (2, 0), "samples": (8, 0), "ring_full": (0, 0)}
     payloads = [counters(begin, begin + 50, 7, **counts) for begin in (100, 20)]
-    broken = sample(COUNTERS, time=5, raw=payloads[0][:36])
-    recording = load(tmp_path, *map(told, payloads), broken, more=(COUNTERS,))
+    recording = load(tmp_path, *map(told, payloads), sample(COUNTERS, time=5, raw=payloads[0][:36]), more=(COUNTERS,))
     assert len(recording.samples) == 0
     meta = recording.meta
     assert (meta.begin_ns, meta.end_ns, meta.threshold_ns) == (20, 150, 7)

@@ -55,8 +55,7 @@ def test_weight_and_length_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_numbers_of_waits_are_right_in_sum(tmp_path: Path) -> None:
-    rng = np.random.default_rng(7)
-    lengths = np.exp(rng.uniform(np.log(2_000), np.log(8_000_000), 20_000)).astype(int).tolist()
+    lengths = np.exp(np.random.default_rng(7).uniform(np.log(2_000), np.log(8_000_000), 20_000)).astype(int).tolist()
     samples = recording_of(tmp_path / "x.data", drawn(lengths, 123_456)).samples
     assert abs(int(samples.period.sum()) - sum(lengths)) < PERIOD
     for low, high in ((2_000, 20_000), (20_000, 200_000), (200_000, 1_000_000), (1_000_000, 10**9)):

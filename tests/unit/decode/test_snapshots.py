@@ -41,8 +41,7 @@ def chunk_of(samples: list[bytes], begin: int = 0, origin: str = "") -> Chunk:
     """Samples without headers, at an offset of their file."""
     sizes = np.array([len(one) for one in samples])
     kinds = np.zeros(len(samples), np.uint32), np.zeros(len(samples), np.uint16)
-    starts = np.cumsum(sizes) - sizes
-    return Chunk(np.frombuffer(b"".join(samples), np.uint8), starts, *kinds, sizes, begin, origin)
+    return Chunk(np.frombuffer(b"".join(samples), np.uint8), np.cumsum(sizes) - sizes, *kinds, sizes, begin, origin)
 
 
 def add(store: SnapshotStore, chunk: Chunk) -> list[int]:
@@ -158,6 +157,5 @@ def test_a_copy_may_come_after_the_samples_that_refer_to_it_or_never() -> None:
     found = known.settled(np.concatenate([*early, late]), counters)
     assert found.tolist() == [1, 0, 1, 0, 0, -1, 1]
     assert found.dtype == np.int32 and not counters
-    never = with_callers(snapshots(-1, 1, -1), callers(4, 7, 4), known)
-    assert known.settled(never, counters).tolist() == [-1, 1, -1]
+    assert known.settled(with_callers(snapshots(-1, 1, -1), callers(4, 7, 4), known), counters).tolist() == [-1, 1, -1]
     assert dict(counters) == {losses.CALLERS_NOT_COPIED: 2}

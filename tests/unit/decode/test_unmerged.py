@@ -37,8 +37,7 @@ def test_each_record_becomes_a_sample_of_no_event_at_its_time() -> None:
     assert chains_of(result) == [[KERNEL, 0xFF, WAITING, COOKIE], [WAITING, COOKIE, USER, 0x10, 0x20], [USER, 0x30]]
     assert result.samples.space.tolist() == [0, 1, 1]
     assert not len(result.deferred)
-    without = deferred_as_samples(recording(cookie=0))
-    assert chains_of(without)[:2] == [[KERNEL, 0xFF, WAITING], [USER, 0x10, 0x20]]
+    assert chains_of(deferred_as_samples(recording(cookie=0)))[:2] == [[KERNEL, 0xFF, WAITING], [USER, 0x10, 0x20]]
 
 
 def test_merged_user_addresses_are_of_the_time_when_they_were_walked() -> None:
@@ -79,5 +78,4 @@ def test_the_waker_gets_what_its_sample_gets() -> None:
 def test_a_cookie_never_shows_as_a_frame() -> None:
     merged = merge_deferred(woken(COOKIE + 1))
     assert merged.samples.flags.tolist() == [SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK, 0]
-    waker = merged.callchains.row(int(merged.samples.waker_callchain[1])).tolist()
-    assert waker == [KERNEL, IN_KERNEL]
+    assert merged.callchains.row(int(merged.samples.waker_callchain[1])).tolist() == [KERNEL, IN_KERNEL]

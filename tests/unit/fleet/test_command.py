@@ -68,8 +68,7 @@ def test_report(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_idle_threads_are_told_and_can_be_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    builder = DatasetBuilder().host("web1").wait("web1", 3_000_000, idle=True).wait("web1", 1_000_000)
-    dataset = builder.write(tmp_path)
+    dataset = DatasetBuilder().host("web1").wait("web1", 3_000_000, idle=True).wait("web1", 1_000_000).write(tmp_path)
     assert "75.00% are of threads that merely wait for work" in run(capsys, "report", dataset)
     shown = run(capsys, "report", dataset, "--sort", "comm", "--idle", "hide")
     assert "(1000000 ns)" in shown and "Idle:" not in shown
@@ -248,8 +247,7 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
     ("reports DATASET", "invalid choice"),
 ])  # fmt: skip
 def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given = words.replace("DATASET", str(dataset)).split()
-    assert sentence in refused(capsys, "fleet", *given, status=None)
+    assert sentence in refused(capsys, "fleet", *words.replace("DATASET", str(dataset)).split(), status=None)
 
 
 @pytest.mark.parametrize("words", [["report"], ["sql", "SELECT 1"], ["report", "--until", "2100-01-01"]])
@@ -358,5 +356,4 @@ def test_the_first_screen_ranks_causes_by_the_time_of_all_threads(
         ("lock", 90),
         ("runqueue", 10),
     ]
-    on_cpu = json.loads(run(capsys, "report", dataset, "--event", "cpu-clock", "--json"))
-    assert on_cpu["verdict"] is None
+    assert json.loads(run(capsys, "report", dataset, "--event", "cpu-clock", "--json"))["verdict"] is None

@@ -101,8 +101,7 @@ def test_rates_of_other_events(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_host_unlike_the_others(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = diff(capsys, dataset)
-    assert [(row["host"], row["class"]) for row in found["rows"]] == [("web5", "disk")]
+    assert [(row["host"], row["class"]) for row in diff(capsys, dataset)["rows"]] == [("web5", "disk")]
     assert main(["fleet", "diff", str(dataset)]) == 0
     assert "web5  disk" in capsys.readouterr().out
 

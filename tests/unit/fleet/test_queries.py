@@ -175,8 +175,7 @@ def test_all_keys_are_columns(engine: Engine, folder: Path) -> None:
 
 
 def test_wrong_choices(engine: Engine, folder: Path) -> None:
-    path = DatasetBuilder().host("web1", {"service": "web"}).wait("web1", 5).write(folder)
-    tables = open_tables(str(path), engine)
+    tables = open_tables(str(DatasetBuilder().host("web1", {"service": "web"}).wait("web1", 5).write(folder)), engine)
     wrong: Mapping[str, Selection] = {
         "--host web9: no host": Selection(hosts=("web9",)),
         "no host has a label 'servce' (labels: service)": Selection(labels={"servce": ("web",)}),
@@ -211,8 +210,7 @@ def test_what_is_no_time_is_shown_as_it_was_written(text: str) -> None:
 
 
 def test_values_of_labels_may_have_any_character() -> None:
-    found = parse_labels("--label", ["a=x,y=z", "a=", "b=\n"])
-    assert found == {"a": ("x,y=z", ""), "b": ("\n",)}
+    assert parse_labels("--label", ["a=x,y=z", "a=", "b=\n"]) == {"a": ("x,y=z", ""), "b": ("\n",)}
 
 
 def test_all_that_was_chosen_is_described() -> None:

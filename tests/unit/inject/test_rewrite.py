@@ -128,21 +128,18 @@ def test_sums_of_perf_5_19_get_a_time_too(path: Path) -> None:
     records.append(sample(offcpu, pid=7, tid=8, time=DUMMY_TIME, period=77, callchain=[USER, 0x1000], ip=0x1000))
     out, done = inject(write(path, [CLOCK, offcpu], records))
     assert done.retyped == 0
-    shown = perf(out, "comm,time,period,event,ip")
-    assert ["worker", "0.000001999:", "77", "offcpu-time:"] in shown
+    assert ["worker", "0.000001999:", "77", "offcpu-time:"] in perf(out, "comm,time,period,event,ip")
     untouched, _ = inject(path, retype=False)
     assert load_recording(untouched).samples.time_ns.tolist() == [-1, 3000]
 
 
 def test_upstreams_swapped_pair_is_repaired(path: Path) -> None:
-    records = [*THREAD, wait(raw=raw_wait(8, 7, 1000, [USER, 0x1000]))]
-    out, _ = inject(write(path, [CLOCK, OFFCPU], records))
+    out, _ = inject(write(path, [CLOCK, OFFCPU], [*THREAD, wait(raw=raw_wait(8, 7, 1000, [USER, 0x1000]))]))
     assert perf(out, "comm,pid,tid,period,event")[0] == ["worker", "7/8", "1000", "offcpu-time:"]
 
 
 def test_damaged_payloads_are_left_out_and_counted(path: Path) -> None:
-    records = [*THREAD, wait(raw=bytes(4)), wait(raw=bytes(12)), wait()]
-    out, done = inject(write(path, [CLOCK, OFFCPU], records))
+    out, done = inject(write(path, [CLOCK, OFFCPU], [*THREAD, wait(raw=bytes(4)), wait(raw=bytes(12)), wait()]))
     assert (done.retyped, done.losses) == (1, {losses.BAD_SAMPLE: 2})
     assert len(perf(out, "comm,period")) == 1
 
@@ -275,8 +272,7 @@ def test_deferred_chains_of_the_posted_series(path: Path) -> None:
 
 
 def test_unmerged_on_request(path: Path) -> None:
-    records = [*THREAD, asking(COOKIE, 10), deferred(COOKIE, [0x10], 30)]
-    out, _ = inject(write(path, [DEFERRING], records), merge=False)
+    out, _ = inject(write(path, [DEFERRING], [*THREAD, asking(COOKIE, 10), deferred(COOKIE, [0x10], 30)]), merge=False)
     assert chains(out) == [[KERNEL, FRAME, USER_DEFERRED, COOKIE]]
     assert types(out)[-1] == RecordType.CALLCHAIN_DEFERRED
     assert asks_for_deferral(out)
@@ -345,8 +341,7 @@ def test_re_typed_waits_keep_what_perf_has_no_fields_for(path: Path) -> None:
         "switch_out_ns": 100, "longest_ns": 300, "runq_ns": 10,
     }  # fmt: skip
     raw = raw_wait(7, 8, 1000, [KERNEL, 1 << 63, USER, 0x1000], cgroup=5)[:-4]
-    records = [*THREAD, wait(raw=raw + offcpu.EXTENSION.pack(told) + bytes(4))]
-    out, done = inject(write(path, [CLOCK, OFFCPU], records))
+    out, done = inject(write(path, [CLOCK, OFFCPU], [*THREAD, wait(raw=raw + offcpu.EXTENSION.pack(told) + bytes(4))]))
     assert done.retyped == 1
     assert perf(out, "comm,tid,time,period")[0] == ["worker", "8", "0.000000500:", "1000"]
     text = stock_perf.perf("script", "-i", out)
@@ -361,8 +356,7 @@ def test_re_typed_waits_keep_what_perf_has_no_fields_for(path: Path) -> None:
 
 def test_sums_without_a_time_have_none_when_they_are_read_again(path: Path) -> None:
     summed = wait(time=DUMMY_TIME, pid=0, tid=0, raw=raw_wait(7, 8, 1000, [USER, 0x1000]))
-    records = [*THREAD, task(CLOCK, RecordType.EXIT, 7, 8, 900), summed]
-    out, _ = inject(write(path, [CLOCK, OFFCPU], records))
+    out, _ = inject(write(path, [CLOCK, OFFCPU], [*THREAD, task(CLOCK, RecordType.EXIT, 7, 8, 900), summed]))
     assert perf(out, "comm,tid,time,period")[0] == ["worker", "8", "0.000000899:", "1000"]
     assert_same_but_retyped(load_recording(path), load_recording(out))
     flags = int(load_recording(out).samples.flags[0])
@@ -372,11 +366,10 @@ def test_sums_without_a_time_have_none_when_they_are_read_again(path: Path) -> N
 def test_an_exit_stands_after_its_threads_last_wait(path: Path) -> None:
     """A killed thread waits again after its EXIT, where perf 6.12 forgets it; its id's next life stays."""
     exits, fork = RecordType.EXIT, RecordType.FORK
-    other = raw_wait(7, 9, 5, [USER, 0x1000])
     records = [
         *THREAD, comm(CLOCK, 7, 9, "other"), wait(time=800), task(CLOCK, exits, 7, 8, 1000),
         task(CLOCK, exits, 7, 9, 1100), round_end(), sample(CLOCK, tid=7, pid=7, time=1400),
-        wait(time=1500, pid=1, tid=1), wait(time=900, raw=other), round_end(),
+        wait(time=1500, pid=1, tid=1), wait(time=900, raw=raw_wait(7, 9, 5, [USER, 0x1000])), round_end(),
         task(CLOCK, fork, 7, 8, 1501), comm(CLOCK, 7, 8, "second", time=1502),
         sample(CLOCK, tid=7, pid=7, time=3 * 10**9), wait(time=2 * 10**9), round_end(),
         task(CLOCK, exits, 7, 8, 4 * 10**9), round_end(),
@@ -387,8 +380,7 @@ def test_an_exit_stands_after_its_threads_last_wait(path: Path) -> None:
     rows = [list(zip(one.tasks.tid.tolist(), one.tasks.end_ns.tolist(), strict=True)) for one in (before, after)]
     assert rows[0] == [(7, -1), (8, 1000), (8, 4 * 10**9), (9, 1100)]
     assert rows[1] == [(7, -1), (8, 1500), (8, 4 * 10**9), (9, 1100)], "before the next life"
-    shown = perf(out, "comm,time,period,event")
-    waits = [tuple(line[:2]) for line in shown if "offcpu-time:" in line]
+    waits = [tuple(line[:2]) for line in perf(out, "comm,time,period,event") if "offcpu-time:" in line]
     expected = [("worker", "0.000000800:"), ("other", "0.000000900:"), ("worker", "0.000001500:")]
     assert waits == [*expected, ("second", "2.000000000:")]
     rounds = RecordType.FINISHED_ROUND

@@ -78,8 +78,7 @@ def test_each_sample_has_the_stack_of_the_copy(path: Path) -> None:
 
 
 def test_inject_unwinds_a_copy_that_comes_later(path: Path) -> None:
-    done = inject(path, path.with_suffix(".out"), search=Search())
-    assert done.losses == {losses.CALLERS_NOT_COPIED: 1}
+    assert inject(path, path.with_suffix(".out"), search=Search()).losses == {losses.CALLERS_NOT_COPIED: 1}
     assert user_frames(load_recording(path.with_suffix(".out"), snapshots=True)) == EXPECTED
 
 
@@ -98,8 +97,7 @@ LOST, CUT, KERNEL = abi.Lost.USER_STACK, abi.Lost.USER_STACK_CUT, abi.Lost.KERNE
 
 
 def extension(lost: int, order: Order) -> list[int]:
-    packed = abi.EXTENSION.pack(abi.BLANK_EXTENSION | {"lost": lost}, order)
-    return np.frombuffer(packed, f"{order}u8").tolist()
+    return np.frombuffer(abi.EXTENSION.pack(abi.BLANK_EXTENSION | {"lost": lost}, order), f"{order}u8").tolist()
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

@@ -51,8 +51,7 @@ def test_colliding_hashes_do_not_merge_callchains(monkeypatch: pytest.MonkeyPatc
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=4), max_size=9))
 def test_a_hash_depends_on_the_words_and_their_order_only(rows: list[list[int]]) -> None:
     hashes = hash_rows(Ragged.from_lists(rows)).tolist()
-    alone = [int(hash_rows(Ragged.from_lists([row]))[0]) for row in rows]
-    assert hashes == alone
+    assert hashes == [int(hash_rows(Ragged.from_lists([row]))[0]) for row in rows]
     reordered = [row[::-1] for row in rows]
     for row, other, value, turned in zip(rows, reordered, hashes, hash_rows(Ragged.from_lists(reordered)), strict=True):
         assert (value == int(turned)) == (row == other)
@@ -90,8 +89,7 @@ def test_what_is_looked_at_does_not_move() -> None:
 
 def test_columns_of_many_pages_stay_what_they_were() -> None:
     array = GrowingArray("i8")
-    parts = np.split(np.arange(3_000_000), 17 * np.arange(1, 90) ** 2 * 13)
-    for part in parts:
+    for part in np.split(np.arange(3_000_000), 17 * np.arange(1, 90) ** 2 * 13):
         array.append(part)
     assert len(array) == 3_000_000
     assert np.array_equal(array.release(), np.arange(3_000_000))

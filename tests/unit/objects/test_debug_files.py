@@ -150,8 +150,7 @@ def test_build_ids_may_end_in_a_zero_which_also_pads_them(size: int, last: str, 
     put(program, by_build_id(str(tmp_path), build_id, "/elf"))
     for recorded in (build_id, build_id.ljust(20, b"\0")):
         is_ambiguous = size == 5 and last == "00" and recorded != build_id  # a size that nobody uses
-        found = find_object("/gone", recorded, Search(buildid_dir=str(tmp_path)))
-        assert (found.elf is None) == is_ambiguous
+        assert (find_object("/gone", recorded, Search(buildid_dir=str(tmp_path))).elf is None) == is_ambiguous
 
 
 def test_what_lies_under_a_build_id_must_have_it_and_be_the_object(built: Built, tmp_path: Path) -> None:

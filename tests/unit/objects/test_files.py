@@ -120,6 +120,5 @@ def test_its_exported_functions_are_named_at_their_addresses() -> None:
     functions = {s.name: s for s in dynsym.iter_symbols() if s["st_info"]["type"] == "STT_FUNC"}
     assert any("clock_gettime" in name for name in functions)
     for symbol in functions.values():
-        inside = symbol["st_value"] + symbol["st_size"] - 1
-        row = int(elf.symbols.lookup(np.array([inside], np.uint64))[0])
+        row = int(elf.symbols.lookup(np.array([symbol["st_value"] + symbol["st_size"] - 1], np.uint64))[0])
         assert functions[elf.symbols.name(row)]["st_value"] == symbol["st_value"]

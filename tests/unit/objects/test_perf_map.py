@@ -69,8 +69,7 @@ def test_no_address_gets_the_name_of_code_that_was_replaced(rows: list[tuple[int
         start, size = rows[row]
         for later, more in rows[row + 1 :]:
             apart = later >= start + size or later + more <= start
-            inside = start <= later and later + more <= start + size
-            assert apart or inside
+            assert apart or (start <= later and later + more <= start + size)
 
 
 @pytest.mark.parametrize(("raw", "shown"), [

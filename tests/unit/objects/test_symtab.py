@@ -99,8 +99,7 @@ class TestAliases:
 
     def test_ranks_order_as_perf_compares(self) -> None:
         flags = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 0, 0], [1, 1, 0]], bool)
-        ranks = alias_rank(flags[:, 0], flags[:, 1], flags[:, 2])
-        assert np.diff(ranks.astype(int)).min() > 0
+        assert np.diff(alias_rank(flags[:, 0], flags[:, 1], flags[:, 2]).astype(int)).min() > 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40))
@@ -119,8 +118,7 @@ def test_an_address_gets_the_name_of_the_last_symbol_to_start_or_of_another_that
 def test_join_keeps_rows_in_order_and_their_names() -> None:
     first = Symbols.filled(1, start=[0x200], size=[8], name=[1], limit=[2**63], code=[1])
     second = Symbols.filled(1, start=[0x100], size=[8], name=[1], limit=[2**63], code=[1])
-    symbols = SymbolTable(*join([(first, b"\0one\0"), (second, b"\0two\0")]))
-    assert names_at(symbols, 0x100, 0x200) == ["two", "one"]
+    assert names_at(SymbolTable(*join([(first, b"\0one\0"), (second, b"\0two\0")])), 0x100, 0x200) == ["two", "one"]
     assert first.name.tolist() == [1]
 
 

@@ -121,8 +121,7 @@ def test_unknown_types_in_hex_and_control_characters_do_not_reach_the_terminal(t
 
 def test_what_fits_of_a_damaged_sample_is_shown(tmp_path: Path) -> None:
     sample = one_of("SAMPLE")
-    raw_size_at = sample.offset + 8 + 8 * 6
-    records = records_of(patched(tmp_path, {raw_size_at: struct.pack("<I", 100_000)}))
+    records = records_of(patched(tmp_path, {sample.offset + 8 + 8 * 6: struct.pack("<I", 100_000)}))
     broken = next(one for one in records if one.offset == sample.offset)
     assert broken.number("raw_size") == 100_000
     assert broken.number("time") == sample.number("time")
@@ -132,8 +131,7 @@ def test_what_fits_of_a_damaged_sample_is_shown(tmp_path: Path) -> None:
 
 def test_payloads_that_lie_are_shown_as_far_as_they_fit_and_samples_of_no_event_in_hex(tmp_path: Path) -> None:
     sample = one_of("SAMPLE")
-    nr_at = sample.offset + 8 + 8 * 6 + 4 + 16
-    lines = lines_of(patched(tmp_path, {nr_at: struct.pack("<Q", 2**61)}))
+    lines = lines_of(patched(tmp_path, {sample.offset + 8 + 8 * 6 + 4 + 16: struct.pack("<Q", 2**61)}))
     assert f"    nr: {2**61}" in lines
     assert any(line.startswith("    ! offcpu-time raw payload: field callchain needs") for line in lines)
     records = records_of(patched(tmp_path, {sample.offset + 8: struct.pack("<Q", 12345)}))

@@ -63,8 +63,7 @@ def test_type_labels_and_times(target: str) -> None:
         assert series.labels == {"service.name": "web", "host.name": "db7", "region": "eu-1"}
     else:
         own = {"__delta__": "false"} if target.startswith("pyroscope") else {}
-        named = {"service_name": "web", "host_name": "db7", "region": "eu-1", "__name__": name}
-        assert series.labels == named | own
+        assert series.labels == {"service_name": "web", "host_name": "db7", "region": "eu-1", "__name__": name} | own
     classes = {dict(labels).get("wait.class", dict(labels).get("wait_class")) for _, labels in series.values}
     assert len(classes) > 1 and "other" not in classes
     assert ("/lib/libc.so.6", "c0ffee", 0x1234) in series.addresses
@@ -75,8 +74,7 @@ def test_type_labels_and_times(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_waits_no_message_and_a_profile_without_wall_clock_ended_now(target: str) -> None:
-    cpu = ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock")
-    for builder in (ProfileBuilder(), cpu):
+    for builder in (ProfileBuilder(), ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock")):
         assert list(messages(parse_target(target).form, builder.build(), {})) == []
     ((_, series),) = pushed(target, ProfileBuilder().sample("a", ["main"], 5).build(), {})
     assert series.total == 5  # the rules have looked at the time

@@ -149,8 +149,7 @@ def test_steps_of_lengths() -> None:
     assert of(0, 999).buckets == [Bucket(0, 1000, 2, 999)]
     assert of(2**60).buckets == [Bucket(EDGES[-1], None, 1, 2**60)]
     assert of() == Histogram([], 0, Total(0, 0))
-    found = of(MS, 2 * MS - 1, 2 * MS, 10 * MS)
-    assert found.buckets == [
+    assert of(MS, 2 * MS - 1, 2 * MS, 10 * MS).buckets == [
         Bucket(MS, 2 * MS, 2, 3 * MS - 1), Bucket(2 * MS, 5 * MS, 1, 2 * MS), Bucket(5 * MS, 10 * MS, 0, 0),
         Bucket(10 * MS, 20 * MS, 1, 10 * MS),
     ]  # fmt: skip

@@ -44,7 +44,6 @@ def test_document() -> None:
 def test_names_are_printable() -> None:
     builder = ProfileBuilder(losses={"\x1b": 1}, meta={"hostname": "\udcff"}).sample("\n", ["\u2028"], 5)
     made = document(summarize(builder.build()))
-    text = json.dumps(made, ensure_ascii=False)
-    assert text.isprintable()
+    assert json.dumps(made, ensure_ascii=False).isprintable()
     assert made["threads"][0]["beside"] is None
     assert made["threads"][0]["comm"] == "\\n" and made["recording"]["hostname"] == "\\xff"

@@ -28,8 +28,7 @@ def memory_of_report(path: Path) -> int:
 
     The kernel's figure for a child that has ended (ru_maxrss) begins with that of its parent.
     """
-    command = [sys.executable, "-c", REPORT, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True)
     return int(done.stdout) << 10
 
 

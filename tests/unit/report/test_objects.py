@@ -165,8 +165,7 @@ def test_a_deadlock_comes_before_the_verdict() -> None:
 def test_selection(selection: Selection, weights: list[int]) -> None:
     profile = bank(owners=True)
     profile.objects.address[0] = 0x40
-    chosen = select_samples(profile, selection)
-    assert (chosen.samples.period // 1000).tolist() == weights
+    assert (select_samples(profile, selection).samples.period // 1000).tolist() == weights
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,8 +206,7 @@ def test_median_longest_and_interrupted() -> None:
     assert document(summarize(profile))["oversleep"]["longest"] == 3_000_000
     text = "\n".join(render(summarize(profile), Style()))
     assert "# 3 sleeps took longer than asked: 0.000 ms in the median, 3.000 ms at most" in text
-    usual = sleeps((1000, 900_000))
-    assert "longer than asked" not in "\n".join(render(summarize(usual), Style()))
+    assert "longer than asked" not in "\n".join(render(summarize(sleeps((1000, 900_000))), Style()))
 
 
 def test_only_sleeps_with_a_time_count() -> None:

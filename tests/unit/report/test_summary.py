@@ -70,8 +70,7 @@ def test_threads() -> None:
 
 
 def test_stacks() -> None:
-    summary = summarize(mixed().build())
-    other, sleeper, renamed = sorted(summary.stacks, key=lambda row: (-row.total.weight, row.comm))
+    other, sleeper, renamed = sorted(summarize(mixed().build()).stacks, key=lambda row: (-row.total.weight, row.comm))
     assert [frame.label for frame in sleeper.frames] == ["main", "schedule"]
     assert (sleeper.total, sleeper.states) == (Total(40, 2, True, 30), {"S": 30, "D": 10})
     assert [frame.label for frame in other.frames] == ["[missed stack]"] and other.states == {}

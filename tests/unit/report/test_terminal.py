@@ -75,15 +75,13 @@ def test_stacks_that_are_not_over_are_marked() -> None:
 
 
 def test_nothing_waited() -> None:
-    profile = ProfileBuilder(events={"offcpu-time": "ns"}, meta={"source": "perf.data"}).build()
-    assert lines(profile) == [
+    assert lines(ProfileBuilder(events={"offcpu-time": "ns"}, meta={"source": "perf.data"}).build()) == [
         "# Recording: perf.data", "#", "# Event 'offcpu-time': no samples", "#", "# Nothing was lost.",
     ]  # fmt: skip
 
 
 def test_occurrences_have_no_unit() -> None:
-    builder = ProfileBuilder(events={"cycles": ""}).sample("a", ["f"], 5_000, event="cycles")
-    shown = lines(builder.build())
+    shown = lines(ProfileBuilder(events={"cycles": ""}).sample("a", ["f"], 5_000, event="cycles").build())
     assert "# Event 'cycles' (this report): 1 sample, 5000 events" in shown
     assert "#   Share  Weight  Samples  PID  TID  Command" in shown
     assert "  100.00%  a  5000  1 sample" in shown

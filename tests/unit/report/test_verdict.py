@@ -181,8 +181,7 @@ def test_budgets_know_how_long_threads_ran_and_waited_for_a_cpu() -> None:
     ]
     assert whole[-1] == "Next: perf-offcpu report --budget-by comm"
     budget = profile.budget  # counted once, however many pauses there are
-    columns = ("running_ns", "preempted_ns", "interruptible_ns")
-    halves = {name: getattr(budget, name) // 2 for name in columns}
+    halves = {name: getattr(budget, name) // 2 for name in ("running_ns", "preempted_ns", "interruptible_ns")}
     rest = {name: getattr(budget, name) - half for name, half in halves.items()}
     late = budget.with_columns(begin_ns=budget.end_ns * 2, end_ns=budget.end_ns * 3, **rest)
     profile.budget = Budget.concat([budget.with_columns(**halves), late])
@@ -217,8 +216,7 @@ def test_waits_that_end_elsewhere_do_not_count() -> None:
 def test_a_process_that_is_not_recorded_is_waited_for() -> None:
     builder = ProfileBuilder()
     for tid, waker in ((1, 9), (2, 1)):
-        stack = ["main", kernel("do_wait")]
-        builder.sample("sh", stack, 10 * MS * tid, tid=tid, pid=tid, state=1, waker_tid=waker)
+        builder.sample("sh", ["main", kernel("do_wait")], 10 * MS * tid, tid=tid, pid=tid, state=1, waker_tid=waker)
     verdict = verdict_of(builder.build())
     assert [cause.weight for cause in (*verdict.causes, *verdict.elsewhere)] == [10 * MS, 20 * MS]
 
@@ -290,8 +288,7 @@ def test_still_blocked(first: str, flags: SampleFlag, sentence: str) -> None:
     ({losses.NO_CFI: 1}, f"Lost: 1 {losses.NO_CFI} (100 % of the samples)."), ({losses.SAMPLES: 7}, "Lost: nothing."),
 ])  # fmt: skip
 def test_the_largest_loss(counts: dict[losses.LossCause, int], sentence: str) -> None:
-    builder = ProfileBuilder(losses=counts).sample("a", ["main", *FUTEX], MS, state=1)
-    assert sentence in " ".join(shown(builder))
+    assert sentence in " ".join(shown(ProfileBuilder(losses=counts).sample("a", ["main", *FUTEX], MS, state=1)))
 
 
 @pytest.mark.parametrize(("comm", "options", "command"), [
@@ -327,8 +324,7 @@ def test_lines_and_document() -> None:
     assert summary.verdict
     lines = lines_of(summary.verdict, summary.meta)
     assert max(map(len, lines)) <= 98
-    text = list(render(summary, Style()))
-    assert text[: len(lines)] == [f"# {line}".rstrip() for line in lines]
+    assert list(render(summary, Style()))[: len(lines)] == [f"# {line}".rstrip() for line in lines]
     assert document(summary)["verdict"]["lines"] == lines == list(first_screen(summary))
 
 
@@ -346,8 +342,7 @@ def test_the_document_of_a_verdict() -> None:
 
 
 def test_the_demo() -> None:
-    profile = load_profile([str(DEMO)], SymbolizeOptions(symfs=str(DEMO.with_suffix(".symfs"))))
-    found = shown(profile)
+    found = shown(load_profile([str(DEMO)], SymbolizeOptions(symfs=str(DEMO.with_suffix(".symfs")))))
     assert found[:4] == [
         "Of 1.919 s of off-CPU time (running and run queue not known)",
         "",

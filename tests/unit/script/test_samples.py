@@ -66,8 +66,7 @@ def test_times_are_cut_off_as_perfs_or_whole() -> None:
 
 
 def test_sums_have_no_time_and_come_last() -> None:
-    both = SampleFlag.UNTIMED | SampleFlag.AGGREGATED
-    builder = ProfileBuilder().sample("sum", [], 7, time_ns=-1, flags=both)
+    builder = ProfileBuilder().sample("sum", [], 7, time_ns=-1, flags=SampleFlag.UNTIMED | SampleFlag.AGGREGATED)
     builder.sample("wait", [], 5, time_ns=2_000_000_000)
     lines = text(builder.build(), "comm,time,period").splitlines()
     assert [line.split() for line in lines] == [["wait", "2.000000:", "5"], ["sum", "-:", "7"]]
@@ -151,8 +150,7 @@ def test_inlined_functions_are_marked_as_perf_marks_them() -> None:
 
 
 def test_names_cannot_break_lines_or_drive_a_terminal() -> None:
-    profile = ProfileBuilder().sample(b"\x1b[2J\n\xff", [Code("f\u202e\n", "/tmp/\x07")], 1).build()
-    shown = text(profile)
+    shown = text(ProfileBuilder().sample(b"\x1b[2J\n\xff", [Code("f\u202e\n", "/tmp/\x07")], 1).build())
     assert "\\x1b[2J\\n\\xff" in shown
     assert "f\\u202e\\n" in shown and "/tmp/\\x07" in shown
     assert all(char.isprintable() or char in "\n\t" for char in shown)
@@ -193,8 +191,7 @@ def test_nothing_gives_nothing() -> None:
 
 @pytest.mark.parametrize("fields", [*itertools.combinations(["comm", "time", "sym", "state"], 2)], ids=",".join)
 def test_every_sample_has_its_line(fields: tuple[str, str]) -> None:
-    profile = ProfileBuilder().sample("a", ["f"], 1).sample("b", ["f"], 1).build()
-    lines = text(profile, ",".join(fields)).splitlines()
+    lines = text(ProfileBuilder().sample("a", ["f"], 1).sample("b", ["f"], 1).build(), ",".join(fields)).splitlines()
     assert len([line for line in lines if line and not line.startswith("\t")]) == 2
 
 

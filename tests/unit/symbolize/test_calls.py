@@ -115,8 +115,7 @@ def test_imported_functions(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("target", "frame", "name"), [(OWN, 0xB0, "own"), (OWN + 4, 0xB0, ""), (0xB0, 0xB4, "")])
 def test_functions_of_the_same_file(target: int, frame: int, name: str, tmp_path: Path) -> None:
     chain = [PROGRAM + frame, PROGRAM + CALL + 5]
-    profile = symbolized(tmp_path, program(relative(b"\xe8", target)), library(), [chain])
-    assert names(profile) == [name, ""]
+    assert names(symbolized(tmp_path, program(relative(b"\xe8", target)), library(), [chain])) == [name, ""]
 
 
 def test_each_call_names_its_frames_only(tmp_path: Path) -> None:

@@ -57,8 +57,7 @@ def names(program: Path, futexes: list[int], bias: int, place: str = "", chain: 
     stack = (USER, *(bias + address for address in chain)) if chain else ()
     waits = [wait(one["id"], time=100 + one["id"], chain=stack) for one in objects]
     records = [comm(CLOCK, 10, 10, "bank"), mapping, described(*objects), *waits]
-    recording = load_recording(write(program.with_suffix(".data"), [CLOCK, WAITS, COUNTERS], records))
-    profile = symbolize(recording)
+    profile = symbolize(load_recording(write(program.with_suffix(".data"), [CLOCK, WAITS, COUNTERS], records)))
     profile.check()
     return [profile.strings[profile.objects.name[row]] for row in profile.samples.object.tolist()]
 

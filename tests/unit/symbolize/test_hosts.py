@@ -138,8 +138,7 @@ BUILDS = [bytes(range(20)), bytes(range(1, 21))]
 def test_kernels_of_one_build_share_their_symbols(tmp_path: Path) -> None:
     """KASLR moved the second one."""
     paths = [kernel_tick(tmp_path, "a", TEXT, BUILDS[0], 5), kernel_tick(tmp_path, "b", TEXT + 0x3000000, BUILDS[0], 6)]
-    given = kallsyms(tmp_path / "kallsyms", TEXT, "there")
-    profile = load(paths, {"kallsyms": str(given)})
+    profile = load(paths, {"kallsyms": str(kallsyms(tmp_path / "kallsyms", TEXT, "there"))})
     assert symbols_of(profile, 7)[0] == symbols_of(profile, PID_STEP + 7)[0] == "there"
 
 
@@ -192,6 +191,5 @@ def test_too_many_hosts(tmp_path: Path) -> None:
 def test_numbers_of_a_damaged_recording_do_not_overflow(tmp_path: Path) -> None:
     largest = 2**31 - 1
     records = [tick(1000, pid=largest, cpu=largest)]
-    paths = [write(tmp_path / name, [CLOCK], records, host(name, DAY_NS)) for name in ("a", "b")]
-    samples = load(paths).samples
+    samples = load([write(tmp_path / name, [CLOCK], records, host(name, DAY_NS)) for name in ("a", "b")]).samples
     assert set(samples.pid.tolist()) == set(samples.cpu.tolist()) == {largest}

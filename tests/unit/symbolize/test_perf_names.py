@@ -18,8 +18,7 @@ BUILD_ID = "bd4ecdf6f09f8b8f43fe323ca8c80bd337706cc5"
 @cache
 def answers() -> list[list[str]]:
     """Rows of names.txt: recording, address, symbol+offset, object; map, recording, start, pgoff, object."""
-    lines = (DATA / "names.txt").read_text().splitlines()
-    return [line.split() for line in lines if not line.startswith("#")]
+    return [line.split() for line in (DATA / "names.txt").read_text().splitlines() if not line.startswith("#")]
 
 
 def perfs_names(dso: str) -> Iterator[tuple[str, int, str]]:

@@ -36,17 +36,15 @@ def kallsyms(tmp_path: Path) -> str:
 def recording(chains: list[list[int]], **columns: list[int]) -> Recording:
     """One sample a chain, None of it mapped but two processes' code at different places."""
     mapped = [(space, start, start + 0x1000, 0, "/nowhere/app") for space, start in enumerate((0x1000, 0x5000))]
-    spaces = Spaces.filled(2, pid=[1, 2])
-    return recording_of_chains(chains, *mapped, columns=columns, spaces=spaces)
+    return recording_of_chains(chains, *mapped, columns=columns, spaces=Spaces.filled(2, pid=[1, 2]))
 
 
 def names(profile: Profile, sample: int = 0) -> list[str]:
     """symbol+offset of a sample's frames, leaf first; the dso where there is no symbol."""
     frames, text = profile.frames, profile.strings
-    stack = frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[sample]))
     return [
         f"{text[frames.symbol[row]]}+{int(frames.offset[row]):#x}" if frames.symbol[row] else text[frames.dso[row]]
-        for row in reversed(stack)
+        for row in reversed(frames_of(profile.stacks.parent, profile.stacks.frame, int(profile.samples.stack[sample])))
     ]
 
 
@@ -57,8 +55,7 @@ def names(profile: Profile, sample: int = 0) -> list[str]:
 def test_return_addresses_belong_to_the_call_before_them(callers: list[int], shown: list[str], kallsyms: str) -> None:
     """The leaf is where the CPU was."""
     chain = [KERNEL, TEXT + 0x120, *(TEXT + at for at in callers)]
-    profile = symbolize(recording([chain]), SymbolizeOptions(kallsyms=kallsyms))
-    assert names(profile) == ["first+0x10", *shown]
+    assert names(symbolize(recording([chain]), SymbolizeOptions(kallsyms=kallsyms))) == ["first+0x10", *shown]
 
 
 def test_a_sample_without_callchain_has_its_address(kallsyms: str) -> None:
@@ -93,8 +90,7 @@ def test_the_same_code_of_two_processes_is_one_frame_unless_addresses_are_kept()
 def test_blocks_of_samples_share_their_locations(monkeypatch: pytest.MonkeyPatch) -> None:
     chains = [[USER, 0x1500], [USER, 0x5500, 0x1500], []]
     columns = {"callchain": [0, 1, -1, 0, 1, 2, 1], "space": [0, 1, 0, 1, 1, 0, -1]}
-    wakers = {"waker_callchain": [-1, 0, 0, -1, 1, -1, -1]}
-    for more in ({}, wakers):
+    for more in ({}, {"waker_callchain": [-1, 0, 0, -1, 1, -1, -1]}):
         whole = symbolize(recording(chains, **columns, **more))
         monkeypatch.setattr(symbolizer, "_BLOCK", 2)
         profile = symbolize(recording(chains, **columns, **more))

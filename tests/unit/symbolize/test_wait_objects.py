@@ -171,8 +171,7 @@ def test_files_of_one_leaf_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_sleeps_have_a_name_without_an_object(tmp_path: Path) -> None:
-    sleep = wait(0, syscall=Call.NANOSLEEP, asked_ns=5)
-    profile = profile_of(tmp_path, sleep, wait(0, time=91), wait(99, time=92))
+    profile = profile_of(tmp_path, wait(0, syscall=Call.NANOSLEEP, asked_ns=5), wait(0, time=91), wait(99, time=92))
     assert names(profile) == ["sleep", "", ""]
     assert profile.samples.asked_ns.tolist() == [5, -1, -1]
 
@@ -275,6 +274,5 @@ def test_what_the_word_of_a_futex_tells(operation: int, value: int, ended_by: in
     births = [task(WAITS, RecordType.FORK, pid, tid, 1) for pid, tid in ((10, 10), (10, 11), (20, 12))]
     waker: dict[str, Any] = {"waker_pid": 10, "waker_tid": ended_by, "wakeup_ns": 190} if ended_by else {}
     one = described(thing(7, K.FUTEX, address=0x1000, operation=operation, number=value))
-    ended = task(WAITS, RecordType.EXIT, 10, 11, 200)
-    profile = profile_of(tmp_path, *births, one, wait(7, time=195, **waker), ended)
+    profile = profile_of(tmp_path, *births, one, wait(7, time=195, **waker), task(WAITS, RecordType.EXIT, 10, 11, 200))
     assert profile.objects.facts.tolist()[:-1] == [found]

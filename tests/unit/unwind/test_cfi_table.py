@@ -66,8 +66,7 @@ def test_the_table_of_a_real_program_is_what_pyelftools_reads() -> None:
 
 def test_rows_follow_advances_and_end_with_their_function() -> None:
     push = bytes([0x41, Cfa.DEF_CFA_OFFSET, 16, 0x80 | RBP, 2])
-    move = bytes([0x43, Cfa.DEF_CFA_REGISTER, RBP])
-    table = table_of(section((0x1000, 0x20, push + move), (0x1100, 8, b"")))
+    table = table_of(section((0x1000, 0x20, push + bytes([0x43, Cfa.DEF_CFA_REGISTER, RBP])), (0x1100, 8, b"")))
     assert cfa_of(table, 0x1000) == (RSP, 8)
     assert cfa_of(table, 0x1001) == cfa_of(table, 0x1003) == (RSP, 16)
     assert cfa_of(table, 0x101F) == (RBP, 16)
@@ -123,8 +122,7 @@ def test_compressed_sections_are_unpacked(tmp_path: Path, kind: str) -> None:
 
 def test_a_second_section_speaks_where_the_first_is_silent() -> None:
     first = Section(section((0x1000, 4, b"")), 0)
-    second = Section(section((0x1000, 16, bytes([Cfa.DEF_CFA_OFFSET, 99]))), 0)
-    table = build_table([first, second], X86)
+    table = build_table([first, Section(section((0x1000, 16, bytes([Cfa.DEF_CFA_OFFSET, 99]))), 0)], X86)
     assert [cfa_of(table, place)[1] for place in (0x1000, 0x1003, 0x1004, 0x100F)] == [8, 8, 99, 99]
 
 

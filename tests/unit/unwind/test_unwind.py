@@ -122,8 +122,7 @@ def test_the_end_of_the_copy_is_said_with_advice_where_more_would_help(
 
 
 def test_frames_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = recording_of([[0, 0, CODE + PLAIN + 4] * 2000], [CODE + PLAIN], chain=())
-    result, (chain,) = unwound(monkeypatch, deep)
+    result, (chain,) = unwound(monkeypatch, recording_of([[0, 0, CODE + PLAIN + 4] * 2000], [CODE + PLAIN], chain=()))
     assert len(chain) == 1 + 1024 and result.samples.has(SampleFlag.TRUNCATED).all()
 
 
@@ -163,8 +162,7 @@ def test_pythons_trampolines_are_passed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "tmp/perf-77.map").write_text("".join(lines))
     inner, outer, other = (JIT + 0x10 * at + call for at in range(3))
     python = [0, 0, inner, 0, CODE + PLAIN + 4, 0, 0, outer, 0, CODE + ROOT + 1]
-    stacks = [python, [0, 0, other, 0, CODE + ROOT + 1]]
-    recording = recording_of(stacks, [CODE + PLAIN] * 2, fps=[12345] * 2, chain=())
+    recording = recording_of([python, [0, 0, other, 0, CODE + ROOT + 1]], [CODE + PLAIN] * 2, fps=[12345] * 2, chain=())
     recording.spaces.pid[:] = 77
     result, chains = unwound(monkeypatch, recording, search=Search(symfs=str(tmp_path)))
     assert chains[0] == [USER, CODE + PLAIN, inner, CODE + PLAIN + 4, outer, CODE + ROOT + 1]
@@ -203,8 +201,7 @@ def test_a_signal_frame_gives_the_registers_that_were_interrupted(monkeypatch: p
     content = section((BARE, 0x20, program), common=cie(USUAL + b"\0\0", b"zRS"))[:-4] + section(*FUNCTIONS)
     interrupted = CODE + FRAMED  # the first byte of a function: no byte before it would do
     stack = [0, STACK + 6 * 8, STACK + 5 * 8, interrupted, 0, 0, 0, CODE + ROOT + 1]
-    recording = recording_of([stack], [CODE + BARE + 1])
-    result, chains = unwound(monkeypatch, recording, content)
+    result, chains = unwound(monkeypatch, recording_of([stack], [CODE + BARE + 1]), content)
     assert chains[0][-3:] == [CODE + BARE + 1, interrupted, CODE + ROOT + 1]
     assert result.samples.flags.tolist() == [0]
 
@@ -212,13 +209,11 @@ def test_a_signal_frame_gives_the_registers_that_were_interrupted(monkeypatch: p
 def test_a_frame_that_another_register_leads_to_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its callee has saved that register, and two others have not touched it; neighbours go without."""
     saves = bytes([Cfa.DEF_CFA_OFFSET, 24, 0x80 | RBX, 2])
-    by_rbx = bytes([Cfa.DEF_CFA, RBX, 16])
-    content = section(*FUNCTIONS, (BARE, 0x20, saves), (BARE + 0x20, 0x20, by_rbx))
+    content = section(*FUNCTIONS, (BARE, 0x20, saves), (BARE + 0x20, 0x20, bytes([Cfa.DEF_CFA, RBX, 16])))
     inner = [7, STACK + 10 * 8, CODE + PLAIN + 4, 0, 0, CODE + BARE + 0x24]
     stack = [*inner, 1, 2, 3, 4, 5, CODE + ROOT + 1]
     other = [7, STACK + 10 * 8, CODE + PLAIN + 4, 0, 0, CODE + ROOT + 1]
-    recording = recording_of([other, stack, other], [CODE + BARE + 1] * 3)
-    result, chains = unwound(monkeypatch, recording, content)
+    result, chains = unwound(monkeypatch, recording_of([other, stack, other], [CODE + BARE + 1] * 3), content)
     plain = [USER, CODE + BARE + 1, CODE + PLAIN + 4]
     assert chains[1][2:] == [*plain, CODE + BARE + 0x24, CODE + ROOT + 1]
     assert chains[0][2:] == chains[2][2:] == [*plain, CODE + ROOT + 1]
@@ -227,8 +222,7 @@ def test_a_frame_that_another_register_leads_to_is_found(monkeypatch: pytest.Mon
 
 def test_slow_rules_are_counted_by_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long recording of PLT stubs is no hostile one."""
-    slow = bytes([Cfa.DEF_CFA_EXPRESSION, 2, Op.BREG0 + 7, 8])
-    content = section(*FUNCTIONS, (BARE, 0x20, slow))
+    content = section(*FUNCTIONS, (BARE, 0x20, bytes([Cfa.DEF_CFA_EXPRESSION, 2, Op.BREG0 + 7, 8])))
     recording = recording_of([[CODE + ROOT + 1]] * 40, [CODE + BARE + 1] * 40)
     monkeypatch.setattr(module, "MAX_GENERAL", 8)
     monkeypatch.setattr(module, "BATCH", 1)
@@ -247,8 +241,7 @@ def hostile() -> tuple[Recording, bytes]:
     number = 300
     words = seeded.integers(CODE + 0x1000, CODE + 0x9000, size=(number, 64)).tolist()
     pcs = seeded.integers(CODE + 0x1000, CODE + 0x9000, size=number).tolist()
-    fps = (STACK + 8 * seeded.integers(80, size=number)).tolist()
-    return recording_of(words, pcs, fps=fps), section(*functions)
+    return recording_of(words, pcs, fps=(STACK + 8 * seeded.integers(80, size=number)).tolist()), section(*functions)
 
 
 def test_hostile_rules_and_stacks_cost_no_more_than_their_size(monkeypatch: pytest.MonkeyPatch) -> None:

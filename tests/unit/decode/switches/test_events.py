@@ -81,8 +81,7 @@ def test_rows_of_many_chunks_keep_their_stacks(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(reader, "PIECE", 1 << 20)
     recording = recorded(tmp_path, [1] * 40_000)
     assert (tmp_path / "perf.data").stat().st_size > 2 << 20, "the reader takes several chunks"
-    waits = waits_of(recording)
-    last = recording.callchains.values[recording.callchains.offsets[waits.callchain] + 1]
+    last = recording.callchains.values[recording.callchains.offsets[waits_of(recording).callchain] + 1]
     assert last.tolist() == [2**63 + 2 * number for number in range(40_000)]
 
 
@@ -114,8 +113,7 @@ def test_formats_that_do_not_fit(tmp_path: Path, damage: object, causes: dict[Lo
 
 def test_damaged_formats_are_counted(tmp_path: Path) -> None:
     write_switches(tmp_path / "perf.data", naps([1, 2]))
-    data = (tmp_path / "perf.data").read_bytes().replace(b"header_page", b"header_cage")
-    (tmp_path / "perf.data").write_bytes(data)
+    (tmp_path / "perf.data").write_bytes((tmp_path / "perf.data").read_bytes().replace(b"header_page", b"header_cage"))
     recording = load_recording(tmp_path / "perf.data")
     assert len(recording.samples) == 4
     assert recording.losses == {losses.BAD_FEATURE: 1}

@@ -319,8 +319,7 @@ def test_a_switch_seen_twice_counts_once(machine: Machine) -> None:
 def test_only_own_switches_give_only_true_waits(machine: Machine, data: st.DataObject) -> None:
     """perf record COMMAND, without -a: switch-outs of the command's own threads, to whatever comes next."""
     own = data.draw(st.sets(st.integers(1, machine.threads)))
-    rows = [one for one in machine.rows if one["tid"] in own]
-    waits, _ = told(table(rows), machine.last_ns, Tasks())
+    waits, _ = told(table([one for one in machine.rows if one["tid"] in own]), machine.last_ns, Tasks())
     assert set(waits) <= machine.waits
 
 

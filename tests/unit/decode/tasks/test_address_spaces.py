@@ -51,8 +51,7 @@ def test_what_execve_was_called_from_is_found_in_the_image_before() -> None:
         spaces.map(7, Mapping(start, start + 0x1000, 0, NEW), time_ns + 1)
     table, maps = spaces.tables()
     space = np.array([1, 1, 2, 2, 2], np.int32)
-    address = np.array([0x1800, 0x8800, 0x5800, 0x8800, 0x1800], np.uint64)
-    found = find_mappings(maps, table, space, address)
+    found = find_mappings(maps, table, space, np.array([0x1800, 0x8800, 0x5800, 0x8800, 0x1800], np.uint64))
     starts = [int(maps.start[row]) if row >= 0 else None for row in found.tolist()]
     assert starts == [0x1000, 0x8000, 0x5000, 0x8000, None]
 

@@ -45,8 +45,7 @@ def test_everything_of_the_header_arrives(tmp_path: Path) -> None:
 def test_features_beyond_a_record_are_left_out(tmp_path: Path) -> None:
     counters = Losses()
     with open(tmp_path / "pipe", "wb", buffering=0) as file:
-        features = FEATURES | {Feature.CPU_TOPOLOGY: bytes(70_000)}
-        PipeWriter(file.fileno(), [CLOCK], features, "pipe", counters=counters)
+        PipeWriter(file.fileno(), [CLOCK], FEATURES | {Feature.CPU_TOPOLOGY: bytes(70_000)}, "pipe", counters=counters)
     assert counters == {losses.LARGE_FEATURE: 1}
 
 

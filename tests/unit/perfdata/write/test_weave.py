@@ -56,21 +56,18 @@ def test_records_at_any_place(rows: Any) -> None:
     """Records after others of odd sizes, as headers of pipes have."""
     data, wanted = b"", []
     for words, odd in rows:
-        head = RECORD_HEADER.pack({"type": RecordType.HEADER_FEATURE, "misc": 0, "size": 8 + odd})
-        data += head + bytes(odd)
+        data += RECORD_HEADER.pack({"type": RecordType.HEADER_FEATURE, "misc": 0, "size": 8 + odd}) + bytes(odd)
         wanted.append(frame_record(RecordType.COMM, 0, packed(words)))
         data += wanted[-1]
     chunk = scanned(data)
-    comms = chunk.take(np.flatnonzero(chunk.types == RecordType.COMM))
-    assert bytes(bytes_of(comms)) == b"".join(wanted)
+    assert bytes(bytes_of(chunk.take(np.flatnonzero(chunk.types == RecordType.COMM)))) == b"".join(wanted)
 
 
 def test_many_records_of_many_sizes() -> None:
     """Sizes that are hardly ever the same are moved word by word."""
     records = [frame_record(RecordType.COMM, 0, bytes([size % 256]) * 8 * size) for size in range(1, 300)]
     chunk = scanned(b"".join(records))
-    backwards = np.arange(len(chunk))[::-1]
-    assert bytes(bytes_of(woven([(backwards, chunk)]))) == b"".join(reversed(records))
+    assert bytes(bytes_of(woven([(np.arange(len(chunk))[::-1], chunk)]))) == b"".join(reversed(records))
 
 
 def test_samples_as_a_chunk() -> None:

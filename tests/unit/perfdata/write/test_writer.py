@@ -118,8 +118,7 @@ def test_ids_that_come_later_stand_at_the_end(fd: int, path: Path) -> None:
 
 
 def test_without_finish_it_is_known_as_a_killed_recorders(fd: int, path: Path) -> None:
-    writer = FileWriter(fd, EVENTS, "out")
-    writer.append(comm(7, b"seven"), sample(11, 100))
+    FileWriter(fd, EVENTS, "out").append(comm(7, b"seven"), sample(11, 100))
     assert [kind for kind, _ in records(path)] == [RecordType.COMM, RecordType.SAMPLE]
     with PerfDataReader.open(path) as reader:
         assert losses.NO_END in reader.counters
@@ -180,8 +179,7 @@ def test_a_compressed_file_that_is_full_ends_in_plain_records(fd: int, path: Pat
     assert caught.value.taken == caught.value.records * len(some[0])
     writer.append(sample(12, 5))
     writer.finish(FEATURES)
-    kept = some[: caught.value.records]
-    assert [data for _, data in records(path)] == [comm(7, b"seven"), *kept, sample(12, 5)]
+    assert [data for _, data in records(path)] == [comm(7, b"seven"), *some[: caught.value.records], sample(12, 5)]
 
 
 def test_many_pieces_through_short_writes() -> None:

@@ -199,8 +199,7 @@ STABLE = "lock heap (via transfer)"
 
 
 def run_with_lock(address: int, waits: int, *, objects: bool = True) -> Profile:
-    meta = {"begin_ns": 1, "end_ns": 10**10, "first_ns": 1, "last_ns": 10**10}
-    builder = ProfileBuilder(meta=meta)
+    builder = ProfileBuilder(meta={"begin_ns": 1, "end_ns": 10**10, "first_ns": 1, "last_ns": 10**10})
     lock = builder.thing(f"lock heap {address:#x} (via transfer)", stable=STABLE) if objects else -1
     for at in range(waits):
         builder.sample("bank", ["main"], 10**6, object=lock, time_ns=10**7 * (at + 1))

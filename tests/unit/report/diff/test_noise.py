@@ -19,8 +19,7 @@ PAIRS = 150
 
 
 def by_length(samples: ProfileSamples, **options: Any) -> tuple[float, float]:
-    of = np.zeros(len(samples), np.int64)
-    known, doubtful = variance_by_length(samples, of, 1, **options)
+    known, doubtful = variance_by_length(samples, np.zeros(len(samples), np.int64), 1, **options)
     return float(known[0]), float(doubtful[0])
 
 
@@ -101,8 +100,6 @@ def test_more_rows_need_a_larger_change() -> None:
 def test_recorded_time_has_no_gaps() -> None:
     joined = RecordedTime.of(Meta(parts=((100, 200), (150, 250), (1000, 1050))))
     assert joined.total_ns == 200
-    times = np.array([100, 250, 700, 1000, 1025, 5000], np.int64)
-    assert joined.slices(times).tolist() == [0, 15, 15, 15, 17.5, 20]
-    parts = RecordedTime.of(Meta(first_ns=0, last_ns=1000), parse_windows("10%-20%,50%-80%"))
-    assert parts.total_ns == 400
+    assert joined.slices(np.array([100, 250, 700, 1000, 1025, 5000], np.int64)).tolist() == [0, 15, 15, 15, 17.5, 20]
+    assert RecordedTime.of(Meta(first_ns=0, last_ns=1000), parse_windows("10%-20%,50%-80%")).total_ns == 400
     assert RecordedTime.of(Meta()).total_ns == 0

@@ -59,8 +59,7 @@ def test_modules_have_their_name_and_end_with_their_page() -> None:
 
 
 def test_unsorted_modules_are_sorted() -> None:
-    lines = MODULES.splitlines(keepends=True)
-    kallsyms = parse_kallsyms(KERNEL + b"".join(reversed(lines)))
+    kallsyms = parse_kallsyms(KERNEL + b"".join(reversed(MODULES.splitlines(keepends=True))))
     assert names_at(kallsyms, 0xFFFFFFFFC0A81080, 0xFFFFFFFFC0A90001) == ["nf_nat_ipv4_fn", "virtblk_done"]
     assert kallsyms.module_name(int(kallsyms.lookup(np.array([0xFFFFFFFFC0A90001], np.uint64))[0])) == ("[virtio_blk]")
 

@@ -51,8 +51,7 @@ Chain = list[tuple[str, str, int]]
 def build(directory: Path, *options: str) -> Path:
     (directory / "inner.h").write_text(HEADER)
     (directory / "program.cc").write_text(PROGRAM)
-    command = ["g++", "-O2", "-g", *options, "program.cc", "-o", "program"]
-    subprocess.run(command, cwd=directory, check=True, timeout=60)
+    subprocess.run(["g++", "-O2", "-g", *options, "program.cc", "-o", "program"], cwd=directory, check=True, timeout=60)
     return directory / "program"
 
 
@@ -95,16 +94,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_addresses_outside_have_no_lines(program: Path) -> None:
-    high = 2**64 - 1
-    assert chains(loaded(program), [0, 1, high, 2**32, 2**33]) == [[]] * 5
+    assert chains(loaded(program), [0, 1, 2**64 - 1, 2**32, 2**33]) == [[]] * 5
     assert chains(loaded(program), []) == []
 
 
 def test_each_address_has_what_addr2line_says(program: Path) -> None:
     """Names are left out: addr2line gives the innermost function the name of the nearest label."""
     elf = load_elf_symbols(str(program))
-    names = names_of(elf.symbols)
-    own = [row for row, name in enumerate(names) if name in ("main", "_Z5outeri")]
+    own = [row for row, name in enumerate(names_of(elf.symbols)) if name in ("main", "_Z5outeri")]
     places = [at for row in own for at in range(int(elf.symbols.start[row]), int(elf.symbols.end[row]))]
     command: list[str | Path] = ["addr2line", "-i", "-a", "-e", program, *map(hex, places)]
     out = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
@@ -174,8 +171,7 @@ class TestWorker:
             loaded(program)
 
     def test_without_time_left_only_tables_in_the_cache_are_used(self, program: Path, tmp_path: Path) -> None:
-        search = Search(cache=DiskCache(str(tmp_path / "cache")))
-        arguments = str(program), elf_build_id(str(program)), search
+        arguments = str(program), elf_build_id(str(program)), Search(cache=DiskCache(str(tmp_path / "cache")))
         with pytest.raises(NoLines, match=re.escape(losses.DWARF_STOPPED.text)) as refused:
             load_lines(*arguments, seconds=0)
         assert "used up" in refused.value.detail
@@ -239,8 +235,7 @@ class TestSymcache:
         addresses = np.arange(0, 0x3000, 5, dtype=np.uint64)
         for _ in range(300):
             broken = np.frombuffer(data, np.uint8).copy()
-            at = draw.integers(64, len(broken), 8)
-            broken[at] = draw.integers(0, 256, 8)
+            broken[draw.integers(64, len(broken), 8)] = draw.integers(0, 256, 8)
             table = Symcache(memoryview(broken.tobytes()), "made")
             calls = table.lookup(addresses)
             calls.check()
