@@ -48,8 +48,7 @@ def _steps(lines: list[str], first: int) -> Iterator[Step]:
     starts = [at for at, line in enumerate(lines) if line.startswith("$ ")]
     assert starts and starts[0] == 0, f"line {first}: a console block begins with a command"
     for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        command = lines[begin].removeprefix("$ ")
-        body = begin + 1
+        command, body = lines[begin].removeprefix("$ "), begin + 1
         while command.endswith("\\"):
             command = command[:-1] + lines[body].removeprefix("> ")
             body += 1

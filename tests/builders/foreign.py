@@ -55,8 +55,7 @@ def _file(events: list[EventSpec], data: bytes, features: dict[int, bytes]) -> b
         attrs += event.attr.pack(event.attr.size, ">") + SECTION.pack(section, ">")
         at += section["size"]
     bits = sorted(features)
-    bitmap = sum(1 << bit for bit in bits)
-    data_at = FILE_HEADER_SIZE + len(ids) + len(attrs)
+    bitmap, data_at = sum(1 << bit for bit in bits), FILE_HEADER_SIZE + len(ids) + len(attrs)
     header = FILE_HEADER.pack({
         "magic": int.from_bytes(MAGIC, "little"), "size": FILE_HEADER_SIZE,
         "attr_size": events[0].attr.size + SECTION.size(), "event_types": {"offset": 0, "size": 0},
@@ -92,8 +91,7 @@ def _turned(layout: Layout, data: bytes, shape: Any = None) -> bytes:
 def _turned_records(chunk: Chunk, reader: PerfDataReader) -> Iterator[bytes]:
     rows = np.arange(len(chunk))
     trailers = read_trailers(chunk, rows, reader.events)
-    samples = np.flatnonzero(chunk.types == RecordType.SAMPLE)
-    evsel = np.full(len(chunk), -1)
+    samples, evsel = np.flatnonzero(chunk.types == RecordType.SAMPLE), np.full(len(chunk), -1)
     evsel[samples] = reader.events.of_samples(chunk, samples)
     formats = tracepoint_formats(reader.features.bodies.get(Feature.TRACING_DATA, b""), Losses())
     for row in rows.tolist():

@@ -24,11 +24,9 @@ def large_profile(waits: int, stacks: int, *, functions: int = 4000, threads: in
     chosen = np.minimum(rng.zipf(1.3, waits) - 1, len(chains) - 1)
     chosen[: len(chains)] = np.arange(len(chains))[:waits]  # every stack waits at least once
     thread = (chosen % 8 + 8 * rng.integers(0, threads // 8, waits)).astype(np.int64)
-    wait_ns = (rng.pareto(1.5, waits) * 50_000).astype(np.int64) + 1_000
-    strings = Strings()
+    wait_ns, strings = (rng.pareto(1.5, waits) * 50_000).astype(np.int64) + 1_000, Strings()
     comms = strings.intern_all(f"worker-{number}" for number in range(8))
-    end_ns = _ends(rng, thread, wait_ns)
-    runq_ns = wait_ns // rng.integers(20, 2_000, waits)
+    end_ns, runq_ns = _ends(rng, thread, wait_ns), wait_ns // rng.integers(20, 2_000, waits)
     waker = np.where(rng.random(waits) < 0.8, thread // 8 * 8 + rng.integers(0, 8, waits), -1)
     samples = ProfileSamples.filled(
         waits, time_ns=end_ns, period=wait_ns, evsel=np.zeros(waits), pid=1000 + thread // 16,
@@ -49,8 +47,7 @@ def large_profile(waits: int, stacks: int, *, functions: int = 4000, threads: in
 
 def _ends(rng: np.random.Generator, thread: I64, wait_ns: I64) -> I64:
     """When each wait ends: a thread runs for a while, waits, runs again, and so on."""
-    run_ns = rng.integers(1_000, 60_000, len(thread))
-    end_ns = np.empty(len(thread), np.int64)
+    run_ns, end_ns = rng.integers(1_000, 60_000, len(thread)), np.empty(len(thread), np.int64)
     for number in np.unique(thread):
         mine = np.flatnonzero(thread == number)
         end_ns[mine] = 10**12 + np.cumsum(run_ns[mine] + wait_ns[mine])
@@ -61,8 +58,7 @@ def _chains(rng: np.random.Generator, stacks: int, functions: int) -> Ragged:
     """Random walks from `main` in a random call graph; a frame is a call site within a function."""
     callees = rng.integers(1, functions, (functions, _CALLEES))
     callees[0, :] = 1 + np.arange(_CALLEES)
-    lengths = rng.integers(8, 40, stacks)
-    walk = np.zeros((stacks, 40), np.int64)
+    lengths, walk = rng.integers(8, 40, stacks), np.zeros((stacks, 40), np.int64)
     for depth in range(1, 40):
         choice = np.minimum(rng.geometric(0.5, stacks) - 1, _CALLEES - 1)
         walk[:, depth] = callees[walk[:, depth - 1], choice]

@@ -28,7 +28,6 @@ from perf_offcpu.perfdata.write.writer import pack_record
 CPUS = 16
 DEPTH = 20
 KERNEL_FRAMES = 8
-CHAINS = 40_000
 ROUND = 20_000
 """Samples between two visits to the same ring."""
 
@@ -40,7 +39,7 @@ EVENTS = [
 
 def write_large_recording(
     path: Path, samples: int, *, processes: int = 200, deferred: float = 0.1, storm: float = 0.006,
-    stacks: int = CHAINS, depth: int = DEPTH, seed: int = 1,
+    stacks: int = 40_000, depth: int = DEPTH, seed: int = 1,
 ) -> None:  # fmt: skip
     """Write a recording.
 
@@ -76,8 +75,7 @@ class _Maker:
     def round(self, number: int, count: int) -> Iterator[bytes]:
         """All records of one CPU's ring, in time order within it."""
         cpu, begin = number % CPUS, 10**12 + number // CPUS * 100_000_000
-        times = begin + np.sort(self.rng.integers(0, 100_000_000, count))
-        half = count // 2
+        times, half = begin + np.sort(self.rng.integers(0, 100_000_000, count)), count // 2
         yield self._cpu_clock(cpu, times[:half])
         yield self._waits(cpu, times[half:])
         for time in times[: int(count * self.storm)].tolist():
@@ -127,12 +125,10 @@ class _Maker:
 
     def _payloads(self, pid: I64, tid: I64, times: I64, chains: Ragged) -> tuple[I64, np.ndarray]:
         """Raw payloads with this project's extension, each padded to 4 mod 8 bytes."""
-        ns = (self.rng.pareto(1.5, len(times)) * 50_000).astype(np.int64) + 1000
-        lengths = chains.lengths
+        ns, lengths = (self.rng.pareto(1.5, len(times)) * 50_000).astype(np.int64) + 1000, chains.lengths
         words = 3 + lengths + 1 + EXTENSION_WORDS
         offsets = offsets_of(words)
-        values = np.zeros(int(offsets[-1]), np.uint64)
-        at = offsets[:-1]
+        values, at = np.zeros(int(offsets[-1]), np.uint64), offsets[:-1]
         values[at] = (pid | tid << 32).astype(np.uint64)
         values[at + 1], values[at + 2] = ns.astype(np.uint64), lengths.astype(np.uint64)
         values[spread(at + 3, lengths, offsets_of(lengths))] = chains.values
@@ -149,8 +145,7 @@ class _Maker:
 
 def _padded(offsets: I64, words: U64) -> tuple[I64, np.ndarray]:
     """Rows of words as rows of bytes, 4 zero bytes behind each."""
-    halves = np.zeros(len(words) * 2 + len(offsets) - 1, np.uint32)
-    lengths = np.diff(offsets) * 2
+    halves, lengths = np.zeros(len(words) * 2 + len(offsets) - 1, np.uint32), np.diff(offsets) * 2
     padded = offsets_of(lengths + 1)
     halves[spread(padded[:-1], lengths, offsets_of(lengths))] = words.view(np.uint32)
     return padded * 4, halves.view(np.uint8)
@@ -158,8 +153,7 @@ def _padded(offsets: I64, words: U64) -> tuple[I64, np.ndarray]:
 
 def _chains(rng: np.random.Generator, count: int, depth: int) -> Ragged:
     """Random walks, leaf first: KERNEL marker, kernel frames, USER marker, user frames."""
-    user = depth - KERNEL_FRAMES
-    words = np.empty((count, depth + 2), np.uint64)
+    user, words = depth - KERNEL_FRAMES, np.empty((count, depth + 2), np.uint64)
     words[:, 0] = CallchainContext.KERNEL
     sites = rng.integers(0, 5000, (count, KERNEL_FRAMES), np.uint64)
     words[:, 1 : 1 + KERNEL_FRAMES] = np.uint64(0xFFFFFFFF81000000) + np.uint64(64) * sites
@@ -170,8 +164,7 @@ def _chains(rng: np.random.Generator, count: int, depth: int) -> Ragged:
 
 def _with_cookies(chains: Ragged, cookies: U64) -> Ragged:
     """The first chains end in a deferred marker and a cookie instead of their user part."""
-    kept = 3 + KERNEL_FRAMES
-    lengths = chains.lengths.copy()
+    kept, lengths = 3 + KERNEL_FRAMES, chains.lengths.copy()
     lengths[: len(cookies)] = kept
     offsets = offsets_of(lengths)
     values = chains.values[spread(chains.offsets[:-1], lengths, offsets)]

@@ -106,8 +106,7 @@ def _remove(data: bytearray, rng: random.Random) -> None:
 
 def _repeat(data: bytearray, rng: random.Random) -> None:
     at = rng.randrange(len(data)) & -rng.choice((1, 8))
-    piece = data[at : at + rng.choice((1, 8, 48, 128, 4000))]
-    to = rng.randrange(len(data)) & -8
+    piece, to = data[at : at + rng.choice((1, 8, 48, 128, 4000))], rng.randrange(len(data)) & -8
     data[to:to] = piece
 
 

@@ -114,8 +114,7 @@ class ProfileBuilder:
         """The profile, checked."""
         parent, frame, both = build_stack_tree(Ragged.from_lists(self._chains + self._waker_chains))
         stack, waker_stack = np.split(both, [len(self._chains)])
-        given = {name for row in self._rows for name in row}
-        defaults = ProfileSamples.filled(1)
+        given, defaults = {name for row in self._rows for name in row}, ProfileSamples.filled(1)
         columns = {name: [row.get(name, int(getattr(defaults, name)[0])) for row in self._rows] for name in given}
         profile = Profile(
             samples=ProfileSamples.filled(len(self._rows), **{"stack": stack, "waker_stack": waker_stack} | columns),
@@ -135,8 +134,7 @@ class ProfileBuilder:
         return profile
 
     def _things(self) -> Objects:
-        given = {name for row in self._objects for name in row}
-        blank = Objects.filled(1)
+        given, blank = {name for row in self._objects for name in row}, Objects.filled(1)
         columns = {name: [row.get(name, int(getattr(blank, name)[0])) for row in self._objects] for name in given}
         return Objects.filled(len(self._objects), **columns)
 

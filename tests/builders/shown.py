@@ -47,8 +47,7 @@ def show(path: str, merge: bool = True) -> None:
     Raises:
         PerfOffcpuError: it is none, or there is nothing to show.
     """
-    options = _options()
-    recording = load_recording(path, merge=merge, snapshots=True)
+    options, recording = _options(), load_recording(path, merge=merge, snapshots=True)
     recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir))
     profile = symbolize(deferred_as_samples(recording), options)
     deque(header_lines(profile), maxlen=0)

@@ -41,7 +41,6 @@ def load(
 def bursts(rng: np.random.Generator, *, threads: int, number: int, wait_ns: float) -> ProfileSamples:
     """Return waits that all threads begin and end together, about so many in the recording."""
     count = rng.poisson(2 * number)
-    begin = rng.uniform(-0.5 * LENGTH_NS, 1.5 * LENGTH_NS, count)
-    length = rng.exponential(wait_ns, count)
+    begin, length = rng.uniform(-0.5 * LENGTH_NS, 1.5 * LENGTH_NS, count), rng.exponential(wait_ns, count)
     tid = np.tile(np.arange(1, threads + 1), count)
     return waits(tid, np.repeat(begin, threads), np.repeat(begin + length, threads))

@@ -39,7 +39,6 @@ from perf_offcpu.perfdata.events import EventSpec
 from perf_offcpu.perfdata.write.writer import frame_record, pack_record
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-FIXTURES = ("direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched")
 _TRACKER = event("cpu-clock", (1, 2), BASE | S.CALLCHAIN)
 _WAITS = event("offcpu-time", (11, 12), BASE | S.RAW | S.CGROUP)
 
@@ -56,8 +55,7 @@ def minimal() -> bytes:
 
 def waits() -> bytes:
     """Upstream's off-cpu samples of both kinds, swapped and not, with and without frames."""
-    chain = [USER, 0x401010, 0x401020]
-    records = [*_a_thread(_TRACKER), comm(_TRACKER, 70, 71, "thread")]
+    chain, records = [USER, 0x401010, 0x401020], [*_a_thread(_TRACKER), comm(_TRACKER, 70, 71, "thread")]
     records += [
         sample(_WAITS, 1, time=5000, cpu=1, pid=0, tid=0, raw=raw_wait(71, 70, 900, chain), cgroup=7),
         sample(_WAITS, 1, time=6000, cpu=1, raw=raw_wait(70, 70, 800, [])),
@@ -90,7 +88,7 @@ def deferred_chains(final: bool = True) -> bytes:
 
 def recordings() -> dict[str, bytes]:
     """Name → bytes of all of them, and of what is made of them: foreign, piped, compressed, killed, …"""
-    found = {name: fixture(name) for name in FIXTURES}
+    found = {name: fixture(name) for name in ("direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched")}
     found |= {"own": (DATA / "demo.data").read_bytes(), "minimal": minimal(), "waits": waits()}
     found |= {"everything": everything(), "deferred-v12": deferred_chains(False)}
     found["deferred-final"] = deferred_chains()
@@ -199,13 +197,12 @@ _VALUES: dict[int, dict[str, Any]] = {
     RecordType.READ: _TIMED | {"values": [5, 100, 90, 1, 0]},
     RecordType.COMM: _TIMED | {"comm": b"other"},
 }
-_LEFT_OUT = (RecordType.HEADER_TRACING_DATA, RecordType.AUXTRACE, RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 def _a_record_each(spec: EventSpec) -> Iterator[bytes]:
     """A record of each type that has a layout, user records with their fields 0; some need company."""
     for kind, layout in RECORD_LAYOUTS.items():
-        if kind in _LEFT_OUT:
+        if kind in (RecordType.HEADER_TRACING_DATA, RecordType.AUXTRACE, RecordType.COMPRESSED, RecordType.COMPRESSED2):
             continue
         values: dict[str, Any] = {}
         for field in layout.active(Misc(0)):

@@ -26,7 +26,7 @@ def demo() -> perf_offcpu.Profile:
     return perf_offcpu.load(DATA / "demo.data", symfs=str(DATA / "demo.symfs"), kallsyms=str(DATA / "demo.kallsyms"))
 
 
-def test_the_documented_example(tmp_path: Path) -> None:
+def test_the_documented_example_and_columns(tmp_path: Path) -> None:
     text = (ROOT / "Documentation" / "python-api.md").read_text()
     code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
     shutil.copy(DATA / "demo.data", tmp_path / "perf.data")
@@ -35,10 +35,6 @@ def test_the_documented_example(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # futex() waits for locks: no symbols are needed to know.
     assert done.stdout.splitlines()[:2] == ["wait_class", "lock     805857539"], done.stdout
-
-
-def test_the_document_names_all_columns() -> None:
-    text = (ROOT / "Documentation" / "python-api.md").read_text()
     assert "".join(f"| `{name}` | {meaning} |\n" for name, meaning in COLUMNS.items()) in text
 
 

@@ -101,8 +101,7 @@ def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
         while b"libc.so" not in Path(f"/proc/{child.pid}/maps").read_bytes():
             pass
         copy.unlink()
-        known = MappedBuildIds()
-        maps = parse_maps(Path(f"/proc/{child.pid}/maps").read_bytes())
+        known, maps = MappedBuildIds(), parse_maps(Path(f"/proc/{child.pid}/maps").read_bytes())
         code = [one for one in maps if one.inode and b"x" in one.permissions]
         for one in code:
             known.of_mapping(child.pid, one.start, one.end, one.device, one.inode, one.name, maps=True)

@@ -58,8 +58,7 @@ def test_files_that_answer_are_there() -> None:
 
 def test_files_that_answer_hold_the_names_that_they_are_said_to_hold() -> None:
     """Forms: "`NAME` in `FILE`", "`NAME` and `NAME` in `FILE`", "`FILE` (raise `NAME`)"."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    files = dict(answers())
+    text, files = (ROOT / "CONTRIBUTING.md").read_text(), dict(answers())
     said = re.findall(rf"((?:`\w+`(?: and | of |, | in ))+)`({PATH})`", text)
     pairs = [(name, path) for names, path in said for name in re.findall(r"`(\w+)`", names)]
     pairs += [(name, path) for path, name in re.findall(rf"`({PATH})` \([^)`]*`(\w+)`", text)]

@@ -12,8 +12,6 @@ from builders.push.published import parse
 from builders.push.rules import PYROSCOPE_BYTES, PYROSCOPE_SAMPLES, Series, demand, pyroscope_profile
 from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceRequest
 
-TABLES = ("mapping", "location", "function", "link", "attribute", "stack")
-
 
 def export(data: bytes) -> list[Series]:
     """Return what a request is stored as; raise Rejected where one of the three would."""
@@ -57,7 +55,7 @@ class Dictionary:
         demand(len({*self.strings}) == len(self.strings), "string table has duplicates")
         self.used: dict[str, set[int]] = {"string": {0}}
         self.tables: dict[str, Any] = {}
-        for name in TABLES:
+        for name in ("mapping", "location", "function", "link", "attribute", "stack"):
             rows = getattr(dictionary, f"{name}_table")
             demand(rows, f"{name} table is empty")
             demand(rows[0].ByteSize() == 0, f"first {name} table entry must be empty")

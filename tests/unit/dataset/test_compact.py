@@ -36,8 +36,7 @@ FOLDER = "date=2026-09-12/hour=08"
 
 def segment_of(number: int, *, hour: int = HOUR) -> Profile:
     """Return a minute of waits of a host, with random stacks, some of which all segments share."""
-    rng = random.Random(number)
-    begin = hour * HOUR_NS + number * 60 * 10**9
+    rng, begin = random.Random(number), hour * HOUR_NS + number * 60 * 10**9
     meta = {"hostname": "web", "wall_clock_ns": begin, "wall_clock_at_ns": 1000, "begin_ns": 1000}
     builder = ProfileBuilder(meta=meta | {"end_ns": 1000 + 60 * 10**9}, losses={"full rings": number + 1})
     for _ in range(rng.randrange(1, 30)):

@@ -24,7 +24,6 @@ from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-RECORDINGS = ("demo.data", "arm64/own.data")
 
 
 def sums(samples: list[dict[str, Any]], key: str, value: str) -> Counter[Any]:
@@ -39,7 +38,7 @@ def dataset(tmp_path: Path) -> Dataset:
     return open_dataset(str(tmp_path / "set"), make=True)
 
 
-@pytest.fixture(params=RECORDINGS)
+@pytest.fixture(params=("demo.data", "arm64/own.data"))
 def profile(request: pytest.FixtureRequest) -> Profile:
     return load_profile([str(DATA / request.param)], SymbolizeOptions())
 

@@ -64,8 +64,7 @@ def a_file(draw: st.DrawFn, number: int) -> File:
     waits = []
     for begin, end in spans:
         for tid in draw(st.sets(st.integers(1, 4))):
-            still = draw(st.booleans())
-            woken = (begin + end) // 2
+            still, woken = draw(st.booleans()), (begin + end) // 2
             waits += [] if still and draw(st.booleans()) else [Wait(tid, begin, woken, False)]
             waits += [Wait(tid, woken, end, True)] if still else []
     return File(spans, tuple(waits))
@@ -102,8 +101,7 @@ def test_joined_recordings_have_the_recorded_time_of_all(files: tuple[File, ...]
 @given(FILES)
 def test_joined_recordings_keep_every_wait_and_know_who_is_still_blocked(files: tuple[File, ...]) -> None:
     """A thread is blocked at the end if it is at the end of the last recording that saw it."""
-    recording = united(files)
-    waits = [wait for file in files for wait in file.waits]
+    recording, waits = united(files), [wait for file in files for wait in file.waits]
     assert recording.samples.period.sum() == sum(wait.end - wait.begin for wait in waits)
     assert recording.samples.has(SampleFlag.STILL_BLOCKED).sum() == sum(wait.blocked for wait in waits)
     last = {wait.tid: wait.end for wait in sorted(waits, key=lambda wait: wait.end)}

@@ -168,8 +168,7 @@ def test_another_build_at_the_path_does_not_hide_the_recorded_one(built: Built, 
 
 
 def test_without_a_build_id_a_file_changed_since_is_refused(without_id: Built) -> None:
-    changed = os.stat(without_id.whole).st_mtime_ns
-    path = str(without_id.whole)
+    changed, path = os.stat(without_id.whole).st_mtime_ns, str(without_id.whole)
     assert find_object(path, changed_after_ns=changed - 1).cause is losses.FILE_CHANGED
     assert find_object(path, changed_after_ns=changed).cause is None
     assert find_object(path, changed_after_ns=0).cause is None

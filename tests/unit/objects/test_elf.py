@@ -25,7 +25,6 @@ from perf_offcpu.objects.functions import ElfFile, file_offset_to_vaddr, load_el
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import NO_ADDRESS
 
-KINDS = [(64, "<"), (64, ">"), (32, "<"), (32, ">")]
 ARM64 = Path(__file__).parents[2] / "data" / "arm64" / "symfs" / "results" / "waiter"
 FUNCTIONS = "TtWwi"  # nm's letters for code symbols, "i" for IFUNCs
 
@@ -61,7 +60,7 @@ assert LIBC, "no C library is mapped"
 
 
 class TestHandMade:
-    @pytest.mark.parametrize(("bits", "order"), KINDS)
+    @pytest.mark.parametrize(("bits", "order"), [(64, "<"), (64, ">"), (32, "<"), (32, ">")])
     def test_functions_and_segments_of_either_class_and_byte_order(self, bits: int, order: str) -> None:
         symbols = [Sym("main", 0x1100, 0x20), Sym("helper", 0x1200, 0x10, bind=LOCAL)]
         loads = [Load(0, 0x400000, 0x500, flags=made.R), Load(0x1000, 0x402000, 0x800, 0x900)]
@@ -126,8 +125,7 @@ class TestFileOffsets:
 
     def test_the_rest_of_an_executable_segments_pages_belongs_to_it(self) -> None:
         elf = read(ElfBuilder([Sym("f", 0x1000)], loads=[Load(0x1100, 0x401100, 0x200)]))
-        offsets = np.array([0xFFF, 0x1000, 0x1FFF, 0x2000], np.uint64)
-        outside = int(NO_ADDRESS)
+        offsets, outside = np.array([0xFFF, 0x1000, 0x1FFF, 0x2000], np.uint64), int(NO_ADDRESS)
         assert file_offset_to_vaddr(elf.loads, offsets).tolist() == [outside, 0x401000, 0x401FFF, outside]
 
     def test_segments_that_wrap_around_hold_nothing(self) -> None:
@@ -234,8 +232,7 @@ class TestThisSystem:
     def test_each_function_that_nm_lists_is_found_at_its_address(self, path: str) -> None:
         """Any of its aliases may be shown; nm lists the dynamic symbols of both and the full ones if any."""
         names_of, end_of = nm(path)
-        elf = load_elf_symbols(path)
-        starts = np.array(sorted(names_of), np.uint64)
+        elf, starts = load_elf_symbols(path), np.array(sorted(names_of), np.uint64)
         rows = elf.symbols.lookup(starts)
         assert len(starts) > 1000
         assert (rows >= 0).all()

@@ -15,15 +15,13 @@ from perf_offcpu.objects.elf import headers
 from perf_offcpu.objects.elf.headers import Source
 from perf_offcpu.objects.elf.image import ElfImage, open_elf
 
-KINDS = [(64, "<"), (64, ">"), (32, "<"), (32, ">")]
-
 
 def content(bits: int = 64, order: str = "<") -> bytes:
     symbols = [Sym("f", 0x1000, 8)]
     return ElfBuilder(symbols, symbols, bits=bits, order=order, build_id=b"\x12" * 20).build()
 
 
-@pytest.mark.parametrize(("bits", "order"), KINDS)
+@pytest.mark.parametrize(("bits", "order"), [(64, "<"), (64, ">"), (32, "<"), (32, ">")])
 def test_the_second_time_the_file_is_not_parsed(
     bits: int, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,8 +157,7 @@ def test_the_v12_form_of_a_deferred_callchain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["atend", "compressed", "pipe"])
 def test_every_cut_file_is_dumped_up_to_the_cut(name: str, tmp_path: Path) -> None:
-    whole = (DATA / f"{name}.data").read_bytes()
-    path = tmp_path / "cut.data"
+    whole, path = (DATA / f"{name}.data").read_bytes(), tmp_path / "cut.data"
     before = -1
     for size in range(0, len(whole), len(whole) // 12):  # tests/corrupt and tests/fuzz/prefixes.py do more
         path.write_bytes(whole[:size])

@@ -79,8 +79,7 @@ def test_a_directory_of_threads(tmp_path: Path) -> None:
     """`data` holds the head, data.0 … bare records; other names and kinds of files are ignored."""
     whole = zoo.fixture("direct")
     begin, size = (int.from_bytes(whole[at : at + 8], "little") for at in (40, 48))
-    records = whole[begin : begin + size]
-    ends = [0]
+    records, ends = whole[begin : begin + size], [0]
     while ends[-1] < len(records):
         ends.append(ends[-1] + int.from_bytes(records[ends[-1] + 6 : ends[-1] + 8], "little"))
     cuts = [ends[len(ends) * part // 3] for part in range(3)] + [len(records)]

@@ -14,8 +14,6 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.tracing_data import TracepointField, parse_format, tracepoint_formats
 
-RECORDING = Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data"
-
 OLD_FORMAT = """name: sched_wakeup
 ID: 60
 format:
@@ -30,7 +28,7 @@ print fmt: "comm=%s pid=%d", REC->comm, REC->pid
 
 @pytest.fixture(scope="module")
 def body() -> bytes:
-    with PerfDataReader.open(RECORDING) as reader:
+    with PerfDataReader.open(Path(__file__).parents[2] / "data" / "perf-7.2" / "sched.data") as reader:
         return reader.features.bodies[Feature.TRACING_DATA]
 
 
@@ -92,8 +90,7 @@ def test_what_comes_before_the_damage_is_sound(body: bytes) -> None:
 @pytest.mark.parametrize("place", range(0, 600, 7))
 def test_lies_are_no_danger(body: bytes, place: int) -> None:
     for value in (b"\xff" * 8, b"\0" * 8, b"\xff\xff\xff\x7f"):
-        damaged = body[:place] + value + body[place + len(value) :]
-        counters = Losses()
+        damaged, counters = body[:place] + value + body[place + len(value) :], Losses()
         tracepoint_formats(damaged, counters)
         assert set(counters) <= {losses.BAD_FEATURE}
 

@@ -12,7 +12,6 @@ from perf_offcpu.push.opening import read_headers
 from perf_offcpu.push.targets import SERVERS, parse_target
 
 EXPORT = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
-WRITE_RAW = "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw"
 
 
 @pytest.mark.parametrize(("text", "address", "path"), [
@@ -20,7 +19,7 @@ WRITE_RAW = "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw"
     ("pyroscope=https://host/tenant/", "host:443", "/tenant/push.v1.PusherService/Push"),
     ("parca=http://10.0.0.7:7070", "10.0.0.7:7070", "/api/profiles/writeraw"),
     ("parca=https://host/gateway/profiles/writeraw", "host:443", "/gateway/profiles/writeraw"),
-    ("parca=grpc://[::1]:7070", "[::1]:7070", WRITE_RAW),
+    ("parca=grpc://[::1]:7070", "[::1]:7070", "/parca.profilestore.v1alpha1.ProfileStoreService/WriteRaw"),
     ("otlp=http://host:4318/", "host:4318", "/v1development/profiles"),
     ("otlp=https://host/otlp", "host:443", "/otlp/v1development/profiles"),
     ("otlp=https://host/own/profiles", "host:443", "/own/profiles"),

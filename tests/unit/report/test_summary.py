@@ -137,8 +137,7 @@ def test_rows_and_what_was_cut_are_the_total(samples: list[Any], limit: int) -> 
 
 def test_large() -> None:
     profile = large_profile(100_000, 3_000)
-    summary = summarize(profile)
-    exact = sum(profile.samples.period.tolist())
+    summary, exact = summarize(profile), sum(profile.samples.period.tolist())
     assert weights(summary) == (exact, exact)
     assert sum(row.total.count for row in summary.stacks) == 100_000
     assert summary.stacks == sorted(summary.stacks, key=lambda row: row.total.weight, reverse=True)

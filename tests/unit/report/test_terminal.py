@@ -13,7 +13,6 @@ from perf_offcpu.report.style import Column, Style, amount, cut, display_width, 
 from perf_offcpu.report.summary import Limits, summarize
 from perf_offcpu.report.terminal import render
 
-TESTS = Path(__file__).parents[2]
 META = {
     "hostname": "box", "os_release": "6.1.0-13", "arch": "x86_64", "nr_cpus": 2,
     "cmdline": ("perf-offcpu", "record", "--", "./waiter"), "source": "perf.data", "first_ns": 10**9,
@@ -48,7 +47,7 @@ def test_time_that_was_not_recorded() -> None:
 
 
 def test_whole() -> None:
-    text = (TESTS / "golden" / "texts" / "report.txt").read_text()
+    text = (Path(__file__).parents[2] / "golden" / "texts" / "report.txt").read_text()
     assert lines(sample_profile(), Style(width=110)) == text.splitlines()
 
 

@@ -43,8 +43,7 @@ def test_hosts_keep_apart(tmp_path: Path) -> None:
         write(tmp_path / "b", [CLOCK, OFFCPU], far, host("web2", 101 * DAY_NS)),
     ]
     profile = load(paths)
-    base = 101 * DAY_NS
-    samples = profile.samples
+    base, samples = 101 * DAY_NS, profile.samples
     assert samples.time_ns.tolist() == [-1, base + 1000, base + 2000, base + 3000, base + 4000]
     far_pid = PID_STEP + 7
     assert samples.pid.tolist() == samples.tid.tolist() == [far_pid, 7, far_pid, far_pid, 7]
@@ -164,8 +163,7 @@ def test_each_kernel_is_named_by_its_own_symbols(tmp_path: Path) -> None:
 def test_the_same_path_on_two_hosts_is_two_files(in_header: bool, tmp_path: Path) -> None:
     paths = []
     for tag, name in ((5, "a"), (6, "b")):
-        build = bytes([tag]) * 20
-        records = [*existing(7, name), tick(1000)]
+        build, records = bytes([tag]) * 20, [*existing(7, name), tick(1000)]
         records.append(mapped(7, 0x1000, b"/lib/libc.so", b"" if in_header else build))
         features = host(name, tag * DAY_NS)
         if in_header:

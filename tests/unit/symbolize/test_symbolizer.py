@@ -104,11 +104,10 @@ def test_blocks_of_samples_share_their_locations(monkeypatch: pytest.MonkeyPatch
 
 BLOCKED = SampleFlag.OFFCPU | SampleFlag.STILL_BLOCKED
 C_FUNCTIONS = ["sem_wait", "_PyEval_EvalFrameDefault", "vectorcall", "_PyEval_EvalFrameDefault.cold", "main"]
-Function = tuple[str, int]
 """Name and call."""
 
 
-def shown(functions: list[Function], *, since: int = 5, chain: list[int] | None = None) -> list[str]:
+def shown(functions: list[tuple[str, int]], *, since: int = 5, chain: list[int] | None = None) -> list[str]:
     """Stack of a thread that waits since 5, root first, with functions of a wait, leaf first."""
     strings = Strings(["/srv/app.py", *C_FUNCTIONS, *(name for name, _ in functions)])
     rows = [(8, since, strings.find(name), strings.find("/srv/app.py"), 3, call) for name, call in functions]

@@ -167,8 +167,7 @@ def test_a_hundred_thousand_rows_are_a_table() -> None:
 def test_any_damage_gives_a_table() -> None:
     with open_elf(str(BLOCKER)) as image:
         whole = frame_sections(image)[0]
-    content = whole.data[: whole.size].tobytes()
-    randomly = random.Random(6)
+    content, randomly = whole.data[: whole.size].tobytes(), random.Random(6)
     for _ in range(150):
         damaged = bytearray(content[: randomly.randrange(len(content))])
         for _ in range(randomly.randrange(1, 8) if damaged else 0):

@@ -33,8 +33,7 @@ def scanned(data: bytes, order: Order = "<") -> Chunk:
 def test_records_stand_where_they_are_put(rows: Any) -> None:
     """Each row of the chunk: its payload, whether it stays, and what is put before it."""
     own = [frame_record(RecordType.COMM, 0, packed(words)) for words, _, _ in rows]
-    chunk = scanned(b"".join(own))
-    kept = np.flatnonzero([stays for _, stays, _ in rows])
+    chunk, kept = scanned(b"".join(own)), np.flatnonzero([stays for _, stays, _ in rows])
     places = np.array([row for row, (_, _, put) in enumerate(rows) for _ in put], np.int64)
     put = [frame_record(RecordType.FORK, 3, packed(words)) for _, _, put in rows for words in put]
     others = [(places, scanned(b"".join(put)))] if put else []

@@ -129,8 +129,7 @@ def test_without_a_limit_noise_is_shown_and_marked() -> None:
     everything, cut = compared(old, new, limit=None), compared(old, new, limit=1)
     assert [row.is_noise for row in everything.stacks.rows] == [False, True, True]
     assert cut.stacks.rows[0].values == everything.stacks.rows[0].values
-    noise = everything.stacks.noise
-    rows = everything.stacks.rows[1:]
+    noise, rows = everything.stacks.noise, everything.stacks.rows[1:]
     assert noise.rows == 2 and noise.grown + noise.shrunk == pytest.approx(sum(row.change for row in rows))
     assert noise.before == pytest.approx(sum(row.before for row in rows))
     text = shown(everything)

@@ -33,8 +33,7 @@ FUNCTIONS = [Sym("first", LINKED + 0x100, 0x40), Sym("second", LINKED + 0x140, 0
 
 
 def vmlinux(build_id: bytes = BUILD_ID) -> bytes:
-    text = Sec(".text", addr=LINKED, size=0x1000, data=b"")
-    loads = [Load(0x1000, LINKED, 0x1000)]
+    text, loads = Sec(".text", addr=LINKED, size=0x1000, data=b""), [Load(0x1000, LINKED, 0x1000)]
     return ElfBuilder(FUNCTIONS, sections=[text], loads=loads, type=EXEC, build_id=build_id).build()
 
 

@@ -118,8 +118,7 @@ def test_each_address_has_what_addr2line_says(program: Path) -> None:
 
 class TestDebugFiles:
     def test_dwarf_in_a_separate_file_is_found(self, program: Path, tmp_path: Path) -> None:
-        debug = tmp_path / "p.debug"
-        stripped = tmp_path / "program"
+        debug, stripped = tmp_path / "p.debug", tmp_path / "program"
         subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True, timeout=60)
         subprocess.run(["strip", "-g", "-o", stripped, program], check=True, timeout=60)
         with pytest.raises(NoLines, match=r"^$"):
@@ -231,8 +230,7 @@ class TestSymcache:
 
     def test_whatever_the_numbers_are_lookups_end(self, data: bytes) -> None:
         """Rows that lead to themselves, beyond their tables, or to strings that are none."""
-        draw = np.random.default_rng(1)
-        addresses = np.arange(0, 0x3000, 5, dtype=np.uint64)
+        draw, addresses = np.random.default_rng(1), np.arange(0, 0x3000, 5, dtype=np.uint64)
         for _ in range(300):
             broken = np.frombuffer(data, np.uint8).copy()
             broken[draw.integers(64, len(broken), 8)] = draw.integers(0, 256, 8)
