@@ -124,7 +124,7 @@ class NoRecorder:
         return 0.0
 
 
-def test_an_agent_whose_spool_is_gone_ends(
+def test_without_its_spool_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing could be kept; the next agent makes it again."""

@@ -161,9 +161,7 @@ def test_period_rises_where_samples_cost_and_falls_again() -> None:
 
 
 @pytest.mark.parametrize(("cost", "samples_per_s", "factor"), [(1.8, 5, 1), (60, 10_000, MAX_RAISE)])
-def test_period_stays_where_samples_are_not_what_costs_and_rises_up_to_a_limit(
-    cost: float, samples_per_s: float, factor: int
-) -> None:
+def test_period_stays_where_samples_are_cheap_and_has_a_limit(cost: float, samples_per_s: float, factor: int) -> None:
     budget, period = CpuBudget(0.01), Period(100)
     budget.begin(0.0)
     for minute in range(1, 201):

@@ -57,11 +57,10 @@ def test_refused_holders_are_counted() -> None:
 def released(**columns: object) -> int:
     builder = living()
     things = {
-        "private": builder.thing("m in a"),
-        "shared": builder.thing("shared /dev/shm/x+0x0", shared=True),
+        "private": builder.thing("m in a"), "shared": builder.thing("shared /dev/shm/x+0x0", shared=True),
         "sem": builder.thing("System V semaphores 1", ObjectKind.SEMAPHORES),
         "pipe": builder.thing("pipe to xz", ObjectKind.PIPE),
-    }
+    }  # fmt: skip
     values = {"pid": 10, "tid": 10, "waker_tid": 11, "waker_pid": 10, "object": "private"} | columns
     values["object"] = things.get(str(values["object"]), -1)
     builder.sample("a", ["main"], 1, **values)  # type: ignore[arg-type]

@@ -99,9 +99,7 @@ def test_perf_names_frames_from_it(tmp_path: Path) -> None:
     assert " run_worker (/tmp/demo/waiter)" in text and " futex_wait ([kernel.kallsyms])" in text
 
 
-def test_objects_that_are_not_the_recorded_ones_stay_out(
-    machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_objects_not_recorded_stay_out(machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nor do files of holes, which would be written out as zeros."""
     program = f"{machine}{BLOCKER}"
     original = shutil.copy(program, tmp_path / "blocker")
@@ -115,7 +113,7 @@ def test_objects_that_are_not_the_recorded_ones_stay_out(
 
 
 @pytest.mark.parametrize("name", ["x.zip", "x", "x.tar.zst"])
-def test_other_compressions_are_refused(
+def test_other_endings_are_refused(
     machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     assert packed(machine, tmp_path / name) == 129 and "must end in .tar" in capsys.readouterr().err

@@ -52,9 +52,7 @@ def test_nobody() -> None:
     st.one_of(st.none(), st.tuples(st.integers(0, 60), st.integers(61, 140))),
     st.sets(st.integers(0, 140), max_size=6),
 )
-def test_weights_and_idle_time_sum_to_the_window_without_pauses(
-    waits: Waits, window: tuple[int, int] | None, edges: set[int]
-) -> None:
+def test_weights_and_idle_time_sum_to_the_window(waits: Waits, window: tuple[int, int] | None, edges: set[int]) -> None:
     profile = with_waits((*one[:3], -1, 0) for one in waits).build()
     starts = [-1, *sorted(edges), 200]
     profile.meta.parts = tuple(zip(starts[::2], starts[1::2], strict=False))

@@ -50,7 +50,7 @@ def test_commands_are_carried_out_up_to_the_expected_one() -> None:
     ("period 0\n", Rotation(), 2 * MS, "--control: period 0: at least 1us"),
     ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
 ])  # fmt: skip
-def test_requests_that_cannot_be_met_change_nothing(
+def test_impossible_requests_change_nothing(
     commands: str, rotation: Rotation | None, period_ns: int, sentence: str
 ) -> None:
     place = Place(commands, rotation, period_ns)
@@ -106,9 +106,7 @@ class Pausing(Session):
     ("", Rotation(size_bytes=50), ["leave", "wait", "wait", "wait"]),
     ("", Rotation(seconds=2), ["wait", "drain", "wait", "drain", "wait"]),
 ])  # fmt: skip
-def test_commands_that_come_with_disable_are_not_waited_for(
-    commands: str, rotation: Rotation, steps: list[str]
-) -> None:
+def test_commands_that_come_with_disable_need_no_wait(commands: str, rotation: Rotation, steps: list[str]) -> None:
     session: Any = Pausing(commands, rotation)
     went_on = session._pause(None)
     assert session.steps == ["Events disabled", *steps, *(["Events enabled"] if went_on else [])]

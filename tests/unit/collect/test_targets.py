@@ -49,7 +49,7 @@ def test_kinds() -> None:
     ({"groups": ["no/such/group"]}, TargetError, "-G no/such/group: there is no such control group in /"),
     ({"groups": ["../../etc"]}, TargetError, r"-G \.\./\.\./etc: there is no such control group"),
 ])  # fmt: skip
-def test_what_cannot_be_or_is_not_there_is_refused(
+def test_impossible_targets_are_refused(
     texts: dict[str, Any], kind: type[UsageError | TargetError], sentence: str
 ) -> None:
     with pytest.raises(kind, match=f"^{sentence}"):

@@ -46,9 +46,7 @@ def test_default_names(recording: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert all(os.path.getsize(f"perf.data.callgraph.{form}") > 100 for form in ("dot", "json"))
 
 
-def test_standard_output_is_the_file_and_text_is_compressed_by_name(
-    recording: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_can_be_standard_output_or_compressed(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("out", "one.gz", "two.gz", "-"):
         assert main(["convert", "--folded", "-o", name]) == 0
     assert capsys.readouterr() == (Path("out").read_text("utf-8"), "")
@@ -153,9 +151,7 @@ def test_a_stranger_s_recording_needs_force(recording: Path, capsys: pytest.Capt
     assert total(output(capsys, "convert", "--folded", "-o", "-", "-f")) == TOTAL_NS
 
 
-def test_two_weights_where_an_older_recording_is_compared_with(
-    recording: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_weights_where_two_recordings_are_compared(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(recording, "old.data")
     shown = output(capsys, "convert", "--folded", "-o", "-", "--diff", "old.data", "--comm", "reader")
     weights = [line.rsplit(" ", 2)[1:] for line in shown.splitlines()]

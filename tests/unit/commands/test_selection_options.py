@@ -42,9 +42,7 @@ def test_every_verb_selects_the_same(capsys: pytest.CaptureFixture[str], options
 
 
 @pytest.mark.parametrize("verb", [["report"], ["script"], ["convert", "--folded", "-o", "-"]])
-def test_a_name_that_is_not_there_is_answered_with_those_that_are(
-    capsys: pytest.CaptureFixture[str], verb: list[str]
-) -> None:
+def test_an_unknown_name_is_answered_with_those_that_are(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
     assert main([*verb, *DEMO, "--comm", "lockers", "--class", "lock"]) == 0
     answer = "perf-offcpu: no comm lockers in the recording, which has locker-a, locker-b, "
     assert capsys.readouterr().err.startswith(answer)
@@ -76,9 +74,7 @@ def test_convert_shows_or_selects_states(capsys: pytest.CaptureFixture[str]) -> 
     *(("--min-dur", "5 minutes"), ("--min-dur", "-1"), ("--time", "yesterday"), ("--cgroup", "/none")),
     *(("--idle", "maybe"), ("--pid", "x"), ("--event", "none")),
 ])  # fmt: skip
-def test_a_wrong_value_is_one_line(
-    capsys: pytest.CaptureFixture[str], verb: list[str], option: str, value: str
-) -> None:
+def test_wrong_value_is_one_line(capsys: pytest.CaptureFixture[str], verb: list[str], option: str, value: str) -> None:
     assert value in refused(capsys, *verb, *DEMO, option, value)
 
 
@@ -87,9 +83,7 @@ def test_a_wrong_value_is_one_line(
     (["--kallsyms", "/nowhere"], "--kallsyms /nowhere: No such file or directory"),
     (["--kallsyms", "/etc/passwd"], "--kallsyms /etc/passwd: no line of it names a function of a kernel"),
 ])  # fmt: skip
-def test_missing_symbol_files_are_reported(
-    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
-) -> None:
+def test_missing_symbols_are_reported(capsys: pytest.CaptureFixture[str], options: list[str], sentence: str) -> None:
     said = refused(capsys, "report", "-f", "-i", str(TESTS / "data" / "demo.data"), *options)
     assert said.startswith(f"perf-offcpu report: {sentence}")
 
@@ -121,7 +115,7 @@ def test_report_sums_up(runs: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert {one["pid"] // 10_000_000 for one in document["threads"] if one["pid"] > 0} == {0, 1}
 
 
-def test_convert_names_its_output_after_the_first_input_and_overwrites_none(
+def test_output_is_named_after_the_first_input_and_replaces_none(
     runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", "--folded", *runs]) == 0 and Path("run1.data.folded").stat().st_size

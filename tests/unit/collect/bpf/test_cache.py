@@ -95,9 +95,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.kernel
 @pytest.mark.beside
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_is_damaged_or_not_ours_alone_is_not_believed_and_written_anew(
-    recipe: Recipe, files: DiskCache, harm: str
-) -> None:
+def test_what_is_damaged_or_not_ours_alone_is_written_anew(recipe: Recipe, files: DiskCache, harm: str) -> None:
     cache = ProgramCache(files)
     cache.write(recipe, MADE, "bcc 1")
     HARMS[harm](only_file(files))
@@ -113,9 +111,7 @@ def test_what_is_damaged_or_not_ours_alone_is_not_believed_and_written_anew(
     {"functions": {"one": EXIT}},  # not all that is wanted
     {"maps": (MADE.maps[0], dataclasses.replace(MADE.maps[1], name="even"))},
 ])  # fmt: skip
-def test_parts_that_do_not_belong_together_are_refused(
-    recipe: Recipe, files: DiskCache, lie: dict[str, object]
-) -> None:
+def test_parts_that_do_not_go_together_are_refused(recipe: Recipe, files: DiskCache, lie: dict[str, object]) -> None:
     cache = ProgramCache(files)
     cache.write(recipe, dataclasses.replace(MADE, **lie), "bcc 1")  # type: ignore[arg-type]
     assert only_file(files).exists() and cache.read(recipe) is None
@@ -171,8 +167,7 @@ CALL, LOAD_64 = 0x85, 0x18
 
 
 def instruction(code: int, source: int, imm: int) -> bytes:
-    registers = source << 4 if sys.byteorder == "little" else source
-    return struct.pack("=BBhi", code, registers, 0, imm)
+    return struct.pack("=BBhi", code, source << 4 if sys.byteorder == "little" else source, 0, imm)
 
 
 def test_only_marked_calls_become_calls_of_kernel_functions() -> None:

@@ -222,9 +222,7 @@ def test_end_in_a_pause(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pausing", [False, True])
-def test_full_disk_in_a_pause_does_not_take_the_totals_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pausing: bool
-) -> None:
+def test_full_disk_in_a_pause_takes_totals_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pausing: bool) -> None:
     place, taken = Place(tmp_path, None), list[None]()
     totals = place.series._totals
     remaining = totals.remaining
