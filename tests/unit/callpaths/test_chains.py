@@ -44,7 +44,7 @@ def request_() -> ProfileBuilder:
     return wait(builder, 1, 100, 1900, waker=2, queued=50, waker_path=["main2", "answer"])
 
 
-def test_a_chain_leads_to_the_first_cause(request_: ProfileBuilder) -> None:
+def test_a_chain_leads_to_the_first_cause_in_lines_and_pictures(request_: ProfileBuilder) -> None:
     profile = request_.build()
     of_1 = "client;main1;sleep_in_1;--;answer_[w];main2_[w];server_[w]"
     of_2 = "--;write_[w];main3_[w];disk_[w];--;irq_[w];[interrupt]"
@@ -55,6 +55,9 @@ def test_a_chain_leads_to_the_first_cause(request_: ProfileBuilder) -> None:
         # The client has no wait that ended before that.
         "disk;main3;sleep_in_3;--;old_[w];main1_[w];client_[w]": 80,
     }
+    options: dict[str, Any] = {"wakers": True, "chains": waker_chains(profile, Options())}
+    assert sum(describe(profile, Options(**options))["layers"][0]["lo"]) == sum(shown(profile).values())
+    assert "answer_[w]" in converted("flamegraph", profile, **options)
 
 
 @pytest.mark.parametrize(("waits", "line"), [
@@ -81,13 +84,6 @@ def test_weights_are_those_of_the_waits(waits: Waits) -> None:
     for line, weight in shown(profile).items():
         bare[line.partition(";--;")[0]] += weight
     assert bare == folded_totals(profile, Options()) and bare.total() == int(profile.samples.period.sum())
-
-
-def test_pictures_and_lines_agree(request_: ProfileBuilder) -> None:
-    profile = request_.build()
-    options: dict[str, Any] = {"wakers": True, "chains": waker_chains(profile, Options())}
-    assert sum(describe(profile, Options(**options))["layers"][0]["lo"]) == sum(shown(profile).values())
-    assert "answer_[w]" in converted("flamegraph", profile, **options)
 
 
 @pytest.mark.parametrize("selection", [(), ("--time", "10%-80%"), ("--idle", "hide")])

@@ -66,10 +66,7 @@ def test_a_chain_is_followed_to_its_end(chain: ProfileBuilder) -> None:
         (1, "WAITING", 2000, 2050),
     ]  # fmt: skip
     assert path.hops.parent.tolist() == [-1, 0]
-
-
-def test_time_before_a_wait_began_is_what_the_waker_did_before(chain: ProfileBuilder) -> None:
-    """The waker slept before the wait began, too: only the part in the wait counts."""
+    # The waker slept before the wait began, too: only the part in the wait counts.
     path = follow(chain.build(), window=(500, 1200))
     assert segments(path) == [(3, "WAITING", 500, 1100), (3, "RUNNING", 1100, 1200)]
 

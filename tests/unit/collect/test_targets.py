@@ -99,7 +99,7 @@ def gone() -> int:
     return child.pid
 
 
-def test_a_target_that_is_gone_is_named() -> None:
+def test_a_target_that_is_gone_is_named_unless_it_is_a_child() -> None:
     pid = gone()
     with pytest.raises(TargetError, match=f"^there is no process {pid}$"):
         check_target(Target(processes=(os.getpid(), pid)))
@@ -107,6 +107,9 @@ def test_a_target_that_is_gone_is_named() -> None:
         check_target(Target(threads=(pid,)))
     with pytest.raises(TargetError, match="^there is no process"):
         TargetWatch(Target(processes=(pid,)))
+    with contextlib.closing(TargetWatch(Target(processes=(os.getpid(), pid), forked=frozenset([pid])))) as watch:
+        assert len(watch.fds) == 1
+    assert TargetWatch(Target()).fds == set(), "everybody is a target"
 
 
 def test_children_that_exist_are_named_or_taken_with_their_parent() -> None:
@@ -122,13 +125,6 @@ def test_children_that_exist_are_named_or_taken_with_their_parent() -> None:
         assert line.startswith("3 children of ") and left_out(target.processes) == []
         for pid in target.processes:
             os.kill(pid, signal.SIGKILL)
-
-
-def test_the_end_of_a_child_is_no_reason_to_refuse() -> None:
-    pid = gone()
-    with contextlib.closing(TargetWatch(Target(processes=(os.getpid(), pid), forked=frozenset([pid])))) as watch:
-        assert len(watch.fds) == 1
-    assert TargetWatch(Target()).fds == set(), "everybody is a target"
 
 
 def test_watch_tells_when_the_last_one_has_ended() -> None:
