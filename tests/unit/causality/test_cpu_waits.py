@@ -5,7 +5,7 @@ import numpy as np
 from builders.waits import waits_of
 
 from perf_offcpu.analysis.cpu_waits import CpuWaits
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.timeline import Timeline, timeline_of
 from perf_offcpu.causality.cascade import Held, cascade_of
 from perf_offcpu.causality.critical_path import Doing, critical_path
 from perf_offcpu.causality.path_rows import hop_rows, path_rows
@@ -16,7 +16,7 @@ from perf_offcpu.report.bottlenecks import bottlenecks_of
 from perf_offcpu.report.serial import FOR_CPU, serial_of
 
 
-def profile_with_preemption() -> Profile:
+def profile_with_preemption() -> tuple[Profile, Timeline]:
     """Thread 1 waits from 100 to 1700 for thread 3, which is preempted three quarters of its time."""
     builder = waits_of((1, 100, 1700, 3), (3, 0, 100, -1))
     builder.comms = [(1, 1, 0, "client"), (3, 3, 0, "disk")]
@@ -25,12 +25,11 @@ def profile_with_preemption() -> Profile:
     profile = builder.build()
     times = {"running_ns": [100, 400], "preempted_ns": [0, 1200], "end_ns": [1700, 1700]}
     profile.budget = Budget.filled(2, tid=[1, 3], pid=[1, 3], begin_ns=[0, 0], **times)
-    return profile
+    return profile, timeline_of(profile)
 
 
 def test_shares_are_those_of_budgets() -> None:
-    profile = profile_with_preemption()
-    timeline = timeline_of(profile)
+    profile, timeline = profile_with_preemption()
     waits = CpuWaits(profile, timeline.tracks)
     assert waits.of(np.array([0, 1]), np.array([1000, 1000])).tolist() == [0, 750]
     profile.samples = profile.samples.with_columns(flags=profile.samples.flags | SampleFlag.PREEMPTED)
@@ -38,8 +37,7 @@ def test_shares_are_those_of_budgets() -> None:
 
 
 def test_a_critical_path() -> None:
-    profile = profile_with_preemption()
-    timeline = timeline_of(profile)
+    profile, timeline = profile_with_preemption()
     path = critical_path(profile, timeline, 0, 100, 1700)
     rows = path_rows(profile, timeline, path)
     assert [(row.comm, row.doing, row.ns) for row in sorted(rows, key=lambda row: -row.ns)] == [
@@ -50,8 +48,7 @@ def test_a_critical_path() -> None:
 
 
 def test_bottlenecks() -> None:
-    profile = profile_with_preemption()
-    timeline = timeline_of(profile)
+    profile, timeline = profile_with_preemption()
     cascade = cascade_of(profile, timeline)
     cascade.check()
     found = bottlenecks_of(profile, timeline, cascade, profile.budget)
@@ -62,8 +59,7 @@ def test_bottlenecks() -> None:
 
 
 def test_serialization() -> None:
-    profile = profile_with_preemption()
-    timeline = timeline_of(profile)
+    profile, timeline = profile_with_preemption()
     found = serial_of(profile, timeline, np.ones(len(timeline.tracks), np.bool_), None, 10)
     assert sum(row.weight for row in found.rows) == found.total_ns - found.levels[0]
     by_name = {(row.comm, row.function): row.weight for row in found.rows}
