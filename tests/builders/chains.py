@@ -19,12 +19,8 @@ Mapped = tuple[int, int, int, int, str]
 def recording_of_chains(
     chains: Sequence[Sequence[int]], *mapped: Mapped, columns: dict[str, Any] | None = None, **tables: Any
 ) -> Recording:
-    """Return a recording with a CPU sample for each callchain, of a thread in address space 0 of process 1.
-
-    Args:
-        columns: other columns of its samples.
-        tables: other members of Recording; `strings` need not hold the paths.
-    """
+    """Return a recording with a CPU sample for each callchain, of a thread in address space 0 of process 1. `columns`
+    are other columns of its samples, `tables` other members of Recording; its `strings` need not hold the paths."""
     given = {"callchain": np.arange(len(chains)), **(columns or {})}
     rows = len(given["callchain"])
     defaults = {"time_ns": np.arange(rows), "evsel": np.zeros(rows), "space": np.zeros(rows)}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that README and man pages show, to be run as they stand.
-
-README's are indented and may have a remark behind them, those of a man page are the lines of its EXAMPLES.
-"""
+"""The commands that README and man pages show, to be run as they stand. README's are indented and may have a remark
+behind them, those of a man page are the lines of its EXAMPLES."""
 
 import os
 import re
@@ -62,10 +60,8 @@ def delivers(command: str) -> bool:
 
 
 def run(command: str, directory: Path, environment: Mapping[str, str] = os.environ) -> str:
-    """What a command printed, in a directory; a complaint with it if any part of it failed.
-
-    A command of this program alone runs without the cost of a start.
-    """
+    """What a command printed, in a directory; a complaint with it if any part of it failed. A command of this program
+    alone runs without the cost of a start."""
     if is_alone(command) and environment is os.environ:
         alone = program.run(*shlex.split(command)[1:], cwd=directory, timeout_s=120)
         return alone.stdout + alone.stderr

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELF files made by hand, of either class and byte order, with the symbols a test needs.
-
-Written with struct, on purpose not with the tables of `perf_offcpu.abi.elf`: so a wrong table
-does not read what it wrote.
-"""
+"""ELF files made by hand, of either class and byte order, with the symbols a test needs. Written with struct, on
+purpose not with the tables of `perf_offcpu.abi.elf`: so a wrong table does not read what it wrote."""
 
 import struct
 from dataclasses import dataclass, field
@@ -63,13 +60,8 @@ DATA = Sec(".data", addr=0x3000, data=bytes(0x100), flags=ALLOC)
 
 @dataclass
 class ElfBuilder:
-    """`ElfBuilder(symbols=[Sym("main", 0x1000, 32)]).build()` is a file with a .symtab.
-
-    Args:
-        bits, order: 32 or 64, "<" or ">".
-        dynamic: the symbols of .dynsym.
-        build_id: put into a note section if not empty.
-    """
+    """`ElfBuilder(symbols=[Sym("main", 0x1000, 32)]).build()` is a file with a .symtab. `bits` is 32 or 64, `order` "<"
+    or ">"; `dynamic` are the symbols of .dynsym; `build_id` is put into a note section if not empty."""
 
     symbols: list[Sym] = field(default_factory=list)
     dynamic: list[Sym] = field(default_factory=list)

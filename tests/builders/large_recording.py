@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large perf.data files that look like real ones, written in bounded memory.
-
-A machine under load for some minutes: off-CPU waits as raw samples (half of all), cpu-clock samples,
-some of whose user callchains are deferred, and processes that start, map their libraries and end all the
-time. Callchains are random walks in a call graph: few hot ones, many rare ones. CPUs take turns in filling
-the file, as `perf record` drains one ring after the other, so that the file is in order only by ring.
-"""
+"""Large perf.data files that look like real ones, written in bounded memory. A machine under load for some minutes:
+off-CPU waits as raw samples (half of all), cpu-clock samples, some of whose user callchains are deferred, and processes
+that start, map their libraries and end all the time. Callchains are random walks in a call graph: few hot ones, many
+rare ones. CPUs take turns in filling the file, as `perf record` drains one ring after the other, so that the file is in
+order only by ring."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -41,16 +39,10 @@ def write_large_recording(
     path: Path, samples: int, *, processes: int = 200, deferred: float = 0.1, storm: float = 0.006,
     stacks: int = 40_000, depth: int = DEPTH, seed: int = 1,
 ) -> None:  # fmt: skip
-    """Write a recording.
-
-    Args:
-        samples: how many, half of them off-cpu waits.
-        processes: how many live all the time, with 8 threads each.
-        deferred: share of the cpu-clock samples whose user callchain comes later.
-        storm: short-lived processes per sample; each brings 13 side-band records.
-        stacks: number of different callchains.
-        depth: frames of a callchain.
-    """
+    """Write a recording of `samples` samples, half of them off-cpu waits, of `processes` that live all the time, with 8
+    threads each. `deferred` is the share of the cpu-clock samples whose user callchain comes later; `storm` the number
+    of short-lived processes per sample, each of which brings 13 side-band records; `stacks` the number of different
+    callchains, of `depth` frames."""
     rng = np.random.default_rng(seed)
     maker = _Maker(rng, _chains(rng, stacks, depth), processes, deferred, storm)
     pieces = (

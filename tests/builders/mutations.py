@@ -117,10 +117,8 @@ _MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
 
 
 def content(path: str) -> bytes:
-    """A digest of what the reader gives of a file: its records, events and features, or why there are none.
-
-    Prefixes of one recording with the same places of records have the same records.
-    """
+    """A digest of what the reader gives of a file: its records, events and features, or why there are none. Prefixes of
+    one recording with the same places of records have the same records."""
     digest = hashlib.blake2b()
     try:
         with PerfDataReader.open(path) as reader:
@@ -137,18 +135,10 @@ def content(path: str) -> bytes:
 
 
 def survive(data: bytes, *, rewriting: bool = True, showing: bool = True) -> float:
-    """Read and dump a recording, as a user does; own errors are answers, too.
-
-    Args:
-        rewriting: inject it, too.
-        showing: print it, too: with all fields, as a report, as folded stacks (`builders.shown`).
-
-    Returns:
-        The longest time that one of it took, s.
-
-    Raises:
-        Exception: whatever is no `PerfOffcpuError`; AssertionError for a Recording that is not well-formed.
-    """
+    """Read and dump a recording, as a user does, and return the longest time that one of it took, s. Own errors are
+    answers, too: raises whatever is no `PerfOffcpuError`, and AssertionError for a Recording that is not well-formed.
+    `rewriting` injects it, too; `showing` prints it, too: with all fields, as a report, as folded stacks
+    (`builders.shown`)."""
     with as_file(data) as path:
         work: list[Callable[[], object]] = [lambda: load_recording(path).check(), lambda: _dump(str(path))]
         if rewriting:

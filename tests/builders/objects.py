@@ -42,11 +42,8 @@ class Found(NamedTuple):
 def recording_of_dso(
     name: str, build_id: bytes = b"", pids: Sequence[int] = (), changed_after_ns: int = 0
 ) -> Recording:
-    """Return a recording in which processes had an object mapped, dso 0.
-
-    Args:
-        changed_after_ns: the time, with the usual allowance, at which the recording was complete; 0 unknown.
-    """
+    """Return a recording in which processes had an object mapped, dso 0. `changed_after_ns` is the time, with the usual
+    allowance, at which the recording was complete; 0 unknown."""
     strings, number = Strings(), len(pids)
     ids = strings.intern(name), strings.intern(build_id.hex())
     complete_ns = changed_after_ns - _ALLOWANCE_NS

@@ -48,13 +48,8 @@ def kernel(symbol: str, dso: str = "[kernel.kallsyms]") -> Code:
 
 @dataclass
 class ProfileBuilder:
-    """Collects samples, then builds a checked Profile.
-
-    Args:
-        events: names of the events, in order, with their units.
-        meta: fields of Meta.
-        build_ids: dso → build-id.
-    """
+    """Collects samples, then builds a checked Profile. `events` are names in order, with their units, `meta` fields of
+    Meta, `build_ids` is dso → build-id."""
 
     events: dict[str, str] = field(default_factory=lambda: {OFFCPU: "ns", "cpu-clock": "ns"})
     losses: Mapping[Any, int] = field(default_factory=dict)
@@ -86,15 +81,9 @@ class ProfileBuilder:
         self, comm: str | bytes, path: Stack, weight: int, *, event: str = OFFCPU, tid: int = 100, pid: int = 100,
         flags: SampleFlag | None = None, waker_path: Stack | None = None, **columns: Any,
     ) -> ProfileBuilder:  # fmt: skip
-        """Add one sample.
-
-        Args:
-            path: root first; empty for a sample without stack.
-            weight: its period.
-            flags: besides OFFCPU, which samples of `offcpu-time` always have.
-            waker_path: root first; the waker's stack.
-            columns: other columns of ProfileSamples.
-        """
+        """Add one sample. Paths are root first: `path` is empty for a sample without stack, `waker_path` is the
+        waker's. `weight` is its period; `flags` are besides OFFCPU, which samples of `offcpu-time` always have;
+        `columns` are other columns of ProfileSamples."""
         self._chains.append(self._chain(path))
         self._waker_chains.append(self._chain(waker_path or []))
         own = SampleFlag.OFFCPU if event == OFFCPU else SampleFlag(0)

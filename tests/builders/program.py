@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run perf-offcpu in a process of its own, without the cost of a start.
-
-Most of a short run is imports. Here a process that has imported everything forks for each run, which has its
-own memory, descriptors, environment and exit status as any other. How the program starts is left to the tests
-that start it (`PROGRAM`, tests/unit/test_cli.py, tests/package).
-"""
+"""Run perf-offcpu in a process of its own, without the cost of a start. Most of a short run is imports. Here a process
+that has imported everything forks for each run, which has its own memory, descriptors, environment and exit status as
+any other. How the program starts is left to the tests that start it (`PROGRAM`, tests/unit/test_cli.py,
+tests/package)."""
 
 import atexit
 import functools
@@ -30,14 +28,8 @@ PROGRAM = [sys.executable, "-m", "perf_offcpu"]
 def run(
     *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60, status: int | None = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program to its end and return what subprocess.run() would, its output captured.
-
-    Args:
-        status: the exit status that is right; None: any.
-
-    Raises:
-        subprocess.TimeoutExpired: it did not end in time.
-    """
+    """Run the program to its end and return what subprocess.run() would, its output captured. `status` is the exit
+    status that is right; None: any. Raises subprocess.TimeoutExpired if it did not end in time."""
     command = ["perf-offcpu", *map(str, arguments)]
     outputs = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdout", "stderr")]
     places = [f"/proc/{os.getpid()}/fd/{fd}" for fd in outputs]

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print a recording as the commands do: `script` with every field, `report`, and folded stacks.
-
-No file of this machine is read but a small list of kernel symbols, so that it takes milliseconds and the
-result is the same everywhere.
-"""
+"""Print a recording as the commands do: `script` with every field, `report`, and folded stacks. No file of this machine
+is read but a small list of kernel symbols, so that it takes milliseconds and the result is the same everywhere."""
 
 import functools
 import io
@@ -39,14 +36,8 @@ def _options() -> SymbolizeOptions:
 
 
 def show(path: str, merge: bool = True) -> None:
-    """Script, report and fold a recording.
-
-    Args:
-        merge: put deferred callchains to their samples.
-
-    Raises:
-        PerfOffcpuError: it is none, or there is nothing to show.
-    """
+    """Script, report and fold a recording; `merge` puts deferred callchains to their samples. Raises PerfOffcpuError if
+    it is none, or there is nothing to show."""
     options, recording = _options(), load_recording(path, merge=merge, snapshots=True)
     recording = unwind(recording, Search.usual(options.symfs, options.buildid_dir))
     profile = symbolize(deferred_as_samples(recording), options)

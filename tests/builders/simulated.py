@@ -24,12 +24,8 @@ def waits(tid: NDArray[np.int64], begin: NDArray[np.float64], end: NDArray[np.fl
 def load(
     rng: np.random.Generator, *, threads: int, wait_ns: float, pause_ns: float, spread: float = 0.0
 ) -> ProfileSamples:
-    """Return waits of threads that wait and pause by turns.
-
-    Args:
-        wait_ns, pause_ns: means of exponential lengths.
-        spread: lengths of waits are lognormal with this sigma, `wait_ns` their median.
-    """
+    """Return waits of threads that wait and pause by turns. `wait_ns` and `pause_ns` are means of exponential lengths;
+    with `spread`, waits are lognormal with this sigma, `wait_ns` their median."""
     number = int(3 * LENGTH_NS / (wait_ns + pause_ns)) + 20
     shape = (threads, number)
     wait = rng.lognormal(np.log(wait_ns), spread, shape) if spread else rng.exponential(wait_ns, shape)

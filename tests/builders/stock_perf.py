@@ -36,10 +36,8 @@ def complaints(stderr: str) -> str:
 
 
 def perf(*arguments: str | Path, quiet: bool = False, cwd: Path | None = None) -> str:
-    """Return the output of stock perf, which must succeed and, if `quiet`, complain of nothing.
-
-    perf prints raw bytes as they are: its output need not be UTF-8.
-    """
+    """Return the output of stock perf, which must succeed and, if `quiet`, complain of nothing. perf prints raw bytes
+    as they are: its output need not be UTF-8."""
     done = subprocess.run(
         ["perf", *arguments], cwd=cwd, capture_output=True, text=True, errors="surrogateescape", timeout=120,
         check=False,
@@ -52,11 +50,8 @@ Totals = Counter[tuple[str, ...]]
 
 
 def with_names(totals: Totals, recording: Recording, place: int) -> Totals:
-    """Totals by thread name with the names that perf 7 has forgotten at a thread's EXIT and prints as ":TID".
-
-    Args:
-        place: where in the keys the name stands.
-    """
+    """Totals by thread name with the names that perf 7 has forgotten at a thread's EXIT and prints as ":TID". `place`
+    is where in the keys the name stands."""
     samples, strings = recording.samples, recording.strings
     pairs = zip(samples.tid.tolist(), samples.comm.tolist(), strict=True)  # by time: the last counts
     names = {f":{tid}": strings[comm] for tid, comm in pairs if comm >= 0 and strings[comm]}

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings of the tracepoint sched_switch, as `perf record -e sched:sched_switch -g -a` writes them.
-
-Raw data is laid out by a format text that goes into the recording, so that kernels of any age, word size and
-byte order can be played.
-"""
+"""Recordings of the tracepoint sched_switch, as `perf record -e sched:sched_switch -g -a` writes them. Raw data is laid
+out by a format text that goes into the recording, so that kernels of any age, word size and byte order can be
+played."""
 
 from __future__ import annotations
 

@@ -14,11 +14,8 @@ def on_terminal(
     command: Sequence[str | Path], stream: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
     status: int = 0, is_enough: Callable[[bytes], bool] = lambda shown: False,
 ) -> str:  # fmt: skip
-    """What came on `stream` ("stdout" or "stderr"), a terminal, of a command that ends with `status`.
-
-    Args:
-        is_enough: gets what has come so far; when it is true first, the command gets a SIGINT.
-    """
+    """What came on `stream` ("stdout" or "stderr"), a terminal, of a command that ends with `status`. `is_enough` gets
+    what has come so far; when it is true first, the command gets a SIGINT."""
     leader, follower = pty.openpty()
     shown, interrupted = b"", False
     streams: dict[str, Any] = {stream: follower}

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small recordings of every form there is: what corruption tests and fuzzers begin with.
-
-`everything()` holds a sample with each bit of sample_type, and a record of each type; `minimal()` is the
-smallest file that perf opens; `deferred_chains()` has deferred callchains in one of their two forms.
-"""
+"""Small recordings of every form there is: what corruption tests and fuzzers begin with. `everything()` holds a sample
+with each bit of sample_type, and a record of each type; `minimal()` is the smallest file that perf opens;
+`deferred_chains()` has deferred callchains in one of their two forms."""
 
 import os
 import tempfile

@@ -38,10 +38,8 @@ PATH = r"(?:[\w-]+/)*[\w-]+(?:\.(?:py|h|c|js|txt|md)|\.bpf\.c|/)|(?:\w+/)+\w+"
 
 
 def answers() -> Iterator[tuple[str, Path | None]]:
-    """Yield each path of the table "Which file answers what" as it is written, and the file; None: not there.
-
-    A path is below the top, the package, or, where it has no directory, that of the test before it.
-    """
+    """Yield each path of the table "Which file answers what" as it is written, and the file; None: not there. A path is
+    below the top, the package, or, where it has no directory, that of the test before it."""
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("### Which file answers what")[2].partition("### ")[0]
     folder = ""
     for path in re.findall(rf"`({PATH})`", table):

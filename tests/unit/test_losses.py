@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of losses, and Documentation/losses.md, which is made of it. After a change to the table:
-
-.venv/bin/python tests/unit/test_losses.py
-"""
+`.venv/bin/python tests/unit/test_losses.py`"""
 
 from pathlib import Path
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OTLP's specification, Parca and Pyroscope demand of an ExportProfilesServiceRequest, all at once.
-
-Specification: profiles.proto of opentelemetry-proto, v1development. Parca: pkg/normalizer/otel.go. Pyroscope:
-pkg/ingester/otlp/convert.go and ingest_handler.go.
-"""
+"""What OTLP's specification, Parca and Pyroscope demand of an ExportProfilesServiceRequest, all at once. Specification:
+profiles.proto of opentelemetry-proto, v1development. Parca: pkg/normalizer/otel.go. Pyroscope:
+pkg/ingester/otlp/convert.go and ingest_handler.go."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the servers demand of a profile, as their sources say; each function raises Rejected.
-
-`Series` is what a server would store: labels, and the value of each stack (root first) with its labels.
-"""
+"""What the servers demand of a profile, as their sources say; each function raises Rejected. `Series` is what a server
+would store: labels, and the value of each stack (root first) with its labels."""
 
 import gzip
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables in Documentation/dataset.md, which are made of `dataset.schema`. After a change to that:
-
-.venv/bin/python tests/unit/dataset/test_dataset_page.py
-"""
+`.venv/bin/python tests/unit/dataset/test_dataset_page.py`"""
 
 from pathlib import Path
 

@@ -86,8 +86,7 @@ def test_a_row_that_cannot_be_is_left_out_and_its_neighbours_stay(spoilt: dict[s
 
 def test_rows_are_sorted_by_thread_and_time() -> None:
     budget, _ = joined_budget([read(block(row(9, 30, 40), row(8, 50, 60))), read(block(row(9, 10, 20)))])
-    assert budget.tid.tolist() == [8, 9, 9]
-    assert budget.begin_ns.tolist() == [50, 10, 30]
+    assert (budget.tid.tolist(), budget.begin_ns.tolist()) == ([8, 9, 9], [50, 10, 30])
     assert len(joined_budget([])[0]) == 0
 
 
@@ -96,8 +95,7 @@ def test_what_files_in_turn_have_of_a_life_is_one_row() -> None:
     first = block(row(8, 5, 9, running_ns=3, switches=1), row(9, 5, 9), row(10, 5, 9))
     second = block(row(8, 9, 9, switches=0), row(8, 9, 20, running_ns=4, stopped_ns=2, switches=2), row(9, 10, 20))
     budget, borders = joined_budget([read(second), read(first)])
-    assert budget.tid.tolist() == [8, 9, 9, 10]
-    assert budget.begin_ns.tolist() == [5, 5, 10, 5]
+    assert (budget.tid.tolist(), budget.begin_ns.tolist()) == ([8, 9, 9, 10], [5, 5, 10, 5])
     assert budget.end_ns.tolist() == [20, 9, 20, 9]
     assert budget.running_ns[0] == 7 and budget.stopped_ns[0] == 2 and budget.switches[0] == 3
     assert list(zip(*(column.tolist() for column in borders), strict=True)) == [(8, 9), (8, 9)]
@@ -120,8 +118,7 @@ def test_damaged_blocks_of_a_file_are_counted_and_the_others_are_read(tmp_path: 
     sound = block(row(8, 5, 9))
     too_many = sound[: HEAD - 2] + (2).to_bytes(2, "little") + sound[HEAD:]
     recording = load_recording(file(tmp_path / "a", too_many, sound, sound[:12]))
-    assert recording.budget.tid.tolist() == [8]
-    assert recording.losses == {losses.BAD_SAMPLE: 2}
+    assert (recording.budget.tid.tolist(), recording.losses) == ([8], {losses.BAD_SAMPLE: 2})
 
 
 def test_a_wait_that_is_told_again_counts_once() -> None:

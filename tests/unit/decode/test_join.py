@@ -69,8 +69,7 @@ def test_runs_on_one_host_become_one(tmp_path: Path) -> None:
     for order in (paths, paths[::-1]):
         recording = one(order)
         samples = recording.samples
-        assert samples.time_ns.tolist() == [1000, 2000, 5000, 6000]
-        assert samples.tid.tolist() == [7] * 4
+        assert (samples.time_ns.tolist(), samples.tid.tolist()) == ([1000, 2000, 5000, 6000], [7] * 4)
         assert comms_of(recording) == ["old", "old", "new", "new"]
         dso_of = {space: recording.maps.dso[row] for row, space in enumerate(recording.maps.space.tolist())}
         paths_of = [recording.strings[recording.dsos.path[dso_of[space]]] for space in samples.space.tolist()]
@@ -276,8 +275,7 @@ def test_budgets_of_several_files_stand_side_by_side(tmp_path: Path) -> None:
     mine, others = here.recording.budget, there.recording.budget
     rows = zip(mine.tid.tolist(), (mine.begin_ns - 10**18).tolist(), (mine.end_ns - 10**18).tolist(), strict=True)
     assert list(rows) == [(8, 100, 200), (8, 201, 300), (9, 250, 310)]
-    assert mine.running_ns.tolist() == [100, 0, 10]
-    assert mine.idle_ns.tolist() == [0, 99, 0]
+    assert (mine.running_ns.tolist(), mine.idle_ns.tolist()) == ([100, 0, 10], [0, 99, 0])
     assert (others.tid.tolist(), others.other_ns.tolist()) == ([8], [50])
 
 

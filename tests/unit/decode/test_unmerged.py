@@ -32,8 +32,7 @@ def recording(cookie: int = COOKIE) -> Recording:
 def test_each_record_becomes_a_sample_of_no_event_at_its_time() -> None:
     result = deferred_as_samples(recording())
     assert result.samples.time_ns.tolist() == [10, 20, 30]
-    assert result.samples.evsel.tolist() == [0, -1, 0]
-    assert result.samples.period.tolist() == [1, 0, 1]
+    assert (result.samples.evsel.tolist(), result.samples.period.tolist()) == ([0, -1, 0], [1, 0, 1])
     assert chains_of(result) == [[KERNEL, 0xFF, WAITING, COOKIE], [WAITING, COOKIE, USER, 0x10, 0x20], [USER, 0x30]]
     assert result.samples.space.tolist() == [0, 1, 1]
     assert not len(result.deferred)

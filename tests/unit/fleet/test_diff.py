@@ -21,10 +21,8 @@ HALF = HOUR // 2
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 hosts; version 2 waits longer for locks; in the second half of the hour all wait longer for disks.
-
-    web5 waits ten times as long for disks.
-    """
+    """24 hosts; version 2 waits longer for locks; in the second half of the hour all wait longer for disks. web5 waits
+    ten times as long for disks."""
     random, builder = np.random.default_rng(3), DatasetBuilder()
     for host in range(24):
         name = f"web{host}"

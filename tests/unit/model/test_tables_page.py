@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documentation/tables.md is made of the declarations of the model. After a change to them:
-
-.venv/bin/python tests/unit/model/test_tables_page.py
-"""
+`.venv/bin/python tests/unit/model/test_tables_page.py`"""
 
 import textwrap
 from pathlib import Path

@@ -40,8 +40,7 @@ def test_what_perf_recorded(body: bytes) -> None:
     assert names == {("sched", "sched_switch", 310), ("sched", "sched_wakeup", 312)}
     switch = found[310]
     assert switch.fields["prev_pid"] == TracepointField(24, 4, signed=True)
-    assert switch.fields["prev_state"].type == S64
-    assert switch.fields["common_type"].type == U16
+    assert (switch.fields["prev_state"].type, switch.fields["common_type"].type) == (S64, U16)
     assert switch.fields["prev_comm"].type is None
     assert list(switch.fields)[-1] == "next_prio"
     assert switch.print_fmt.startswith('"prev_comm=%s') and switch.print_fmt.endswith("REC->next_prio")

@@ -24,10 +24,8 @@ sys.exit(status)
 
 
 def memory_of_report(path: Path) -> int:
-    """Return the largest number of resident bytes of `report`, in a process of its own.
-
-    The kernel's figure for a child that has ended (ru_maxrss) begins with that of its parent.
-    """
+    """Return the largest number of resident bytes of `report`, in a process of its own. The kernel's figure for a child
+    that has ended (ru_maxrss) begins with that of its parent."""
     done = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True)
     return int(done.stdout) << 10
 

@@ -46,13 +46,8 @@ CUT = relative(b"\xe8", STUB, 0xFFE).rjust(0x1003 - CALL, b"\x90")
 def program(
     call: bytes, kind: int = JUMP_SLOT, plt: bytes = PLT, machine: int = X86_64, first: int = CALL, size: int = 24
 ) -> bytes:
-    """Return a file with a call, and a stub and a slot for wait().
-
-    Args:
-        kind: of the relocation of the slot.
-        first: where the segment begins, in the file as in memory.
-        size: bytes of the relocations, as the file claims.
-    """
+    """Return a file with a call, and a stub and a slot for wait(). `kind` is that of the relocation of the slot; the
+    segment begins at `first`, in the file as in memory; `size` are the bytes of the relocations, as the file claims."""
     relocation = struct.pack("<QQq", SLOT, 1 << 32 | kind, 0)
     sections = [Sec(".text", CALL, call.ljust(0xC0 - CALL, b"\x90")), Sec(".plt", 0xC0, plt)]
     sections.append(Sec(".rela.plt", 0, relocation, RELA, ALLOC, size, entsize=24))

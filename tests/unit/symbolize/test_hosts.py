@@ -98,15 +98,13 @@ def test_all_numbers_of_a_wait_move(tmp_path: Path) -> None:
     ]
     profile = load(paths)
     samples = profile.samples.take(profile.samples.evsel == 1)
-    assert samples.pid.tolist() == [PID_STEP + 7] * 2
-    assert samples.tid.tolist() == [PID_STEP + 8] * 2
+    assert (samples.pid.tolist(), samples.tid.tolist()) == ([PID_STEP + 7] * 2, [PID_STEP + 8] * 2)
     assert samples.time_ns.tolist() == [6 * DAY_NS + 1000, 6 * DAY_NS + 1001]
     assert samples.switch_out_ns.tolist() == [6 * DAY_NS + 900] * 2
     assert samples.wakeup_ns.tolist() == [-1, 6 * DAY_NS + 950]
     assert samples.waker_pid.tolist() == [PID_STEP + 20, -1]
     assert samples.waker_tid.tolist() == [PID_STEP + 21, -1]
-    assert samples.cgroup.tolist() == [CGROUP_STEP + 3] * 2
-    assert samples.period.tolist() == [100, 100]
+    assert (samples.cgroup.tolist(), samples.period.tolist()) == ([CGROUP_STEP + 3] * 2, [100, 100])
 
 
 def test_losses_add_up(tmp_path: Path) -> None:
