@@ -35,10 +35,8 @@ def recording_of_chains(
     return Recording(
         samples=Samples.filled(rows, **{**defaults, **given}),
         callchains=Ragged.from_lists([list(map(int, chain)) for chain in chains]),
-        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")],
-        strings=strings,
-        **(usual | tables),
-    )
+        evsels=[Evsel("cpu-clock", Attr(sample_type=SampleType.CALLCHAIN), "ns")], strings=strings, **(usual | tables),
+    )  # fmt: skip
 
 
 def chains_of(recording: Recording) -> list[list[int]]:

@@ -73,9 +73,6 @@ def _frames(strings: Strings, functions: int) -> Frames:
     rows = len(symbol)
     dsos = strings.intern_all(f"/usr/lib/libpart{number}.so.1" for number in range(12))
     return Frames.filled(
-        rows,
-        symbol=symbol,
-        dso=dsos[np.arange(rows) // _CALL_SITES % len(dsos)],
-        address=np.arange(rows) * 64 + 4096,
+        rows, symbol=symbol, dso=dsos[np.arange(rows) // _CALL_SITES % len(dsos)], address=np.arange(rows) * 64 + 4096,
         cpumode=np.where(np.arange(rows) // _CALL_SITES % 5 == 0, CpuMode.KERNEL, CpuMode.USER),
-    )
+    )  # fmt: skip

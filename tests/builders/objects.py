@@ -48,12 +48,11 @@ def recording_of_dso(
     ids = strings.intern(name), strings.intern(build_id.hex())
     complete_ns = changed_after_ns - _ALLOWANCE_NS
     return Recording(
-        strings=strings,
-        dsos=Dsos.filled(1, path=np.array(ids[:1]), build_id=np.array(ids[1:])),
+        strings=strings, dsos=Dsos.filled(1, path=np.array(ids[:1]), build_id=np.array(ids[1:])),
         spaces=Spaces.filled(number, pid=np.array(pids)),
         maps=Maps.filled(number, space=np.arange(number), dso=np.zeros(number)),
         meta=Meta(wall_clock_ns=complete_ns, last_ns=1, wall_clock_at_ns=1) if changed_after_ns else Meta(),
-    )
+    )  # fmt: skip
 
 
 def find_object(

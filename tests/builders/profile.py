@@ -107,18 +107,13 @@ class ProfileBuilder:
         columns = {name: [row.get(name, int(getattr(defaults, name)[0])) for row in self._rows] for name in given}
         profile = Profile(
             samples=ProfileSamples.filled(len(self._rows), **{"stack": stack, "waker_stack": waker_stack} | columns),
-            stacks=Stacks(parent, frame),
-            frames=self._frames(),
-            objects=self._things(),
-            strings=self._strings,
+            stacks=Stacks(parent, frame), frames=self._frames(), objects=self._things(), strings=self._strings,
             evsels=[Evsel(name, Attr(sample_type=SampleType.CALLCHAIN), unit) for name, unit in self.events.items()],
             losses={_cause(cause): count for cause, count in self.losses.items()},
             build_ids={self._strings.intern(dso): build_id for dso, build_id in self.build_ids.items()},
             comms=Comms.from_rows([(*row, self._strings.intern(name)) for *row, name in self.comms]),
-            tasks=Tasks.from_rows(list(self.tasks)),
-            cgroups=dict(self.cgroups),
-            meta=Meta(**self.meta),
-        )
+            tasks=Tasks.from_rows(list(self.tasks)), cgroups=dict(self.cgroups), meta=Meta(**self.meta),
+        )  # fmt: skip
         profile.check()
         return profile
 
@@ -130,15 +125,13 @@ class ProfileBuilder:
     def _frames(self) -> Frames:
         codes = list(self._codes)
         return Frames.filled(
-            len(codes),
-            symbol=self._strings.intern_all(code.symbol for code in codes),
+            len(codes), symbol=self._strings.intern_all(code.symbol for code in codes),
             dso=self._strings.intern_all(code.dso for code in codes),
             address=np.array([code.address for code in codes], np.uint64),
-            file=self._strings.intern_all(code.file for code in codes),
-            line=[code.line for code in codes],
+            file=self._strings.intern_all(code.file for code in codes), line=[code.line for code in codes],
             inline_depth=[code.inline_depth for code in codes],
             cpumode=[CpuMode.KERNEL if code.kernel else CpuMode.USER for code in codes],
-        )
+        )  # fmt: skip
 
 
 def _cause(cause: LossCause | str) -> LossCause:

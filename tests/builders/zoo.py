@@ -192,9 +192,8 @@ _VALUES: dict[int, dict[str, Any]] = {
     RecordType.THREAD_MAP: {"entries": [{"pid": 70, "comm": b"main"}]},
     RecordType.CPU_MAP: {"type": 0, "data": b"\x01\x00\x00\x00"},
     RecordType.EVENT_UPDATE: {"kind": 2, "id": 1, "data": b"cpu-clock\0"},
-    RecordType.READ: _TIMED | {"values": [5, 100, 90, 1, 0]},
-    RecordType.COMM: _TIMED | {"comm": b"other"},
-}
+    RecordType.READ: _TIMED | {"values": [5, 100, 90, 1, 0]}, RecordType.COMM: _TIMED | {"comm": b"other"},
+}  # fmt: skip
 
 
 def _a_record_each(spec: EventSpec) -> Iterator[bytes]:

@@ -218,17 +218,14 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    ("sql DATASET selec", "Parser Error"),
-    ("sql DATASET", "the following arguments are required: QUERY"),
+    ("sql DATASET selec", "Parser Error"), ("sql DATASET", "the following arguments are required: QUERY"),
     ("report DATASET/none", "there is no dataset"),
     ("report DATASET/samples", "no dataset, or nothing was written to it yet"),
-    ("report DATASET --sort servic", "no key or label 'servic'"),
-    ("report DATASET --class locks", "no class 'locks'"),
+    ("report DATASET --sort servic", "no key or label 'servic'"), ("report DATASET --class locks", "no class 'locks'"),
     ("report DATASET --label service", "'service' is not of the form NAME=VALUE"),
     ("report DATASET --since yesterday", "'yesterday' is not a time"),
     ("report DATASET --since -1h --until -2h", "is not before"),
-    ("report DATASET --since -1h", "no host recorded since"),
-    ("report DATASET --limit -3", "not a number of rows"),
+    ("report DATASET --since -1h", "no host recorded since"), ("report DATASET --limit -3", "not a number of rows"),
     ("report DATASET --event cpu-clock,instructions", "do not add up"),
     ("report DATASET --event cpu-clok", "no event 'cpu-clok' in the selected time (known: cpu-clock, "),
     ("top DATASET --event cpu-clock,offcpu-time,task-clock", "no event 'task-clock'"),
@@ -243,8 +240,7 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
     ("expire DATASET/hosts --older-than 1d", "no dataset: it has no folder samples"),
     ("report DATASET --engine nosuch://x", "cannot connect"),
     ("report DATASET --engine spark:local[1]", "pyspark is not installed"),
-    ("flamegraph DATASET -o /dev/null --event none", "no samples"),
-    ("reports DATASET", "invalid choice"),
+    ("flamegraph DATASET -o /dev/null --event none", "no samples"), ("reports DATASET", "invalid choice"),
 ])  # fmt: skip
 def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in refused(capsys, "fleet", *words.replace("DATASET", str(dataset)).split(), status=None)

@@ -76,12 +76,10 @@ def test_no_address_gets_the_name_of_code_that_was_replaced(rows: list[tuple[int
     ("py::work:/srv/app.py", JitName("work (app.py)", "/srv/app.py")),
     ("py::Klass.run:/a:b/c.py", JitName("Klass.run (c.py)", "/a:b/c.py")),
     ("py::<module>:<frozen importlib>", JitName("<module> (<frozen importlib>)", "<frozen importlib>")),
-    ("py::", JitName("py::")),
-    ("JS:*work /srv/app.js:12:9", JitName("JS:*work /srv/app.js:12:9", "/srv/app.js", 12)),
+    ("py::", JitName("py::")), ("JS:*work /srv/app.js:12:9", JitName("JS:*work /srv/app.js:12:9", "/srv/app.js", 12)),
     ("JS:~ file:///srv/a.mjs:1:1", JitName("JS:~ file:///srv/a.mjs:1:1", "/srv/a.mjs", 1)),
     ("LazyCompile:~f node:internal/x:4:2", JitName("LazyCompile:~f node:internal/x:4:2")),
-    ("Lcom/acme/Main;::run", JitName("Lcom/acme/Main;::run")),
-    ("Interpreter", JitName("Interpreter")),
+    ("Lcom/acme/Main;::run", JitName("Lcom/acme/Main;::run")), ("Interpreter", JitName("Interpreter")),
 ])  # fmt: skip
 def test_names_of_languages(raw: str, shown: JitName) -> None:
     assert read_jit_name(raw) == shown

@@ -86,10 +86,8 @@ class TestAliases:
         ((0x100, 8, "label_with_longer_name", LABEL), (0x100, 8, "weak", WEAK)),
         ((0x100, 8, "weak_with_longer_name", WEAK), (0x100, 8, "local", LOCAL)),
         ((0x100, 8, "local_with_longer_name", LOCAL), (0x100, 8, "global")),
-        ((0x100, 8, "__with_underscores"), (0x100, 8, "_fewer")),
-        ((0x100, 8, "short"), (0x100, 8, "longer")),
-        ((0x100, 8, "_underscore"), (0x100, 8, "_ZN3fooEv")),
-        ((0x100, 8, "_underscore"), (0x100, 8, "_RNvC1a1b")),
+        ((0x100, 8, "__with_underscores"), (0x100, 8, "_fewer")), ((0x100, 8, "short"), (0x100, 8, "longer")),
+        ((0x100, 8, "_underscore"), (0x100, 8, "_ZN3fooEv")), ((0x100, 8, "_underscore"), (0x100, 8, "_RNvC1a1b")),
     ])  # fmt: skip
     def test_the_better_one_wins_in_either_order(
         self, loser: tuple[int, int, str], winner: tuple[int, int, str]

@@ -31,13 +31,11 @@ CLOCK = event("cpu-clock", (11, 12), KIND, flags=AttrFlag.SAMPLE_ID_ALL)
 EVENTS = [CLOCK, event("dummy", (13, 14), KIND, flags=AttrFlag.SAMPLE_ID_ALL, config=SoftwareConfig.DUMMY)]
 BUILD_IDS = [BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[k]")]
 FEATURES: dict[int, bytes] = {
-    Feature.HOSTNAME: text_body("here"),
-    Feature.OSRELEASE: text_body("6.18"),
+    Feature.HOSTNAME: text_body("here"), Feature.OSRELEASE: text_body("6.18"),
     Feature.NRCPUS: feature_body(Feature.NRCPUS, available=2, online=2),
     Feature.CMDLINE: cmdline_body(["perf-offcpu", "record", "-a", "caf\udce9"]),
-    Feature.EVENT_DESC: event_desc_body(EVENTS),
-    Feature.BUILD_ID: build_id_body(BUILD_IDS),
-}
+    Feature.EVENT_DESC: event_desc_body(EVENTS), Feature.BUILD_ID: build_id_body(BUILD_IDS),
+}  # fmt: skip
 
 
 def comm(tid: int, name: bytes) -> bytes:
