@@ -111,8 +111,7 @@ def _repeat(data: bytearray, rng: random.Random) -> None:
 
 
 _MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
-    _flip, _flip, _number, _number, _head, _head, _tail, _record, _record, _record, _record,
-    _cut, _remove, _repeat,
+    _flip, _flip, _number, _number, _head, _head, _tail, _record, _record, _record, _record, _cut, _remove, _repeat,
 )  # fmt: skip
 
 

@@ -89,8 +89,7 @@ class ProfileBuilder:
         own = SampleFlag.OFFCPU if event == OFFCPU else SampleFlag(0)
         row = {
             "time_ns": 1_000_000 * len(self._rows), "period": weight, "evsel": list(self.events).index(event),
-            "pid": pid, "tid": tid, "comm": self._strings.intern(comm),
-            "flags": int(own | (flags or SampleFlag(0))),
+            "pid": pid, "tid": tid, "comm": self._strings.intern(comm), "flags": int(own | (flags or SampleFlag(0))),
         }  # fmt: skip
         self._rows.append(row | columns)
         return self

@@ -51,9 +51,8 @@ def hand_made() -> Profile:
         meta={"arch": "x86_64"}, cgroups={5: "/user.slice"}, tasks=[(9, 100, 0, -1)], comms=[(9, 8, 0, "waker")]
     )
     builder.sample(
-        "a", ["main", Code("f;g"), kernel("futex_wait")], 2**60 + 1, tid=1, cpu=2, state=1, syscall=202,
-        waker_tid=9, waker_pid=8, wakeup_ns=50, runq_ns=0, cgroup=5, object=builder.thing("m in a"), holder_tid=9,
-        switch_out_ns=40,
+        "a", ["main", Code("f;g"), kernel("futex_wait")], 2**60 + 1, tid=1, cpu=2, state=1, syscall=202, waker_tid=9,
+        waker_pid=8, wakeup_ns=50, runq_ns=0, cgroup=5, object=builder.thing("m in a"), holder_tid=9, switch_out_ns=40,
     )  # fmt: skip
     sums = SampleFlag.AGGREGATED | SampleFlag.UNTIMED
     builder.sample("b\n", [], 7, flags=sums, time_ns=-1, count=3, longest_ns=4, cgroup=6)

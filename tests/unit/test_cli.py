@@ -190,10 +190,9 @@ def closing(redirection: str, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("arguments", [
-    ["report", "-f", "-i", str(DEMO)], ["script", "-f", "-F", "comm", "-i", str(DEMO)],
-    ["dump", "-f", "-i", str(DEMO)], ["convert", "-f", "--folded", "-o", "-", "-i", str(DEMO)],
-    ["convert", "-f", "--pprof", "-o", "-", "-i", str(DEMO)], ["inject", "-f", "-o", "-", "-i", str(DEMO)],
-    ["completion", "bash"],
+    ["report", "-f", "-i", str(DEMO)], ["script", "-f", "-F", "comm", "-i", str(DEMO)], ["dump", "-f", "-i", str(DEMO)],
+    ["convert", "-f", "--folded", "-o", "-", "-i", str(DEMO)], ["convert", "-f", "--pprof", "-o", "-", "-i", str(DEMO)],
+    ["inject", "-f", "-o", "-", "-i", str(DEMO)], ["completion", "bash"],
 ], ids=lambda arguments: arguments[0])  # fmt: skip
 def test_closed_standard_output_is_one_sentence(arguments: list[str]) -> None:
     done = closing(">&-", *arguments)

@@ -134,11 +134,10 @@ def test_every_process_gets_a_chosen_environment() -> None:
     ("ctypes.CDLL(None).mount(a, b, c, 0, None)", "libc.mount"),
     ("lib = ctypes.CDLL(None, use_errno=True)\nlib.syscall(321)", "libc.syscall"),
     ("_LIB = ctypes.CDLL('libc.so.6')\ncall = _LIB.capset", "libc.capset"),
-    ("ctypes.pythonapi.PyRun_SimpleString(b'')", "libc.PyRun_SimpleString"),
-    ("from ctypes import CDLL", "ctypes.CDLL"),
+    ("ctypes.pythonapi.PyRun_SimpleString(b'')", "libc.PyRun_SimpleString"), ("from ctypes import CDLL", "ctypes.CDLL"),
     ("resource.setrlimit(resource.RLIMIT_AS, (1, 1))", "resource.setrlimit"),
-    ("importlib.import_module(name)", "importlib.import_module"),
-    ("import subprocess as other", "subprocess as other"), ("eval(text)", "eval"),
+    ("importlib.import_module(name)", "importlib.import_module"), ("import subprocess as other", "subprocess as other"),
+    ("eval(text)", "eval"),
 ])  # fmt: skip
 def test_the_test_sees_a_call(source: str, name: str) -> None:
     assert found_in(source) == {name}

@@ -110,13 +110,12 @@ def test_printable_text_drives_nothing(raw: str) -> None:
 
 
 @pytest.mark.parametrize(("symbol", "dso", "address", "label"), [
-    ("main", "/bin/x", None, "main"), ("main", "/bin/x", 16, "main"),
-    ("", "/usr/lib/libc.so.6", None, "[libc.so.6]"),
+    ("main", "/bin/x", None, "main"), ("main", "/bin/x", 16, "main"), ("", "/usr/lib/libc.so.6", None, "[libc.so.6]"),
     ("", "/usr/lib/libc.so.6", 0x1F3A, "[libc.so.6 <1f3a>]"), ("", "[vdso]", None, "[vdso]"),
     ("", "[vdso]", 16, "[vdso <10>]"), ("", "[kernel.kallsyms]", None, "[kernel.kallsyms]"),
     ("", "//anon", None, "[anon]"), ("", "/memfd:jit (deleted)", None, "[memfd:jit (deleted)]"),
-    ("", "[JIT] tid 17", None, "[[JIT] tid 17]"), ("", "/ends/in/", None, "[unknown]"),
-    ("", "", None, text.UNKNOWN), ("", "", 255, "[unknown <ff>]"),
+    ("", "[JIT] tid 17", None, "[[JIT] tid 17]"), ("", "/ends/in/", None, "[unknown]"), ("", "", None, text.UNKNOWN),
+    ("", "", 255, "[unknown <ff>]"),
 ])  # fmt: skip
 def test_frame_label(symbol: str, dso: str, address: int | None, label: str) -> None:
     assert text.frame_label(symbol, dso, address) == label

@@ -54,8 +54,7 @@ def path(tmp_path: Path) -> Path:
     """Before and after the copy, from another thread, and to a copy that is nowhere."""
     code = {"pid": 7, "tid": 7, "addr": CODE, "len": 0x1000, "pgoff": 0, "filename": b"//anon"}
     records = [
-        comm(SPEC, 7, 7, "main"), comm(SPEC, 7, 8, "worker"),
-        side(SPEC, RecordType.MMAP, 2, time=1, **code),
+        comm(SPEC, 7, 7, "main"), comm(SPEC, 7, 8, "worker"), side(SPEC, RecordType.MMAP, 2, time=1, **code),
         reference(10, KNOWN), wait(20, KNOWN, WORDS), reference(30, KNOWN, tid=7), reference(40, MISSING),
         wait(50, 0, WORDS),
     ]  # fmt: skip

@@ -69,10 +69,9 @@ def test_a_message_against_the_rules_is_refused(server: str) -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), [
-    (301, ServerRefused), (307, ServerRefused), (400, Refused), (401, ServerRefused),
-    (403, ServerRefused), (404, ServerRefused), (408, RetryLater), (413, Refused), (415, Refused),
-    (422, Refused), (429, RetryLater), (500, RetryLater), (501, ServerRefused), (502, RetryLater),
-    (503, RetryLater), (504, RetryLater),
+    (301, ServerRefused), (307, ServerRefused), (400, Refused), (401, ServerRefused), (403, ServerRefused),
+    (404, ServerRefused), (408, RetryLater), (413, Refused), (415, Refused), (422, Refused), (429, RetryLater),
+    (500, RetryLater), (501, ServerRefused), (502, RetryLater), (503, RetryLater), (504, RetryLater),
 ])  # fmt: skip
 def test_statuses(status: int, kind: type[PushError]) -> None:
     with receiver(None, Reply(status, body=b"why")) as found:

@@ -36,10 +36,9 @@ def bank(*, owners: bool) -> Profile:
     waits = [(11, 0, 100, 13, 13), (12, 50, 80, 13, 13), (11, 200, 210, 14, 13), (12, 205, 215, 14, 14)]
     for tid, begin, end, holder, waker in waits:
         builder.sample(
-            "worker", ["main", "transfer", "pthread_mutex_lock"], (end - begin) * 1000, pid=10, tid=tid,
-            object=lock, holder_tid=holder if owners else -1, switch_out_ns=begin * 1000, time_ns=end * 1000,
-            waker_tid=waker, waker_pid=10, wakeup_ns=end * 1000, waker_path=["main", "commit", "unlock_it"],
-            syscall=202, state=1,
+            "worker", ["main", "transfer", "pthread_mutex_lock"], (end - begin) * 1000, pid=10, tid=tid, object=lock,
+            holder_tid=holder if owners else -1, switch_out_ns=begin * 1000, time_ns=end * 1000, waker_tid=waker,
+            waker_pid=10, wakeup_ns=end * 1000, waker_path=["main", "commit", "unlock_it"], syscall=202, state=1,
         )  # fmt: skip
     builder.sample("log", ["main", "flush"], 5000, pid=10, tid=15, object=file, time_ns=300_000, waker_tid=0,
                    waker_pid=0, flags=SampleFlag.WAKER_INTERRUPT, state=2)  # fmt: skip
@@ -156,10 +155,9 @@ def test_a_deadlock_comes_before_the_verdict() -> None:
 
 
 @pytest.mark.parametrize(("selection", "weights"), [
-    (Selection(objects=("ledger",)), [100, 30, 10, 10]),
-    (Selection(objects=("*in b?nk",)), [100, 30, 10, 10]), (Selection(objects=("/var/",)), [5]),
-    (Selection(objects=("/var/", "ledger")), [100, 30, 10, 10, 5]), (Selection(objects=("Ledger",)), []),
-    (Selection(locks=(0x40,)), [100, 30, 10, 10]), (Selection(locks=(0,)), []),
+    (Selection(objects=("ledger",)), [100, 30, 10, 10]), (Selection(objects=("*in b?nk",)), [100, 30, 10, 10]),
+    (Selection(objects=("/var/",)), [5]), (Selection(objects=("/var/", "ledger")), [100, 30, 10, 10, 5]),
+    (Selection(objects=("Ledger",)), []), (Selection(locks=(0x40,)), [100, 30, 10, 10]), (Selection(locks=(0,)), []),
     (Selection(locks=(0x40,), objects=("/var",)), []), (Selection(locks=(1 << 80,)), []),
 ])  # fmt: skip
 def test_selection(selection: Selection, weights: list[int]) -> None:

@@ -53,9 +53,8 @@ def test_counted_by_the_collector() -> None:
     profile = builder.build()
     profile.budget = Budget.filled(
         3, tid=[1, 2, 3], pid=[1, 1, 1], begin_ns=[1000, 1500, 1000], end_ns=[2000, 1900, 2000],
-        running_ns=[600, 100, 1000], runnable_ns=[20, 10, 0], preempted_ns=[30, 0, 0],
-        interruptible_ns=[250, 290, 0], uninterruptible_ns=[70, 0, 0], idle_ns=[5, 0, 0],
-        stopped_ns=[3, 0, 0], other_ns=[1, 0, 0],
+        running_ns=[600, 100, 1000], runnable_ns=[20, 10, 0], preempted_ns=[30, 0, 0], interruptible_ns=[250, 290, 0],
+        uninterruptible_ns=[70, 0, 0], idle_ns=[5, 0, 0], stopped_ns=[3, 0, 0], other_ns=[1, 0, 0],
     )  # fmt: skip
     table = budgets(profile)
     assert not table.derived

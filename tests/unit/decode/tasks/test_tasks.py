@@ -67,8 +67,7 @@ def test_an_unknown_thread_is_named_by_its_number_and_the_idle_one_by_perf(tmp_p
 def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path: Path) -> None:
     recording = load(
         tmp_path, comm(CLOCK, 7, 7, "old"), task(CLOCK, RecordType.EXIT, 7, 7, 30), at(35, 7, 7),
-        comm(CLOCK, 1, 1, "init"), fork(7, 7, 1, 60), at(70, 7, 7), comm(CLOCK, 7, 7, "new", 80),
-        at(90, 7, 7),
+        comm(CLOCK, 1, 1, "init"), fork(7, 7, 1, 60), at(70, 7, 7), comm(CLOCK, 7, 7, "new", 80), at(90, 7, 7),
     )  # fmt: skip
     assert comms_of(recording) == ["old", "init", "new"]
     tasks = recording.tasks
@@ -96,8 +95,7 @@ def test_a_child_inherits_maps_and_what_either_maps_then_is_its_own(tmp_path: Pa
 def test_exec_begins_anew_with_the_first_mapping(tmp_path: Path) -> None:
     execs = side(CLOCK, RecordType.COMM, int(Misc.COMM_EXEC), time=20, pid=7, tid=7, comm=b"new")
     recording = load(
-        tmp_path, maps(7, "/bin/old", 0), at(10, 7, 7), execs, at(25, 7, 7), maps(7, "/bin/new", 30),
-        at(40, 7, 7),
+        tmp_path, maps(7, "/bin/old", 0), at(10, 7, 7), execs, at(25, 7, 7), maps(7, "/bin/new", 30), at(40, 7, 7),
     )  # fmt: skip
     assert mapped(recording) == [["/bin/old"], ["/bin/old"], ["/bin/new"]]
 

@@ -138,9 +138,8 @@ class TestModules:
             load_module(str(tmp_path / "m.ko"), b"\x02" * 20)
 
     @pytest.mark.parametrize(("name", "data"), [
-        ("m.ko", b""), ("m.ko", b"\x7fELF"), ("m.ko.xz", b"\xfd7zXZ\0 not really"),
-        ("m.ko.gz", b"\x1f\x8b not really"), ("m.ko.zst", b"(\xb5/\xfd not really"),
-        ("m.ko", ElfBuilder(FUNCTIONS, type=DYN).build()),
+        ("m.ko", b""), ("m.ko", b"\x7fELF"), ("m.ko.xz", b"\xfd7zXZ\0 not really"), ("m.ko.gz", b"\x1f\x8b not really"),
+        ("m.ko.zst", b"(\xb5/\xfd not really"), ("m.ko", ElfBuilder(FUNCTIONS, type=DYN).build()),
     ])  # fmt: skip
     def test_damaged_files_are_refused(self, tmp_path: Path, name: str, data: bytes) -> None:
         (tmp_path / name).write_bytes(data)
