@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout of `struct perf_event_attr`: what an event measures and which fields its records carry. Source:
-include/uapi/linux/perf_event.h. The structure has grown from 64 to 144 bytes; its `size` field is what its producer
-knew of it. Missing fields read as zero."""
+include/uapi/linux/perf_event.h. The structure has grown from 64 to 144 bytes; its `size` field is the number of bytes
+that its producer knew. Missing fields read as zero."""
 
 import enum
 from typing import Any, NamedTuple, Self
@@ -81,11 +81,11 @@ ATTR = Layout(
 
 _FLAGS_AT = slice(ATTR.offset("flags"), ATTR.offset("flags") + 8)
 _BIT_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-"""Big-endian compilers fill a bit field from the high end of each byte."""
+"""For bytes.translate(): reverses the bits of each byte. Big-endian compilers fill bit fields from the high end."""
 
 
 class Attr(NamedTuple):
-    """The attr of an event. Fields as in the layout ATTR; unknown flag bits are kept."""
+    """A struct perf_event_attr, with the fields of the layout ATTR as Python values; unknown flag bits are kept."""
 
     type: int = 0
     size: int = ATTR_SIZE_PERF_6_1
@@ -113,7 +113,7 @@ class Attr(NamedTuple):
     config4: int = 0
 
     def pack(self, size: int | None = None, order: Order = "<") -> bytes:
-        """Return the attr as `size` bytes (default: its own size); LayoutError if that cuts off a field in use."""
+        """Return the attr packed to `size` bytes (default: its own); LayoutError if that cuts off a nonzero field."""
         size = self.size if size is None else size
         data = ATTR.pack(self._asdict() | {"size": size}, order)
         if any(data[size:]):
@@ -125,13 +125,13 @@ class Attr(NamedTuple):
         return data
 
     def cut(self, size: int = ATTR_SIZE_PERF_6_1) -> Self:
-        """Return the attr without fields and flags that a reader of `size` bytes does not know."""
+        """Return the attr with this `size`, and without config3, config4 and flags from bit 38 on (not in perf 6.1)."""
         flags_of_reader = AttrFlag((1 << 38) - 1)
         return self._replace(size=size, flags=self.flags & flags_of_reader, config3=0, config4=0)
 
 
 def unpack_attr(data: Buffer, order: Order = "<") -> Attr:
-    """Read an attr of any size up to its own, missing fields as zero; raise LayoutError for less than 64 bytes."""
+    """Unpack an attr; fields after its stated `size`, or after the data, are 0. LayoutError for less than 64 bytes."""
     if len(data) < ATTR_SIZE_VER0:
         raise LayoutError(f"perf_event_attr: {len(data)} bytes, at least {ATTR_SIZE_VER0} expected")
     stated = to_int(data[4:8], order) or ATTR_SIZE_VER0

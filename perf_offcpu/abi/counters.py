@@ -2,8 +2,8 @@
 """Layout of the raw payloads of `offcpu-counters` samples: losses of the recording, and budgets of threads.
 
 Losses in full rings have records of their own (LOST, LOST_SAMPLES), losses in the BPF program have not. perf 6.1
-stops at records of unknown type, and its `perf inject` crashes on unknown header features. So they are a sample of
-period 0 of a separate bpf-output event, the last record of the data, which perf shows and keeps.
+stops at records of unknown type, and its `perf inject` crashes on unknown header features. So the latter are a
+sample of period 0 of a separate bpf-output event, the last record of the data, which perf shows and keeps.
 
 Budgets state how threads spent their time. They share the event, and the magic tells the two apart. A sample holds
 the budgets of some threads: of ended ones as the collector drains them from the kernel, of the others at the end of
@@ -15,7 +15,7 @@ from perf_offcpu.binary.fields import BYTE, TEXT, U16, U32, U64, Field, Order, t
 from perf_offcpu.binary.layout import Layout
 
 EVENT_NAME = "offcpu-counters"
-"""The name of its evsel, which has one id, chosen by the recorder: there is no such event in the kernel."""
+"""Name of the evsel of these samples. Its only id is chosen by the recorder: the kernel has no such event."""
 
 EVENT_ID = int.from_bytes(b"offcpu-c", "big")  # its id. The kernel counts from 1 and will not reach it
 MAGIC = int.from_bytes(b"OFCC", "little")
@@ -70,12 +70,12 @@ BUDGETS = Layout("offcpu-counters budgets", *_HEAD, Field("budgets", BUDGET, cou
 
 
 def budget_layout(payload: bytes, order: Order) -> Layout:
-    """Return the layout of a budget in a payload: in version 1 it ends before `throttled_ns`."""
+    """Return the layout of one budget in a payload of BUDGETS: in version 1 it ends before `throttled_ns`."""
     return BUDGET.prefix(BUDGET.offset("throttled_ns")) if to_int(payload[4:6], order) == 1 else BUDGET
 
 
 def budgets_layout(payload: bytes, order: Order) -> Layout:
-    """Return the layout of a payload of budgets."""
+    """Return the layout of a whole payload of budgets, by the version that it states."""
     return Layout(BUDGETS.name, *_HEAD, Field("budgets", budget_layout(payload, order), count="nr"))
 
 
@@ -94,11 +94,11 @@ PYTHON = Layout(
         "interpreter's C function, separated by tabs",
     ),
 )
-"""Functions of one thread, by `record --python-stacks`."""
+"""Payload with the Python functions of one thread that is still blocked at the end (`record --python-stacks`)."""
 
 
 def payload_layout(payload: bytes, order: Order) -> Layout:
-    """Return the layout of a payload, by its magic."""
+    """Return the layout of a raw payload of `offcpu-counters`, by its magic; COUNTERS for an unknown magic."""
     magic = to_int(payload[:4], order)
     if magic == BUDGET_MAGIC:
         return budgets_layout(payload, order)

@@ -18,25 +18,25 @@ ElfType = enum.IntEnum("ElfType", "REL EXEC DYN")  # e_type
 
 
 class Machine(enum.IntEnum):
-    """e_machine, as far as it has rules of its own here."""
+    """Values of e_machine for which this project has rules of its own."""
 
     ARM, X86_64, AARCH64, RISCV = 40, 62, 183, 243
 
 
 class SectionType(enum.IntEnum):
-    """sh_type."""
+    """Values of sh_type that are looked for."""
 
     SYMTAB, NOTE, NOBITS, DYNSYM = 2, 7, 8, 11
 
 
 class SectionFlag(enum.IntFlag):
-    """sh_flags."""
+    """Bits of sh_flags that are looked at."""
 
     ALLOC, EXECINSTR, COMPRESSED = 0x2, 0x4, 0x800
 
 
 class SegmentType(enum.IntEnum):
-    """p_type."""
+    """Values of p_type that are looked for."""
 
     LOAD, NOTE = 1, 4
 
@@ -45,7 +45,7 @@ SegmentFlag = enum.IntFlag("SegmentFlag", "X W R")  # p_flags
 
 
 class SymbolType(enum.IntEnum):
-    """Low half of st_info."""
+    """Values of the low half of st_info."""
 
     NOTYPE, OBJECT, FUNC, GNU_IFUNC = 0, 1, 2, 10
 

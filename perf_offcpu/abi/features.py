@@ -38,7 +38,7 @@ Feature = enum.IntEnum(
     "MEM_TOPOLOGY CLOCKID DIR_FORMAT BPF_PROG_INFO BPF_BTF COMPRESSED CPU_PMU_CAPS CLOCK_DATA "
     "HYBRID_TOPOLOGY PMU_CAPS CPU_DOMAIN_INFO E_MACHINE CLN_SIZE",
 )
-"""Bits of header features, from 1 on. Unknown bits stay integers."""
+"""Bit numbers of header features (HEADER_*), from 1 on. Unknown bits stay integers."""
 
 _ONE_STRING = Layout("perf_header_string", ("text", STRING))
 _STRINGS = Layout("perf_header_strings", ("nr", U32), Field("texts", _ONE_STRING, count="nr"))
@@ -89,7 +89,7 @@ FEATURE_LAYOUTS: dict[int, Layout] = {
 }
 
 EVENT_DESC_HEADER = Layout("event_desc", ("nr attr_size", U32))
-"""Then, per event: attr bytes, `EVENT_DESC_ENTRY`. Names belong to events by position."""
+"""Begin of EVENT_DESC; for each event, in the file's order, follow `attr_size` bytes of attr and EVENT_DESC_ENTRY."""
 
 EVENT_DESC_ENTRY = Layout("event_desc entry", ("nr_ids", U32), ("name", STRING), Field("ids", U64, count="nr_ids"))
 

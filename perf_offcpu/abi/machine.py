@@ -14,7 +14,7 @@ ABI_64: Final = 2  # PERF_SAMPLE_REGS_ABI_64; 1 is a 32-bit task, 0 a task witho
 
 @frozen
 class Registers:
-    """The registers of one machine, by DWARF number."""
+    """Describe the registers of one machine: their DWARF numbers, their roles, and their bits in sample_regs_user."""
 
     count: int  # the number of registers that unwinding follows
     # pc, sp, fp: program counter, stack and frame pointer
@@ -30,12 +30,12 @@ class Registers:
 
     @property
     def sample_mask(self) -> int:
-        """The sample_regs_user with the bits of all these registers."""
+        """The sample_regs_user that asks for every register with a DWARF number."""
         return sum(1 << bit for bit, number in enumerate(self.of_sample) if number >= 0)
 
 
 class RegisterWords(NamedTuple):
-    """Words of struct pt_regs, as user space knows it (user_pt_regs on arm64)."""
+    """Indices of u64 words in struct pt_regs as user space knows it (user_pt_regs on arm64); `number` of all words."""
 
     number: int
     ip: int

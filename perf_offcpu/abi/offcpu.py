@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
 
 
 class WaitFlag(enum.IntFlag):
-    """Begin and end of the wait."""
+    """How the wait began and ended, and how its sample was taken."""
 
     PREEMPTED = 1 << 0  # stayed runnable (preempted, or it yielded): the wait is run-queue delay, or see THROTTLED
     WAKER_INTERRUPT = 1 << 1  # woken from an interrupt: the waker is the task that the interrupt hit, 0 for an idle CPU
@@ -125,10 +125,10 @@ BLANK_EXTENSION = {field.name: field.unknown for field in EXTENSION.fields} | {
     "version": EXTENSION_VERSION,
     "size": EXTENSION_SIZE,
 }
-"""The values of an extension that says nothing; writers replace those that they know."""
+"""Field name → value of an extension in which nothing is known; writers replace the values that they know."""
 
 
 @functools.cache
 def fixed_part(size: int) -> Layout:
-    """Return the rows of EXTENSION that lie whole in a fixed part of `size` bytes."""
+    """Return a layout of the first fields of EXTENSION, as many as fit wholly into a fixed part of `size` bytes."""
     return EXTENSION.prefix(size)

@@ -39,7 +39,7 @@ class Misc(enum.IntFlag):
 
 
 CpuMode = enum.IntEnum("CpuMode", "UNKNOWN KERNEL USER HYPERVISOR GUEST_KERNEL GUEST_USER", start=0)
-"""The low bits of `misc`: the mode of the CPU, whose code an address lies in."""
+"""Values of the low bits of `misc` (CPUMODE_MASK): the mode of the CPU whose code an address lies in."""
 
 RECORD_HEADER = Layout(
     "perf_event_header",
@@ -169,7 +169,7 @@ RECORD_LAYOUTS: dict[int, Layout] = {
 }
 
 HEADER_ATTR_IDS = Layout("HEADER_ATTR ids", Field("ids", U64, count=REST))
-"""Follows the attr, of its own size, in a HEADER_ATTR record."""
+"""The ids of the event, which follow its attr (`attr.size` bytes) in a HEADER_ATTR record."""
 
 CALLCHAIN_DEFERRED_V12 = Layout(
     "PERF_RECORD_CALLCHAIN_DEFERRED (v12)",

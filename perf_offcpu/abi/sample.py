@@ -32,7 +32,7 @@ class SampleShape(NamedTuple):
 
     @classmethod
     def of(cls, attr: Attr) -> Self:
-        """Return the shape of the records of an event."""
+        """Return the shape of the records of an event with this attr."""
         others = attr.branch_sample_type, attr.sample_regs_user, attr.sample_regs_intr
         return cls(attr.sample_type, attr.read_format, *others)
 
@@ -41,7 +41,7 @@ Predicate = Callable[[SampleShape], bool]
 
 
 def _reading(bit: ReadFormat | None = None, group: bool | None = None) -> Predicate:
-    """Return a test for SampleType.READ with a bit of read_format, in or out of a group (None: either)."""
+    """Return a predicate: READ is set, so is `bit` of read_format, and GROUP is as `group` (None: any) says."""
 
     def present(shape: SampleShape) -> bool:
         form = shape.read_format

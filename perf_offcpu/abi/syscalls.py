@@ -228,7 +228,7 @@ _ALIASES = (
     (re.compile(r"s390"), "s390x"),
     (re.compile(r"ppc64le|powerpc.*"), "ppc64"),
 )
-"""Names that `uname -m` and perf's header use."""
+"""Other names of architectures in `uname -m` and perf's header (pattern), each with its key in _TABLES."""
 _COMPAT = {"x86_64": "i386", "aarch64": "arm"}
 _COMPAT_ENTRY = re.compile(
     r"(?:__)?do_(?:fast_syscall_32|int80_emulation|int80_syscall_32|SYSENTER_32)|entry_(?:INT80|SYSENTER|SYSCALL)"
@@ -309,7 +309,7 @@ CALLS: Mapping[str, tuple[str, str]] = {
     "nanosleep": ("none", "spec_0"),
     "clock_nanosleep": ("none", "clock"),
 }
-"""System call → (what its arguments name, where its time limit is)."""
+"""System call → (what its arguments name: offcpu_call_kind, which argument is its time limit: offcpu_timeout)."""
 
 
 def call_numbers(arch: str) -> dict[int, tuple[str, str]]:

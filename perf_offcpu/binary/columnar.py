@@ -21,7 +21,7 @@ Bool = NDArray[np.bool_]
 
 @mutable
 class Columns:
-    """The fields of n records."""
+    """Hold the fields of n records as columns: integers as numpy arrays, arrays as Rows (where they are in `data`)."""
 
     ok: Bool  # bool[n], False where the record did not fit its layout; its values mean nothing
     # name → array[n] in native byte order; 0 where a `where` field is absent
@@ -30,7 +30,7 @@ class Columns:
     ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # int64[n], after the last field
 
     def take(self, rows: I64 | Bool) -> Self:
-        """Return the fields of some of the records."""
+        """Return the columns of the records `rows` alone (row numbers, in this order, or a mask)."""
         arrays = {name: array.take(rows) for name, array in self.arrays.items()}
         scalars = {name: values[rows] for name, values in self.scalars.items()}
         return type(self)(self.ok[rows], scalars, arrays, self.ends[rows])
@@ -39,8 +39,8 @@ class Columns:
 def read_columns(
     layout: Layout, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order = "<", shape: Shape = None
 ) -> Columns:
-    """Read all fields of n records of one shape; `starts` and `ends` (int64[n]) bound each record in `data`. A layout
-    has integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count."""
+    """Read all fields of n records of one shape; `starts` and `ends` (int64[n]) bound each record in `data`. The layout
+    may hold integers, integer arrays, nested layouts of fixed size, and BYTE arrays with a count."""
     reader = _Columnar(data, starts, ends, order, shape)
     fields = layout.active(shape)
     for row in fields[reader.read_prefix(fields) :]:
@@ -50,7 +50,7 @@ def read_columns(
 
 
 class _Columnar:
-    """Cursors of n records that advance together."""
+    """Read n records field by field: `at` is a cursor for each record (offset in `data`), and all advance together."""
 
     def __init__(self, data: NDArray[np.uint8], starts: I64, ends: I64, order: Order, shape: Shape) -> None:
         self.data, self.order, self.shape = data, order, shape
@@ -58,7 +58,7 @@ class _Columnar:
         self.columns = Columns(ok=np.ones(len(starts), np.bool_))
 
     def read_prefix(self, fields: tuple[Field, ...]) -> int:
-        """Read the scalars before the first field of any other kind, if no record is too short; return their number."""
+        """Read the leading scalar fields of all records at once; return their number, 0 if a record is too short."""
         prefix = list(itertools.takewhile(is_scalar, fields))
         size = sum(field.type.size for field in prefix if isinstance(field.type, Int))
         if not bool((self.limit - self.at >= size).all()):
@@ -76,7 +76,7 @@ class _Columnar:
             self._array(field, is_present)
 
     def _claim(self, sizes: I64 | int) -> I64:
-        """Advance the cursors; records that are too short stop being `ok` and stay where they are."""
+        """Advance the cursors by `sizes` bytes, return where they were; too short records lose `ok`, do not advance."""
         left = self.limit - self.at
         fits = (left >= sizes) & (np.asarray(sizes) >= 0)
         self.columns.ok &= fits
@@ -110,12 +110,12 @@ class _Columnar:
 
 
 def is_scalar(field: Field) -> bool:
-    """Return whether every record of its shape has the field, and once."""
+    """Return whether the field is a single integer that every record of its shape has."""
     return isinstance(field.type, Int) and field.count is None and field.where is None
 
 
 def item_size(field: Field, shape: Shape) -> int:
-    """Return the bytes of one item of an array."""
+    """Return the size in bytes of one item of an array field; raise TypeError for TEXT and STRING."""
     if isinstance(field.type, Layout):
         return field.type.size(shape)
     if isinstance(field.type, Int):

@@ -23,7 +23,7 @@ class Int(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The letter of the struct module."""
+        """The format character of the struct module, such as "I"."""
         letter = {1: "B", 2: "H", 4: "I", 8: "Q"}[self.size]
         return letter.lower() if self.signed else letter
 
@@ -63,7 +63,7 @@ Neighbours = tuple[str, Type] | tuple[str, Type, Condition]
 
 @frozen
 class Field:
-    """One row of a layout."""
+    """Describe one field of a layout: its name, type, number of items and when it is present."""
 
     name: str  # the header's own spelling
     type: Type  # an integer type, BYTE, TEXT, STRING, or a Layout (a nested struct)
@@ -93,7 +93,7 @@ class Field:
 
 
 def to_int(data: Buffer, order: Order) -> int:
-    """Return the unsigned number that some bytes hold."""
+    """Return the bytes as an unsigned integer."""
     return int.from_bytes(data, "little" if order == "<" else "big")
 
 

@@ -25,14 +25,14 @@ class Rows:
     width: int  # bytes of one item
 
     def take(self, rows: I64 | NDArray[np.bool_]) -> Self:
-        """Return the array field of some of the records."""
+        """Return the array field of the records `rows` alone (row numbers, in this order, or a mask)."""
         return type(self)(self.starts[rows], self.counts[rows], self.width)
 
 
 def gather_fields(
     data: NDArray[np.uint8], starts: I64, fields: Sequence[Field], order: Order
 ) -> dict[str, NDArray[Any]]:
-    """Return neighbouring integers by name; each record is copied once."""
+    """Return name → array[n] in native byte order of integer `fields` that are adjacent from `starts` (int64[n]) on."""
     kinds = np.dtype([(field.name, field.type.dtype(order)) for field in fields if isinstance(field.type, Int)])
     records = _windows(data, kinds.itemsize)[starts].view(kinds)
     return {field.name: records[field.name].astype(native(field.type)) for field in fields}
@@ -50,7 +50,7 @@ def native(type_: object) -> np.dtype[Any]:
 
 
 def gather_u64(data: NDArray[np.uint8], starts: I64, order: Order = "<") -> NDArray[np.uint64]:
-    """Return the words at byte offsets `starts` (raw data lies at 4 mod 8): uint64[n]."""
+    """Return uint64[n]: the words at byte offsets `starts` (int64[n], any alignment: raw data lies at 4 mod 8)."""
     words: NDArray[np.uint64] = gather(data, starts, U64, order)
     return words
 
@@ -67,20 +67,20 @@ def _windows(data: NDArray[np.uint8], size: int, step: int = 1) -> NDArray[np.vo
 
 
 def offsets_of(counts: I64) -> I64:
-    """Return where adjacent rows of these lengths begin and end: int64[n + 1]."""
+    """Return int64[n + 1]: the offsets of adjacent rows of these lengths, row i from offsets[i] to offsets[i + 1]."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
 def row_blocks(offsets: I64) -> Iterator[tuple[int, int]]:
-    """Cut ragged rows into runs (first row, row after the last) of about BLOCK items."""
+    """Cut ragged rows (offsets int64[n + 1]) into runs (first row, row after the last) of about BLOCK items."""
     cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], BLOCK))
     return itertools.pairwise(sorted({0, *cuts.tolist(), len(offsets) - 1}))
 
 
 def gather_rows(data: NDArray[np.uint8], rows: Rows, order: Order = "<") -> tuple[I64, NDArray[np.uint64]]:
-    """Return all u64 items of an array field (nested layouts of u64 included). Returns (offsets int64[n + 1], values
+    """Copy all u64 items of an array field (nested layouts of u64 included). Returns (offsets int64[n + 1], values
     uint64[offsets[n]]): record i has `values[offsets[i]:offsets[i + 1]]`."""
     counts = rows.counts if rows.width == 8 else rows.counts * (rows.width // 8)
     offsets = offsets_of(counts)
@@ -103,7 +103,7 @@ _ROWS_OF_A_LENGTH = 16  # rows of one length that are worth a step of numpy
 
 
 def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
-    """Return (length, rows of it) for each different length; None if there are too many."""
+    """Return (length, int64 rows that have it) for each distinct length; None if there are too many to be worth it."""
     if not len(counts):
         return []
     if bool((counts == counts[0]).all()):
@@ -119,7 +119,7 @@ def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
 
 
 def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
-    """Cut ragged rows into (length, which), at most BLOCK items each; no empty rows. None if lengths are too many."""
+    """Yield (length, rows of this length), at most BLOCK items at once, no empty rows; None if lengths are too many."""
     lengths = _lengths(np.diff(offsets))
     if lengths is None:
         return None
@@ -136,7 +136,7 @@ def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
 
 
 def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.uint64]:
-    """Return `length` words from each of `starts` (int64[n]) on: uint64[n, length]."""
+    """Return uint64[n, length]: row i is the `length` words of `values` from index starts[i] (int64[n]) on."""
     rows = _windows(values.view(np.uint8), 8 * length, step=8)[starts]
     return rows.view(np.uint64).reshape(-1, length)
 
@@ -144,7 +144,7 @@ def rows_of(values: NDArray[np.uint64], starts: I64, length: int) -> NDArray[np.
 def _gather_by_word(
     data: NDArray[np.uint8], starts: I64, counts: I64, offsets: I64, order: Order
 ) -> NDArray[np.uint64]:
-    """Return the items of rows of many different lengths."""
+    """Return uint64[offsets[-1]], as `gather_rows` does, for rows of many different lengths: word by word."""
     shift, words = starts - 8 * offsets[:-1], _overlapping(data, 8, order)
     values = np.empty(offsets[-1], np.uint64)
     for first, stop in row_blocks(offsets):
@@ -154,7 +154,7 @@ def _gather_by_word(
 
 
 def gather_bytes(data: NDArray[np.uint8], rows: Rows) -> tuple[I64, NDArray[np.uint8]]:
-    """Return all bytes of a BYTE array field, as `gather_rows` does words."""
+    """Copy all bytes of a BYTE array field; return (offsets int64[n + 1], values uint8[offsets[n]])."""
     offsets = offsets_of(rows.counts)
     byte = np.repeat(rows.starts - offsets[:-1], rows.counts) + np.arange(offsets[-1])
     return offsets, data[byte]

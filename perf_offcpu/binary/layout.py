@@ -51,7 +51,7 @@ class Layout:
         self._plans: dict[tuple[Order, Shape], tuple[_Run | Field, ...]] = {}
 
     def active(self, shape: Shape = None) -> tuple[Field, ...]:
-        """Return the fields of records of this shape."""
+        """Return the fields that records of this shape have, in wire order."""
         if shape not in self._active:
             if len(self._active) >= _MAX_PLANS:  # a hostile file may ask for a new shape in each record
                 self._active.clear()
@@ -115,18 +115,18 @@ class Layout:
             raise LayoutError(f"{self.name}: {problem}") from None
 
     def size(self, shape: Shape = None) -> int:
-        """Return the bytes of a structure; raise LayoutError if its size depends on its content."""
+        """Return the size of a structure in bytes; raise LayoutError if it depends on the content."""
         return sum(_fixed_size(self.name, field, shape) for field in self.active(shape))
 
     def offset(self, name: str, shape: Shape = None) -> int:
-        """Return where a field begins, if everything before it has a fixed size."""
+        """Return the byte offset of a field; raise LayoutError if a field before it has no fixed size."""
         fields = list(itertools.takewhile(lambda field: field.name != name, self.active(shape)))
         if len(fields) == len(self.active(shape)):
             raise LayoutError(f"{self.name}: no field {name} in this shape")
         return sum(_fixed_size(self.name, field, shape) for field in fields)
 
     def prefix(self, size: int) -> Layout:
-        """Return the layout of the leading fields that lie whole in `size` bytes; all have a fixed size."""
+        """Return the layout of the leading fields that lie wholly in `size` bytes; all must have a fixed size."""
         ends = itertools.accumulate(_fixed_size(self.name, field, None) for field in self.fields)
         fields = (field for field, end in zip(self.fields, ends, strict=True) if end <= size)
         return Layout(self.name, *fields, source=self.source)
@@ -147,7 +147,7 @@ _MAX_PLANS = 256
 
 
 class _Run(NamedTuple):
-    """Neighbouring fields of fixed size, read by one call."""
+    """A group of adjacent fields of fixed size that one call of the struct module reads."""
 
     fields: tuple[Field, ...]
     names: tuple[str, ...]
@@ -155,7 +155,7 @@ class _Run(NamedTuple):
 
 
 def _runs(fields: Iterable[Field], order: Order) -> Iterator[_Run | Field]:
-    """Yield the fields, with neighbours of fixed size as runs."""
+    """Yield the fields in order, adjacent ones of fixed size joined into a _Run."""
     for code, group in itertools.groupby(fields, lambda field: _fixed_code(field) is not None):
         if code:
             run = tuple(group)
@@ -175,7 +175,7 @@ def _fixed_code(field: Field) -> str | None:
 
 
 class _Reader:
-    """A checked cursor over one record."""
+    """Read one record field by field into `values`; raise LayoutError where a field reaches over its end."""
 
     def __init__(self, name: str, data: Buffer, order: Order, shape: Shape, start: int, end: int) -> None:
         self.name, self.data, self.order, self.shape = name, data, order, shape
@@ -183,7 +183,7 @@ class _Reader:
         self.values: dict[str, Any] = {}
 
     def _claim(self, size: int, field: str) -> int:
-        """Claim `size` bytes and return where they begin."""
+        """Advance by `size` bytes and return the offset where they begin; raise LayoutError if fewer are left."""
         start = self.at
         if size < 0 or size > self.end - start:
             raise LayoutError(f"{self.name}: field {field} needs {size} bytes at {start}, {self.end - start} are left")

@@ -52,17 +52,17 @@ Say = Callable[[str], None]
 
 
 class Collector:
-    """Programs, events and rings of one recording.
+    """Own and switch the BPF programs, perf events and rings of one recording.
 
     `say` is called with a sentence for each deviation from the options. Raises CapabilityError: the machine or the
     user lacks something; RecordingError: the kernel refuses a part.
 
     Attributes:
-        span: when waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
+        span: the time in which waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
         rings: the rings of samples.
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
-        unread: what could not be read of other processes.
+        unread: counts of stacks and other data that could not be read from other processes.
         known_tasks, known_kernel: records of tasks and kernel with which the last file begins.
         counters_event: the event of the recorder's own samples, which no ring has.
     """
@@ -106,7 +106,7 @@ class Collector:
         return deferring or support
 
     def _open_rings(self, support: Support, cpus: tuple[int, ...], deferred: bool, stack: contextlib.ExitStack) -> None:
-        """Open the events that own the rings of samples and of side-band records."""
+        """Open the events that own the rings of samples (`rings`) and of side-band records (`_side_rings`)."""
         options, wait_bytes = self.options, self.options.stack_bytes
         if wait_bytes and not self.program.ends_at_exit:
             self._say("stacks of waits are walked along frame pointers: no sched_exit_tp in this kernel, no kprobes")
@@ -130,7 +130,7 @@ class Collector:
 
     @property
     def events(self) -> list[EventSpec]:
-        """The events as the file describes them, in its order."""
+        """All events as the file describes them, in its order: on-CPU events, offcpu-time, tracker, counters."""
         waits = self.rings.owner.spec
         waits = replace(waits, ids=(*waits.ids, *(number for event in self._copies for number in event.ids)))
         sampling = [event.spec for event in self._sampling]
@@ -142,13 +142,13 @@ class Collector:
         return [fd for rings in (self.rings, self._side_rings) for fd in rings.owner.fds.values()]
 
     def track(self) -> None:
-        """Let births, deaths, names and maps of all processes flow into the rings."""
+        """Enable side-band records: forks, exits, comms and mmaps of all processes flow into the rings."""
         self.known_kernel.changes += 1  # what came before was not announced
         self._side_rings.owner.enable()
 
     def begin(self, command_pid: int | None) -> None:
-        """Let waits and samples of the target flow into the rings. `command_pid`: the process that will become the
-        command, if that is the target."""
+        """Add the targets, and let their waits and on-CPU samples flow into the rings. `command_pid`: the process that
+        will exec the command, if that is the target; else None."""
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
@@ -187,7 +187,7 @@ class Collector:
         self._copies.disable()
 
     def end(self) -> None:
-        """Stop everything; when this returns, no record is written any more. Waits as `pause` does."""
+        """Stop everything; when this returns, no record is written any more. Waits for running programs as `pause`."""
         if not self.span.end_ns:  # else a second pause would move the end of the span
             self.pause()
         self._side_rings.owner.disable()
@@ -203,7 +203,7 @@ class Collector:
             self.program.attach()
 
     def drain(self, sink: Sink) -> None:
-        """Move the content of all rings to `sink`; errors as of the sink, with nothing lost."""
+        """Move the content of all rings to `sink`. An error of the sink is passed on; the rings keep the data then."""
         with self.pressure.draining(lambda: max(self.rings.last_fill, self._side_rings.last_fill)):
             self._side_band.sink = sink
             self._side_band.meanwhile = lambda: self.rings.drain(sink)
@@ -211,7 +211,7 @@ class Collector:
             self.rings.drain(sink)
 
     def side_band_also_to(self, sink: Sink) -> AbstractContextManager[None]:
-        """Write drained side-band records to a second sink, too."""
+        """Return a context in which drained side-band records are written to this second sink, too."""
         return self._side_band.also_to(sink)
 
     def waiting_records(self) -> int:
@@ -219,7 +219,7 @@ class Collector:
         return self.rings.waiting_records() + self._side_rings.waiting_records()
 
     def cpus_without_ring(self) -> list[int]:
-        """Return CPUs from which a wait could not be sent since the last call: they were offline."""
+        """Return the CPUs on which a sample found no perf event since the last call: they were offline at the start."""
         before, self._failures = self._failures, self.program.maps.output_failures()
         return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]
 
@@ -237,7 +237,7 @@ class Collector:
         return fds
 
     def lost_by_id(self) -> dict[int, int]:
-        """Return the number of records that found a ring full, by the ids of events."""
+        """Return event id (one for each CPU) → number of records that found its ring full, if there are any."""
         events = (*self._sampling, self.rings.owner, *self._copies, self._side_rings.owner)
         return dict(lost for event in events for lost in event.lost())
 
@@ -246,7 +246,7 @@ class Collector:
         return self._sampling.samples(passed=self.program.counters()["oncpu_samples"])
 
     def counters(self) -> dict[LossCause, Counter]:
-        """Return the counters of waits: those of the BPF program and of the rate limit."""
+        """Return the counters of losses: of the BPF program, of data unread in other processes, of the rate limit."""
         counts = self.program.counters()
         counters = {
             losses.CAUSES[name.replace("_", "-")]: Counter(count, counts.get(f"{name}_ns", 0))
@@ -263,7 +263,7 @@ class Collector:
         return max(self.options.threshold_ns, self.program.maps.rate()["threshold_ns"])
 
     def close(self) -> None:
-        """Give everything back to the kernel."""
+        """Close all programs, events and rings."""
         self._resources.close()
 
     def __enter__(self) -> Self:

@@ -59,7 +59,7 @@ class Command(NamedTuple):
 
 
 class Control:
-    """The commands that have come and are not carried out yet; without descriptors none ever comes."""
+    """Read commands from the descriptors of --control and queue them; without descriptors (None) none ever comes."""
 
     def __init__(self, fds: ControlFds | None) -> None:
         self._fds, self._rest = fds, b""
@@ -98,7 +98,7 @@ class Control:
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:
-        """Answer a command; a reader that is gone or slow is left out."""
+        """Write "ack" for one command; it is dropped if the reader is gone or slow."""
         if self._fds is not None and self._fds.acks >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fds.acks, _ACK)
@@ -130,7 +130,7 @@ class RecordingSignals:
             self.received = signum
 
     def is_ending(self) -> bool:
-        """Return whether the recording shall end; `fd` is not readable until the next signal comes."""
+        """Empty `fd`, so that it is not readable until the next signal; return whether the recording shall end."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 512)
         return self.received is not None
@@ -152,7 +152,7 @@ class RecordingSignals:
 
 
 class Requests:
-    """The requests of one recording.
+    """Carry out the requests to one recording, from --control and SIGUSR2.
 
     `enable` and `disable` are left to the session, which pauses and goes on; the other commands are carried out here,
     or noted until the session has time for them.
@@ -208,7 +208,7 @@ class Requests:
             self.stopping = True
 
     def _change_period(self, text: str) -> None:
-        """Sample with another period from the next file on, which begins at once."""
+        """Set `period_ns` and ask for a new file, from which on waits are sampled with it; report a bad argument."""
         if not self.period_ns:
             self._say("--control: period: waits are not sampled by length (--off-cpu-period)")
             return

@@ -23,7 +23,7 @@ from perf_offcpu.perfdata.write.writer import pack_record
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Number of events, and the off-cpu time concerned (0 where it is not known)."""
+    """A count of events, and the sum of off-cpu time that they concern, ns (0 where it is not known)."""
 
     events: int
     ns: int = 0
@@ -31,7 +31,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Begin and end of a recording, ns of its clock, and its threshold."""
+    """Begin and end of a recording, ns of its clock (end 0: it goes on), and its threshold, ns."""
 
     begin_ns: int
     end_ns: int
@@ -39,7 +39,7 @@ class Span:
 
 
 def lost_records(lost: Mapping[int, int]) -> Iterator[bytes]:
-    """Yield a LOST_SAMPLES record for each event and CPU, by its id, that lost records to a full ring."""
+    """Yield a LOST_SAMPLES record for each event id (an event on a CPU) → number of records lost to a full ring."""
     zeros = {field.name: 0 for field in TRAILER.active(SAMPLE_TYPE)}
     for event_id, count in lost.items():
         if count:
@@ -48,14 +48,14 @@ def lost_records(lost: Mapping[int, int]) -> Iterator[bytes]:
 
 
 def counters_event(support: Support) -> EventSpec:
-    """Return the event of the counters' sample, which follows the kernel's events in the file."""
+    """Return the event `offcpu-counters` of the recorder's own samples; in the file it follows the kernel's events."""
     sample_type = SAMPLE_TYPE | SampleType.RAW
     attr = basic_attr(PerfType.SOFTWARE, SoftwareConfig.BPF_OUTPUT, support, sample_type=sample_type)
     return EventSpec(attr, EVENT_NAME, (EVENT_ID,))
 
 
 def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, Counter]) -> bytes:
-    """Return the sample with all counters, at the end of the recorded span."""
+    """Return the sample record that holds all counters and the span; its time is the end of the span."""
     rows = [
         {"events": counter.events, "ns": counter.ns, "name": cause.name.encode()} for cause, counter in counters.items()
     ]
@@ -64,7 +64,7 @@ def counters_sample(event: EventSpec, span: Span, counters: Mapping[LossCause, C
 
 
 def account_sample(event: EventSpec, payload: bytes, time_ns: int) -> bytes:
-    """Return one sample of the event that describes the recording itself; perf shows it for the recorder."""
+    """Return one sample record of `event` with this raw payload, and pid and tid of the recorder."""
     raw = payload + bytes(4)  # as the kernel pads: size field and data end on 8 bytes
     columns: dict[str, Column] = dict.fromkeys(("ip", "cpu", "cpu_res", "period"), 0)
     columns |= {"identifier": event.ids[0], "pid": os.getpid(), "tid": os.getpid(), "time": time_ns}

@@ -34,7 +34,7 @@ from perf_offcpu.resources import PROGRAM, bpf_dir
 
 
 class State(enum.StrEnum):
-    """State of a part."""
+    """States of a part of the machine, as `perf-offcpu doctor` shows them."""
 
     WORKS = "works"
     LIMITED = "limited"  # recording works, with less to show for it
@@ -43,7 +43,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A part of the machine: what it is for, its state, what was found, what to do about it (may be "")."""
+    """The finding on one part of the machine: its group, name, state, facts found, and advice ("" for none)."""
 
     group: str
     part: str
@@ -67,7 +67,7 @@ _NEEDS = {
 
 
 def examine() -> Iterator[Finding]:
-    """Examine what recording needs or is better for, in the order in which it would fail."""
+    """Check each part that recording needs or profits from, in the order in which it would fail; yield findings."""
     bad: set[str] = set()
     for part, check in _CHECKS.items():
         lacking = [name for name in _NEEDS.get(part, ()) if name in bad]
@@ -101,7 +101,7 @@ def _bcc() -> Result:
 
 
 def _compiled_before() -> str:
-    """Return words on programs that can still be used where the compiler is gone."""
+    """Return words ("; it was compiled …") on cached programs, usable without a compiler; "" if there are none."""
     try:
         cache, kernel = ProgramCache.usual(), explore(Btf.load()).defines | setting_defines()
         count = cache.count(Recipe(bpf_dir() / PROGRAM, kernel, {}, (), ())) if cache else 0
@@ -169,7 +169,7 @@ def _deferred() -> Result:
 
 
 def _bpf_obstacle() -> str:
-    """Return why bpf(2) refuses programs; "" if that cannot be seen from here."""
+    """Return a sentence on why bpf(2) refuses programs; "" if no cause can be seen."""
     held = capabilities()
     if CAP_SYS_ADMIN not in held and not {privileges.CAP_PERFMON, privileges.CAP_BPF} <= held:
         return "neither CAP_SYS_ADMIN nor CAP_BPF and CAP_PERFMON are held"
@@ -228,7 +228,7 @@ def _pid_namespace() -> Result:
 
 
 def _container() -> str:
-    """Return the kind of container this is; "" if it cannot be seen."""
+    """Return the kind of container in which this process runs, such as "docker"; "" if none can be seen."""
     if named := re.search(r"\0container=(\w+)", "\0" + read_text("/proc/1/environ")):
         return named[1]
     marks = {"docker": "/.dockerenv", "podman": "/run/.containerenv"}

@@ -20,7 +20,7 @@ from perf_offcpu.units import SIZES, TIMES, size_bytes, time_ns
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Limits of a file, beyond which a new one begins; SIGUSR2 always begins one."""
+    """Limits of size and age of a file, beyond which a new one begins; SIGUSR2 always begins one."""
 
     size_bytes: int = 0  # the size of a file, 0 for none
     seconds: float = 0  # its age, 0 for none
@@ -47,7 +47,7 @@ def parse_rotation(text: str, max_files: int = 0) -> Rotation:
 
 
 class FileNames:
-    """Names of the files of one recording; the oldest files are removed beyond `max_files`."""
+    """Make the names of the files of one recording, and remove the oldest files beyond `max_files`."""
 
     def __init__(self, path: str, rotation: Rotation) -> None:
         self._path, self._max_files = path, rotation.max_files
@@ -67,7 +67,7 @@ class FileNames:
         return name
 
     def forget_oldest(self) -> None:
-        """Remove the files beyond the number to keep."""
+        """Remove the oldest files beyond `max_files`."""
         while self._max_files and len(self._names) > self._max_files:
             with Directory.named(os.path.dirname(self._path)) as directory:
                 directory.remove(os.path.basename(self._names.popleft()))

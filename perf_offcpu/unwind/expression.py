@@ -34,16 +34,16 @@ class Op(enum.IntEnum):
 _CONSTANTS: Final[dict[int, Int]] = {Op.ADDR: Int(8)} | {
     op: Int(1 << (op - Op.CONST1U) // 2, signed=bool((op - Op.CONST1U) % 2)) for op in range(Op.CONST1U, Op.CONST8S + 1)
 }
-"""Operations that push the number after them. Signed and unsigned ones alternate, of 1, 2, 4 and 8 bytes."""
+"""Operations that push the constant after them, with its type: unsigned and signed in turn, of 1, 2, 4, 8 bytes."""
 
 
 class CannotEvaluateError(Exception):
-    """The expression is damaged, or has an operation that is not supported."""
+    """Raised for an expression that is damaged or has an operation that is not supported."""
 
 
 def evaluate(code: bytes, state: WalkState, lanes: I64, first: U64 | None) -> Value:
-    """Evaluate an expression in the current frames of some walks; raise CannotEvaluateError if it has no value. `first`
-    is the initial content of the expression's stack (the CFA, for registers); None: empty."""
+    """Evaluate an expression in the current frames of the walks `lanes`; CannotEvaluateError if it has no value.
+    `first` (uint64[lanes]) is the initial content of the expression's stack (the CFA, for registers); None: empty."""
     machine = _Evaluation(code, state, lanes)
     try:
         if first is not None:

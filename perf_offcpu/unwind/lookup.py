@@ -39,14 +39,14 @@ _NO_KEY: Final = np.uint64(2**64 - 1)
 
 
 class FileTable(NamedTuple):
-    """The frame rules of one mapped object, and the function that takes file offsets to its addresses."""
+    """The frame rules of one dso; `to_vaddr` converts file offsets (uint64[n]) to the addresses of its table."""
 
     table: CfiTable
     to_vaddr: Callable[[U64], U64]
 
 
 class Rules:
-    """All rule sets looked up so far; `words` are int64[sets, registers + 2], as in `CfiTable`."""
+    """Hold the rule sets of all files met so far; `words` is int64[sets, registers + 2], as `CfiTable.rules`."""
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers
@@ -56,7 +56,7 @@ class Rules:
         self._derive()
 
     def add(self, table: CfiTable) -> int:
-        """Add the rule sets of a table; return the number of the first."""
+        """Append the rule sets of a table; return the row in `words` of its first."""
         base = len(self.words)
         self.words = np.concatenate([self.words, renumbered(table.rules, len(self.expressions))])
         self.expressions += table.expressions
@@ -64,7 +64,7 @@ class Rules:
         return base
 
     def _derive(self) -> None:
-        """Derive the columns that the fast path uses."""
+        """Compute from `words` the columns (one value for each rule set) that the fast path of `step` uses."""
         registers, words = self.registers, self.words
         cfa, ra = words[:, registers.count], words[:, registers.ra]
         self.cfa_offset = (cfa >> 11).astype(np.uint64)
@@ -85,18 +85,18 @@ class Rules:
 
 
 _CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
-"""Bytes of the call in a copy, by the size of the copy: the return address is just after them."""
+"""Size in bytes of a trampoline → offsets in it at which a return address less 1 lies: the bytes of its call."""
 _FRAME: Final = 16
 
 
 class Trampolines:
-    """Find calls in the trampolines of a recording made on x86-64."""
+    """Find frames in CPython's trampolines (see the module's text), in a recording made on x86-64."""
 
     def __init__(self, recording: Recording, maps: PerfMaps) -> None:
         self.recording, self.maps = recording, maps
 
     def are_calls(self, spaces: I32, addresses: U64) -> Bool:
-        """Return bool[n]: the (address space, address) is a byte of the call in a trampoline."""
+        """Return bool[n]: address i, in address space i (row of `recording.spaces`), is in a trampoline's call."""
         result = np.zeros(len(addresses), np.bool_)
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids[pids > 0]).tolist():
@@ -187,7 +187,7 @@ class CfiLookup:
 
 
 def trampoline_rules(registers: Registers) -> CfiTable:
-    """Return one rule set, without addresses: that of x86-64's trampoline at its call."""
+    """Return a table of no addresses and a single rule set: that of x86-64's trampoline at its call."""
     rules = np.zeros((1, registers.count + 2), np.int64)
     rules[0, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
     rules[0, registers.ra] = Kind.OFFSET | -8 << 3

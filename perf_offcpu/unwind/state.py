@@ -20,13 +20,13 @@ _IN_WORD = np.uint64(7)
 
 
 class End(enum.IntEnum):
-    """The end of a walk."""
+    """Reasons why a walk ended: at the root, at the end of the copied stack, without rules, outside of all mappings."""
 
     UNDER_WAY, ROOT, EXHAUSTED, NO_CFI, OUTSIDE = range(5)
 
 
 class Value(NamedTuple):
-    """A word of each of n frames, and the frames in which it is known."""
+    """One word in each of n frames: `words` uint64[n], and `known` bool[n], False where it could not be read."""
 
     words: U64
     known: Bool
@@ -34,7 +34,7 @@ class Value(NamedTuple):
 
 @mutable
 class Threads:
-    """n interrupted threads."""
+    """Hold registers and stack copies of n interrupted threads, from which walks begin."""
 
     spaces: I32  # int32[n], address spaces
     values: U64  # uint64[registers, n], by DWARF number
@@ -42,13 +42,13 @@ class Threads:
     stacks: StackWords  # the words of each stack, from its stack pointer on
 
     def take(self, rows: I64) -> Self:
-        """Return some of the threads."""
+        """Return the threads with these row numbers; the words of the stacks are shared."""
         stacks = StackWords(self.stacks.words, self.stacks.begins[rows], self.stacks.lengths[rows])
         return type(self)(self.spaces[rows], self.values[:, rows], self.known[rows], stacks)
 
 
 class WalkState:
-    """n walks up the stack; with `follow_all` all registers are followed, so that no walk is lost."""
+    """Hold the current frames of n walks (lanes); with `follow_all` all registers are followed: no walk is lost."""
 
     def __init__(self, lookup: CfiLookup, threads: Threads, follow_all: bool) -> None:
         self.lookup, self.rules, self.follow_all = lookup, lookup.rules, follow_all
@@ -77,12 +77,12 @@ class WalkState:
         self._code_mask = np.uint64((1 << registers.code_bits) - 1)
 
     def read(self, lanes: I64, addresses: U64) -> Value:
-        """Return the words at stack addresses of these walks; 0 outside the copied stack."""
+        """Return the words at `addresses`, one for each walk of `lanes`; unknown and 0 outside the copied stack."""
         away = addresses - self.bottom.take(lanes)
         return self.read_at(away, self.begins.take(lanes), self.lengths.take(lanes))
 
     def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
-        """Return the words at distances, in bytes, above the bottoms of stacks."""
+        """Return the words `away` bytes above the stack pointer of each copy (`begins`, `lengths` in `self.words`)."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
         is_known: Bool = index < lengths
         is_known &= (away & _IN_WORD) == 0
@@ -92,12 +92,12 @@ class WalkState:
         return Value(np.where(is_known, self.words.take(place), np.uint64(0)), is_known)
 
     def knows(self, lanes: I64, number: int) -> Bool:
-        """Return bool[n]: the value of a register is known."""
+        """Return bool[lanes]: the value of the register with this DWARF number is known in the current frame."""
         is_known: Bool = (self.known[lanes] >> np.uint64(number) & _ONE) != 0
         return is_known
 
     def register(self, lanes: I64, number: int) -> Value:
-        """Return the values of a register; raise IndexError if it is not followed on this machine."""
+        """Return a register in the current frames; note `lost` where it is not followed. IndexError: none such."""
         if number == self.registers.pc:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):
@@ -111,7 +111,7 @@ class WalkState:
         return Value(self.values[number][lanes], self.knows(lanes, number))
 
     def restore(self, lanes: I64, number: int, words: U64, known: Bool) -> None:
-        """Set a register to the value that it had in the caller."""
+        """Set a register of the walks `lanes` to its value in the caller: `words`, valid where `known`."""
         bit = np.uint64(1 << number)
         self.values[number][lanes] = words
         before = self.known[lanes]
@@ -120,14 +120,14 @@ class WalkState:
             self.lacks_fp = True
 
     def advances(self, lanes: I64, sp: U64, cfa: U64) -> Bool:
-        """Return bool[n]: the CFA is above the stack pointer, or equal to it in an interrupted frame."""
+        """Return bool[lanes]: the CFA is above the stack pointer, or equal to it in an interrupted frame."""
         ahead: Bool = cfa > sp
         if self.has_exact:
             ahead |= (cfa == sp) & self.exact[lanes]
         return ahead
 
     def go_on(self, lanes: I64, sp: U64, pc: U64, exact: bool) -> None:
-        """Advance to the caller's frame."""
+        """Advance the walks `lanes` to the caller's frame; `exact`: it was interrupted at `pc`, no return address."""
         self.sp[lanes] = sp
         if self.has_exact and not exact:
             self.known[lanes] &= self._kept

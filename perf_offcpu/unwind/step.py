@@ -31,9 +31,9 @@ _ONE: Final = np.uint64(1)
 
 
 def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Ragged, U8]:
-    """Walk n stacks to their roots; `budget` is the rest of MAX_GENERAL, in a list that all walks share. Returns
-    (callchains, ends): addresses leaf first, each a return address except the first and those of interrupted frames;
-    and the `End` of each."""
+    """Walk n stacks to their roots; `budget` holds one number, what is left of MAX_GENERAL, for all walks together.
+    Returns (callchains, ends): addresses leaf first, each a return address except the first and those of interrupted
+    frames; and the `End` of each (uint8[n])."""
     walk = Walk(lookup, threads, budget)
     chains, ends = walk.run()
     if walk.lost is None:
@@ -44,7 +44,7 @@ def walk_up(lookup: CfiLookup, threads: Threads, budget: list[int]) -> tuple[Rag
 
 
 class Walk(WalkState):
-    """n walks up the stack; arguments as for `walk_up` and `WalkState`."""
+    """Run n walks up the stack together, a frame at a time; arguments as for `walk_up` and `WalkState`."""
 
     def __init__(self, lookup: CfiLookup, threads: Threads, budget: list[int], follow_all: bool = False) -> None:
         super().__init__(lookup, threads, follow_all)
@@ -60,7 +60,7 @@ class Walk(WalkState):
         return _chains(steps, len(self.spaces)), self.end
 
     def _step(self, live: I64, steps: list[tuple[I64, U64]]) -> I64:
-        """Note the current frame of each walk and advance to its caller; return the walks with a caller."""
+        """Append (live walks, their pc) to `steps` and advance to the callers; return the walks that have one."""
         rules = self.rules
         pc = self.pc.take(live)
         back = (~self.exact[live]).astype(np.uint64) if self.has_exact else _ONE
@@ -90,7 +90,7 @@ class Walk(WalkState):
         return going
 
     def _simple(self, lanes: I64, rule: I64) -> None:
-        """Advance walks at frames with rules of the usual kind."""
+        """Advance the walks `lanes`, whose rule sets `rule` all are simple (`Rules.is_simple`)."""
         if not len(lanes):
             return
         rules = self.rules
@@ -124,7 +124,7 @@ class Walk(WalkState):
         self.go_on(lanes, cfa, ra, exact=False)
 
     def _not_simple(self, lanes: I64, rule: I64) -> None:
-        """Advance walks in code without rules and with rules of any kind; end walks at the root."""
+        """Advance the walks `lanes` at rule sets that are not simple or are none; end walks at the root."""
         rules = self.rules
         bare = rule <= NO_CFI
         self._by_frame_pointer(lanes[bare], rule[bare])
@@ -143,7 +143,7 @@ class Walk(WalkState):
     # Code without rules
 
     def _frame(self, lanes: I64) -> tuple[U64, U64, U64, Bool]:
-        """Return (frame pointer, the word there, return address, True if that is in code)."""
+        """Return a column each: frame pointer, the word there, the return address above, True if that is in code."""
         fp = self.fp[lanes]
         below, has_below = self.read(lanes, fp)
         ra, has_ra = self.read(lanes, fp + _WORD)
@@ -153,7 +153,7 @@ class Walk(WalkState):
         return fp, below, ra, sound & (code | (ra == 0))
 
     def _by_frame_pointer(self, lanes: I64, rule: I64) -> None:
-        """Advance as the kernel does, along frame pointers, which lead to the return addresses."""
+        """Advance walks in code without rules along frame pointers, as the kernel does; end those that cannot."""
         if not len(lanes):
             return
         fp, below, ra, sound = self._frame(lanes)
@@ -179,7 +179,7 @@ class Walk(WalkState):
 
 
 def _general_frames(state: WalkState, lanes: I64, rule: int) -> None:
-    """Advance walks at frames of one rule set, with rules of any kind, to the callers."""
+    """Advance the walks `lanes`, all at rule set `rule`, to their callers, by rules of any kind."""
     registers, words = state.registers, state.rules.words[rule]
     if words[registers.ra] & 7 == Kind.SAME:
         # The return address is still in its register: on arm64 where a thread is in a leaf function.
@@ -241,7 +241,7 @@ def _value(state: WalkState, lanes: I64, number: int, rule: int, cfa: Value) -> 
 
 
 def _chains(steps: list[tuple[I64, U64]], walks: int) -> Ragged:
-    """Build callchains from the frames that each step noted."""
+    """Build the callchains of `walks` walks, leaf first, from each step's (walks, pc of each)."""
     lengths = np.zeros(walks, np.int64)
     for lanes, _ in steps:
         lengths[lanes] += 1

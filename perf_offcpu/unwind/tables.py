@@ -31,13 +31,13 @@ _GO_SWITCHES: Final = (b"runtime.mcall", b"runtime.systemstack", b"runtime.mores
 
 
 class FrameTables:
-    """The frame rules of a recording's objects; files of another machine have none."""
+    """Load the frame rules of a recording's dsos; files of another machine have none."""
 
     def __init__(self, recording: Recording, machine: elf.Machine, search: Search) -> None:
         self.recording, self.machine, self.search = recording, machine, search
 
     def of_dso(self, dso: int) -> FileTable | None:
-        """Return the CFI table of a dso of the recording; None if it cannot be read."""
+        """Return the CFI table of a dso (row of `recording.dsos`); None if its file cannot be found or read."""
         with suppress(OSError, FormatError, Refused), ExitStack() as stack:
             image = open_dso(self.recording, dso, self.search, stack)
             if image.machine == self.machine:
@@ -67,7 +67,7 @@ def _build(image: ElfImage, debug: ElfImage | None, registers: Registers) -> Cfi
 
 def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
     """Return rules that end stacks at the functions of Go that switch to the stack of the thread. Their caller is on
-    the stack of the goroutine. Where their frame rules look for it, old words are."""
+    the stack of the goroutine; where their own frame rules look for it, there are stale words."""
     symtab = image.section_of_type(elf.SectionType.SYMTAB)
     if symtab is None or image.section_named(b".go.buildinfo") is None:
         return CfiTable()
@@ -83,7 +83,7 @@ def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
 
 
 def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
-    """Return all call frame information; a debug file that cannot be read is left out."""
+    """Return .eh_frame and .debug_frame of the file, else .debug_frame of its debug file if that can be read."""
     sections = frame_sections(image)
     if debug is not None and all(section.is_eh for section in sections):
         with suppress(OSError):
@@ -92,7 +92,7 @@ def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
 
 
 def table_columns(table: CfiTable) -> dict[str, Array]:
-    """Return a table as columns, for the cache."""
+    """Return a table as flat columns for the cache, by the names of _KINDS."""
     lengths = np.array([len(code) for code in table.expressions], np.int64)
     expressions = np.frombuffer(b"".join(table.expressions), np.uint8)
     return dict(zip(_KINDS, (table.start, table.rule, table.rules.reshape(-1), lengths, expressions), strict=True))

@@ -49,7 +49,7 @@ _SETTLED: Final = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK
 
 @mutable
 class Unwound:
-    """User callchains of n snapshots, addresses leaf first, and the `End` of each walk."""
+    """Hold the user callchains of n snapshots, addresses leaf first, and the `End` of each walk (uint8[n])."""
 
     chains: Ragged = field(default_factory=Ragged)
     ends: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
@@ -58,7 +58,7 @@ class Unwound:
         return len(self.ends)
 
     def take(self, rows: I64 | I32) -> Unwound:
-        """Return some of the callchains, in the given order."""
+        """Return the callchains of these rows, in the given order."""
         return Unwound(self.chains.take(rows), self.ends[rows])
 
     def is_cut(self) -> Bool:
@@ -84,14 +84,14 @@ class Unwinder:
         self._budget = [MAX_GENERAL]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
-        """Unwind some snapshots together; `spaces` holds the address space of each."""
+        """Unwind the snapshots `rows` together; `spaces[i]` is the address space of `rows[i]`. Result in this order."""
         self._budget[0] += MORE_GENERAL
         values, known = _registers(snapshots, rows, self.registers)
         threads = Threads(spaces, values, known, snapshots.read_stacks(rows))
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
-        """Unwind all snapshots by batches; count cut ones, by the usual bytes of copies (attr.sample_stack_user)."""
+        """Unwind all snapshots by batches; count cut ones in `counters` (`stack_bytes`: attr.sample_stack_user)."""
         every = np.arange(len(snapshots))
         batches = [every[first : first + BATCH] for first in range(0, len(snapshots), BATCH)]
         unwound = Unwound.concat([self.unwind(snapshots, rows, spaces[rows]) for rows in batches])
@@ -100,7 +100,7 @@ class Unwinder:
 
 
 def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
-    """Count callchains that were cut, by the words of copies and their usual bytes (four times that, if long)."""
+    """Count cut callchains by cause; a copy of `words` was too small if it is `stack_bytes` or four times that long."""
     is_exhausted, size = unwound.ends == End.EXHAUSTED, 8 * words
     more_would_help = ((size == stack_bytes) | (size == 4 * stack_bytes)) & (size < LARGEST_COPY)
     counters.add(losses.COPY_EXHAUSTED, int((is_exhausted & more_would_help).sum()))
@@ -150,7 +150,7 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
 
 
 def _batches(words: I64) -> Iterator[slice]:
-    """Split n stacks into runs that are unwound together, by their numbers of words."""
+    """Yield slices of n stacks to unwind together: at most BATCH stacks, of BATCH_WORDS words (`words` int64[n])."""
     total, first = np.append(0, np.cumsum(words)), 0
     while first < len(words):
         fit = int(np.searchsorted(total, total[first] + BATCH_WORDS, side="right")) - 1
@@ -160,7 +160,7 @@ def _batches(words: I64) -> Iterator[slice]:
 
 
 def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: Losses) -> Recording:
-    """Return the recording without snapshots and without callchains that are no longer used."""
+    """Return the recording with these samples, chains and losses, without snapshots and unused callchains."""
     waker, deferred = samples.waker_callchain, recording.deferred.callchain
     used = distinct(np.concatenate([samples.callchain, waker, deferred]))
     used = used[used >= 0]
@@ -179,7 +179,7 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: 
 
 
 def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:
-    """Return (values uint64[registers, n], known uint64[n]) of snapshots, by DWARF number."""
+    """Return (values uint64[registers, n] by DWARF number, known uint64[n]: that bit is set if the value is known)."""
     values = np.zeros((registers.count, len(rows)), np.uint64)
     known_bits = np.zeros(len(rows), np.uint64)
     masks, begins = snapshots.mask[rows], snapshots.registers.offsets[rows]

@@ -46,7 +46,7 @@ _COLUMN = "json"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Inputs of a compilation."""
+    """Hold all inputs of a compilation, from which the name of the cache file is derived."""
 
     source: Path  # the C file; `include/` next to it serves as kernel headers
     kernel: Mapping[str, int | str]  # preprocessor constants for facts about the running kernel
@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def defines(self) -> dict[str, int | str]:
-        """All preprocessor constants."""
+        """All preprocessor constants, of the kernel and of the options."""
         return {**self.kernel, **self.options}
 
     def kernel_key(self) -> str:
@@ -75,26 +75,26 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrograms:
-    """Content of a cache file."""
+    """Compiled programs as a cache file holds them, and the compiler that made them."""
 
     programs: BpfObject
     compiler: str  # the compiler, as `compile.compiler` describes it
 
 
 class ProgramCache:
-    """Programs in files, by recipe."""
+    """Read and write compiled programs in a directory of cache files, one for each recipe."""
 
     def __init__(self, files: DiskCache) -> None:
         self._files = files
 
     @classmethod
     def usual(cls) -> ProgramCache | None:
-        """Return the user's cache; None if the environment allows none."""
+        """Return the user's cache of programs; None if `DiskCache.usual` finds no directory for it."""
         files = DiskCache.usual(_KIND, LIMIT)
         return None if files is None else cls(files)
 
     def read(self, recipe: Recipe) -> CachedPrograms | None:
-        """Return the programs of a recipe; None if there are none, or they are damaged."""
+        """Return the stored programs of a recipe; None if there are none, or they are damaged or incomplete."""
         columns = self._files.read(recipe.name())
         cached = None if columns is None else _unpack(columns)
         if cached is None or not set(recipe.functions) <= set(cached.programs.functions):
@@ -102,7 +102,7 @@ class ProgramCache:
         return cached if set(recipe.maps) <= {shape.name for shape in cached.programs.maps} else None
 
     def write(self, recipe: Recipe, programs: BpfObject, compiler: str) -> None:
-        """Store programs, if that is possible."""
+        """Store the programs of a recipe with the name of their compiler; a failure to write is ignored."""
         document = {
             "compiler": compiler,
             "functions": {name: code.hex() for name, code in programs.functions.items()},
@@ -112,24 +112,24 @@ class ProgramCache:
         self._files.write(recipe.name(), {_COLUMN: np.frombuffer(json.dumps(document).encode(), np.uint8)})
 
     def remove(self, recipe: Recipe) -> None:
-        """Remove the programs of a recipe."""
+        """Remove the cache file of a recipe."""
         self._files.remove(recipe.name())
 
     def count(self, recipe: Recipe) -> int:
-        """Return the number of stored programs for this kernel, of all options."""
+        """Return the number of cache files for these sources and this kernel, with any options."""
         key = recipe.kernel_key()
         return sum(name.startswith(key) and name.endswith(_SUFFIX) for name in self._files.names())
 
 
 Load = Callable[[Mapping[str, bytes], Mapping[str, int]], None]
-"""Loads instructions by function name, with descriptors by map name, which are valid during the call. When it raises
-OSError (VerifierError is one) it has closed what it had opened."""
+"""Loads instructions by function name; map descriptors by map name are valid during the call only. If it raises
+OSError (VerifierError is one), it has closed all descriptors that it had opened."""
 
 
 def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
-    """Hand programs and their maps to `load`. `cache`: None: always compile. Raises CapabilityError: no bcc, and no
-    programs in the cache; too many open files. Raises RecordingError: it does not compile. Raises OSError: of
-    `load`."""
+    """Call `load` with the programs and maps of a recipe, from the cache or compiled (always, if `cache` is None).
+    Raises CapabilityError: no bcc, and no programs in the cache; too many open files. Raises RecordingError: it does
+    not compile. Raises OSError: of `load`."""
     if cache is None or is_led_elsewhere():
         with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:
             load(*parts)
@@ -149,7 +149,7 @@ def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
 
 
 def _load_cached(cached: CachedPrograms, recipe: Recipe, load: Load, cache: ProgramCache) -> bool:
-    """Load cached programs and return True; remove them from the cache if the kernel refuses them."""
+    """Load cached programs and return True; if the kernel refuses them, remove them and return False."""
     try:
         with linked(cached.programs) as parts:
             load(*parts)
@@ -166,7 +166,7 @@ def _hash(*facts: object) -> str:
 
 
 def _unpack(columns: Mapping[str, NDArray[Any]]) -> CachedPrograms | None:
-    """Return the content of a file; None if an earlier version wrote it or its parts do not fit together."""
+    """Decode the columns of a cache file; None if an earlier version wrote it or its parts do not fit together."""
     try:
         document = json.loads(columns[_COLUMN].tobytes())
         functions = {name: bytes.fromhex(code) for name, code in document["functions"].items()}

@@ -73,7 +73,7 @@ def _library_directories() -> list[str]:
 
 
 def _identity(path: Path) -> str:
-    """Return path, size and time of a file, which differ if it was replaced."""
+    """Return path, size in bytes and mtime in ns of a file, as text that differs if the file was replaced."""
     try:
         status = path.stat()  # direct: asks about the compiler's own files
     except OSError:
@@ -83,7 +83,7 @@ def _identity(path: Path) -> str:
 
 
 def is_led_elsewhere() -> bool:
-    """Return whether the user has bcc compile with other headers."""
+    """Return True if BCC_KERNEL_SOURCE is set: the user has bcc compile with other headers."""
     return _KERNEL_SOURCE in os.environ
 
 
@@ -133,7 +133,7 @@ def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
 
 
 def _whole(source: Path, included: set[str] | None = None) -> str:
-    """Return a source with its own headers inserted, each once: bcc rewrites maps in the main file only."""
+    """Return the text of a C file with #include "…" replaced by the header, once: bcc rewrites maps in it only."""
     included = set() if included is None else included
     lines = []
     # direct: the package's own sources
@@ -156,7 +156,7 @@ def _function(lib: Any, handle: int, name: bytes) -> bytes:
 
 @contextmanager
 def _kernel_source(directory: Path) -> Iterator[None]:
-    """Name our headers to bcc, unless the user has named others."""
+    """Set BCC_KERNEL_SOURCE to the directory during the block, unless the user has set it."""
     if is_led_elsewhere():
         yield
         return
@@ -169,7 +169,7 @@ def _kernel_source(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _captured_output() -> Iterator[IO[bytes]]:
-    """Redirect descriptors 1 and 2 to a file: clang and bcc's C++ part write warnings there."""
+    """Redirect descriptors 1 and 2 to the yielded file: clang and bcc's C++ part write warnings there."""
     _flush()
     with tempfile.TemporaryFile() as captured:
         saved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (1, 2)]
@@ -193,6 +193,6 @@ def _flush() -> None:
 
 
 def _text(captured: IO[bytes], limit: int = 4000) -> str:
-    """Return the beginning of the output: the first error matters."""
+    """Return the first `limit` bytes of the captured output as text: the first error matters."""
     captured.seek(0)
     return captured.read(limit).decode(errors="replace").strip()

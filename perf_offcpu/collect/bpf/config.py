@@ -13,7 +13,7 @@ DEFAULT_THRESHOLD_NS = 1_000_000
 
 
 class Targets(enum.StrEnum):
-    """The tasks whose waits are recorded."""
+    """Ways to choose the tasks whose waits are recorded."""
 
     ALL = "all"  # all tasks but kernel threads
     PIDS = "pids"  # processes added by id, and the threads and children that they start from then on
@@ -23,7 +23,7 @@ class Targets(enum.StrEnum):
 
 
 class ShortWaits(enum.StrEnum):
-    """Choices for waits under the threshold."""
+    """Ways to handle waits under the threshold."""
 
     STACKS = "stacks"  # sum them by thread, state, system call, cgroup and user stack
     THREADS = "threads"  # sum them without stack: they cost no stack walk
@@ -66,13 +66,13 @@ class WaitOptions:
 
     @property
     def least_ns(self) -> int:
-        """The shortest wait that may be a sample, ns."""
+        """The length of the shortest wait that may become a sample, ns."""
         return 0 if self.off_cpu_period_ns else self.threshold_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig(WaitOptions):
-    """Configuration of the BPF program."""
+    """Complete configuration of the BPF program: the user's choices, and those that the recorder derives from them."""
 
     targets: Targets = Targets.ALL
     copy_bytes: int = 0
@@ -80,7 +80,7 @@ class OffCpuConfig(WaitOptions):
     pointers, the first wait of each is sent, and a stack is copied once, as far as it reaches
     (`defines.option_defines`)."""
     deferred_stacks: bool = False
-    """Leave the user stacks of samples to the perf core, where samples are sent by the sleeper."""
+    """Have the perf core take the user stacks of samples, where the BPF program sends samples in the sleeper."""
     in_switch: bool = False  # end waits in sched_switch even where the kernel has sched_exit_tp
     in_sleeper: bool = False
     """End waits in the sleeper's own context even where that takes a kprobe: for copies of its stack."""

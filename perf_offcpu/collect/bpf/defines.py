@@ -22,12 +22,12 @@ FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _WINDOWS_A_SECOND = 10  # of the limit of the rate
 _LEAST_IN_WINDOW = 50  # samples that tell their rate well enough for a period (bpf/period.h)
 EARLY_BELOW_NS = 10_000
-"""Thresholds below which most waits of a busy machine become samples: their kernel stacks are taken early."""
+"""Threshold, ns, below which most waits of a busy machine become samples: kernel stacks are taken early, then."""
 
 
 def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
-    """Return the programs and their tracepoints in the order of attachment. Fork and wake-up probes come before the
-    switch probe, so that no wait lacks its start."""
+    """Return BPF function → tracepoint, in the order of attachment. Fork and wake-up probes come before the switch
+    probe, so that no wait lacks its start."""
     births = {} if config.targets is Targets.ALL else _ON_BIRTH
     at_exit = _ON_EXIT if facts.has_exit_tp and not config.in_switch else {}
     wake_ups = {"offcpu_waking": "sched_waking"} if config.wakers else {}
@@ -35,8 +35,8 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 
 
 def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool) -> dict[str, int | str]:
-    """Return the constants for off_cpu.bpf.c that depend on the config. Raises CapabilityError: the kernel does not
-    tell what sampling by length needs."""
+    """Return the constants for off_cpu.bpf.c that depend on the config. `at_exit`: waits end in the sleeper's context,
+    `by_probe`: by a kprobe. Raises CapabilityError: the kernel does not tell what sampling by length needs."""
     if config.off_cpu_period_ns and not (facts.defines["TASK_LAST_QUEUED"] and facts.defines["RQ_CLOCK"]):
         raise CapabilityError(
             "this kernel does not note since when a thread waits for a CPU (CONFIG_SCHED_INFO), as sampling "
@@ -79,8 +79,8 @@ def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int |
 
 
 def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) -> dict[str, int]:
-    """Return the members of `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they run. `modes`:
-    enumerators of `enum offcpu_mode`. `at_exit`: waits end in the sleeper's context."""
+    """Return name → value of the members of `struct offcpu_control` (bpf/off_cpu.h), which the programs read as they
+    run. `modes`: enumerators of `enum offcpu_mode`. `at_exit`: waits end in the sleeper's context."""
     targets = config.targets
     return {
         "threshold_ns": config.least_ns,
@@ -106,9 +106,9 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
 
 
 def _rate_window(config: OffCpuConfig) -> dict[str, int]:
-    """Return the length of a window of the rate, and the number of samples allowed in it. A threshold leaves waits out
-    for the rest of a window, which must be short. A period is chosen after the number of samples in a window, which
-    must be large."""
+    """Return `window_ns`, over which the rate is limited, and `max_rate`, the samples allowed in it (0: any number). A
+    threshold leaves waits out for the rest of a window, which must be short. A period is chosen after the number of
+    samples in a window, which must be large."""
     most = max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0
     if not most or not config.off_cpu_period_ns:
         return {"max_rate": most, "window_ns": 10**9 // _WINDOWS_A_SECOND}
@@ -129,9 +129,9 @@ def target_defines(config: OffCpuConfig) -> dict[str, int]:
 
 
 def late_values(facts: KernelFacts) -> dict[str, int]:
-    """Return members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs. The others are
-    0: no code is there. Then no frames are skipped, stacks of wakers begin with those of tracing, and each softirq is
-    an interrupt. Raises CapabilityError: the kernel does not tell which pid namespace this is."""
+    """Return name → value of members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs.
+    Those left out are 0, for no such code: then no frames are skipped, stacks of wakers begin with those of tracing,
+    each softirq is an interrupt. Raises CapabilityError: the kernel does not tell which pid namespace this is."""
     namespace = _PID_NAMESPACE.stat().st_ino
     level = 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines)
     values = {"pid_level": level, "pid_namespace": namespace}

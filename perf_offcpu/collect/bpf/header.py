@@ -24,7 +24,7 @@ _PREFIX = "offcpu_"
 
 @dataclass(frozen=True, slots=True)
 class SharedHeader:
-    """The declarations of `bpf/off_cpu.h`; names without the prefix `offcpu_`, enumerators in lower case."""
+    """Hold the declarations of `bpf/off_cpu.h`; names without the prefix `offcpu_`, enumerators in lower case."""
 
     enums: Mapping[str, tuple[str, ...]]  # enumerators in order: the first is 0
     structs: Mapping[str, np.dtype[Any]]  # structures with the padding of C, as in maps
@@ -32,7 +32,7 @@ class SharedHeader:
 
 
 def read_header(path: Path) -> SharedHeader:
-    """Read the enumerations and structures of a header."""
+    """Parse the enumerations, structures and integer `#define`s of a header."""
     text = _COMMENT.sub("", path.read_text())  # direct: the package's own header
     constants = {name: int(value, 0) for name, value in _DEFINE.findall(text)}
     blocks = [(kind, name.removeprefix(_PREFIX), body) for kind, name, body in _BLOCK.findall(text)]

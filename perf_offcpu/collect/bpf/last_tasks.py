@@ -41,15 +41,15 @@ class LastTasks:
     python: tuple[bytes, ...] = ()
 
     def waiting(self) -> NDArray[np.int64]:
-        """Return the rows of tasks that wait in a recorded state."""
+        """Return int64: the rows of tasks that wait in a recorded state."""
         return np.flatnonzero(self.tasks["waits"])
 
     def stand_still(self, later: LastTasks) -> NDArray[np.bool_]:
-        """Return bool[n]: the tasks that have not run between this run of the iterator and a later one."""
+        """Return bool[n]: True for tasks that have not run between this run of the iterator and a later one."""
         return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
-        """Return only reliable states of tasks that may have gone on while the iterator ran.
+        """Return a copy with the reliable waits and budgets alone: tasks may have gone on while the iterator ran.
 
         A wait is reliable if it goes on in a `later` run: then its stacks did not change in this one. A budget is
         reliable if it adds up; otherwise it was read while it changed, and that of the later run is taken. States that
@@ -68,7 +68,7 @@ class LastTasks:
 
 
 def _sound(budgets: NDArray[Any]) -> NDArray[Any]:
-    """Return the budgets that add up."""
+    """Return the budgets whose ns add up to end_ns - begin_ns."""
     adds_up = budgets["ns"].sum(axis=1) == budgets["end_ns"] - budgets["begin_ns"]
     return budgets[np.flatnonzero(adds_up)]
 
@@ -79,7 +79,7 @@ def _are_among(rows: NDArray[Any], others: NDArray[Any], names: tuple[str, ...])
 
 
 def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
-    """Return some fields of each row as one value."""
+    """Return V[8 * names] for each row: its fields `names`, each as u64, joined to one value that can be compared."""
     fields = np.stack([rows[name].astype(np.uint64) for name in names], axis=1)
     joined: NDArray[Any] = np.ascontiguousarray(fields).view(f"V{8 * len(names)}").reshape(-1)
     return joined
@@ -114,7 +114,7 @@ def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool
 
 
 def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, end_ns: int) -> None:
-    """Add the time from the last change up to the end, so that the buckets add up to the whole."""
+    """Add to the budgets, in place, the time from each task's last change to `end_ns`, so that their ns add up."""
     modes = header.enums["mode"]
     since = tasks["switch_out_ns"]
     # A program that was at work when the recording ended may have noted a change just after the end.

@@ -45,7 +45,7 @@ _MOST_OBJECTS = 1 << 14  # objects that are taken at once: several times what th
 
 @dataclass(frozen=True, slots=True)
 class UserStacks:
-    """Stacks by hash: `hashes` ascend; stack i has the frames ips[offsets[i]:offsets[i + 1]], leaf first."""
+    """Hold user stacks by hash: `hashes` ascend; stack i has the frames ips[offsets[i]:offsets[i + 1]], leaf first."""
 
     hashes: NDArray[np.uint64]
     offsets: NDArray[np.int64]
@@ -53,7 +53,7 @@ class UserStacks:
 
     @classmethod
     def pack(cls, hashes: NDArray[np.uint64], stacks: NDArray[Any]) -> UserStacks:
-        """Pack map entries (`struct offcpu_stack`), each of which has room for the longest stack."""
+        """Build from n map entries: hashes in any order, and rows of `struct offcpu_stack`, each of full length."""
         order = np.argsort(hashes)
         lengths = stacks["nr"][order].astype(np.int64)
         used = np.arange(stacks.dtype["ips"].shape[0]) < lengths[:, None]
@@ -94,7 +94,7 @@ class Drained(NamedTuple):
 
 
 class ProgramMaps:
-    """The maps, by descriptors of its own.
+    """Read, write and drain the maps of the BPF program, by descriptors of its own.
 
     Args:
         descriptors: of each map in MAP_NAMES; they are duplicated.
@@ -120,7 +120,7 @@ class ProgramMaps:
 
     @property
     def end_ns(self) -> int:
-        """Time at which recording ended; 0 before."""
+        """Time at which recording ended, ns of CLOCK_MONOTONIC; 0 while it has not."""
         return int(self._control["end_ns"])
 
     def set_control(self, **values: int) -> None:
@@ -179,8 +179,8 @@ class ProgramMaps:
             bpf_syscall.update(self._fds["calls"], _u32(number), row.tobytes())
 
     def set_polled(self, waits: NDArray[Any], descriptors: Sequence[int]) -> None:
-        """Tell for which single descriptors threads are still blocked in poll() or select(). `waits`: their rows of
-        `struct offcpu_last`."""
+        """Write to the BPF map `polled` the only descriptor for which each thread is still blocked in poll(), select().
+        `waits`: rows of `struct offcpu_last` of these threads, in the order of `descriptors`."""
         keys = np.zeros(len(waits), self.header.structs["polled"])
         for name in keys.dtype.names or ():
             keys[name] = waits[name]
@@ -189,8 +189,8 @@ class ProgramMaps:
                 self._set("polled", key.tobytes(), descriptor)
 
     def take_objects(self) -> NDArray[np.void]:
-        """Remove and return the descriptions of objects that are new: rows of `struct offcpu_object`. A sample that is
-        in a ring had its object described before."""
+        """Remove and return the queued descriptions of new wait objects: rows of `struct offcpu_object`. An object is
+        queued before the first sample that names it is in a ring."""
         dtype = self.header.structs["object"]
         rows = iter(lambda: bpf_syscall.pop(self._fds["new_objects"], dtype.itemsize), None)
         # Programs that find new objects all the time must not keep the recorder here.
@@ -203,7 +203,7 @@ class ProgramMaps:
             raise RecordingError(f"the BPF map {name} refuses an entry ({error.strerror})") from error
 
     def counters(self) -> dict[str, int]:
-        """Return the counters of `enum offcpu_counter` over all CPUs: events, and under `<name>_ns` time."""
+        """Return the counters of `enum offcpu_counter` over all CPUs: `<name>` of events, `<name>_ns` of their time."""
         totals: dict[str, int] = {}
         for name in self.header.enums["counter"][:-1]:
             per_cpu = self._counter(name)
@@ -221,7 +221,7 @@ class ProgramMaps:
         return np.frombuffer(raw, dtype)
 
     def rate(self) -> dict[str, int]:
-        """Return the members of `struct offcpu_rate`, which limits the number of samples a second."""
+        """Return name → value of the members of `struct offcpu_rate`, which limits the number of samples a second."""
         dtype = self.header.structs["rate"]
         row = np.frombuffer(bpf_syscall.lookup(self._fds["rate"], _u32(0), dtype.itemsize), dtype)[0]
         return {name: int(row[name]) for name in dtype.names or ()}
@@ -231,13 +231,13 @@ class ProgramMaps:
         return self.start_drain().result()
 
     def copy_all(self) -> None:
-        """Let each sample of a wait have its own copy of the stack, until a new file begins."""
+        """Have the program copy the stack into each sample, referring to no earlier copy, until a new file begins."""
         self.set_control(copy_all=1)
 
     def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
-        """Begin to remove what was added up to now; the result is there when it is complete. The one before must have
-        ended. `end_of_file`: from here on stacks are sent again: those sent before are in the file that these sums go
-        to. The rings must have been emptied just before, after `copy_all`."""
+        """Begin to remove the entries added up to now; the future has them when complete. The drain before must have
+        ended. `end_of_file`: from here on the program sends stacks again: those sent before are in the file that these
+        sums go to. The rings must have been emptied just before, after `copy_all`."""
         structs, keys = self.header.structs, {"sums": "sum_key", "stacks": "stack_key", "budgets": "budget_key"}
         is_empty = all(bpf_syscall.is_empty(self._fds[name], structs[key].itemsize) for name, key in keys.items())
         if not end_of_file and is_empty:
@@ -251,7 +251,7 @@ class ProgramMaps:
         return in_background(lambda: self._drain_generation(past))
 
     def _drain_generation(self, past: int) -> Drained:
-        """Wait until a generation is complete, and remove it."""
+        """Wait until no program adds to the generation `past` any more; remove and return its entries."""
         if self._control["enabled"] or not self._stopped:
             self.wait_for_programs()
         sums = _side_by_side(*self._take("sums", "sum_key", "sum", past))
@@ -260,7 +260,7 @@ class ProgramMaps:
         return Drained(sums, UserStacks.pack(stack_keys["hash"], stacks), budgets)
 
     def _take(self, name: str, key: str, value: str, generation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Remove and return the entries of a map up to a generation to which no program writes."""
+        """Remove and return (keys, values) of the entries up to `generation`, to which no program writes any more."""
         fd = self._fds[name]
         size = bpf_syscall.read_info(fd, MapInfo()).max_entries
         keys, values = (np.empty(size, self.header.structs[one]) for one in (key, value))

@@ -32,14 +32,14 @@ _CALL = 0x85  # BPF_JMP | BPF_CALL
 _PSEUDO_KFUNC_CALL = 2
 
 KERNEL_FUNCTION = 1 << 30
-"""Plus the BTF id of a kernel function: the number of a helper, as which the compiler calls the function."""
+"""Base of helper numbers that stand for kernel functions: the compiler calls KERNEL_FUNCTION + the BTF id."""
 LATE_VALUE = 0x6C617465 << 32
-"""Plus an enumerator of `enum offcpu_late`: the number of 64 bits that stands for a late value."""
+"""Base of 64-bit numbers that stand for late values: LATE_VALUE + an enumerator of `enum offcpu_late`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapShape:
-    """The arguments with which a map is created, by the names of `union bpf_attr`."""
+    """Hold the arguments with which a map is created, by their names in `union bpf_attr`."""
 
     name: str
     map_type: int
@@ -53,7 +53,7 @@ class MapShape:
 
 @dataclass(frozen=True, slots=True)
 class BpfObject:
-    """Programs and maps as a compiler makes them."""
+    """Compiled programs and descriptions of their maps, free of descriptors, so that they can be stored."""
 
     functions: Mapping[str, bytes]  # instructions; the immediate of a load of a map is its row in `maps`
     maps: tuple[MapShape, ...]
@@ -95,7 +95,7 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
 
 @contextmanager
 def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
-    """Create the maps, for as long as the `with` block lasts, and the instructions that use them.
+    """Create the maps of `programs` for as long as the `with` block lasts, and put them into the instructions.
 
     Raises OSError: the kernel refuses a map or its types.
 
@@ -118,7 +118,7 @@ def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, in
 
 
 def with_kernel_functions(code: bytes) -> bytes:
-    """Return the instructions with calls of kernel functions (kfuncs) where the compiler saw helpers."""
+    """Return the instructions with calls of kernel functions (kfuncs) for those of helpers from KERNEL_FUNCTION on."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     calls = (instructions["code"] == _CALL) & (instructions["registers"] == 0)
     calls &= instructions["imm"] >= KERNEL_FUNCTION
@@ -128,7 +128,7 @@ def with_kernel_functions(code: bytes) -> bytes:
 
 
 def with_late_values(code: bytes, values: Sequence[int]) -> bytes:
-    """Return the instructions with `values` of 64 bits where the compiler saw LATE_VALUE and an index."""
+    """Return the instructions with values[i] (64 bits) in each load of the immediate LATE_VALUE + i."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     number = instructions["imm"].view("=u4")  # its upper half is in the instruction that follows
     stands_for_value = (instructions["code"][:-1] == _LOAD_64) & (number[1:] == LATE_VALUE >> 32)
@@ -139,7 +139,7 @@ def with_late_values(code: bytes, values: Sequence[int]) -> bytes:
 
 
 def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:
-    """Return the indices of the instructions that load a map, and the map that each refers to."""
+    """Return (indices of the instructions that load a map, their immediates: a descriptor or a row in a list)."""
     instructions = np.frombuffer(code, _INSTRUCTION)
     source = instructions["registers"] >> _SOURCE_SHIFT & 0xF
     loads = np.flatnonzero((instructions["code"] == _LOAD_64) & (source == _PSEUDO_MAP_FD))
@@ -147,7 +147,7 @@ def _maps_of(code: bytes) -> tuple[NDArray[np.intp], list[int]]:
 
 
 def _relinked(code: bytes, maps: Mapping[int, int]) -> bytes:
-    """Return the instructions with the references to maps replaced."""
+    """Return the instructions with the immediate i of each load of a map replaced by maps[i]."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     loads, references = _maps_of(code)
     instructions["imm"][loads] = [maps[reference] for reference in references]

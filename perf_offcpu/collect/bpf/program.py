@@ -49,10 +49,10 @@ _LICENSE = "Dual BSD/GPL"
 
 
 class OffCpuProgram:
-    """The BPF program, loaded but neither attached nor enabled; a context manager. `use_cache`: load programs that were
-    compiled before, and store those that are compiled; likewise what was found out about the kernel. Raises
-    CapabilityError: no bcc, no BTF, no privilege, a kernel too old; RecordingError: the program does not compile, or
-    the kernel refuses it."""
+    """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: load programs that were
+    compiled before, and store those that are compiled; likewise the facts about the kernel. Raises CapabilityError:
+    no bcc, no BTF, no privilege, a kernel too old; RecordingError: the program does not compile, or the kernel refuses
+    it."""
 
     def __init__(self, config: OffCpuConfig | None = None, *, use_cache: bool = True) -> None:
         self.config = config or OffCpuConfig()
@@ -158,8 +158,8 @@ class OffCpuProgram:
         return self._maps
 
     def enable(self) -> None:
-        """Begin to record, or go on after `disable`. Tasks that wait already are looked up, so that their waits are
-        known, too."""
+        """Begin to record, or go on after `disable`. An iterator first notes the tasks that wait already, so that their
+        waits are recorded, too."""
         self.maps.start()
         if _FIRST in self._programs:
             bpf_syscall.run_iterator(self._programs[_FIRST])
@@ -170,13 +170,13 @@ class OffCpuProgram:
 
     @property
     def filter_fd(self) -> int:
-        """Descriptor for PERF_EVENT_IOC_SET_BPF of a program that passes and counts samples of targets."""
+        """Descriptor, for PERF_EVENT_IOC_SET_BPF, of a program that passes samples of targets alone and counts them."""
         return self._programs[_FILTER]
 
     def last_tasks(self) -> LastTasks:
-        """Return the states of the recorded tasks that live at the end: their budgets and unfinished waits. Before
-        `disable` these are the present states, which may change meanwhile (`LastTasks.unless_disturbed`). Empty where
-        the kernel has no iterators over tasks."""
+        """Return budgets and unfinished waits of the recorded tasks that live at the end of the recording; before
+        `disable`, those of now, which may change meanwhile (`LastTasks.unless_disturbed`). Empty where the kernel has
+        no iterators over tasks."""
         end_ns = self.maps.end_ns or now_ns()
         raw = bpf_syscall.run_iterator(self._programs[_LAST]) if _LAST in self._programs else b""
         return parse_tasks(raw, self.maps.header, end_ns, self.config.budget)
@@ -197,7 +197,7 @@ class OffCpuProgram:
 
 
 def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
-    """Return a kprobe where one has to replace sched_exit_tp; None where none is needed, or none works."""
+    """Open the kprobe that replaces sched_exit_tp for waits to end in the sleeper; None if not asked for or refused."""
     if not config.in_sleeper or config.in_switch or not facts.switch_end:
         return None
     try:
@@ -207,7 +207,7 @@ def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
 
 
 def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts: KernelFacts) -> int:
-    """Load a program; return its descriptor. `tracepoints` has the tracepoint of each program with one."""
+    """Load the program `name`; return its descriptor. `tracepoints`: BPF function → tracepoint, if it has one."""
     if name == _FILTER:
         return bpf_syscall.load_program(ProgramType.PERF_EVENT, name, code, _LICENSE)
     if name == defines.SWITCHED and name not in tracepoints:
@@ -220,7 +220,7 @@ def _load_program(name: str, code: bytes, tracepoints: Mapping[str, str], facts:
 
 
 def _refusal(error: VerifierError) -> CapabilityError | RecordingError:
-    """Return the error for a program that the kernel refuses, with a remedy if the user can apply one."""
+    """Return the error to raise for a program that the kernel refuses, with a remedy if the user can apply one."""
     if lockdown() == "confidentiality":
         return CapabilityError(
             "kernel lockdown (confidentiality) keeps BPF programs from reading kernel memory",

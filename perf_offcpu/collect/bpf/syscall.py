@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the bpf(2) system call that the recorder needs.
+"""Call the commands of bpf(2) that the recorder needs.
 
 bcc compiles, but its loaders know neither `tp_btf` programs nor how to read a whole map in one call. These functions
 are thin: file descriptors and bytes in, file descriptors and bytes out, `OSError` with the kernel's errno. Every
@@ -36,7 +36,7 @@ InfoT = TypeVar("InfoT", bound=ctypes.Structure)
 
 
 class VerifierError(OSError):
-    """The kernel refused the program `name`; `log` is the verifier's text."""
+    """Raised if the kernel refuses the program `name`; `log` is the verifier's text."""
 
     def __init__(self, number: int, name: str, log: str) -> None:
         super().__init__(number, os.strerror(number))
@@ -44,7 +44,7 @@ class VerifierError(OSError):
 
 
 def call(command: Command, attr: ctypes.Structure) -> int:
-    """Call bpf(2). Raises OSError: the kernel refuses."""
+    """Call bpf(2) and return its result: a descriptor or 0. Raises OSError: the kernel refuses."""
     result: int = _libc.syscall(_SYS_BPF, int(command), ctypes.byref(attr), ctypes.sizeof(attr))
     if result < 0:
         number = ctypes.get_errno()
@@ -64,7 +64,7 @@ def _finds(command: Command, attr: ctypes.Structure) -> bool:
 
 
 def _buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
-    """Copy bytes to where the kernel can read or write them; the caller keeps the buffer during the call."""
+    """Copy bytes to a buffer whose address can be passed to the kernel; the caller keeps it during the call."""
     return ctypes.create_string_buffer(data, len(data))
 
 
@@ -97,7 +97,7 @@ def load_program(
 
 
 def _verifier_log(attr: ctypes.Structure) -> str:
-    """Load a program once more, for the log, which costs too much to request it each time."""
+    """Load a refused program again and return the verifier's log, too costly to request each time."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, addressof(log)
     with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes:
 
 
 def update(map_fd: int, key: bytes, value: bytes) -> None:
-    """Set the value of a key, present or not."""
+    """Set the value of a key of a map, whether or not it has the key."""
     key_buffer, value_buffer = _buffer(key), _buffer(value)
     call(Command.MAP_UPDATE_ELEM, Element(map_fd, addressof(key_buffer), addressof(value_buffer)))
 
@@ -190,15 +190,15 @@ def lookup_batch(map_fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
 
 
 def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
-    """Delete the entries with these keys; a key without an entry ends it."""
+    """Delete the entries with these keys, in order; stop without error at the first key that has no entry."""
     if len(keys):
         packed = np.ascontiguousarray(keys)
         _finds(Command.MAP_DELETE_BATCH, uapi.Batch(keys=packed.ctypes.data, count=len(packed), map_fd=map_fd))
 
 
 class GracePeriod:
-    """A way to wait until no BPF program runs that was running before. The kernel offers it as a side effect: an update
-    of a map of maps from user space returns only after an RCU grace period, "so that all programs use the new map"
+    """Wait until all BPF programs that run now have ended. The kernel offers it as a side effect: an update of a map of
+    maps from user space returns only after an RCU grace period, "so that all programs use the new map"
     (maybe_wait_bpf_programs() in kernel/bpf/syscall.c, since 4.20). Programs run inside RCU read-side sections, so by
     then all have ended."""
 

@@ -52,7 +52,7 @@ _OPTIONAL_TRACKER_FLAGS = (AttrFlag.CGROUP, AttrFlag.KSYMBOL | AttrFlag.BPF_EVEN
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Capabilities of the running kernel's perf events."""
+    """Parts of attrs that the running kernel accepts: read_format of all events, flags of tracker and of sampling."""
 
     read_format: ReadFormat = ReadFormat.ID | ReadFormat.LOST
     tracker_flags: AttrFlag = AttrFlag(0)
@@ -60,7 +60,7 @@ class Support:
 
 
 def basic_attr(kind: int, config: int, support: Support, **changes: Any) -> Attr:
-    """Return the attr of an event on the recording's clock, with the fields that all samples have."""
+    """Return an attr with the recording's clock and the fields that all samples have; `changes` replace fields."""
     attr = Attr(type=kind, config=config, sample_period=1, sample_type=SAMPLE_TYPE, flags=_COMMON_FLAGS)
     return attr._replace(read_format=support.read_format, clockid=CLOCKID)._replace(**changes)
 
@@ -79,7 +79,7 @@ def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, defer
 
 
 def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
-    """Add user registers and `stack_bytes` of the user stack to the samples."""
+    """Return the attr with user registers and `stack_bytes` of the user stack in its samples; 0: unchanged."""
     if not stack_bytes:
         return attr
     return attr._replace(
@@ -135,14 +135,14 @@ def sampling_attr(
 
 
 class CpuEvent:
-    """One event, open on each CPU.
+    """Hold the descriptors of one event that is open on each CPU.
 
     Raises CapabilityError, RecordingError: the kernel refuses it.
 
     Args:
         name: as the file will show it.
-        attr: what to open.
-        cpus: where.
+        attr: of the event.
+        cpus: on which to open it.
 
     Attributes:
         fds: CPU → descriptor.
@@ -172,21 +172,21 @@ class CpuEvent:
 
     @property
     def spec(self) -> EventSpec:
-        """The event as a file describes it."""
+        """The event as the file describes it: attr, name and all ids."""
         return EventSpec(self.attr, self.name, tuple(self.ids))
 
     def enable(self) -> None:
-        """Start on all CPUs."""
+        """Enable the event on all CPUs."""
         for fd in self.fds.values():
             perf_event.enable(fd)
 
     def disable(self) -> None:
-        """Stop on all CPUs."""
+        """Disable the event on all CPUs."""
         for fd in self.fds.values():
             perf_event.disable(fd)
 
     def counted(self) -> int:
-        """Return how often the event happened on all CPUs."""
+        """Return the count of the event, summed over all CPUs and closed ones that came back."""
         return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._all_fds())
 
     def lost(self) -> Iterator[tuple[int, int]]:
@@ -203,7 +203,7 @@ class CpuEvent:
         return [*self.fds.values(), *self._former]
 
     def close(self) -> None:
-        """Give the event back to the kernel."""
+        """Close all descriptors of the event."""
         for fd in self._all_fds():
             os.close(fd)
         self.fds.clear()
@@ -211,8 +211,8 @@ class CpuEvent:
 
 
 def with_deferral(support: Support, cpu: int) -> Support | None:
-    """Return `support` with user callchains walked when a task returns to user mode; None if not possible. The sampling
-    events ask for it, and the tracker takes the records (Linux 7.0 and newer)."""
+    """Return `support` with user callchains deferred until a task returns to user mode; None if the kernel refuses it.
+    The sampling events ask for it, and the tracker takes the records (Linux 7.0 and newer)."""
     deferring = replace(
         support,
         tracker_flags=support.tracker_flags | AttrFlag.DEFER_OUTPUT,

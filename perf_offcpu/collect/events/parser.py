@@ -106,7 +106,7 @@ MODIFIERS = "u, k, h, G, H, I, D, e, p, pp, ppp and P"
 
 @dataclass(frozen=True, slots=True)
 class SamplingEvent:
-    """An on-CPU event to sample.
+    """Describe an on-CPU event to sample, as parsed from `-e`.
 
     Args:
         name: as the user wrote it, or as in `name=`.
@@ -127,11 +127,11 @@ class SamplingEvent:
 
     @property
     def is_tracepoint(self) -> bool:
-        """True for a tracepoint, whose samples hold its own data."""
+        """True for a tracepoint, whose samples hold raw data of its own format."""
         return self.type == PerfType.TRACEPOINT
 
     def fallback(self) -> SamplingEvent | None:
-        """Return the event that perf takes where the hardware does not count this one: a clock for cycles."""
+        """Return the event to use where the hardware does not count this one: cpu-clock for cycles, else None."""
         if (self.type, self.config) != (PerfType.HARDWARE, CYCLES):
             return None
         precise = AttrFlag.PRECISE_IP_1 | AttrFlag.PRECISE_IP_2
@@ -154,7 +154,7 @@ def parse_events(texts: Iterable[str]) -> tuple[SamplingEvent, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at the commas that do not stand between slashes."""
+    """Yield the events of a list, split at the commas that do not stand between slashes."""
     rest = text
     while event := re.match(r"((?:[^,/]|/[^/]*(?:/|$))*)(,?)", rest):
         yield event[1]
@@ -199,8 +199,8 @@ def _modified(event: SamplingEvent, text: str, modifiers: str) -> SamplingEvent:
 
 
 def modifier_flags(text: str) -> tuple[AttrFlag, bool] | None:
-    """Return the flags for the letters after an event's colon, and whether `P` (most precise) is among them. As in
-    perf, naming some modes (u, k, h) or sides (G, H) excludes the others. None if a letter is unknown."""
+    """Return (flags of the attr for the letters after an event's colon, True if `P`, most precise, is among them). As
+    in perf, naming some modes (u, k, h) or sides (G, H) excludes the others. None if a letter is unknown."""
     plain = text.replace("p", "")
     precise = text.count("p")
     if not re.fullmatch(r"[ukhGHIDePp]*", text) or precise > 3 or len(set(plain)) < len(plain):

@@ -57,7 +57,7 @@ def open_event(attr: Attr, cpu: int) -> int:
 
 
 def can_open(attr: Attr, cpu: int) -> bool:
-    """Return whether the kernel opens an event."""
+    """Open an event for all tasks on one CPU and close it; return False if the kernel refuses it."""
     try:
         os.close(open_event(attr, cpu))
     except OSError:
@@ -66,7 +66,7 @@ def can_open(attr: Attr, cpu: int) -> bool:
 
 
 def enable(fd: int) -> None:
-    """Let an event count."""
+    """Enable an event: it counts and writes records from now on."""
     fcntl.ioctl(fd, _IOC_ENABLE, 0)
 
 
@@ -93,7 +93,7 @@ def event_id(fd: int) -> int:
 
 
 def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
-    """Return the error for an event that the kernel does not open."""
+    """Return the error to raise for the event `name` that perf_event_open(2) refused with `problem`."""
     hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
     if hardware and problem.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return CapabilityError(
@@ -113,7 +113,7 @@ def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
 
 
 class Kprobe:
-    """A kprobe, through perf's PMU of kprobes (Linux 4.17), to which a program can be attached.
+    """Open a kprobe, through perf's PMU of kprobes (Linux 4.17), to which a BPF program can be attached.
 
     Kernels before 6.16 have no tracepoint after a switch, where the thread that comes is `current` already. All of them
     have finish_task_switch(), which that thread runs first. The kernel's BTF does not have it, so only a kprobe can be
@@ -136,8 +136,8 @@ class Kprobe:
         self._has_program = False
 
     def attach(self, program_fd: int) -> None:
-        """Run a program of type KPROBE there until `detach`, or go on after it with the same program. Raises OSError:
-        the kernel refuses."""
+        """Run a program of type KPROBE at the function until `detach`; after it, go on with the same program. Raises
+        OSError: the kernel refuses."""
         if not self._has_program:
             set_filter(self._fd, program_fd)
             self._has_program = True

@@ -28,8 +28,8 @@ _NUMBERS = {"period": "period", "freq": "frequency_hz"}
 
 
 def parse_pmu_event(text: str, pmu: str, terms: str) -> Fields:
-    """Parse the event `PMU/TERM=VALUE,TERM,.../`. `text`: the event as the user wrote it, for messages. Raises
-    UsageError: there is no such PMU or term, or a value does not fit."""
+    """Parse the event `PMU/TERM=VALUE,TERM,.../` into arguments of `SamplingEvent`. `text`: the event as the user wrote
+    it, for messages. Raises UsageError: there is no such PMU or term, or a value does not fit."""
     directory = DEVICES / pmu
     if not _WORD.fullmatch(pmu) or not (directory / "type").exists():
         known = ", ".join(sorted(path.name for path in DEVICES.glob("*"))) or "none"
@@ -76,7 +76,7 @@ def _number(text: str, name: str, value: str | None) -> int:
 
 
 def _fill(event: Fields, text: str, name: str, layout: str, value: int) -> None:
-    """Spread the bits of a value, lowest first, over the ranges of its format."""
+    """Put the bits of a value, lowest first, into the bit ranges of a config field that `layout` lists."""
     match = _FORMAT.fullmatch(layout)
     if not match:
         raise UsageError(f"-e {text}: the kernel's format of {name} is not understood: {layout.strip()}")

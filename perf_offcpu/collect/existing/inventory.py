@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what existed before the recording: the records with which a file begins. They have no time and come in the
-order that perf expects: the kernel's own code, control groups, tasks with their maps, and the mark that this was
-all."""
+"""Make the records with which a file begins: of kernel code, control groups and tasks that existed before. They have
+no time and come in the order that perf expects: the kernel's own code, control groups, tasks with their maps, and
+FINISHED_INIT."""
 
 import os
 from collections.abc import Iterator
@@ -27,15 +27,15 @@ PIECE = 1 << 18  # bytes of records that are written at once: worth a system cal
 
 
 class Inventory:
-    """A scan of the kernel and of all tasks.
+    """Scan the kernel, control groups and all tasks, and make their records.
 
     Args:
         target: maps are recorded of all processes, or of those of the target. Threads and their names are recorded of
             all, because they may be parents and wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
-        known: tasks of the file before.
-        kernel: of the file before.
+        known: records of tasks from the file before; updated.
+        kernel: records of the kernel from the file before; updated.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Inventory:
         self._tasks = ProcScan(mapped, build_ids, data_maps, known)
 
     def records(self) -> Iterator[bytes]:
-        """Yield all records, some at a time. Side-band records must flow by now: see `proc`."""
+        """Yield all records, joined to pieces of about PIECE bytes. The tracker must be enabled by now: see `proc`."""
         for records in (self._kernel.records(), cgroup_records(self._tasks.lost), self._tasks.records()):
             yield from joined(records, PIECE)
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
     def later_records(self) -> Iterator[bytes]:
-        """Yield records of control groups and tasks, with the maps of all, that hold from now on."""
+        """Yield records of control groups and of all tasks with their maps, whose time is that of this scan, not 0."""
         self._tasks.map_all()  # children of the target, too
         for records in (cgroup_records(self._tasks.lost), self._tasks.records()):
             since_ns = now_ns()  # a later time for tasks: some are born while groups are listed
@@ -112,7 +112,7 @@ def cgroup_records(lost: Losses) -> Iterator[bytes]:
 
 
 def _look_into(directory: bytes) -> tuple[int, list[bytes]]:
-    """Return the inode of a group and the names of those in it, ascending."""
+    """Return (inode of a group's directory, names of the groups in it, ascending)."""
     with os.scandir(directory) as entries:  # direct: a directory of the kernel, without links
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     return os.stat(directory).st_ino, names  # direct: a directory of the kernel

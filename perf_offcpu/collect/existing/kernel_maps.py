@@ -29,7 +29,7 @@ _LAST_BYTES = 4096  # assumed length of the last BPF program in memory; that of 
 
 @dataclass(slots=True)
 class KnownKernel:
-    """Records made for an earlier file, and the state of the kernel that they describe."""
+    """Keep the records of the kernel made for an earlier file, with marks that tell if they still hold."""
 
     changes: int = 0  # number of symbols that the kernel has announced: BPF programs that came or went
     made_at: int = -1  # `changes` when the records were made, with `modules`, the text of /proc/modules
@@ -39,8 +39,8 @@ class KnownKernel:
 
 
 class KernelMaps:
-    """The records of kernel text, modules and BPF programs. `known`: records of an earlier file; replaced by the
-    records of this one. `files`: name → build-id of the kernel and of each module that has one."""
+    """Make MMAP2 and KSYMBOL records of kernel text, modules and BPF programs. `known`: records of an earlier file;
+    replaced by the records of this one. `files`: name → build-id of the kernel and of each module that has one."""
 
     def __init__(self, known: KnownKernel | None = None) -> None:
         self.files: dict[bytes, bytes] = {}
@@ -51,7 +51,7 @@ class KernelMaps:
         return read_kernel_if_any(str(KALLSYMS))
 
     def records(self) -> Iterator[bytes]:
-        """Yield the records of the kernel, its modules and its BPF programs."""
+        """Yield the records of the kernel, its modules and its BPF programs; the known ones if nothing has changed."""
         known, modules = self._known, read_kernel_if_any(_MODULES)
         changes = known.changes
         if not known.records or (known.made_at, known.modules) != (changes, modules):
@@ -102,7 +102,7 @@ def bpf_symbols(kallsyms: bytes) -> list[tuple[int, bytes]]:
 
 
 def _module_files() -> dict[bytes, bytes]:
-    """Return module name → path of its file, from the list that depmod makes."""
+    """Return module name (with _ for -) → path of its file, from the modules.dep that depmod makes."""
     directory = Path("/lib/modules", os.uname().release)
     files = {}
     for line in kernel_lines(read_kernel_if_any(str(directory / "modules.dep"))):

@@ -27,7 +27,7 @@ MOST_BYTES: Final = 32 << 20  # bytes that are read of one process: 300 000 ordi
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A line of /proc/PID/maps."""
+    """A parsed line of /proc/PID/maps; `device` is (major, minor), `name` b"" for an anonymous mapping."""
 
     start: int
     end: int
@@ -60,8 +60,8 @@ def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
 
 
 def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | None]:
-    """Return the mapping that an address is in and the one before it, None for none. Lines ascend by address, so that a
-    search in halves finds it. Raises ValueError: a line has another form."""
+    """Return (mapping that holds the address, mapping in the line before), None for none. Lines ascend by address, so
+    that a binary search finds it. Raises ValueError: a line has another form."""
     low, high, begin = 0, len(text), -1
     while low < high:
         middle = text.rfind(b"\n", low, (low + high) // 2) + 1 or low
@@ -102,7 +102,7 @@ _MOST_NAME_BYTES = 16 << 20  # bytes of the names of files that are remembered
 
 
 class MappedBuildIds:
-    """Build-ids of mapped files; each file is read once, however many tasks map it.
+    """Read and remember build-ids of mapped files; each file is read once, however many tasks map it.
 
     Attributes:
         files: path → build-id of each file that has one.
@@ -121,7 +121,7 @@ class MappedBuildIds:
         return self._known.get(key)
 
     def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:
-        """Remember a file that has been read."""
+        """Remember the build-id (b"" for none) of a file that has been read; the oldest files are forgotten."""
         remember(self._known, key, build_id)
         if not build_id or len(path) > MOST_NAME:
             return
@@ -135,8 +135,8 @@ class MappedBuildIds:
     def of_mapping(
         self, pid: int, start: int, end: int, device: Hashable, inode: int, path: bytes, *, maps: bool = False
     ) -> bytes | None:
-        """Return the build-id of a mapped file; b"" if it has none, None if it is not found. `maps`: as of
-        `read_build_id`."""
+        """Return the build-id of a mapped file, read if it is not known; b"" if it has none, None if the file is not
+        found. `maps`: as in `read_build_id`."""
         key = key_of(device, inode, path)
         if key not in self._known:
             build_id = read_build_id(pid, start, end, inode, path, maps=maps)
@@ -147,14 +147,14 @@ class MappedBuildIds:
 
 
 def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
-    """Return the key of a mapped file: a hash, because paths may be long."""
+    """Return the key of a mapped file in `MappedBuildIds`: a hash of 16 bytes, because paths may be long."""
     return blake2b(f"{device} {inode} ".encode() + path, digest_size=16).digest()
 
 
 def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, maps: bool) -> bytes | None:
     """Read the build-id of a mapped file; b"" if it has none, None if it is not found. It may wait for ever for a file
-    system that does not answer. `maps`: the mapping has just been read from /proc/PID/maps, so the link leads to the
-    same file; its inode may differ (overlayfs)."""
+    system that does not answer. `maps`: the mapping has just been read from /proc/PID/maps, so the link in map_files
+    leads to the same file, and the inode, which may differ (overlayfs), is not compared."""
     build_id = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
     if build_id is None and len(path) <= MOST_NAME:
         build_id = build_id_at(path, inode)
@@ -173,7 +173,7 @@ def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
 
 
 def remember(table: dict[Any, bytes], key: Hashable, value: bytes) -> None:
-    """Add an entry to a table of at most MOST_KNOWN; the one that was added first goes."""
+    """Add an entry to a table of at most MOST_KNOWN entries; if it is full, remove the oldest."""
     if len(table) >= MOST_KNOWN:
         del table[next(iter(table))]
     table[key] = value

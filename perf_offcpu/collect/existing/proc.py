@@ -26,8 +26,8 @@ _MOST_STUCK = 100  # processes that do not answer in a scan; after these only th
 
 
 class KnownTasks:
-    """Records of the last scan, used again for processes that have not changed. `most_bytes`: largest size of the
-    records of one scan that are kept."""
+    """Keep the records of the last scan, to use them again for processes that have not changed. `most_bytes`: largest
+    size of the records of one scan that are kept."""
 
     def __init__(self, most_bytes: int = 16 << 20) -> None:
         self._most_bytes = most_bytes
@@ -36,15 +36,15 @@ class KnownTasks:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Begin a scan; records that do not come in it are forgotten."""
+        """Begin a scan; records that are not passed to `whole` in it are forgotten after it."""
         self._last, self._next, self._bytes = self._next, {}, 0
 
     def has(self, key: Hashable, content: bytes) -> bool:
-        """Return whether the last scan had records of a key and a hash of their content."""
+        """Return True if the last scan had records of this key, made from content with this hash."""
         return key in self._last and self._last[key].content == content
 
     def whole(self, part: Part) -> Part:
-        """Return a part with records, those of the last scan if it has none, and keep it for the next."""
+        """Return the part, with the records of the last scan if its own are None, and keep it for the next scan."""
         complete = self._last[part.key] if part.records is None else part
         size = len(complete.records or b"")
         if self._bytes + size <= self._most_bytes:
@@ -54,7 +54,7 @@ class KnownTasks:
 
 
 class ProcScan:
-    """A scan of all processes.
+    """Scan all processes, in a helper, and make the records of their tasks.
 
     Args:
         mapped: processes whose maps and namespaces are wanted, None for all; of the others only threads and names are
@@ -64,7 +64,7 @@ class ProcScan:
         known: records of the last scan, with the same `data_maps`; replaced by the records of this one.
 
     Attributes:
-        lost: what was left out.
+        lost: counts of processes, threads and mappings that were left out, by cause.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ProcScan:
         self._mapped = None
 
     def records(self) -> Iterator[bytes]:
-        """Yield the records of one process at a time, in ascending order of pids but for those that hang."""
+        """Yield the records of one process at a time, in ascending order of pids; those that hang come again last."""
         self._known.begin()
         self._reader.mapped_bytes = 0
         pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -112,7 +112,7 @@ class ProcScan:
             self._helper.close()
 
     def _count_hidden(self) -> None:
-        """Count threads that /proc does not show to this user (mount option hidepid)."""
+        """Count in `lost` the threads that /proc does not show to this user (mount option hidepid)."""
         if CAP_SYS_PTRACE not in capabilities() and _HIDING.search(read_kernel("/proc/self/mountinfo")):
             threads = int(read_kernel("/proc/loadavg").split()[3].split(b"/")[1])
             self.lost.add(losses.THREADS_HIDDEN, max(threads - self._threads, 0))
@@ -126,7 +126,7 @@ class ProcScan:
         return [(pid, False)] if mapped else []
 
     def _taken(self, answer: Answer) -> bytes:
-        """Return the records of an answer, and keep its other results."""
+        """Return the records in a helper's answer, b"" if it has none; keep build-ids, counts and losses from it."""
         if answer.problem:
             self.lost.add(losses.PROCESSES_ODD)
         if answer.value is None:

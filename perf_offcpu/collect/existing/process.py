@@ -38,7 +38,7 @@ MOST_THREADS: Final = 1 << 17
 MOST_BYTES: Final = 8 << 20  # bytes of the mappings of a process: some 60 000
 LEAST_BYTES: Final = 256 << 10
 SHARED_BYTES: Final = 64 << 20
-"""A process gets an eighth of what is left of this, at most MOST_BYTES and at least LEAST_BYTES."""
+"""Bytes for mappings of all processes. A process may use an eighth of the remainder, from LEAST_BYTES to MOST_BYTES."""
 ALL_BYTES: Final = 256 << 20  # bytes of the mappings of all processes
 _FILES_S: Final = 2.0  # time for the files of a process of which no build-id is known yet
 _MOST_TRIED: Final = 16
@@ -55,7 +55,7 @@ _THREADS, _MAPS = "threads", "maps"
 
 
 class Part(NamedTuple):
-    """The records of one kind of a process."""
+    """The records of one process that are of one kind: `key` is ("threads" or "maps", pid)."""
 
     key: tuple[str, int]
     content: bytes  # hash of what they were made of
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 
 class Description(NamedTuple):
-    """The records of a process."""
+    """The result of reading one process: its records, and the build-ids read for them."""
 
     parts: list[tuple[Any, ...]]  # `Part` as plain tuples
     files: list[tuple[bytes, bytes, bytes]]  # key, path and build-id of each file that was read
@@ -74,7 +74,7 @@ class Description(NamedTuple):
 
 
 class ProcessReader:
-    """Reads the processes of one scan.
+    """Make the records of one process after another, for one scan.
 
     Args:
         build_ids: of files that are known already.
@@ -216,17 +216,17 @@ class ProcessReader:
 
 
 def device_number(device: tuple[int, int]) -> int:
-    """Return one number for a device, which is never 0 for a file."""
+    """Return (major, minor) as one number, which is never 0 for the device of a file."""
     return device[0] << 32 | device[1]
 
 
 def device_of(number: int) -> tuple[int, int]:
-    """Return the device of a `device_number`."""
+    """Return (major, minor) of a `device_number`."""
     return number >> 32, number & 0xFFFFFFFF
 
 
 def _threads(pid: int, parent: int, comms: list[tuple[int, bytes]]) -> bytes:
-    """Return FORK and COMM of each thread."""
+    """Return a FORK and a COMM record for each (tid, comm) of a process; `parent` is the tgid of its parent."""
     records = []
     for tid, comm in comms:
         creator = parent if tid == pid else pid

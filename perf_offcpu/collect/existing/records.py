@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records in the kernel's form that the recorder makes: of tasks and maps that existed before the recording. Their
-trailer is zero, which to perf means "of the first event" and "deliver now, before anything with a time"."""
+"""Pack records in the kernel's form, of tasks and maps that existed before the recording. Their trailer is zero,
+which to perf means "of the first event" and "deliver now, before anything with a time"."""
 
 import sys
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def synthesized(record_type: RecordType, misc: int, values: Mapping[str, Any]) -
 
 
 def holding_from(records: bytes, time_ns: int) -> bytes:
-    """Return synthesized records with a time in their trailers."""
+    """Return a copy of records of `synthesized` that has this time in each trailer."""
     changed, time, end = bytearray(records), time_ns.to_bytes(8, sys.byteorder), 0
     while end < len(changed):
         end += int.from_bytes(changed[end + _SIZE : end + _SIZE + 2], sys.byteorder)
@@ -45,8 +45,8 @@ def holding_from(records: bytes, time_ns: int) -> bytes:
 
 
 def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:
-    """Pack an MMAP2 record; with a build-id in the form that has it instead of the inode. `mapping`: the other fields
-    as in `abi.records`; fields of the inode that are missing are 0. `misc`: further bits of the header."""
+    """Pack an MMAP2 record; with a `build_id`, in the form that holds it instead of the inode. `mapping`: the other
+    fields, as in `abi.records`; missing fields of the inode are 0. `misc`: further bits of the header."""
     if not build_id:
         return synthesized(RecordType.MMAP2, cpumode | misc, _NO_INODE | dict(mapping))
     padded = build_id.ljust(BUILD_ID_BYTES, b"\0")

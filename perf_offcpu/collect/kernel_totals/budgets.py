@@ -23,7 +23,7 @@ SWITCH_NS = 5000  # time of a switch that may count for the thread that leaves o
 
 
 def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str], time_ns: int) -> Iterator[bytes]:
-    """Yield the records of budgets, `BATCH` at a time.
+    """Yield sample records with `BATCH` budgets each.
 
     Args:
         event: offcpu-counters.
@@ -40,7 +40,7 @@ def budget_samples(event: EventSpec, budgets: NDArray[Any], modes: Sequence[str]
 
 
 def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
-    """Convert budgets to the layout of the file, which has no bucket for the time of dead threads."""
+    """Return the budgets as rows of abi.counters.BUDGET, which has no bucket for the time of dead threads."""
     rows = np.zeros(len(budgets), BUDGET.dtype(NATIVE))
     for name in ("pid", "tid", "begin_ns", "end_ns", "switches"):
         rows[name] = budgets[name]
@@ -51,14 +51,14 @@ def _as_in_file(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
 
 
 class BudgetShares:
-    """Remember which part of each budget is in an earlier file. `modes`: enumerators of `enum offcpu_mode`."""
+    """Subtract from each budget the part that earlier files hold. `modes`: enumerators of `enum offcpu_mode`."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         self._modes = modes
         self._written: list[NDArray[Any]] = []
 
     def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
-        """Return budgets by the kernel's figures, without the parts that are in earlier files.
+        """Return budgets corrected by the kernel's figures (`by_kernel_figures`), less the parts in earlier files.
 
         `budgets`: rows of `struct offcpu_budget`, of whole lives.
 
@@ -80,14 +80,14 @@ class BudgetShares:
 
     def note(self, budgets: NDArray[Any]) -> None:
         """Note budgets of whole lives whose shares were written. Those of the last call are kept, too: a thread that
-        has ended since is not among the new ones, and its budget comes later."""
+        has ended since then is not among the new ones, and its budget is drained later."""
         self._written = [*self._written[-1:], by_kernel_figures(budgets, self._modes)]
 
 
 def _difference(now: U64, before: U64) -> U64:
-    """Return `now - before`, uint64[n, buckets], with no value below 0 and the same sum of each row. A wait that was
-    not over was put into buckets by what was known of it. A second wake-up, or that its thread was just born, can
-    change that later."""
+    """Return `now - before`, uint64[n, buckets], with no value below 0 and the same sum of each row: a later budget can
+    have less in a bucket. An unfinished wait was put into buckets by what was known of it then; a second wake-up, or
+    that its thread was just born, changes that."""
     change = (now - before).view(np.int64)
     missing = np.minimum(change, 0).sum(axis=1)
     change = np.maximum(change, 0)
@@ -97,7 +97,7 @@ def _difference(now: U64, before: U64) -> U64:
 
 
 def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
-    """Return int64[n]: the last row of `known` with the thread and begin of each wanted row, -1 if none."""
+    """Return int64[n]: for each row of `wanted` the last row of `known` with its tid and begin_ns, -1 if none."""
     both = np.concatenate([known, wanted])
     keys = np.stack([both["tid"].astype(np.uint64), both["begin_ns"]], axis=1)
     unique, key_of_row = np.unique(keys, axis=0, return_inverse=True)
@@ -149,7 +149,7 @@ def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[An
 
 
 def _divided(totals: I64, parts: I64) -> I64:
-    """Return int64[n, parts]: rows in the proportions of `parts` with these totals. The largest part takes the
+    """Return int64[n, parts]: totals[i] divided in the proportions of row i of `parts`. The largest part takes the
     remainder."""
     ratio = totals / np.maximum(parts.sum(axis=1), 1)
     divided: I64 = (parts * ratio[:, None]).astype(np.int64)

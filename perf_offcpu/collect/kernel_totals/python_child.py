@@ -51,7 +51,7 @@ def _main(directory: str, pid: int) -> None:
 
 
 def _become_owner(pid: int) -> None:
-    """Take the user and the groups of a process, or exit."""
+    """Change to the user and the groups of process `pid`; exit if they differ among themselves or it is not safe."""
     status, own = _status(pid), _status(os.getpid())
     users, groups = {int(number) for number in status["Uid"].split()}, [int(number) for number in status["Gid"].split()]
     if len(users) != 1 or len(set(groups)) != 1:

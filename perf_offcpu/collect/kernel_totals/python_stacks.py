@@ -42,7 +42,7 @@ Functions = list[tuple[Any, ...]]
 
 
 def pystack_directory() -> str | None:
-    """Return where pystack is installed; None if it is not."""
+    """Return the directory that holds the package pystack; None if it is not installed."""
     module = importlib.util.find_spec("pystack")
     places = module.submodule_search_locations if module else None
     return os.path.dirname(next(iter(places))) if places else None
@@ -51,7 +51,7 @@ def pystack_directory() -> str | None:
 def with_python_functions(
     last: LastTasks, again: Callable[[], LastTasks], directory: str, say: Say, unread: Unread
 ) -> LastTasks:
-    """Add the payloads that name the Python functions of waiting tasks.
+    """Return `last` with the payloads that name the Python functions of waiting tasks.
 
     Args:
         again: runs the iterator once more: functions of a task that has run meanwhile are not those of its wait.
@@ -90,7 +90,7 @@ def with_python_functions(
 
 
 def by_turns(pids: Sequence[int]) -> list[int]:
-    """Return processes in an order in which users take turns: none of them delays the others for long."""
+    """Return the pids that exist, in an order in which their users take turns: none delays the others for long."""
     users: Counter[int] = Counter()
     turns = []
     for pid in pids:
@@ -102,7 +102,7 @@ def by_turns(pids: Sequence[int]) -> list[int]:
 
 
 def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, Functions]:
-    """Return tid → functions of a process, root first; none if they cannot be read. `directory`: where pystack is."""
+    """Return tid → functions of a process, root first; {} if they cannot be read. `directory`: that holds pystack."""
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     fd = os.memfd_create("python-stacks")  # a file, whose size the process has a limit for
     with contextlib.suppress(OSError):  # threads that were printed before it was killed count
@@ -125,7 +125,7 @@ def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, F
 
 
 def _parsed(output: bytes) -> dict[int, Functions]:
-    """Return tid → functions of the lines that have the right form."""
+    """Parse the output of `python_child.py` to tid → functions; skip lines of another form."""
     functions: dict[int, Functions] = {}
     for line in output.split(b"\n"):
         try:
@@ -145,7 +145,7 @@ def _bounded(number: Any) -> int:
 
 
 def python_payload(task: Any, frames: Functions) -> bytes:
-    """Return the payload of one thread, with the functions next to its leaf if there are too many."""
+    """Return the payload (abi.counters.PYTHON) of one thread; of too many functions, those nearest its leaf."""
     lines: list[bytes] = []
     size = 0
     for name, file, line, call in reversed(frames):

@@ -56,7 +56,7 @@ class Unread:
 
 
 def read_memory(tid: int, address: int, size: int) -> bytes:
-    """Return memory of the process of a thread; b"" if not all of it can be read."""
+    """Return `size` bytes of memory of the process of a thread; b"" if not all of them can be read."""
     try:
         # direct: a file of /proc
         memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -70,9 +70,9 @@ def read_memory(tid: int, address: int, size: int) -> bytes:
 def of_each(
     rows: Sequence[int], pids: Sequence[int], work: Callable[[int], T], unread: Unread, time_s: float = TIME_S
 ) -> dict[int, T]:
-    """Return row → result of `work`, done in a helper; without the rows that failed or had no time. Processes come by
-    turns, some rows of each, so that one with many threads does not take all time. `pids`: the process of each row.
-    `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
+    """Call `work` with each row in a helper; return row → result, without rows that failed or had no time. Processes
+    take turns, some rows of each, so that one with many threads does not take all time. `pids`: the process of each
+    row. `work`: returns plain values (`marshal`). `unread`: counts the rows without a result."""
     turns: dict[int, list[list[int]]] = {}
     for row, pid in zip(rows, pids, strict=True):
         groups = turns.setdefault(pid, [[]])
@@ -100,15 +100,15 @@ def of_each(
 
 @dataclass(slots=True)
 class UserStack:
-    """The user stack of a task: frames leaf first, and the bytes from the stack pointer on."""
+    """The user stack of a task: `frames` leaf first, and `copy`, the bytes from the stack pointer on (b"": none)."""
 
     frames: list[int] = field(default_factory=list)
     copy: bytes = b""
 
 
 def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
-    """Return ip, sp and fp of tasks, uint64[n] each, and `sampled`, uint64[n, registers]; 0: kernel threads. `tasks`:
-    rows of `struct offcpu_last`."""
+    """Return `ip`, `sp` and `fp` of tasks, uint64[n] each, and `sampled`, uint64[n, registers], in the order of
+    sample_regs_user; all 0 for kernel threads and 32-bit programs. `tasks`: rows of `struct offcpu_last`."""
     words = MACHINES[platform.machine()].words
     regs = tasks["regs"]
     if words.segment >= 0:
@@ -118,13 +118,13 @@ def registers_of(tasks: NDArray[Any]) -> dict[str, U64]:
 
 
 def arguments_of(task: NDArray[Any]) -> tuple[int, ...]:
-    """Return the first four arguments of the system call of a task, a row of `struct offcpu_last`."""
+    """Return the first four arguments of a task's system call. `task`: one row of `struct offcpu_last`."""
     return tuple(int(task["regs"][word]) for word in MACHINES[platform.machine()].words.arguments)
 
 
 def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
-    """Return int64[n]: the size of each task's copy, which is as far as its stack reaches if that is known. `tasks`:
-    rows of `struct offcpu_last`. `copy_bytes`: usual size of a copy, 0 for none."""
+    """Return int64[n]: bytes of each task's copy: up to the end of its stack, if known, and four times the usual size.
+    `tasks`: rows of `struct offcpu_last`. `copy_bytes`: usual size of a copy, 0 for none."""
     end, sp = tasks["stack_end"], registers_of(tasks)["sp"]
     most = min(4 * copy_bytes, LARGEST_COPY)
     reach = np.minimum(end - np.minimum(sp, end) + np.uint64(_SLACK), np.uint64(most)).astype(np.int64)
@@ -155,7 +155,7 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_
 
 
 def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> NDArray[np.int64]:
-    """Return the sizes of copies, 0 for those for which there is no room: of processes with many threads."""
+    """Return `sizes` with 0 for copies beyond _MOST_COPIES bytes in all, of processes with many threads; count them."""
     order = np.argsort(pids, kind="stable")
     begins = np.flatnonzero(np.diff(pids[order], prepend=-1))
     rank = np.empty(len(pids), np.int64)  # among the threads of its process
@@ -168,7 +168,7 @@ def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> ND
 
 
 def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[int], bytes]:
-    """Return frames and copy of the stack of a thread."""
+    """Return (frames by frame pointer, leaf first; copy of at most `copy_bytes` from `sp` on) of a thread's stack."""
     frames = [ip]
     try:
         # direct: a file of /proc
@@ -192,7 +192,7 @@ def _take(tid: int, ip: int, sp: int, fp: int, copy_bytes: int) -> tuple[list[in
 
 
 def _read(memory: int, address: int, size: int) -> bytes:
-    """Return at most `size` bytes from an address on, up to the first page that cannot be read."""
+    """Return at most `size` bytes from `address` on, up to the first page that cannot be read. `memory`: descriptor."""
     try:
         return os.pread(memory, size, address)
     except (OSError, OverflowError):  # OverflowError: an address of the kernel

@@ -41,7 +41,7 @@ from perf_offcpu.perfdata.write.columns import Column, pack_columns, pack_sample
 
 U64 = NDArray[np.uint64]
 Stacks = tuple[NDArray[np.int64], U64]
-"""offsets int64[n + 1] and words: those of row i are words[offsets[i]:offsets[i + 1]], leaf first."""
+"""(offsets int64[n + 1], words): the stack of row i is words[offsets[i]:offsets[i + 1]], leaf first."""
 
 BATCH = 8192  # sums that are packed at once: some MB
 
@@ -57,9 +57,9 @@ _TASKS_AT_ONCE = 512  # tasks whose records are packed at once: some MB of copie
 
 
 def sum_samples(event: EventSpec, sums: NDArray[Any], stacks: Stacks) -> Iterator[bytes]:
-    """Yield the records of sums, `BATCH` at a time. `event`: offcpu-time; its first id is used. `sums`: rows of `struct
-    offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h), by field name. `stacks`: user addresses of each row, maybe
-    none."""
+    """Yield the sample records of `BATCH` sums at a time. `event`: offcpu-time; its first id is used. `sums`: rows with
+    the fields of `struct offcpu_sum_key` and `struct offcpu_sum` (bpf/off_cpu.h). `stacks`: user addresses of each row,
+    maybe none."""
     offsets, ips = stacks
     for low in range(0, len(sums), BATCH):
         rows = sums[low : low + BATCH]
@@ -116,7 +116,7 @@ def wait_samples(
 
 
 def with_user_marker(stacks: Stacks) -> Stacks:
-    """Insert PERF_CONTEXT_USER before the addresses of each stack; a stack without any stays empty."""
+    """Return the stacks with PERF_CONTEXT_USER before the addresses of each; an empty stack stays empty."""
     offsets, ips = stacks
     counts = np.diff(offsets)
     marked = offsets_of(counts + (counts > 0))
@@ -126,16 +126,16 @@ def with_user_marker(stacks: Stacks) -> Stacks:
 
 
 def first_addresses(callchains: Stacks) -> U64:
-    """Return the leaf of each callchain, which follows its first marker; 0 if it is empty."""
+    """Return uint64[n]: the leaf of each callchain, which follows its first marker; 0 if it is empty."""
     offsets, words = callchains
     leaves: U64 = np.append(words, np.zeros(2, np.uint64))[offsets[:-1] + 1]
     return np.where(np.diff(offsets) > 0, leaves, np.uint64(0))
 
 
 def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes: int, unread: Unread) -> LastTasks:
-    """Add the user stacks of waiting tasks: copies, and frames where the BPF program took none. The stack of a task
-    that has run meanwhile belongs to something else, and is not taken. `again`: runs the iterator once more.
-    `copy_bytes`: usual size of the copies, 0 for none. `unread`: as of `take_user_stacks`."""
+    """Return `last` with user stacks of waiting tasks: copies, and frames where the BPF program took none. The stack of
+    a task that has run meanwhile is not that of its wait, and is left out. `again`: runs the iterator once more.
+    `copy_bytes`: usual size of the copies, 0 for none. `unread`: counts stacks that could not be read."""
     tasks, user, copies = last.tasks.copy(), list(last.user), [b""] * len(last.tasks)
     empty = np.array([not len(stack) for stack in user], np.bool_)
     wanted = (empty | (copy_bytes > 0)) & (tasks["waits"] != 0) & (registers_of(tasks)["ip"] != 0)
@@ -151,8 +151,8 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
 
 
 def still_blocked_samples(event: EventSpec, last: LastTasks) -> Iterator[tuple[int, bytes]]:
-    """Yield number and records of all waiting tasks, first of those that have a kernel stack. `event`: offcpu-time; its
-    first id is used. `last`: all tasks, with their user stacks."""
+    """Yield (number of samples, their records) for some waiting tasks at a time, first those with a kernel stack.
+    `event`: offcpu-time; its first id is used. `last`: all tasks, with their user stacks."""
     rows = last.waiting().tolist()
     in_kernel = [row for row in rows if len(last.kernel[row])]
     in_user = [row for row in rows if not len(last.kernel[row])]
@@ -172,7 +172,7 @@ def _records(event: EventSpec, cpumode: CpuMode, last: LastTasks, rows: list[int
 
 
 def _copies(tasks: NDArray[Any], stacks: list[bytes]) -> dict[str, Column]:
-    """Return the fields of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; empty without a copy."""
+    """Return the columns of PERF_SAMPLE_REGS_USER and PERF_SAMPLE_STACK_USER; rows with the stack b"" have none."""
     sizes = np.array([len(stack) for stack in stacks], np.int64)
     has_copy = sizes > 0
     registers = registers_of(tasks)["sampled"]
@@ -187,7 +187,7 @@ def _copies(tasks: NDArray[Any], stacks: list[bytes]) -> dict[str, Column]:
 
 
 def _chain(kernel: U64, user: U64) -> U64:
-    """Return the callchain, with markers for the parts that are not empty."""
+    """Return the callchain of a task: both parts leaf first, each after its context marker unless it is empty."""
     return np.concatenate([_KERNEL[: len(kernel)], kernel, _USER[: len(user)], user])
 
 

@@ -43,7 +43,7 @@ _SLACK = 64 << 10  # of the reserve: for the account, and for blocks that are no
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records that are written at once."""
+    """A piece of data that is written at once: records, and the things (sums, budgets, …) that they describe."""
 
     cause: LossCause  # of the loss, if they are not written
     ns: NDArray[np.uint64]  # off-cpu time of each thing in them, 0 where it is not known
@@ -52,28 +52,28 @@ class Piece:
 
     @property
     def count(self) -> Counter:
-        """Number of things, and their time."""
+        """Number of things in the records, and the sum of their off-cpu time."""
         return Counter(len(self.ns), int(self.ns.sum()))
 
     def rest(self, taken: int, records: int) -> Piece:
-        """Return the piece without its first records, which are `taken` bytes."""
+        """Return the piece without its first `records` records, which are `taken` bytes long."""
         first = len(self.ns) * records if self.batched else records
         return replace(self, ns=self.ns[first:], records=self.records[taken:])
 
 
 class Counts(NamedTuple):
-    """Counters of waits and lost records, by ids of events, since the recording began."""
+    """Losses since the recording began: `counters` by cause; `lost`, event id → records that found a ring full."""
 
     counters: dict[LossCause, Counter]
     lost: dict[int, int]
 
     @classmethod
     def of(cls, collector: Collector) -> Counts:
-        """Return the counts at this moment."""
+        """Return the counts of the collector at this moment."""
         return cls(collector.counters(), collector.lost_by_id())
 
     def since(self, before: Counts | None) -> Counts:
-        """Return the counts between two moments; None: the beginning."""
+        """Return these counts less those of an earlier moment (None: the beginning of the recording)."""
         if before is None:
             return self
         counters = {}
@@ -87,8 +87,8 @@ class Counts(NamedTuple):
 
 
 class OutputFile:
-    """A file or pipe in the making. `path`: the file's name, or "-". `target`: the file begins with the maps of these
-    processes. Raises RecordingError: it cannot be written."""
+    """Write one file of a recording, or its pipe. `path`: the file's name, or "-". `target`: the file begins with the
+    maps of these processes. Raises RecordingError: it cannot be written."""
 
     def __init__(self, options: RecordOptions, collector: Collector, path: str, target: Target) -> None:
         self.options, self.collector, self.path = options, collector, path
@@ -120,7 +120,7 @@ class OutputFile:
 
     @property
     def shown(self) -> str:
-        """The name, for messages."""
+        """The name of the file or pipe for messages."""
         return "standard output" if self._disk is None else self.path
 
     @property
@@ -132,7 +132,7 @@ class OutputFile:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was begun."""
+        """Seconds since the file was begun."""
         return time.monotonic() - self._created_s
 
     def append(self, *pieces: Buffer) -> None:
@@ -157,12 +157,12 @@ class OutputFile:
             drain()
 
     def commit(self) -> None:
-        """Give the file its name."""
+        """Give the file its name, under which it was not visible before."""
         if self._disk is not None:
             self._disk.commit()
 
     def go_on_in(self, later: OutputFile, counts: Counts, end_ns: int) -> None:
-        """End this file: losses beyond `counts`, and waits that end after `end_ns`, belong to a later file."""
+        """Set the border to the file `later`: losses up to `counts`, and waits that end before `end_ns`, belong here."""
         self._ended, self._end_ns = counts, end_ns
         later._begun, later._begin_ns = counts, end_ns
 
@@ -174,11 +174,11 @@ class OutputFile:
         self._begin_ns, self._paused = 0, True
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Take records again after `pause`."""
         self._paused = False
 
     def go_on_after(self, counts: Counts) -> None:
-        """Begin after a pause: the losses in `counts` belong to the time before."""
+        """Begin the account of the time after a pause: the losses in `counts` belong to the time before."""
         self._begun = counts
 
     def finish(self, recording: Span) -> None:
@@ -192,7 +192,7 @@ class OutputFile:
         self._writer.finish(self._features(recording))
 
     def finish_somehow(self, recording: Span, unwritten: Mapping[LossCause, Counter], rest: Iterable[Piece]) -> None:
-        """Write an end for a file that takes no more records, into the room that was held for it. `unwritten` counts
+        """Write the end of a file to which appending failed, into the disk space held for it. `unwritten` counts
         records that are already lost to the file. `rest`: records that are written if there is room, else counted."""
         if self._finished:
             return
@@ -214,7 +214,7 @@ class OutputFile:
             self._writer.finish(features)
 
     def discard(self) -> None:
-        """Close and remove a file that has no samples, committed or not."""
+        """Close and remove the file, committed or not: it has no samples yet."""
         if self._disk is not None:
             self._disk.withdraw()
         self.close()
@@ -251,7 +251,7 @@ class OutputFile:
         return Span(begin_ns, self._end_ns or recording.end_ns or now_ns(), recording.threshold_ns)
 
     def _features(self, recording: Span) -> dict[int, bytes]:
-        """Return the features. SAMPLE_TIME is the time that was recorded: no sample lies outside of it."""
+        """Return feature → body of all header features. No sample lies outside of SAMPLE_TIME, the recorded time."""
         span = self._span(recording)
         times = {"first": self._first_ns or span.begin_ns, "last": span.end_ns}
         return self._known_features(self.collector.events) | {
@@ -260,7 +260,7 @@ class OutputFile:
         }
 
     def _known_features(self, events: list[EventSpec]) -> dict[int, bytes]:
-        """Return the features that are known when the file is begun."""
+        """Return feature → body of the header features that are known when the file is begun."""
         tracepoints = [event.name for event in self.options.events if event.is_tracepoint]
         formats = {Feature.TRACING_DATA: tracing_data(tracepoints)} if tracepoints else {}
         machine = machine_features(self.options.argv, self._clock_pair)

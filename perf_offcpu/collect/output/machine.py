@@ -20,7 +20,7 @@ from perf_offcpu.resources import version
 
 
 def machine_features(argv: Sequence[str], clock_pair: tuple[int, int]) -> dict[int, bytes]:
-    """Return the bodies of the features that describe machine and recorder. `argv`: command line of the recorder.
+    """Return feature → body of the features that describe machine and recorder. `argv`: command line of the recorder.
     `clock_pair`: (CLOCK_REALTIME, recording's clock) of one moment near the start, ns."""
     system = os.uname()
     cpu_id = [_cpu_field(name) for name in ("vendor_id", "cpu family", "model", "stepping")]  # as perf on x86
@@ -57,7 +57,7 @@ def _cpu_field(name: str) -> str:
 
 
 def _pmus() -> list[dict[str, object]]:
-    """Return the names of values of attr.type on this machine beyond the fixed ones, by number."""
+    """Return the PMUs of this machine as values of the layout PMU_MAPPING (attr.type, name), ascending by type."""
     pmus = []
     # direct: a directory of /sys
     for directory in Path("/sys/bus/event_source/devices").glob("*"):

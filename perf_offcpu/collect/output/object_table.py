@@ -37,8 +37,8 @@ SCAN_SHARE, STEADY_SCAN_SHARE = 0.05, 0.002
 
 
 class KnownObjects:
-    """Descriptions of objects, used again for some time: each file needs the descriptions of its objects. `valid_s`:
-    time for which a description is used again; 0: never."""
+    """Keep descriptions of objects, to use them again for later files: each file needs the descriptions of its objects.
+    `valid_s`: time for which a description is used again; 0: never."""
 
     def __init__(self, valid_s: float) -> None:
         self._valid_s = valid_s
@@ -46,7 +46,7 @@ class KnownObjects:
         self._tidied_s = time.monotonic()
 
     def described(self, rows: NDArray[Any], describe_new: Callable[[NDArray[Any]], list[Described]]) -> list[Described]:
-        """Return the descriptions of rows of `struct offcpu_object`, in this order."""
+        """Return a description of each row of `struct offcpu_object`: a kept one, or one by `describe_new(rows)`."""
         if not self._valid_s:
             return describe_new(rows)
         now = time.monotonic()
@@ -63,7 +63,7 @@ class KnownObjects:
 
 
 class ObjectTable:
-    """The objects of one recording, on their way from the BPF program to files."""
+    """Take new wait objects from the BPF program, look up their names in a thread, and write them into files."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -78,8 +78,8 @@ class ObjectTable:
         self._unwritten: Iterator[Piece] = iter(())
 
     def follow(self, files: Iterable[OutputFile], *, scan_now: bool = False) -> None:
-        """Write the objects that have names by now, and begin to name new objects. `scan_now`: objects that need a scan
-        of all processes do not wait for its time."""
+        """Write the objects whose names were found by now into all `files`, and begin to name new objects. `scan_now`:
+        objects that need a scan of all processes do not wait until one is due."""
         if self._naming is not None and self._naming.done():
             self._write(self._naming.result(), files)
             self._naming = None
@@ -87,7 +87,7 @@ class ObjectTable:
             self._begin(rows)
 
     def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
-        """Return the objects to be named now, and hold objects that wait for a scan; see `follow`."""
+        """Return the rows of objects to be named now; keep those that wait for a scan in `_held` (`scan_now`: none)."""
         rows = self._collector.program.maps.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])
@@ -99,8 +99,8 @@ class ObjectTable:
         return rows[~waits]
 
     def finish(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
-        """Write all objects up to now, for the end of a file, and what epoll instances watch by now. `drain` empties
-        the rings, and is called again and again."""
+        """Write all objects up to now, for the end of a file, and again the epoll instances with the descriptors that
+        they watch by now. `drain` empties the rings, and is called again and again."""
         files = list(files)
         self._describer.finish_until(time.monotonic() + NAMING_S)
         self.follow(files, scan_now=True)
@@ -124,7 +124,7 @@ class ObjectTable:
             self.follow(files, scan_now=True)
 
     def unwritten(self) -> Iterator[Piece]:
-        """Yield records that are not written, for a file that is almost full."""
+        """Return the records of objects whose writing failed, for the end of a file that is almost full."""
         return self._unwritten
 
     def _begin(self, rows: NDArray[np.void]) -> None:

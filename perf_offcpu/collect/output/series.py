@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a recording: the one that takes records, and the one before it while that lacks its sums. With
+"""Manage the files of a recording: the one that takes records, and the one before it while that lacks its sums. With
 `--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a file stays open,
-or ends, so that the next one begins when recording goes on. What is written into files here is what the kernel side
-keeps until then: sums, budgets, states of tasks and objects."""
+or ends, so that the next one begins when recording goes on. Into files this module writes the data that the kernel
+side keeps until then: sums, budgets, states of tasks and objects."""
 
 import itertools
 from collections.abc import Callable
@@ -31,8 +31,8 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _PastFile:
     """A file that another has followed, and that still lacks the sums of its time. `present`: the states of tasks at
-    its end; None until they are known, and once they are being written. `with_python`: these with Python functions,
-    which take longer."""
+    its end; None until they are known, and once they are being written. `with_python`: the same states with Python
+    functions, which take longer; None if these are not wanted."""
 
     file: OutputFile
     present: LastTasks | None = None
@@ -45,7 +45,7 @@ class _PastFile:
 
 
 class FileSeries:
-    """The files of one recording, one after the other.
+    """Begin, fill and end the files of one recording, one after the other.
 
     `say` is called with a sentence for each file that is complete, and for each problem.
 
@@ -79,7 +79,7 @@ class FileSeries:
             self.current.close()
 
     def progress(self) -> str:
-        """Return the line on a recording that goes on."""
+        """Return the line of text that shows the progress of the recording."""
         return self.summary.progress(self._collector, self._totals.sums, self.current.size)
 
     def sum_up(self) -> None:
@@ -88,7 +88,7 @@ class FileSeries:
         self.summary.complete(self._collector, self._totals.sums, file_bytes, self._options)
 
     def write_due(self) -> None:
-        """Write objects that have names by now and sums that are due, and the end of the file before."""
+        """Write objects that have names by now and sums that are due; finish the file before if its sums are ready."""
         self._objects.follow(self._open())
         if self._past is None:
             self._totals.write_if_due(self.current)
@@ -101,7 +101,7 @@ class FileSeries:
             self._rotate()
 
     def _open(self) -> list[OutputFile]:
-        """Return the files that lack something: while one takes over from another, both."""
+        """Return the files that are not finished: the current one, and the one before until it has its sums."""
         return [self.current, self._past.file] if self._past else [self.current]
 
     def drain(self) -> None:
@@ -117,7 +117,7 @@ class FileSeries:
         return stepping_until(in_background(work), self.drain)
 
     def is_due(self, rotation: Rotation) -> bool:
-        """Return whether a new file shall begin."""
+        """Return whether a new file shall begin: by request (consumed by this call), or by size or age of the current."""
         return self._requests.take_rotate() or rotation.is_due(self.current.size, self.current.age_s)
 
     def _rotate(self) -> None:
@@ -155,13 +155,13 @@ class FileSeries:
         return OutputFile(options, self._collector, self._names.next(), Target())
 
     def _with_python(self, last: LastTasks) -> LastTasks:
-        """Add the Python functions of threads that are blocked, if they are asked for."""
+        """Return `last` with the Python functions of threads that are blocked, if they are asked for."""
         again, unread = self._collector.program.last_tasks, self._collector.unread
         pystack = self._options.pystack
         return with_python_functions(last, again, pystack, self._say, unread) if pystack else last
 
     def _finish_past(self, past: _PastFile) -> None:
-        """Write the end of a file that another has followed, and remove the oldest."""
+        """Write sums and end of the file before the current one, close it, and remove the oldest file if due."""
         if past.with_python is not None:
             past.present = stepping_until(past.with_python, self.drain)
         present, past.present = past.present, None
@@ -175,8 +175,8 @@ class FileSeries:
         self.while_draining(lambda: self._say(f"[ perf-offcpu record: dump {past.file.path} ]"))
 
     def end_part(self, stop: Callable[[], None]) -> None:
-        """Stop recording, and write the totals of the time up to now; the account follows. `stop` returns when no wait
-        is recorded any more. After a pause, side-band records flow on."""
+        """Stop recording, for a pause or the end, and write sums, budgets and unfinished waits up to now; the account of
+        losses follows. `stop`: `Collector.pause` or `end`; returns when no wait is recorded any more."""
         self.while_draining(stop)
         self.drain()
         self.summary.recorded_ns += self._collector.span.end_ns - self._collector.span.begin_ns
@@ -192,13 +192,13 @@ class FileSeries:
         self.summary.still_blocked = len(last.waiting())
 
     def finish_paused(self) -> None:
-        """Stop side-band records, too, and complete the file."""
+        """End a recording that is paused: stop side-band records, too, and finish the current file."""
         self.while_draining(self._collector.end)
         self.drain()
         self.current.finish(self._collector.span)
 
     def leave(self) -> None:
-        """Complete the file in a pause, and follow nothing more until recording goes on."""
+        """Finish and close the current file in a pause; nothing is recorded until `resume` begins the next file."""
         self.finish_paused()
         self.summary.file_bytes += self.current.size
         self.is_between = True
@@ -208,7 +208,7 @@ class FileSeries:
         self._paused_counts = Counts.of(self._collector)
 
     def resume(self) -> None:
-        """Go on after a pause, in the same file, or in a new one if that was left."""
+        """Go on after a pause, in the same file, or in a new one after `leave`."""
         if self.is_between:
             self._begin_next()
             return
@@ -237,7 +237,7 @@ class FileSeries:
             self._collector.program.maps.set_control(period_ns=period_ns)
 
     def finish_somehow(self) -> None:
-        """Write an end into files that take no more than a little, after any error."""
+        """Write what end is possible into the unfinished files after any error, such as a full disk."""
         self._collector.end()
         span, unwritten = self._collector.span, Counter(self._collector.waiting_records())
         # Threads that are still blocked would be in the file twice.

@@ -30,8 +30,8 @@ LONGEST_PACE_S = 5.0  # longest time between two drains
 
 
 class KernelTotals:
-    """Totals that a BPF program has not sent. `drain` empties the rings, and is called again and again. `sums`: number
-    of sums written."""
+    """Move the totals that the BPF program keeps in its maps (sums, budgets, last task states) into the file. `drain`:
+    empties the rings; called between writes, so that no ring overflows. `sums`: the number of sums written."""
 
     def __init__(self, collector: Collector, drain: Callable[[], object]) -> None:
         self._collector, self._program, self._drain = collector, collector.program, drain
@@ -58,15 +58,15 @@ class KernelTotals:
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
 
     def write_if_due(self, file: OutputFile) -> None:
-        """Write sums and budgets if it is time: when the fuller map is expected to be half full. The first call then
-        begins to drain the maps, one of the next writes."""
+        """Write sums and budgets if it is time: when the fuller map is expected to be half full. The first call at that
+        time begins to drain the maps, one of the next writes their content."""
         if not self.is_pending and time.monotonic() >= self._due:
             self.start()
         if self.is_ready:
             self.write(file)
 
     def write(self, file: OutputFile, last: LastTasks | None = None) -> None:
-        """Write the content of the maps, once it is complete; `last` as of `pieces`."""
+        """Wait for the drain begun by `start`, write its content. `last`: states of tasks if the file ends, else None."""
         assert self._pending is not None
         drained = stepping_until(self._pending, self._drain)
         self._pending = None
@@ -89,7 +89,7 @@ class KernelTotals:
         self._due = time.monotonic() + self._pace_s
 
     def last_tasks(self, *, copied: bool = True) -> LastTasks:
-        """Return the states of tasks at the end. `copied`: with copies of user stacks, if samples have them."""
+        """Return the states of tasks with user stacks, polled objects, lock holders; `copied`: and copies of stacks."""
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
         unread, again = self._collector.unread, self._program.last_tasks
         last = with_user_stacks(again(), again, copy_bytes, unread)
@@ -97,20 +97,20 @@ class KernelTotals:
         return with_holders(last, unread)
 
     def present_tasks(self, drained_ns: int) -> LastTasks:
-        """Return the states of tasks while recording goes on, without those that change at this moment. `drained_ns`:
-        the rings were drained after this time."""
+        """Return `last_tasks` while recording goes on, without tasks that change at this moment or began to wait after
+        `drained_ns`, a time before the last drain of the rings."""
         return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
     def unwritten(self, last: LastTasks | None = None) -> Iterator[Piece]:
-        """Yield drained records that are not written, for a file that is almost full. `last`: as of
-        `pieces`, if `write` was not called with it."""
+        """Return drained records that are not written yet, for a file that is almost full. `last`: as in `write`, if
+        that was not called with it."""
         if self._pending is not None:
             drained, self._pending = self._pending.result(), None
             return self._pieces(drained, last)
         return self._unwritten
 
     def remaining(self) -> Iterator[Piece]:
-        """Yield records of all that is left in the BPF maps after the end, for a file that is almost full."""
+        """Drain the BPF maps after the end and yield records of all that they held, for a file that is almost full."""
         return self._pieces(self._program.maps.drain(), self.last_tasks(copied=False))
 
     def _pieces(self, drained: Drained, last: LastTasks | None) -> Iterator[Piece]:
@@ -133,7 +133,7 @@ class KernelTotals:
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
     def _budget_pieces(self, budgets: NDArray[Any], time_ns: int) -> Iterator[Piece]:
-        """Yield the records of budgets, without the shares that are in earlier files."""
+        """Yield the records of budgets of whole lives, less the shares that are in earlier files."""
         shares, modes = self._shares.share(budgets), self._program.maps.header.enums["mode"]
         packed = budget_samples(self._collector.counters_event, shares, modes, time_ns)
         for batch, records in enumerate(packed):

@@ -21,7 +21,7 @@ _AT_ONCE_S = 0.001  # time in which clocks are read that are read together
 
 
 class TimeSpent(NamedTuple):
-    """Seconds: in all, of these waiting for the file to take bytes, on a CPU, and runnable without one."""
+    """Seconds of the recorder's thread: elapsed, and of these waiting for the file, on a CPU, runnable without one."""
 
     elapsed_s: float = 0.0
     file_s: float = 0.0
@@ -30,7 +30,7 @@ class TimeSpent(NamedTuple):
 
     @property
     def kernel_s(self) -> float:
-        """The rest: waiting in the kernel, for something else than the file."""
+        """The seconds that are left: waiting in the kernel for something else than the file."""
         return max(0.0, self.elapsed_s - self.file_s - self.cpu_s - self.runnable_s)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class TimeSpent(NamedTuple):
 
 
 class RunDelay:
-    """Clock of the seconds in which this thread was runnable and had no CPU; 0 where the kernel has none."""
+    """A clock, called without arguments, of the seconds in which this thread was runnable without a CPU; 0: unknown."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -54,13 +54,13 @@ class RunDelay:
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def __call__(self) -> float:
-        """Return the seconds since the thread began."""
+        """Return the seconds of run-queue delay since the thread began."""
         if self._fd < 0:
             return 0.0
         return int(os.pread(self._fd, 128, 0).split()[1]) / 1e9
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of the clock."""
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -71,8 +71,8 @@ class Pressure:
     `wall`, `cpu`, `runnable`: clocks of elapsed seconds, of those on a CPU, and of those without one.
 
     Attributes:
-        full: the time in which rings became full.
-        longest: the longest time.
+        full: sum of the times between two drains in which a ring became full.
+        longest: the longest time between two drains.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Pressure:
         self.begin()
 
     def begin(self) -> None:
-        """Note that rings begin to fill up."""
+        """Begin to measure: rings begin to fill now."""
         self._drained = self._now()
         self.full = self.longest = TimeSpent()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Measure a write."""
+        """Count the time that the block waits as waiting for the file."""
         before = self._waited()
         try:
             yield
@@ -101,7 +101,7 @@ class Pressure:
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:
-        """Leave out a sleep until a ring or something else wakes the recorder."""
+        """Leave the block's time out: the recorder sleeps until a ring or something else wakes it."""
         before = self._waited()
         try:
             yield
@@ -110,8 +110,8 @@ class Pressure:
 
     @contextmanager
     def draining(self, fill: Callable[[], float]) -> Iterator[None]:
-        """Measure the time since the rings were drained before. `fill` returns the fill of the fullest ring that has
-        just been drained, 0 to 1."""
+        """Measure the time from the last drain to this one, which the block makes. `fill` returns, after the block, the
+        fill of the fullest ring that was drained, 0 to 1."""
         now = self._now()
         spent = TimeSpent(*(end - begin for end, begin in zip(now, self._drained, strict=True)))
         self.longest = max(self.longest, spent)
@@ -123,7 +123,7 @@ class Pressure:
             self._drained = now
 
     def _waited(self) -> float:
-        """Return a clock of the time that this thread was not runnable."""
+        """Return the seconds that this thread was not runnable, from any origin."""
         while True:
             wall = self._wall()
             waited = wall - self._cpu() - self._runnable()

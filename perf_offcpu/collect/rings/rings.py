@@ -50,19 +50,19 @@ class Sink(Protocol):
     """Receiver of drained bytes, such as `perfdata.write.writer.FileWriter`."""
 
     def append(self, *pieces: Buffer) -> None:
-        """Append whole records."""
+        """Append whole records; pieces are adjacent, and a record may reach from one into the next."""
 
 
 class Ring:
-    """One CPU's ring.
+    """Map and drain the ring of one CPU.
 
     `fd`: the event that owns it. `data_bytes`: its size without the control page: a power of two of pages. Raises
     OSError: it cannot be mapped.
 
     Attributes:
-        fullest: most bytes that were ever in it when the recorder came, or were written while it drained.
-        recent: the same since the last call of `Rings.recent_fill`.
-        last: the same of the last drain.
+        fullest: most bytes that any drain found in the ring, or that were written while it drained.
+        recent: the most since the last call of `Rings.recent_fill`.
+        last: the bytes of the last drain.
     """
 
     def __init__(self, fd: int, data_bytes: int) -> None:
@@ -106,7 +106,7 @@ class Ring:
         return self._last_record(self._control[_TAIL], self._control[_HEAD])[1]
 
     def _last_record(self, begin: int, limit: int) -> tuple[int, int]:
-        """Return the end of the last whole record before a limit, and the number of records up to there."""
+        """Return (end of the last record that is whole before `limit`, number of records from `begin` to there)."""
         end, count = begin, 0
         with self._data.cast("H") as shorts:
             while end < limit and (size := shorts[((end & self._mask) + _SIZE_AT) // 2]) and end + size <= limit:
@@ -114,7 +114,7 @@ class Ring:
         return end, count
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the ring."""
         for view in (self._data, self._control, self._bytes):
             view.release()
         # The traceback of a failed write may hold a piece of the ring: then the map is closed with it.
@@ -123,7 +123,7 @@ class Ring:
 
 
 class Rings:
-    """The rings of all CPUs and the event that owns them, with smaller rings if the system allows no others.
+    """Open an event and map its rings on all CPUs, smaller than wanted if the system allows no larger ones.
 
     Raises CapabilityError, RecordingError: not even the smallest rings can be mapped.
 
@@ -155,7 +155,7 @@ class Rings:
             say(f"ring buffers of {data_bytes >> 10} kB per CPU are not to be had, using {self.data_bytes >> 10} kB")
 
     def _map(self, owner: CpuEvent) -> bool:
-        """Map a ring for each CPU; return False where smaller ones may do."""
+        """Map a ring of `data_bytes` for each CPU; return False if that failed and smaller rings may do."""
         self.owner = owner
         try:
             for cpu, fd in owner.fds.items():
@@ -189,7 +189,7 @@ class Rings:
 
     @property
     def fullest(self) -> float:
-        """Largest fill of a ring, 0 to 1."""
+        """Largest fill of any ring since it was mapped, 0 to 1."""
         return max((ring.fullest for ring in self._by_cpu.values()), default=0) / self.data_bytes
 
     @property
@@ -198,7 +198,7 @@ class Rings:
         return max((ring.last for ring in self._by_cpu.values()), default=0) / self.data_bytes
 
     def recent_fill(self) -> float:
-        """Return the largest fill of a ring since the last call, 0 to 1."""
+        """Return the largest fill of any ring since the last call, 0 to 1."""
         fullest = max((ring.recent for ring in self._by_cpu.values()), default=0)
         for ring in self._by_cpu.values():
             ring.recent = 0
@@ -216,13 +216,13 @@ class Rings:
 
 
 def default_ring_bytes(cpus: int, copies: bool = False) -> int:
-    """Return the default size of each ring. `copies`: samples hold copies of stacks."""
+    """Return the default size of each ring, bytes. `cpus`: number of CPUs. `copies`: samples hold copies of stacks."""
     fair = 1 << (DEFAULT_TOTAL_BYTES // cpus).bit_length() - 1
     return min(MAX_COPIES_RING_BYTES if copies else MAX_DEFAULT_RING_BYTES, max(MIN_DEFAULT_RING_BYTES, fair))
 
 
 def wakeup_bytes(data_bytes: int) -> int:
-    """Return the fill at which a ring wakes the recorder; the rest is room until it answers."""
+    """Return the bytes in a ring at which it wakes the recorder; the rest is room until the recorder comes."""
     return min(data_bytes // 4, MAX_WAKEUP_BYTES)
 
 

@@ -58,7 +58,7 @@ _SLASH = ord("/")
 
 
 def _is_own_data(record: memoryview) -> bool:
-    """Return whether an MMAP2 record is of data that is not that of a file."""
+    """Return True for an MMAP2 record that is left out: data (MMAP_DATA) that is anonymous or writable."""
     if not int.from_bytes(record[_MISC : _MISC + 2], sys.byteorder) & _MMAP_DATA:
         return False
     if record[_NAME] != _SLASH or record[_NAME + 1] == _SLASH:
@@ -75,7 +75,7 @@ def _true_size(kind: int, record: memoryview) -> int:
 
 
 def _without_losses(pieces: Sequence[Buffer]) -> bytes:
-    """Return whole records without LOST records, which count for one file."""
+    """Return the records without LOST and LOST_SAMPLES, which count losses for one file only."""
     data = b"".join(pieces)
     view, offset, kept = memoryview(data), 0, []
     types, shorts = view.cast("I"), view.cast("H")
@@ -88,7 +88,7 @@ def _without_losses(pieces: Sequence[Buffer]) -> bytes:
 
 
 class SideBand:
-    """A sink between the rings and a file.
+    """Mend side-band records (see the module's text) and pass them on: a sink between the rings and a file.
 
     Args:
         build_ids: gathers the build-ids of what is mapped.
@@ -114,7 +114,7 @@ class SideBand:
 
     @contextlib.contextmanager
     def also_to(self, sink: Sink) -> Iterator[None]:
-        """Give the records to a second sink, too: to the next file, which is being begun."""
+        """Pass the records to a second sink, too, during the block: to the next file, which is being begun."""
         self._next = sink
         try:
             yield
@@ -122,7 +122,7 @@ class SideBand:
             self._next = None
 
     def append(self, *pieces: Buffer) -> None:
-        """Append whole records; errors as of the sink."""
+        """Mend whole records and append them to the sink. FileFullError: none of them counts as written."""
         assert self.sink is not None
         data = bytearray().join(pieces)
         try:
@@ -135,8 +135,8 @@ class SideBand:
             raise FileFullError(str(problem), 0, 0) from None
 
     def _sound_pieces(self, data: bytearray) -> list[Buffer]:
-        """Return the records without MMAP2 of the recorder's own memory and without stale bytes after records. MMAP2
-        records get their build-ids."""
+        """Return the records as adjacent pieces, without MMAP2 of anonymous or writable data and without stale bytes
+        after records; other MMAP2 records get their build-ids."""
         pieces: list[Buffer] = []
         mapped: list[memoryview] = []
         view = memoryview(data)
@@ -161,7 +161,7 @@ class SideBand:
         return [*pieces, view[kept:]]
 
     def _complete(self, records: list[memoryview]) -> None:
-        """Write build-ids into MMAP2 records; clear the build-id flag of records of files without one."""
+        """Write build-ids into MMAP2 records, in place; clear the build-id flag of records of files without one."""
         keys = [_key(record) for record in records]
         new = {key: record for key, record in zip(keys, records, strict=True) if key and key not in self._known}
         build_ids = self._read(new) if new else {}
@@ -174,7 +174,7 @@ class SideBand:
             record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
 
     def _read(self, records: dict[bytes, memoryview]) -> dict[bytes, bytes]:
-        """Look up the build-ids of files; return key of the record → build-id, of files that have one."""
+        """Look up the build-ids of files. `records`: `_key` → MMAP2. Return `_key` → build-id, b"" if it has none."""
         build_ids: dict[bytes, bytes] = {}
         items: list[tuple[tuple[int, int], bytes, tuple[int, int, int, int, bytes]]] = []
         for key, record in records.items():
@@ -199,7 +199,7 @@ class SideBand:
 
 
 def _key(record: memoryview) -> bytes:
-    """Return the key of the file of an MMAP2 record; b"" if it has none."""
+    """Return a hash of inode and name of the file of an MMAP2 record; b"" if it is not of a file."""
     name = _name_of(record)
     if name[:1] != b"/" or name.startswith(b"//"):
         return b""
@@ -211,7 +211,7 @@ def _name_of(record: memoryview) -> bytes:
 
 
 def _read_build_id(item: tuple[object, object, tuple[int, int, int, int, bytes]]) -> tuple[bytes, bytes] | None:
-    """Return the build-id of a file, and its path here if the process names it otherwise (chroot)."""
+    """Return (build-id, path as the recorder sees it or b"" if the name is the same; chroot); None if not found."""
     pid, start, end, inode, name = item[2]
     build_id = read_build_id(pid, start, end, inode, name, maps=False)
     return None if build_id is None else (build_id, path_here(pid, start, end, name))

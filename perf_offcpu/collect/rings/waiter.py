@@ -16,7 +16,7 @@ STEADY_FLUSH_S = 1.0  # longest time between two reads in recordings that run fo
 
 
 class Waiter:
-    """Descriptors and time for which the recorder waits.
+    """Wait for rings, commands and the end of the recording.
 
     Args:
         rings: descriptors that become readable when a ring has filled.
@@ -45,7 +45,7 @@ class Waiter:
             self._poll.register(fd, select.POLLIN)
 
     def add_rings(self, rings: Iterable[int]) -> None:
-        """Wait for further rings."""
+        """Add descriptors of further rings to wait for."""
         for fd in rings:
             self._poll.register(fd, select.POLLIN)
 

@@ -24,21 +24,21 @@ MAX_BYTES = 10
 
 
 class Pe(enum.IntEnum):
-    """DW_EH_PE_*: how .eh_frame writes an address. Low half the form, high half what it is relative to."""
+    """DW_EH_PE_*: encoding of an address in .eh_frame. Low four bits: its form; high ones: what it is relative to."""
 
     ABSPTR, UDATA2, UDATA4, UDATA8, SDATA2, SDATA4, SDATA8 = 0x00, 0x02, 0x03, 0x04, 0x0A, 0x0B, 0x0C
     PCREL = 0x10
 
 
 def leb128(data: bytes, offset: int, signed: bool = False) -> tuple[int, int]:
-    """Return (value, offset after it). The data must go on for MAX_BYTES."""
+    """Read the LEB128 at `offset`; return (value, offset after it). The data must go on for MAX_BYTES."""
     end = next((at for at in range(offset, offset + MAX_BYTES) if data[at] < 0x80), offset + MAX_BYTES - 1) + 1
     value = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(data[offset:end]))
     return value - (1 << 7 * (end - offset) if signed and data[end - 1] & 0x40 else 0), end
 
 
 def read_leb128(data: U8, offsets: I64, signed: bool = False) -> tuple[I64, I64]:
-    """Return (values, offsets after them) of n numbers; the data must go on for MAX_BYTES after each."""
+    """Read the LEB128 at n offsets; return (values, offsets after them). MAX_BYTES of data must follow each offset."""
     byte = data[offsets]
     value = (byte & 0x7F).astype(np.int64)
     after = offsets + 1
@@ -70,8 +70,8 @@ _FORMS: Final[dict[int, Int]] = {
 
 
 class Section:
-    """The bytes of a section of call frame information, and PADDING more. `address` is where it is in memory, for
-    pointers relative to themselves; `is_eh` is True for .eh_frame, False for .debug_frame, whose entries differ."""
+    """Hold a section of call frame information, with PADDING zero bytes after it. `address` is its sh_addr, for
+    pc-relative pointers; `is_eh` is True for .eh_frame, False for .debug_frame, whose entries differ."""
 
     def __init__(self, content: bytes, address: int, is_eh: bool = True) -> None:
         self.data, self.size = np.frombuffer(content + bytes(PADDING), np.uint8), len(content)
@@ -79,7 +79,7 @@ class Section:
 
 
 class Cies(Table):
-    """Usable common information entries."""
+    """Table of the common information entries (CIE) that could be read; offsets are in `Section.data`."""
 
     code_align: I64 = column("i8", doc="unit of advances")
     data_align: I64 = column("i8", doc="unit of offsets")
@@ -92,7 +92,7 @@ class Cies(Table):
 
 
 class Fdes(Table):
-    """Frame description entries, sorted by start and not overlapping."""
+    """Table of frame description entries (FDE), sorted by start and not overlapping; offsets are in `Section.data`."""
 
     cie: I32 = column("i4", doc="row in the CIEs")
     start: model.U64 = column("u8", doc="first address of the code")
@@ -102,7 +102,7 @@ class Fdes(Table):
 
 
 def read_entries(section: Section) -> tuple[Cies, Fdes]:
-    """Return all usable entries; damage ends the list, entries of unknown form are left out."""
+    """Return the section's usable CIEs and FDEs; damage ends the lists, entries of unknown form are left out."""
     entries, fdes = _walk(section)
     cies, row_of = Cies.from_rows(list(entries.values())), {offset: row for row, offset in enumerate(entries)}
     places = [(row_of[cie], begin, end) for cie, begin, end in fdes if cie in row_of]
@@ -113,7 +113,7 @@ def read_entries(section: Section) -> tuple[Cies, Fdes]:
 
 
 def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tuple[int, int, int]]]:
-    """Return usable CIEs by offset, and for each FDE (offset of its CIE, begin of its range, its end)."""
+    """Return ({offset of a CIE: row of Cies}, [(offset of its CIE, of its address range, after the entry) per FDE])."""
     cies, fdes = dict[int, tuple[int | bool, ...]](), list[tuple[int, int, int]]()
     data, size = section.data.tobytes(), section.size
     word, long_word = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
@@ -145,7 +145,7 @@ def _walk(section: Section) -> tuple[dict[int, tuple[int | bool, ...]], list[tup
 
 
 def _read_cie(data: bytes, offset: int, end: int) -> tuple[int | bool, ...] | None:
-    """Return the row of one CIE (reads may run on into PADDING); None if it is damaged or of unknown form."""
+    """Return the row of Cies of one CIE (reads may run on into PADDING); None if damaged or of unknown form."""
     version = data[offset]
     text_end = data.find(b"\0", offset + 1, end)
     if text_end < 0 or version not in (1, 3, 4):
@@ -174,7 +174,7 @@ def _read_cie(data: bytes, offset: int, end: int) -> tuple[int | bool, ...] | No
 
 
 def _augmentation(letters: bytes, data: bytes, offset: int, end: int) -> tuple[int, bool] | None:
-    """Return (encoding of addresses, True for a signal frame); None if a letter is unknown."""
+    """Read the augmentation data of a CIE; return (Pe of its FDEs, True for a signal frame), None if unreadable."""
     encoding, is_signal = int(Pe.ABSPTR), False
     for letter in letters:
         if offset > end:
@@ -196,7 +196,7 @@ def _augmentation(letters: bytes, data: bytes, offset: int, end: int) -> tuple[i
 
 
 def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> Fdes:
-    """Read range and instructions of FDEs, by the encoding of their CIE."""
+    """Read FDEs of which these are int64[n]: row of the CIE, offset of the address range, offset after the entry."""
     parts = []
     encodings = cies.encoding[cie]
     for encoding in distinct(encodings).tolist():
@@ -218,7 +218,7 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
 
 
 def _after_augmentation(section: Section, cies: Cies, cie: I64, offsets: I64, end: I64) -> I64:
-    """Return int64[n]: the offset of each FDE's instructions."""
+    """Return int64[n]: the offset of each FDE's instructions, if `offsets` are those after its address range."""
     rows = np.flatnonzero(cies.has_augmentation[cie])
     length, text_at = read_leb128(section.data, np.minimum(offsets[rows], section.size))
     first = offsets.copy()
@@ -227,7 +227,7 @@ def _after_augmentation(section: Section, cies: Cies, cie: I64, offsets: I64, en
 
 
 def _without_overlaps(fdes: Fdes) -> Fdes:
-    """Sort by start; of two with one start keep the first, cut one that reaches into the next."""
+    """Return FDEs sorted by start: of equal starts the first in the section alone, ranges cut where the next begins."""
     fdes = fdes.take(np.argsort(fdes.start, kind="stable"))
     fdes = fdes.take(np.append(True, fdes.start[1:] != fdes.start[:-1])[: len(fdes)])
     if len(fdes):

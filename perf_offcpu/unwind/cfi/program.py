@@ -39,7 +39,7 @@ _MAX_VALUE: Final = 1 << 40
 
 
 class Kind(enum.IntEnum):
-    """Low three bits of a rule."""
+    """Kinds of rules: the low three bits of a rule (see the module's text)."""
 
     SAME, UNDEFINED, OFFSET, VAL_OFFSET, REGISTER, EXPRESSION, VAL_EXPRESSION, INVALID = range(8)
 
@@ -59,7 +59,7 @@ class Cfa(enum.IntEnum):
 
 @mutable
 class Rows:
-    """Rules by address."""
+    """Hold n rows of rules, sorted by address: how to find the caller's CFA and registers at each."""
 
     start: model.U64  # uint64[n], sorted: each row holds up to the start of the next
     rules: I64  # int64[n, registers + 1], the CFA's last
@@ -67,7 +67,7 @@ class Rows:
 
 
 def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> Iterator[Rows]:
-    """Yield the rows of all functions, batch by batch; a function with damaged instructions has none."""
+    """Yield the rows of BATCH FDEs at a time; a damaged FDE has none. `registers`: the number that is followed."""
     initial = _initial_rules(section, cies, registers)
     steps = MAX_ALL_STEPS
     for first in range(0, len(fdes), BATCH):
@@ -78,7 +78,7 @@ def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> It
 
 
 def _initial_rules(section: Section, cies: Cies, registers: int) -> I64:
-    """Return int64[cies, registers + 2]: the rules after the instructions of the CIEs themselves."""
+    """Return int64[cies, registers + 2]: the `_Machine.state` after the initial instructions of each CIE."""
     rules = np.zeros((len(cies), registers + 2), np.int64)
     rules[:, registers] = Kind.INVALID
     machine = _Machine(section, cies, np.arange(len(cies), dtype=np.int32), rules, registers)
@@ -89,7 +89,7 @@ def _initial_rules(section: Section, cies: Cies, registers: int) -> I64:
 
 
 class _Machine:
-    """n lanes. Columns of `state`: the registers, the CFA, and one for all other registers."""
+    """Run n lanes; `state`, int64[n, registers + 2]: rules of the registers, of the CFA, of all other registers."""
 
     def __init__(self, section: Section, cies: Cies, cie: I32, initial: I64, registers: int) -> None:
         self.data, self.registers = section.data, registers
@@ -124,7 +124,7 @@ class _Machine:
         return steps
 
     def rows(self, base: int) -> Rows:
-        """Return the emitted rows, sorted by address; lane 0 is function `base`."""
+        """Return the rows of undamaged lanes, sorted by address; lane 0 has row `base` in the FDEs."""
         lanes, starts, rules = (np.concatenate(part) for part in zip(*self._emitted, strict=True))
         order = np.argsort(starts, kind="stable")
         order = order[~self.bad[lanes[order]]]
@@ -175,7 +175,7 @@ class _Machine:
         return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11
 
     def _block(self, lanes: I64, kind: Kind) -> I64:
-        """Return the rule of an expression; INVALID if it is too long."""
+        """Read an expression's length and skip it; return int64[n], rules that refer to it, INVALID where too long."""
         length = self._operand(lanes)
         begin = self.at[lanes]
         self.at[lanes] = begin + np.clip(length, 0, self._limit + 1)

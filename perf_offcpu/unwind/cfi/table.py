@@ -37,7 +37,7 @@ _HASH: Final = np.uint64(0x9E3779B97F4A7C15)
 
 @mutable
 class CfiTable:
-    """Rules by address."""
+    """Find the rule set at addresses of one file: rows of (start, rule set), each set stored once in `rules`."""
 
     # uint64[rows], sorted; a row holds up to the start of the next
     start: model.U64 = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -62,7 +62,7 @@ class CfiTable:
         return are_expressions and bool(((register >= 0) & (register < registers)).all())
 
     def lookup(self, addresses: model.U64) -> I32:
-        """Return int32[n]: the rule set at each address, NO_RULES where there is none."""
+        """Return int32[n]: the row in `rules` for each address of the file, NO_RULES where there is none."""
         if not len(self):
             return np.full(len(addresses), NO_RULES, np.int32)
         slot = np.searchsorted(self.start, addresses, side="right") - 1
@@ -109,7 +109,7 @@ def _section_table(section: Section, registers: Registers) -> CfiTable:
 
 
 def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64, I32]:
-    """Add a row without rules at the end of each function; leave out rows that repeat the one before."""
+    """Return (start, rule) with a row NO_RULES at the end of each function, without rows that repeat the one before."""
     both = np.concatenate([start, ends])
     rules = np.concatenate([rule, np.full(len(ends), NO_RULES, np.int32)])
     # Of rows with one address the last counts (an advance by 0); an end does not count where another
@@ -124,7 +124,7 @@ def _with_ends(start: model.U64, rule: I32, ends: model.U64) -> tuple[model.U64,
 
 
 def joined(first: CfiTable, second: CfiTable) -> CfiTable:
-    """Return two tables of one file as one: the second applies where the first has no rules."""
+    """Join two tables of one file: the second applies where the first has no rules."""
     starts = distinct(np.concatenate([first.start, second.start]))
     rule, other = first.lookup(starts), second.lookup(starts)
     other = np.where(other != NO_RULES, other + len(first.rules), NO_RULES)
@@ -141,12 +141,12 @@ def _is_expression(rules: I64) -> model.Bool:
 
 
 def renumbered(rules: I64, shift: int) -> I64:
-    """Return rules with the numbers of their expressions shifted."""
+    """Return the rules with `shift` added to the numbers of their expressions, for a list behind `shift` others."""
     return np.where(_is_expression(rules), rules + (shift << 3), rules)
 
 
 def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]:
-    """Return rules that refer to expressions by number, not by offset, and the expressions."""
+    """Return (rules that refer to an expression by its number, not by its offset in the section; the expressions)."""
     place = np.argwhere(_is_expression(rules))
     rules, numbers = rules.copy(), dict[bytes, int]()
     words = rules[place[:, 0], place[:, 1]]
@@ -162,7 +162,7 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
 
 
 def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
-    """Return int32[n], the numbers of n rule sets; add new ones to `sets`."""
+    """Return int32[n], the numbers of n rule sets; `sets` is bytes of a set → its number, and gets the new ones."""
     if not len(rules):
         return np.empty(0, np.int32)
     first, inverse = _unique(rules)
@@ -171,7 +171,7 @@ def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
 
 
 def _unique(rules: I64) -> tuple[I64, I64]:
-    """Return (first, inverse) of the distinct rows, as np.unique does."""
+    """Return (row of the first of each distinct rule set, int64[n] of its ordinal), as np.unique with axis=0 does."""
     with np.errstate(over="ignore"):
         powers = np.multiply.accumulate(np.full(rules.shape[1], _HASH))
     words = rules.astype(np.uint64)

@@ -41,7 +41,7 @@ _KIND, _LIMIT, _COLUMN = "kernels", 1 << 20, "json"
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
 _REGISTERS = ("REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_CS")
-"""The number of the system call, -1 in none; cs shows 64-bit mode."""
+"""Saved user registers: the system call's number (-1 in none), those of stack walks, and cs, which shows 64 bits."""
 
 _TRACEPOINTS = (
     "sched_switch", "sched_exit_tp", "sched_waking", "sched_process_fork", "sched_process_exec",
@@ -51,7 +51,7 @@ _OPTIONAL = {"sched_exit_tp"}
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """Facts about the running kernel, the same at each of its boots."""
+    """Hold the facts about the running kernel that the BPF program depends on; they are the same at each boot."""
 
     tracepoints: Mapping[str, Tracepoint]  # tracepoints of this kernel that the program can use, by name
     defines: Defines  # preprocessor constants
@@ -95,7 +95,7 @@ def setting_defines() -> Defines:
 
 
 def _registers(btf: Btf) -> Defines:
-    """Return the offsets of saved user registers: the number of the system call, and for stack walks."""
+    """Return the constants for saved user registers (offsets in struct pt_regs, and which of them can be used)."""
     row = MACHINES.get(platform.machine())
     offsets = machine_offsets(btf, _REGISTERS)
     register = btf.member(*row.members["REGS_SYSCALL"][0].split(".", 1)) if row else None
@@ -110,13 +110,13 @@ def _registers(btf: Btf) -> Defines:
 
 
 _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
-"""include/linux/preempt.h: NMI, hard interrupt, serving a soft one (but not: soft ones disabled)."""
+"""Bits of the preempt count of NMIs, hard interrupts and softirqs that are served; True: newer (linux/preempt.h)."""
 
 
 def _preempt_count(btf: Btf) -> Defines:
-    """Return the place of the preempt count, which shows an interrupt; if it is not found, none is noticed. arm64 keeps
-    it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF cannot have its address,
-    but a task leads to another per-CPU variable, the run queue of its CPU."""
+    """Return the constants that locate the preempt count, which shows an interrupt; without it, none is noticed. arm64
+    keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF cannot have its
+    address, but a task leads to another per-CPU variable, the run queue of its CPU."""
     # Locks that disable interrupts count between soft and hard ones where this is: in 7.3, not in 6.18.
     newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
     common: Defines = {
@@ -143,7 +143,7 @@ def _preempt_count(btf: Btf) -> Defines:
 
 
 def _distance(btf: Btf, member: str, variable: str) -> str | None:
-    """Return how far a per-CPU variable, or member of `pcpu_hot`, is from the run queue; None if unknown."""
+    """Return the bytes from the run queue to a per-CPU variable, or member of `pcpu_hot`, as C; None if unknown."""
     hot, of_hot = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", member)
     offset = hot + of_hot.offset if hot is not None and of_hot else btf.per_cpu_offset(variable)
     neighbour = btf.per_cpu_offset("runqueues")
@@ -174,8 +174,8 @@ def _code(symbols: bytes) -> dict[str, Sequence[int]]:
 
 
 def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return address and size of the functions of locks among those marked `__sched`; size 0 if mixed with others. They
-    come from files of their own (kernel/locking), and the linker keeps the code of a file together."""
+    """Return address and size in bytes of the code of locks among that marked `__sched`; size 0 if mixed with other
+    code. It comes from files of its own (kernel/locking), and the linker keeps the code of a file together."""
     lines = (line.split() for line in symbols.splitlines())
     found = sorted((int(words[0], 16), words[2]) for words in lines if len(words) == 3)
     code = [(address, name) for address, name in found if begin <= address < end and not name.startswith(b"__pfx_")]
@@ -187,7 +187,7 @@ def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
 
 
 def _function(symbols: bytes, name: bytes) -> tuple[int, int]:
-    """Return address and size of a function; the size is 0 if there is none."""
+    """Return address and size in bytes of a kernel function; size 0 if /proc/kallsyms does not list it."""
     line = symbols.find(b" " + name + b"\n")
     start = symbol_address(symbols, name)
     following = symbols[line + 1 : line + 4096].split(b"\n", 2)[1] if line >= 0 else b""
@@ -196,15 +196,15 @@ def _function(symbols: bytes, name: bytes) -> tuple[int, int]:
 
 
 def kernel_identity() -> tuple[object, ...]:
-    """Return an identity of the running kernel, the same at each of its boots."""
+    """Return values that identify the running kernel (release, version, machine, build-id), the same at each boot."""
     system = os.uname()
     # Not all notes: before Linux 6.9 they have addresses (aaa8736370db), which differ at each boot.
     return (system.release, system.version, system.machine, sys.byteorder, sys.maxsize, kernel_build_id())
 
 
 def kept_facts() -> KernelFacts:
-    """Return the facts about the running kernel, of the user's cache or, for the first time, of its types. Raises
-    CapabilityError: the kernel is too old, or does not show its types; FormatError: its types are damaged."""
+    """Return the facts about the running kernel, from the user's cache or, the first time, from its BTF. Raises
+    CapabilityError: the kernel is too old, or does not show its BTF; FormatError: its BTF is damaged."""
     files, name = DiskCache.usual(_KIND, _LIMIT), _name()
     facts = None if files is None else _read(files, name)
     if facts is None:
@@ -216,7 +216,7 @@ def kept_facts() -> KernelFacts:
 
 
 def _name() -> str:
-    """Return a hash of the kernel's identity and of the code that finds the facts."""
+    """Return the facts' cache file name: a hash of the kernel's identity and of the code that finds the facts."""
     finders = (__file__, *(module.__file__ or "" for module in (btf_walk, members, types_of_kernel)))
     # direct: the package's own sources
     sources = [Path(finder).read_bytes() for finder in finders]
@@ -224,7 +224,7 @@ def _name() -> str:
 
 
 def _read(files: DiskCache, name: str) -> KernelFacts | None:
-    """Return the facts of a file; None if there is none or it is damaged."""
+    """Return the facts in the cache file `name`; None if there is none or it is damaged."""
     try:
         document = json.loads((files.read(name) or {})[_COLUMN].tobytes())
         points = {name: Tracepoint(*values) for name, values in document.pop("tracepoints").items()}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets of members of the task, and of what leads from it to control groups, users and pid namespaces. The constant
-of a member that this kernel lacks is 0: no optional member is the first of its structure."""
+"""Look up offsets of members of the task, and of the structures that lead from it to control groups, users, pid
+namespaces, files and locks. A member that this kernel lacks has 0: no optional member is the first of its structure."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -65,11 +65,11 @@ _CALLERS = {
     "MM_MMAP_BASE": "mm_struct.mmap_base",
     "MM_START_STACK": "mm_struct.start_stack",
 }
-"""The code, libraries and stack of a task, on x86-64."""
+"""Members that tell where code, libraries and stack of a task are, on x86-64."""
 
 
 def task_members(btf: Btf) -> Defines:
-    """Return the offsets of members of the task; features of which a member is missing have none. Raises
+    """Return the offsets of members of the task; all 0 for a feature of which a member is missing. Raises
     CapabilityError: the kernel lacks a member that the program cannot do without."""
     return {
         **_needed(btf),
@@ -83,20 +83,20 @@ def task_members(btf: Btf) -> Defines:
 
 
 def offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return the offsets of members; 0 for those that this kernel lacks."""
+    """Return constant → offset of members, given as "struct.member"; 0 for those that this kernel lacks."""
     found = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
     return {name: member.offset if member else 0 for name, member in found.items()}
 
 
 def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return the offsets of members that are of use together only; 0 for all if one is missing."""
+    """Return offsets as `offsets` does, of members that are of use together only; 0 for all if one is missing."""
     known = all(btf.member(*path.split(".", 1)) for path in members.values())
     return offsets(btf, members) if known else dict.fromkeys(members, 0)
 
 
 def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
-    """Return the offsets of members that depend on the architecture, by their names in BPF (`abi.machine`). 0 for
-    members of other architectures. None if this architecture is not known, or its kernel lacks a member."""
+    """Return constant → offset of members that depend on the architecture (`abi.machine`); 0 for those of other
+    architectures. None if this architecture is not known, or its kernel lacks a member."""
     row = MACHINES.get(platform.machine())
     if row is None:
         return None
@@ -121,7 +121,7 @@ def _needed(btf: Btf) -> Defines:
 
 
 def controller_offset(btf: Btf, controller: str) -> int | None:
-    """Return the offset in a css_set of the pointer to its group in the v1 hierarchy of a controller."""
+    """Return the offset in a css_set of the pointer to its group in a controller's v1 hierarchy; None if unknown."""
     number = btf.enumerator("cgroup_subsys_id", f"{controller}_cgrp_id")
     pointers = btf.member("css_set", "subsys")
     return None if number is None or pointers is None else pointers.offset + number * _POINTER
@@ -195,7 +195,7 @@ _KERNEL_LOCKS = {
     "SUPER_RENAME_MUTEX": "super_block.s_vfs_rename_mutex",
     "PIPE_MUTEX": "pipe_inode_info.mutex",
 }
-"""The lock of the kernel for which a task waits, its owner, and whose lock it may be; since Linux 6.17 all."""
+"""The kernel lock for which a task waits, its owner, and the objects that hold such locks; all since Linux 6.17."""
 _MMAP_LOCK = {
     "MM_MMAP_LOCK": "mm_struct.mmap_lock",
     "MM_MMAP_WAITERS": "mm_struct.mmap_lock.wait_list",
@@ -206,11 +206,11 @@ _MMAP_LOCK = {
 _HEAD_BYTES = 96  # HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
 _ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", "TASK_KERNEL_SP", *(f"REGS_ARG_{number}" for number in range(4)))
-"""Arguments of a system call in the saved registers, what shows a 32-bit program, and the saved stack pointer."""
+"""Arguments of a system call in saved registers, members that show a 32-bit program, and the saved stack pointer."""
 
 
 def object_members(btf: Btf) -> Defines:
-    """Return the offsets with which objects of waits are found; 0 for all if one is missing."""
+    """Return the offsets by which objects of waits are found; all 0 if one that is always needed is missing."""
     files, protocol = all_offsets(btf, _OBJECTS), btf.member("sock", "sk_protocol")
     arguments = machine_offsets(btf, _ARGUMENTS) or dict.fromkeys(_ARGUMENTS, 0)
     epoll = all_offsets(btf, _EPOLL)
@@ -234,7 +234,7 @@ def object_members(btf: Btf) -> Defines:
 
 
 def _kernel_locks(btf: Btf) -> Defines:
-    """Return the offsets with which a kernel lock is known; TASK_BLOCKER is 0 where the kernel tells none."""
+    """Return the offsets by which a kernel lock is identified; TASK_BLOCKER is 0 if the kernel tells no lock."""
     mapping, lock = btf.member("inode", "i_data"), btf.member("address_space", "invalidate_lock")
     invalidate = {"INODE_INVALIDATE_LOCK": mapping.offset + lock.offset if mapping and lock else 0}
     owner = offsets(btf, {"RW_SEMAPHORE_OWNER": "rw_semaphore.owner"})

@@ -29,7 +29,7 @@ def check_privileges() -> None:
 
 def has_may_goto() -> bool:
     """Return whether programs may have the instruction may_goto (011832b97b31, Linux 6.9; bpf/loops.h). It takes up to
-    16 bytes of stack, which an interpreter may not have. So the program uses all of its stack."""
+    16 bytes of stack, which an interpreter may not have. So the program that tries it uses all of its stack."""
     if sys.byteorder != "little":  # bpf/loops.h has the bytes in this order
         return False
     try:
