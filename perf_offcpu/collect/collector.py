@@ -219,7 +219,7 @@ class Collector:
         return self.rings.waiting_records() + self._side_rings.waiting_records()
 
     def cpus_without_ring(self) -> list[int]:
-        """Return the CPUs on which a sample found no perf event since the last call: they were offline at the start."""
+        """Return the CPUs on which a sample found no perf event since the last call: they have been offline."""
         before, self._failures = self._failures, self.program.maps.output_failures()
         return [cpu for cpu, (new, old) in enumerate(zip(self._failures, before, strict=True)) if new > old]
 

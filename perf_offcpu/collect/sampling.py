@@ -17,7 +17,7 @@ from perf_offcpu.errors import CapabilityError
 
 
 class SharingEvents:
-    """Events that share the rings of their owner, an event that is open on all CPUs."""
+    """Open and switch events that write into the rings of their owner, an event that is open on all CPUs."""
 
     def __init__(self, owner: CpuEvent) -> None:
         self._owner = owner
@@ -35,12 +35,12 @@ class SharingEvents:
                 self._wire(event, cpu)
 
     def enable(self) -> None:
-        """Start all events."""
+        """Enable all events on all their CPUs."""
         for event in self:
             event.enable()
 
     def disable(self) -> None:
-        """Stop all events."""
+        """Disable all events on all their CPUs."""
         for event in self:
             event.disable()
 
@@ -54,13 +54,13 @@ class SharingEvents:
                 perf_event.enable(fd)
 
     def close(self) -> None:
-        """Give the events back to the kernel."""
+        """Close the descriptors of all events."""
         for event in self:
             event.close()
 
 
 class SamplingEvents(SharingEvents):
-    """The on-CPU events of a recording, open on the CPUs of its target.
+    """Open the on-CPU events of a recording (`-e`) on the CPUs of its target.
 
     Raises CapabilityError, RecordingError: the kernel refuses an event.
 
@@ -83,7 +83,7 @@ class SamplingEvents(SharingEvents):
             stack.pop_all()
 
     def _open(self, event: SamplingEvent, cpus: tuple[int, ...]) -> CpuEvent:
-        """Open an event, or the one that perf takes where the hardware does not count it."""
+        """Open an event on these CPUs, or its `fallback` where the hardware does not count it."""
         options = self._options
         rate = options.frequency_hz, options.period
         attr = sampling_attr(
@@ -114,15 +114,15 @@ class SamplingEvents(SharingEvents):
             super().reopen(cpu, starting)
 
     def samples(self, passed: int) -> int:
-        """Return the number of samples in the rings. `passed`: the number of samples that the filter program let
-        pass."""
+        """Return the number of samples written into the rings since the start. `passed`: samples that the filter
+        program let pass."""
         lost = sum(lost for event in self for _, lost in event.lost())
         unfiltered = [event for event in self if not _is_filtered(event)]
         return passed + sum(event.counted() // event.attr.sample_period for event in unfiltered) - lost
 
 
 def _is_filtered(event: CpuEvent) -> bool:
-    """Return whether a BPF program may filter the event: on a tracepoint it would for all recorders."""
+    """Return True if a BPF program filters the event; not on a tracepoint, where it would filter for all recorders."""
     return event.attr.type != PerfType.TRACEPOINT
 
 
@@ -137,8 +137,8 @@ def copy_sizes(stack_bytes: int) -> dict[str, int]:
 
 
 class CopyEvents(SharingEvents):
-    """The events for other sizes of copies than that of the owner, none if its samples have no copies. `set_output` is
-    called with CPU, descriptor and map of each event."""
+    """Open the events for other sizes of stack copies than the owner's; none if its samples have no copies.
+    `set_output` is called with CPU, descriptor and BPF map (`copy_sizes`) of each event."""
 
     def __init__(self, owner: CpuEvent, set_output: Callable[[int, int, str], None]) -> None:
         super().__init__(owner)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording from beginning to end.
+"""Run a recording from beginning to end.
 
     find the target, make the command's child, set up the kernel side         nothing is visible yet
     track: side-band on · what is there already goes into the file
@@ -101,7 +101,7 @@ def _open_collector(options: RecordOptions, say: Say) -> Collector:
 
 
 class Session:
-    """The phases of one recording, on a kernel side that is open."""
+    """Run the phases of one recording, with a collector that is open: begin, copy rings, pause and go on, end."""
 
     def __init__(
         self, options: RecordOptions, collector: Collector, signals: RecordingSignals, say: Say, show: Say | None
@@ -116,8 +116,8 @@ class Session:
     def run(
         self, workload: Workload | None, watch: TargetWatch, enders: list[int], ready: Callable[[], None]
     ) -> Summary:
-        """Record until something ends the recording; return its numbers. `enders`: descriptors that end it when one
-        becomes readable."""
+        """Record until something ends the recording; return its summary. `ready` is called once recording has begun.
+        `enders`: descriptors that end it when one becomes readable."""
         try:
             self._begin(workload)
             ready()
@@ -129,7 +129,7 @@ class Session:
         return self.files.summary
 
     def _begin(self, workload: Workload | None) -> None:
-        """Do everything up to the moment when the command runs and the file has its name."""
+        """Begin to record: track, describe what exists, enable waits, start the command, give the file its name."""
         files = self.files
         self.collector.track()
         files.current.describe(files.drain)
@@ -188,13 +188,13 @@ class Session:
         return True
 
     def _follow_cpus(self, waiter: Waiter) -> None:
-        """Record on CPUs that came online, and describe tasks that started there before."""
+        """Open events on CPUs that came online, and write the tasks again: some may have started there before."""
         if rings := self.hotplug.follow(self.files.current):
             waiter.add_rings(rings)
             self.files.describe_again()
 
     def _pause(self, waiter: Waiter) -> bool:
-        """Record no waits until recording goes on; return False if it ends before that."""
+        """Pause; return True when recording has gone on again, False if something ended it in the pause."""
         files = self.files
         files.end_part(self.collector.pause)
         files.current.pause(self.collector.span)
@@ -216,7 +216,7 @@ class Session:
                 files.drain()
 
     def _go_on(self, waiter: Waiter) -> None:
-        """Record again after a pause."""
+        """Go on after a pause, in the same file or a new one, and acknowledge the command."""
         if not self.files.is_between:
             self._follow_cpus(waiter)  # before waits are recorded of what started there
         self.files.resume()
@@ -232,8 +232,8 @@ class Session:
 def changed_cpus(
     before: Mapping[int, int], now: Mapping[int, int], without_ring: Iterable[int] = ()
 ) -> tuple[list[int], list[int]]:
-    """Return the CPUs that went offline and those that came online, of CPUs as of `online_since`, ascending.
-    `without_ring`: CPUs that have lost their events; one that runs was offline in between."""
+    """Return (CPUs that went offline, CPUs that came online), ascending, from two results of `online_since`.
+    `without_ring`: CPUs that have lost their events; one of them that runs now was offline in between."""
     recorded = before.keys() - set(without_ring)
     online = [cpu for cpu, since in now.items() if cpu not in recorded or before[cpu] != since]
     return sorted(recorded - now.keys()), sorted(online)
@@ -241,8 +241,8 @@ def changed_cpus(
 
 class Hotplug:
     """Record on CPUs that come online, and say so for each CPU that goes or comes. The kernel takes perf events off a
-    CPU that goes offline and does not put them back when it returns, so they are opened again there. The head of a
-    pipe, with the ids of events, has been read by then."""
+    CPU that goes offline and does not put them back when it returns, so they are opened again there; not if `to_pipe`:
+    the head of a pipe, with the ids of events, has been read by then."""
 
     def __init__(self, collector: Collector, to_pipe: bool, say: Callable[[str], None]) -> None:
         self._collector, self._to_pipe, self._say = collector, to_pipe, say
@@ -250,7 +250,7 @@ class Hotplug:
         self._cpus = {cpu: now[cpu] for cpu in collector.rings.owner.fds if cpu in now}
 
     def follow(self, sink: Sink) -> list[int]:
-        """Open events on CPUs that came online; return descriptors that become readable when rings fill."""
+        """Open events on CPUs that came online; return descriptors that become readable when their rings fill."""
         before, self._cpus = self._cpus, online_since()
         offline, online = changed_cpus(before, self._cpus, self._collector.cpus_without_ring())
         for cpu in offline:

@@ -26,7 +26,7 @@ def progress_line(
 
 @dataclass(slots=True)
 class Summary:
-    """A finished recording.
+    """Collect the numbers of a recording; complete once it has ended.
 
     Args:
         path: the file, or the last of them.
@@ -64,7 +64,7 @@ class Summary:
     programs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def events(self, cause: LossCause) -> int:
-        """Return the events of a counter; 0 if it was not counted."""
+        """Return the number of events counted for a cause; 0 if the cause was not counted."""
         return self.counters[cause].events if cause in self.counters else 0
 
     @property
@@ -79,7 +79,7 @@ class Summary:
         return {cause: count for cause, count in counts.items() if count}
 
     def progress(self, collector: Collector, sums: int, file_bytes: int) -> str:
-        """Return the line on a recording that goes on; arguments as of `complete`."""
+        """Return the line of text on the progress of a recording; arguments as in `complete`."""
         self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         return progress_line(
             elapsed_s=(self.recorded_ns + now_ns() - collector.span.begin_ns) / 1e9,

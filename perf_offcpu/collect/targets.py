@@ -26,7 +26,7 @@ _MAX_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Tasks whose waits and samples are recorded.
+    """Say which tasks' waits and samples are recorded.
 
     Args:
         processes, threads: ids as the user sees them.
@@ -50,7 +50,7 @@ class Target:
 
     @property
     def kind(self) -> Targets:
-        """The choice among tasks, properties aside."""
+        """The way in which tasks are chosen, whatever users, comms, CPUs and groups restrict further."""
         if self.processes and self.threads:
             return Targets.TASKS
         if self.processes or self.threads:
@@ -59,12 +59,12 @@ class Target:
 
     @property
     def is_system(self) -> bool:
-        """True if all tasks may be recorded."""
+        """True if no process, thread or command is named: all tasks may be recorded."""
         return self.kind is Targets.ALL
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Ids of all processes and threads."""
+        """Ids of all named processes, then threads."""
         return self.processes + self.threads
 
 
@@ -126,7 +126,7 @@ def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
 
 
 def _parse_processes(text: str | None) -> tuple[tuple[int, ...], frozenset[int], tuple[int, ...]]:
-    """Return the ids of -p, of them the children, and the roots: `17+` is process 17 with all that it has forked."""
+    """Return (all ids of -p, those that are only children, roots): `17+` is the root 17 with all that it has forked."""
     words = (text or "").replace(",", " ").split()
     named = _parse_ids("-p", None if text is None else ",".join(word.removesuffix("+") for word in words))
     roots = [int(word[:-1]) for word in words if word.endswith("+")]
@@ -168,8 +168,8 @@ def _cpus(text: str | None) -> tuple[int, ...]:
 
 
 def status_of(tid: int) -> dict[bytes, bytes]:
-    """Return the fields of /proc/TID/status, none if there is no such thread. /proc/TID/stat waits for a process that
-    is within execve(2), this file does not."""
+    """Return name → value of the fields of /proc/TID/status, {} if there is no such thread. /proc/TID/stat waits for a
+    process that is within execve(2), this file does not."""
     try:
         status = read_kernel(f"/proc/{tid}/status")
     except (FileNotFoundError, ProcessLookupError):
@@ -178,7 +178,7 @@ def status_of(tid: int) -> dict[bytes, bytes]:
 
 
 def descendants(processes: Iterable[int]) -> list[int]:
-    """Return the pids of the children of some processes, and of theirs, in ascending order."""
+    """Return the pids of all descendants of some processes, ascending, without these processes themselves."""
     children = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := status_of(int(name)).get(b"PPid")):
@@ -193,7 +193,7 @@ def descendants(processes: Iterable[int]) -> list[int]:
 
 
 def left_out(processes: Iterable[int]) -> list[str]:
-    """Return a line for each process with children that are not among the processes."""
+    """Return a line of text for each process that has descendants which are not among `processes`."""
     chosen, lines = set(processes), []
     for pid in sorted(chosen):
         if number := len(set(descendants([pid])) - chosen):
@@ -218,7 +218,7 @@ def check_target(target: Target) -> None:
 
 
 def process_of(tid: int) -> int | None:
-    """Return the process of a thread, None if there is no such thread."""
+    """Return the tgid of a thread, None if there is no such thread."""
     fields = status_of(tid)
     return int(fields[b"Tgid"]) if fields else None
 
@@ -230,8 +230,8 @@ def is_kernel_thread(tid: int) -> bool:
 
 
 class TargetWatch:
-    """File descriptors that become readable when targets end, for poll(); one per target. Raises TargetError: a target
-    does not exist (`check_target`)."""
+    """Watch the end of targets: `fds` holds a descriptor for each, readable when it has ended, for poll(). Raises
+    TargetError: a target does not exist (`check_target`)."""
 
     def __init__(self, target: Target) -> None:
         check_target(target)
@@ -247,15 +247,15 @@ class TargetWatch:
         return not self.fds
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close all descriptors."""
         while self.fds:
             os.close(self.fds.pop())
 
 
 @contextlib.contextmanager
 def ends_of(pids: Iterable[int]) -> Iterator[list[int]]:
-    """Yield descriptors that become readable when processes end, one for each. Raises TargetError: a process does not
-    exist."""
+    """Yield a descriptor for each process, readable when it has ended; closed after the block. Raises TargetError: a
+    process does not exist."""
     with contextlib.ExitStack() as stack:
         fds = []
         for pid in pids:
@@ -265,7 +265,7 @@ def ends_of(pids: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _pidfd(tid: int) -> int:
-    """Open a pidfd of a thread; before Linux 6.9 of its process, which ends no sooner."""
+    """Open a pidfd of a thread; before Linux 6.9 of its process, which ends no sooner. TargetError: there is none."""
     try:
         return os.pidfd_open(tid, _PIDFD_THREAD)
     except OSError as problem:

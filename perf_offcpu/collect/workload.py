@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command whose run is recorded: forked early, executed when everything is ready. The child is forked before the
+"""Run the command that is recorded: forked early, executed when everything is ready. The child is forked before the
 recorder grows large and before any descriptor exists that it should not have. It waits on a pipe; when the recorder
 writes to it, the child calls exec, so that recording begins with the command's first instruction. If the recorder ends
 instead, the pipe is closed and the child ends, too."""
@@ -29,7 +29,7 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Workload:
-    """A command in a child process.
+    """Fork a child for a command, and start, await and end the command.
 
     `argv`: the command and its arguments. `output_fd`: its standard output: not the recorder's own if the recording
     goes there.
@@ -78,7 +78,7 @@ class Workload:
             raise problem
 
     def wait(self) -> int:
-        """Wait for the end; return `status`."""
+        """Wait until the command has ended; return `status`."""
         if self.status is None:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             self.status = SIGNAL_EXIT_BASE - code if code < 0 else code
@@ -101,7 +101,7 @@ class Workload:
 
 
 def _run_child(argv: tuple[str, ...], go_fd: int, error_fd: int, mask: set[int | signal.Signals]) -> NoReturn:
-    """Wait, then become the command: this is the child."""
+    """Run in the child: wait for a byte from `go_fd`, exec the command; else write errno as text to `error_fd`."""
     try:
         _reset_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -20,7 +20,7 @@ _IN_WORD = np.uint64(7)
 
 
 class End(enum.IntEnum):
-    """Reasons why a walk ended: at the root, at the end of the copied stack, without rules, outside of all mappings."""
+    """States of a walk: under way, or ended at the root, beyond the copied stack, without CFI, outside mapped code."""
 
     UNDER_WAY, ROOT, EXHAUSTED, NO_CFI, OUTSIDE = range(5)
 
@@ -97,7 +97,7 @@ class WalkState:
         return is_known
 
     def register(self, lanes: I64, number: int) -> Value:
-        """Return a register in the current frames; note `lost` where it is not followed. IndexError: none such."""
+        """Return a register in the current frames; note lanes in `lost` if it is not followed. IndexError: no such."""
         if number == self.registers.pc:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):

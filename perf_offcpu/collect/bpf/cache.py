@@ -122,8 +122,8 @@ class ProgramCache:
 
 
 Load = Callable[[Mapping[str, bytes], Mapping[str, int]], None]
-"""Loads instructions by function name; map descriptors by map name are valid during the call only. If it raises
-OSError (VerifierError is one), it has closed all descriptors that it had opened."""
+"""Loads programs. Arguments: function name → instructions, map name → descriptor, valid during the call only. If it
+raises OSError (VerifierError is one), it has closed all descriptors that it had opened."""
 
 
 def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:

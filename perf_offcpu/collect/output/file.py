@@ -162,7 +162,7 @@ class OutputFile:
             self._disk.commit()
 
     def go_on_in(self, later: OutputFile, counts: Counts, end_ns: int) -> None:
-        """Set the border to the file `later`: losses up to `counts`, and waits that end before `end_ns`, belong here."""
+        """Set the border to the file `later`: losses up to `counts`, and waits that end before `end_ns`, are here."""
         self._ended, self._end_ns = counts, end_ns
         later._begun, later._begin_ns = counts, end_ns
 

@@ -117,7 +117,7 @@ class FileSeries:
         return stepping_until(in_background(work), self.drain)
 
     def is_due(self, rotation: Rotation) -> bool:
-        """Return whether a new file shall begin: by request (consumed by this call), or by size or age of the current."""
+        """Return whether a new file shall begin: by request (consumed by this call), or by size or age of this one."""
         return self._requests.take_rotate() or rotation.is_due(self.current.size, self.current.age_s)
 
     def _rotate(self) -> None:
@@ -175,8 +175,8 @@ class FileSeries:
         self.while_draining(lambda: self._say(f"[ perf-offcpu record: dump {past.file.path} ]"))
 
     def end_part(self, stop: Callable[[], None]) -> None:
-        """Stop recording, for a pause or the end, and write sums, budgets and unfinished waits up to now; the account of
-        losses follows. `stop`: `Collector.pause` or `end`; returns when no wait is recorded any more."""
+        """Stop recording, for a pause or the end, and write sums, budgets and unfinished waits up to now; the account
+        of losses follows. `stop`: `Collector.pause` or `end`; returns when no wait is recorded any more."""
         self.while_draining(stop)
         self.drain()
         self.summary.recorded_ns += self._collector.span.end_ns - self._collector.span.begin_ns
@@ -192,7 +192,7 @@ class FileSeries:
         self.summary.still_blocked = len(last.waiting())
 
     def finish_paused(self) -> None:
-        """End a recording that is paused: stop side-band records, too, and finish the current file."""
+        """In a pause, stop side-band records, too, and finish the current file."""
         self.while_draining(self._collector.end)
         self.drain()
         self.current.finish(self._collector.span)

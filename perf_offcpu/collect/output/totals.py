@@ -66,7 +66,7 @@ class KernelTotals:
             self.write(file)
 
     def write(self, file: OutputFile, last: LastTasks | None = None) -> None:
-        """Wait for the drain begun by `start`, write its content. `last`: states of tasks if the file ends, else None."""
+        """Wait for the drain that `start` began; write its content. `last`: states of tasks if the file ends."""
         assert self._pending is not None
         drained = stepping_until(self._pending, self._drain)
         self._pending = None

@@ -62,7 +62,7 @@ class Ring:
     Attributes:
         fullest: most bytes that any drain found in the ring, or that were written while it drained.
         recent: the most since the last call of `Rings.recent_fill`.
-        last: the bytes of the last drain.
+        last: the most of the last drain.
     """
 
     def __init__(self, fd: int, data_bytes: int) -> None:
@@ -189,7 +189,7 @@ class Rings:
 
     @property
     def fullest(self) -> float:
-        """Largest fill of any ring since it was mapped, 0 to 1."""
+        """Largest fill of any ring since recording began, 0 to 1."""
         return max((ring.fullest for ring in self._by_cpu.values()), default=0) / self.data_bytes
 
     @property

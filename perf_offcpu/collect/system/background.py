@@ -12,7 +12,7 @@ NAP_S = 0.02  # time between two steps of `stepping_until`
 
 
 class Future(Generic[T]):
-    """A result that is there later; concurrent.futures, which imports logging, takes 16 ms to import."""
+    """The result of work in another thread; concurrent.futures, which imports logging, takes 16 ms to import."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -20,25 +20,25 @@ class Future(Generic[T]):
         self._problem: BaseException | None = None
 
     def set_result(self, result: T) -> None:
-        """End with a result."""
+        """Set the result: the work has ended."""
         self._result.append(result)
         self._ended.set()
 
     def set_exception(self, problem: BaseException) -> None:
-        """End with an error."""
+        """Set the error that `result` raises: the work has failed."""
         self._problem = problem
         self._ended.set()
 
     def done(self) -> bool:
-        """Return whether it has ended."""
+        """Return True once the work has ended, with a result or an error."""
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, or for some time; return whether it has ended."""
+        """Wait until the work has ended, at most `timeout_s`; return whether it has ended."""
         return self._ended.wait(timeout_s)
 
     def result(self) -> T:
-        """Wait for the end; return the result or raise the error."""
+        """Wait until the work has ended; return its result or raise its error."""
         self._ended.wait()
         if self._problem is not None:
             raise self._problem
@@ -64,7 +64,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def side_by_side(first: Callable[[], object], second: Callable[[], object]) -> None:
-    """Run both at the same time; return, or raise the error of one, when both have ended."""
+    """Run `first` in a thread and `second` in this one; when both have ended, return or raise the error of one."""
     future = in_background(first)
     try:
         second()
@@ -74,7 +74,7 @@ def side_by_side(first: Callable[[], object], second: Callable[[], object]) -> N
 
 
 def stepping_until(future: Future[T], step: Callable[[], object]) -> T:
-    """Call `step` again and again until a result is there; return or raise it."""
+    """Call `step` every NAP_S until the future has ended; return its result or raise its error."""
     try:
         while not future.done():
             step()

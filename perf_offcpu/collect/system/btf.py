@@ -39,8 +39,8 @@ _TRANSPARENT = frozenset((Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT
 
 
 class Member(NamedTuple):
-    """Place of a member in its structure. `offset`: bytes from the start of the outermost structure. `size`: bytes; 0
-    if the type has no size of its own (an array, a function)."""
+    """Offset and size of a member. `offset`: bytes from the start of the outermost structure. `size`: bytes; 0 if the
+    type has no size of its own (an array, a function)."""
 
     offset: int
     size: int
@@ -55,8 +55,8 @@ class Tracepoint(NamedTuple):
 
 
 class Btf:
-    """Types of a kernel. `data`: the bytes of `/sys/kernel/btf/vmlinux` or of a file of the same form. `path`: its name
-    in errors. Raises FormatError: header or sections are not BTF of this machine's byte order."""
+    """Look up types of a kernel. `data`: the bytes of `/sys/kernel/btf/vmlinux` or of a file of the same form. `path`:
+    its name in errors. Raises FormatError: header or sections are not BTF of this machine's byte order."""
 
     def __init__(self, data: bytes, path: str = str(VMLINUX_BTF)) -> None:
         self._path = path
@@ -77,13 +77,13 @@ class Btf:
         return cls(data, str(path))
 
     def type_id(self, kind: Kind, name: str) -> int | None:
-        """Return the id of a structure, union, typedef, function or variable; None if there is none."""
+        """Return the BTF id of the type of this kind (one of `_NAMED`) and name; None if there is none."""
         name_off = self._strings.find(b"\0" + name.encode() + b"\0") + 1
         return self._index.find(kind, name_off) if name_off and kind in _NAMED else None
 
     @functools.cached_property
     def _index(self) -> TypeIndex:
-        """Begin of the record of each type."""
+        """Index of the records of all types, made at the first use. Raises FormatError: a record is damaged."""
         index = walk(self._words)
         if index.problem:
             raise self._damage(index.problem)
@@ -94,8 +94,8 @@ class Btf:
         return b"\0" + name.encode() + b"\0" in self._strings
 
     def member(self, structure: str, path: str) -> Member | None:
-        """Return the place of a member; None if the structure or the member does not exist. `structure`: a `struct`'s
-        name. `path`: member name; names joined by dots go into embedded structures (`"thread.sp"`), never through
+        """Return offset and size of a member; None if the structure or the member does not exist. `structure`: name of
+        a `struct`. `path`: member name; names joined by dots go into embedded structures (`"thread.sp"`), never through
         pointers. Members of anonymous structures and unions are found by their own name. Raises FormatError: the types
         are damaged, or the member is a bit field."""
         type_id = self.type_id(Kind.STRUCT, structure)
@@ -134,7 +134,7 @@ class Btf:
         return next((offset for type_id, offset, _size in self._entries(section, 3) if type_id == variable), None)
 
     def _sections(self, data: bytes) -> tuple[slice, bytes]:
-        """Return the place of the types in `data`, and the strings."""
+        """Return (slice of `data` that holds the types, bytes of the strings)."""
         if len(data) < _HEADER.size:
             raise self._damage(f"header wants {_HEADER.size} bytes, file has {len(data)}")
         magic, _version, _flags, header, type_off, type_len, str_off, str_len = _HEADER.unpack_from(data)
@@ -147,7 +147,7 @@ class Btf:
         return types, data[header + str_off : header + str_off + str_len]
 
     def _record(self, type_id: int) -> int:
-        """Return the index of the first word of a type's record."""
+        """Return the index in `_words` of the first word of a type's record."""
         if not 0 < type_id <= len(self._index.starts):
             raise self._damage(f"type id {type_id} does not exist")
         return int(self._index.starts[type_id - 1])
@@ -169,7 +169,7 @@ class Btf:
             yield self._words[index : index + width].tolist()
 
     def _resolve(self, type_id: int) -> int:
-        """Follow typedefs and qualifiers."""
+        """Follow typedefs and qualifiers; return the id of the type that they lead to."""
         for _ in range(_MAX_DEPTH):
             if self._kind(type_id) not in _TRANSPARENT:
                 return type_id
@@ -184,7 +184,7 @@ class Btf:
         return self._word(resolved, 2) if sized else 0
 
     def _find_member(self, type_id: int, name: str, depth: int) -> tuple[int, int] | None:
-        """Return (byte offset, type id) of a member; anonymous members are searched, too."""
+        """Return (byte offset, type id) of a member, also of anonymous members; None if there is none."""
         if not depth:
             raise self._damage(f"members of type {type_id} are nested too deeply")
         if self._kind(type_id) not in _COMPOSITE:
@@ -216,7 +216,7 @@ class Btf:
 
 
 def text_address() -> int:
-    """Return the address of the kernel's code, which is in the first lines; 0 if addresses are hidden."""
+    """Return the address of `_text`, which is in the first lines of /proc/kallsyms; 0 if addresses are hidden."""
     try:
         with KALLSYMS.open("rb") as lines:  # direct: a file of /proc
             return next((int(line.split()[0], 16) for line in lines if line.endswith(b" _text\n")), 0)
@@ -238,6 +238,6 @@ def symbol_at(kallsyms: bytes, address: int) -> bytes:
 
 
 def switch_end(kallsyms: bytes) -> str:
-    """Return the function that a task runs first when it comes to a CPU; "" if there is not exactly one."""
+    """Return the name of the function that a task runs first when it comes to a CPU; "" if there is not exactly one."""
     names = re.findall(rb" [tT] (finish_task_switch(?:\.isra\.\d+)?)\n", kallsyms)
     return names[0].decode() if len(names) == 1 else ""

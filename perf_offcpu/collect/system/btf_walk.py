@@ -59,7 +59,7 @@ for _kind, _words in {
 
 @dataclass(frozen=True, slots=True)
 class TypeIndex:
-    """Columns of all types, that of id 1 first."""
+    """Hold columns of all types of a BTF section; row i is the type with id i + 1."""
 
     starts: NDArray[np.int64]  # index of each record's first word; all records are whole
     names: NDArray[np.uint32]  # their name_off
@@ -67,7 +67,7 @@ class TypeIndex:
     problem: str  # why the walk ended before the end of the types; empty if it did not
 
     def find(self, kind: Kind, name_off: int) -> int | None:
-        """Return the id of the first type of a kind and a name."""
+        """Return the id of the first type of this kind and name_off; None if there is none."""
         rows = np.flatnonzero((self.names == name_off) & (self.kinds == kind))
         return int(rows[0]) + 1 if len(rows) else None
 
@@ -100,7 +100,7 @@ def _kinds(info: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _chain(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the words at which records begin, the first at 0, if one at word i is lengths[i] words long."""
+    """Return int32: the words at which records begin, the first at 0, if a record at word i has lengths[i] words."""
     end = len(lengths)
     first = np.full(end + 1, end, np.int32)
     np.minimum(np.arange(end, dtype=np.int32) + lengths, end, out=first[:end])

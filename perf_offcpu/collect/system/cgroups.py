@@ -22,7 +22,7 @@ _NO_CONTROLLER = frozenset(("rw", "ro", "xattr", "noprefix", "clone_children", "
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A mounted hierarchy: its directory and a controller; "" for cgroup v2, None if it has no controller."""
+    """A mounted hierarchy: mount point, and one of its controllers ("" for cgroup v2, None if it has none)."""
 
     mount: str
     controller: str | None
@@ -30,7 +30,7 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A control group: its id in the hierarchy, and the controller of that, "" for cgroup v2."""
+    """A control group: `id` is the inode of its directory; `controller` that of its hierarchy, "" for cgroup v2."""
 
     path: str
     id: int
@@ -38,8 +38,8 @@ class Group:
 
 
 def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
-    """Look up groups by paths below a mount, or relative to cgroup v2, else to a v1 hierarchy. Raises TargetError:
-    there is no such group; UsageError: they are of different hierarchies."""
+    """Look up groups by paths below a mount point, or relative to that of cgroup v2, else of a v1 hierarchy. Raises
+    TargetError: there is no such group; UsageError: they are of different hierarchies."""
     mounted = hierarchies(read_kernel(MOUNTS))
     groups = tuple(_find_group(name, mounted) for name in names)
     if len({group.controller for group in groups}) > 1:
@@ -80,11 +80,11 @@ def hierarchies(mountinfo: bytes) -> tuple[Hierarchy, ...]:
 
 
 def unescaped(name: bytes) -> bytes:
-    """Return a name in which mangle() of fs/seq_file.c has escaped spaces, tabs, newlines and backslashes."""
+    """Return the plain form of a name whose spaces, tabs, newlines, backslashes mangle() of fs/seq_file.c escaped."""
     return re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), name)
 
 
 def cgroup2_mount(mountinfo: bytes) -> bytes | None:
-    """Return the mount point of the unified hierarchy from the text of /proc/PID/mountinfo (proc(5))."""
+    """Return the mount point of cgroup v2 from the text of /proc/PID/mountinfo (proc(5)); None if not mounted."""
     mounts = (os.fsencode(hierarchy.mount) for hierarchy in hierarchies(mountinfo) if hierarchy.controller == "")
     return next(mounts, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs of this machine. Perf events, rings and BPF output are all per CPU."""
+"""Look up the CPUs of this machine: perf events, rings and BPF output are all per CPU."""
 
 import contextlib
 import functools
@@ -23,9 +23,9 @@ def online_cpus() -> tuple[int, ...]:
 
 
 def online_since() -> dict[int, int]:
-    """Return the CPUs that run now, each with a number that changes when it has been offline. The kernel makes the
-    directory `topology` when a CPU comes online and removes it when it goes (6.18: drivers/base/topology.c), with a new
-    inode each time."""
+    """Return online CPU → number that changes each time the CPU was offline: the inode of its directory `topology`,
+    which the kernel makes when the CPU comes online and removes when it goes (6.18: drivers/base/topology.c); 0 if
+    there is none."""
     since = dict.fromkeys(online_cpus(), 0)
     for cpu in since:
         with contextlib.suppress(FileNotFoundError):

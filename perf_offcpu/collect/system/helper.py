@@ -42,7 +42,7 @@ _left: list[int] = []  # ids of helpers that were killed and may not have ended
 
 
 class Answer(NamedTuple):
-    """The answer to an item."""
+    """The answer of a helper to one item."""
 
     value: Any = None  # what the work returned; None if it failed
     is_stuck: bool = False  # there was no answer in time
@@ -53,10 +53,10 @@ STUCK: Final = Answer(is_stuck=True)
 
 
 class Helper:
-    """A process that does some work for one item after the other; it is started when there are items. `work` is called
-    in the process with an item. Items and results are plain values (`marshal`): numbers, bytes, tuples, dicts. It sees
-    the memory of the recorder as it was when the process was started. `until`: time (`time.monotonic`) after which all
-    items count as stuck. It may be changed by another thread."""
+    """Call `work` with one item after the other in a forked process, which is started when there are items. Items and
+    results are plain values (`marshal`): numbers, bytes, tuples, dicts. `work` sees the memory of the recorder as it
+    was when the process was started. `until`: time (`time.monotonic`) after which all items count as stuck; another
+    thread may change it."""
 
     def __init__(self, work: Callable[[Any], Any], patience_s: float = PATIENCE_S) -> None:
         self._work, self._full_patience_s = work, patience_s
@@ -68,7 +68,7 @@ class Helper:
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)
 
     def note(self, number: int) -> None:
-        """Note in the helper the number of the thing that it is about to touch; 0 when that is over."""
+        """Note the number of the file or device that `work` is about to touch; 0 after it. Called in the helper."""
         _SIZE.pack_into(self._shared, 0, number)
 
     @property
@@ -110,7 +110,7 @@ class Helper:
                 self.close()
 
     def close(self) -> None:
-        """End the helper."""
+        """End the process, if there is one; kill it if it does not end in time."""
         if self._socket is None:
             return
         self._socket.close()
@@ -153,7 +153,7 @@ class Helper:
         return True
 
     def _receive(self, step: Callable[[], object] | None) -> Answer | None:
-        """Return the next answer; None if it does not come in time."""
+        """Return the next answer; None if it does not come in time or the helper was killed."""
         assert self._socket is not None
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -199,7 +199,7 @@ class Helper:
         return not runs or waited_s > _BUSY * self._full_patience_s
 
     def _leave(self) -> None:
-        """Kill the process without waiting for its end."""
+        """Kill the helper's process without waiting for its end."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -209,13 +209,13 @@ class Helper:
 
 
 class Avoided:
-    """Processes or file systems that did not answer, which are not asked again for some time."""
+    """A set of processes or file systems that did not answer, each for AVOIDED_S, in which they are not asked again."""
 
     def __init__(self) -> None:
         self._until: dict[Hashable, float] = {}
 
     def add(self, key: Hashable) -> None:
-        """Avoid a process or file system from now on."""
+        """Avoid a process or file system for AVOIDED_S from now on."""
         if len(self._until) >= _MOST_AVOIDED:
             del self._until[next(iter(self._until))]
         self._until[key] = time.monotonic() + AVOIDED_S
@@ -227,8 +227,9 @@ class Avoided:
 def ask_each(
     helper: Helper, items: Sequence[tuple[Any, ...]], avoided: Avoided, step: Callable[[], object] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
-    """Yield each item with its answer; after one that is stuck, the helper is asked for the others. `items`: the first
-    member of each is a key, of which `avoided` has those that are not asked for. `step`: as of `Helper.each`."""
+    """Yield (item, answer) for each item; after one that is stuck, ask the helper for the others. The first member of
+    an item is a key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added to it. `step`:
+    as in `Helper.each`."""
     remaining = list(items)
     while remaining:
         if is_too_much_left() or time.monotonic() >= helper.until:
@@ -284,7 +285,7 @@ def _serve(work: Callable[[Any], Any], connection: socket.socket) -> None:
 
 
 def _attempt(work: Callable[[Any], Any], item: Any) -> tuple[Any, str]:
-    """Do the work for an item; return the result, and "" or the problem."""
+    """Call `work` with an item; return (result, ""), or (None, the exception as text)."""
     try:
         return work(item), ""
     except Exception as problem:

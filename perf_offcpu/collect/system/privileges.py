@@ -56,7 +56,7 @@ def is_in_user_namespace() -> bool:
 
 
 def lockdown() -> str:
-    """Return the kernel's lockdown mode, or "none"."""
+    """Return the kernel's lockdown mode: "integrity" or "confidentiality", "none" without lockdown."""
     match = re.search(r"\[(\w+)\]", read_text("/sys/kernel/security/lockdown"))
     return match[1] if match else "none"
 
@@ -67,12 +67,12 @@ def has_seccomp_filter() -> bool:
 
 
 def paranoid() -> str:
-    """Return kernel.perf_event_paranoid, or "unknown"."""
+    """Return the value of sysctl kernel.perf_event_paranoid as text, or "unknown"."""
     return read_text("/proc/sys/kernel/perf_event_paranoid") or "unknown"
 
 
 def privilege_remedy() -> str:
-    """Return the smallest change that gives this process what it lacks for recording."""
+    """Return a sentence on the smallest change that gives this process the rights that it lacks for recording."""
     if is_in_user_namespace():
         return (
             "this is a user namespace, whose capabilities do not count for that: record from outside, "
@@ -92,13 +92,13 @@ def privilege_remedy() -> str:
 
 
 def keep_rights(kept: int = 0) -> None:
-    """Drop the other capabilities of this thread and of what it starts, where no seccomp profile refuses that."""
+    """Do as `keep_capabilities`, but go on with all capabilities if a seccomp profile refuses the change."""
     with contextlib.suppress(OSError):
         keep_capabilities(kept)
 
 
 def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this thread except some, permanently. Raises OSError: the kernel refuses."""
+    """Drop all capabilities of this thread but those in the bit mask `kept`, for good. OSError: the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     words = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high words
@@ -115,19 +115,19 @@ HIGHEST_PRIORITY = -20
 
 
 def too_many_files() -> CapabilityError:
-    """Return the error for EMFILE: events, rings and BPF need some descriptors for each CPU."""
+    """Return the error to raise for EMFILE: events, rings and BPF need some descriptors for each CPU."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return CapabilityError(f"too many open files (the limit is {limit})", "raise it with ulimit -n")
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of descriptors: each event takes one per CPU."""
+    """Raise the soft limit of descriptors to the hard one: each event takes one per CPU."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def raise_priority(realtime: int) -> None:
-    """Let the recorder run when it has to: a ring that is not emptied in time loses records.
+    """Raise the recorder's scheduling priority: a ring that is not emptied in time loses records.
 
     Nice -20 gets it onto a CPU soon among hundreds of runnable tasks (with small rings, it halves what waits in them),
     yet unlike SCHED_FIFO cannot starve them when there is much to copy. Without the privilege it goes on as it is,

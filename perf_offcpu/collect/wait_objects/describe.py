@@ -51,14 +51,14 @@ _ASKED: Final = {EPOLL: watched_by, RING: requests_of, PIDFD: process_of}
 _BY_PORT: Final = (b"tcp", b"mptcp")
 
 Holder = tuple[int, int, int | None]
-"""A descriptor of a pipe or socket: pid, inode, and access mode of a pipe, None for a socket or if it is gone."""
+"""A descriptor of a pipe or socket: pid, inode, access mode (os.O_*) of a pipe; None for a socket or if gone."""
 _FIRST: Final = 4096  # descriptors of each process that are looked at first; the others follow if there is time
 _LINK: Final = re.compile(r"(pipe|socket):\[(\d+)\]")
 
 
 class Describer:
-    """Describes objects; names come from a helper. `lost` counts objects whose names could not be read in time.
-    `ports_s`: time for which listening ports are known."""
+    """Describe wait objects, with names that a helper reads. `lost` counts objects whose names could not be read in
+    time. `ports_s`: time after which listening ports are read again."""
 
     def __init__(self, lost: Losses, ports_s: float = PORTS_S) -> None:
         self._lost, self._avoided, self._ports = lost, Avoided(), ListeningPorts(ports_s)
@@ -66,12 +66,12 @@ class Describer:
         self._helper = Helper(self._work, _PATIENCE_S)
 
     def _work(self, item: tuple[Any, ...]) -> Any:
-        """Look into one process: this is the helper. A process can lock its list of mappings, and its epoll instances,
-        for as long as it likes."""
+        """Do the work of the helper for one process: call `_names` or `holders_in`. A process can lock its list of
+        mappings, and its epoll instances, for as long as it likes."""
         return self._names(*item) if len(item) == 2 else holders_in(*item)
 
     def _names(self, pid: int, raw: bytes) -> list[Texts]:
-        """Return the texts that /proc has of the objects of a process, rows of `struct offcpu_object`."""
+        """Return the texts that /proc has for each object of a process. `raw`: rows of `struct offcpu_object`."""
         rows = np.frombuffer(raw, self._dtype)
         maps, mounts = b"", Mounts()
         if (rows["kind"] == ObjectKind.FUTEX).any():
@@ -101,7 +101,7 @@ class Describer:
         self._helper.until = time_s
 
     def close(self) -> None:
-        """End the helper."""
+        """End the helper's process."""
         self._helper.close()
 
     def describe(self, rows: NDArray[Any], *, names: bool = True) -> list[Described]:
@@ -117,11 +117,11 @@ class Describer:
         return objects
 
     def described_again(self, rows: NDArray[Any]) -> list[Described]:
-        """Describe epoll instances that processes still have: they may watch others than before."""
+        """Describe those epoll instances of `rows` that processes still have: they may watch other descriptors now."""
         return [described for described in self.describe(rows) if described["name"] != EPOLL]
 
     def _add_names(self, rows: NDArray[Any], texts: list[Texts]) -> None:
-        """Add the texts that /proc has."""
+        """Add to `texts`, a dict for each row, the texts that /proc has; count objects that are not read in time."""
         self._dtype = rows.dtype
         rows_of: dict[int, list[int]] = {}
         for place, (row, known) in enumerate(zip(rows, texts, strict=True)):
@@ -139,7 +139,7 @@ class Describer:
                     texts[place]["name"] = mounts.path(bytes(rows[place]["name"]), int(rows[place]["device"]))
 
     def _add_peers(self, objects: list[Described]) -> None:
-        """Add the processes at the other ends of pipes and Unix sockets."""
+        """Set peer_pid and peer_comm of pipes and Unix sockets: the first process at the other end."""
         pipes = [pipe for pipe in objects if pipe["kind"] == ObjectKind.PIPE]
         sockets = [unix for unix in objects if unix["peer_inode"]]
         if not pipes and not sockets:
@@ -153,7 +153,7 @@ class Describer:
                 described["peer_pid"], described["peer_comm"] = pids[0], comm_of(pids[0])
 
     def _find_ends(self, inodes: frozenset[str]) -> dict[int, list[Holder]]:
-        """Look for pipes and sockets in all processes; return their holders by inode."""
+        """Look for pipes and sockets (`inodes`, as text) in all processes; return inode → their descriptors."""
         ends, until_s = defaultdict[int, list[Holder]](list), time.monotonic() + _SCAN_S
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         for places in ((0, _FIRST), (_FIRST, sys.maxsize)):
@@ -175,12 +175,12 @@ def needs_scan(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def is_epoll(row: Any) -> bool:
-    """Return True for an epoll instance, a row of `struct offcpu_object`."""
+    """Return True if a row of `struct offcpu_object` is an epoll instance."""
     return _own_texts(row).get("name") == EPOLL and int(row["kind"]) == ObjectKind.ANONYMOUS
 
 
 def _add_kernel_locks(rows: NDArray[Any], texts: list[Texts]) -> None:
-    """Add the variables of locks inside the kernel, or the files and processes that they are parts of."""
+    """Add to `texts` the names of locks inside the kernel: their variable, or the file or process they belong to."""
     mounts, symbols = Mounts(), functools.cache(lambda: read_kernel_if_any(str(KALLSYMS)))
     for row, text in zip(rows, texts, strict=True):
         if row["kind"] != ObjectKind.KERNEL_LOCK:
@@ -194,7 +194,7 @@ def _add_kernel_locks(rows: NDArray[Any], texts: list[Texts]) -> None:
 
 
 def _own_texts(row: Any) -> Texts:
-    """Return the texts that the BPF program has read."""
+    """Return the texts of an object that the BPF program itself has read."""
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         texts = socket_texts(row)
@@ -207,7 +207,7 @@ def _own_texts(row: Any) -> Texts:
 
 
 def _is_in_proc(row: Any, texts: Texts) -> bool:
-    """Return True for an object of which /proc knows more."""
+    """Return True for an object of which /proc has further texts."""
     kind = int(row["kind"])
     if kind == ObjectKind.SOCKET:
         return texts["protocol"] in _BY_PORT and bool(texts["remote"])
@@ -222,7 +222,7 @@ def _numbers(row: Any) -> Described:
 
 
 def object_payloads(objects: list[Described]) -> list[bytes]:
-    """Return the payloads of samples that describe objects, each small enough for a record."""
+    """Return raw payloads (abi.wait_objects.OBJECTS) that describe the objects, each small enough for a record."""
     payloads, row = [], 0
     while row < len(objects):
         text, end = b"", row
@@ -236,8 +236,8 @@ def object_payloads(objects: list[Described]) -> list[bytes]:
 
 
 def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple[list[Holder], bool]:
-    """Look for pipes and sockets among the descriptors from `first` to `end` of a process, which may be within execve
-    and let its readers wait. Return pid, inode and, of a pipe, access mode of each; and whether there are more."""
+    """Return (descriptors of pipes and sockets with these inodes, True if there are more than `end`) among those that
+    are listed from `first` to `end` in a process; this may wait while the process is within execve."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")  # direct: of the kernel
     except OSError:  # gone, or of another user
@@ -254,7 +254,7 @@ def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple
 
 
 def _other_end(holders: Iterable[Holder], pid: int, mode: int | None) -> list[int]:
-    """Return the pids of other processes that hold the other end of a pipe, of which a process has a descriptor with
-    this access mode: a pipe that is read has writers."""
+    """Return the pids, ascending, of other processes that hold the other end of a pipe which process `pid` has open
+    with this access mode (None: no result): writers of a pipe that is read, and vice versa."""
     end = {os.O_RDONLY: os.O_WRONLY, os.O_WRONLY: os.O_RDONLY}.get(-1 if mode is None else mode)
     return sorted({peer for peer, _, its in holders if peer != pid and end is not None and its in (end, os.O_RDWR)})

@@ -25,16 +25,16 @@ RING: Final = b"[io_uring]"
 _SQE: Final = struct.Struct("=BBHi56x")  # struct io_uring_sqe: code, flags, priority, descriptor
 _SQES, _MOST_SQES, _IS_INDEX = 0x10000000, 4096, 1  # IORING_OFF_SQES, IOSQE_FIXED_FILE
 _ON_FILES: Final = frozenset((1, 2, 3, 4, 5, 8, 17, 22, 23))
-"""include/uapi/linux/io_uring.h: reads, writes, syncs, fallocate."""
+"""Codes of requests for files (include/uapi/linux/io_uring.h): reads, writes, syncs, fallocate."""
 
 _FAMILIES = {1: "unix", 16: "netlink", 17: "packet", 38: "alg", 40: "vsock", 44: "xdp"}  # include/linux/socket.h: AF_*
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6", 132: "sctp", 262: "mptcp"}
-"""include/uapi/linux/in.h: IPPROTO_*."""
+"""Names of protocols by number (include/uapi/linux/in.h: IPPROTO_*)."""
 _MAPPED: Final = bytes(10) + b"\xff\xff"  # the first bytes of an IPv6 address that stands for one of IPv4 (RFC 4291)
 
 
 def _in_fdinfo(pid: int, fd: int, line: re.Pattern[bytes]) -> bytes:
-    """Return the value in a line of /proc/PID/fdinfo/FD; b"" if there is none."""
+    """Return the first group of the pattern `line` in /proc/PID/fdinfo/FD; b"" if there is none."""
     match = line.search(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 20))
     return match[1] if match else b""
 
@@ -56,7 +56,7 @@ def access_mode(pid: int, fd: int) -> int | None:
 
 
 def process_of(pid: int, fd: int) -> bytes:
-    """Return `[pidfd] of 1234`, or b"" if a descriptor is none for a process."""
+    """Return `[pidfd] of 1234` for a descriptor of process 1234; b"" if it is no pidfd."""
     process = _in_fdinfo(pid, fd, _PID)
     return process and PIDFD + b" of " + process
 
@@ -83,7 +83,7 @@ def requests_of(pid: int, fd: int) -> bytes:
 
 
 def endpoint(family: int, address: bytes, port: int) -> bytes:
-    """Return `10.0.0.7:5432` or `[::1]:80`; b"" for no address."""
+    """Return address and port as text, `10.0.0.7:5432` or `[::1]:80`; b"" if both are 0. `address`: 16 bytes."""
     if not port and not any(address):
         return b""
     if family == socket.AF_INET6 and address.startswith(_MAPPED):
@@ -94,14 +94,14 @@ def endpoint(family: int, address: bytes, port: int) -> bytes:
 
 
 def protocol(family: int, number: int) -> bytes:
-    """Return tcp, udp, unix, …"""
+    """Return the name of a socket's protocol, such as tcp, udp, unix, from its address family and protocol number."""
     if family in (socket.AF_INET, socket.AF_INET6):
         return _PROTOCOLS.get(number, f"ip protocol {number}").encode()
     return _FAMILIES.get(family, f"family {family}").encode()
 
 
 def unix_path(name: bytes) -> bytes:
-    """Return the path of a Unix socket; abstract ones begin with @, as ss prints them."""
+    """Return the path of a Unix socket from its sun_path; abstract names begin with @, as ss prints them."""
     text = name.rstrip(b"\0")
     return text.replace(b"\0", b"@") if text[:1] == b"\0" else text.split(b"\0")[0]
 
@@ -132,7 +132,7 @@ Texts = dict[str, bytes]
 
 
 def socket_texts(row: Any) -> Texts:
-    """Return the texts of a socket, a row of `struct offcpu_object`."""
+    """Return protocol, and name or local and remote address, of a socket, given as row of `struct offcpu_object`."""
     family = int(row["family"])
     texts = {"protocol": protocol(family, int(row["protocol"]))}
     if family == socket.AF_UNIX:
@@ -145,13 +145,13 @@ def socket_texts(row: Any) -> Texts:
 
 
 class Mounts:
-    """The mounts that the recorder sees, read when the first path asks for them (proc_pid_mountinfo(5)). The BPF
-    program reads the names from a file that is not open any more up to the root of its file system; these mounts tell
-    where that file system is."""
+    """Complete paths by the mounts that the recorder sees (proc_pid_mountinfo(5)), read at the first call of `path`. Of
+    a file that is not open any more, the BPF program has read the names up to the root of its file system; the mounts
+    tell where that file system is."""
 
     @functools.cached_property
     def _by_device(self) -> dict[tuple[int, int], list[tuple[bytes, bytes]]]:
-        """Return device → parts of its file system, and where each is mounted."""
+        """Return (major, minor) → [(directory in its file system, mount point of this directory)]."""
         mounts: dict[tuple[int, int], list[tuple[bytes, bytes]]] = {}
         for line in kernel_lines(read_kernel(MOUNTS)):
             if words := re.match(rb"\d+ \d+ (\d+):(\d+) ([^ ]+) ([^ ]+) ", line):

@@ -38,13 +38,13 @@ _IN_OBJECT: Final = ("object_id", "object_lost", "asked_ns")
 
 @functools.cache
 def _futex() -> Mapping[str, int]:
-    """Return the numbers of futex(2) and of glibc's locks by name, as the BPF programs have them."""
+    """Return name → value of the constants of futex(2) and of glibc's locks in the BPF headers."""
     of_calls, of_locks = (read_header(bpf_dir() / name).constants for name in ("arguments.h", "locks.h"))
     return {**of_calls, **of_locks}
 
 
 def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
-    """Return the thread id in the words of a lock that begin with its futex; 0 unknown: lock_owner() of BPF.
+    """Return the owner's tid in a lock (five u32 words, from its futex on), 0 unknown; as lock_owner() in BPF.
     `operation`: of futex(2). `value`: the value that the caller expected in the futex."""
     numbers = _futex()
     command = operation & numbers["FUTEX_COMMAND"]
@@ -63,8 +63,8 @@ def owner_in(words: tuple[int, ...], operation: int, value: int) -> int:
 
 
 def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
-    """Return the time after which a wait in futex(2) ends by itself, ns; at most that of an int64. `spec`: struct
-    timespec, of the memory of any process. `since_ns` begin of the wait, CLOCK_MONOTONIC."""
+    """Return the length of time after which a wait in futex(2) ends by itself, ns, 0 to 2^63 - 1. `spec`: bytes of its
+    struct timespec, of any content. `since_ns`: begin of the wait, CLOCK_MONOTONIC."""
     seconds, ns = _TIMESPEC.unpack(spec)
     numbers, moment = _futex(), int(seconds) * 10**9 + int(ns)
     command = operation & numbers["FUTEX_COMMAND"]
@@ -76,8 +76,8 @@ def timeout_in(operation: int, spec: bytes, since_ns: int) -> int:
 
 
 def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
-    """Set `holder_tid` of tasks that wait for a lock whose owner is known, and `asked_ns` of timed waits. `unread`
-    counts the locks for which there is no time."""
+    """Return `last` with `holder_tid` of tasks that wait for a lock whose owner is known, and `asked_ns` of timed waits
+    in futex(2). `unread` counts the locks that cannot be read in time."""
     futexes = [nr for nr, (kind, _) in call_numbers(platform.machine()).items() if kind == "futex"]
     rows = last.waiting()
     rows = rows[is_among(last.tasks["syscall"][rows], np.sort(futexes)) & (last.tasks["object_id"][rows] != 0)]
@@ -93,7 +93,7 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
 
 
 def _holder_and_timeout(task: NDArray[Any]) -> tuple[int, int | None]:
-    """Return the thread that holds the lock of a task, 0 unknown, and the timeout, None for none."""
+    """Return (tid that holds the lock for which a task waits, 0 unknown; timeout in ns, None for none)."""
     pid, tid = int(task["pid"]), int(task["tid"])
     address, operation, value, timeout, *_ = arguments_of(task)
     words = read_memory(tid, address, _WORDS.size)
@@ -104,7 +104,7 @@ def _holder_and_timeout(task: NDArray[Any]) -> tuple[int, int | None]:
 
 
 def _outer(pid: int, tid: int) -> int:
-    """Return the id here of a thread of a process that knows it as `tid`; 0 if there is none."""
+    """Return the tid, in the recorder's pid namespace, of the thread with `tid` in that of process `pid`; 0: none."""
     for name in os.listdir(f"/proc/{pid}/task"):
         ids = _NSPID.search(read_kernel_if_any(f"/proc/{pid}/task/{name}/status", 1 << 16))
         if ids and int(ids[1].split()[-1]) == tid:
@@ -115,9 +115,9 @@ def _outer(pid: int, tid: int) -> int:
 def with_polled(
     last: LastTasks, tell: Callable[[NDArray[Any], Sequence[int]], None], again: Callable[[], LastTasks], unread: Unread
 ) -> LastTasks:
-    """Set the objects of tasks that wait for one descriptor in poll() or select(). `tell`: gets rows of `struct
-    offcpu_last` and the descriptor of each. `again`: runs the iterator once more. `unread`: counts the tasks for which
-    there is no time."""
+    """Return `last` with the objects of tasks that wait for a single descriptor in poll() or select(). `tell`: passes
+    rows of `struct offcpu_last` and the descriptor of each to the BPF program. `again`: runs the iterator once more,
+    which then finds the objects. `unread`: counts the tasks that cannot be read in time."""
     names = syscall_names(platform.machine())
     calls = [number for number, name in names.items() if name in (*_POLLS, *_SELECTS)]
     is_64_bit = registers_of(last.tasks)["ip"] != 0
@@ -144,7 +144,7 @@ def with_polled(
 
 
 def only_descriptor(task: NDArray[Any], is_select: bool) -> int:
-    """Return the descriptor of poll(), or with `is_select` of select(); -1 for several, or none."""
+    """Return the only descriptor that a task's poll() (`is_select`: select()) waits for; -1 for several, or none."""
     arguments, tid = arguments_of(task), int(task["tid"])
     if not is_select:
         entry = read_memory(tid, arguments[0], _POLLFD.size) if arguments[1] == 1 else b""

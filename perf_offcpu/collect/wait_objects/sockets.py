@@ -28,7 +28,7 @@ _MOST_NAMED: Final = 3
 
 
 class Socket(NamedTuple):
-    """A socket in these tables."""
+    """A socket as /proc/PID/net shows it: its printable name and its direction."""
 
     name: bytes  # tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80, unix /run/x.sock; b"" without an address
     is_outward: bool  # it was connected here, to a port or path where others are accepted
@@ -36,8 +36,8 @@ class Socket(NamedTuple):
 
 
 def listening_ports(pid: int) -> frozenset[int]:
-    """Return the TCP ports at which sockets of a process's network namespace listen; none if it is gone. The tables
-    begin with the listening sockets; no more of them is read."""
+    """Return the TCP ports at which sockets of a process's network namespace listen; empty if the process is gone. The
+    tables begin with the listening sockets; only these are read."""
     ports: set[int] = set()
     for table in ("tcp", "tcp6"):
         for line in _first_lines(f"/proc/{pid}/net/{table}"):
@@ -49,16 +49,15 @@ def listening_ports(pid: int) -> frozenset[int]:
 
 
 class ListeningPorts:
-    """The listening ports of network namespaces; each is looked up again after some time. Where tables of connections
-    are large, the kernel takes milliseconds to read even their begin. `valid_s`: time after which a namespace is looked
-    up again."""
+    """Look up and remember the listening ports of network namespaces: where tables of connections are large, the kernel
+    takes milliseconds to read even their begin. `valid_s`: time after which a namespace is looked up again."""
 
     def __init__(self, valid_s: float) -> None:
         self._valid_s = valid_s
         self._known: dict[int, tuple[float, frozenset[int]]] = {}
 
     def of(self, pid: int) -> frozenset[int]:
-        """Return the ports of a process's namespace; none if it is gone."""
+        """Return the listening TCP ports of the network namespace of a process; empty if the process is gone."""
         try:
             namespace = os.stat(f"/proc/{pid}/ns/net").st_ino
         except OSError:
@@ -73,7 +72,7 @@ class ListeningPorts:
 
 
 def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
-    """Return inode → socket, for some inodes in the network namespace of a process."""
+    """Return inode (decimal text) → socket, for those of `inodes` in the network namespace of a process."""
     sockets: dict[bytes, Socket] = {}
     for line in _lines(pid, "unix"):
         words = line.split(None, _UNIX_PATH)
@@ -107,7 +106,7 @@ def _lines(pid: int, table: str) -> list[bytes]:
 
 
 def _first_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a table after its title, each when it is asked for."""
+    """Yield the lines of a table after its title, reading no further than the caller asks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # direct: of /proc, and not read to its end
     except OSError:
@@ -135,7 +134,7 @@ def _address(text: str) -> bytes:
 
 
 def watched_by(pid: int, fd: int) -> bytes:
-    """Return the name of the files that an epoll instance watches, or b"" if it is gone.
+    """Return a name for an epoll instance, by the files that it watches; b"" if it watches none or is gone.
 
     [eventpoll] of unix /run/x.sock                                   one socket, next to eventfds and pipes
     [eventpoll] of tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80 and 4 more   several
