@@ -48,7 +48,7 @@ class RegisterWords(NamedTuple):
 
 @frozen
 class MachineRow:
-    """An architecture on which waits can be recorded and stacks unwound."""
+    """Describe an architecture on which waits can be recorded and stacks unwound."""
 
     machine: Machine  # e_machine
     registers: Registers  # by DWARF number

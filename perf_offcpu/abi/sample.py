@@ -22,7 +22,7 @@ class CallchainContext(enum.IntEnum):
 
 
 class SampleShape(NamedTuple):
-    """The fields of an attr that decide the layout of its records."""
+    """The fields of an attr that decide the layout of its records; `flags` is its sample_type."""
 
     flags: SampleType
     read_format: ReadFormat = ReadFormat(0)

@@ -243,12 +243,12 @@ def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
 
 
 def syscall_number(name: str, arch: str) -> int:
-    """Return the number of a system call on an architecture; raise ValueError if it has none."""
+    """Return the number of a system call on an architecture (`uname -m`); raise ValueError if it has none."""
     return min(number for number, call_name in syscall_names(arch).items() if call_name == name)  # x32 is above
 
 
 def is_compat_entry(function: str) -> bool:
-    """Return whether only system calls of 32-bit programs pass through this function of the kernel."""
+    """Return True for a function of the kernel through which only system calls of 32-bit programs pass."""
     return _COMPAT_ENTRY.fullmatch(function) is not None
 
 
@@ -313,6 +313,6 @@ CALLS: Mapping[str, tuple[str, str]] = {
 
 
 def call_numbers(arch: str) -> dict[int, tuple[str, str]]:
-    """Return number → entry of CALLS on an architecture."""
+    """Return number → entry of CALLS for the system calls of an architecture (`uname -m`) that CALLS has."""
     names = {number: name for number, name in syscall_names(arch).items() if number < SYSCALL_NUMBERS}
     return {number: CALLS[name] for number, name in names.items() if name in CALLS}

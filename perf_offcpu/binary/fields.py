@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Int(NamedTuple):
-    """An integer of `size` bytes."""
+    """An integer type of `size` bytes: 1, 2, 4 or 8."""
 
     size: int
     signed: bool = False
@@ -28,7 +28,7 @@ class Int(NamedTuple):
         return letter.lower() if self.signed else letter
 
     def dtype(self, order: Order) -> np.dtype[Any]:
-        """Return the numpy dtype in a byte order."""
+        """Return the numpy dtype of this integer in a byte order."""
         return np.dtype(f"{order}{'i' if self.signed else 'u'}{self.size}")
 
 
@@ -50,7 +50,7 @@ Count = int | str | Callable[[Shape], int]
 
 
 class Structure(Protocol):
-    """A layout as a type of fields (`layout.Layout`)."""
+    """The protocol of a layout that is the type of a field, a nested struct (`layout.Layout`)."""
 
     name: str
     fields: tuple[Field, ...]
@@ -86,7 +86,7 @@ class Field:
         return bool(self.if_(shape))
 
     def items(self, shape: Shape, values: Mapping[str, Any]) -> int | None:
-        """Return the number of items; None for one value, REST or a count without a value."""
+        """Return `count` as a number, from earlier `values` if it is a field's name; None: one value, REST, unknown."""
         if isinstance(self.count, str):
             return int(values[self.count]) if self.count in values else None
         return self.count(shape) if callable(self.count) else self.count
@@ -98,5 +98,5 @@ def to_int(data: Buffer, order: Order) -> int:
 
 
 def padding(size: int) -> int:
-    """Return the number of bytes that bring `size` to a multiple of 8."""
+    """Return the number of bytes, 0 to 7, that bring `size` to a multiple of 8."""
     return -size % 8

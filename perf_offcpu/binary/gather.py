@@ -18,7 +18,7 @@ I64 = NDArray[np.int64]
 
 @mutable
 class Rows:
-    """An array field of n records: where its items lie, before they are copied."""
+    """Locate an array field of n records in a buffer; `gather_rows` and `gather_bytes` copy its items."""
 
     starts: I64  # int64[n], byte offsets of each record's first item in the buffer
     counts: I64  # int64[n], items in each record
@@ -172,7 +172,7 @@ def move_rows(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8],
 
 
 def _move_by_item(target: NDArray[np.uint8], places: I64, source: NDArray[np.uint8], starts: I64, sizes: I64) -> None:
-    """Copy pieces of many different sizes, in the largest items that divide all sizes."""
+    """Do as `move_rows` for many different sizes: copy items of the largest width (8, 4, 1) that divides all sizes."""
     width = next(width for width in (8, 4, 1) if not int(np.bitwise_or.reduce(sizes)) % width)
     counts = sizes // width
     offsets = offsets_of(counts)

@@ -67,7 +67,7 @@ class Layout:
         return self.unpack_from(data, order, shape, start, len(data) if end is None else end)[0]
 
     def unpack_from(self, data: Buffer, order: Order, shape: Shape, start: int, end: int) -> tuple[dict[str, Any], int]:
-        """Read one structure as `unpack` does, and return where it ended, too."""
+        """Read one structure as `unpack` does; return (values, offset in `data` after it)."""
         values, stop, problem = self.unpack_sound(data, order, shape, start, end)
         if problem is not None:
             raise problem

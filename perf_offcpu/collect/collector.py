@@ -215,7 +215,7 @@ class Collector:
         return self._side_band.also_to(sink)
 
     def waiting_records(self) -> int:
-        """Return the number of records in all rings."""
+        """Return the number of records in all rings that are not drained yet."""
         return self.rings.waiting_records() + self._side_rings.waiting_records()
 
     def cpus_without_ring(self) -> list[int]:
@@ -259,7 +259,7 @@ class Collector:
 
     @property
     def threshold_ns(self) -> int:
-        """The shortest wait that is a sample now, ns: as asked for, or more if the rate is limited."""
+        """The length of the shortest wait that is a sample now, ns: as asked for, or more if the rate is limited."""
         return max(self.options.threshold_ns, self.program.maps.rate()["threshold_ns"])
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class Control:
         return -1 if self._fds is None else self._fds.commands
 
     def read(self) -> bool:
-        """Read the commands that have come; return False at the end of the input."""
+        """Read from `fd` without blocking and queue the commands; return False at the end of the input."""
         assert self._fds is not None
         try:
             data = os.read(self._fds.commands, 4096)
@@ -94,7 +94,7 @@ class Control:
         return bool(data)
 
     def next(self) -> Command | None:
-        """Remove and return the next command; None before one comes."""
+        """Remove and return the oldest command of the queue; None if it is empty."""
         return self._commands.popleft() if self._commands else None
 
     def acknowledge(self) -> None:
@@ -193,7 +193,7 @@ class Requests:
         return False
 
     def take_rotate(self) -> bool:
-        """Return whether a new file was asked for since the last call."""
+        """Return whether a new file was asked for (SIGUSR2, `snapshot`, `period`) since the last call."""
         is_requested, self._signals.rotate = self._signals.rotate, False
         return is_requested
 

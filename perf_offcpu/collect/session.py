@@ -165,7 +165,7 @@ class Session:
             raise
 
     def _loop(self, waiter: Waiter) -> bool:
-        """Copy rings to the file until something ends or pauses the recording; return False for a pause."""
+        """Copy rings to the file until something ends the recording (return True) or pauses it (return False)."""
         flush_s = STEADY_FLUSH_S if self.options.is_steady else FLUSH_S
         next_look = time.monotonic()
         next_show = next_look + PROGRESS_S

@@ -37,7 +37,7 @@ class Summary:
         still_blocked: samples written of threads that wait when the recording ends.
         oncpu_samples: samples of on-CPU events written.
         lost_records: records that found a ring full.
-        counters: what the BPF program counted.
+        counters: losses and counts by cause, as of `Collector.counters`.
         recorded_ns: time in which waits were recorded, without pauses.
         ring_bytes, ring_fullest: size of each ring, and the largest fill of one, 0 to 1.
         longest: the longest time between two drains of the rings.

@@ -51,7 +51,7 @@ class Walk(WalkState):
         self.budget = budget
 
     def run(self) -> tuple[Ragged, U8]:
-        """Walk until all walks have ended; return (callchains, ends)."""
+        """Step until all walks have ended; return (callchains, ends) as `walk_up`."""
         steps: list[tuple[I64, U64]] = []
         live = np.arange(len(self.spaces))
         while len(live) and len(steps) < MAX_FRAMES:
@@ -168,7 +168,7 @@ class Walk(WalkState):
         self.go_on(going, fp[sound] + np.uint64(16), ra[sound], exact=False)
 
     def _is_above(self, lanes: I64, addresses: U64) -> Bool:
-        """Return bool[n]: the address is just above the copy, so probably on the same stack."""
+        """Return bool[n]: the address is above the copied words, at most 8 MB: probably on the same stack."""
         top = self.bottom[lanes] + self.lengths[lanes].astype(np.uint64) * _WORD
         above: Bool = (addresses + _WORD >= top) & (addresses - top < np.uint64(1 << 23))
         above &= (addresses & np.uint64(7)) == 0

@@ -62,7 +62,7 @@ class Unwound:
         return Unwound(self.chains.take(rows), self.ends[rows])
 
     def is_cut(self) -> Bool:
-        """Return bool[n]: the callchain ends before its root."""
+        """Return bool[n]: True where the callchain ends before its root."""
         return np.isin(self.ends, list(_FLAG_OF_END))
 
     @classmethod
@@ -73,7 +73,7 @@ class Unwound:
 
 
 class Unwinder:
-    """Unwind snapshots of one recording, by its maps and dsos."""
+    """Unwind snapshots (registers and stack copies) of one recording, by its maps and dsos."""
 
     def __init__(self, recording: Recording, search: Search) -> None:
         row = MACHINES[recording.meta.arch]

@@ -10,7 +10,7 @@ NAME_BYTES = 16  # BPF_OBJ_NAME_LEN, with the final NUL
 
 
 class Command(enum.IntEnum):
-    """`enum bpf_cmd`."""
+    """Values of `enum bpf_cmd` that are used here."""
 
     MAP_CREATE = 0
     MAP_LOOKUP_ELEM = 1
@@ -33,7 +33,7 @@ class Command(enum.IntEnum):
 
 
 class ProgramType(enum.IntEnum):
-    """`enum bpf_prog_type`."""
+    """Values of `enum bpf_prog_type` that are used here."""
 
     KPROBE = 2
     PERF_EVENT = 7
@@ -42,7 +42,7 @@ class ProgramType(enum.IntEnum):
 
 
 class MapType(enum.IntEnum):
-    """`enum bpf_map_type`."""
+    """Values of `enum bpf_map_type` that are treated in a special way here."""
 
     ARRAY = 2
     PERF_EVENT_ARRAY = 4
@@ -50,7 +50,7 @@ class MapType(enum.IntEnum):
 
 
 class AttachType(enum.IntEnum):
-    """`enum bpf_attach_type`."""
+    """Values of `enum bpf_attach_type` that are used here."""
 
     NONE = 0
     TRACE_RAW_TP = 23  # tp_btf programs

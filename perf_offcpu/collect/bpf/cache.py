@@ -60,7 +60,7 @@ class Recipe:
         return {**self.kernel, **self.options}
 
     def kernel_key(self) -> str:
-        """Return the first part of the names of all programs from these sources for this kernel."""
+        """Return the first part of cache file names: a hash of sources and running kernel, not of the options."""
         # direct: the package's own sources
         files = sorted(path for path in self.source.parent.rglob("*.[ch]") if path.is_file())
         # direct: the package's own sources
@@ -68,7 +68,7 @@ class Recipe:
         return _hash(kernel_identity(), parts, self.source.name, sorted(self.kernel.items()))
 
     def name(self) -> str:
-        """Return the name of the file for these programs."""
+        """Return the name of the cache file for these programs, HEX-HEX.program."""
         options_key = _hash(sorted(self.options.items()), list(self.functions), list(self.maps))
         return f"{self.kernel_key()}-{options_key}{_SUFFIX}"
 

@@ -133,7 +133,7 @@ def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
 
 
 def _whole(source: Path, included: set[str] | None = None) -> str:
-    """Return the text of a C file with #include "…" replaced by the header, once: bcc rewrites maps in it only."""
+    """Return a C file with its own headers inserted, each once (`included`): bcc rewrites maps in the main file."""
     included = set() if included is None else included
     lines = []
     # direct: the package's own sources

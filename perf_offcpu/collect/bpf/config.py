@@ -47,7 +47,7 @@ DEFAULT_STATES = "SDITtQ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitOptions:
-    """Choices of the user that the BPF program follows."""
+    """Options of the user on which waits are recorded, and how, that the BPF program follows."""
 
     threshold_ns: int = DEFAULT_THRESHOLD_NS  # shortest wait that becomes a sample; 0: every wait
     off_cpu_period_ns: int = 0  # waiting of a thread for each sample, instead of a threshold; 0 for the threshold

@@ -68,7 +68,7 @@ def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_p
 
 
 def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int | str]:
-    """Return the constants for objects.h and locks.h."""
+    """Return the preprocessor constants for objects.h and locks.h; sizes of 0 turn objects off."""
     objects = config.objects and facts.defines["TASK_FILES"] and facts.defines["OFFCPU_USER_REGISTERS"]
     return {
         "OFFCPU_OBJECTS": config.object_entries if objects else 0,

@@ -130,7 +130,7 @@ class ProgramMaps:
         bpf_syscall.update(self._fds["control"], _u32(0), self._control.tobytes())
 
     def start(self) -> None:
-        """Begin to record, or go on after `stop`; notes on tasks from before `stop` do not count any more."""
+        """Begin to record, or go on after `stop`; states of tasks that the program noted before `stop` are void."""
         self._stopped = False
         begin_ns = now_ns()
         paused_ns = begin_ns - self.end_ns if self.end_ns else 0
@@ -139,7 +139,7 @@ class ProgramMaps:
         self.set_control(enabled=1, begin_ns=begin_ns, end_ns=0)
 
     def stop(self) -> None:
-        """Stop recording; return when no program runs any more that has not seen it."""
+        """Stop recording; return when all programs have ended that may still run with recording enabled."""
         if self._control["enabled"]:
             self.set_control(enabled=0, end_ns=now_ns())
         self.wait_for_programs()
@@ -162,7 +162,7 @@ class ProgramMaps:
         self._set("targets", key, self.header.enums["target"].index(mode))
 
     def add_comm(self, comm: bytes) -> None:
-        """Record threads of this name (`by_comm`), cut to the length that the kernel keeps."""
+        """Record threads of this comm (`by_comm`), cut to the length that the kernel keeps."""
         size = self.header.structs["comm"].itemsize
         self._set("comms", comm[: size - 1].ljust(size, b"\0"), 1)
 
@@ -171,7 +171,7 @@ class ProgramMaps:
         self._set("groups", group.to_bytes(8, sys.byteorder), 1)
 
     def describe_calls(self, calls: Mapping[int, tuple[str, str]]) -> None:
-        """Fill the map of system call arguments from numbers of calls (`abi.syscalls.call_numbers`)."""
+        """Fill the BPF map `calls`, which says what arguments of system calls mean. `calls`: of `call_numbers`."""
         kinds, timeouts = self.header.enums["call_kind"], self.header.enums["timeout"]
         row = np.zeros((), self.header.structs["call"])
         for number, (what, timeout) in calls.items():
@@ -211,7 +211,7 @@ class ProgramMaps:
         return totals
 
     def output_failures(self) -> list[int]:
-        """Return the number of samples that found no perf event, by CPU."""
+        """Return, for each possible CPU, the number of samples that found no perf event there."""
         events: list[int] = self._counter("output_failed")["events"].tolist()
         return events
 
@@ -227,7 +227,7 @@ class ProgramMaps:
         return {name: int(row[name]) for name in dtype.names or ()}
 
     def drain(self) -> Drained:
-        """Remove and return sums and budgets; nothing is lost or counted twice while recording."""
+        """Remove and return sums, stacks and budgets, also while recording: nothing is lost or counted twice."""
         return self.start_drain().result()
 
     def copy_all(self) -> None:
@@ -271,7 +271,7 @@ class ProgramMaps:
 
 
 def _side_by_side(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.void]:
-    """Return one structured array with the fields of both."""
+    """Return a structured array with the fields of both arrays, row by row; they have the same length."""
     columns = [(part, name) for part in (left, right) for name in part.dtype.names or ()]
     joined = np.empty(len(left), [(name, part.dtype[name]) for part, name in columns])
     for part, name in columns:

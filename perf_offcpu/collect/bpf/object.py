@@ -60,7 +60,7 @@ class BpfObject:
     btf: bytes  # the types to which the type ids of the maps refer; empty if they have none
 
     def is_consistent(self) -> bool:
-        """Return whether the functions consist of whole instructions that load only maps of `maps`."""
+        """Return True if all functions consist of whole instructions whose loads of maps refer to rows of `maps`."""
         return all(
             len(code) % _INSTRUCTION.itemsize == 0 and set(_maps_of(code)[1]) <= set(range(len(self.maps)))
             for code in self.functions.values()

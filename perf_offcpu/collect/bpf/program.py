@@ -152,14 +152,14 @@ class OffCpuProgram:
 
     @property
     def maps(self) -> ProgramMaps:
-        """The program's maps. Raises RecordingError: it is closed."""
+        """The program's maps. Raises RecordingError: the program is closed."""
         if self._maps is None:
             raise RecordingError("the BPF program is closed")
         return self._maps
 
     def enable(self) -> None:
-        """Begin to record, or go on after `disable`. An iterator first notes the tasks that wait already, so that their
-        waits are recorded, too."""
+        """Begin to record, or go on after `disable`; then run an iterator that notes the tasks that wait already, so
+        that their waits are recorded, too."""
         self.maps.start()
         if _FIRST in self._programs:
             bpf_syscall.run_iterator(self._programs[_FIRST])
@@ -192,7 +192,7 @@ class OffCpuProgram:
         return {**self.maps.counters(), "missed_runs": sum(info.recursion_misses for info in self.run_stats().values())}
 
     def run_stats(self) -> dict[str, Any]:
-        """Return the `ProgramInfo` of each loaded program, by its name."""
+        """Return program name → its `attr.ProgramInfo` (struct bpf_prog_info), for each loaded program."""
         return {name: bpf_syscall.read_info(fd, ProgramInfo()) for name, fd in self._programs.items()}
 
 

@@ -208,7 +208,7 @@ class GracePeriod:
         self._outer = call(Command.MAP_CREATE, outer)
 
     def wait(self) -> None:
-        """Return when every program that runs now has ended."""
+        """Block until every BPF program that runs now has ended."""
         update(self._outer, bytes(4), self._inner.to_bytes(4, sys.byteorder))
 
     def close(self) -> None:

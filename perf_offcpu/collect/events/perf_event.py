@@ -76,7 +76,7 @@ def disable(fd: int) -> None:
 
 
 def redirect(fd: int, ring_owner: int) -> None:
-    """Make an event write into the ring of another one of the same CPU and clock."""
+    """Make the event `fd` write into the ring of another event of the same CPU and clock."""
     fcntl.ioctl(fd, _IOC_SET_OUTPUT, ring_owner)
 
 

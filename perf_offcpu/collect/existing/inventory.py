@@ -65,7 +65,7 @@ class Inventory:
                 yield holding_from(piece, since_ns)
 
     def take_losses(self) -> dict[LossCause, Counter]:
-        """Return the losses of the scan since the last call, after `records`."""
+        """Return and reset the losses of the scans since the last call, after `records` or `later_records`."""
         lost = {cause: Counter(count) for cause, count in self._tasks.lost.items()}
         self._tasks.lost.clear()
         return lost

@@ -25,7 +25,7 @@ ZERO_TRAILER = bytes(TRAILER.size(SAMPLE_TYPE))
 
 _SIZE = RECORD_HEADER.offset("size")
 _TIME_LEFT = len(ZERO_TRAILER) - TRAILER.offset("time", SAMPLE_TYPE)
-"""Bytes from the time in a trailer to the end of the record."""
+"""Distance in bytes from the field `time` of a trailer to the end of the record."""
 
 _NO_INODE = {"maj": 0, "min": 0, "ino": 0, "ino_generation": 0}
 

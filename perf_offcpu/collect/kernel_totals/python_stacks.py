@@ -38,7 +38,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 Say = Callable[[str], None]
 Functions = list[tuple[Any, ...]]
-"""Name, file, line and call of each function of a thread, as `python_child.py` prints them."""
+"""(name, file, line, call) of each Python function of a thread, root first, as `python_child.py` prints them."""
 
 
 def pystack_directory() -> str | None:

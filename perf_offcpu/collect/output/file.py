@@ -125,7 +125,7 @@ class OutputFile:
 
     @property
     def size(self) -> int:
-        """Bytes written so far."""
+        """Bytes written so far: header and data, but no features; of a pipe the data alone."""
         if isinstance(self._writer, PipeWriter):
             return self._writer.data_size
         return self._plain.data_offset + self._plain.data_size
@@ -141,7 +141,7 @@ class OutputFile:
             self._writer.append(*pieces)
 
     def describe(self, drain: Callable[[], object]) -> None:
-        """Write the tasks and maps that exist already. `drain` empties the rings, and is called again and again."""
+        """Write records of existing tasks and maps. `drain` empties the rings, and is called again and again."""
         self._append_all(self._inventory.records(), drain)
         if isinstance(self._writer, PipeWriter):
             self._writer.append_build_ids(self._inventory.build_ids())

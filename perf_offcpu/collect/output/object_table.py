@@ -33,7 +33,7 @@ _IDENTITY = ["id", "kind", "pid", "fd", "device", "inode", "number", "address", 
 STEADY_KNOWN_S, STEADY_PORTS_S = 300.0, 20.0
 """Seconds for which names of objects and listening ports stay valid in a steady recording."""
 SCAN_SHARE, STEADY_SCAN_SHARE = 0.05, 0.002
-"""Largest part of a CPU for scans of all processes, which find the other ends of pipes."""
+"""Largest share of one CPU's time for scans of all processes, which find the other ends of pipes."""
 
 
 class KnownObjects:

@@ -96,7 +96,7 @@ class FileSeries:
             self._finish_past(self._past)
 
     def rotate_if_due(self, rotation: Rotation) -> None:
-        """Begin a new file if it is time; while the maps are drained for a file, it has to wait."""
+        """Begin a new file if one is due (`is_due`) and the BPF maps are not being drained for a file."""
         if not self._totals.is_pending and self.is_due(rotation):
             self._rotate()
 

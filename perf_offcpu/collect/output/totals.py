@@ -54,7 +54,7 @@ class KernelTotals:
         return self._pending is not None and self._pending.done()
 
     def start(self, *, end_of_file: bool = False) -> None:
-        """Begin to drain the maps; arguments as of `ProgramMaps.start_drain`."""
+        """Begin to drain the BPF maps; arguments as of `ProgramMaps.start_drain`. `write` takes the result."""
         self._pending = self._program.maps.start_drain(end_of_file=end_of_file)
 
     def write_if_due(self, file: OutputFile) -> None:

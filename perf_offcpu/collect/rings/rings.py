@@ -102,7 +102,7 @@ class Ring:
         self._control[_TAIL] = head
 
     def waiting_records(self) -> int:
-        """Return the number of records in the ring."""
+        """Return the number of records in the ring that are not drained yet."""
         return self._last_record(self._control[_TAIL], self._control[_HEAD])[1]
 
     def _last_record(self, begin: int, limit: int) -> tuple[int, int]:

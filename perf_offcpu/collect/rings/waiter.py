@@ -50,7 +50,7 @@ class Waiter:
             self._poll.register(fd, select.POLLIN)
 
     def wait(self, most_s: float = FLUSH_S) -> bool:
-        """Wait until there is something to do, or for `most_s`; return whether the recording is over."""
+        """Wait until a descriptor is readable, or for `most_s`; read commands; return whether the recording is over."""
         left_s = most_s if self._deadline is None else min(most_s, self._deadline - time.monotonic())
         ready = self._poll.poll(max(0.0, left_s) * 1000)
         over = [self._is_over(fd, flags) for fd, flags in ready]

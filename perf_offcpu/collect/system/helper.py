@@ -247,7 +247,7 @@ def ask_each(
 
 
 def is_too_much_left() -> bool:
-    """Return True if as many helpers hang as may be left behind."""
+    """Return True if MOST_LEFT killed helpers still have not ended: nothing more should be asked."""
     return len(_left) >= MOST_LEFT
 
 
@@ -263,7 +263,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _serve(work: Callable[[Any], Any], connection: socket.socket) -> None:
-    """Do the work until the recorder has ended or closes the connection: this is the child."""
+    """Run in the child: answer requests with `work` until the recorder has ended or closes the connection; exit."""
     try:
         # direct: a list of its own numbers
         for fd in {*map(int, os.listdir("/proc/self/fd"))} - {connection.fileno()}:

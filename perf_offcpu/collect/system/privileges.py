@@ -42,7 +42,7 @@ def _status(field: str) -> str:
 
 
 def capabilities() -> set[int]:
-    """Return the numbers of the effective capabilities."""
+    """Return the numbers (CAP_*) of this process's effective capabilities."""
     mask = int(_status("CapEff") or "0", 16)
     return {number for number in range(64) if mask >> number & 1}
 

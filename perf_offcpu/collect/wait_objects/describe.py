@@ -169,7 +169,7 @@ class Describer:
 
 
 def needs_scan(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return bool[n]: True for objects whose other ends are looked for in all processes."""
+    """Return bool[n]: True for pipes and Unix sockets, whose other ends are looked for in all processes."""
     needed: NDArray[np.bool_] = (rows["kind"] == ObjectKind.PIPE) | (rows["peer_inode"] != 0)
     return needed
 

@@ -83,7 +83,7 @@ def frame_sections(image: ElfImage) -> list[Section]:
 
 
 def build_table(sections: Iterable[Section], registers: Registers) -> CfiTable:
-    """Build the table of a file; where sections overlap, the rules of the first are taken."""
+    """Build the table of a file from its sections; where they overlap, the rules of the first are taken."""
     table = CfiTable(rules=np.empty((0, registers.count + 2), np.int64))
     for other in filter(len, (_section_table(section, registers) for section in sections)):
         table = joined(table, other) if len(table) else other

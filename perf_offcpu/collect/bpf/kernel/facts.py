@@ -89,7 +89,7 @@ def explore(btf: Btf) -> KernelFacts:
 
 
 def setting_defines() -> Defines:
-    """Return the preprocessor constants that follow from settings of the kernel."""
+    """Return the preprocessor constants that may differ from boot to boot: frame limit (sysctl), and may_goto."""
     limit = int(read_kernel_if_any("/proc/sys/kernel/perf_event_max_stack") or MAX_FRAMES)
     return {"OFFCPU_FRAME_LIMIT": min(MAX_FRAMES, limit), "OFFCPU_MAY_GOTO": int(has_may_goto())}
 
