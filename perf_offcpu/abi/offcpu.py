@@ -24,7 +24,7 @@ EXTENSION_VERSION = 2
 
 
 class Kind(enum.IntEnum):
-    """Kinds of off-cpu samples: what waits one sample stands for."""
+    """Kinds of off-cpu samples: which wait or waits one sample stands for."""
 
     UNKNOWN = 0  # not known
     WAIT = 1  # one wait

@@ -42,7 +42,7 @@ class ProgramType(enum.IntEnum):
 
 
 class MapType(enum.IntEnum):
-    """Values of `enum bpf_map_type` that are treated in a special way here."""
+    """Values of `enum bpf_map_type` that are used here."""
 
     ARRAY = 2
     PERF_EVENT_ARRAY = 4

@@ -197,7 +197,7 @@ class OffCpuProgram:
 
 
 def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
-    """Open the kprobe that replaces sched_exit_tp for waits to end in the sleeper; None if not asked for or refused."""
+    """Open the kprobe that replaces sched_exit_tp for waits to end in the sleeper; None if not wanted or refused."""
     if not config.in_sleeper or config.in_switch or not facts.switch_end:
         return None
     try:

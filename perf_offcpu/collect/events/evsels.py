@@ -186,7 +186,7 @@ class CpuEvent:
             perf_event.disable(fd)
 
     def counted(self) -> int:
-        """Return the count of the event, summed over all CPUs and closed ones that came back."""
+        """Return the count of the event, summed over all CPUs and over former descriptors of CPUs that came back."""
         return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._all_fds())
 
     def lost(self) -> Iterator[tuple[int, int]]:
