@@ -17,7 +17,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Calls:
-    """Functions and the calls between them, in the unit of the profile."""
+    """Declares k functions and the m calls between them as columns; weights are in the unit of the profile's events."""
 
     names: list[Name]  # the k functions that are on a stack
     own: I64  # int64[k], weight of samples that end in it

@@ -22,14 +22,14 @@ MAX_HOPS = 32  # wake-ups of one chain that are shown: longer lines than that no
 
 
 def waker_name(label: str, dso: str = "") -> Name:
-    """Return the name of a waker's thread, or of one of its frames."""
+    """Return a name of kind WAKER, `LABEL_[w]`, for a waker's comm or for one of its frames."""
     return Name(label + WAKER_SUFFIX, dso, NameKind.WAKER)
 
 
 def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]:
     """Name the thread that ended the wait of each sample by comm and, with options, pid and tid. Return the distinct
-    names, the first for no waker, and int64[samples], the name of each sample's waker, 0 where it is not known or the
-    sample is no wait."""
+    names, of which the first stands for no waker, and int64[samples]: the row of each sample's waker in them, 0 where
+    it is not known or the sample is no wait."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     with_pid, with_tid = options.pid or options.tid, options.tid
     ids = ((track.pid if with_pid else None, track.tid if with_tid else None) for track in tracks)

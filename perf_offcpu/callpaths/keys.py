@@ -47,13 +47,13 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
 
 
 def cgroup_label(profile: Profile, cgroup: int) -> str:
-    """Return the path of a cgroup, or its id."""
+    """Return the path of a cgroup (printable); its id in decimal if no path is known, UNKNOWN for id 0."""
     path = profile.cgroups.get(cgroup)
     return printable(path) if path is not None else str(cgroup) if cgroup else UNKNOWN
 
 
 def _leaf_frames(profile: Profile) -> I64:
-    """Return int64[samples], the innermost frame; -1 for none."""
+    """Return int64[samples]: the row in `profile.frames` of the innermost frame; -1 for a sample without a stack."""
     return np.append(profile.stacks.frame, -1).astype(np.int64)[profile.samples.stack]
 
 
@@ -86,7 +86,7 @@ def _state(profile: Profile) -> tuple[I64, Label]:
 
 
 def _waker(profile: Profile) -> tuple[I64, Label]:
-    """Return the wakers by comm. All interrupts are one group; the wakers of sums are not recorded."""
+    """Return the column of the waker's comm at the wake-up. All interrupts are one group; sums have no waker."""
     samples, comms = profile.samples, profile.comms
     row = rows_at(comms.tid, comms.begin_ns, samples.waker_tid, samples.wakeup_ns)
     column = np.append(comms.comm, 0).astype(np.int64)[row]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NameKind(enum.IntEnum):
-    """Kinds of names in a tree of paths."""
+    """Distinguishes the names in a tree of paths."""
 
     USER = 0
     KERNEL = 1
@@ -23,7 +23,7 @@ class NameKind(enum.IntEnum):
 
 
 class Name(NamedTuple):
-    """A node's text. `label` and `dso` (a basename) are printable."""
+    """Text of a node in a tree of paths. `label` and `dso` (a basename, "" if it is no frame) are printable."""
 
     label: str
     dso: str
@@ -32,21 +32,21 @@ class Name(NamedTuple):
 
 @mutable
 class WakerChains:
-    """The chains of n samples."""
+    """Chains of wakers of n samples as columns: for each hop, the direct waker first, name and stack of the waker."""
 
     names: list[Name]  # of wakers; the first stands for no waker
     of: I64  # int64[n], samples with the same number have the same chain
     hops: list[tuple[I64, I64]]  # of each hop: int64[n], index into names, 0 none; int64[n], stack, -1 none
 
     def take(self, rows: Bool) -> Self:
-        """Return the chains of some samples."""
+        """Return the chains of the samples in a mask, bool[n]; names are shared."""
         hops = [(name[rows], stack[rows]) for name, stack in self.hops]
         return type(self)(self.names, self.of[rows], hops)
 
 
 @frozen
 class PathOptions:
-    """Options for threads, frames and leaves of a tree of paths."""
+    """Chooses what a tree of paths shows of threads, frames and leaves."""
 
     pid: bool = False  # show the pid after the comm
     tid: bool = False  # show pid and tid after the comm

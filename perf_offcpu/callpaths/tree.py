@@ -49,12 +49,12 @@ from perf_offcpu.text import (
 )
 
 MARKS = ("", TRUNCATED, MISSED_USER_STACK, MISSED_STACK, NO_STACK)
-"""The nodes that can stand between a root and the frames, by code (see `marks_of`)."""
+"""Labels of the marks between a root and its frames, by the first code that `marks_of` returns; "" is no mark."""
 
 
 @mutable
 class PathTree:
-    """n nodes; `parent[node] < node`."""
+    """Tree of n nodes in which a node is a path of names from a root; parents come first: `parent[node] < node`."""
 
     names: list[Name]  # the names of nodes; several nodes may share one
     parent: I32  # int32[n]; -1 for a root
@@ -106,8 +106,8 @@ def paths_with_wakers(
     profile: Profile, options: PathOptions, *, rooted: bool = False, merged: bool = True
 ) -> tuple[PathTree, I64]:
     """Build a tree that holds the stacks of wakers, too, so that one numbering serves both. Also return int64[samples],
-    the node at which the stack of each sample's waker ends, -1 if that is not known. If `rooted`, the stacks of wakers
-    have one root, that of threads without a name."""
+    the node at which the stack of each sample's waker ends, -1 if that is not known. If `rooted`, stacks of wakers hang
+    below one root of their own: a thread without a name."""
     samples = profile.samples
     rows = np.flatnonzero(samples.waker_stack >= 0)
     stacks, inverse = np.unique(samples.waker_stack[rows], return_inverse=True)
@@ -133,8 +133,8 @@ def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
 
 
 def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
-    """Add the samples of an older profile after those of a profile, to be compared in one tree. Threads, losses and
-    facts are those of the new one. Also return bool[samples], the old profile's samples."""
+    """Append the samples of an older profile, to compare both in one tree; threads, losses, cgroups and meta stay the
+    new one's. Also return bool[samples]: True for samples of the older profile."""
     if old is None:
         return new, np.zeros(len(new.samples), np.bool_)
     both = join([new, old], new.meta.nr_cpus)
@@ -144,9 +144,9 @@ def with_older(new: Profile, old: Profile | None) -> tuple[Profile, Bool]:
 
 
 def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list[Name], I64]:
-    """Return the distinct names of some frames (`rows` int64[n]), and int64[n], the name of each row in them. The
-    frames of a profile differ by address; a view that kept them apart would show a caller once for each of its call
-    sites. Names are unique by (label, dso, kernel or user). Of the options, `addrs` and `kernel` count."""
+    """Return the distinct names of n frames (`rows` int64[n]), and int64[n], the index of each frame's name in them.
+    The frames of a profile differ by address; a view that kept them apart would show a caller once for each of its call
+    sites. Names are unique by (label, dso, kernel or user). Only `addrs` and `kernel` of the options are used."""
     frames, strings = profile.frames.take(rows), profile.strings
     kernel = frames.is_kernel()
     address = np.where((frames.symbol == 0) & options.addrs, frames.address, np.uint64(0))
@@ -161,9 +161,9 @@ def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list
 
 
 class _Builder:
-    """Nodes so far, level after level, and their names. `np.unique` finds the nodes that are needed, level by level up
-    from the leaves; then each level is grouped by name, down from the roots. No step looks at single samples or whole
-    paths."""
+    """Collects nodes, level after level, and their names. `np.unique` finds the nodes that are needed, level by level
+    up from the leaves; then each level is grouped by name, down from the roots. No step looks at single samples or
+    whole paths."""
 
     def __init__(self, profile: Profile, options: PathOptions, merged: bool) -> None:
         self._profile, self._options, self._merged = profile, options, merged
@@ -178,7 +178,7 @@ class _Builder:
         return PathTree(self.names, parent.astype(np.int32), name.astype(np.int32), of_sample, frames)
 
     def _add(self, parent: I64, name: I64) -> I64:
-        """Add a node for each distinct (parent, name) pair; return the node of each pair."""
+        """Add a node for each distinct (parent, name) pair; return int64[n]: the node of each pair."""
         first, group_of = group(parent, name)
         self._parents.append(parent[first])
         self._names.append(name[first])
@@ -259,7 +259,7 @@ class _Builder:
 
 @mutable
 class _Level:
-    """The distinct (base, stack) pairs of one depth that some group needs."""
+    """Holds the k distinct (base, stack) pairs of one depth on the way from the root to the stack of some group."""
 
     base: I64  # int64[k], the node below which the stack hangs
     stack: I64  # int64[k], rows in the profile's stacks, all of one depth

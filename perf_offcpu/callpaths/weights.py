@@ -11,7 +11,7 @@ from perf_offcpu.text import printable
 from perf_offcpu.units import UNITS
 
 EDGES = (0, *(step * 10**power for power in range(3, 16) for step in (1, 2, 5)))
-"""ns: 0, 1 us, 2 us, 5 us, … Each bucket reaches from its edge to just below the next."""
+"""Lower edges of buckets of lengths, ns: 0, 1 us, 2 us, 5 us, … Each bucket ends just below the next edge."""
 
 
 def events_of(profile: Profile) -> list[Evsel]:
@@ -20,7 +20,7 @@ def events_of(profile: Profile) -> list[Evsel]:
 
 
 def title_of(profile: Profile, title: str = "") -> str:
-    """Return a title, by default kind of samples, events, machine and command; printable."""
+    """Return `title`, or by default a title of kind of samples, events, machine and command; printable."""
     if title:
         return printable(title)
     off = profile.is_offcpu()
@@ -44,8 +44,8 @@ def unit_of(profile: Profile) -> str:
 
 
 def unit_factor(profile: Profile, unit: str) -> int:
-    """Return the number of the profile's units in one given unit (1 for ""). Raises UsageError if the unit is one of
-    time and the profile's weights are not."""
+    """Return the number by which weights are divided for `unit` (1e6 for "ms", 1 for ""). Raises UsageError if that is
+    a unit of time and the profile's weights are not in ns."""
     own = unit_of(profile)
     if unit and own != "ns" and len(profile.samples):
         names = ", ".join(event.name for event in events_of(profile))

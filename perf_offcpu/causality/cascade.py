@@ -45,7 +45,7 @@ MAX_PARTS = 100_000_000
 _WEIGHT_LIMIT = 2.0**62
 
 DEVICES = ("[disk]", "[network]", "[timer]", "[interrupt]")
-"""The nodes of interrupts; the last one stands for an unknown device."""
+"""Names of the nodes that stand for interrupts; the last one is for an unknown device."""
 _DEVICE_OF = {
     WaitClass.DISK: 0,
     WaitClass.FAULT: 0,
@@ -67,7 +67,7 @@ class Held(enum.IntEnum):
 
 @mutable
 class Cascade:
-    """Waits with the weight that they pass on; nodes are the t tracks and, after them, the DEVICES."""
+    """Records w waits and the weight that each passes on; nodes are the t tracks and, after them, the DEVICES."""
 
     tracks: list[Track]  # the recorded threads, and threads that only woke others
     waiter: I64  # int64[w], the track of each wait
@@ -83,7 +83,7 @@ class Cascade:
 
     @property
     def total_ns(self) -> int:
-        """Return the sum of the chosen waits, which equals the weight that all nodes hold."""
+        """Return the length of the chosen waits, ns, which equals the weight that all nodes hold."""
         return int(self.own_ns.sum())
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None)
 
 @mutable
 class _Parts:
-    """Spans of time of waits, or of threads, each with the number of waits that are passed on in it."""
+    """Spans of time as columns, in a wait or of a track, each with the number of waits whose weight it carries."""
 
     at: I64  # row in the waits; or a track
     begin: I64  # index into `_Steps.times`
@@ -184,7 +184,7 @@ class _Steps(WaitTable):
         return target
 
     def _add_moments(self, timeline: Timeline) -> None:
-        """Note the CPU samples of running threads by (track, index of the last change before them)."""
+        """Collect the CPU samples of running threads, sorted by (track, index of the last change before the sample)."""
         rows = np.flatnonzero(timeline.moments)
         track, moment = timeline.track[rows], timeline.begin_ns[rows]
         key = track * self.size + np.searchsorted(self.times, moment, "right") - 1
@@ -198,7 +198,7 @@ class _Steps(WaitTable):
 
     def step(self, parts: _Parts, *, follow: bool) -> _Parts:
         """Charge parts of waits to their wakers; return the parts of the wakers' own waits at these times. `follow`:
-        False at the last step, where wakers that are threads are cut off."""
+        False at the last step: the weight of parts whose waker is a thread is held by the waiter as CUT."""
         passed = self._awake(parts)
         target, weight = self.target[passed.at], self._weight(passed)
         devices = target >= len(self.tracks)
@@ -213,7 +213,7 @@ class _Steps(WaitTable):
         return self._explained(self._merged(parts))
 
     def _awake(self, parts: _Parts) -> _Parts:
-        """Return the parts while the waker was awake; let the waiter hold the weight of the other times."""
+        """Return parts cut at the time when the waker fell asleep; from then on the waiter itself holds the weight."""
         end = np.clip(self.awake[parts.at], parts.begin, parts.end)
         rest = _Parts(parts.at, end, parts.end, parts.number)
         self._keep(parts.at, self._weight(rest))
@@ -278,6 +278,6 @@ class _Steps(WaitTable):
 
 
 def _add(sums: I64, rows: I64, values: I64) -> None:
-    """Add values to the sums of some rows, which may repeat."""
+    """Add values to `sums[rows]` in place; rows may repeat."""
     first, group_of = group(rows)
     sums[rows[first]] += sum_by(group_of, values, len(first))

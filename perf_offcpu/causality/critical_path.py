@@ -35,7 +35,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Doing(enum.IntEnum):
-    """State of the thread of a segment."""
+    """State of the thread of a segment of the path."""
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU
@@ -79,8 +79,8 @@ class CriticalPath:
 
 
 def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int, end_ns: int) -> CriticalPath:
-    """Return the critical path of a thread, a row of `timeline.tracks`, in a window of the recording's clock. The
-    profile has all samples of all threads."""
+    """Return the critical path of a thread, a row of `timeline.tracks`, from `begin_ns` to `end_ns` of the recording's
+    clock. The profile has all samples of all threads."""
     walk, origin, samples = _Walk(profile, timeline), timeline.origin_ns, profile.samples
     level = _Spans.filled(1, track=root, begin=begin_ns - origin, end=end_ns - origin)
     woke, parts, hops, number = np.full(1, _NEVER), list[_Spans](), list[Hops](), 0
@@ -115,7 +115,7 @@ def critical_path(profile: Profile, timeline: Timeline, root: int, begin_ns: int
 
 
 class _Spans(Table):
-    """Spans of time of threads, to be explained or explained."""
+    """Spans of time of threads: on the way down still to be explained, at the end segments of the path."""
 
     track: I64 = column("i8", "row in tracks")
     begin: I64 = column("i8", "begin", unit="ns since the origin")
@@ -125,17 +125,17 @@ class _Spans(Table):
     wait: I64 = column("i8", "row in samples", sentinel=-1)
 
     def doing_all(self, doing: Doing) -> Self:
-        """Return the spans in a state."""
+        """Return a copy of the spans, all with the state `doing`."""
         return self.with_columns(doing=np.full(len(self), doing, np.uint8))
 
 
 class _Walk(WaitTable):
-    """Explain spans of threads, all spans of one depth at once."""
+    """Explains spans of threads, all spans of one depth at once."""
 
     def explain(self, spans: _Spans, woke: I64, first_hop: int, *, follow: bool) -> tuple[_Spans, _Spans, I64, Hops]:
-        """Return (segments, spans, woke, hops): the segments of spans that explain themselves, and the next depth.
-        `woke`: int64[spans], time at which the thread of each span woke the thread that waits for it. `first_hop`: the
-        number of the first hop to a waker."""
+        """Return (segments, spans, woke, hops): the parts of `spans` that explain themselves; the next depth's spans
+        with their `woke`, and the hops to them. `woke`: int64[spans], time at which the thread of each span woke the
+        thread that waits for it. `first_hop`: the row of the first of these hops in `CriticalPath.hops`."""
         unknown, spans, woke = self._not_recorded(spans, woke)
         span_of, wait = self.overlapping(spans.track, spans.begin, spans.end)
         begin = np.maximum(self.begin[wait], spans.begin[span_of])

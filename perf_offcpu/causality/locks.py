@@ -41,8 +41,8 @@ class DeadThread:
 
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
-    """Return the deadlocks of a profile, and circles of timed waits (`ends_after`), those that ended last. `waits`:
-    `classify(profile)`. `holders`: `holders_of(profile)`."""
+    """Return the circles of a profile, deadlocks first; circles of timed waits (`ends_after`) that are over come last.
+    `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
     samples = profile.samples
     blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
     begin, end = spans_of(samples)
@@ -92,7 +92,7 @@ def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I
 
 
 def circles_of(successor: dict[int, int]) -> list[list[int]]:
-    """Return the circles of a graph in which each node has at most one successor.
+    """Return the circles of a graph node → its only successor.
 
     Returns:
         Each from its smallest node on, in the order of successors; the longest first, then by first node.
@@ -113,7 +113,7 @@ def circles_of(successor: dict[int, int]) -> list[list[int]]:
 
 
 def ends_after(deadlock: list[DeadThread]) -> int:
-    """Return the time after which a circle ends by a timeout, ns; -1 if it does not: a deadlock."""
+    """Return the timeout that ends a circle, ns after its wait began; -1 if no wait has one: a deadlock."""
     return min((thread.asked_ns for thread in deadlock if thread.asked_ns >= 0), default=-1)
 
 
@@ -140,7 +140,7 @@ def _waiting(dead_thread: DeadThread) -> str:
 
 
 def longest_queues(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
-    """Return int64[groups]: the most waits of each group that went on at one time; 0 without timed waits. A wait that
+    """Return int64[groups]: the largest number of waits of each group at one moment; 0 without timed waits. A wait that
     begins when another one ends does not meet it. Sums have no time and are left out. `group_of`: int64[n], the group
     of each sample; -1 for none."""
     begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
@@ -154,7 +154,7 @@ def longest_queues(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
 
 
 def waiters(samples: ProfileSamples, group_of: I64, groups: int) -> I64:
-    """Return int64[groups]: the number of threads with samples in each group."""
+    """Return int64[groups]: the number of threads with samples in each group. `group_of`: int64[n], -1 for no group."""
     rows = np.flatnonzero(group_of >= 0)
     first, _ = group(group_of[rows], samples.pid[rows], samples.tid[rows])
     return np.bincount(group_of[rows][first], minlength=groups).astype(np.int64)

@@ -28,7 +28,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Parallelism:
-    """The number of running threads as a function of time; times are ns since the origin."""
+    """Tells the number of running threads as a function of time; times are ns since the origin."""
 
     begin: int  # the window
     end: int
@@ -41,7 +41,7 @@ class Parallelism:
     alone_by: I64  # int64[tracks], ns in which no other thread ran
 
     def numbers_at(self, moment: I64) -> I64:
-        """Return int64[n]: the number of running threads just after each time; 0 outside of the window."""
+        """Return int64[n]: the number of running threads just after each moment; 0 outside of the window."""
         if not len(self.number):
             return np.zeros(len(moment), np.int64)
         row = np.searchsorted(self.time, moment, "right") - 1
@@ -49,19 +49,19 @@ class Parallelism:
         return np.where(inside, self.number[np.clip(row, 0, len(self.number) - 1)], 0)
 
     def levels(self) -> I64:
-        """Return int64[most + 1]: the time in which 0, 1, 2, … threads ran; the sum is the window."""
+        """Return int64[most + 1]: ns in which exactly 0, 1, 2, … threads ran; they sum to the window without pauses."""
         most = int(self.number[self.length > 0].max(initial=0))
         return sum_by(np.minimum(self.number, most), self.length, most + 1)
 
     def sum_until(self, sums: I64, moment: I64) -> I64:
-        """Return int64[n]: `alone` or `none` up to each time."""
+        """Return int64[n]: the ns of `sums`, which is `alone` or `none`, from `begin` to each moment."""
         return _at(self.time, sums, np.clip(moment, self.begin, self.end)).astype(np.int64)
 
 
 def parallelism_of(
     profile: Profile, timeline: Timeline, waits: WaitTable, chosen: Bool, window: tuple[int, int] | None
 ) -> Parallelism:
-    """Count the running threads among the chosen ones, bool[tracks]. `window`: (begin, end) in ns since the origin;
+    """Return the parallelism of the `chosen` threads, bool[tracks]. `window`: (begin, end) in ns since the origin;
     default: from the first birth to the last exit."""
     track, begin, end = _lives(profile, timeline, chosen)
     whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
@@ -93,8 +93,8 @@ def parallelism_of(
 
 
 def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end) of each life of the chosen threads, ns since the origin. The thread budget knows
-    births and exits; without one a life is from the first to the last appearance, without pauses of its host."""
+    """Return (track, begin, end) of each life of the chosen threads, int64, ns since the origin. The thread budget
+    knows births and exits; without one a life is from the first to the last appearance, without pauses of its host."""
     budget, origin = profile.budget, timeline.origin_ns
     row_of = {(track.pid, track.tid): row for row, track in enumerate(timeline.tracks)}
     ids = zip(budget.pid.tolist(), budget.tid.tolist(), strict=True)
@@ -126,7 +126,7 @@ def _pauses(profile: Profile, timeline: Timeline, hosts: list[int]) -> I64:
 
 
 def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end) of the parts of lives outside of pauses."""
+    """Return (track, begin, end) of the parts of lives outside of pauses (int64[k, 2]); life i is begin[i] … end[i]."""
     since = np.maximum(begin[:, None], np.append(np.iinfo(np.int64).min, pauses[:, 1]))
     until = np.minimum(end[:, None], np.append(pauses[:, 0], np.iinfo(np.int64).max))
     nonempty = since <= until
@@ -148,7 +148,7 @@ def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64,
 
 
 def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
-    """Interpolate cumulative sums linearly at some times."""
+    """Return cumulative sums (`sums[i]` at `time[i]`, ascending), interpolated linearly at each moment."""
     row = np.clip(np.searchsorted(time, moment, "right") - 1, 0, max(len(time) - 2, 0))
     if len(time) < 2:
         return np.zeros(len(moment), sums.dtype)
@@ -158,7 +158,7 @@ def _at(time: I64, sums: NDArray[Any], moment: I64) -> NDArray[Any]:
 
 
 def _rounded(weight: NDArray[np.longdouble], total: int) -> I64:
-    """Round the weights to integers that sum to `total`."""
+    """Round weights to int64 whose sum is `total`: down, then up for those with the largest fractions."""
     floor = np.floor(weight).astype(np.int64)
     missing = total - int(floor.sum())
     order = np.argsort(-(weight - floor), kind="stable")

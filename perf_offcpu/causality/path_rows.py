@@ -21,7 +21,7 @@ DOING = {Doing.RUNNING: "running", Doing.RUNNABLE: "runnable", Doing.NOT_RECORDE
 
 @frozen
 class PathRow:
-    """Time of a critical path that threads of one comm spent in one way."""
+    """Sum of the segments of a critical path that have this comm, state, wait class and function."""
 
     comm: str
     doing: Doing
@@ -90,7 +90,7 @@ def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
 
 
 def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
-    """Return the tree of hops, parents first, siblings by time, the longest first."""
+    """Return the tree of hops in depth-first order, the root first; children follow their parent, the longest first."""
     # Node 0 is the root; a chain's node is that of its parent and its comm.
     node_of: dict[tuple[int, int], int] = {}
     parents, comms = [-1], [-1]

@@ -33,7 +33,7 @@ _STATES = {Doing.RUNNING: "[running]", Doing.RUNNABLE: "[runnable]", Doing.NOT_R
 
 @mutable
 class Chains:
-    """Hops of a path merged by stack and comm of the waker, as a tree: c chains."""
+    """Merges the hops of a path that have equal stacks and comms of wakers from the root on: a tree of c chains."""
 
     parent: I64  # int64[c]; -1 for the waits of the root
     stack: I64  # int64[c], row in the profile's stacks: where the thread waited; -1 unknown
@@ -43,7 +43,7 @@ class Chains:
 
 
 def chains_of(profile: Profile, path: CriticalPath) -> Chains:
-    """Merge the hops of a path."""
+    """Return the hops of a path merged to chains; parents come before their children."""
     hops = path.hops
     names, comm_of = path.comms()
     stack, comm = profile.samples.stack[hops.wait].astype(np.int64), comm_of[hops.waker]
@@ -104,7 +104,7 @@ def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) ->
 
 
 def of_one_event(profile: Profile, rows: I64) -> I64:
-    """Return the rows of CPU samples of one event, if there are several."""
+    """Return the rows (int64[n], CPU samples) whose event has the lowest number, so that no moment is counted twice."""
     events = profile.samples.evsel[rows]
     return rows[events == events.min()] if len(rows) else rows
 
@@ -133,8 +133,8 @@ def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Cha
 
 
 def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
-    """Return int64[n]: parts of the weights of cells in proportion to the numbers of CPU samples, exact in sum.
-    `cell_of`: int64[n], the cell of each part, ascending."""
+    """Divide `weight[c]` among the parts of cell c in proportion to `number` (int64[n], CPU samples of each part); the
+    sums are exact. Return int64[n]. `cell_of`: int64[n], the cell of each part, ascending."""
     whole = np.bincount(cell_of, number, len(weight)).astype(np.int64)
     # The share of all samples up to and with each part, rounded down, minus the share up to the one before.
     before = np.cumsum(number) - number
@@ -144,7 +144,7 @@ def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
 
 
 def _product(weight: I64, part: I64, whole: I64) -> I64:
-    """Return weight * part // whole without overflow of 63 bits."""
+    """Return weight * part // whole without overflow of 63 bits; part is at most whole."""
     quotient, rest = np.divmod(weight, whole)
     exact: I64 = quotient * part + rest * part // whole
     return exact

@@ -57,8 +57,8 @@ class WaitTable:
         self._by_begin = self.track * self._size + begins
 
     def overlapping(self, track: I64, begin: I64, end: I64) -> tuple[I64, I64]:
-        """Find the waits of threads in n spans of time. Return (of, wait): int64[k] each, the span and the wait of each
-        pair that overlaps, in the order of spans and, within a span, of time."""
+        """Return (span_of, wait), int64[k] each: pairs of a span and a wait of its thread that overlap, sorted by span,
+        then by time. Span i is `begin[i]` to `end[i]` of `track[i]`."""
         place = np.searchsorted(self._ends, begin, "right")
         first = np.searchsorted(self._by_end, track * self._size + place)
         place = np.searchsorted(self._begins, end, "left")
