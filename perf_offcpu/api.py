@@ -25,8 +25,8 @@ class Profile(ModelProfile):
     __slots__ = ()
 
     def to_dataframe(self, library: str = "") -> Any:
-        """Return one row per sample, with the columns of `convert.dataframe.COLUMNS`. `library`: "pandas" or "polars";
-        "": the first installed one. Raise UsageError if it is not installed."""
+        """Return a data frame with a row for each sample and the columns of `convert.dataframe.COLUMNS`. `library`:
+        "pandas" or "polars"; "": the first installed one. Raise UsageError if it is not installed."""
         from perf_offcpu.convert.dataframe import to_dataframe
 
         return to_dataframe(self, library)

@@ -45,8 +45,8 @@ _SUM: Final = 3  # index of the word `sum`
 
 
 class DiskCache:
-    """Columns of numbers and bytes by name. The directory is made by the first write, and used only if it belongs to
-    this user alone. Its files may take `limit` bytes together."""
+    """Stores named sets of columns (numbers or bytes) in files. The directory is made by the first write, and used only
+    if it belongs to this user alone. Its files may take `limit` bytes together."""
 
     def __init__(self, directory: str, limit: int = LIMIT) -> None:
         self.directory, self.limit = directory, limit
@@ -61,7 +61,7 @@ class DiskCache:
         return cls(os.path.join(base, "perf-offcpu", kind), bounded) if bounded and os.path.isabs(base) else None
 
     def read(self, name: str) -> dict[str, Array] | None:
-        """Return the columns of a name, read-only; None if there are none or they are damaged."""
+        """Return the columns stored under a name, read-only; None if there are none or they are damaged."""
         try:
             with self._open(name) as directory:
                 data = _map(directory, name)
@@ -115,13 +115,13 @@ class DiskCache:
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
-    """Return the name for data made from certain files: build-id, a hash of kind and identity, kind."""
+    """Return the file name `BUILD-ID HASH KIND` for data made from files of this build-id, kind and identity."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]
     return f"{build_id.hex()[:40] or 'none'}-{digest}.{kind}"
 
 
 def pack(columns: Mapping[str, Array]) -> NDArray[np.uint64]:
-    """Return the words of a file with these columns."""
+    """Return the content of a cache file with these columns, as 64-bit words."""
     arrays = [np.ascontiguousarray(column, column.dtype.newbyteorder("<")) for column in columns.values()]
     begin = at = _HEAD.itemsize + _COLUMN.itemsize * len(arrays)
     directory = np.zeros(len(arrays), _COLUMN)
@@ -139,7 +139,7 @@ def pack(columns: Mapping[str, Array]) -> NDArray[np.uint64]:
 
 
 def unpack(data: memoryview) -> dict[str, Array] | None:
-    """Return the columns in a file's bytes, without copying them; None if it is damaged."""
+    """Return the columns in a cache file's bytes, as views of them; None if it is damaged."""
     if len(data) < _HEAD.itemsize or len(data) % 8:
         return None
     head, words = np.frombuffer(data, _HEAD, 1)[0], np.frombuffer(data, "<u8")

@@ -83,7 +83,7 @@ def _status(run: Callable[[], int]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """Return (options before the verb, verb, words after it); options before the verb take no values."""
+    """Return (options before the verb, verb or None, words after it); options before the verb take no values."""
     words = list(argv)
     for place, word in enumerate(words):
         if not word.startswith("-"):
@@ -156,7 +156,7 @@ _NAMELESS = {errno.ENOSPC: "standard output or a temporary file (in $TMPDIR or /
 
 
 def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:
-    """Print one line; control characters of file names are escaped, so they cannot drive the terminal."""
+    """Print the error as one line on stderr and return its exit status; control characters are escaped."""
     from perf_offcpu.text import printable
 
     text = str(problem)

@@ -28,7 +28,7 @@ _MAX_LINKS: Final = 40  # the kernel's limit of symbolic links in one path (MAXS
 
 
 class Directory:
-    """An open directory, with a readable descriptor; its methods take names of entries, never paths."""
+    """Open directory with a readable descriptor; its methods take names of entries, never paths."""
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd, self.path = fd, path
@@ -102,14 +102,14 @@ class Directory:
         os.close(self.fd)
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return the status of an entry, of a link itself; None if there is no such entry."""
+        """Return the status of an entry (of a link, not of its target); None if there is no such entry."""
         try:
             return os.stat(_entry(name), dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
-        """Return the target of a symbolic link of certain owners; "" for any other entry, or a missing one."""
+        """Return the target of a symbolic link whose owner is in `owners` (uids); "" for other or missing entries."""
         status = self.status(name)
         if status is None or not stat.S_ISLNK(status.st_mode):
             return ""
@@ -141,7 +141,7 @@ class Directory:
         return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
 
     def create(self, name: str, mode: int = 0o600) -> int:
-        """Create a file, where no entry has that name, and return its descriptor, readable and writable."""
+        """Create a file, unless the name exists (then OSError); return its descriptor, readable and writable."""
         return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
 
     def create_hidden(self, name: str, mode: int = 0o600) -> tuple[str, int]:
@@ -176,7 +176,7 @@ class Directory:
         os.utime(_entry(name), dir_fd=self.fd, follow_symlinks=False)
 
     def link(self, name: str, target: str) -> None:
-        """Create a symbolic link where no entry has that name."""
+        """Create a symbolic link to `target`; an existing name is an OSError."""
         os.symlink(target, _entry(name), dir_fd=self.fd)
 
     def subdirectory(self, path: str, *, make: bool = False) -> Self:
@@ -201,7 +201,7 @@ def _is_usual(entry: os.DirEntry[str]) -> bool:
 
 
 def _check_private(users: Collection[int], path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Refuse a component that does not belong to these users, or that other users can replace."""
+    """Raise OSError for a component whose owner is not in `users` (uids), or that others can replace."""
     if status.st_uid not in users:
         raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
     # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
@@ -210,7 +210,7 @@ def _check_private(users: Collection[int], path: str, status: os.stat_result, pa
 
 
 def _check_protected(user: int, path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Refuse a link of another user in a directory that all may write to."""
+    """Raise OSError for another user's link in a directory that all may write to."""
     is_open = parent.st_mode & stat.S_IWOTH and parent.st_mode & stat.S_ISVTX
     if stat.S_ISLNK(status.st_mode) and is_open and status.st_uid not in (user, parent.st_uid):
         raise FileRefusedError(path, "a symbolic link of another user leads there")
@@ -257,7 +257,7 @@ def _resolve(path: str, check: Callable[[str, os.stat_result, os.stat_result], N
 
 
 def _component(name: str, dir_fd: int, *, make: bool) -> int:
-    """Open one entry, a link itself, as an O_PATH descriptor."""
+    """Return an O_PATH descriptor of one entry, of a link itself; with `make`, create a missing directory."""
     try:
         return os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=dir_fd)
     except FileNotFoundError:

@@ -42,7 +42,7 @@ def ignore_variables_of_others() -> list[str]:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Return the environment for a process that this program starts, with changes; every start has it."""
+    """Return the environment for a process that this program starts, plus `changes`; all starts use it."""
     return {**(_believed() if _is_of_other() else os.environ), **changes}
 
 
@@ -52,7 +52,7 @@ def environment_of_caller() -> dict[str, str]:
 
 
 def _believed() -> dict[str, str]:
-    """Return the allowed variables, and root's own HOME."""
+    """Return the variables that are allowed in any case, and HOME of root's passwd entry."""
     import pwd
 
     allowed = {name: value for name, value in os.environ.items() if name in ALLOWED}

@@ -20,7 +20,7 @@ class FormatError(PerfOffcpuError):
 
 
 class LayoutError(PerfOffcpuError):
-    """Bytes or values do not fit a layout."""
+    """Bytes or values do not fit a `binary.layout.Layout`."""
 
 
 class CapabilityError(PerfOffcpuError):

@@ -180,7 +180,7 @@ def profile_of_file(path: str, samples: list[Event], options: SymbolizeOptions) 
 
 @mutable
 class _Head:
-    """Head of a recording that perf reads from a pipe."""
+    """Stands for the reader of a recording that perf reads from a pipe: its events, features and counters."""
 
     events: Events
     features: Features
@@ -202,7 +202,7 @@ def recorded_in_pipe(samples: list[Event]) -> Recording:
 
 
 def _batch(samples: list[Event], events: Events, counters: Losses) -> Batch:
-    """Return samples as the decoder of files does."""
+    """Return perf's samples as a Batch, as if the decoder of files had read them."""
     number = {spec.name: row for row, spec in enumerate(events.specs)}
     raw_offcpu = {spec.name for spec in events.specs if is_offcpu(spec)}
     account = {spec.name for spec in events.specs if is_counters(spec)}  # the recorder's own event
@@ -270,7 +270,7 @@ def _ordinary(events: list[Event], number: dict[str, int], offcpu: set[str]) -> 
 
 
 def _with_markers(event: Event) -> list[int]:
-    """Return perf's callchain with the context markers of the wire."""
+    """Return perf's callchain as words with context markers, as in a file (leaf first)."""
     ips = [node["ip"] for node in event["chain"]]
     kernel, user = [ip for ip in ips if ip >= _KERNEL_HALF], [ip for ip in ips if ip < _KERNEL_HALF]
     words = [int(CallchainContext.KERNEL), *kernel] if kernel else []
@@ -278,7 +278,7 @@ def _with_markers(event: Event) -> list[int]:
 
 
 def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
-    """Give frames without a symbol perf's name; other user frames get their address."""
+    """Return the profile in which frames without a symbol have perf's name, or else, user frames, their address."""
     name_of = {node["ip"]: node["sym"]["name"] for event in events for node in event["chain"] if "sym" in node}
     frames, strings = profile.frames, profile.strings
     for row in np.flatnonzero(frames.symbol == 0).tolist():
@@ -302,7 +302,7 @@ def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
 
 
 def _ordinals(key: I64) -> I64:
-    """Return int64[n]: the ordinal of each row among rows of equal key."""
+    """Return int64[n]: for each row the number of earlier rows with an equal key."""
     order = np.argsort(key, kind="stable")
     ordinal = np.empty(len(key), np.int64)
     ordinal[order] = np.arange(len(key)) - np.searchsorted(key[order], key[order])

@@ -44,7 +44,7 @@ def version() -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package; None if there is none."""
+    """Return the version of an installed package, by its metadata; None if it is not installed."""
     from importlib import metadata
 
     try:

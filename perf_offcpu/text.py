@@ -66,7 +66,7 @@ def thread_label(comm: str, pid: int | None = None, tid: int | None = None) -> s
 
 
 def id_text(number: int) -> str:
-    """Return an id; `?` for -1, unknown."""
+    """Return a pid, tid or CPU number as text; `?` for a negative one, which is unknown."""
     return str(number) if number >= 0 else "?"
 
 

@@ -60,7 +60,7 @@ def parse_size(
 
 
 def _text(value: object) -> str:
-    """Return the text of a value; "" if it is no number."""
+    """Return an option's value as text; "" if it is neither a text nor a number."""
     if isinstance(value, float):
         return f"{value:.9f}"
     return str(value).strip() if isinstance(value, str) or type(value) is int else ""

@@ -44,7 +44,7 @@ SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
 
 
 class Agent:
-    """Run the agent once; `load` returns its configuration, also at SIGHUP, `say` writes sentences to the journal."""
+    """Runs the agent once; `load` returns its configuration, also at SIGHUP, `say` writes sentences to the journal."""
 
     def __init__(self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None) -> None:
         keep_no_free_memory()
@@ -104,7 +104,7 @@ class Agent:
         return ""
 
     def _step(self, until: float | None) -> None:
-        """Do the work that is due, then wait a moment for messages of other threads."""
+        """Do the work that is due, then wait a moment, at most until `until` (monotonic s), for messages of threads."""
         now = time.monotonic()
         if now - self._measured_s >= MEASURE_S:
             self._measured_s = now
@@ -125,7 +125,7 @@ class Agent:
         getattr(self, f"_on_{kind}")(text)
 
     def _end_segment(self, now: float) -> float:
-        """Begin another segment if it is time; return the time of the next one."""
+        """Begin another segment if it is time; return the time of the next one, monotonic s."""
         if self._recorder is None or not self._recorder.is_recording or not self._segment_began_s:
             return now + TICK_S
         if now >= self._segment_began_s + self._keeper.length.seconds:
@@ -212,7 +212,7 @@ class Agent:
         self._recorder = Recorder(self.spool, self.config, self._keeper.period.ns, run, self._mail.put)
 
     def _stop_recorder(self, cause: str) -> None:
-        """End the recorder; another one is started when it has ended."""
+        """Ask the recorder to end; another one starts after it, and the gap between them gets this cause."""
         self._next_cause = cause
         if self._is_sound():
             self._backoff.worked()
@@ -305,5 +305,5 @@ class Agent:
 
 
 def _recording(config: AgentConfig) -> tuple[object, ...]:
-    """Return the options that a running recorder cannot change; labels hold for all of its recordings."""
+    """Return the options whose change needs another recorder process; labels hold for all of its recordings."""
     return config.period_ns, config.segment_s, config.max_cpu, config.record, config.labels

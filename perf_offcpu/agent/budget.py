@@ -20,7 +20,7 @@ BURST: Final = 1 / 12  # part of a window's share that may be spent at once
 
 
 class Bucket:
-    """A budget of `share` units in each window of `window_s` seconds, full at first."""
+    """Budget of `share` units per window of `window_s` seconds; `level`, at first full, may be spent now."""
 
     def __init__(self, share: float, window_s: float, now_s: float) -> None:
         self._window_s, self._at = window_s, now_s
@@ -31,12 +31,12 @@ class Bucket:
         self.limit, self._rate = share * BURST, share * (1 - BURST) / self._window_s
 
     def spend(self, amount: float, now_s: float) -> None:
-        """Take out an amount, after filling up to now."""
+        """Subtract an amount from the level, after refilling it for the time since the last call."""
         self.level = min(self.limit, self.level + max(0.0, now_s - self._at) * self._rate) - amount
         self._at = now_s
 
     def change(self, share: float) -> None:
-        """Set another share; the ratio of the level to the limit stays the same."""
+        """Set another share per window; level and limit keep their ratio."""
         part = self.level / self.limit if self.limit else 1.0
         self._set(share)
         self.level = part * self.limit
@@ -47,7 +47,7 @@ RECENT_S: Final = 600.0
 
 
 class CpuBudget:
-    """CPU time against `--max-cpu`, a part of one CPU."""
+    """Accounts CPU time against `--max-cpu`, a part of one CPU."""
 
     def __init__(self, part: float) -> None:
         self.part = part
@@ -56,14 +56,14 @@ class CpuBudget:
         self._notes: deque[tuple[float, float]] = deque()
 
     def begin(self, now_s: float) -> None:
-        """Begin to count."""
+        """Begin to count, with a full bucket: what the start cost is forgotten."""
         self.bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
         while len(self._notes) > 1:
             self._notes.popleft()
         self.is_counting = True
 
     def note(self, cpu_s: float, now_s: float) -> None:
-        """Note the CPU time of all parts since their beginning, which never falls."""
+        """Account the CPU time of all parts of the agent since their start, a total that never falls."""
         spent = cpu_s - self._notes[-1][1] if self._notes else 0.0
         self._notes.append((now_s, cpu_s))
         while len(self._notes) > 2 and self._notes[1][0] <= now_s - RECENT_S:
@@ -72,18 +72,18 @@ class CpuBudget:
             self.bucket.spend(max(0.0, spent), now_s)
 
     def change(self, part: float) -> None:
-        """Set another limit."""
+        """Set another part of one CPU as limit."""
         self.part = part
         self.bucket.change(part * HOUR_S)
 
     @property
     def spent_s(self) -> float:
-        """Return the CPU time last noted."""
+        """Return the last total given to `note`, s."""
         return self._notes[-1][1] if self._notes else 0.0
 
     @property
     def noted_s(self) -> float:
-        """Return the time over which `recent` averages."""
+        """Return the seconds over which `recent` averages."""
         return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
 
     def recent(self, window_s: float = RECENT_S) -> float:
@@ -100,7 +100,7 @@ _FOR_S: Final = 600.0  # time after which the recorder follows processes again, 
 
 
 class Pauses:
-    """The pauses of a recorder."""
+    """State of a recorder that pauses in each minute, and whether it follows processes meanwhile."""
 
     def __init__(self) -> None:
         self.paused = False  # recording is off until the next minute
@@ -108,12 +108,12 @@ class Pauses:
         self._cpu_s, self._costly_until_s = 0.0, 0.0
 
     def begin(self, now_s: float, cpu_s: float, is_short: bool) -> None:
-        """Begin a pause, after `cpu_s` of CPU time of the recorder; a short one ends with the minute."""
+        """Begin a pause at `now_s`, at `cpu_s` of CPU time of the recorder; a short one ends with the minute."""
         self.paused, self.following = True, is_short and now_s >= self._costly_until_s
         self._cpu_s = cpu_s
 
     def look(self, now_s: float, cpu_s: float) -> None:
-        """Note at the end of a minute the CPU time of following processes; arguments as of `begin`."""
+        """At the end of a minute, find out whether following processes is too costly; arguments as of `begin`."""
         if self.following and cpu_s - self._cpu_s > COSTLY_S:
             self._costly_until_s = now_s + _FOR_S
         self._cpu_s = cpu_s
@@ -135,7 +135,7 @@ _FORGOTTEN: Final = 0.98
 
 
 class Duty:
-    """The part of each minute that is recorded."""
+    """Chooses the part of each minute that is recorded, by the CPU budget."""
 
     def __init__(self) -> None:
         self.recorded_s = MINUTE_S  # of each minute, from its start on; `MINUTE_S` or more: all

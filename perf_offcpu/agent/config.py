@@ -25,7 +25,7 @@ LABELS_VARIABLE: Final = "PERF_OFFCPU_LABELS"
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Options of the agent."""
+    """Options of the agent, checked."""
 
     dataset: str = ""  # folder or URL of the dataset; "" none
     push: tuple[str, ...] = ()  # servers, `KIND=URL`

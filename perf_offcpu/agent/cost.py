@@ -33,7 +33,7 @@ def keep_no_free_memory() -> None:
 
 
 class Cost:
-    """CPU seconds since the agent began, by part."""
+    """Measures CPU time since the agent began, s, by part: own, recorder, BPF programs."""
 
     def __init__(self) -> None:
         self._recorder_s = self._own_s = self._bpf_s = 0.0
@@ -71,12 +71,12 @@ class Cost:
         return {"agent": self._own_s, "recorder": self._recorder_s, "bpf": self._bpf_s}
 
     def memory(self, recorder: Recorder | None) -> dict[str, int]:
-        """Return the resident bytes of agent and recorder."""
+        """Return part (agent, recorder) → resident bytes."""
         return {"agent": resident_bytes("self"), "recorder": resident_bytes(str(recorder.pid)) if recorder else 0}
 
 
 def resident_bytes(pid: str) -> int:
-    """Return the resident memory of a process; 0 if it has ended."""
+    """Return the resident bytes of a process (a directory of /proc: "self" or a number); 0 if it has ended."""
     try:
         return int(read_kernel(f"/proc/{pid}/statm").split()[1]) * _PAGE
     except (OSError, IndexError):
@@ -107,7 +107,7 @@ def bpf_time_per_switch(pid: int, seconds: float) -> float:
 
 
 def _run_times(pid: int) -> int:
-    """Return the ns that the BPF programs of a process have run while they were measured."""
+    """Return the sum of run_time_ns of the BPF programs of which a process has descriptors."""
     total = 0
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fdinfo"):

@@ -69,7 +69,7 @@ class Delivery(Worker):
         self._head: tuple[str, Profile] | None = None
 
     def pending(self) -> Sequence[str]:
-        """Return the names of the finished recordings."""
+        """Return the names of the finished recordings, the next first."""
         return self._finished()
 
     def do(self, name: str) -> None:
@@ -150,7 +150,7 @@ class Delivery(Worker):
         self._say(f"a segment is lost: {why}")
 
     def _failed(self, name: str, problem: Exception) -> None:
-        """Plan another attempt, but not without end: the segment itself may be the cause."""
+        """Plan another attempt, or give the segment up after many: it may itself be the cause."""
         self._attempts += 1
         if self._attempts >= _ATTEMPTS:
             self._lose(name, FAILED, f"{type(problem).__name__}: {problem}")
@@ -163,16 +163,16 @@ class Delivery(Worker):
 
 
 class _Lost(Exception):
-    """A recording can never be delivered: (cause, reason)."""
+    """Raised for a recording that can never be delivered: (cause, reason)."""
 
 
 def _utc(profile: Profile) -> int:
-    """Return UTC minus CLOCK_MONOTONIC; 0 unknown."""
+    """Return UTC minus CLOCK_MONOTONIC, ns; 0 unknown."""
     return profile.meta.wall_clock_ns - profile.meta.wall_clock_at_ns
 
 
 def _parts(profile: Profile) -> Spans:
-    """Return (begin, end) of each recorded time, CLOCK_MONOTONIC; raise _Lost if nothing was recorded."""
+    """Return (begin, end) of each recorded time, CLOCK_MONOTONIC ns; raise _Lost if nothing was recorded."""
     parts = profile.meta.recorded
     if parts[0][0] <= 0 or parts[-1][1] < parts[0][0]:
         raise _Lost(EMPTY, "it has no time")

@@ -43,8 +43,8 @@ class _Client:
 
 
 class Endpoint:
-    """The server, in a thread of its own, on a port; 0 for any that is free. `metrics` returns the text of /metrics,
-    `health` the present failure as a sentence, "" for none. Raise UsageError if the port is taken."""
+    """Serves /metrics and health by HTTP in a thread, on a port; 0: any free one. `metrics` returns the text of
+    /metrics, `health` the present failure as a sentence, "" for none. Raise UsageError if the port is taken."""
 
     def __init__(self, port: int, metrics: Callable[[], str], health: Callable[[], str]) -> None:
         self._pages: dict[bytes, Callable[[], tuple[int, str]]] = {
@@ -68,7 +68,7 @@ class Endpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop the server and its thread."""
         self._stop.close()
         self._thread.join()
 
@@ -108,7 +108,7 @@ class Endpoint:
         self._go_on(client)  # its request is mostly there already
 
     def _go_on(self, client: _Client) -> None:
-        """Read or write as far as possible without waiting."""
+        """Read a client's request, or write its answer, as far as that does not block."""
         try:
             if not client.is_answered:
                 part = client.socket.recv(_LONGEST_REQUEST)
@@ -162,7 +162,7 @@ class Endpoint:
 
 
 class Notifier:
-    """A connection to the service manager; without a manager nothing is sent."""
+    """Sends messages to the service manager (sd_notify); without a manager nothing is sent."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")

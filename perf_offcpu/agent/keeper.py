@@ -26,7 +26,7 @@ _KNOWN_S: Final = 240.0  # least time over which the cost is measured before the
 
 
 class _Factor:
-    """A power of two: the chosen value divided by the configured one."""
+    """Base of a value that is doubled and halved: a power of two, chosen value by configured one."""
 
     def __init__(self) -> None:
         self.factor, self._changed_s = 1, float("-inf")
@@ -40,8 +40,8 @@ class _Factor:
 
 
 class SegmentLength(_Factor):
-    """The length of segments: longer where the budget is nearly spent, because each has a fixed cost. Begin and end of
-    a file, reading it, and symbols of running programs are half of the CPU time of an agent with segments of one
+    """Chooses the length of segments: longer where the budget is nearly spent, because each has a fixed cost. Begin and
+    end of a file, reading it, and symbols of running programs are half of the CPU time of an agent with segments of one
     minute. Longer segments lose nothing. `base_s` is the length asked for."""
 
     def __init__(self, base_s: float) -> None:
@@ -50,7 +50,7 @@ class SegmentLength(_Factor):
 
     @property
     def seconds(self) -> float:
-        """The length now."""
+        """Return the present length, s."""
         return max(self.base_s, min(LONGEST_SEGMENT_S, self.base_s * self.factor))
 
     @property
@@ -67,7 +67,7 @@ class SegmentLength(_Factor):
 
 
 class Period(_Factor):
-    """The sampling period: raised from `base_ns` where samples are the main cost, lowered again when there is room."""
+    """Chooses the sampling period: raised from `base_ns` where samples cost most, lowered when there is room."""
 
     def __init__(self, base_ns: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Period(_Factor):
 
     @property
     def ns(self) -> int:
-        """The period now."""
+        """Return the present period, ns."""
         return self.base_ns * self.factor
 
     def adapt(self, budget: CpuBudget, samples_per_s: float, now_s: float) -> bool:
@@ -88,7 +88,7 @@ class Period(_Factor):
 
 
 class BudgetKeeper:
-    """The choices that keep to the budget. `say` is called with sentences for the journal."""
+    """Chooses period, segments and pauses within the CPU budget. `say` is called with sentences for the journal."""
 
     def __init__(self, config: AgentConfig, metrics: Metrics, say: Callable[[str], None]) -> None:
         self.pauses = Pauses()
@@ -139,7 +139,7 @@ class BudgetKeeper:
                 recorder.command(f"period {self.period.ns}ns")
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
-        """Record as much of each minute as the budget allows; return the time of the next change."""
+        """Pause or resume, as the budget allows for this minute; return the time of the next call, monotonic s."""
         if now >= self._minute_s + MINUTE_S:
             self._begin_minute(now, recorder)
         end_s = self._minute_s + self._duty.recorded_s

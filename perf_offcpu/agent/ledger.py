@@ -29,21 +29,21 @@ _AFTER: Final = "~"
 
 
 class Missing(NamedTuple):
-    """A time that is in no segment, and its cause."""
+    """Length of a time that is in no segment, and its cause."""
 
     ns: int
     cause: str
 
 
 class Origin(NamedTuple):
-    """In which boot a recording was made, and the host's labels then."""
+    """Boot in which a recording was made, and the host's labels then."""
 
     boot_id: str
     labels: dict[str, str] | None  # None unknown
 
 
 class Ledger:
-    """The account, in the file `STATE` of the spool; several threads use it. `say`: it cannot be written."""
+    """Accounts segments and gaps, in the file `STATE` of the spool; thread-safe. `say` reports a failed write."""
 
     def __init__(self, spool: Spool, boot_id: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._spool, self._boot_id, self._say = spool, boot_id, say
@@ -65,7 +65,7 @@ class Ledger:
         return run_of(name) >= self._first_run
 
     def end_before(self, name: str) -> int:
-        """Return the end of the file just before a recording, CLOCK_MONOTONIC; 0 if it is not known."""
+        """Return the end of the file just before a recording, CLOCK_MONOTONIC ns; 0 if it is not known."""
         same_run = self.done != "" and run_of(self.done) == run_of(name)
         dropped = any(self.done < key < name for key in self._causes)
         return self._end_ns if same_run and not dropped else 0
@@ -80,13 +80,13 @@ class Ledger:
             return self._clocks[name]
 
     def origin(self, name: str) -> Origin:
-        """Return the origin of a recording, which may be delivered after a restart with other labels."""
+        """Return boot and labels of a recording, which may be delivered after a restart with other labels."""
         with self._lock:
             runs = [run for run in self._origins if run <= name]
             return self._origins[max(runs)] if runs else Origin(self._boot_id, None)
 
     def begin_run(self, cause: str, labels: Mapping[str, str] | None = None) -> int:
-        """Return the number of the next run of the recorder, after the end of the last one for this cause."""
+        """Return the number of the recorder's next run; `cause` is why the last one ended, for the gap between."""
         with self._lock:
             self.run += 1
             if labels is not None:
@@ -141,7 +141,7 @@ class Ledger:
         self._end_ns, self._end_utc_ns, self._same_boot = end_ns, end_ns + utc_ns, True
 
     def save(self) -> None:
-        """Write the account."""
+        """Write the account to the spool."""
         with self._lock:
             state = {
                 "version": VERSION,
@@ -211,5 +211,5 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def boot_id() -> str:
-    """Return the id of this boot."""
+    """Return /proc/sys/kernel/random/boot_id."""
     return read_kernel("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()

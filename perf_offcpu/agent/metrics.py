@@ -14,7 +14,7 @@ PREFIX: Final = "perf_offcpu_agent_"
 
 
 class Metric(NamedTuple):
-    """A metric: name, kind, meaning, and the name of its label, if it has one."""
+    """Declares a metric: name, kind, meaning, and the name of its label, "" for none."""
 
     name: str
     kind: str
@@ -58,7 +58,7 @@ METRICS: Final = {
 
 
 class Metrics:
-    """Values of all metrics; may be used from several threads."""
+    """Holds the values of all metrics; thread-safe."""
 
     def __init__(self, counters: Mapping[str, float] | None = None) -> None:
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class Metrics:
         return {f"{name}|{label}" if label else name: value for (name, label), value in counts.items()}
 
     def text(self) -> str:
-        """Return the exposition."""
+        """Return all metrics in the text format of Prometheus."""
         with self._lock:
             values = sorted(self._values.items())
         return "".join(

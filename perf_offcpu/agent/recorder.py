@@ -55,7 +55,7 @@ def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, con
 
 
 class Recorder:
-    """A running recorder process. File names begin with `run`; a thread calls `said` with its reports."""
+    """Runs a recorder process. File names begin with the number `run`; a thread calls `said` with its reports."""
 
     def __init__(self, spool: Spool, config: AgentConfig, period_ns: int, run: int, said: Said) -> None:
         self.run, self._said = run, said
@@ -91,7 +91,7 @@ class Recorder:
             self._process.send_signal(signal.SIGTERM)
 
     def command(self, text: str) -> None:
-        """Give a command. A recorder that is still starting reads it when it begins to record."""
+        """Write a command to the control pipe; a recorder that is still starting reads it when it begins to record."""
         with self._lock, contextlib.suppress(OSError):
             if self._control >= 0:
                 os.write(self._control, f"{text}\n".encode())

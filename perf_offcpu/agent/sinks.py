@@ -39,21 +39,21 @@ Say = Callable[[str], None]
 
 
 class Backoff:
-    """Pauses between attempts: twice as long after each failure, up to a limit."""
+    """Chooses pauses between attempts: twice as long after each failure, up to a limit."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._pause_s, self._until = clock, FIRST_RETRY_S, 0.0
         self.failures = 0
 
     def failed(self, after_s: float | None = None) -> float:
-        """Note a failure; return the seconds until the next attempt, at least those that the server asked for."""
+        """Count a failure; return the seconds to wait, at least `after_s`, which the server asked for (None: no)."""
         pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
         self._until, self.failures = self._clock() + pause_s, self.failures + 1
         return pause_s
 
     def worked(self) -> None:
-        """Note a success."""
+        """Forget all failures."""
         self._pause_s, self._until, self.failures = FIRST_RETRY_S, 0.0, 0
 
     @property
@@ -63,7 +63,7 @@ class Backoff:
 
 
 class Worker(ABC):
-    """A thread that does pieces of work, with a pause after each failure, and looks for new work every `idle_s`."""
+    """Thread that does named pieces of work, with a pause after each failure, and looks for new work every `idle_s`."""
 
     rights = 0  # capabilities that it keeps: bits
 
@@ -82,7 +82,7 @@ class Worker(ABC):
         """Do a piece of work, after which it is not pending any more, or plan another attempt."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -128,7 +128,7 @@ class Worker(ABC):
 
 
 class DatasetSink:
-    """The dataset. Recordings of unknown labels get the ones given here."""
+    """Writes segments to the dataset at `url`; `labels` are for recordings whose own are not known."""
 
     def __init__(self, url: str, labels: dict[str, str]) -> None:
         from perf_offcpu.dataset.dataset import open_dataset
@@ -181,7 +181,7 @@ def machine_id() -> str:
 
 
 class PushSink(Worker):
-    """A server, its messages in the spool, and a thread that sends them; `labels` are for recordings without any."""
+    """Keeps messages for a server in the spool, and sends them in a thread; `labels` are for recordings without any."""
 
     def __init__(
         self, target: Target, sender: Sender, labels: dict[str, str], spool: Spool, metrics: Metrics, say: Say

@@ -30,14 +30,14 @@ _MAX_MESSAGE: Final = 1 << 28
 
 
 def run_of(name: str) -> int:
-    """Return the run of the recorder that made a recording."""
+    """Return the number of the recorder's run in the name of a recording."""
     return int(name[:8])
 
 
 class Spool:
-    """The directory, open and locked; it is made if it does not exist. `patience_s` is the time to wait for the
-    recorder of a killed agent, which still completes its file. Raise UsageError if another agent uses it, or if it
-    cannot be used."""
+    """Directory of recordings and messages, opened and locked; made if it does not exist. `patience_s`: how long to
+    wait for the recorder of a killed agent, which still completes its file. Raise UsageError if another agent uses it,
+    or if it cannot be used."""
 
     def __init__(self, path: str, patience_s: float = 30.0) -> None:
         self.path = os.path.abspath(path)
@@ -75,7 +75,7 @@ class Spool:
         self._resources.close()
 
     def is_there(self) -> bool:
-        """Return whether the directory still has its name."""
+        """Return whether the path still leads to the open directory."""
         try:
             status = os.stat(self.path)  # direct: compared, not opened
         except OSError:
@@ -148,5 +148,5 @@ class Spool:
 
 
 def message_name(recording: str, key: str, number: int) -> str:
-    """Return the name of a message made from a recording."""
+    """Return the file name of message `number` made from a recording, for the server with this key."""
     return f"{recording}.push-{key}-{number:04}"

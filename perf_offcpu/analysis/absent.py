@@ -60,7 +60,7 @@ def _without_match(profile: Profile, selection: Selection) -> Iterator[str]:
 
 
 def _absent_objects(profile: Profile, selection: Selection) -> Iterator[str]:
-    """Return sentences for patterns that match no name of an object, and for addresses that match no lock."""
+    """Yield sentences about patterns that match no name of an object, and about addresses that match no lock."""
     samples, strings = profile.samples, profile.strings
     name, address = (np.append(one, 0)[samples.object] for one in (profile.objects.name, profile.objects.address))
     has_object = samples.object >= 0

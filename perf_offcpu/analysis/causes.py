@@ -54,14 +54,14 @@ _PARAMETERS = re.compile(r"(?<=[\w>])\(.*")
 
 @frozen
 class Causes:
-    """The functions in which n samples wait."""
+    """Names the function in which each of n samples waits."""
 
     names: list[str]  # printable, without parameters; the first is "", not known
     function: I64  # int64[n], index into names
 
 
 def causes_of(profile: Profile, waits: Waits) -> Causes:
-    """Name the function in which each sample waits. `waits`: `classify(profile)`."""
+    """Return the function in which each sample of a profile waits. `waits`: `classify(profile)`."""
     samples, frames, strings = profile.samples, profile.frames, profile.strings
     is_loop = waits.for_work & np.isin(waits.wait_class, (WaitClass.POLL, WaitClass.NETWORK))
     first, group_of = group(samples.stack, waits.rule, waits.syscall, is_loop.view(np.uint8))
@@ -86,7 +86,7 @@ def causes_of(profile: Profile, waits: Waits) -> Causes:
 
 
 def program_functions(profile: Profile, leaf: I64) -> tuple[list[str], I64]:
-    """Name the innermost named function of the program in any stacks, also in stacks of wakers.
+    """Return the innermost named function of the program in each of n stacks, which may be stacks of wakers.
 
     Args:
         leaf: int64[n], rows in stacks; -1 for none.
@@ -113,7 +113,7 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Return the outermost node of the rule's frames, and the node from which the search for a name starts.
+    """Return the outermost node with a function of the rule, and the node from which the search for a name starts.
 
     Returns:
         (node, start): int64[n] each; node is -1 where no rule decided.

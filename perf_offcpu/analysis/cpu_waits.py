@@ -16,7 +16,7 @@ _SCALE = 1 << 20
 
 
 class CpuWaits:
-    """The share of preemption in the time that threads seem to run.
+    """Knows the share of preemption in the time that threads seem to run.
 
     Attributes:
         queued: int64[tracks], ns of preemption that were not recorded as waits.
@@ -48,7 +48,7 @@ class CpuWaits:
         self.share: I64 = (self.queued.astype(np.float64) / whole * _SCALE).astype(np.int64)
 
     def of(self, track: I64, ns: I64) -> I64:
-        """Return int64[n]: the part of times outside of waits in which a thread waited for a CPU."""
+        """Return int64[n]: part of `ns` (outside of waits) for which the thread of `track` waited for a CPU."""
         high, low = np.divmod(ns, _SCALE)
         share = self.share[track]
         queued: I64 = high * share + low * share // _SCALE

@@ -85,14 +85,14 @@ def _magnitude(values: NDArray[Any]) -> float:
 
 
 def stable_order(group_of: I64) -> I64:
-    """Return int64[n]: the stable order by group number; linear for up to 2^16 groups."""
+    """Return int64[n]: the rows sorted by group number, stable; linear for up to 2^16 groups."""
     few = len(group_of) > 0 and int(group_of.min()) >= 0 and int(group_of.max()) < 1 << 16
     order: I64 = np.argsort(group_of.astype(np.uint16) if few else group_of, kind="stable")
     return order
 
 
 def max_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
-    """Return int64[groups]: the largest value of each group; -1 for an empty group."""
+    """Return int64[groups]: the largest value (none below -1) of each group; -1 for an empty group."""
     largest = np.full(groups + 1, -1, np.int64)
     np.maximum.at(largest, group_of, values)
     return largest[:-1]

@@ -22,7 +22,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class HeldTime:
-    """Sums by object and thread; the part of the waits after their wake-up is in none."""
+    """Sums of waits by object and holder, as columns; the part of a wait after its wake-up is in none."""
 
     object: I64  # int64[n], row in the profile's objects
     tid: I64  # int64[n], the holder; -1 not known
@@ -32,8 +32,8 @@ class HeldTime:
 
 
 def held_time(profile: Profile, holders: Holders, chosen: Bool) -> HeldTime:
-    """Return who held the objects of some samples while others waited for them. `holders`: `holders_of(profile)`.
-    `chosen`: bool[samples]; samples without an object or a time are left out."""
+    """Return for how long each thread held the objects of some samples while others waited. `holders`:
+    `holders_of(profile)`. `chosen`: bool[samples]; samples without an object or a time are left out."""
     samples = profile.samples
     timed = (samples.object >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
     moments = _Moments(samples, holders, np.flatnonzero(chosen & timed))
@@ -52,14 +52,14 @@ def held_time(profile: Profile, holders: Holders, chosen: Bool) -> HeldTime:
 
 
 def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
-    """Return begin and end of the waits (int64[n], ns); a wait ends at its wake-up."""
+    """Return (begin, end) of each wait: int64[n], ns of the recording's clock; a wait ends at its wake-up."""
     begin = np.where(samples.switch_out_ns >= 0, samples.switch_out_ns, samples.time_ns - samples.length_ns())
     woken = (samples.wakeup_ns >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED)
     return begin, np.where(woken, samples.wakeup_ns, samples.time_ns)
 
 
 class _Moments:
-    """Begins and ends of the waits for each object, in the order of objects and times.
+    """Begins and ends of the waits for each object as columns, sorted by object, then time.
 
     Args:
         rows: int64[n], the samples.
@@ -90,12 +90,12 @@ class _Moments:
         self._density = np.where(waiting > 0, np.maximum(np.cumsum(change), 0), 0)
 
     def weight(self) -> I64:
-        """Return int64[moments]: the sum of waits from each moment to the next one, ns."""
+        """Return int64[moments]: ns that all waits together spent from each moment to the next one."""
         length = np.diff(self.time_ns, append=self.time_ns[-1:])
         return np.where(self._density > 0, np.rint(length * self._density), 0).astype(np.int64)
 
     def holder(self) -> I64:
-        """Return int64[moments]: the thread that held the object until the next moment; -1 not known."""
+        """Return int64[moments]: tid of the thread that held the object from this moment to the next; -1 not known."""
         is_seen = (self._before >= 0) | (self._after >= 0)
         number = np.arange(len(is_seen))
         last = np.maximum.accumulate(np.where(is_seen, number, -1))
@@ -107,6 +107,6 @@ class _Moments:
         return np.where((got == had) | (had < 0), got, np.where((got < 0) | waits_again, had, -1))
 
     def _named(self, thread: I64, moment: I64) -> I64:
-        """Return the threads that moments name, one for each moment; -1 for threads of another queue."""
+        """Return `thread[moment]` (tid) for each moment here; -1 if that moment is of another queue, or none."""
         queue = np.append(self.queue, -1)[moment]
         return np.where(queue == self.queue, np.append(thread, -1)[moment], -1)

@@ -31,7 +31,7 @@ their end: what that wakes only exits, which takes some 20 us."""
 
 @mutable
 class Holders:
-    """Holders and releasers of the locks that n samples waited for."""
+    """Holder and releaser of the lock for which each of n samples waited."""
 
     held: I32  # int32[n], thread id of the holder; -1 unknown, or not believed
     released: I32  # int32[n], thread id of the releaser; -1 unknown, or none
@@ -44,7 +44,7 @@ class Holders:
 
 
 def holders_of(profile: Profile) -> Holders:
-    """Return the holders of all samples of a profile."""
+    """Return holder and releaser of the lock of each sample of a profile."""
     samples, asked = profile.samples, profile.samples.holder_tid
     if not len(profile.objects) and not (asked >= 0).any():
         unknown = np.broadcast_to(np.int32(-1), len(samples))
@@ -97,7 +97,7 @@ def is_shared(profile: Profile) -> Bool:
 
 
 def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64, shared: Bool) -> Bool:
-    """Return bool[rows]: True if the thread lived at that time, in a process that can hold the lock."""
+    """Return bool[rows]: True if the thread `tid` lived at `time_ns`, in a process that can hold the lock."""
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))

@@ -12,7 +12,7 @@ _IDLE_PERCENT = 99
 
 
 def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
-    """Return bool[samples]: the samples of idle threads. `profile`: all samples of the threads, of all events.
+    """Return bool[samples]: True for samples of idle threads. `profile`: all samples of the threads, of all events.
     `for_work`: bool[samples], see `classify.Waits`."""
     samples = profile.samples
     first, group_of = group(samples.tid, samples.pid)

@@ -63,7 +63,7 @@ def fold_interpreters(profile: Profile) -> Profile:
 
 
 def _kinds(profile: Profile) -> I64:
-    """Return int64[frames]: 0, or the number of the row of INTERPRETERS, from 1."""
+    """Return int64[frames]: the number, from 1, of the row of INTERPRETERS that has the function; 0 none."""
     symbols, inverse = np.unique(profile.frames.symbol, return_inverse=True)
     patterns = [pattern(functions) for functions in INTERPRETERS.values()]
     kinds = np.zeros(len(symbols), np.int64)
@@ -76,7 +76,7 @@ def _kinds(profile: Profile) -> I64:
 
 
 def _without(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:
-    """Return the tree without some nodes, and the new node of each old one (of a removed one its parent)."""
+    """Return the stack tree without nodes, and int32[nodes + 1]: each old node's new one, a removed node's parent's."""
     above = np.where(left_out, parent, np.arange(len(parent)))
     while (jump := above[above] if len(above) else above).tobytes() != above.tobytes():
         above = jump

@@ -34,7 +34,7 @@ _MODIFIERS = re.compile(r":[ukhGHpPSDIWebR]+$")
 
 @frozen
 class Selection:
-    """A choice of samples: they match each given criterion, by any of its values."""
+    """Criteria for samples: a sample must match each given criterion, by any of its values."""
 
     events: tuple[str, ...] = ()
     """Names with or without modifiers (`cycles` is also `cycles:u`); the default is that of `event_rows`."""
@@ -53,7 +53,7 @@ class Selection:
 
     @property
     def is_of_waits(self) -> bool:
-        """Return True if it has a criterion on waits."""
+        """Return True if a criterion is on waits: state, class, length, object or lock."""
         return bool(self.states or self.classes or self.min_ns or self.objects or self.locks)
 
 
@@ -63,7 +63,7 @@ def select(profile: Profile, selection: Selection) -> Profile:
 
 
 def select_samples(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with the chosen samples of all events; samples of unknown match count as losses."""
+    """Return the profile with the chosen samples of all events; samples of unknown match are noted as losses."""
     whole, profile = profile, profile.select(_of_threads(profile, selection))
     selected = _select_waits(profile, selection)
     if selected.samples is whole.samples:
@@ -72,7 +72,7 @@ def select_samples(profile: Profile, selection: Selection) -> Profile:
 
 
 def selected_rows(profile: Profile, selection: Selection) -> Bool:
-    """Return bool[samples]: the choice of `select_samples`."""
+    """Return bool[samples]: True for the samples that `select_samples` chooses."""
     rows = _of_threads(profile, selection)
     if selection.windows:
         meta = profile.meta
@@ -184,7 +184,7 @@ def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
 
 
 def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bool:
-    """Return bool[samples]: the chosen waits, and samples that are no waits."""
+    """Return bool[samples]: True for waits that match the criteria on waits, and for all other samples."""
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.states:
@@ -201,7 +201,7 @@ def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bo
 
 
 def _of_objects(profile: Profile, selection: Selection) -> Bool:
-    """Return bool[samples]: the samples of the chosen objects. Sums of waits have no object."""
+    """Return bool[samples]: True if the wait's object matches the selection; False for sums, which have no object."""
     objects, strings = profile.objects, profile.strings
     chosen = np.zeros(len(objects) + 1, np.bool_)  # the last row: no object
     if selection.objects:

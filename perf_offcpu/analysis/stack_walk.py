@@ -9,7 +9,7 @@ from perf_offcpu.model.profile import Profile
 
 
 def used_nodes(profile: Profile, leaves: I64) -> Bool:
-    """Return bool[stacks]: the nodes from some leaves to their roots. `leaves`: rows in stacks; -1 for none."""
+    """Return bool[stacks]: True on the way from some leaf to its root. `leaves`: rows in stacks; -1 for none."""
     parent = profile.stacks.parent
     is_used = np.zeros(len(parent), np.bool_)
     node = _once(leaves[leaves >= 0], len(parent))
@@ -22,7 +22,7 @@ def used_nodes(profile: Profile, leaves: I64) -> Bool:
 
 
 def used_frames(profile: Profile, leaves: I64) -> Bool:
-    """Return bool[frames]: the frames of some stacks, given by their leaves; -1 for none."""
+    """Return bool[frames]: True for frames of the stacks whose leaves (rows in stacks, -1 none) are given."""
     used = np.zeros(len(profile.frames), np.bool_)
     used[profile.stacks.frame[used_nodes(profile, leaves)]] = True
     return used
@@ -36,7 +36,7 @@ def innermost_node(profile: Profile, leaves: I64, wanted: Bool, user_frames: int
 
 
 def outermost_node(profile: Profile, leaves: I64, wanted: Bool) -> I64:
-    """Return int64[n]: from each leaf towards the root, the last node with a wanted frame; -1 for none."""
+    """Return int64[n]: from each leaf (row in stacks) towards the root, the last node with a wanted frame; -1 none."""
     return _walk(profile, leaves, wanted, first=False, user_frames=0)
 
 

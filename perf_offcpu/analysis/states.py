@@ -13,7 +13,7 @@ from perf_offcpu.model.recording import SampleFlag
 
 
 class State(NamedTuple):
-    """A state: the letter that ps shows, "" if the scheduler has none, and its meaning."""
+    """Task state: the letter that ps shows, "" if the scheduler has none, and its meaning."""
 
     letter: str
     words: str

@@ -34,14 +34,14 @@ _SLICE = re.compile(f"{_PERCENT}(?:/(\\d+))?")
 
 @frozen
 class Window:
-    """A span of time in ns, or a part of the recording. Both ends are included, except where `is_part`."""
+    """Span of time in ns, or part of the recording. Both ends are included, except where `is_part`."""
 
     begin: Fraction | None  # None if it is open
     end: Fraction | None  # None if it is open
     is_part: bool = False  # 0 (first sample) to 1 (last sample); the end does not belong to it unless it is 1
 
     def contains(self, times: I64, first_ns: int, last_ns: int) -> Bool:
-        """Return bool[n]: the times in the window."""
+        """Return bool[n]: True for times (ns) in the window; `first_ns`, `last_ns`: bounds of the recording."""
         inside = times >= 0
         if self.begin is not None:
             inside &= times >= math.ceil(self._absolute(self.begin, first_ns, last_ns))
@@ -51,7 +51,7 @@ class Window:
         return inside
 
     def bounds(self, first_ns: int, last_ns: int) -> tuple[float, float]:
-        """Return begin and end in ns; infinite where it is open."""
+        """Return (begin, end) in ns of the recording's clock; -inf or inf where the window is open."""
         edges = (self.begin, -math.inf), (self.end, math.inf)
         begin, end = (
             unknown if edge is None else float(self._absolute(edge, first_ns, last_ns)) for edge, unknown in edges
@@ -63,7 +63,7 @@ class Window:
 
 
 def parse_windows(text: str) -> tuple[Window, ...]:
-    """Parse the value of `--time`; raise UsageError if it names no time."""
+    """Return the windows in a value of `--time`; raise UsageError if it names no time."""
     words = re.split(r"[ ,]+", text.strip()) if "%" in text else text.split()
     windows = tuple(_part(word) if "%" in text else _span(word) for word in words)
     if not windows:

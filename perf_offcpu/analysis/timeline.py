@@ -19,7 +19,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @frozen
 class Track:
-    """A thread that has samples."""
+    """Thread that has samples, or that woke a thread (then without rows)."""
 
     pid: int  # tgid; -1 unknown
     tid: int  # thread id; -1 unknown
@@ -35,7 +35,7 @@ class Track:
 
 @mutable
 class Timeline:
-    """Thread, begin and end of each of n samples."""
+    """Thread, begin and end of each of n samples, as columns."""
 
     tracks: list[Track]  # by (pid, tid)
     track: I64  # int64[n], the track of each sample
@@ -52,7 +52,7 @@ class Timeline:
 
     @property
     def duration_ns(self) -> int:
-        """Return the time from the origin to the last end."""
+        """Return the ns from the origin to the last end; 0 without any."""
         return int(self.end_ns.max(initial=0))
 
 
@@ -69,7 +69,7 @@ def timeline_of(profile: Profile) -> Timeline:
 
 
 def with_origin(timeline: Timeline, origin_ns: int) -> Timeline:
-    """Return the timeline with times since another origin, which must not be later."""
+    """Return the timeline with times since another origin, in the recording's clock, which must not be later."""
     later = np.where(timeline.placed, timeline.origin_ns - origin_ns, 0)
     return Timeline(
         timeline.tracks,
@@ -83,7 +83,7 @@ def with_origin(timeline: Timeline, origin_ns: int) -> Timeline:
 
 
 def comm_of(profile: Profile, tid: int) -> str:
-    """Return the last known name of a thread; printable."""
+    """Return the last known comm of a tid, printable; UNKNOWN if there is none."""
     if tid == 0:
         return _IDLE_COMM
     after = int(np.searchsorted(profile.comms.tid, tid, "right"))

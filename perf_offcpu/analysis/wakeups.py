@@ -18,7 +18,7 @@ _MARK_NS = 1_000
 
 
 def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]:
-    """Return the tracks of sleepers and wakers together.
+    """Return the tracks of sleepers and wakers together, and the waker of each sample.
 
     Returns:
         (tracks, waker): the tracks of the timeline, then tracks without samples of threads that
@@ -44,7 +44,7 @@ def with_wakers(profile: Profile, timeline: Timeline) -> tuple[list[Track], I64]
 
 @mutable
 class Wakeups:
-    """Wake-ups that ended the waits of n samples."""
+    """Wake-ups that ended the waits of n samples, as columns, and the k arrows to draw."""
 
     tracks: list[Track]  # the tracks of the timeline, then those of threads that only woke others
     waker: I64  # int64[n], the track of the waker; -1 unknown
@@ -76,7 +76,7 @@ def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
 
 
 def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
-    """Return lengths of marks that end before the next begin or end of anything on their track."""
+    """Return int64[k], ns: length of a mark at `at_ns` on `track`, which ends before anything begins or ends there."""
     waits = np.flatnonzero(timeline.waits)
     edges = (timeline.begin_ns[waits], queued_ns[waits], timeline.end_ns[waits])
     tracks = np.concatenate([*[timeline.track[waits]] * len(edges), track])
@@ -90,7 +90,7 @@ def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) ->
 
 
 def _sorted_by(tracks: I64, times: I64) -> I64:
-    """Return the order by (track, time), by one key if both fit into 63 bits, which is twice as fast."""
+    """Return the rows sorted by (track, time); one key, if both fit into 63 bits, is twice as fast."""
     span = int(times.max(initial=0)) + 1
     if span * (int(tracks.max(initial=0)) + 1) < 2**62:
         return np.argsort(tracks * span + times)
@@ -99,7 +99,7 @@ def _sorted_by(tracks: I64, times: I64) -> I64:
 
 @mutable
 class WakerGraph:
-    """Threads and the wake-ups between them; run-queue delays, which the scheduler causes, are left out."""
+    """Graph of k threads and m pairs of waker and sleeper; run-queue delays, the scheduler's, are left out."""
 
     labels: list[str]  # the k threads or comms, the last one INTERRUPT
     off_cpu_ns: I64  # int64[k], all off-cpu time of each

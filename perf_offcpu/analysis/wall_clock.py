@@ -54,7 +54,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool
 
 
 def _with_preemption(profile: Profile) -> Profile:
-    """Return the profile with sums of waits for a CPU at the stacks of on-CPU samples."""
+    """Return the profile plus sums of time preempted, by the budgets, at the stacks of on-CPU samples."""
     samples, timeline = profile.samples, timeline_of(profile)
     rows, offcpu = np.flatnonzero(~profile.is_offcpu()), np.flatnonzero(profile.is_offcpu())
     track = timeline.track[rows]

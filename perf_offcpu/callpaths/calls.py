@@ -31,7 +31,7 @@ class Calls:
 
 
 def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
-    """Return the calls on all stacks of a profile, threads together; only the `chosen` samples are counted."""
+    """Return the calls on all stacks of a profile, threads merged; `chosen` bool[samples]: those that are counted."""
     tree = build_paths(profile, options, rooted=False)
     own, waits = (tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count))
     below = subtree_sums(tree, own)
@@ -66,7 +66,7 @@ def subtree_sums(tree: PathTree, values: I64) -> I64:
 
 
 def outermost(parent: I32, key: NDArray[np.integer]) -> Bool:
-    """Return bool[nodes]: the nodes below no node of the same key; by climbing from all nodes at once."""
+    """Return bool[nodes]: True if no ancestor of the node has its key (int[nodes]); climbs from all nodes at once."""
     result = np.ones(len(parent), np.bool_)
     node = np.flatnonzero(parent >= 0)
     above = parent[node]

@@ -45,7 +45,7 @@ def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]
 
 
 def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -> WakerChains:
-    """Return chains of one hop, or without hops unless wakers are to be `known`."""
+    """Return chains of one hop, the direct waker; without hops, for trees without wakers, if `known` is False."""
     if not known:
         return WakerChains([], np.zeros(len(profile.samples), np.int64), [])
     names, name = _wakers_of(profile, options)
@@ -54,7 +54,7 @@ def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -
 
 
 def waker_chains(profile: Profile, options: PathOptions) -> WakerChains:
-    """Return the chains of all samples of a profile (the waits of all threads), as deep as they are known."""
+    """Return the chains of all samples of a profile that has all threads, up to MAX_HOPS hops: see the module."""
     chains = wakers_once(profile, options)
     first, stack = chains.hops[0]
     table = WaitTable(profile, timeline_of(profile))

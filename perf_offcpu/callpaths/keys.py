@@ -28,7 +28,7 @@ Label = Callable[[int], str]  # row of the samples → text of its value
 
 
 def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
-    """Return int64[samples], equal for equal values, and the function that names the value of a row."""
+    """Return int64[samples], equal for equal values of a sort key, and a function from row of the samples to text."""
     samples, strings = profile.samples, profile.strings
     simple: dict[str, tuple[NDArray[np.integer], Label]] = {
         "comm": (samples.comm, lambda row: thread_label(strings[samples.comm[row]])),
@@ -58,7 +58,7 @@ def _leaf_frames(profile: Profile) -> I64:
 
 
 def symbol_label(name: Name) -> str:
-    """Return a function as perf report shows it; a mark such as `[truncated]` has no letter."""
+    """Return a function as perf report shows it, `[k] NAME` or `[.] NAME`; marks (`[truncated]`) have no letter."""
     letters = {NameKind.KERNEL: "[k]", NameKind.MARK: "   "}
     return f"{letters.get(name.kind, '[.]')} {name.label}"
 
@@ -99,7 +99,7 @@ def _waker(profile: Profile) -> tuple[I64, Label]:
 
 
 def object_column(profile: Profile, *, lasting: bool = False) -> tuple[I64, Label]:
-    """Return the objects waited for, by name, if `lasting` by one that other runs have, too; sums have none."""
+    """Return the column of names of objects; if `lasting`, without addresses and ids, equal in other recordings."""
     samples, objects, strings = profile.samples, profile.objects, profile.strings
     named, names = samples.object >= 0, objects.stable if lasting else objects.name
     column = np.append(names, 0).astype(np.int64)[samples.object]

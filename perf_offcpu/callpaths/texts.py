@@ -21,14 +21,14 @@ from perf_offcpu.text import printable
 
 @mutable
 class Texts:
-    """A column of n texts: the distinct texts, and int64[n], the text of each row; -1 for none."""
+    """Column of n texts: the distinct texts, and `codes` int64[n], index of the text of each row; -1 for none."""
 
     texts: list[str]
     codes: I64
 
 
 def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
-    """Return the columns of texts of all samples by name, as in `convert.dataframe.COLUMNS`."""
+    """Return name (as in `convert.dataframe.COLUMNS`) → column of texts of all samples."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     events = [event.name for event in profile.evsels]
     has_object, has_cgroup = samples.object >= 0, (samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
@@ -52,14 +52,14 @@ def _only(known: Bool, codes: NDArray[Any]) -> I64:
 
 
 def merged(texts: Sequence[str], codes: I64, known: Bool | None = None) -> Texts:
-    """Return a column with distinct texts; "" where the code is -1 or its text is unknown."""
+    """Return the column of `texts[codes]`, equal texts once; a row where `known` (bool[n]) is False has code -1."""
     place: dict[str, int] = {}
     place_of = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)[codes]
     return Texts(list(place), place_of if known is None else _only(known, place_of))
 
 
 def named(column: NDArray[Any], strings: Strings, known: Bool | None = None) -> Texts:
-    """Return the texts of a column of rows in strings; "" where a text is unknown."""
+    """Return the column of `strings[column]`, printable; a row where `known` (bool[n]) is False has no text."""
     return _by_value(column, strings.__getitem__, known)
 
 

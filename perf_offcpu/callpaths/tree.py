@@ -72,7 +72,7 @@ class PathTree:
         return sum_by(self.of_sample.astype(np.int64), values, len(self))
 
     def paths(self, nodes: I64) -> Ragged:
-        """Return the names (indices into `names`) on the way to each of the given nodes, root first."""
+        """Return a row for each of k nodes: the names (indices into `names`) from the root to the node, root first."""
         offsets, path = paths_of_nodes(self.parent, nodes)
         return Ragged(offsets, self.name[path].astype(np.uint64))
 
@@ -123,7 +123,7 @@ def paths_with_wakers(
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Return the code of each sample's mark above its frames, and bool: it has a mark below them."""
+    """Return uint8[samples] twice: index into MARKS above the frames; 1 if a mark for kernel frames is below."""
     bare = samples.stack < 0
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
@@ -191,7 +191,7 @@ class _Builder:
         return len(self.names) - len(names)
 
     def add_roots(self, columns: list[NDArray[np.integer]], groups: int) -> I64:
-        """Add the roots of the groups (comm, perhaps pid and tid); return the root of each, -1 without columns."""
+        """Add a root for each distinct row of columns (comm, pid, tid); return int64[groups], -1 without any."""
         if not columns:
             return np.full(groups, -1)
         first, group_of = group(*columns)
@@ -201,7 +201,7 @@ class _Builder:
         return self._add(np.full(len(group_of), -1), group_of)
 
     def add_stacks(self, base: I64, stack: I64) -> I64:
-        """Add the frames of each group below its base; return the node of its leaf, or its base."""
+        """Add the frames of each group's stack below its `base`; return int64[groups]: the leaf, `base` for none."""
         frame = self._profile.stacks.frame
         levels = _needed(self._profile.stacks.parent, base, stack)
         name_of_frame = self._name_frames([level.stack for level in levels])
@@ -213,7 +213,7 @@ class _Builder:
         return leaf
 
     def add_inverted(self, node: I64, stack: I64) -> I64:
-        """Add the frames of each group's waker below its node, leaf first; return the last node."""
+        """Add the frames of each group's `stack` (-1 none) below its `node`, leaf first; return the last nodes."""
         parent, frame = self._profile.stacks.parent, self._profile.stacks.frame
         levels: list[NDArray[np.integer]] = [np.unique(stack[stack >= 0])]
         while len(levels[-1]):
@@ -228,7 +228,7 @@ class _Builder:
         return node
 
     def _name_frames(self, levels: Sequence[NDArray[np.integer]], *, of_waker: bool = False) -> I64:
-        """Name the frames of all levels (rows in stacks); return int64[frames], -1 for other frames."""
+        """Add names for the frames of all levels (rows in stacks); return int64[frames]: the name, -1 unused."""
         used: Bool = np.zeros(len(self._profile.frames), np.bool_)
         for level in levels:
             used[self._profile.stacks.frame[level]] = True
@@ -246,11 +246,11 @@ class _Builder:
         return name_of_frame
 
     def add_leaves(self, node: I64, code: NDArray[np.integer], labels: Sequence[str]) -> I64:
-        """Add a marked node below some nodes: `labels[code]` below each whose code is not 0."""
+        """Add the mark `labels[code]` below each node whose code is not 0; return the new node, else the old one."""
         return self.add_names(node, code, [Name(label, "", NameKind.MARK) for label in labels])
 
     def add_names(self, node: I64, code: NDArray[np.integer], names: list[Name]) -> I64:
-        """Add a node with the name `names[code]` below each node whose code is not 0."""
+        """Add a node `names[code]` below each node whose code is not 0; return the new node, else the old one."""
         offset = self._new_names(names)
         node, marked = node.copy(), np.flatnonzero(code)
         node[marked] = self._add(node[marked], offset + code[marked].astype(np.int64))
@@ -269,7 +269,7 @@ class _Level:
 
 
 def _needed(parent: I32, base: I64, stack: I64) -> list[_Level]:
-    """Return the levels of all pairs on the way from each (base, stack) to its root, root level first."""
+    """Return the levels of distinct pairs on the way from the root to each group's (base, stack), root first."""
     depth = path_lengths(parent, stack)
     order = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))

@@ -67,7 +67,7 @@ _NS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
 
 
 def amount(value: int, unit: str) -> str:
-    """Format a weight for people: three decimals of a fitting unit of time."""
+    """Format a weight for people: ns as s, ms or us with three decimals (`1.234 ms`), others as `VALUE UNIT`."""
     if unit == "ns":
         for size, name in _NS:
             if abs(value) >= size:

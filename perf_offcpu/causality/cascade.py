@@ -56,7 +56,7 @@ _DEVICE_OF = {
 
 
 class Held(enum.IntEnum):
-    """State of a thread while it delays other threads, or itself."""
+    """State of a thread while it holds the weight of waits that it delays: columns of `held_ns`."""
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU, or preempted by its budget
@@ -96,8 +96,8 @@ class Cascade:
 
 
 def cascade_of(profile: Profile, timeline: Timeline, chosen: Bool | None = None) -> Cascade:
-    """Return the cascade of waits, of all samples of all threads. `chosen`: bool[samples], the waits whose weight is
-    passed on; default: all. Raise PerfOffcpuError if a weight exceeds 62 bits, which means damaged times."""
+    """Return the cascade of a profile that has all samples of all threads. `chosen`: bool[samples], the waits whose
+    weight is passed on; default: all. Raise PerfOffcpuError if a weight exceeds 62 bits, which means damaged times."""
     waits = _Steps(profile, timeline)
     everyone = np.ones(len(profile.samples), np.bool_) if chosen is None else chosen
     own = np.where(everyone[waits.row], waits.queued - waits.begin, 0)
@@ -141,7 +141,7 @@ class _Parts:
 
 
 class _Steps(WaitTable):
-    """Pass weight on, one hop per step. Times are indices of the moments at which a number can change."""
+    """Passes weight on, one hop per step. Times are indices into `times`, the moments of possible change."""
 
     def __init__(self, profile: Profile, timeline: Timeline) -> None:
         super().__init__(profile, timeline)
@@ -234,7 +234,7 @@ class _Steps(WaitTable):
         self.held[:, how] += sum_by(node, weight, len(self.held))
 
     def _merged(self, parts: _Parts) -> _Parts:
-        """Return parts of tracks that do not overlap, by (track, begin), with the sums of their numbers."""
+        """Return parts of tracks without overlap, by (track, begin); where parts overlapped, numbers are summed."""
         key = np.concatenate([parts.at * self.size + parts.begin, parts.at * self.size + parts.end])
         order = np.argsort(key, kind="stable")
         key, change = key[order], np.concatenate([parts.number, -parts.number])[order]
@@ -247,7 +247,7 @@ class _Steps(WaitTable):
         return _Parts(track, begin, key[filled + 1] - track * self.size, number[filled])
 
     def _explained(self, parts: _Parts) -> _Parts:
-        """Let threads hold weight that they do not pass on; return the parts of waits that they pass on."""
+        """Let tracks hold the weight of times outside of waits; return the parts in waits, to be passed on."""
         born = np.clip(self.birth[parts.at], parts.begin, parts.end)
         self._hold(parts.at, Held.NOT_RECORDED, self._weight(_Parts(parts.at, parts.begin, born, parts.number)))
         parts = _Parts(parts.at, born, parts.end, parts.number)
@@ -268,7 +268,7 @@ class _Steps(WaitTable):
         return _Parts(wait[nonempty], begin[nonempty], until[nonempty], number[nonempty])
 
     def _sample(self, parts: _Parts) -> None:
-        """Add the numbers to the CPU samples in the parts."""
+        """Add the numbers of disjoint parts of tracks to `held_up` of the CPU samples in them."""
         key = parts.at * self.size
         if not len(key):
             return

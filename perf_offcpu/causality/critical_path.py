@@ -53,7 +53,7 @@ class Hops(Table):
 
 @mutable
 class CriticalPath:
-    """k segments that cover a window without gap or overlap, in the order of time."""
+    """Partition of a window into k segments, in the order of time, each of one thread in one state."""
 
     tracks: list[Track]  # the recorded threads, and threads that only woke others
     root: int  # row in `tracks`
@@ -154,7 +154,7 @@ class _Walk(WaitTable):
         return explained.take(explained.end > explained.begin), deeper, self.queued[wait[to_waker]], hops
 
     def _not_recorded(self, spans: _Spans, woke: I64) -> tuple[_Spans, _Spans, I64]:
-        """Return the parts of spans without any record, and the other parts with their `woke`."""
+        """Return the parts of spans without any record; the other parts; and the `woke` of these."""
         begin = np.where(self.known[spans.track], np.maximum(spans.begin, self.born[spans.track]), spans.end)
         begin = np.minimum(begin, spans.end)
         unknown = spans.with_columns(end=begin, wait=np.full(len(spans), -1)).doing_all(Doing.NOT_RECORDED)
@@ -164,7 +164,7 @@ class _Walk(WaitTable):
 
 
 def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
-    """Return the path in order of time; its running parts within pauses become not recorded."""
+    """Return the path in order of time, cut at `pauses` (int64[k, 2]), where RUNNING becomes NOT_RECORDED."""
     edges = pauses.reshape(-1)
     span = np.searchsorted(path.begin, edges, "right") - 1
     cuts = (span >= 0) & (path.begin[span] < edges) & (edges < path.end[span]) & (path.doing[span] == Doing.RUNNING)
@@ -178,7 +178,7 @@ def _without_pauses(path: _Spans, pauses: I64) -> _Spans:
 
 
 def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
-    """Return the parts of spans outside of the waits in them."""
+    """Return the RUNNING parts of spans: outside of their waits, which are `begin` … `end` in span `span_of`."""
     owner = np.concatenate([span_of, np.arange(len(spans.begin))])
     order = np.argsort(owner, kind="stable")  # the waits of each span, then its end
     owner = owner[order]
@@ -191,15 +191,14 @@ def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
 
 
 def is_chosen(track: Track, selection: Selection) -> bool:
-    """Return True if a selection by comm, pid and tid means a thread."""
+    """Return True if comm, pid and tid of a thread are in the selection; it has all if a list is empty."""
     ids = ((selection.comms, track.comm), (selection.pids, track.pid), (selection.tids, track.tid))
     return all(not names or name in names for names, name in ids)
 
 
 def choose_thread(timeline: Timeline, selection: Selection) -> int:
-    """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means. If several match,
-    it is the main thread of a process; among several main threads the earliest. Raise UsageError if the recording has
-    no such thread."""
+    """Return the row in `timeline.tracks` of the thread that a selection by comm, pid or tid means: of several the main
+    thread of a process, of several main threads the earliest. Raise UsageError if the recording has none."""
     tracks, first = timeline.tracks, np.full(len(timeline.tracks), _NEVER)
     placed = np.flatnonzero(timeline.placed)
     np.minimum.at(first, timeline.track[placed], timeline.begin_ns[placed])

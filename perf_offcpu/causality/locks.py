@@ -27,7 +27,7 @@ _MOST_TIMED_OUT = 32  # waits at whose ends circles are looked for
 
 @frozen
 class DeadThread:
-    """A thread of a deadlock: it waits for a lock of the next one, the last thread for one of the first."""
+    """One thread of a circle: it waits for a lock that the next one in the list holds, the last for the first's."""
 
     comm: str
     pid: int
@@ -41,8 +41,8 @@ class DeadThread:
 
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
-    """Return the circles of a profile, deadlocks first; circles of timed waits (`ends_after`) that are over come last.
-    `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
+    """Return the circles of a profile: deadlocks and circles of timed waits (`ends_after`); those that are over come
+    last. `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
     samples = profile.samples
     blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
     begin, end = spans_of(samples)
@@ -79,7 +79,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 
 def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
-    """Return the rows of circles that a timer has ended, of the longest such waits; each set of threads once."""
+    """Return the rows of each circle that a timer ended, among the longest such waits; each set of threads once."""
     has_holder = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
     timed_out = has_holder & samples.has(SampleFlag.WAKER_INTERRUPT)
     circles: dict[frozenset[int], list[int]] = {}

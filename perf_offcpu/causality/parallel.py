@@ -121,7 +121,7 @@ def _hosts(profile: Profile, timeline: Timeline) -> I64:
 
 
 def _pauses(profile: Profile, timeline: Timeline, hosts: list[int]) -> I64:
-    """Return int64[k, 2]: (begin, end) of each time in which none of the hosts was recorded."""
+    """Return int64[k, 2], ns since the origin: begin and end of each time when none of the hosts was recorded."""
     return np.array(profile.meta.pauses_of(hosts), np.int64).reshape(-1, 2) - timeline.origin_ns
 
 
@@ -135,7 +135,7 @@ def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I
 
 
 def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end) of the parts of spans outside of waits."""
+    """Return (track, begin, end) of the parts of n spans outside of waits, sorted by span, then time."""
     span_of, wait = waits.overlapping(track, begin, end)
     since = np.append(begin, np.minimum(waits.end[wait], end[span_of]))
     until = np.append(np.maximum(waits.begin[wait], begin[span_of]), end)

@@ -33,7 +33,7 @@ class PathRow:
 
 @frozen
 class HopRow:
-    """Threads of one comm that were reached through the same comms; a node of a tree, parents first."""
+    """Node of the tree of hops: threads of one comm that were reached through the same comms."""
 
     depth: int  # 0 the root
     comm: str
@@ -74,7 +74,8 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
 
 
 def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
-    """Return the rows with the time in which running threads were preempted as runnable."""
+    """Return the rows plus `path.queued_ns`, for which RUNNING segments were in fact preempted: added to the RUNNABLE
+    row of each comm."""
     names, comm = path.comms()
     preempted = np.flatnonzero(path.queued_ns)
     of_comm = comm[path.track[preempted]]
@@ -144,7 +145,7 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
 
 
 def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
-    """Return distinct (class, function) of waits, int64[segments]: rows in them. Row 0 is for no wait."""
+    """Return the distinct (class, function) of waits, and int64[segments]: index of each one's pair, 0 no wait."""
     waiting = path.doing == Doing.WAITING
     rows = distinct(path.wait[waiting])
     subject = profile.select(rows)
@@ -159,7 +160,7 @@ def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[st
 
 
 def functions_of(profile: Profile, rows: I64) -> tuple[list[str], I64]:
-    """Return names of functions, and int64[rows], the function of each CPU sample."""
+    """Return distinct names of functions, and int64[rows]: the index of the one in which each CPU sample is."""
     subject = profile.select(rows)
     causes = causes_of(subject, classify(subject))
     return causes.names, causes.function
@@ -167,7 +168,7 @@ def functions_of(profile: Profile, rows: I64) -> tuple[list[str], I64]:
 
 @frozen
 class PathTrack:
-    """k segments without gap or overlap, in the order of time."""
+    """Critical path for a timeline: k segments without gap or overlap, in order of time, with texts."""
 
     title: str  # `critical path of COMM (pid PID, tid TID)`
     pid: int  # of the thread

@@ -92,7 +92,7 @@ def path_profile(profile: Profile, timeline: Timeline, path: CriticalPath) -> Pr
 
 
 def running_samples(profile: Profile, timeline: Timeline, path: CriticalPath) -> tuple[I64, I64]:
-    """Return (rows, segment): the CPU samples of running threads on the path, and the segment of each."""
+    """Return (rows, segment), int64[k]: CPU samples of RUNNING segments, and the segment of each."""
     moments = of_one_event(profile, np.flatnonzero(timeline.moments))
     if not len(path.begin_ns):
         return moments[:0], moments[:0]
@@ -151,7 +151,7 @@ def _product(weight: I64, part: I64, whole: I64) -> I64:
 
 
 def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack: I64) -> Iterator[list[int]]:
-    """Yield the frames of each stack, leaf first."""
+    """Yield the frames of each cell's stack, leaf first; rows after the profile's are states, then wakers."""
     recorded_frames = len(profile.frames)
     state_frame = {state: recorded_frames + row for row, state in enumerate(_STATES)}
     first_comm = recorded_frames + len(_STATES)

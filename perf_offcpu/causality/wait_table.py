@@ -66,7 +66,7 @@ class WaitTable:
         return ranges(first, np.maximum(first, last))
 
     def last_before(self, track: I64, moment: I64) -> I64:
-        """Return int64[n]: the last wait of each thread that had ended at a time; -1 none."""
+        """Return int64[n]: row here of the last wait of `track[i]` that ended by `moment[i]`; -1 none."""
         key = track * self._size + np.searchsorted(self._ends, moment, "right")
         wait = np.searchsorted(self._by_end, key) - 1
         same = wait >= 0
@@ -82,7 +82,7 @@ def ranges(first: I64, last: I64) -> tuple[I64, I64]:
 
 
 def _births(profile: Profile, tracks: list[Track]) -> I64:
-    """Return int64[tracks]: the time of birth of each thread, 0 if it is before the recording or unknown."""
+    """Return int64[tracks]: birth of each thread, recording's clock; 0 if before the recording or unknown."""
     tasks = profile.tasks
     first = dict(zip(tasks.tid[::-1].tolist(), tasks.begin_ns[::-1].tolist(), strict=True))
     return np.array([first.get(track.tid, 0) for track in tracks], np.int64)

@@ -75,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def percent(text: str) -> float:
-    """Parse a percentage, with or without the sign."""
+    """Return the number in a percentage, with or without the sign."""
     return float(text.removesuffix("%"))
 
 

@@ -113,7 +113,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 class _Choose(argparse.Action):
-    """Store the format and its form."""
+    """Argparse action that stores the format and its form."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         namespace.format = str(option).removeprefix("--")
@@ -121,7 +121,7 @@ class _Choose(argparse.Action):
 
 
 def _form_of(format_: Format) -> dict[str, Any]:
-    """Return the arguments of argparse for a format's option."""
+    """Return the arguments of `add_argument` for a format's option."""
     if not format_.forms:
         return {"nargs": 0, "help": format_.doc}
     default = format_.forms[0]
@@ -198,7 +198,7 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 
 def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
-    """Return the samples of the events that the command line names, and the options with the head of a page."""
+    """Return the profile with the samples of the named events only, and the options with the head of a page."""
     if "sentences" in FORMATS[args.format].options:
         options = with_head(options, args, profile)
     return _chosen(args, profile), options

@@ -49,7 +49,7 @@ _IDS = {"stacks": "stack_id", "frames": "frame_id"}
 
 @mutable
 class Compacted:
-    """Counts of a compaction."""
+    """Counts what a compaction merged."""
 
     hours: int = 0  # partitions of all tables
     files: int = 0  # that were merged
@@ -158,7 +158,7 @@ def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]
 
 
 def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:
-    """Return the rows of all files by (host, time), one host at a time."""
+    """Yield tables of the rows of all files, sorted by (host, time), one host at a time."""
     pa = imported("pyarrow")
     parts = heapq.merge(
         *(_hosts(dataset, table, folder, one) for one in inputs if one.is_sorted),
@@ -177,7 +177,7 @@ def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) ->
 
 
 def _hosts(dataset: Dataset, table: str, folder: str, part: _Input) -> Iterator[tuple[str, Any]]:
-    """Return (host, its rows) of a compacted file, in order; a host may come twice, with other rows."""
+    """Yield (host, its rows) of a compacted file, in order of the file; a host may come twice, with other rows."""
     pc = imported("pyarrow.compute")
     for rows in _read(dataset, table, folder, part.name):
         ends = pc.run_end_encode(rows["host_id"].combine_chunks().cast("string"))
@@ -229,7 +229,7 @@ _ORDER = ("samples", "budgets", "losses", "gaps", "hosts", "stacks", "frames")
 
 @mutable
 class Expired:
-    """Counts of removed files."""
+    """Counts what `expire` removed."""
 
     hours: int = 0  # partitions of the samples
     files: int = 0  # of all tables

@@ -28,14 +28,14 @@ _SIZE = 8
 
 
 def content_id(data: bytes) -> int:
-    """Return the id of a content: 64 bits, never 0."""
+    """Return a 64-bit hash of some bytes, never 0, the id of a stack or frame."""
     digest = hashlib.blake2b(data, digest_size=_SIZE).digest()
     return int.from_bytes(digest, "little", signed=True) or 1
 
 
 @frozen
 class Content:
-    """The distinct stacks and frames of a profile's samples."""
+    """Distinct stacks and frames of a profile's samples, with ids made from their content."""
 
     stack_of: I64  # int64[stacks of the profile + 1], id of each that a sample has; the last is 0
     stack_ids: I64  # int64[s], ascending

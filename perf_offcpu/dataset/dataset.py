@@ -41,7 +41,7 @@ def folder_of(hour: int) -> str:
 
 
 def hour_of_folder(date: str, hour: str) -> int | None:
-    """Return the hour of a pair of folders, counted from 1970; None if they are no partitions."""
+    """Return the hour of `date=…` and `hour=…` folders, counted from 1970; None for other names."""
     match = _PARTITIONS.fullmatch(f"{date}/{hour}")
     try:
         time = match and datetime.datetime.fromisoformat(match[1]) + datetime.timedelta(hours=int(match[2]))
@@ -102,7 +102,7 @@ _PATTERN = re.compile(r"[*?\[\]{}\\]")
 
 @frozen
 class Dataset:
-    """A dataset: its tables are folders of `store`."""
+    """Finds the files of a dataset: each table is a folder of `store`, with a folder for each hour."""
 
     store: Store
 
@@ -147,12 +147,12 @@ class Dataset:
         return [file for file in files if file not in held]
 
     def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
-        """Return the names of the files whose rows those of `files` hold that are compacted."""
+        """Return the names of the files whose rows are in a compacted one of `files`. `names`: of the folder."""
         compacted = filter(COMPACTED.fullmatch, files)
         return {name for file in compacted for name in self.held_by(folder, file, names)}
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
-        """Return the names of the files whose rows a compacted file of a partition holds."""
+        """Return the names of the files that were merged into a compacted one. `names`: those in the folder."""
         note = note_name(compacted)
         if note not in names:
             return []

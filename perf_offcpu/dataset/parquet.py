@@ -91,7 +91,7 @@ def writer(table: str, file: Any, schema: Any) -> Any:
 
 
 def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
-    """Return a Parquet file as a buffer."""
+    """Return the Parquet file of a table's columns, as a pyarrow buffer."""
     pa = imported("pyarrow")
     rows, sink = arrow_table(table, columns), pa.BufferOutputStream()
     with writer(table, sink, rows.schema) as out:

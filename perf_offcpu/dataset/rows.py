@@ -28,7 +28,7 @@ _CLOCK_SLACK_NS = 60 * 10**9
 
 @frozen
 class Host:
-    """A host, from one boot to the next."""
+    """Identifies and describes a host from one boot to the next."""
 
     host_id: str  # /etc/machine-id, or the host name
     boot_id: str = ""  # /proc/sys/kernel/random/boot_id; "" unknown
@@ -50,7 +50,7 @@ def host_of(profile: Profile, labels: Mapping[str, str] | None = None, host_id: 
 
 @frozen
 class Span:
-    """The recorded time of a profile, UTC."""
+    """Recorded time of a profile, UTC, ns since 1970."""
 
     offset_ns: int  # UTC minus the recording's clock
     begin_ns: int
@@ -123,7 +123,7 @@ def _same_text(text: str, rows: int) -> Texts:
 
 
 def _known(texts: Texts) -> Texts:
-    """Return a column with empty texts in place of missing ones."""
+    """Return a column of texts in which "" stands for missing ones."""
     return Texts([*texts.texts, ""], np.where(texts.codes < 0, len(texts.texts), texts.codes))
 
 
@@ -163,7 +163,7 @@ def loss_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
 
 @frozen
 class Gap:
-    """Time of a host that is in no segment, UTC."""
+    """Time of a host that is in no segment, UTC, ns since 1970."""
 
     begin_ns: int
     end_ns: int

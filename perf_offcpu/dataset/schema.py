@@ -23,7 +23,7 @@ VERSION = 1  # version of the tables, in the metadata of each Parquet file (key 
 
 @frozen
 class Column:
-    """One column. `type` is an alias of pyarrow's types, or list<int64>, or map<string,string>."""
+    """Column of a table. `type` is an alias of pyarrow's types, or list<int64>, or map<string,string>."""
 
     name: str
     type: str

@@ -35,7 +35,7 @@ _MOST_HOURS = 24 * 400
 
 @frozen
 class Segment:
-    """A written segment."""
+    """Tells what `write_segment` wrote."""
 
     name: str  # of its files
     rows: int  # samples

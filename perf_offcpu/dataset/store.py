@@ -26,7 +26,7 @@ _STAGED_IN_MEMORY = 1 << 26
 
 
 class LocalStore:
-    """A local directory; it is opened once, and links below it are not followed."""
+    """Reads and writes files of a local directory; it is opened once, and links below it are not followed."""
 
     def __init__(self, path: str, *, make: bool) -> None:
         self.url = os.path.abspath(path)
@@ -121,7 +121,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A folder in a store that fsspec knows."""
+    """Reads and writes files of a folder in an object store that fsspec knows."""
 
     def __init__(self, url: str) -> None:
         fsspec = imported("fsspec")
@@ -221,12 +221,12 @@ def imported(name: str) -> Any:
 
 
 def read_all(store: Store, path: str) -> bytes:
-    """Return the content of a small file."""
+    """Return all bytes of a file, a small one."""
     with store.reader(path) as file:
         return file.read()
 
 
 def put(store: Store, path: str, data: bytes | memoryview) -> None:
-    """Write a file, whole."""
+    """Write a file that appears whole or not at all."""
     with store.replacing(path) as file:
         file.write(data)

@@ -25,7 +25,7 @@ _BY_THREADS = (WaitClass.LOCK.label, WaitClass.PIPE.label, WaitClass.STOPPED.lab
 
 @frozen
 class FleetCause:
-    """The waits of one class, without the time that threads waited for a CPU afterwards."""
+    """Sum of the waits of one class, without the time that threads waited for a CPU afterwards; ns."""
 
     wait_class: str  # "" unknown
     weight: int
@@ -35,7 +35,7 @@ class FleetCause:
 
 @frozen
 class FleetCauses:
-    """The causes of a selection, the largest first; weights in ns."""
+    """Ranking of the causes of waits of a selection, the largest first; weights in ns."""
 
     running: int | None  # on CPUs; None if it is not known
     causes: list[FleetCause]
@@ -44,7 +44,7 @@ class FleetCauses:
 
     @property
     def whole(self) -> int:
-        """Return the time of which causes are shares."""
+        """Return the ns of which causes are shares: time on CPUs and of all causes."""
         return (self.running or 0) + sum(cause.weight for cause in self.causes)
 
 

@@ -30,14 +30,14 @@ Key = tuple[Any, ...]
 
 @frozen
 class Cube:
-    """Sums of a selection by host and keys, kept by the engine."""
+    """Sums of a selection's samples by host and keys, a table that the engine keeps."""
 
     selected: Selected
     groups: Any  # an Ibis table
     recorded: dict[str, int]  # host_id → ns; hosts without recorded time are not in it
 
     def folded(self, columns: Sequence[str], most: int | None = None) -> dict[str, list[Any]]:
-        """Return the columns of the sums by fewer keys; of `most` the heaviest ones."""
+        """Return column → values of the sums by fewer keys; with `most`, only the heaviest rows."""
         sums = folded(self.groups, columns)
         return self.selected.tables.engine.run(sums if most is None else ranked(sums, most))
 
@@ -49,15 +49,15 @@ def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
 
 
 def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
-    """Return the values of the heaviest rows of all cubes, sorted. The order makes results repeatable: engines return
-    rows of equal weight in any order, and the last digit of a sum depends on the order."""
+    """Return the values of the keys of the heaviest rows of all cubes, sorted. The order makes results repeatable:
+    engines return rows of equal weight in any order, and the last digit of a sum depends on the order."""
     columns = [column_of(key) for key in keys]
     results = [cube.folded(columns, MOST) for cube in cubes]
     return sorted({row for rows in results for row in records(rows, columns)}, key=repr)
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
-    """Return float64[hosts, rows]: weight by recorded time; 0 where a host has no samples of a row."""
+    """Return float64[hosts, rows]: weight by recorded time of the host; 0 where it has no samples of a row."""
     import ibis
 
     columns = [column_of(key) for key in keys]
@@ -76,7 +76,7 @@ def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
 
 @frozen
 class Change:
-    """One row of both selections; rates are means over hosts."""
+    """Row of a comparison; `before` and `after` are means of the hosts' rates, weight by recorded time."""
 
     values: tuple[str, ...]
     frames: tuple[Name, ...]  # of a stack, root first
@@ -97,7 +97,7 @@ class Change:
 
 @frozen
 class Changes:
-    """Rows, significant ones first, by absolute change."""
+    """Compared rows of some keys: significant ones first, then by absolute change."""
 
     keys: tuple[str, ...]
     rows: list[Change]
@@ -106,7 +106,7 @@ class Changes:
 
 @frozen
 class Comparison:
-    """Two selections, compared."""
+    """Result of the comparison of two selections."""
 
     paired: bool  # the same hosts, at two times
     hosts: tuple[int, int]  # compared, before and after
@@ -125,7 +125,7 @@ def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Compariso
 
 
 class _Sides:
-    """The hosts of the two sides that are compared."""
+    """Selects the hosts that are compared, and returns their rates."""
 
     def __init__(self, before: Cube, after: Cube) -> None:
         self.cubes = before, after
@@ -145,11 +145,11 @@ class _Sides:
             )
 
     def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
-        """Return the rates of the hosts of both sides."""
+        """Return the rates of the rows on both sides: float64[hosts, rows] each."""
         return [rates(cube, keys, rows)[hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
 
     def totals(self) -> list[F64]:
-        """Return the rates of the hosts of both sides, float64[hosts, 1], over all rows."""
+        """Return the rates over all rows on both sides: float64[hosts, 1] each."""
         sides = []
         for cube, hosts in zip(self.cubes, self._rows, strict=True):
             weight = dict(records(cube.folded(["host"]), ("host", "weight")))
@@ -160,7 +160,7 @@ class _Sides:
     def changes(
         self, keys: tuple[str, ...], labels: Sequence[Key], frames: Sequence[tuple[Name, ...]], sides: Sequence[F64]
     ) -> Changes:
-        """Return the table of the rates of both sides; texts decide the order of equal changes."""
+        """Return the changes of `labels` (values of `keys`) by the rates of both sides; texts order equal changes."""
         before, after = sides
         verdicts = compare_pairs(after - before) if self.paired else compare_groups(before, after)
         means = [side.mean(axis=0).tolist() for side in sides]
@@ -200,7 +200,7 @@ _SMALLEST = 0.01  # smallest difference that matters, as a part of the whole rat
 
 @frozen
 class Outlier:
-    """A host with a rate unlike the other hosts' rates."""
+    """Host whose rate is unlike the rates of the other hosts of its service."""
 
     host: str
     group: str  # value of the label `service`; "" if there is none
@@ -212,7 +212,7 @@ class Outlier:
 
 @frozen
 class Outliers:
-    """Hosts that are unlike the others, the most deviant first."""
+    """Result of the search for outliers, the most deviant first."""
 
     keys: tuple[str, ...]
     rows: list[Outlier]

@@ -16,7 +16,7 @@ _ROW = "weight blocked runq waits waits_are_exact samples"
 
 
 def report(head: Head, tables: Sequence[Table], idle: int, causes: FleetCauses | None) -> dict[str, Any]:
-    """Return the document of `fleet report`."""
+    """Return the JSON document of `fleet report`. `idle`: weight in the tables of threads that wait for work."""
     ranking: dict[str, Any] | None = None
     if causes is not None:
         rows = [_cause(cause, head) for cause in causes.causes]
@@ -30,7 +30,7 @@ def _cause(cause: FleetCause, head: Head) -> dict[str, Any]:
 
 
 def stacks(head: Head, table: StackTable) -> dict[str, Any]:
-    """Return the document of `fleet top`."""
+    """Return the JSON document of `fleet top`."""
     rows = [fields(row, "comm weight waits classes") | {"frames": list(map(frame, row.frames))} for row in table.rows]
     return head_fields(head) | {"weight": table.weight, "stacks": table.stacks, "rows": rows}
 
@@ -47,7 +47,7 @@ def _table(table: Table) -> dict[str, Any]:
 
 
 def comparison(compared: Comparison, old: Head, new: Head) -> dict[str, Any]:
-    """Return the document of `fleet diff --baseline`; all rows, also rows without a significant change."""
+    """Return the JSON document of `fleet diff --baseline`, with all rows, also insignificant ones."""
     return head_fields(new) | {
         "baseline": old.selection,
         "paired": compared.paired,
@@ -72,7 +72,7 @@ def _change(row: Change, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def outliers(unlike: Outliers, new: Head) -> dict[str, Any]:
-    """Return the document of `fleet diff` without a baseline."""
+    """Return the JSON document of `fleet diff` without a baseline."""
     rows = [
         dict(zip(unlike.keys, row.values, strict=True))
         | {"host": row.host, "service": printable(row.group), "z": row.z}

@@ -41,7 +41,7 @@ _GONE = ("No files found", "No such file", "FileNotFoundError", "FILE_NOT_EXIST"
 
 @frozen
 class Engine:
-    """An open connection."""
+    """Runs queries over an open connection of Ibis."""
 
     name: str  # of Ibis' backend: duckdb, pyspark, clickhouse, …
     backend: Any  # ibis.backends.BaseBackend
@@ -116,7 +116,7 @@ class Engine:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Turn the engine's exceptions into one sentence."""
+        """Turn the engine's exceptions in the block into EngineError with one sentence, or FileGoneError."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of Ibis' use of its engines
@@ -144,7 +144,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 
 def records(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of some columns of a result."""
+    """Yield the rows of the columns `names` of a result, as tuples."""
     return zip(*(columns[name] for name in names), strict=True)
 
 

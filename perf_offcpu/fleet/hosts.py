@@ -19,7 +19,7 @@ _MOST_LABELS = 1000
 
 @frozen
 class Span:
-    """A host while it had the same labels. It reaches from `begin_ns` to before the host's next span."""
+    """Time in which a host had the same labels, from `begin_ns` to before the host's next span."""
 
     host_id: str
     hostname: str
@@ -81,7 +81,7 @@ def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> Non
 
 
 def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], time: str = "time_ns") -> Any:
-    """Return the samples of some spans, or the rows of another table, by the column `time`."""
+    """Return the rows of a table of samples (or another) that are of some spans, by host and by the column `time`."""
     import ibis
 
     if len(spans) == len(all_spans):

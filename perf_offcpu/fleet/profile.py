@@ -89,7 +89,7 @@ def tree_of(
 
 
 def path_names(tree: PathTree, nodes: NDArray[np.integer]) -> list[tuple[Name, ...]]:
-    """Return the names of each node's path: the comm, then functions, root first."""
+    """Return, for each node, the names on its path, root first: the comm, then functions."""
     paths = tree.paths(nodes.astype(np.int64))
     return [tuple(tree.names[name] for name in paths.row(row).tolist()) for row in range(len(nodes))]
 

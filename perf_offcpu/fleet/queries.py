@@ -35,7 +35,7 @@ _WIDE = "decimal(38, 0)"
 
 @frozen
 class Selected:
-    """Selected samples of a dataset, and their hosts."""
+    """Samples that a selection chooses, as a query that is not yet run, and their hosts."""
 
     tables: Tables
     selection: Selection
@@ -113,7 +113,7 @@ def is_column(key: str) -> bool:
 
 
 def folded(groups: Any, keys: Sequence[str]) -> Any:
-    """Sum the result of `grouped` again, by fewer keys."""
+    """Return the sums of `grouped` summed up further, by a part of its keys."""
     sums = {name: groups[name].sum() for name in SUMS if not name.endswith("_ns")}
     sums |= {"first_ns": groups.first_ns.min(), "last_ns": groups.last_ns.max()}
     return groups.group_by(list(keys)).aggregate(**sums) if keys else groups.aggregate(**sums)
@@ -153,7 +153,7 @@ def _summed(samples: Any, keys: Sequence[str]) -> Any:
 
 @frozen
 class Gap:
-    """The time that a host recorded nothing, for one cause."""
+    """Time for which a host recorded nothing, for one cause."""
 
     host: str
     cause: str
@@ -215,6 +215,6 @@ def _missing(selected: Selected) -> Losses:
 
 
 def title_of(selected: Selected) -> str:
-    """Return the title of a picture."""
+    """Return the title of a picture of the selection: events, hosts and time."""
     hosts = plural(len({span.host_id for span in selected.spans}), "host")
     return printable(f"{selected.tables.path}: {selected.selection.describe()} ({hosts})")

@@ -38,7 +38,7 @@ _MOST_STACKS = 2000  # number of heaviest stacks among which stacks with the sam
 
 @frozen
 class Head:
-    """Facts about the samples of a view."""
+    """Facts about a selection: what the lines above a view say."""
 
     source: str
     selection: str
@@ -56,7 +56,7 @@ class Head:
 
 @frozen
 class Row:
-    """Samples with the same values of some keys."""
+    """Sums of the samples with the same values of some keys."""
 
     values: tuple[str, ...]  # printable, in the order of the keys
     weight: int
@@ -70,7 +70,7 @@ class Row:
 
 @frozen
 class Table:
-    """The groups of some keys, heaviest first, or longest blocked first."""
+    """Rows by some keys, heaviest first, or longest blocked first."""
 
     keys: tuple[str, ...]
     rows: list[Row]
@@ -80,13 +80,13 @@ class Table:
 
     @property
     def more(self) -> tuple[int, int]:
-        """Return (rows, weight) over the limit."""
+        """Return (number, weight) of the rows over the limit."""
         return self.groups - len(self.rows), self.weight - sum(row.weight for row in self.rows)
 
 
 @frozen
 class StackRow:
-    """A stack of one comm, functions by name."""
+    """Sum of the samples of one comm with one stack, functions by name."""
 
     comm: str
     frames: Sequence[Name]  # root first, the comm itself not included
@@ -97,7 +97,7 @@ class StackRow:
 
 @frozen
 class StackTable:
-    """Stacks, heaviest first."""
+    """Sums of samples by comm and stack, the heaviest first."""
 
     rows: list[StackRow]
     stacks: int  # also those over the limit

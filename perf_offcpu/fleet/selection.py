@@ -22,7 +22,7 @@ _IDLE = {"hide": "left out", "only": "alone"}
 
 @frozen
 class Selection:
-    """A choice of samples: they match each given criterion, by any of its values."""
+    """Criteria for samples and hosts: a sample must match each given criterion, by any of its values."""
 
     since_ns: int | None = None  # ns since 1970, UTC; a wait is at its end
     until_ns: int | None = None  # not included
@@ -136,7 +136,7 @@ def filtered(samples: Any, selection: Selection) -> Any:
 
 
 def in_hours(table: Any, selection: Selection) -> list[Any]:
-    """Return conditions on the folders of hours, so that an engine opens only the selected hours."""
+    """Return Ibis conditions on the partitions, so that an engine opens only the folders of the selected hours."""
     import ibis
 
     conditions = []
@@ -152,7 +152,7 @@ def in_hours(table: Any, selection: Selection) -> list[Any]:
 
 
 def cut_to_times(table: Any, selection: Selection) -> tuple[Any, Any]:
-    """Return begin and end of each row, the columns `begin_ns` and `end_ns`, cut to the selected time."""
+    """Return Ibis expressions of `begin_ns` and `end_ns` of each row, cut to the selected time."""
     import ibis
 
     begin, end = table.begin_ns, table.end_ns

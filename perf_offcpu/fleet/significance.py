@@ -30,7 +30,7 @@ _TINY = 1e-9  # spread, as a part of a row's mean, below which it is taken for a
 
 @frozen
 class Verdicts:
-    """p of n rows, adjusted for their number."""
+    """p of n rows, adjusted for their number, by a permutation test."""
 
     p: F64  # float64[n]
     assignments: int  # how many were looked at, that of the data among them
@@ -98,7 +98,7 @@ def _verdicts(
 
 
 def _subsets(hosts: int, second: int) -> F64:
-    """Return float64[n, hosts]: all ways to choose the second group if they are few, else random ones."""
+    """Return float64[n, hosts], 1 for hosts of the second group: all ways to choose it if few, else random ones."""
     if math.comb(hosts, second) <= _ASSIGNMENTS:
         chosen = np.array(list(itertools.combinations(range(hosts), second)), np.int64)
     else:

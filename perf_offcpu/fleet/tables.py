@@ -33,7 +33,7 @@ _LATER = ("gaps",)  # tables that databases of this version may lack
 
 @mutable
 class Tables:
-    """The tables of a dataset, read by an engine."""
+    """Gives the tables of a dataset as Ibis tables of an engine."""
 
     path: str  # of the dataset, as the user named it
     engine: Engine
@@ -149,7 +149,7 @@ def document(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return a value of types that JSON has; others, such as times, as text."""
+    """Return a value as JSON can hold it: numbers and texts as they are, others, such as times, as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -41,7 +41,7 @@ def head(facts: Head, style: Style) -> Iterator[str]:
 
 
 def hours(ns: int) -> str:
-    """Return a long time: `12.0 s`, `3.5 h`."""
+    """Return a time in s or hours: `12.0 s`, `3.5 h`."""
     return f"{ns / 1e9:.1f} s" if ns < _HOUR else f"{ns / _HOUR:.1f} h"
 
 

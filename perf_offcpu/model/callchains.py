@@ -39,7 +39,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> U64:
-        """Return one row; for output and tests."""
+        """Return the words of row `index`, uint64; for output and tests."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     @property
@@ -79,11 +79,11 @@ class Ragged:
         return cls(offsets, values)
 
     def cut(self, lengths: I64) -> Ragged:
-        """Return the first `lengths` words (int64[n]) of each row."""
+        """Return the rows with only their first `lengths` (int64[n]) words."""
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * self.offsets[:-1], lengths, 8)))
 
     def replaced(self, rows: I64, others: Ragged) -> Ragged:
-        """Replace the rows `rows` (int64[m], distinct) by `others`."""
+        """Return the rows with those at `rows` (int64[m], distinct) replaced by the m rows of `others`."""
         if not len(rows):
             return self
         row = np.arange(len(self))
@@ -102,7 +102,7 @@ class Ragged:
 
 
 def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
-    """Return the indices start, start + 1, … of each row in turn (a ragged arange): int64[sum(lengths)]."""
+    """Return start, start + 1, …, `lengths` numbers of each row in turn (ragged arange): int64[sum(lengths)]."""
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
 
 
@@ -123,7 +123,7 @@ def hash_rows(chains: Ragged) -> U64:
 
 
 def _some_rows(chains: Ragged, which: I64 | slice, length: int) -> U64:
-    """Return rows of one length: uint64[n, length]; a view of them if no others are there."""
+    """Return rows that all have `length` words as uint64[k, length]; a view of the words if `which` is a slice."""
     if isinstance(which, slice):
         return chains.values[which.start * length : which.stop * length].reshape(-1, length)
     return rows_of(chains.values, chains.offsets[which], length)
@@ -137,7 +137,7 @@ def _mixed(words: U64) -> U64:
 
 
 def _hash_block(mixed: U64, offsets: I64) -> U64:
-    """Hash rows of different lengths by running powers, divided by the power at which each row begins."""
+    """Return uint64[n], hashes of ragged rows: running powers, divided by the power at which a row begins."""
     powers, inverses = _powers(len(mixed).bit_length())
     mixed *= powers[: len(mixed)]
     filled = np.flatnonzero(offsets[1:] > offsets[:-1])
@@ -159,7 +159,7 @@ def _powers(bits: int) -> tuple[U64, U64]:
 
 
 def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
-    """Return the different rows in order of first appearance, and int32[n], which of them each row equals."""
+    """Return the distinct rows in order of first appearance, and int32[n], the index of each row in them."""
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
     first, ids = first_of_each(hash_rows(chains))
@@ -203,7 +203,7 @@ def equal_rows(chains: Ragged, others: Ragged, other: I64 | I32) -> bool:
 
 
 class StackWords(NamedTuple):
-    """n stacks: `words[begins[i]:begins[i] + lengths[i]]`, lowest address first."""
+    """Words of n stacks: those of stack i are `words[begins[i]:begins[i] + lengths[i]]`, lowest address first."""
 
     words: U64
     begins: I64
@@ -211,19 +211,19 @@ class StackWords(NamedTuple):
 
 
 class StoredStacks(Protocol):
-    """Words of stacks that are not in memory."""
+    """Reads words of stacks that are not in memory."""
 
     @property
     def lengths(self) -> I64:
         """Return the number of words of each stack: int64[n]."""
 
     def read_stacks(self, rows: I64) -> StackWords:
-        """Read some stacks, which are valid until the next call."""
+        """Return the words of some stacks, in the order of `rows`, valid until the next call."""
 
 
 @mutable
 class Snapshots:
-    """n snapshots of 64-bit tasks."""
+    """User registers and stack words of n threads, 64-bit tasks, as columns."""
 
     # uint64[n], the registers of each, a bit for each of perf's numbers (attr.sample_regs_user)
     mask: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -234,7 +234,7 @@ class Snapshots:
         return len(self.mask)
 
     def read_stacks(self, rows: I64 | I32) -> StackWords:
-        """Read the stacks of some snapshots, which are valid until the next call."""
+        """Return the stack words of some snapshots, in the order of `rows`, valid until the next call."""
         rows = rows.astype(np.int64, copy=False)
         if not isinstance(self.stack, Ragged):
             return self.stack.read_stacks(rows)

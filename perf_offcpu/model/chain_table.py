@@ -21,7 +21,7 @@ MAX_STEPS = 100
 
 
 class ChainTable:
-    """Different callchains in order of first appearance."""
+    """Collects distinct callchains; rows are in order of first appearance."""
 
     def __init__(self) -> None:
         self._values, self._offsets = GrowingArray("u8"), GrowingArray("i8")
@@ -47,7 +47,7 @@ class ChainTable:
         return Ragged(self._offsets.release(), self._values.release())
 
     def _add_by_hash(self, chains: Ragged) -> I32 | None:
-        """Return the rows of callchains; None, and add nothing, if two have the same hash."""
+        """Return int32[n], the rows of callchains; None, and add nothing, if two distinct ones have the same hash."""
         hashes, before = hash_rows(chains), len(self)
         rows = self._index.find(hashes)
         new = np.flatnonzero(rows < 0)
@@ -65,7 +65,7 @@ class ChainTable:
         return None
 
     def _add_by_words(self, chains: Ragged) -> I32:
-        """Return the rows of callchains, found by Python's own hashes of their bytes."""
+        """Return int32[n], the rows of callchains, found by Python's own hashes of their bytes."""
         if self._by_words is None:
             self._by_words = {words: row for row, words in enumerate(_words_of(self.ragged()))}
         before = len(self._by_words)
@@ -85,7 +85,7 @@ def _words_of(chains: Ragged) -> list[bytes]:
 
 
 class HashIndex:
-    """A hash table of distinct 64-bit hashes → rows, for arrays of keys."""
+    """Maps distinct 64-bit hashes to rows, for arrays of hashes at once (open addressing)."""
 
     def __init__(self) -> None:
         self._used = 0
@@ -115,7 +115,7 @@ class HashIndex:
         return rows
 
     def add(self, hashes: U64, rows: I32) -> bool:
-        """Add different, new hashes; False, with an index of no more use, if one takes more than MAX_STEPS."""
+        """Add new, distinct hashes; False if one takes more than MAX_STEPS: the index is then of no more use."""
         self._used += len(hashes)
         if 2 * self._used > len(self._rows):
             filled = np.flatnonzero(self._rows >= 0)
@@ -142,5 +142,5 @@ class HashIndex:
         return ((hashes * _MIX) >> self._shift).view(np.int64)
 
     def _step(self, hashes: U64) -> I64:
-        """Return odd distances: in a power of two of slots, they lead through all of them."""
+        """Return int64[n], distances between the slots of a hash; odd, so that they lead through all slots."""
         return (hashes.view(np.int64) & self._mask) | 1

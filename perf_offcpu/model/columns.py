@@ -43,7 +43,7 @@ Renumber = Callable[[NDArray[Any]], NDArray[Any]]  # returns the new values of a
 
 
 class Column(NamedTuple):
-    """Declaration of a column; `sentinel` is the value that means "none"."""
+    """Declaration of a column; `sentinel` is the value that means "none", None if it has no such value."""
 
     dtype: np.dtype[Any]
     doc: str
@@ -53,7 +53,7 @@ class Column(NamedTuple):
 
 
 def column(dtype: str, doc: str, *, unit: str = "", sentinel: int | None = None, domain: Domain = "") -> Any:
-    """Declare a column of a `Table`."""
+    """Return the declaration of a column of a `Table`, for the body of its class."""
     return Column(np.dtype(dtype), doc, unit, sentinel, domain)
 
 
@@ -79,7 +79,7 @@ class Table:
 
     @classmethod
     def filled(cls, rows: int, **columns: Any) -> Self:
-        """Make a table of the given columns, converted to their dtype, and sentinels or 0 elsewhere."""
+        """Make a table of n = `rows` rows: given columns, converted to their dtype, elsewhere sentinels or 0."""
         table = cls.sparse(rows, **columns)
         for name in cls.columns:
             if columns.get(name) is None:
@@ -88,7 +88,7 @@ class Table:
 
     @classmethod
     def sparse(cls, rows: int, **columns: Any) -> Self:
-        """Make a table as `filled` does; single values, given or not, take no memory and cannot be set."""
+        """Make a table as `filled` does, but a column of one value, given or not, takes no memory and cannot be set."""
         arrays = {}
         for name, declared in cls.columns.items():
             value = columns.pop(name, None)
@@ -109,7 +109,7 @@ class Table:
         return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns if parts))
 
     def take(self, rows: Any) -> Self:
-        """Return the rows of an index array, slice or mask; columns that take no memory take none afterwards."""
+        """Return the rows of an index array, slice or mask; a column of one repeated value still takes no memory."""
         if isinstance(rows, np.ndarray) and rows.ndim == 1:
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return type(self)(*(_taken(getattr(self, name), rows, count) for name in self.columns))
@@ -138,7 +138,7 @@ class Table:
         return table
 
     def renumbered(self, changes: Mapping[str, Renumber]) -> Self:
-        """Return the table with other values in the columns of some domains; the others are shared."""
+        """Return the table with the columns of some domains changed (domain → function); other columns are shared."""
         domains = {name: declared.domain for name, declared in self.columns.items() if declared.domain in changes}
         return self.with_columns(**{name: changes[domain](getattr(self, name)) for name, domain in domains.items()})
 
@@ -160,20 +160,20 @@ def _taken(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]
 
 
 def tables_of(owner: Any) -> dict[str, Table]:
-    """Return the tables of a Recording or Profile by name."""
+    """Return field name → Table, for all tables of a Recording or Profile."""
     tables = {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}
     return {name: table for name, table in tables.items() if isinstance(table, Table)}
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the different values, ascending: np.unique() without its import of numpy.ma, some 20 ms."""
+    """Return the distinct values, ascending: np.unique() without its import of numpy.ma, some 20 ms."""
     ordered = np.sort(values)
     once: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return once
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
-    """Return which values are among ascending ones: bool[n], np.isin() without that import."""
+    """Return bool[n]: True if the value is in `ascending`; np.isin() without that import."""
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
     place = np.searchsorted(ascending, values)
@@ -182,7 +182,7 @@ def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
 
 
 class Strings:
-    """A list of unique strings that grows; ids are stable."""
+    """Interns texts: a growing list in which each text has one row, for ever; row 0 is ""."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts: list[str] = [""]
@@ -200,7 +200,7 @@ class Strings:
         return iter(self._texts)
 
     def intern(self, text: str | bytes) -> int:
-        """Return the row of a text, added if it is new."""
+        """Return the row of a text, which is appended if it is new; bytes are decoded with surrogateescape."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         row = self._ids.setdefault(text, len(self._texts))
@@ -209,7 +209,7 @@ class Strings:
         return row
 
     def intern_all(self, texts: Iterable[str | bytes]) -> U32:
-        """Return the rows of n texts: uint32[n]."""
+        """Return uint32[n]: the rows of n texts, interned in order."""
         return np.fromiter((self.intern(text) for text in texts), np.uint32)
 
     def find(self, text: str) -> int:

@@ -20,7 +20,7 @@ def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
 
 
 def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
-    """Return (begin, end) of the times between spans that are in the order of time."""
+    """Return (end of a span, begin of the next) for adjacent spans, which are in the order of time."""
     return [(earlier, later) for (_, earlier), (later, _) in pairwise(spans)]
 
 
@@ -41,6 +41,6 @@ class Sampling(NamedTuple):
 
     @property
     def period_text(self) -> str:
-        """The period in ms, or where a limit of the rate changed it, the shortest and the longest."""
+        """Return the period in ms, `10 ms`, or the shortest and the longest where a limit of the rate changed it."""
         longest = f" to {self.longest_period_ns / 1e6:.4g}" if self.longest_period_ns else ""
         return f"{self.period_ns / 1e6:g}{longest} ms"

@@ -20,7 +20,7 @@ _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class GrowingArray:
-    """An array of one dtype that grows."""
+    """Array of one dtype that grows at its end without being copied."""
 
     def __init__(self, dtype: np.dtype[Any] | str) -> None:
         self.dtype = np.dtype(dtype)
@@ -76,8 +76,8 @@ Kind = TypeVar("Kind", bound=Table)
 
 
 class GrowingColumn:
-    """A column that grows, and takes no memory as long as all of its values are the same. In a recording with millions
-    of samples, a third of the columns are so: fields that no sample has."""
+    """Column that grows, and takes no memory as long as all of its values are the same. In a recording with millions of
+    samples, a third of the columns are so: fields that no sample has."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._array = GrowingArray(dtype)
@@ -85,7 +85,7 @@ class GrowingColumn:
         self._value = np.zeros(1, dtype)
 
     def interleave(self, parts: Sequence[NDArray[Any]], runs: Sequence[I64 | slice], count: int) -> None:
-        """Append `count` values: each part's values at that part's places."""
+        """Append `count` values: those of part i go to the places `runs[i]`, counted from the old end."""
         if not len(self._array):
             if not self._repeated:
                 self._value = next(part[:1].copy() for part in parts if len(part))
@@ -113,18 +113,18 @@ def _repeats(part: NDArray[Any], value: NDArray[Any]) -> bool:
 
 
 class GrowingTable(Generic[Kind]):
-    """A table of a class that grows."""
+    """Table of one class whose columns grow at their end."""
 
     def __init__(self, kind: type[Kind]) -> None:
         self._kind = kind
         self._columns = {name: GrowingColumn(declared.dtype) for name, declared in kind.columns.items()}
 
     def append(self, table: Kind) -> None:
-        """Add rows."""
+        """Append the rows of a table."""
         self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Append rows of several tables at places (int64[], ascending) that together are all from 0 to n - 1."""
+        """Append rows of several tables at places (int64[], ascending), from the old end on; together 0 to n - 1."""
         count = sum(map(len, places))
         runs = [_as_run(place) for place in places]
         for name, column in self._columns.items() if count else ():

@@ -62,14 +62,14 @@ def shifted(by: int) -> Renumber:
 
 
 def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
-    """Return a recording or profile with other values in the columns of some domains."""
+    """Return a recording or profile with the columns of some domains changed (domain → function) in all tables."""
     tables: dict[str, Any] = {name: table.renumbered(changes) for name, table in tables_of(part).items()}
     return dataclasses.replace(part, **tables)
 
 
 def join(parts: Sequence[Part], nr_cpus: int) -> Part:
     """Join recordings, or profiles, to one whose rows come part by part. Recordings have no snapshots, because those
-    are unwound before. `nr_cpus` are the CPUs of all together."""
+    are unwound before. `nr_cpus`: the number of CPUs of all of them together."""
     strings, evsels, chains = Strings(), dict[tuple[object, ...], tuple[int, Evsel]](), ChainTable()
     first: Counter[str] = Counter()
     done: list[Part] = []
@@ -117,7 +117,7 @@ def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
 
 
 def _key(evsel: Evsel) -> tuple[object, ...]:
-    """Return the properties that equal events share: name, counted event, and fields of samples."""
+    """Return the properties in which events must agree to become one: name, counted event, and fields of samples."""
     attr = evsel.attr
     period = 0 if attr.sample_type & SampleType.PERIOD else (attr.sample_period, attr.flags & AttrFlag.FREQ)
     counted = attr.type, attr.config, attr.config1, attr.config2
@@ -134,7 +134,7 @@ def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int
 
 
 def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
-    """Return the meta of all parts; different texts are listed."""
+    """Return the meta of the joined parts; texts that differ are listed."""
     clock = next((meta for meta in metas if meta.wall_clock_ns), metas[0])
     commands = dict.fromkeys(meta.cmdline for meta in metas if meta.cmdline)
     builds = {meta.kernel_build_id for meta in metas}

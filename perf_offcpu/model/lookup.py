@@ -46,7 +46,7 @@ _MAX_ID = 1 << 22  # all thread ids are smaller (the kernel's PID_MAX_LIMIT)
 
 
 def _first_row(first_rows: I32 | None, ids: I32, wanted: I32) -> I32:
-    """Return int32[n]: the first row of each id, -1 none."""
+    """Return int32[n]: first row in `ids` of each wanted id, -1 none; `first_rows`: id → row + 1, None unknown."""
     if first_rows is None:
         slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         return np.where(ids[slot] == wanted, slot, -1).astype(np.int32)
@@ -60,7 +60,7 @@ KERNEL_DSO = "[kernel.kallsyms]"
 
 
 class KernelMap(NamedTuple):
-    """The kernel's own map: a symbol (`_text`), its recorded address, the build-id in hex; "", 0 unknown."""
+    """Mapping of the kernel itself: a symbol (`_text`), its recorded address, the build-id in hex; "", 0 unknown."""
 
     symbol: str = ""
     address: int = 0
@@ -68,7 +68,7 @@ class KernelMap(NamedTuple):
 
 
 def kernel_map(recording: Recording) -> KernelMap:
-    """Find the map of the kernel itself, not of its modules."""
+    """Return the mapping of the kernel itself, not of its modules; an empty KernelMap if there is none."""
     maps, dsos, strings = recording.maps, recording.dsos, recording.strings
     for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
         path = strings[int(dsos.path[maps.dso[row]])]

@@ -17,7 +17,7 @@ from perf_offcpu.structs import mutable
 
 
 class ProgramRule(NamedTuple):
-    """Class and idleness of waits by the functions of a program; see Documentation/wait-classes.md.
+    """Class and idleness of the waits in functions of a program; see Documentation/wait-classes.md.
 
     `frames` to `syscall` are regular expressions for whole names, separated by blanks; "" matches all. Code without a
     name is called by its file, `[python3.11]`.
@@ -104,7 +104,7 @@ class Objects(Table):
 
 @mutable
 class Profile:
-    """The input of all converters and reports."""
+    """Symbolized recording: the input of all converters and reports."""
 
     samples: ProfileSamples = field(default_factory=ProfileSamples)
     stacks: Stacks = field(default_factory=Stacks)
@@ -127,7 +127,7 @@ class Profile:
         return build_id or (self.meta.kernel_build_id if self.strings[dso] in _KERNEL_DSOS else "")
 
     def is_offcpu(self) -> Bool:
-        """Return bool[samples]: the samples of off-cpu time."""
+        """Return bool[samples]: True for waits and sums of waits."""
         return self.samples.has(SampleFlag.OFFCPU)
 
     def is_still_blocked(self) -> Bool:

@@ -40,7 +40,7 @@ def build_stack_tree(chains: Ragged) -> tuple[I32, I32, I32]:
 
 
 def depths(parent: I32) -> I64:
-    """Return int64[n]: the nodes from the root to each node, both included; in log2(depth) passes."""
+    """Return int64[n]: number of nodes from the root to each node, both included; in log2(depth) passes."""
     depth = np.ones(len(parent), np.int64)
     above = parent.astype(np.int64)
     while True:
@@ -53,7 +53,7 @@ def depths(parent: I32) -> I64:
 
 
 def path_lengths(parent: I32, nodes: I64) -> I64:
-    """Return int64[k]: the depths of some nodes, 0 for -1; by climbing, which is cheaper for few nodes."""
+    """Return int64[k]: depth of each given node (1 for a root), 0 for -1; by climbing, cheaper for few nodes."""
     length = np.zeros(len(nodes), np.int64)
     live = np.flatnonzero(nodes >= 0)
     node = nodes[live]
@@ -81,7 +81,7 @@ def paths_of_nodes(parent: I32, nodes: I64, *, leaf_first: bool = False) -> tupl
 
 
 def frames_of(parent: I32, frame: I32, stack: int) -> list[int]:
-    """Return the frame ids of one stack, root first; for output and tests."""
+    """Return the frame rows of one stack, root first; for output and tests. `stack`: row of the leaf, -1: []."""
     frames = []
     while stack >= 0:
         frames.append(int(frame[stack]))

@@ -18,14 +18,14 @@ _RETRY_INFO = b"/google.rpc.RetryInfo"
 
 @frozen
 class Answer:
-    """The answer of a server that accepted a message, perhaps in part."""
+    """Answer of a server that accepted a message, perhaps without some of its samples."""
 
     rejected: int = 0  # profiles of the message that it did not take
     text: str = ""  # its remark, printable; "" for none
 
 
 def export_answer(data: bytes) -> Answer:
-    """Return the answer in an ExportProfilesServiceResponse; an empty answer if it is malformed."""
+    """Return the answer in an ExportProfilesServiceResponse (protobuf); an empty Answer if it is malformed."""
     partial = _message(data, 1)
     return Answer(max(_number(partial, 1), 0), shown(_last(partial, 2)))
 
@@ -74,28 +74,28 @@ def _bounded(seconds: float) -> float:
 
 
 def _number(data: bytes, number: int) -> int:
-    """Return field `number` of a message, an int64; 0 if it is absent."""
+    """Return field `number` of a protobuf message, an int64; 0 if it is absent."""
     numbers = [value for field, value in _fields(data) if field == number and isinstance(value, int)]
     return numbers[-1] - (numbers[-1] >> 63 << 64) if numbers else 0
 
 
 def _parts(data: bytes, number: int) -> list[bytes]:
-    """Return all values of field `number`, strings or messages."""
+    """Return the raw bytes of each length-delimited field `number` of a protobuf message, in order."""
     return [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
 
 
 def _last(data: bytes, number: int) -> bytes:
-    """Return field `number`, a string; b"" if it is absent."""
+    """Return the last value of the length-delimited field `number` of a protobuf message, raw bytes; b"" if absent."""
     return (_parts(data, number) or [b""])[-1]
 
 
 def _message(data: bytes, number: int) -> bytes:
-    """Return field `number`, a message; several values are concatenated, which merges them."""
+    """Return field `number`, an embedded message, encoded; several values are concatenated, which merges them."""
     return b"".join(_parts(data, number))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
-    """Yield (number, value) of each field up to the first malformed one; None for numbers of fixed size."""
+    """Yield (number, value) of each protobuf field up to the first malformed one; None for numbers of fixed size."""
     offset = 0
     while offset < len(data):
         tag, offset = _varint(data, offset)
@@ -112,7 +112,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Return (number, offset after it); an offset beyond the end if the number is cut off."""
+    """Return (value of the varint, offset after it); an offset beyond the end if it is cut off."""
     value = 0
     for shift in range(0, 70, 7):
         if offset >= len(data):

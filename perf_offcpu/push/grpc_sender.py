@@ -23,7 +23,7 @@ _BAD_CERTIFICATES = "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check fa
 
 
 class GrpcSender:
-    """A channel to a gRPC server."""
+    """Sends messages over a channel to a gRPC server."""
 
     def __init__(self, target: Target, options: SendOptions) -> None:
         self._grpc = import_grpc()
@@ -83,7 +83,7 @@ class GrpcSender:
 
 
 def import_grpc() -> Any:
-    """Return the module grpc, which then logs nothing."""
+    """Import grpc with its C core's log switched off; return the module."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log has text of the server as it came
     try:
         import grpc

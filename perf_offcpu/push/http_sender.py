@@ -23,8 +23,8 @@ _SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
 
 
 class _HeadReader:
-    """The file of a connection while the head of an answer is read from it. http.client takes an end of the connection
-    for the end of the head, and so `HTTP/1.1 200` for success."""
+    """File from which http.client reads the head of an answer. It takes an end of the connection for the end of the
+    head, and so `HTTP/1.1 200` for success; this raises instead."""
 
     def __init__(self, file: Any) -> None:
         self.file, self._lines = file, 0
@@ -41,7 +41,7 @@ class _HeadReader:
 
 
 class _Response(http.client.HTTPResponse):
-    """An answer whose head is complete."""
+    """HTTP answer that is only accepted with a complete head."""
 
     def begin(self) -> None:
         """Read the head."""
@@ -51,7 +51,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class HttpSender:
-    """A connection to an HTTP server."""
+    """Sends messages over a connection to an HTTP server, which is kept open."""
 
     def __init__(self, target: Target, options: SendOptions) -> None:
         self._target, self._options = target, options
@@ -131,7 +131,7 @@ class HttpSender:
         return self._judge(connection.getresponse())
 
     def _judge(self, response: http.client.HTTPResponse) -> Answer:
-        """Return the answer, or raise the error that its status means."""
+        """Return the Answer of a successful response; raise the PushError that another status means."""
         data = response.read(MOST_BYTES)
         if response.length and len(data) < MOST_BYTES:
             raise http.client.IncompleteRead(data)

@@ -54,7 +54,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def labels_of(profile: Profile, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the given labels in OpenTelemetry's spelling, with the host and a service."""
+    """Return the labels of a profile: the given ones in OpenTelemetry's spelling, plus a host and a service."""
     named = {_ALIASES.get(name, name): value.strip() for name, value in labels.items()}
     spelled = {underscored(name) for name in named}
     host = printable(profile.meta.hostname).strip()[:_LONGEST]

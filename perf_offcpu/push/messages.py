@@ -27,7 +27,7 @@ _LEVEL = 1
 
 
 class Form(NamedTuple):
-    """The form of a server's messages."""
+    """Functions that make the request of a kind of server."""
 
     encode: Callable[[Waits, Mapping[str, str]], bytes]  # waits and labels → profile, whose size is limited
     wrap: Callable[[bytes, Mapping[str, str]], bytes]  # profile and labels → request
@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
 @frozen
 class Message:
-    """A request for one target."""
+    """Request for one target, and what it holds."""
 
     body: bytes
     samples: int  # samples of the profile that are summed up in it
@@ -43,7 +43,7 @@ class Message:
 
 
 def messages(form: Form, profile: Profile, labels: Mapping[str, str]) -> Iterator[Message]:
-    """Make the messages of the waits of a profile; none if it has no waits. `labels` are of all samples; `service` and
+    """Yield the messages of the waits of a profile; none if it has no waits. `labels` are of all samples; `service` and
     `host` stand for OpenTelemetry's names of service and host. Raise UsageError if a server would refuse a label."""
     check_labels(labels)
     own = labels_of(profile, labels)

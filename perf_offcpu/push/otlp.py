@@ -33,7 +33,7 @@ _BUILD_ID = "process.executable.build_id.gnu"  # https://opentelemetry.io/docs/s
 
 
 def request(waits: Waits, labels: Mapping[str, str]) -> bytes:
-    """Return the request, not compressed; `labels` become attributes of the resource."""
+    """Return an ExportProfilesServiceRequest, encoded, not compressed; `labels` are attributes of the resource."""
     tables = _Dictionary(Locations(waits.profile, Options()))
     profile = tables.profile(waits)
     scope = field(1, SCOPE) + field(2, version())
@@ -43,14 +43,14 @@ def request(waits: Waits, labels: Mapping[str, str]) -> bytes:
 
 
 class _Dictionary:
-    """The dictionary of one request; entry 0 of each table is empty and means none."""
+    """Builds the ProfilesDictionary of one request; entry 0 of each table is empty and means none."""
 
     def __init__(self, tables: Locations) -> None:
         self.tables = tables
         self._attributes = {b"": 0}
 
     def profile(self, waits: Waits) -> bytes:
-        """Return the Profile message."""
+        """Return the encoded Profile message of some waits, and add what it refers to."""
         string, meta = self.tables.string, waits.profile.meta
         name, unit = waits.content.types[0]
         samples = b"".join(self._samples(waits.content))
@@ -60,7 +60,7 @@ class _Dictionary:
         return head + field(7, blake2b(head, digest_size=16).digest())
 
     def _samples(self, content: Content) -> Iterator[bytes]:
-        """Write a sample for each stack with its labels."""
+        """Yield an encoded Sample for each distinct pair of stack and labels."""
         sets = pb.from_bytes([self._label_set(label_set) for label_set in content.label_sets])
         first, group_of = group(self.tables.of_sample, content.label_set)
         values = varints(sum_by(group_of, content.values[0], len(first)))
@@ -77,7 +77,7 @@ class _Dictionary:
         return self._attributes.setdefault(body, len(self._attributes))
 
     def encoded(self) -> Iterator[bytes]:
-        """Return the tables; strings last, when all of them are known."""
+        """Yield the encoded tables; strings last, when all of them are known."""
         tables = self.tables
         yield from (field(1, message) for message in (b"", *map(self._mapping, tables.mappings)))
         yield from (field(2, message) for message in (b"", *map(_location, tables.locations)))

@@ -21,7 +21,7 @@ def tls_context(ca: str) -> ssl.SSLContext:
 
 
 def authorities(ca: str) -> bytes:
-    """Return the PEM of the authorities for gRPC, which has a list of its own, not the system's; or UsageError."""
+    """Return PEM for gRPC, which does not use the system's list: of `ca`, "" the system's; or raise UsageError."""
     certificates = tls_context(ca).get_ca_certs(binary_form=True)
     if not certificates:
         raise UsageError("grpcs: the system has no certificates of authorities: name some with --push-ca")
@@ -51,7 +51,7 @@ class ServerRefused(Refused):
 
 @frozen
 class SendOptions:
-    """Options of connections to targets."""
+    """Options of connections to all targets."""
 
     headers: tuple[tuple[str, str], ...] = ()  # of each request: credentials, tenants
     ca: str = ""  # PEM of the certificates that sign the server's; "" for the system's

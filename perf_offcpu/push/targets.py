@@ -14,7 +14,7 @@ from perf_offcpu.text import printable
 
 @frozen
 class Server:
-    """A kind of servers."""
+    """Kind of servers, such as Pyroscope: its word in targets, its paths, headers and form of messages."""
 
     word: str  # before the equals sign of a target
     path: str  # of the request over HTTP
@@ -68,7 +68,7 @@ _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 @frozen
 class Target:
-    """A server that accepts profiles."""
+    """Address of a server that accepts profiles."""
 
     server: Server
     url: str  # as given, without a slash at its end; for messages to people

@@ -35,13 +35,13 @@ MOST_SAMPLES = 15_000  # number of samples of a part: Pyroscope accepts 16 000 p
 
 @frozen
 class Waits:
-    """Waits of a profile, sent as one message if that is small enough."""
+    """Waits of a profile with their label sets; they become one message, or several if that would be too large."""
 
     profile: Profile
     content: Content  # one type; label sets in OpenTelemetry's spelling
 
     def take(self, rows: I64) -> Waits:
-        """Return some of the samples, in the given order."""
+        """Return the waits of some samples, in the order of `rows`."""
         content, label_set = self.content, self.content.label_set[rows]
         first, group_of = group(label_set)
         sets = [content.label_sets[number] for number in label_set[first].tolist()]
@@ -63,7 +63,7 @@ def waits_of(profile: Profile) -> Waits:
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:
-    """Return names of threads, OTHERS for threads with little off-CPU time, and int64[samples], the rows."""
+    """Return names of threads, OTHERS for those with little off-CPU time, and int64[samples]: index in them."""
     first, group_of = group(profile.samples.comm)
     weights = sum_by(group_of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
     comms = [printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()]
@@ -101,7 +101,7 @@ def _without_kernel_addresses(profile: Profile) -> Profile:
 
 
 def _with_time(profile: Profile) -> Profile:
-    """Return the profile with a time: if its recording has none, it ended now."""
+    """Return the profile with a wall-clock time; if its recording has none, as if it ended now."""
     if utc_ns(profile):
         return profile
     meta = profile.meta

@@ -36,14 +36,14 @@ _TIMERS = DEVICES[2:]
 
 @frozen
 class StackHeld(HeavyStack):
-    """A stack of a bottleneck while other threads wait for it."""
+    """Stack in which threads of a bottleneck were while others waited for them."""
 
     how: Held  # RUNNING: of CPU samples; WAITING: of a wait
 
 
 @frozen
 class Bottleneck:
-    """A component of the wait-for graph; times in ns."""
+    """Component of the wait-for graph, a thread or a knot of threads, and the waits that end in it; ns."""
 
     members: tuple[str, ...]
     is_knot: bool
@@ -56,13 +56,13 @@ class Bottleneck:
 
     @property
     def held_ns(self) -> int:
-        """Return the time of waits that end in it."""
+        """Return the ns of the waits that end in it."""
         return sum(self.held.values())
 
 
 @frozen
 class Bottlenecks:
-    """The largest bottlenecks."""
+    """Report on the bottlenecks with the largest weight."""
 
     source: str
     total_ns: int  # of all waits, those for a CPU included
@@ -99,7 +99,7 @@ def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budge
 
 
 def _slept(name: str, graph: Any) -> int:
-    """Return the time of threads' own waits for a timer; 0 for other nodes."""
+    """Return the ns of a comm's own waits for a timer; 0 for other nodes."""
     edges = graph.in_edges(name, data="waited") if name in _TIMERS else ()
     return sum(waited for _, _, waited in edges)
 
@@ -136,7 +136,7 @@ def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck
 
 
 class _Stacks:
-    """The stacks of waits and CPU samples, with the weight that each holds."""
+    """Finds stacks of waits and CPU samples, with the weight that each holds."""
 
     def __init__(self, profile: Profile, timeline: Timeline, cascade: Cascade) -> None:
         self._profile = profile
@@ -160,7 +160,7 @@ class _Stacks:
         self._bare -= sum_by(label_of[track], parts, len(labels))
 
     def of(self, members: tuple[str, ...]) -> tuple[list[StackHeld], int, int]:
-        """Return (the heaviest stacks, ns in others, ns of running without a sample)."""
+        """Return (the heaviest stacks of some members, ns in their others, ns of running without a sample)."""
         numbers = [self._label[member] for member in members]
         is_own, stacks = np.isin(self._of, numbers), list[StackHeld]()
         for state in (Held.WAITING, Held.RUNNING):

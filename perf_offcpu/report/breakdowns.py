@@ -25,7 +25,7 @@ BLOCKED = "blocked"  # the key that sorts the rows of a table by time blocked, w
 
 @frozen
 class GroupRow:
-    """Samples with the same values of some keys."""
+    """Sum of the samples with the same values of some keys."""
 
     values: tuple[str, ...]  # printable, in the order of the keys
     total: Total
@@ -35,7 +35,7 @@ class GroupRow:
 
 @frozen
 class GroupTable:
-    """The groups of some keys, heaviest first, or longest blocked first."""
+    """Sums of samples by some keys, heaviest first, or longest blocked first."""
 
     keys: tuple[str, ...]
     rows: list[GroupRow]
@@ -67,7 +67,7 @@ def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int 
 
 @frozen
 class FunctionRow:
-    """A function in all threads, or a mark such as "[truncated]"."""
+    """Sums of a function over all threads, or of a mark such as "[truncated]"."""
 
     name: Name
     inclusive: int  # weight of the samples that have it on their stack; recursion counts nothing twice
@@ -76,7 +76,7 @@ class FunctionRow:
 
 @frozen
 class FunctionTable:
-    """The functions by inclusive weight; they overlap, so their weights do not add up to the total."""
+    """Functions, the largest inclusive weight first; they overlap, so their weights do not add up to the total."""
 
     rows: list[FunctionRow]
     more: int  # number of functions over the limit
@@ -95,7 +95,7 @@ def function_table(subject: Profile, limit: int | None = None) -> FunctionTable:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Single waits of lengths from `low` to below `high` (ns; None: no limit)."""
+    """Sum of the single waits of lengths from `low` to below `high` (ns; None: no limit)."""
 
     low: int
     high: int | None
@@ -105,7 +105,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The lengths of all waits of a report. Of sums only the total is known."""
+    """Waits of a report by length. Of sums only the total is known."""
 
     buckets: list[Bucket]  # ascending; the first and the last are not empty, those between may be
     sums: int  # number of samples that are sums
@@ -113,7 +113,7 @@ class Histogram:
 
 
 def histogram(samples: ProfileSamples) -> Histogram:
-    """Count off-cpu samples by length."""
+    """Return the number and weight of off-cpu samples by length."""
     is_sum = samples.has(SUM_FLAGS)
     length = samples.length_ns()[~is_sum]
     bucket = np.searchsorted(np.array(EDGES, np.int64), np.maximum(length, 0), side="right") - 1
@@ -127,7 +127,7 @@ def histogram(samples: ProfileSamples) -> Histogram:
 
 @frozen
 class HeavyStack:
-    """A stack of one comm with the weight of its samples."""
+    """Sum of the samples of one comm with one stack."""
 
     comm: str
     frames: tuple[Name, ...]  # root first
@@ -135,7 +135,7 @@ class HeavyStack:
 
     @property
     def labels(self) -> list[str]:
-        """Return the names of the frames."""
+        """Return the labels of the frames, root first."""
         return [name.label for name in self.frames]
 
 
@@ -155,7 +155,7 @@ def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[He
 
 @frozen
 class Oversleep:
-    """The sleeps that lasted as long as asked, or longer; ns."""
+    """By how much sleeps that were not interrupted lasted longer than asked; ns."""
 
     sleeps: int
     median: int  # time over the time asked for

@@ -127,17 +127,17 @@ def _histogram(table: Histogram) -> dict[str, Any]:
 
 
 def object_fields(table: ObjectTable) -> dict[str, Any]:
-    """Return the table of objects."""
+    """Return a table of objects as the fields of a JSON document."""
     return {"rows": list(map(row_fields, table.rows)), "more": cut_fields(table.more), "without": table.without}
 
 
 def row_fields(row: ObjectRow) -> dict[str, Any]:
-    """Return the fields of an object."""
+    """Return an object as the fields of a JSON document."""
     return fields(row, "name kind wait_class") | total_fields(row.total) | fields(row, "threads role by")
 
 
 def lock_fields(lock: LockRow) -> dict[str, Any]:
-    """Return the fields of a lock; `role` says whether its hands are holders or releasers."""
+    """Return a lock as the fields of a JSON document; `role` says whether its hands are holders or releasers."""
     counts = fields(lock, "queue hand_overs changed weight_known weight_unknown waiting_in")
     hands = [
         fields(hand, "comm pid tid weight times function") | {"frames": list(map(frame, hand.frames))}

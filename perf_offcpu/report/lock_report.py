@@ -29,7 +29,7 @@ _FUNCTIONS = 2
 
 @frozen
 class LockReport:
-    """The locks of a recording; weights in ns."""
+    """Report on the locks of a recording; weights in ns."""
 
     source: str  # the recording
     total: int  # off-cpu time of all waits
@@ -116,7 +116,7 @@ def _waiting_in(lock: LockRow) -> str:
 
 
 def _hands(lock: LockRow, style: Style) -> Iterator[str]:
-    """Print the holders, or releasers, of a lock, with the stacks in which they released it."""
+    """Yield the lines of a lock's holders, or releasers, with the stacks in which they released it."""
     hands, functions = lock.hands, [hand.function for hand in lock.hands]
     if not hands:
         return

@@ -34,7 +34,7 @@ _INTERRUPT = -2
 
 @frozen
 class ObjectRow:
-    """The waits for one object."""
+    """Sum of the waits for one object, and who held or released it."""
 
     name: str
     kind: str  # of `ObjectKind`, in lower case
@@ -47,7 +47,7 @@ class ObjectRow:
 
 @frozen
 class ObjectTable:
-    """The objects, heaviest first; objects of waits for the next piece of work come last."""
+    """Waits by object, heaviest first; objects of waits for the next piece of work come last."""
 
     rows: list[ObjectRow]
     more: tuple[int, int]  # (rows, weight) over the limit
@@ -56,7 +56,7 @@ class ObjectTable:
 
 @frozen
 class Hand:
-    """A thread that held a lock, or released it, while others waited."""
+    """Thread that held a lock, or released it, while others waited."""
 
     comm: str
     pid: int
@@ -69,7 +69,7 @@ class Hand:
 
 @frozen
 class LockRow:
-    """The waits for one lock."""
+    """Sum of the waits for one lock, its queue and its holders."""
 
     row: ObjectRow
     queue: int  # most threads that waited at one time
@@ -84,7 +84,7 @@ class LockRow:
 
 @frozen
 class LockTable:
-    """The locks, heaviest first."""
+    """Waits by lock, heaviest first."""
 
     rows: list[LockRow]
     more: tuple[int, int]
@@ -93,7 +93,7 @@ class LockTable:
 
 @mutable
 class _Hands:
-    """Holders or releasers of objects. Each row of the columns after `is_held` is a pair of thread and object."""
+    """Holders or releasers of objects as columns: after `is_held`, a row is a pair of thread and object (its rank)."""
 
     is_held: Bool  # bool[objects]
     of: I64  # the object
@@ -104,7 +104,7 @@ class _Hands:
 
 
 class _Objects:
-    """The objects of some samples, by name, heaviest first."""
+    """Groups samples by the name of their object, heaviest first."""
 
     def __init__(
         self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64, idle: Bool
@@ -154,7 +154,7 @@ class _Objects:
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:
-        """Return the threads that held objects, for objects of which any wait has a known holder."""
+        """Return the holders of those objects of which any wait has a known holder. `rank_of_name`: string → object."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])
@@ -183,7 +183,7 @@ class _Objects:
 
 
 def _comms(profile: Profile, tid: I64 | I32, time_ns: I64) -> I64:
-    """Return int64[n]: strings, the comms of threads at some times; -1 for thread -1."""
+    """Return int64[n]: row in strings of the comm of each tid at `time_ns`; -1 for tid -1."""
     comms = profile.comms
     row = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), time_ns)
     return np.where(tid < 0, -1, np.append(comms.comm, 0).astype(np.int64)[row])
@@ -238,7 +238,7 @@ def lock_table(
 
 
 def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[Hand]]:
-    """Return the threads that held, or else released, each object, by weight."""
+    """Return, for each object, the threads that held it, or if none is known, released it, by weight."""
     samples, strings, held, object_of = profile.samples, profile.strings, objects.held, objects.of
     hands: list[list[Hand]] = [[] for _ in range(objects.number)]
     released = np.flatnonzero((object_of >= 0) & (holders.released >= 0))
@@ -268,7 +268,7 @@ def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[H
 
 
 def _heaviest_stack(group_of: I64, stack: I64, weight: I64, groups: int) -> I64:
-    """Return int64[groups]: the stack with most weight of each group; -1 for none."""
+    """Return int64[groups]: row of the stack with most weight of each group; -1 for none."""
     result = np.full(groups, -1, np.int64)
     rows = np.flatnonzero(stack >= 0)
     first, pair = group(group_of[rows], stack[rows])

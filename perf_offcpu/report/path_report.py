@@ -24,7 +24,7 @@ _SHOWN_RIVALS, _LEAST_RIVALS = 3, 10  # comms that are named, and CPU samples be
 
 @frozen
 class PathReport:
-    """A critical path, summed up; times in ns."""
+    """Sums of a critical path; times in ns."""
 
     source: str  # the recording
     comm: str
@@ -47,7 +47,7 @@ class PathReport:
         return self.end_ns - self.begin_ns
 
     def spent_ns(self, doing: Doing) -> int:
-        """Return the time of the path in a state."""
+        """Return the ns of the path in a state, over all threads."""
         return sum(row.ns for row in self.rows if row.doing == doing)
 
 

@@ -35,7 +35,7 @@ _FIXED = 1 << 20
 
 @frozen
 class SerialRow:
-    """Time that threads of one comm ran in one function; times in ns."""
+    """Sum of the time in which threads of one comm ran in one function; ns."""
 
     comm: str
     function: str  # NOT_SAMPLED for threads without CPU samples, FOR_CPU for the time of preemption
@@ -46,7 +46,7 @@ class SerialRow:
 
 @frozen
 class LoneWaits:
-    """Waits of one kind that ended when one thread ran; times in ns."""
+    """Sum of the waits of one kind at whose end a single thread ran; ns."""
 
     comm: str
     wait_class: str
@@ -60,7 +60,7 @@ class LoneWaits:
 
 @frozen
 class SerialReport:
-    """Hold the serial part of a program's time; times in ns."""
+    """Report on the serial part of a program's time; ns."""
 
     source: str
     threads: int
@@ -111,7 +111,7 @@ def serial_of(
 
 
 def _preempted(profile: Profile, timeline: Timeline, chosen: Bool, recorded_ns: int) -> int:
-    """Return the time of the budget in which the threads were preempted, less that of recorded waits."""
+    """Return the ns for which the threads were preempted, by their budgets, less `recorded_ns`, in recorded waits."""
     budget = profile.budget
     tracks = [timeline.tracks[row] for row in np.flatnonzero(chosen).tolist()]
     ids = {(track.pid, track.tid) for track in tracks}

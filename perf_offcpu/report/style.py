@@ -20,7 +20,7 @@ NOT_KNOWN = "-"
 
 @frozen
 class Style:
-    """Choices of the output."""
+    """Options of the text of reports: unit of times, width, colours, order of frames."""
 
     unit: str = "ms"  # unit of time, a key of UNITS
     leaf_first: bool = False  # begin stacks with the function that waited (`-g callee`), else with the root
@@ -39,7 +39,7 @@ class Style:
 
 
 def comment(text: str) -> str:
-    """Return a comment line. It is never cut, because totals and losses are in comments."""
+    """Return a line that begins with `#`; unlike rows it is never cut: totals and losses are in comments."""
     return f"# {printable(text)}"
 
 
@@ -49,7 +49,7 @@ def heading(text: str, style: Style) -> str:
 
 
 def section(text: str, style: Style) -> tuple[str, str, str]:
-    """Return the lines that begin a part with a table or stacks."""
+    """Return the lines above a table or stacks: the title between others."""
     return "#", heading(text, style), "#"
 
 
@@ -88,12 +88,12 @@ def plural(number: int, thing: str, text: str = "") -> str:
 
 
 def share(weight: int, whole: int) -> str:
-    """Return a weight as percentage of the whole."""
+    """Return a weight in percent of the whole, as text."""
     return f"{100 * weight / whole if whole else 0:.2f}%"
 
 
 def share_colour(weight: int, whole: int) -> str:
-    """Return the colour of a weight's share."""
+    """Return the colour code of a weight's share; "" for none."""
     percent = 100 * weight / (whole or 1)
     return RED if percent >= _RED_FROM else GREEN if percent >= _GREEN_FROM else ""
 
@@ -121,7 +121,7 @@ _ELLIPSIS = "…"
 
 @frozen
 class Column:
-    """A column of a text table."""
+    """Column of a text table: title and printable cells."""
 
     title: str  # its heading
     cells: Sequence[str]  # the texts, a line each, printable
@@ -130,23 +130,23 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Terminal columns that the column takes."""
+        """Return the terminal columns of the widest cell, title included."""
         return max(map(display_width, (self.title, *self.cells)))
 
 
 def weights(title: str, values: Iterable[int | None], unit: str, style: Style, spare: int = 0) -> Column:
-    """Return a column of weights; the style's unit of times follows the title."""
+    """Return a column of weights; `title` gets the style's unit if `unit` is "ns"; None is shown as not known."""
     shown_unit = f" {style.unit}" if unit == "ns" else ""
     return Column(f"{title}{shown_unit}", [amount(value, unit, style) for value in values], spare=spare)
 
 
 def times(title: str, values: Iterable[int | None], style: Style, spare: int = 0) -> Column:
-    """Return a column of times in ns."""
+    """Return a column of times: `values` are ns, cells in `style.unit`, which follows the title; None: not known."""
     return weights(title, values, "ns", style, spare)
 
 
 def shares(values: Iterable[int], whole: int) -> Column:
-    """Return the column of the shares of a whole."""
+    """Return the column `Share`: each value in percent of the whole."""
     return Column("Share", [share(value, whole) for value in values])
 
 

@@ -46,7 +46,7 @@ _CAUSE_OF_FLAG = {
 
 @frozen
 class EventRow:
-    """All samples of one event."""
+    """Sum of all samples of one event."""
 
     name: str
     unit: str
@@ -56,7 +56,7 @@ class EventRow:
 
 @frozen
 class ThreadRow:
-    """A thread under one name; a thread that changed its comm has several."""
+    """Sum of a thread under one name; a thread that changed its comm has several."""
 
     comm: str
     pid: int
@@ -68,7 +68,7 @@ class ThreadRow:
 
 @frozen
 class StackRow:
-    """A stack of one comm, functions by name."""
+    """Sum of the samples of one comm with one stack, functions by name."""
 
     comm: str
     frames: tuple[Name, ...]  # root first, the comm itself not included
@@ -113,7 +113,7 @@ class Summary:
 
 @frozen
 class Limits:
-    """Most rows of each list; None for all."""
+    """Largest number of rows of each list of a report; None for all."""
 
     threads: int | None = None
     stacks: int | None = None
@@ -186,7 +186,7 @@ def shows_waits(subject: Profile, events: list[Evsel]) -> bool:
 
 
 def _event_table(profile: Profile) -> dict[int, EventRow]:
-    """Return row in evsels → the event, for events that have samples."""
+    """Return row in evsels → sum of its samples, for events that have any."""
     first, group_of = group(profile.samples.evsel)
     samples = np.bincount(group_of, minlength=len(first)).tolist()
     totals = totals_of(profile.samples, group_of, len(first))
@@ -251,7 +251,7 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
 
 
 def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
-    """Return the number of samples without stack, with a part of it, or of waits without begin or end."""
+    """Return cause → number of samples without stack, with a part of it, or of waits without begin or end."""
     notes = {losses.NO_STACK: int((samples.stack < 0).sum())}
     notes |= {cause: int(samples.has(flag).sum()) for flag, cause in _CAUSE_OF_FLAG.items()}
     return {cause: count for cause, count in notes.items() if count}

@@ -21,7 +21,7 @@ _STATE_ORDER = [*"QSDITtXZP", ""]
 
 
 def threads(summary: Summary, style: Style) -> Iterator[str]:
-    """Print off-cpu time by thread, with the samples of another event of the same threads."""
+    """Yield the table of off-cpu time by thread, with the samples of another event of the same threads."""
     rows = summary.threads
     if not rows:
         return
@@ -40,7 +40,7 @@ def threads(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def coloured_table(columns: Sequence[Column], style: Style, colours: Sequence[str] = ()) -> Iterator[str]:
-    """Print a table. `colours`: of the first cell of each row; default: none."""
+    """Yield the lines of a table. `colours`: codes for the first cell of each row; default: none."""
     title, dots, *lines = lay_out(columns, style.width)
     yield from (style.paint(say.DIM, title), style.paint(say.DIM, dots))
     for text, colour, line in zip(columns[0].cells, colours or [""] * len(lines), lines, strict=True):
@@ -85,7 +85,7 @@ def _beside_columns(summary: Summary, style: Style) -> list[Column]:
 
 
 def budget(summary: Summary, style: Style) -> Iterator[str]:
-    """Print the time budgets of threads."""
+    """Yield the table of the time budgets of threads."""
     table = summary.budget
     if table is None or not table.rows:
         return
@@ -143,7 +143,7 @@ def _of_comm(row: BudgetRow) -> str:
 
 
 def groups(summary: Summary, style: Style) -> Iterator[str]:
-    """Print off-cpu time by class, or by the sort keys."""
+    """Yield the table of off-cpu time by class, or by the sort keys."""
     table = summary.groups
     if not table.rows or (table.keys == ("class",) and not summary.is_offcpu):
         return
@@ -170,7 +170,7 @@ def _group_columns(summary: Summary, style: Style) -> list[Column]:
 
 
 def functions(summary: Summary, style: Style) -> Iterator[str]:
-    """Print functions with all that they call, if asked for."""
+    """Yield the table of functions with all that they call, if asked for."""
     table = summary.functions
     if table is None or not table.rows:
         return
@@ -194,7 +194,7 @@ def _function_columns(table: FunctionTable, summary: Summary, style: Style) -> l
 
 
 def histogram(summary: Summary, style: Style) -> Iterator[str]:
-    """Print the number of waits by length."""
+    """Yield the table of the number of waits by length."""
     table = summary.histogram
     if table is None or not (table.buckets or table.sums):
         return

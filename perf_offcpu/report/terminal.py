@@ -58,7 +58,7 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
 
 
 def first_screen(summary: Summary) -> Iterator[str]:
-    """Return the lines of a cut end, deadlocks and verdict."""
+    """Yield the lines that come first: cut end, deadlocks and verdict."""
     for cause in losses.CUT:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
@@ -82,7 +82,7 @@ def _sampling(summary: Summary, style: Style) -> Iterator[str]:
 
 
 def _error(estimate: int, exact: int) -> str:
-    """Return the difference to an exact number in %, with its sign."""
+    """Return the deviation of an estimate from an exact number in %, with its sign."""
     return f"{100 * (estimate - exact) / exact:+.2f} %" if exact else "0 %"
 
 
@@ -175,7 +175,7 @@ _SAID_FROM_NS = 1_000_000
 
 
 def objects(summary: Summary, style: Style) -> Iterator[str]:
-    """Print the objects that were waited for, with the threads that held them or ended the waits."""
+    """Yield the table of objects waited for, with the threads that held them or ended the waits."""
     table = summary.objects
     if not table.rows:
         return
@@ -210,7 +210,7 @@ def by_text(role: str, by: Mapping[str, int], whole: int) -> str:
 
 
 def _oversleep(oversleep: Oversleep | None, style: Style) -> Iterator[str]:
-    """Print a line if sleeps took at least a millisecond longer than asked."""
+    """Yield a line if sleeps took at least a millisecond longer than asked."""
     if oversleep is None or oversleep.longest < _SAID_FROM_NS:
         return
     sleeps, median = say.plural(oversleep.sleeps, "sleep"), say.time(oversleep.median, style)

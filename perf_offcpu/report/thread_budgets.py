@@ -44,7 +44,7 @@ class BudgetRow:
 
 @frozen
 class BudgetTable:
-    """Budgets, the longest waiting first."""
+    """Budgets by thread or a sum of threads, the longest waiting first."""
 
     rows: list[BudgetRow]
     derived: bool  # derived from waits; else counted by the collector
@@ -55,7 +55,7 @@ class BudgetTable:
 
 
 class Lives(NamedTuple):
-    """The budgets of threads as columns, ns."""
+    """Budgets of threads as columns, a row each; times int64, ns."""
 
     pid: I32
     tid: I32
@@ -90,7 +90,7 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
 
 
 def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetRow]:
-    """Return the sums of some threads by comm, the longest lives first."""
+    """Return the sums by comm of the threads in `cut`, the longest lives first; at most `limit` comms."""
     first, group_of = group(lives.comm)
     weight = sum_by(np.where(cut, group_of, -1), lives.wall, len(first))
     has_rest = np.bincount(group_of[cut], minlength=len(first)) > 0
@@ -108,7 +108,7 @@ def _rows(profile: Profile, lives: Lives, row_of: I64, number: int) -> list[Budg
         return list(sum_by(row_of, column, number).tolist())
 
     def same(column: I32 | I64, other: int) -> list[int]:
-        """Return the value that all threads of a row have, or another."""
+        """Return for each row the value that all its threads have, or `other`."""
         last = np.zeros(number, np.int64)
         last[row_of[inside]] = column[inside]
         differs = np.bincount(row_of[inside], column[inside] != last[row_of[inside]], number) > 0
@@ -164,7 +164,7 @@ def counted_lives(profile: Profile) -> Lives:
 
 
 def _cgroups(profile: Profile, tids: I32) -> I64:
-    """Return int64[n], the cgroup of a sample of each thread; 0 for threads without any."""
+    """Return int64[n]: id of the cgroup of a sample of each thread; 0 for threads without any."""
     samples = profile.samples
     first, _ = group(samples.tid)
     slot = np.searchsorted(samples.tid[first], tids)
@@ -202,7 +202,7 @@ def _derived(profile: Profile) -> Lives | None:
 
 
 def _lives(profile: Profile, tids: I32) -> I64:
-    """Return int64[n]: the time each thread lived while its host was recorded."""
+    """Return int64[n], ns: the time each thread lived while its host was recorded."""
     meta, tasks = profile.meta, profile.tasks
     row = rows_at(tasks.tid, tasks.begin_ns, tids, np.full(len(tids), -1, np.int64))
     born = np.append(tasks.begin_ns, 0)[row]

@@ -20,7 +20,7 @@ from perf_offcpu.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The weight of some samples."""
+    """Sums of some samples."""
 
     weight: int  # sum of periods, in the unit of the event (ns for time)
     count: int  # waits; of other events samples
@@ -29,7 +29,7 @@ class Total:
 
     @property
     def average(self) -> int | None:
-        """Weight by count, rounded; None if the count is not exact."""
+        """Return weight by count, rounded; None if the count is not exact."""
         return (self.weight + self.count // 2) // self.count if self.count and self.count_is_exact else None
 
 
@@ -96,12 +96,12 @@ def fields(row: object, names: str) -> dict[str, Any]:
 
 
 def total_fields(total: Total) -> dict[str, Any]:
-    """Return a total; `count` is a lower bound and `average` null if sums of unknown numbers are in it."""
+    """Return a total as fields of a document; sums of unknown numbers make `count` a lower bound, `average` null."""
     return fields(total, "weight count count_is_exact average longest")
 
 
 def frame(name: Name) -> dict[str, str]:
-    """Return a frame."""
+    """Return a frame as the fields of a JSON document."""
     return {"name": name.label, "dso": name.dso, "kind": NameKind(name.kind).name.lower()}
 
 
@@ -111,6 +111,6 @@ def cut_fields(more: tuple[int, int]) -> dict[str, int]:
 
 
 def lost_fields(profile: Profile) -> dict[str, int]:
-    """Return cause → number of all that the recording lost."""
+    """Return sentence of a cause → number, of all that the recording lost."""
     counts = losses.by_text(profile.losses)
     return {printable(str(cause)): count for cause, count in counts.items() if cause.is_loss}

@@ -63,7 +63,7 @@ _EPOLLS = frozenset(name for name in _POLLS if name.startswith("epoll_"))
 
 @mutable
 class Waits:
-    """Classes and system calls of the waits of n samples."""
+    """Wait class, system call and source of work of each of n samples, as columns."""
 
     wait_class: U8  # uint8[n], WaitClass; OTHER for samples that are no waits
     syscall: I32  # int32[n], index into syscall_names
@@ -81,7 +81,7 @@ class Waits:
 
 
 def classify(profile: Profile) -> Waits:
-    """Return class and system call of every sample of a profile."""
+    """Return class, system call and source of work of every sample of a profile."""
     samples = profile.samples
     programs = Rules(profile.rules)
     evidences, evidence_of = evidence_of_stacks(profile, programs)
@@ -119,7 +119,7 @@ def classify(profile: Profile) -> Waits:
 
 
 class _Judge:
-    """Judge a wait by the evidence of its stack and by the fields of its sample."""
+    """Judges a wait by the evidence of its stack and by the fields of its sample."""
 
     def __init__(self, arch: str) -> None:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
@@ -131,7 +131,7 @@ class _Judge:
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
     def wait_class(self, evidence: Evidence, number: int, syscall: str, state: str, thing: int) -> WaitClass:
-        """Return the class of waits by the evidence of their stack, system call, task state and object."""
+        """Return the class of a wait. `number`, `syscall`: its call; `state`: letter; `thing`: object code."""
         if state == "R":
             return WaitClass.RUNQUEUE
         if state in ("T", "t"):
@@ -190,9 +190,9 @@ _ANYWHERE = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED)
 
 
 def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided: Bool) -> tuple[U8, I32]:
-    """Return class and purpose of each sample; sums of class OTHER or POLL get those of similar single waits. Those of
-    class LOCK may get another purpose, or CHILD: who ended waits is known of single ones only. `wait_class`, `purpose`:
-    class and purpose of each sample so far. `undecided`: bool[samples], True where no rule of a program has decided."""
+    """Return class and purpose of each sample: sums of class OTHER or POLL get those of similar single waits; sums of
+    class LOCK may get another purpose, or CHILD, because only single waits tell who ended them. `wait_class`,
+    `purpose`: those of each sample so far. `undecided`: bool[samples], True where no rule of a program has decided."""
     samples = profile.samples
     is_wait, is_sum = profile.is_offcpu(), samples.has(SUM_FLAGS)
     is_comparable = is_wait & (samples.syscall >= 0) & (samples.stack >= 0)
@@ -220,7 +220,7 @@ def like_single_waits(profile: Profile, wait_class: U8, purpose: I32, undecided:
 
 
 def _user_leaf(profile: Profile) -> I64:
-    """Return int64[stacks]: the innermost node of the user's part of each stack; -1 for none."""
+    """Return int64[stacks]: row of the innermost user-mode node on the way to the root; -1 for none."""
     parent = profile.stacks.parent.astype(np.int64)
     is_kernel = profile.frames.is_kernel()[profile.stacks.frame]
     leaf = np.where(is_kernel, parent, np.arange(len(parent)))

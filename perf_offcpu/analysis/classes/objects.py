@@ -47,7 +47,7 @@ System calls with another class (flock(), fsync(), futex()) say more than their 
 
 
 def object_codes(profile: Profile) -> I16:
-    """Return int16[samples]: a code of class and connection of each sample's object; -1 if unknown."""
+    """Return int16[samples]: WaitClass and connection bits of each sample's object; -1 if it has no class."""
     objects, strings = profile.objects, profile.strings
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))
@@ -74,11 +74,11 @@ def object_facts(profile: Profile) -> U16:
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:
-    """Return the source of work, in words, if waits for a lock or semaphore are idle waits; "" if they are not. If only
-    the waiting threads end each other's waits, they share a lock, even through a condition variable. If other threads
-    end waits, too, as in a pool whose workers bring work for each other, a condition variable passes work and a
-    semaphore is a lock. A futex whose wrapper has no name passes work if several threads wait for it and only other
-    threads end the waits. `facts`: ObjectFact. `means`: meaning of the wrapper; None without a wrapper's name."""
+    """Return the source of work, in words, if waits for a lock or semaphore are idle; "" if they are not. If only the
+    waiting threads end each other's waits, they share a lock, even through a condition variable. If other threads end
+    waits, too, as in a pool whose workers bring work for each other, a condition variable passes work and a semaphore
+    is a lock. A futex of unknown wrapper passes work if several threads wait for it and only others end the waits.
+    `facts`: ObjectFact. `means`: meaning of the wrapper; None if unknown."""
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK
     enders = facts & _ENDERS
@@ -92,15 +92,15 @@ def work_of_lock(facts: int, means: Means | None) -> str:
 
 
 def class_of(code: int) -> WaitClass | None:
-    """Return the class in a code; None for a code without class."""
+    """Return the class in a code of `object_codes`; None for -1."""
     return WaitClass(code & ~(_CONNECTED | _INWARD)) if code >= 0 else None
 
 
 def is_connected(code: int) -> bool:
-    """Return True for a pipe, and for a connected socket."""
+    """Return True if a code of `object_codes` is that of a pipe or of a connected socket."""
     return code >= 0 and bool(code & _CONNECTED)
 
 
 def answers(code: int) -> bool:
-    """Return True for a connection or pipe whose other end works for this program: no client, not itself."""
+    """Return True for the code of a connection or pipe whose other end works for this program."""
     return is_connected(code) and not code & _INWARD

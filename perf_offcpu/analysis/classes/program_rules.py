@@ -282,7 +282,7 @@ _NEVER = (WaitClass.RUNQUEUE, WaitClass.THROTTLED, WaitClass.STOPPED, WaitClass.
 
 
 class Rules:
-    """Rules in their order, ready to be applied.
+    """Matches the rules on programs, in order of precedence, with functions and waits.
 
     Args:
         rules: the rules of the user, before the rules of the table.
@@ -301,14 +301,14 @@ class Rules:
         self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
-        """Return the rules whose condition on frames a function meets: bit i for the rule i."""
+        """Return the rules whose condition on frames a function name meets: bit i for rule i."""
         if not fits(self._any_frame, function):
             return 0
         patterns = enumerate(self._frames)
         return sum(1 << bit for bit, frames in patterns if self.rules[bit].frames and fits(frames, function))
 
     def of_caller(self, function: str) -> int:
-        """Return the rules of `by_caller` whose condition on callers a function meets."""
+        """Return the bits of the rules of `by_caller` whose condition on callers a function name meets."""
         ruled = ((bit, rule.callers) for bit, rule in enumerate(self.rules) if rule.callers)
         return sum(1 << bit for bit, callers in ruled if fits(pattern(callers), function))
 

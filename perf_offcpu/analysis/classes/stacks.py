@@ -28,7 +28,7 @@ _NO_SUFFIX = re.compile(r"(?!)")
 
 
 class Evidence(NamedTuple):
-    """Values of a stack by the rules on its functions, shared by many stacks; -1: none."""
+    """What the rules find in the functions of a stack; stacks with equal findings share it. -1: none."""
 
     in_kernel: int  # WaitClass by functions of the kernel
     in_user: int  # WaitClass by wrappers
@@ -45,7 +45,7 @@ class Evidence(NamedTuple):
 
 
 def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence], I64]:
-    """Return the distinct evidences of all stacks, and int64[samples], the row of each sample in them."""
+    """Return the distinct evidences of all stacks, and int64[samples], the index of each sample's evidence in them."""
     first, of_sample = group(profile.samples.stack)
     stacks = profile.samples.stack[first]
     there = stacks >= 0
@@ -86,7 +86,7 @@ def _if(patterns: str) -> Callable[[str], int | None]:
 
 
 class _Stacks:
-    """Search stacks of a profile, from the leaf on, for functions with a value by a rule.
+    """Searches stacks of a profile, from the leaf on, for functions to which a rule gives a value.
 
     Args:
         stacks: int64[n], rows in the profile's stacks.
@@ -105,7 +105,7 @@ class _Stacks:
         return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), _WRAPPER_DEPTH)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
-        """Return the rules of programs whose functions each stack has.
+        """Return the rules of programs that each stack meets by its functions and their callers.
 
         Returns:
             (sets, set_of_stack): distinct sets of rules (bits), the last of them empty; int32[n].
@@ -135,7 +135,7 @@ class _Stacks:
         return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
-        """Return distinct sets of rules (bits) that callers allow, and int32[nodes]: the set of each node."""
+        """Return distinct sets of rules (bits) that a caller allows, and int32[nodes]: index of each node's set."""
         known = {0: 0}  # without a caller
 
         def of_caller(function: str) -> int:
@@ -157,7 +157,7 @@ class _Stacks:
         return values
 
     def _first(self, value_of_frame: I32, user_frames: int = 0) -> I32:
-        """Return the first value of each stack, leaf first, within `user_frames` user frames (0: all)."""
+        """Return int32[n]: first value >= 0 of each stack, leaf first, within `user_frames` user frames (0: all)."""
         node = innermost_node(self.profile, self.stacks, value_of_frame >= 0, user_frames)
         value: I32 = np.full(len(node), _NONE, np.int32)
         is_node = node >= 0
@@ -165,7 +165,7 @@ class _Stacks:
         return value
 
     def _every(self, value_of_node: I32) -> Bool:
-        """Return bool[n, values]: the values (0, 1, …) that some frame of each stack has."""
+        """Return bool[n, values]: True if a node of stack n has this value. `value_of_node`: int32[stacks], -1 none."""
         parent = self.profile.stacks.parent
         is_there = np.zeros((len(self.stacks), int(value_of_node.max(initial=_NONE)) + 1), np.bool_)
         live, node = np.arange(len(self.stacks)), self.stacks

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Work(enum.Enum):
-    """Evidence that waits of a class are waits for the next piece of work, as of idle threads."""
+    """Says when waits of a class are waits for the next piece of work, as of idle threads."""
 
     NEVER = enum.auto()
     ALWAYS = enum.auto()
@@ -29,7 +29,7 @@ class Work(enum.Enum):
 
 
 class Means(enum.IntEnum):
-    """Meanings of futexes, by the names of wrappers."""
+    """Meaning of a futex by the name of the function of libc or Go's runtime that waits for it."""
 
     LOCK = 0  # one that threads hold, or a meeting of threads: never for work
     CONDITION = 1  # a condition variable, or a place to park in
@@ -37,7 +37,7 @@ class Means(enum.IntEnum):
 
 
 class ClassRow(NamedTuple):
-    """A row of the table."""
+    """Row of the table of wait classes. Rules are regular expressions for whole names, separated by blanks."""
 
     meaning: str  # what the waiting thread needs, in words
     colour: str  # a GraphColor of Firefox profiler (src/types/profile.ts); all ten are in use: a new class shares one
@@ -56,7 +56,7 @@ class WaitClass(enum.IntEnum):
     row: ClassRow
 
     def __new__(cls, *row: object) -> WaitClass:
-        """Number the members in their order."""
+        """Make the next member: its number is its position in the class, its `row` has the given fields."""
         member = int.__new__(cls, len(cls.__members__))
         member._value_ = len(cls.__members__)
         member.row = ClassRow(*row)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ class WaitClass(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name on command lines and in tables."""
+        """Return the name in lower case, as on command lines and in tables."""
         return self.name.lower()
 
     OTHER = ClassRow(

@@ -149,7 +149,7 @@ def _say(text: str) -> None:
 
 
 class LiveLine:
-    """Status line of a terminal; other output and the end of the context remove it."""
+    """Shows a status line on a terminal; other output and the end of the context remove it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -169,7 +169,7 @@ class LiveLine:
         self._shown = True
 
     def say(self, text: str) -> None:
-        """Print a lasting line."""
+        """Print a line that stays, above the status line."""
         self._clear()
         print(text, file=self._out, flush=True)
 

@@ -37,7 +37,7 @@ def add_one_input(parser: argparse.ArgumentParser) -> None:
 
 
 class _OneInput(argparse.Action):
-    """Store the recording; a second one is an error."""
+    """Argparse action that stores the recording; a second one is an error."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         if getattr(namespace, self.dest) is not self.default:
@@ -124,7 +124,7 @@ def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Itera
 
 
 def _mode(inputs: Iterable[str]) -> int:
-    """Return the mode of an output, before the umask."""
+    """Return the mode of an output, before the umask: readable by others only if all `inputs` are."""
     mode = 0o666
     for path in inputs:
         with contextlib.suppress(OSError):  # as the standard input has none
@@ -148,7 +148,7 @@ def write_recording(output: str, write: Callable[[int, str], _Result]) -> _Resul
 
 
 class NamedFile(io.FileIO):
-    """File whose errors, such as a full disk, carry the name that the user knows."""
+    """FileIO whose errors, such as a full disk, carry the name that the user knows."""
 
     def __init__(self, fd: int, shown: str) -> None:
         super().__init__(fd, "wb")
@@ -162,7 +162,7 @@ class NamedFile(io.FileIO):
 
 @contextlib.contextmanager
 def _errors_name(shown: str) -> Iterator[None]:
-    """Let errors carry the name that the user knows."""
+    """Let OSErrors in the block carry `shown`, the name that the user knows."""
     try:
         yield
     except OSError as problem:

@@ -162,5 +162,5 @@ def add_options(group: argparse._ActionsContainer, table: str, **details: dict[s
 
 
 def duration_s(text: str | None) -> float | None:
-    """Return the seconds of `--duration`; None if it is not given."""
+    """Return the seconds of a value of `--duration`; None if it is not given."""
     return None if text is None else parse_time("--duration", text, "s", least="1ns") / 1e9

@@ -136,7 +136,7 @@ def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "
 
 
 def folded(args: argparse.Namespace, profile: Profile) -> Profile:
-    """Return the profile with the functions of interpreters as `--fold-interpreters` wants them."""
+    """Return the profile, with interpreters' frames folded if `--fold-interpreters` is given."""
     from perf_offcpu.analysis.interpreters import fold_interpreters
 
     return fold_interpreters(profile) if args.fold_interpreters else profile
@@ -236,7 +236,7 @@ def _ranges(option: str, texts: list[str]) -> tuple[int, ...]:
 
 
 def known_words(option: str, texts: list[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Return the words of comma-separated lists, all of them known."""
+    """Return the words of comma-separated lists; raise UsageError for a word that is not in `known`."""
     words = split_words(texts)
     if unknown := [word for word in words if word not in known]:
         raise UsageError(f"--{option}: no {option} '{unknown[0]}' (known: {', '.join(known)})")

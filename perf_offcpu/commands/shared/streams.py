@@ -60,7 +60,7 @@ def stdout_is_closed() -> bool:
 
 
 def columns() -> int:
-    """Return the width of the terminal, as shutil does, whose import costs 3 ms."""
+    """Return the terminal's columns, as shutil does, whose import costs 3 ms."""
     try:
         return int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns or 80
     except (ValueError, OSError):

@@ -33,7 +33,7 @@ _FOR_VERDICT = 25
 
 @frozen
 class Row:
-    """Samples with the same values; weights per second, unit or run are `before` and `after`."""
+    """Sums of the samples with the same values; `before` and `after` are weights per second, unit or run."""
 
     values: tuple[str, ...]
     frames: tuple[Name, ...]  # of a stack, root first
@@ -59,7 +59,7 @@ class Row:
 
 @frozen
 class Cut:
-    """Rows that are not shown."""
+    """Sums of rows that are not shown; rates as in `Row`."""
 
     rows: int
     before: float  # their weight
@@ -83,7 +83,7 @@ class Table:
 
 @frozen
 class Comparison:
-    """Two recordings, compared."""
+    """Result of the comparison of two recordings."""
 
     old: Side
     new: Side
@@ -137,7 +137,7 @@ class _Comparer:
         self.sides, self.per = (old, new), per
 
     def table(self, keys: tuple[str, ...], groups: Groups, limit: int | None) -> Table:
-        """Compare the groups. Without a limit, rows that are noise stay."""
+        """Return the table of groups, at most `limit` rows (None: all, and noise stays)."""
         group_of_side = groups.old, groups.new
         before, after = (
             sum_by(part, side.subject.samples.period, groups.number).astype(np.float64) * side.scale
@@ -162,7 +162,7 @@ class _Comparer:
         )
 
     def _error(self, group_of_side: tuple[I64, I64], groups: int, before: F64, after: F64) -> F64:
-        """Return the standard error of each change, by the lengths of waits."""
+        """Return float64[groups]: the standard error of each change of a rate, by the lengths of waits."""
         variance, doubtful = (before**2 + after**2) * _CLOCK_ERROR**2, np.zeros(groups)
         for part, side, sign in zip(group_of_side, self.sides, (-1, 1), strict=True):
             steady = self.per.is_steady and side.is_offcpu
@@ -178,7 +178,7 @@ class _Comparer:
         return np.sqrt(variance + np.abs(doubtful))
 
     def _error_of_slices(self, group_of_side: tuple[I64, I64], wanted: Bool) -> F64:
-        """Return the standard error of each change, by slices of time; 0 where it is not wanted."""
+        """Return float64[groups]: standard error of each change, by slices of time; 0 where not `wanted`."""
         error = np.zeros(len(wanted))
         if not self.per.is_steady or not wanted.any():
             return error

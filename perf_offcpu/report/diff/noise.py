@@ -44,7 +44,7 @@ def errors_needed(rows: int) -> float:
 
 @mutable
 class RecordedTime:
-    """The recorded time: without pauses, times between joined recordings, or outside of selected windows."""
+    """Maps times to the recorded time, which is without pauses, gaps between recordings, and what windows leave out."""
 
     edges: F64  # float64[2k], ns of the recording's clock: begin and end of each span, ascending
     total_ns: float
@@ -115,7 +115,7 @@ def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int,
 
 
 def _of_neighbours(sums: F64) -> F64:
-    """Return float64[groups]: the variance of the sum of each row, by the differences of neighbours."""
+    """Return float64[groups]: variance of the sum of each row of slices, by the differences of neighbours."""
     slices = sums.shape[1]
     variance: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
     return variance

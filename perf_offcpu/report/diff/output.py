@@ -64,7 +64,7 @@ def _recording(side: Side, unit: str, style: Style) -> str:
 
 
 class _Text:
-    """Format changes, all in one unit."""
+    """Formats a comparison, all times in one unit."""
 
     def __init__(self, comparison: Comparison, style: Style) -> None:
         self.comparison, self.style = comparison, style
@@ -84,7 +84,7 @@ class _Text:
         return f"{'-' if value < 0 else '+'}{self.rate(abs(value))}"
 
     def total(self) -> str:
-        """Return the line of the total."""
+        """Return the line of the total change."""
         row = self.comparison.total
         noise = f"{'noise' if row.is_noise else 'more than noise'}, which is up to {self.rate(row.noise)}"
         change = f"{self._both(row)}, {self.change(row.change)} {self.unit}"
@@ -131,7 +131,7 @@ class _Text:
             yield column("New threads", lambda row: str(row.threads[1]), 5)
 
     def stacks(self) -> Iterator[str]:
-        """Print the stacks."""
+        """Yield the lines of the stacks that changed."""
         table = self.comparison.stacks
         yield from say.section(f"{self.subject} by stack, largest change first; {self.style.order}", self.style)
         for row in table.rows:

@@ -27,7 +27,7 @@ from perf_offcpu.text import printable
 
 @frozen
 class Per:
-    """The amount of work to which weights are related."""
+    """Amount of work to which weights are related."""
 
     name: str  # "second" of recorded time, "run", "unit" of work
     program: str = ""  # that both recorded, where that decided for "run"
@@ -41,7 +41,7 @@ class Per:
 
 @frozen
 class Side:
-    """One of the two recordings."""
+    """One recording of a comparison, prepared."""
 
     profile: Profile
     subject: Profile  # the samples that are compared
@@ -109,7 +109,7 @@ Values = tuple[tuple[str, ...], tuple[Name, ...]]  # values of a group, and the 
 
 @frozen
 class Groups:
-    """Group of each sample of both recordings, and the values of each group."""
+    """Group number of each sample of both recordings (int64, -1 none), and a function: groups → their values."""
 
     old: I64
     new: I64
@@ -156,7 +156,7 @@ def by_function(old: Side, new: Side) -> Groups:
 
 
 def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[str, ...]]]) -> Groups:
-    """Return the groups of both sides; groups with the same values are one."""
+    """Return the groups of both sides, given as (group of each sample, values of each group); equal values are one."""
     number: dict[tuple[str, ...], int] = {}
     old_groups, new_groups = (
         np.array([number.setdefault(values, len(number)) for values in labels], np.int64)[groups]

@@ -21,7 +21,7 @@ _OF_LARGEST = 10  # a cause is named if its change is at least a tenth of the la
 
 @frozen
 class Idle:
-    """Idle threads, which only wait for work."""
+    """Number and time of idle threads, which only wait for work."""
 
     threads: int
     weight: float  # per second, unit or run

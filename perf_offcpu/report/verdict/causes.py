@@ -25,7 +25,7 @@ from perf_offcpu.text import printable, thread_label
 
 @frozen
 class Threads:
-    """Threads of a cause."""
+    """Number and names of the threads of a cause."""
 
     number: int
     comms: dict[str, int]  # comm → number of its threads; the longest waiting first
@@ -41,7 +41,7 @@ class Peers:
 
 @frozen
 class Place:
-    """The waits of a cause in one function."""
+    """Sum of the waits of a cause in one function."""
 
     function: str  # "" not known
     weight: int
@@ -53,7 +53,7 @@ class Place:
 
 @frozen
 class Cause:
-    """Waits of one class, or by one rule of a program; waits for a CPU are of the class runqueue."""
+    """Sum of the waits of one class, or by one rule of a program; waits for a CPU are of the class runqueue."""
 
     wait_class: str  # label
     program: str  # of the rule; "" for none
@@ -68,7 +68,7 @@ class Cause:
 
 
 class Kind(enum.IntEnum):
-    """Kinds of waits, by how they count."""
+    """Says whether a wait counts in the verdict."""
 
     COUNTED = 0
     ELSEWHERE = 1  # for work, or for the end of another recorded thread
@@ -89,7 +89,7 @@ SOLE_PERCENT: Final = 90  # a function with this share of its cause is named alo
 
 
 class Cells(NamedTuple):
-    """Sums of the waits of one thread, cause and function: columns of equal length."""
+    """Sums of waits by thread, cause and function: columns of equal length."""
 
     pid: I64
     tid: I64
@@ -104,16 +104,16 @@ class Cells(NamedTuple):
     runq: I64  # waiting for a CPU
 
     def take(self, rows: Bool | I64) -> Cells:
-        """Return some cells."""
+        """Return the cells of a mask or of row numbers."""
         return Cells(*(column[rows] for column in self))
 
     def threads(self, profile: Profile) -> Threads:
-        """Return the threads."""
+        """Return number and names of the threads of these cells."""
         return threads_of(profile, self.pid, self.tid, self.comm, self.weight)
 
 
 def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, kind: I64) -> Cells:
-    """Return the cells of all waits.
+    """Return the waits summed up by thread, cause and function.
 
     Args:
         subject: the profile of the waits.
@@ -141,7 +141,7 @@ def named_objects(profile: Profile) -> U32:
 
 
 def _peers(profile: Profile, holders: Holders) -> I64:
-    """Return `Cells.peer` of each sample."""
+    """Return int64[samples]: `Cells.peer` of each."""
     samples, comms = profile.samples, profile.comms
     is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)

@@ -70,7 +70,7 @@ def is_of_machine(meta: Meta) -> bool:
 
 
 def thread_ids(pid: I64 | I32, tid: I64 | I32) -> I64:
-    """Return int64[n]: one number for pid and tid."""
+    """Return int64[n]: one number for each (pid, tid), equal for equal pairs."""
     return (pid.astype(np.int64) << 32) + tid
 
 

@@ -52,7 +52,7 @@ _CAUSE_PERCENT = 1  # smaller causes are "others", but for the first
 
 @frozen
 class BlockedThread:
-    """A wait that was not over when the recording ended."""
+    """Thread whose wait was not over when the recording ended."""
 
     comm: str
     pid: int
@@ -67,7 +67,7 @@ class BlockedThread:
 
 @frozen
 class Loss:
-    """The largest loss."""
+    """The largest loss of a recording, for the verdict."""
 
     cause: str
     count: int
@@ -78,7 +78,7 @@ class Loss:
 
 @frozen
 class Verdict:
-    """The numbers of the verdict; times in ns: weight = running + causes + others."""
+    """Numbers of the verdict; times in ns: weight = running + causes + others."""
 
     weight: int  # time of the threads that are not idle; their off-cpu time if `running` is not known
     threads: int
@@ -190,7 +190,7 @@ def _processes(profile: Profile, budget: Budget) -> str:
 
 
 def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Sequence[tuple[str, str]]) -> list[Cause]:
-    """Return the cause, waiting for a CPU, by budgets, else by recorded waits; none if no thread did."""
+    """Return [the cause, waiting for a CPU], by budgets, else by recorded waits; [] if no thread waited for one."""
     lives = counted_lives(replace(profile, budget=budget)) if len(budget) else None
     pid, tid, comm, weight = (
         (lives.pid.astype(np.int64), lives.tid.astype(np.int64), lives.comm, lives.runnable)
@@ -253,7 +253,7 @@ def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSampl
 
 
 def _with_cgroups(cause: Cause, subject: Profile, waits: Waits) -> Cause:
-    """Return a cause that is a quota of CPU time with the control groups that have it."""
+    """Return a cause; if it is a quota of CPU time, its peers are the control groups that have it."""
     if cause.wait_class != WaitClass.THROTTLED.label:
         return cause
     samples = subject.samples.take(np.flatnonzero(waits.wait_class == WaitClass.THROTTLED))

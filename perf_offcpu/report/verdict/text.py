@@ -77,7 +77,7 @@ def _recording(verdict: Verdict, meta: Meta) -> str:
 
 
 def _whole(verdict: Verdict) -> Iterator[str]:
-    """Yield the lines about all time."""
+    """Yield the sentences about all time: threads, running and waiting."""
     running, runq = verdict.running, verdict.runq
     blocked = verdict.weight - (running or 0) - (runq or 0)
     parts = ((running, "running"), (runq, "waiting for a CPU"), (blocked, "blocked"))
@@ -92,7 +92,7 @@ def _whole(verdict: Verdict) -> Iterator[str]:
 
 
 def _elsewhere(verdict: Verdict, unit: Style) -> Iterator[str]:
-    """Yield the lines about waits that end elsewhere."""
+    """Yield the sentences about waits for work and for the end of threads, which do not count."""
     if not verdict.elsewhere:
         return
     yield "Not counted: waits for the next piece of work or for recorded threads and processes, and naps"
@@ -107,7 +107,7 @@ def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
 
 
 def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
-    """Return the row of a cause; if it has several functions, also their rows, in which the share is empty."""
+    """Return the cells of a cause's row; if it has several functions, also of their rows, with an empty share."""
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
         texts = _place(cause.places[0], words)[:3]
