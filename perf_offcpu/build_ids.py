@@ -42,7 +42,7 @@ def module_build_id(name: str) -> bytes:
 
 
 def build_id_of(fd: int) -> bytes:
-    """Return the build-id of an open file, as records hold it; b"" if it has none or is no ELF file."""
+    """Return the build-id of an open file, at most 20 bytes, as in records; b"" without one, or for no ELF file."""
     try:
         header, order = unpack_elf_header(os.pread(fd, EHDR[ElfClass.BITS64].size(), 0))
         room = _MAX_NOTE_BYTES

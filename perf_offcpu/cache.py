@@ -100,7 +100,7 @@ class DiskCache:
         return Directory.private(self.directory, make=make)
 
     def _shrink(self, directory: Directory) -> None:
-        """Remove the files used longest ago until the others fit, and temporary files of crashes, by our names only."""
+        """Remove the least recently used files until the others fit, and temporary ones of crashes, by our names."""
         own_names = filter(_OWN_NAME.fullmatch, directory.names())
         files = [
             (status.st_mtime, status.st_size, name)
@@ -115,7 +115,7 @@ class DiskCache:
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
-    """Return the file name `BUILD-ID HASH KIND` for data made from files of this build-id, kind and identity."""
+    """Return `BUILDID-HASH.KIND`, the file name of data made from files of this build-id, kind and identity."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]
     return f"{build_id.hex()[:40] or 'none'}-{digest}.{kind}"
 
@@ -160,7 +160,7 @@ def unpack(data: memoryview) -> dict[str, Array] | None:
 
 
 def _map(directory: Directory, name: str) -> memoryview | None:
-    """Map a file: these files are replaced, never cut, so the mapping stays good."""
+    """Return a file mapped read-only; None if it is refused. Files are replaced, never cut: the map stays good."""
     fd = directory.open_regular(name, owners={os.geteuid()})
     try:
         status = os.fstat(fd)

@@ -109,7 +109,7 @@ class Directory:
             return None
 
     def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
-        """Return the target of a symbolic link whose owner is in `owners` (uids); "" for other or missing entries."""
+        """Return the target of a link, "" for other or no entries; OSError unless its owner is in `owners` (uids)."""
         status = self.status(name)
         if status is None or not stat.S_ISLNK(status.st_mode):
             return ""
@@ -137,7 +137,7 @@ class Directory:
             os.close(listed)
 
     def open_regular(self, name: str, *, owners: Collection[int] | None = None, max_bytes: int | None = None) -> int:
-        """Open a regular file of this directory, never through a link; as the function of that name."""
+        """Open a regular file, never through a link; return its descriptor. See `files.open_regular`."""
         return open_regular(_entry(name), dir_fd=self.fd, follow=False, owners=owners, max_bytes=max_bytes)
 
     def create(self, name: str, mode: int = 0o600) -> int:
@@ -145,7 +145,7 @@ class Directory:
         return os.open(_entry(name), _NEW, mode, dir_fd=self.fd)
 
     def create_hidden(self, name: str, mode: int = 0o600) -> tuple[str, int]:
-        """Create a file that shall get this name later; return its hidden name and its descriptor."""
+        """Create a file under a hidden name, to be renamed to `name` later; return (hidden name, descriptor)."""
         hidden = f".{os.fsdecode(os.fsencode(_entry(name))[:200])}.{os.urandom(4).hex()}"
         return hidden, self.create(hidden, mode)
 
@@ -201,7 +201,7 @@ def _is_usual(entry: os.DirEntry[str]) -> bool:
 
 
 def _check_private(users: Collection[int], path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Raise OSError for a component whose owner is not in `users` (uids), or that others can replace."""
+    """Raise FileRefusedError if a component's owner is not in `users` (uids), or others may write to it."""
     if status.st_uid not in users:
         raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
     # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
@@ -210,7 +210,7 @@ def _check_private(users: Collection[int], path: str, status: os.stat_result, pa
 
 
 def _check_protected(user: int, path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Raise OSError for another user's link in a directory that all may write to."""
+    """Raise FileRefusedError for another user's link in a directory that all may write to."""
     is_open = parent.st_mode & stat.S_IWOTH and parent.st_mode & stat.S_ISVTX
     if stat.S_ISLNK(status.st_mode) and is_open and status.st_uid not in (user, parent.st_uid):
         raise FileRefusedError(path, "a symbolic link of another user leads there")

@@ -31,7 +31,7 @@ _ignored: dict[str, str] = {}
 
 
 def ignore_variables_of_others() -> list[str]:
-    """Remove variables that may be another user's and are not allowed; return the names that users know."""
+    """Remove variables that may be another user's, unless allowed; return the names of removed ones in FOLLOWED."""
     if not _is_of_other():
         return []
     kept = _believed()

@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 @dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """Make a class a dataclass whose fields cannot be set after construction."""
+    """Make a dataclass whose fields are not to be set after construction, which only mypy checks."""
     return mutable(cls)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
 def mutable(cls: type[T]) -> type[T]:
-    """Make a class a dataclass whose fields can be set."""
+    """Make a dataclass whose fields may be set."""
     make: Any = dataclass(slots=True, eq=False, repr=False)
     made: type[T] = make(cls)
     return made

@@ -22,14 +22,14 @@ SIZES: Final = "512K, 100M, 2G"
 
 
 def time_ns(text: str, unit: str = "") -> int | None:
-    """Return the ns of a length of time; None if it is none, or if it has no suffix and `unit` is ""."""
+    """Return the ns of a length such as `1.5ms`; None for other texts, or without suffix if `unit` is ""."""
     match = _TIME.fullmatch(text)
     factor = _TIMES.get(match[3] or unit) if match else None
     return None if match is None or factor is None else _product(match, factor)
 
 
 def size_bytes(text: str, unit: int = 1) -> int | None:
-    """Return the bytes of a size (suffix in any case); None if it is none, or if it has no suffix and `unit` is 0."""
+    """Return the bytes of a size such as `4M`; None for other texts, or without suffix if `unit` is 0."""
     match = _SIZE.fullmatch(text)
     factor = 0 if match is None else _SIZES[match[3].upper()] if match[3] or match[4] else unit
     return _product(match, factor) if match and factor else None

@@ -55,7 +55,7 @@ class Cost:
         self._recorder_s = max(self._recorder_s, ended.ru_utime + ended.ru_stime + running_s)
 
     def note_bpf(self, was_recording: bool) -> None:
-        """Count the time of BPF programs since the last call; also called when recording begins or pauses."""
+        """Add the estimated BPF time since the last call; to be called also when recording begins or pauses."""
         before, self._switches = self._switches, context_switches()
         if was_recording:
             self._bpf_s += self._s_per_switch * (self._switches - before)

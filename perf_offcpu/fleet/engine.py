@@ -53,7 +53,7 @@ class Engine:
             self.backend.con.register_filesystem(filesystem)
 
     def read(self, files: list[str], folder: str, name: str) -> Any:
-        """Return Parquet files of one table, by path or URL, under a name; partitions below `folder` are columns."""
+        """Return a table `name` of Parquet files (paths or URLs); partitions below `folder` become columns."""
         if self.name == "duckdb":
             self.backend.con.sql(_READ.format(files=", ".join(map(_quoted, files)))).create_view(name)
         else:
@@ -62,7 +62,7 @@ class Engine:
         return self.backend.table(name)
 
     def notes(self, files: list[str], key: str) -> dict[str, str]:
-        """Return value → a file that has it, of a key of the metadata of Parquet files; only DuckDB knows it."""
+        """Return value of `key` in Parquet files' metadata → a file that has it; {} but for DuckDB."""
         if self.name != "duckdb" or not files:
             return {}
         query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))

@@ -80,7 +80,7 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
 def tree_of(
     tables: Tables, comms: Sequence[str], stacks: Sequence[int], first_ns: Sequence[int], marks: Sequence[int]
 ) -> PathTree:
-    """Return the paths of stacks, one for equal names of functions, by the time of a sample of each and its flags."""
+    """Return the paths of stacks, one for equal names. `first_ns`: time of a sample of each; `marks`: its flags."""
     rows = len(stacks)
     groups: dict[str, Sequence[Any]] = {"comm": comms, "stack": stacks, "first_ns": first_ns, "marks": marks}
     groups |= {"event": [EVENT_NAME] * rows, "weight": [0] * rows, "waits": [0] * rows}
@@ -125,7 +125,7 @@ def _stacks(tables: Tables, groups: Mapping[str, Sequence[Any]], strings: String
 def _by_id(
     tables: Tables, name: str, key: str, columns: list[str], ids: list[int], hours: list[int]
 ) -> dict[str, list[Any]]:
-    """Return the rows of a table with these ids, each once; only the folders of these hours are read."""
+    """Return the columns of the rows whose `key` is in `ids`, each id once; only folders of `hours` are read."""
     import ibis
 
     table = tables.table(name)

@@ -215,6 +215,6 @@ def _missing(selected: Selected) -> Losses:
 
 
 def title_of(selected: Selected) -> str:
-    """Return the title of a picture of the selection: events, hosts and time."""
+    """Return the title of a picture: dataset, selection and number of hosts; printable."""
     hosts = plural(len({span.host_id for span in selected.spans}), "host")
     return printable(f"{selected.tables.path}: {selected.selection.describe()} ({hosts})")

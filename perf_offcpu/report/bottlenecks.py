@@ -99,7 +99,7 @@ def bottlenecks_of(profile: Profile, timeline: Timeline, cascade: Cascade, budge
 
 
 def _slept(name: str, graph: Any) -> int:
-    """Return the ns of a comm's own waits for a timer; 0 for other nodes."""
+    """Return the ns of threads' own waits for the node `name`, if it is a timer; else 0."""
     edges = graph.in_edges(name, data="waited") if name in _TIMERS else ()
     return sum(waited for _, _, waited in edges)
 

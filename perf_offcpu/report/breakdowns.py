@@ -140,7 +140,7 @@ class HeavyStack:
 
 
 def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[HeavyStack]:
-    """Return the `most` heaviest stacks of some samples, the heaviest first; `weight` is that of each of the rows."""
+    """Return the `most` heaviest stacks of samples, the heaviest first; `weight` is that of each of the `rows`."""
     tree = build_paths(profile.select(rows), PathOptions())
     total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
     nodes = np.argsort(-total, kind="stable")[:most]

@@ -49,7 +49,7 @@ def heading(text: str, style: Style) -> str:
 
 
 def section(text: str, style: Style) -> tuple[str, str, str]:
-    """Return the lines above a table or stacks: the title between others."""
+    """Return the lines above a table or stacks: the title between two lines `#`."""
     return "#", heading(text, style), "#"
 
 

@@ -90,7 +90,7 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
 
 
 def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetRow]:
-    """Return the sums by comm of the threads in `cut`, the longest lives first; at most `limit` comms."""
+    """Return the sums by comm of the threads in `cut`, the longest lives first; the row `limit` is of all others."""
     first, group_of = group(lives.comm)
     weight = sum_by(np.where(cut, group_of, -1), lives.wall, len(first))
     has_rest = np.bincount(group_of[cut], minlength=len(first)) > 0

@@ -94,7 +94,7 @@ class _Text:
         return f"{self.rate(weights.before)} before, {self.rate(weights.after)} now"
 
     def table(self, by: str, table: Table, thing: str, *, threads: bool = False) -> Iterator[str]:
-        """Print a table."""
+        """Yield the lines of a table with the title `… BY, largest change first`; `thing` names a row."""
         yield from say.section(f"{self.subject} {by}, largest change first", self.style)
         if table.rows:
             values = key_columns(table.keys, [tuple(map(printable, row.values)) for row in table.rows])

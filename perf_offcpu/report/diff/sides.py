@@ -109,7 +109,7 @@ Values = tuple[tuple[str, ...], tuple[Name, ...]]  # values of a group, and the 
 
 @frozen
 class Groups:
-    """Group number of each sample of both recordings (int64, -1 none), and a function: groups → their values."""
+    """Numbers the groups of the samples of both recordings; `values` returns the values of given groups."""
 
     old: I64
     new: I64
@@ -118,13 +118,13 @@ class Groups:
 
 
 def everything(old: Side, new: Side) -> Groups:
-    """Return one group of all samples."""
+    """Return one group, of all samples of both sides."""
     none = [np.zeros(len(side.subject.samples), np.int64) for side in (old, new)]
     return Groups(none[0], none[1], 1, lambda numbers: [((), ()) for _ in numbers])
 
 
 def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
-    """Group by keys of `callpaths.keys`; objects by the names that both runs have."""
+    """Return the groups by keys of `callpaths.keys`; objects by the names that both runs have."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         made = [
@@ -138,7 +138,7 @@ def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
 
 
 def by_function(old: Side, new: Side) -> Groups:
-    """Group by FUNCTION_KEYS."""
+    """Return the groups by FUNCTION_KEYS."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         waits, names = side.waits, side.causes.names
@@ -169,7 +169,7 @@ def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[s
 
 
 def by_stack(old: Side, new: Side) -> Groups:
-    """Group by comm and stack, functions by name."""
+    """Return the groups by comm and stack, functions by name."""
     both, is_old = with_older(new.subject, old.subject)
     tree = build_paths(both, PathOptions())
     first, group_of = group(tree.of_sample)

@@ -77,7 +77,7 @@ def _recording(verdict: Verdict, meta: Meta) -> str:
 
 
 def _whole(verdict: Verdict) -> Iterator[str]:
-    """Yield the sentences about all time: threads, running and waiting."""
+    """Yield the lines about all time: of running and waiting threads, and of idle ones."""
     running, runq = verdict.running, verdict.runq
     blocked = verdict.weight - (running or 0) - (runq or 0)
     parts = ((running, "running"), (runq, "waiting for a CPU"), (blocked, "blocked"))
@@ -92,7 +92,7 @@ def _whole(verdict: Verdict) -> Iterator[str]:
 
 
 def _elsewhere(verdict: Verdict, unit: Style) -> Iterator[str]:
-    """Yield the sentences about waits for work and for the end of threads, which do not count."""
+    """Yield the lines about waits that do not count: for work, for the end of threads, naps."""
     if not verdict.elsewhere:
         return
     yield "Not counted: waits for the next piece of work or for recorded threads and processes, and naps"
