@@ -56,7 +56,7 @@ class CpuBudget:
         self._notes: deque[tuple[float, float]] = deque()
 
     def begin(self, now_s: float) -> None:
-        """Begin to count, with a full bucket: what the start cost is forgotten."""
+        """Begin to count, with a full bucket; CPU time of the start is not counted."""
         self.bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
         while len(self._notes) > 1:
             self._notes.popleft()

@@ -169,7 +169,7 @@ class BudgetKeeper:
                 recorder.command(ROTATE)
 
     def _end_pause(self, now: float, recorder: Recorder | None) -> None:
-        """Resume recording, unless the next minute is left out, too."""
+        """Resume recording at the begin of a minute; if this one is left out as well, end following processes."""
         self.pauses.look(now, recorder.cpu_s() if recorder else 0.0)
         if self._duty.recorded_s:
             self.pauses.paused, self.resumed_s = False, now

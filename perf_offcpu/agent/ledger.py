@@ -107,7 +107,7 @@ class Ledger:
             self._note(name, cause)
 
     def missing(self, name: str, begin_ns: int, utc_ns: int) -> Missing | None:
-        """Return the missing time before a recording; None if it follows the last one directly."""
+        """Return length and cause of the time missing before a recording that begins at `begin_ns`; None if none is."""
         with self._lock:
             if not self._end_ns:
                 return None

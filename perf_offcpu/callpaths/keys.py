@@ -21,7 +21,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.text import MISSED_STACK, UNKNOWN, id_text, printable, thread_label
 
 _INTERRUPT, _IDLE_TASK, _SUM, _NO_OBJECT = -1, -2, -3, -4
-"""Wakers that are no threads, and missing objects, next to rows of strings."""
+"""Values of a column that are no rows of strings: wakers that are no threads, sums, missing objects."""
 NO_OBJECT = "[none]"  # shown where a wait has no object: a page fault, the run queue, a system call that names none
 
 Label = Callable[[int], str]  # row of the samples → text of its value

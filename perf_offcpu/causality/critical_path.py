@@ -191,7 +191,7 @@ def _gaps(spans: _Spans, span_of: I64, begin: I64, end: I64) -> _Spans:
 
 
 def is_chosen(track: Track, selection: Selection) -> bool:
-    """Return True if comm, pid and tid of a thread are in the selection; it has all if a list is empty."""
+    """Return True if comm, pid and tid of a thread match the selection, whose empty lists match all."""
     ids = ((selection.comms, track.comm), (selection.pids, track.pid), (selection.tids, track.tid))
     return all(not names or name in names for names, name in ids)
 

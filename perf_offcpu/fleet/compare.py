@@ -176,7 +176,7 @@ def _by_keys(sides: _Sides, keys: tuple[str, ...]) -> Changes:
 
 
 def _by_stack(sides: _Sides) -> Changes:
-    """Compare stacks; stacks with the same names of functions are one row."""
+    """Return the changes by comm and stack; stacks with the same names of functions are one row."""
     rows = heaviest(sides.cubes, STACK)
     first_ns: dict[int, int] = {}  # of a sample of each stack: the folder of that hour holds its names
     for cube in sides.cubes:

@@ -36,7 +36,7 @@ class FileGoneError(EngineError):
 
 
 _GONE = ("No files found", "No such file", "FileNotFoundError", "FILE_NOT_EXIST", "NoSuchKey")
-"""Words of engines and stores that say so."""
+"""Words in errors of engines and stores which say that a file is gone."""
 
 
 @frozen

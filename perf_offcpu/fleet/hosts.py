@@ -129,7 +129,7 @@ def _length(segments: Any) -> Any:
 
 
 def _folded(segments: Any) -> Any:
-    """Return a row for each host and its labels."""
+    """Return the segments summed up to a row for each host and set of labels: begin, end, recorded time."""
     same = ["host_id", "hostname", "cpus", "period_ns", "label_names", "label_values"]
     return segments.group_by(same).aggregate(
         begin=segments.begin.min(), end=segments.end.max(), recorded=_length(segments).sum()

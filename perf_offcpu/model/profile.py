@@ -39,7 +39,7 @@ _KERNEL_DSOS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
 
 
 class Frames(Table):
-    """Named code locations. Row order is not meaningful."""
+    """Code locations with their names, in no meaningful order."""
 
     symbol: U32 = column("u4", 'string: function name, demangled; "" unknown', domain="strings")
     dso: U32 = column("u4", 'string: path or pseudo name; "" unknown', domain="strings")
@@ -53,20 +53,20 @@ class Frames(Table):
     ip: U64 = column("u8", "address as recorded, in its process; 0 unless asked for (keep_ips)")
 
     def is_kernel(self) -> Bool:
-        """Return bool[n]: the frames of kernel code, the host's or a guest's."""
+        """Return bool[n]: True for frames of kernel code, the host's or a guest's."""
         kernel: Bool = (self.cpumode == CpuMode.KERNEL) | (self.cpumode == CpuMode.GUEST_KERNEL)
         return kernel
 
 
 class Stacks(Table):
-    """The stack tree (`model.stacks`): `parent[s] < s`."""
+    """Stack tree (`model.stacks`): a row is a node, its frame and its caller's node; `parent[s] < s`."""
 
     parent: I32 = column("i4", "row in stacks; -1 a root", sentinel=-1, domain="stacks")
     frame: I32 = column("i4", "row in frames", domain="frames")
 
 
 class ProfileSamples(SampleColumns):
-    """One row a sample, sorted as in the Recording."""
+    """Samples of a profile, a row each, sorted as in the Recording."""
 
     stack: I32 = column("i4", "row in stacks: the leaf; -1 no stack", sentinel=-1, domain="stacks")
     waker_stack: I32 = column("i4", "row in stacks: where the waker was", sentinel=-1, domain="stacks")
@@ -87,7 +87,7 @@ class ObjectFact(IntFlag):
 
 
 class Objects(Table):
-    """Objects that threads waited for."""
+    """Locks, files, sockets and other objects that threads waited for."""
 
     kind: U16 = column("u2", "abi.wait_objects.ObjectKind")
     name: U32 = column("u4", "string: as it is shown to people; equal names are one object", domain="strings")
@@ -131,7 +131,7 @@ class Profile:
         return self.samples.has(SampleFlag.OFFCPU)
 
     def is_still_blocked(self) -> Bool:
-        """Return bool[samples]: waits that were unfinished at the end of the recording, not at a pause."""
+        """Return bool[samples]: True for waits that were unfinished at the end of the recording, not at a pause."""
         return self.samples.has(SampleFlag.STILL_BLOCKED) & ~self.samples.has(SampleFlag.AT_PAUSE)
 
     def select(self, rows: Bool | I64) -> Self:

@@ -21,7 +21,7 @@ from perf_offcpu.structs import frozen, mutable
 
 
 class SampleFlag(enum.IntFlag):
-    """Column `flags` of Samples."""
+    """Bits of the column `flags` of samples."""
 
     OFFCPU = 1 << 0  # off-cpu time; without it: an ordinary sample
     AGGREGATED = 1 << 1  # a sum of waits
@@ -55,7 +55,7 @@ _task = partial(column, "i4", sentinel=-1, domain="task")
 
 
 class SampleColumns(Table):
-    """Columns of Samples and ProfileSamples; off-cpu columns hold their sentinel on ordinary samples."""
+    """Columns that Samples and ProfileSamples share; those of off-cpu time hold their sentinel on ordinary samples."""
 
     time_ns: I64 = _time("sample time; for off-cpu the end of the (last) wait")
     period: I64 = column("i8", "weight, in the unit of its event (ns for off-cpu and cpu-clock)")
@@ -92,7 +92,7 @@ class SampleColumns(Table):
         return np.where(self.runq_ns > 0, part, self.runq_ns)
 
     def has(self, flags: SampleFlag) -> Bool:
-        """Return bool[n]: the samples with any of these flags."""
+        """Return bool[n]: True for samples with any of these flags."""
         is_set: Bool = (self.flags & np.uint32(flags)) != 0
         return is_set
 
@@ -120,7 +120,7 @@ class Maps(Table):
 
 
 class Spaces(Table):
-    """Address spaces: one from each exec or fork of a process to the next; a new one if maps are replaced."""
+    """Address spaces: a process has one from each exec or fork to the next; a new one if maps are replaced."""
 
     pid: I32 = _task("tgid")
     begin_ns: I64 = _since("valid from; 0 since before the recording")
@@ -128,7 +128,7 @@ class Spaces(Table):
 
 
 class Dsos(Table):
-    """Facts of a recording about mapped files."""
+    """Mapped files of a recording and their build-ids."""
 
     path: U32 = _text("string: path or pseudo name as recorded")
     build_id: U32 = _text('string: build-id in hex, "" unknown')
@@ -145,7 +145,7 @@ class Comms(Table):
 
 
 class Tasks(Table):
-    """Lives of threads, sorted by (tid, begin); a tid that is reused has several."""
+    """Births and exits of threads, sorted by (tid, begin); a tid that is reused has several rows."""
 
     tid: I32 = _task("thread id")
     pid: I32 = _task("tgid")
@@ -177,7 +177,7 @@ class Budget(Table):
 
 
 class PythonFrames(Table):
-    """Python functions of threads that were still blocked at the end, leaf first, thread by thread."""
+    """Frames of Python functions of threads that were still blocked at the end, leaf first, thread by thread."""
 
     tid: I32 = _task("thread id")
     switch_out_ns: I64 = _time("begin of the wait")
@@ -230,7 +230,7 @@ class KernelSymbols(Table):
 
 @frozen
 class Evsel:
-    """One event of the recording."""
+    """An event of the recording: name, attr, unit of its periods."""
 
     name: str
     attr: Attr
@@ -290,13 +290,13 @@ class Meta:
 
     @property
     def duration_ns(self) -> int:
-        """From the first to the last timed sample or record; 0 unknown."""
+        """Return the ns from the first to the last timed sample or record; 0 unknown."""
         return max(self.last_ns - self.first_ns, 0) if self.first_ns >= 0 else 0
 
 
 @mutable
 class Recording:
-    """A whole recording. Tables refer to each other by row, and to texts by rows of `strings`."""
+    """Decoded recording as columns. Tables refer to each other by row, and to texts by rows of `strings`."""
 
     samples: Samples = field(default_factory=Samples)
     callchains: Ragged = field(default_factory=Ragged)

@@ -171,7 +171,7 @@ def _connect_to(address: tuple[str, int], timeout_s: float, _: object = None) ->
 
 
 def _cut(sock: socket.socket, expired: threading.Event) -> None:
-    """End a request that takes too long: the thread that waits for the socket gets an error."""
+    """Shut down the socket of a request that takes too long and set `expired`: its reader gets an error."""
     expired.set()
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -69,7 +69,7 @@ class Hand:
 
 @frozen
 class LockRow:
-    """Sum of the waits for one lock, its queue and its holders."""
+    """Waits for one lock in sums: the object's row, its queue, its holders or releasers."""
 
     row: ObjectRow
     queue: int  # most threads that waited at one time

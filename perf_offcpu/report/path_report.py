@@ -52,7 +52,7 @@ class PathReport:
 
 
 def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathReport:
-    """Sum up a critical path."""
+    """Return the sums of a critical path: by thread, state and function, and by hops."""
     root, ran = path.tracks[path.root], path.doing == Doing.RUNNING
     running = sum_by(path.track[ran], path.length_ns[ran], len(path.tracks))
     summed = int(np.minimum(running, path.summed_ns).sum())

@@ -83,7 +83,7 @@ def count_text(total: Total) -> str:
 
 
 def plural(number: int, thing: str, text: str = "") -> str:
-    """Return `3 waits`, `1 wait`."""
+    """Return a number and a thing, in the plural unless it is 1: `3 waits`, `1 wait`; `text` replaces the digits."""
     return f"{text or number} {thing}{'' if number == 1 else 's'}"
 
 

@@ -128,7 +128,7 @@ def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
 
 
 def shares(weights: dict[str, int]) -> str:
-    """Return `S`, or several names with their shares."""
+    """Return the only name, `S`, or several with their shares: `S 80% D 20%`."""
     whole = sum(weights.values())
     if len(weights) < 2:
         return "".join(weights)

@@ -28,7 +28,7 @@ _REST_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """The life of a thread, or of several, inside the recording, ns. All other columns add up to `wall`."""
+    """Time of a thread, or of several, inside the recording, by state, ns. All other columns add up to `wall`."""
 
     comm: str  # of the longest waiting thread; "" also for threads of several comms
     pid: int  # -1 for threads of several processes

@@ -169,7 +169,7 @@ class LiveLine:
         self._shown = True
 
     def say(self, text: str) -> None:
-        """Print a line that stays, above the status line."""
+        """Remove the status line and print a line that stays."""
         self._clear()
         print(text, file=self._out, flush=True)
 

@@ -61,7 +61,7 @@ class RecordedTime:
         return cls(edges, float((edges[1::2] - edges[::2]).sum()))
 
     def slices(self, times: I64) -> F64:
-        """Return the position of each time in the recorded time, in slices: from 0 to SLICES."""
+        """Return float64[n]: each time's position in the recorded time, counted in slices, from 0 to SLICES."""
         lengths = np.diff(self.edges, prepend=self.edges[:1])
         lengths[::2] = 0  # gaps
         passed = np.cumsum(lengths)
