@@ -32,7 +32,7 @@ class Stage(enum.Enum):
 
 
 class LossCause(NamedTuple):
-    """Cause of losses: stage, sentence and remedy."""
+    """Describes a cause of losses: stage, sentence and remedy."""
 
     stage: Stage  # where it is counted
     name: str  # its identifier; counters of the BPF program and the recorder stand in files under it
@@ -55,7 +55,7 @@ _PREFIXES = {Stage.NAMES: "no name: ", Stage.LINES: "no source lines: "}
 
 
 class Losses(Counter[LossCause]):
-    """Counter of losses: cause → number."""
+    """Counts losses: LossCause → number."""
 
     def add(self, cause: LossCause, count: int = 1) -> None:
         """Count losses; 0 adds nothing."""

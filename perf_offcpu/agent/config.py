@@ -25,7 +25,7 @@ LABELS_VARIABLE: Final = "PERF_OFFCPU_LABELS"
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Options of the agent, checked."""
+    """Holds the options of the agent, all of them checked by `make_config`."""
 
     dataset: str = ""  # folder or URL of the dataset; "" none
     push: tuple[str, ...] = ()  # servers, `KIND=URL`

@@ -97,7 +97,7 @@ class Recorder:
                 os.write(self._control, f"{text}\n".encode())
 
     def end(self, timeout_s: float) -> None:
-        """End the recorder; kill it, which leaves its file incomplete, if it takes too long."""
+        """End the recorder and wait for it; after `timeout_s` kill it, which leaves its file incomplete."""
         self.stop()
         try:
             self._process.wait(timeout_s)

@@ -111,7 +111,7 @@ class Worker(ABC):
             self._say(f"{text}; again in {pause_s:.0f} s ({self.backoff.failures} attempts)")
 
     def worked(self, text: str) -> None:
-        """Note a success; say so after failures."""
+        """Reset the pauses after a success; say `text` if there were failures before."""
         if self.backoff.failures:
             self._say(text)
         self.backoff.worked()

@@ -62,7 +62,7 @@ def _walk(profile: Profile, leaves: I64, wanted: Bool, *, first: bool, user_fram
 
 
 def _once(nodes: NDArray[np.integer], size: int) -> I64:
-    """Return the distinct nodes, all below `size`, in any order; in linear time."""
+    """Return the distinct `nodes` (all below `size`) as int64, in any order; in linear time."""
     owner, places = np.empty(size, np.int32), np.arange(len(nodes), dtype=np.int32)
     owner[nodes] = places
     last: I64 = nodes[owner[nodes] == places].astype(np.int64)

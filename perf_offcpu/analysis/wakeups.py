@@ -90,7 +90,7 @@ def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) ->
 
 
 def _sorted_by(tracks: I64, times: I64) -> I64:
-    """Return the rows sorted by (track, time); one key, if both fit into 63 bits, is twice as fast."""
+    """Return int64[n], rows sorted by (track, time); one key, if both fit into 63 bits, is twice as fast."""
     span = int(times.max(initial=0)) + 1
     if span * (int(tracks.max(initial=0)) + 1) < 2**62:
         return np.argsort(tracks * span + times)

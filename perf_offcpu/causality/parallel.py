@@ -135,7 +135,7 @@ def _without(track: I64, begin: I64, end: I64, pauses: I64) -> tuple[I64, I64, I
 
 
 def _runs(waits: WaitTable, track: I64, begin: I64, end: I64) -> tuple[I64, I64, I64]:
-    """Return (track, begin, end) of the parts of n spans outside of waits, sorted by span, then time."""
+    """Return (track, begin, end), int64[k], of the parts of spans outside of waits, sorted by span and time."""
     span_of, wait = waits.overlapping(track, begin, end)
     since = np.append(begin, np.minimum(waits.end[wait], end[span_of]))
     until = np.append(np.maximum(waits.begin[wait], begin[span_of]), end)

@@ -75,7 +75,7 @@ class WaitTable:
 
 
 def ranges(first: I64, last: I64) -> tuple[I64, I64]:
-    """Return (range_of, at): the numbers first[i] … last[i] - 1 of i = 0, 1, … (`at`), and the i of each."""
+    """Return (range_of, at), int64[k]: `at` has first[i] … last[i] - 1 for i = 0, 1, …; `range_of` the i of each."""
     count = last - first
     range_of = np.repeat(np.arange(len(first)), count)
     return range_of, np.arange(len(range_of)) - np.repeat(np.cumsum(count) - count, count) + first[range_of]

@@ -49,7 +49,7 @@ _IDS = {"stacks": "stack_id", "frames": "frame_id"}
 
 @mutable
 class Compacted:
-    """Counts what a compaction merged."""
+    """Counts folders, files, rows and bytes that a compaction merged."""
 
     hours: int = 0  # partitions of all tables
     files: int = 0  # that were merged
@@ -229,7 +229,7 @@ _ORDER = ("samples", "budgets", "losses", "gaps", "hosts", "stacks", "frames")
 
 @mutable
 class Expired:
-    """Counts what `expire` removed."""
+    """Counts hours and files that `expire` removed."""
 
     hours: int = 0  # partitions of the samples
     files: int = 0  # of all tables

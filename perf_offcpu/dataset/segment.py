@@ -35,7 +35,7 @@ _MOST_HOURS = 24 * 400
 
 @frozen
 class Segment:
-    """Tells what `write_segment` wrote."""
+    """Tells what `write_segment` wrote: name, rows, bytes and files."""
 
     name: str  # of its files
     rows: int  # samples

@@ -106,7 +106,7 @@ class Changes:
 
 @frozen
 class Comparison:
-    """Result of the comparison of two selections."""
+    """Holds the total and the tables of the comparison of two selections."""
 
     paired: bool  # the same hosts, at two times
     hosts: tuple[int, int]  # compared, before and after

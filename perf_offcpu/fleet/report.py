@@ -38,7 +38,7 @@ _MOST_STACKS = 2000  # number of heaviest stacks among which stacks with the sam
 
 @frozen
 class Head:
-    """Facts about a selection: what the lines above a view say."""
+    """Describes a selection: source, hosts, recorded time, events; the lines above a view."""
 
     source: str
     selection: str
@@ -56,7 +56,7 @@ class Head:
 
 @frozen
 class Row:
-    """Sums of the samples with the same values of some keys."""
+    """Sums the samples with the same values of some keys; weights in the unit of the event (ns for time)."""
 
     values: tuple[str, ...]  # printable, in the order of the keys
     weight: int
@@ -97,7 +97,7 @@ class StackRow:
 
 @frozen
 class StackTable:
-    """Sums of samples by comm and stack, the heaviest first."""
+    """Holds the heaviest stacks by comm, in order, and number and weight of all of them."""
 
     rows: list[StackRow]
     stacks: int  # also those over the limit

@@ -136,7 +136,7 @@ class GrowingTable(Generic[Kind]):
 
 
 def _as_run(rows: I64) -> I64 | slice:
-    """Return ascending rows as a slice if none is left out."""
+    """Return ascending row numbers as a slice if they are consecutive, else as they are."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows

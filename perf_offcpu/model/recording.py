@@ -98,7 +98,7 @@ class SampleColumns(Table):
 
 
 class Samples(SampleColumns):
-    """One row a sample, with raw addresses."""
+    """Samples of a recording, a row each, with raw addresses."""
 
     space: I32 = _row("row in spaces: the address space of user addresses", domain="spaces")
     ip: U64 = column("u8", "instruction pointer as sampled; 0 unknown")

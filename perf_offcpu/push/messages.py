@@ -27,7 +27,7 @@ _LEVEL = 1
 
 
 class Form(NamedTuple):
-    """Functions that make the request of a kind of server."""
+    """Encodes and wraps the request of a kind of server, by two functions."""
 
     encode: Callable[[Waits, Mapping[str, str]], bytes]  # waits and labels → profile, whose size is limited
     wrap: Callable[[bytes, Mapping[str, str]], bytes]  # profile and labels → request
@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
 @frozen
 class Message:
-    """Request for one target, and what it holds."""
+    """Holds a request for one target (`body`), and the number and weight of the samples in it."""
 
     body: bytes
     samples: int  # samples of the profile that are summed up in it

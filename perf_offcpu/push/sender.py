@@ -51,7 +51,7 @@ class ServerRefused(Refused):
 
 @frozen
 class SendOptions:
-    """Options of connections to all targets."""
+    """Options of the connection to any target."""
 
     headers: tuple[tuple[str, str], ...] = ()  # of each request: credentials, tenants
     ca: str = ""  # PEM of the certificates that sign the server's; "" for the system's
@@ -59,7 +59,7 @@ class SendOptions:
 
 
 class Sender(Protocol):
-    """A connection to a target; it is opened by the first message, and again after a failure."""
+    """Sends messages to a target over a connection that the first message opens, and again after a failure."""
 
     def send(self, body: bytes) -> Answer:
         """Send a message (`Message.body`) and return the server's answer. Raise RetryLater if the server may accept it

@@ -68,7 +68,7 @@ _PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 @frozen
 class Target:
-    """Address of a server that accepts profiles."""
+    """Holds the address of a server that accepts profiles, and the form of its messages."""
 
     server: Server
     url: str  # as given, without a slash at its end; for messages to people

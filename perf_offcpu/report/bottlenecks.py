@@ -62,7 +62,7 @@ class Bottleneck:
 
 @frozen
 class Bottlenecks:
-    """Report on the bottlenecks with the largest weight."""
+    """Holds the bottlenecks with the largest weight, and what is left out, in ns."""
 
     source: str
     total_ns: int  # of all waits, those for a CPU included

@@ -127,7 +127,7 @@ def histogram(samples: ProfileSamples) -> Histogram:
 
 @frozen
 class HeavyStack:
-    """Sum of the samples of one comm with one stack."""
+    """Sums the samples of one comm with one stack."""
 
     comm: str
     frames: tuple[Name, ...]  # root first

@@ -84,7 +84,7 @@ class LockRow:
 
 @frozen
 class LockTable:
-    """Waits by lock, heaviest first."""
+    """Holds the sums of the waits for the largest locks, heaviest first."""
 
     rows: list[LockRow]
     more: tuple[int, int]

@@ -24,7 +24,7 @@ _SHOWN_RIVALS, _LEAST_RIVALS = 3, 10  # comms that are named, and CPU samples be
 
 @frozen
 class PathReport:
-    """Sums of a critical path; times in ns."""
+    """Holds the sums of a critical path, by thread and state and by hops; times in ns."""
 
     source: str  # the recording
     comm: str

@@ -60,7 +60,7 @@ class LoneWaits:
 
 @frozen
 class SerialReport:
-    """Report on the serial part of a program's time; ns."""
+    """Reports when few threads of a program ran: times by number of running threads, functions, waits; ns."""
 
     source: str
     threads: int

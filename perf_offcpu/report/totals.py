@@ -20,7 +20,7 @@ from perf_offcpu.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Sums of some samples."""
+    """Sums some samples: weight, number, longest wait."""
 
     weight: int  # sum of periods, in the unit of the event (ns for time)
     count: int  # waits; of other events samples

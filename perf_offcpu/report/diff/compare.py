@@ -83,7 +83,7 @@ class Table:
 
 @frozen
 class Comparison:
-    """Result of the comparison of two recordings."""
+    """Holds the tables of the comparison of two recordings."""
 
     old: Side
     new: Side

@@ -27,7 +27,7 @@ from perf_offcpu.text import printable
 
 @frozen
 class Per:
-    """Amount of work to which weights are related."""
+    """Says to what weights are related: a second, a run, or a unit of work."""
 
     name: str  # "second" of recorded time, "run", "unit" of work
     program: str = ""  # that both recorded, where that decided for "run"
@@ -41,7 +41,7 @@ class Per:
 
 @frozen
 class Side:
-    """One recording of a comparison, prepared."""
+    """Holds one recording of a comparison: compared samples, their waits and causes, and its scale."""
 
     profile: Profile
     subject: Profile  # the samples that are compared

@@ -25,7 +25,7 @@ from perf_offcpu.text import printable, thread_label
 
 @frozen
 class Threads:
-    """Number and names of the threads of a cause."""
+    """Counts the threads of a cause, by comm."""
 
     number: int
     comms: dict[str, int]  # comm → number of its threads; the longest waiting first
@@ -41,7 +41,7 @@ class Peers:
 
 @frozen
 class Place:
-    """Sum of the waits of a cause in one function."""
+    """Sums the waits of a cause in one function of the program; weights in ns."""
 
     function: str  # "" not known
     weight: int

@@ -67,7 +67,7 @@ class BlockedThread:
 
 @frozen
 class Loss:
-    """The largest loss of a recording, for the verdict."""
+    """Describes the largest loss of a recording, for the verdict."""
 
     cause: str
     count: int
