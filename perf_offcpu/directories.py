@@ -201,7 +201,7 @@ def _is_usual(entry: os.DirEntry[str]) -> bool:
 
 
 def _check_private(users: Collection[int], path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Raise FileRefusedError if a component's owner is not in `users` (uids), or others may write to it."""
+    """Raise FileRefusedError if a component is not of `users` (uids), or others may write to it (not sticky)."""
     if status.st_uid not in users:
         raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
     # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.

@@ -46,7 +46,7 @@ class Backoff:
         self.failures = 0
 
     def failed(self, after_s: float | None = None) -> float:
-        """Count a failure; return the seconds to wait, at least `after_s`, which the server asked for (None: no)."""
+        """Count a failure; return the seconds to wait: at least the server's `after_s` (None: none), up to a limit."""
         pause_s = min(max(self._pause_s, after_s or 0.0), LAST_RETRY_S)
         self._pause_s = min(2 * self._pause_s, LAST_RETRY_S)
         self._until, self.failures = self._clock() + pause_s, self.failures + 1

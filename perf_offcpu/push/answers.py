@@ -18,7 +18,7 @@ _RETRY_INFO = b"/google.rpc.RetryInfo"
 
 @frozen
 class Answer:
-    """Answer of a server that accepted a message, perhaps without some of its samples."""
+    """Answer of a server that accepted a message, perhaps without some of its profiles."""
 
     rejected: int = 0  # profiles of the message that it did not take
     text: str = ""  # its remark, printable; "" for none

@@ -43,7 +43,7 @@ class StackHeld(HeavyStack):
 
 @frozen
 class Bottleneck:
-    """Component of the wait-for graph, a thread or a knot of threads, and the waits that end in it; ns."""
+    """Component of the wait-for graph, a comm, a device or a knot of them, and the waits that end in it; ns."""
 
     members: tuple[str, ...]
     is_knot: bool
@@ -62,7 +62,7 @@ class Bottleneck:
 
 @frozen
 class Bottlenecks:
-    """Holds the bottlenecks with the largest weight, and what is left out, in ns."""
+    """Holds the bottlenecks with the largest weight, ns, and sums of what is left out."""
 
     source: str
     total_ns: int  # of all waits, those for a CPU included

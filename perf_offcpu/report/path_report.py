@@ -24,7 +24,7 @@ _SHOWN_RIVALS, _LEAST_RIVALS = 3, 10  # comms that are named, and CPU samples be
 
 @frozen
 class PathReport:
-    """Holds the sums of a critical path, by thread and state and by hops; times in ns."""
+    """Holds the sums of a critical path, by comm, state and function, and by hops; times in ns."""
 
     source: str  # the recording
     comm: str
@@ -52,7 +52,7 @@ class PathReport:
 
 
 def report_of(profile: Profile, timeline: Timeline, path: CriticalPath) -> PathReport:
-    """Return the sums of a critical path: by thread, state and function, and by hops."""
+    """Return the sums of a critical path: by comm, state and function, and by hops."""
     root, ran = path.tracks[path.root], path.doing == Doing.RUNNING
     running = sum_by(path.track[ran], path.length_ns[ran], len(path.tracks))
     summed = int(np.minimum(running, path.summed_ns).sum())
