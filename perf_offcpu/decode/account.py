@@ -36,7 +36,7 @@ ObjectRow = dict[str, Any]  # fields of an object by name, with texts as bytes
 
 
 def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
-    """Return id → object of a payload; none if it is damaged."""
+    """Return the wait objects of an OBJECTS payload by id; {} if it is damaged."""
     try:
         values = OBJECTS.unpack(payload, order)
     except LayoutError:
@@ -51,7 +51,7 @@ def read_objects(payload: bytes, order: Order) -> dict[int, ObjectRow]:
 
 
 def object_table(objects: Mapping[int, ObjectRow], strings: Strings) -> WaitObjects:
-    """Return the table of all objects, sorted by id."""
+    """Return `objects` (by id) as a table sorted by id; texts are interned in `strings`, pid 0 becomes -1."""
     rows = [objects[id_] for id_ in sorted(objects)]
     columns: dict[str, Any] = {name: strings.intern_all(row[name] for row in rows) for name in TEXTS}
     for name in ("id", "kind", "device", "inode", "number", "operation", "address", "peer_inode"):
@@ -80,7 +80,7 @@ def is_counters(spec: EventSpec) -> bool:
 
 @mutable
 class CollectorAccount:
-    """Times, losses and budgets that the collector reports; all 0 if the file lacks them."""
+    """Adds up times, losses, budgets and wait objects of the `offcpu-counters` samples; all 0 or empty without them."""
 
     # begin_ns, end_ns: CLOCK_MONOTONIC: waits that end in between are in the file
     begin_ns: int = 0
@@ -94,7 +94,7 @@ class CollectorAccount:
     objects: dict[int, ObjectRow] = field(default_factory=dict)  # wait objects by id
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
-        """Read the payloads of an `offcpu-counters` event; damaged ones are counted."""
+        """Add payloads of `offcpu-counters` samples, told apart by their magic; damaged ones count as BAD_SAMPLE."""
         for payload in payloads:
             magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
             if magic == BUDGET_MAGIC:
@@ -112,12 +112,12 @@ class CollectorAccount:
             counters.add(losses.BAD_SAMPLE, int(not is_sound))
 
     def python_frames(self, strings: Strings) -> PythonFrames:
-        """Return the Python functions of threads."""
+        """Return the rows of `python` as a table, names and files interned in `strings`."""
         rows = [(*ids, *map(strings.intern, names), *numbers) for *ids, names, numbers in self.python]
         return PythonFrames.from_rows(rows)
 
     def _read_counters(self, payload: bytes, order: Order) -> bool:
-        """Read times and losses; return False if the payload is damaged."""
+        """Add times and losses of a counters payload; return False if it is damaged. An unknown magic is skipped."""
         try:
             values = COUNTERS.unpack(payload, order)
         except LayoutError:
@@ -138,7 +138,7 @@ class CollectorAccount:
         return True
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
-        """Add to a counter. Of times that are no sums (a period, a threshold) the longest counts."""
+        """Add events and ns to the note of a counter; of ns that are no sums (a period, a threshold) keep the most."""
         count, known_ns = self.notes.get(cause.name, (0, 0))
         is_sum = cause not in (losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = count + events, known_ns + ns if is_sum else max(known_ns, ns)
@@ -150,14 +150,14 @@ class CollectorAccount:
 
 
 def _cause(name: str) -> LossCause:
-    """Return the row of a counter; a row made of its name if a newer recorder wrote it."""
+    """Return the LossCause of a counter's name; one made of this name if a newer recorder wrote it."""
     cause = losses.CAUSES.get(name)
     is_ours = cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER)
     return cause if cause and is_ours else LossCause(Stage.RECORDER, name, f"collector: {name}")
 
 
 def read_python(payload: bytes, order: Order) -> list[PythonRow]:
-    """Return the functions in a payload; none if it is damaged."""
+    """Return the functions in a PYTHON payload, leaf first; [] if it is damaged."""
     try:
         values = PYTHON.unpack(payload, order)
     except LayoutError:

@@ -19,7 +19,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Batch:
-    """Samples in file order."""
+    """Holds samples in file order, with the callchains, late user callchains and context switches of their chunk."""
 
     # `callchain` is a row of `callchains`; `comm` and `space` are not known yet
     samples: Samples = field(default_factory=Samples)
@@ -36,7 +36,7 @@ class Batch:
 
 
 def in_table(batch: Batch, table: ChainTable) -> Batch:
-    """Return the batch with its callchains moved into a table."""
+    """Return the batch with its callchains moved into `table`; its `callchain` columns are rows of the table then."""
     if not len(batch.callchains):
         return batch
     changes = {"callchains": functools.partial(_renumbered, table.add(batch.callchains))}
@@ -50,7 +50,7 @@ def in_table(batch: Batch, table: ChainTable) -> Batch:
 
 
 def _renumbered(rows: I32, column: I32) -> I32:
-    """Return `rows` at the row ids of a column; -1 stays."""
+    """Return the column with each row id replaced by rows[id]; -1 stays."""
     is_row = column >= 0
     if is_row.all():
         return rows[column]
@@ -62,21 +62,21 @@ def _renumbered(rows: I32, column: I32) -> I32:
 
 
 class BatchCollector:
-    """Takes batch after batch and keeps the columns and the different callchains of a Recording."""
+    """Appends batch after batch to the columns of a Recording, and keeps each distinct callchain once."""
 
     def __init__(self) -> None:
         self._samples, self._deferred = GrowingTable(Samples), GrowingTable(DeferredChains)
         self._switches, self._from_upstream = GrowingTable(Switches), GrowingArray("?")
         self.chains = ChainTable()
-        """The callchains so far. A batch that has none of its own refers to them."""
+        """The distinct callchains so far. In a batch without own callchains, `callchain` is a row of them."""
 
     def add(self, batch: Batch) -> None:
-        """Add a batch."""
+        """Append the samples, deferred callchains and switches of a batch."""
         self.add_interleaved([batch], [np.arange(len(batch.samples))])
 
     def add_interleaved(self, batches: list[Batch], rows: list[I64]) -> None:
-        """Add several batches, interleaved by the rows of their samples (per batch int64[n], ascending). No two rows
-        are the same."""
+        """Append several batches, their samples in ascending order of `rows` (per batch int64[n], ascending, no row
+        twice); deferred callchains and switches are appended batch by batch."""
         batches, places = [in_table(batch, self.chains) for batch in batches], _ranks(rows)
         self._samples.interleave([batch.samples for batch in batches], places)
         if count := sum(map(len, places)):
@@ -94,7 +94,7 @@ class BatchCollector:
 
 
 def _ranks(rows: list[I64]) -> list[I64]:
-    """Convert row numbers to dense ranks among all of them."""
+    """Convert row numbers (ascending in each part, no row twice) to ranks 0 … n - 1 among the rows of all parts."""
     if len(rows) < 2:
         return [np.arange(len(part)) for part in rows]
     is_row = np.zeros(max(int(part[-1]) if len(part) else 0 for part in rows) + 1, np.int64)

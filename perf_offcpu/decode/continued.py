@@ -19,7 +19,7 @@ Borders = tuple[I32, I64]
 
 
 def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
-    """Return bool[n]: True for a row whose first columns all equal the second columns of the row before."""
+    """Return bool[n]: True for a row if, in every pair, its first column equals the second column of the row before."""
     result = np.zeros(len(pairs[0][0]), np.bool_)
     result[1:] = np.all([later[1:] == earlier[:-1] for later, earlier in pairs], axis=0)
     return result
@@ -54,14 +54,14 @@ def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Sample
 
 
 def at_pauses(samples: Samples, parts: Spans) -> Samples:
-    """Mark the threads still blocked at a pause (between `parts`), not at the end of the recording."""
+    """Flag STILL_BLOCKED samples as AT_PAUSE if they are earlier than the last of `parts`, the spans between pauses."""
     blocked = samples.has(SampleFlag.STILL_BLOCKED)
     return _marked(samples, np.flatnonzero(blocked & (samples.time_ns < parts[-1][0]))) if parts else samples
 
 
 def seen_again(samples: Samples) -> Samples:
-    """Mark the threads still blocked at the end of a recording that are in a later sample of another one. That sample
-    shows how the wait went on; and if the thread id is another thread's by then, it ended."""
+    """Flag STILL_BLOCKED samples as AT_PAUSE if a later sample (of another recording) has their tid. That sample shows
+    how the wait went on; and if the tid is another thread's by then, the wait ended."""
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED))
     tids = distinct(samples.tid[rows])
     first_ns = samples.time_ns[rows].min(initial=_NEVER)
@@ -78,7 +78,7 @@ def _marked(samples: Samples, rows: I64) -> Samples:
 
 
 def _repeated(samples: Samples, rows: I64) -> Bool:
-    """Return bool[n]: whether a later sample is of the same wait as each sample (row)."""
+    """Return bool[len(rows)]: True if a later sample has the tid and switch_out_ns, so the wait, of the sample."""
     # Those few moments are looked for in all samples; to sort all would take a third of the time of a report.
     began_ns = distinct(samples.switch_out_ns[rows])
     others = np.flatnonzero((samples.switch_out_ns >= 0) & is_among(samples.switch_out_ns, began_ns))
@@ -90,7 +90,7 @@ def _repeated(samples: Samples, rows: I64) -> Bool:
 
 
 def _numbered(*sets: tuple[I32, I64]) -> list[I64]:
-    """Number the different pairs of thread and moment in all sets, from 0."""
+    """Return int64[n] for each set of n pairs (tid, ns): numbers from 0, equal for equal pairs of any set."""
     pairs = [np.stack([tid.astype(np.int64), time_ns], axis=1) for tid, time_ns in sets]
     _, numbers = np.unique(np.concatenate(pairs), axis=0, return_inverse=True)
     return np.split(numbers.reshape(-1), np.cumsum([len(part) for part in pairs])[:-1])

@@ -40,7 +40,7 @@ def without_user_parts(chains: Ragged, chosen: Bool | bool = True) -> Ragged:
 
 
 def join_parts(kernel: Ragged, user: Ragged) -> Ragged:
-    """Return n callchains of two parts, with the marker USER between them where there is a user part."""
+    """Return n callchains: kernel[i], then the marker USER and user[i] unless user[i] is empty."""
     offsets = offsets_of((user.lengths > 0).astype(np.int64))
     return Ragged.beside([kernel, Ragged(offsets, np.full(int(offsets[-1]), _USER)), user])
 
@@ -90,7 +90,7 @@ def decode_deferred(chunk: Chunk, events: Events, counters: Losses) -> Batch:
 
 
 class PendingChains(NamedTuple):
-    """Which of n callchains wait for a deferred user part."""
+    """Tells which of n callchains end in USER_DEFERRED, so that their user part is in a later record."""
 
     is_pending: Bool  # bool[n]
     kept: I64  # int64[n], words that stay; all words of a callchain that is not pending
@@ -98,7 +98,7 @@ class PendingChains(NamedTuple):
 
 
 def pending_chains(chains: Ragged) -> PendingChains:
-    """Find the callchains that wait for a deferred user part."""
+    """Return, for each callchain, whether it ends in USER_DEFERRED, the words before the marker, and the cookie."""
     lengths, ends = chains.lengths, chains.offsets[1:]
     words = chains.values if len(chains.values) > 1 else np.append(chains.values, np.zeros(2, np.uint64))
     # Rows that are too short read words of others, or of the end, and do not use them.
@@ -142,9 +142,9 @@ def merge_deferred(recording: Recording) -> Recording:
 
 
 class MergedChains(NamedTuple):
-    """The callchains of the m samples that waited for a deferred user part."""
+    """Holds the new callchains of the m samples whose user part was deferred; one that never came is left out."""
 
-    samples: I64  # int64[m], their rows
+    samples: I64  # int64[m], rows of the samples
     deferred: I32  # int32[m], the deferred record of each, -1 where it never came
     chains: Ragged  # the callchains that they have now
     row: I32  # int32[m], rows of `chains`
@@ -153,7 +153,7 @@ class MergedChains(NamedTuple):
 class DeferredMatcher:
     """Finds the deferred records of samples, and completes their callchains. (thread, cookie) becomes the rank of that
     pair, a time its rank among the times, and both together one int64 key, so that a binary search answers for any
-    number of samples. `chains` are the user addresses."""
+    number of samples. `deferred.callchain` are rows of `chains`."""
 
     def __init__(self, deferred: DeferredChains, chains: Ragged) -> None:
         self.deferred, self.chains = deferred, chains
@@ -169,7 +169,7 @@ class DeferredMatcher:
         return pair
 
     def merge(self, chains: Ragged, chain: I32 | I64, tid: I32, time_ns: I64) -> MergedChains:
-        """Complete the callchains of samples that wait for a user part (chain: int32[n], row of each, -1 none)."""
+        """Return the samples whose user part was deferred, completed. `chain`: int[n], rows of `chains`, -1 none."""
         pending = pending_chains(chains)
         # A sample without a callchain has row -1: the False at the end.
         rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])

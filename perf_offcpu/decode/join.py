@@ -50,7 +50,7 @@ class JoinOptions:
 
 
 class Host(NamedTuple):
-    """A host and its recording."""
+    """Holds the name of a host, the number of its CPUs, and its recordings joined to one."""
 
     name: str
     cpus: int
@@ -58,8 +58,8 @@ class Host(NamedTuple):
 
 
 class _Span(NamedTuple):
-    begin: int  # of a recording, ns on its own clock; 0 if it has no times
-    end: int
+    begin: int  # first time of a recording, ns on its own clock; 0 if it has no times
+    end: int  # last time, likewise
 
 
 def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = None) -> list[Host]:
@@ -84,7 +84,7 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
 
 
 def _host(parts: list[tuple[Recording, int, int]], clockid: int) -> Host:
-    """Return the host with these recordings: (recording, offset that moves its times, its begin) each."""
+    """Join the recordings of one host; each part: (recording, ns to add to its times, its begin before that)."""
     begins = [begin + delta for _, delta, begin in parts]
     # Tasks and maps that a later recording found at its begin are known from then on only.
     since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
@@ -146,7 +146,7 @@ def _clock(
     one_host: bool,
     options: JoinOptions,
 ) -> tuple[int, list[int]]:
-    """Return (clockid of all, the offset that moves the times of each recording)."""
+    """Return (clockid of all recordings after the move, ns to add to the times of each recording)."""
     clocks = [recording.meta.clockid for recording in recordings]
     if options.from_start:
         return clocks[0], [spans[0].begin - span.begin for span in spans]
@@ -163,7 +163,7 @@ def _clock(
 
 
 def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Recording:
-    """Return a recording with its times moved by `delta`, and time 0, from the begin on, set to `since`."""
+    """Return a recording with `delta` ns added to its times; begins of 0 (known from the start) become `since`."""
     later = _later(delta)
 
     def begins(times: I64) -> I64:
@@ -184,7 +184,7 @@ def _moved(recording: Recording, delta: int, since: int, clockid: int) -> Record
 
 
 def _later(delta: int) -> Renumber:
-    """Return a function that moves times; 0 and -1, which are none, stay."""
+    """Return a function that adds `delta` to int64 times, clipped to 1 … 2^63 - 1; 0 and -1, no times, stay."""
 
     def change(times: I64) -> I64:
         low, high = (1 - delta, _LAST_NS) if delta < 0 else (1, _LAST_NS - delta)
@@ -194,7 +194,7 @@ def _later(delta: int) -> Renumber:
 
 
 def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recording:
-    """Join the recordings of one host, on one clock; later ones found tasks at the times `since`."""
+    """Join recordings of one host, on one clock; since[i]: when recording i began and found tasks, 0 for the first."""
     joined = join(recordings, cpus)
     budget, borders = joined_budget([joined.budget])
     samples = seen_again(without_continued(joined.samples, borders, joined.meta.end_ns))
@@ -234,7 +234,7 @@ def _names(comms: Comms) -> Comms:
 
 
 def _distinct_dsos(dsos: Dsos) -> tuple[Dsos, I64]:
-    """Return (the distinct objects, int64[n]: the row of each given one in them)."""
+    """Return (the distinct rows of `dsos`, int64[n]: for each row of `dsos`, its row in them)."""
     keys = np.stack([getattr(dsos, name).astype(np.int64) for name in dsos.columns])
     _, first, row_of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     return dsos.take(first), row_of.reshape(-1)

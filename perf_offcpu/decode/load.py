@@ -47,7 +47,7 @@ _TIME_CLOCKS = (SoftwareConfig.CPU_CLOCK, SoftwareConfig.TASK_CLOCK)
 
 
 class Head(Protocol):
-    """The part of a recording that is no record: of an open `PerfDataReader`, or of perf (`perf_script`)."""
+    """Has the parts of a recording other than its records: an open `PerfDataReader`, or the data in `perf script`."""
 
     events: Events
     features: Features
@@ -96,7 +96,7 @@ def read_recording(reader: PerfDataReader, *, switches: bool = True, snapshots: 
 
 
 def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
-    """Read everything but the samples of a recording, for `assemble`."""
+    """Read the side-band records and collector's counters of a recording, without other samples, for `assemble`."""
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         read_account(chunk, reader.events, account)
@@ -118,7 +118,7 @@ def _count_losses(chunk: Chunk, reader: PerfDataReader) -> None:
 
 
 def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAccount) -> Recording:
-    """Put samples and side-band records (noted in `tasks`) together: every sample gets its comm and space."""
+    """Return the Recording of samples and side-band records (noted in `tasks`), each sample with comm and space."""
     if losses.RECORDS_UNWRITTEN in account.counted:  # where compressed, the file ends within one of them
         head.counters.pop(losses.FILE_CUT, None)
     for cause, count in account.counted.items():
@@ -161,7 +161,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
 
 
 def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
-    """Return the objects; where no map has a build-id, that of the header for their path is taken."""
+    """Return `dsos`; one whose maps have no build-id gets that of its path in the header, if there is just one."""
     ids_of_path: dict[int, set[str]] = {}
     for entry in features.build_ids():
         path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
@@ -213,7 +213,7 @@ def _read_meta(events: Events, features: Features, path: str, samples: Samples, 
 
 
 def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
-    """Return the totals of waits that were sampled by length."""
+    """Return period, number and sums of waits sampled by length; an empty Sampling if all waits were recorded."""
     period_ns = account.notes.get(losses.SAMPLING_PERIOD.name, (0, 0))[1]
     if not period_ns:
         return Sampling()

@@ -54,7 +54,7 @@ FLAGS_OF_LOST = (
 def retype(
     data: NDArray[np.uint8], columns: Columns, samples: Samples, order: Order, counters: Losses
 ) -> tuple[Batch, Bool]:
-    """Re-type n raw samples of one evsel, of whose model rows time, cpu and flags are kept.
+    """Re-type n raw samples of one evsel; time, evsel, cpu and flags are taken from `samples`, the same n samples.
 
     Returns:
         (batch, sound): the off-cpu samples, and bool[n], False where the payload is malformed or of another
@@ -111,7 +111,7 @@ class Payload:
         self.extension = self._extension(self.tail["size"])
 
     def _tail(self, nr: I64) -> dict[str, NDArray[Any]]:
-        """Read the words after callchains of `nr` words, and note which payloads have an extension."""
+        """Return the fields of _TAIL by name, after callchains of `nr` words (int64[n]); note which are `ours`."""
         after = nr + _FIXED_WORDS
         inside = self.words > after
         self.extension_at = np.where(inside, self.at + 8 * after, self.at)
@@ -176,7 +176,7 @@ def _fill_in_cookies(chains: Ragged, own: Ragged) -> None:
 
 
 def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
-    """Return (ip, cpumode): the first address of each callchain, and the mode of the marker before it."""
+    """Return (uint64[n], uint8[n]): the first address of each callchain, and the cpumode of the marker before it."""
     starts, lengths = chains.offsets[:-1], chains.lengths
     marker, ip = np.zeros((2, len(chains)), np.uint64)
     marker[lengths > 0] = chains.values[starts[lengths > 0]]
@@ -186,7 +186,7 @@ def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
 
 
 def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
-    """Copy the fields of extensions to the columns of samples."""
+    """Set columns and flags of n samples from the fields of their extensions, by name; unknown fields set nothing."""
     for name in COLUMNS:
         dtype = getattr(samples, name).dtype
         unknown = np.array(abi.BLANK_EXTENSION[name], fields[name].dtype).astype(dtype)

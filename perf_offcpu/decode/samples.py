@@ -42,7 +42,7 @@ def is_offcpu(spec: EventSpec) -> bool:
 
 
 def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator[tuple[int, I64]]:
-    """Yield (evsel, rows) of the samples of a chunk; samples of unknown events are counted."""
+    """Yield (evsel, int64[n]: chunk rows of its samples) of each evsel; samples of unknown events are counted."""
     rows = np.flatnonzero(chunk.types == RecordType.SAMPLE)
     evsel = events.of_samples(chunk, rows)
     counters.add(losses.UNKNOWN_ID, int((evsel < 0).sum()))
@@ -51,7 +51,7 @@ def samples_by_event(chunk: Chunk, events: Events, counters: Losses) -> Iterator
 
 
 def sample_columns(chunk: Chunk, rows: I64, spec: EventSpec, order: Order) -> Columns:
-    """Read the fields of samples of one evsel."""
+    """Read the fields of SAMPLE records of one evsel (`rows` of the chunk) as columns of n values each."""
     starts = chunk.starts[rows]
     return read_columns(SAMPLE, chunk.data, starts + HEADER_SIZE, starts + chunk.sizes[rows], order, spec.shape)
 
@@ -62,12 +62,13 @@ class SampleDecoder:
 
     counters: Losses  # where samples that cannot be decoded are counted
     account: CollectorAccount  # gets the samples with the collector's own counters
-    chains: ChainTable  # gets callchains, and samples refer to its rows
+    chains: ChainTable  # gets all callchains; `callchain` of the samples are its rows
     switches: SwitchDecoder | None = None  # finds context switches, until there is an off-cpu event
     snapshots: SnapshotStore | None = None  # gets copies of user stacks
 
     def decode(self, chunk: Chunk, events: Events) -> tuple[list[I64], list[Batch]]:
-        """Return the rows of samples of a chunk, evsel by evsel, and the samples."""
+        """Return (rows, batches), an entry for each evsel with samples: chunk rows of its sound samples (int64[n],
+        ascending), and these. While switches are decoded, a last entry without rows has the SWITCH records."""
         switches = None if any(map(is_offcpu, events.specs)) else self.switches
         rows_of_parts, parts = list[I64](), list[Batch]()
         for number, rows in samples_by_event(chunk, events, self.counters):
@@ -91,7 +92,7 @@ class SampleDecoder:
     def _decode_evsel(
         self, chunk: Chunk, rows: I64, columns: Columns, events: Events, number: int
     ) -> tuple[Bool, Batch]:
-        """Return bool[n], which samples are sound, and all n samples."""
+        """Return (bool[n]: False for a damaged sample, all n samples in the order of `rows` with own callchains)."""
         spec, order = events.specs[number], events.order
         samples = model_samples(columns, spec, number, chunk.miscs[rows])
         columns.ok &= samples.period >= 0

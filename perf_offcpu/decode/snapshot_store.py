@@ -61,7 +61,7 @@ class SnapshotStore:
         self.counters, self._reopen = counters, reopen
         self._files: dict[str, OpenFile | None] = {}
         self.callers = CallerRows()
-        """The snapshots of callers of sums so far."""
+        """The snapshot of each `caller` so far whose copy has come."""
         self._held, self._places = _Words(memory), StackPositions()
         self._registers, self._register_ends = GrowingArray("u8"), GrowingArray("i8")
         self._mask = GrowingArray("u8")
@@ -89,7 +89,7 @@ class SnapshotStore:
         return number
 
     def _place(self, chunk: Chunk, starts: I64, words: I64, order: Order) -> bool:
-        """Note where stacks lie, or keep them; return False if there is no room."""
+        """Note where stacks of `words` words lie in the file, or keep copies; return False if the disk is full."""
         if chunk.origin not in self._files:
             descriptor = self._reopen(chunk.origin)
             self._files[chunk.origin] = None if descriptor is None else OpenFile(descriptor)
@@ -105,7 +105,7 @@ class SnapshotStore:
         return True
 
     def release(self) -> Snapshots:
-        """Return all snapshots; the store is empty afterwards."""
+        """Return all snapshots in order of their numbers; the store is empty afterwards."""
         self._places.settle(self._held.release())
         ends = np.append(np.int64(0), self._register_ends.release())
         registers = Ragged(ends, self._registers.release())
@@ -113,7 +113,7 @@ class SnapshotStore:
 
 
 class _Words:
-    """A growing array of words: in memory at first, then in a file."""
+    """Appends uint64 words, in memory up to `memory` bytes, then all in an unnamed file; False if the disk is full."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._held = memory, GrowingArray("u8")
@@ -148,7 +148,7 @@ class _Words:
 
 
 def _write(file: BinaryIO, words: U64, place: int) -> bool:
-    """Write words from a place on; return False if the disk is full. A part of them may be written then."""
+    """Write words at 8 * `place` bytes; return False if the disk is full: some of them may be written then."""
     data = words.tobytes()
     try:
         while data:
@@ -160,7 +160,7 @@ def _write(file: BinaryIO, words: U64, place: int) -> bool:
 
 
 class CallerRows:
-    """A map from callers to rows of snapshots, or of callchains."""
+    """Maps callers (the payloads' numbers of a user stack) to rows of snapshots, or of callchains."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
@@ -168,13 +168,13 @@ class CallerRows:
         """Number of each caller whose copy has not come yet."""
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
-        """Add rows; the first row of a caller stays."""
+        """Note the row of each caller (n of both); a caller noted before keeps its row."""
         unique, first = np.unique(callers, return_index=True)
         for caller, row in zip(unique.tolist(), rows[first].tolist(), strict=True):
             self._rows.setdefault(caller, row)
 
     def find(self, callers: U64) -> I64:
-        """Return int64[n]: the row of each caller, -2 - its number in `awaited` if that is unknown."""
+        """Return int64[n]: the row of each caller; -2 - k, where awaited[caller] is k, if its copy has not come yet."""
         unique, place = np.unique(callers, return_inverse=True)
         rows = [
             self._rows[caller] if caller in self._rows else -2 - self.awaited.setdefault(caller, len(self.awaited))
@@ -183,7 +183,7 @@ class CallerRows:
         return np.array(rows, np.int64)[place]
 
     def settled(self, rows: I32, counters: Losses) -> I32:
-        """Replace references of `with_callers` by rows, after the last sample; -1 and counted if missing."""
+        """Return `rows` after the last sample, each -2 - k of `find` replaced by its row; -1, counted, if it lacks."""
         waiting = np.flatnonzero(rows < -1)
         if not len(waiting):
             return rows

@@ -40,7 +40,7 @@ class OpenFile:
 
 
 class StackPositions:
-    """n stacks, in files or in memory. Rows are added file by file."""
+    """Keeps where n stacks lie, in files or in memory, and reads them; rows are added file by file."""
 
     def __init__(self) -> None:
         self._starts, self._words = GrowingArray("i8"), GrowingArray("i8")
@@ -52,7 +52,7 @@ class StackPositions:
         return len(self._starts)
 
     def add(self, source: OpenFile | None, starts: I64, words: I64) -> None:
-        """Add stacks of `words` words at byte offsets `starts` of a file; None: of the later `settle`."""
+        """Add n stacks at byte offsets `starts` of `source`, `words` words each; None: `settle` sets the source."""
         if not self._sources or self._sources[-1] is not source:
             self._sources.append(source)
             self._first.append(len(self))
@@ -69,7 +69,7 @@ class StackPositions:
         return self._words.view()
 
     def read_stacks(self, rows: I64) -> StackWords:
-        """Return some stacks, valid until the next call; a stack that cannot be read has no words."""
+        """Return the stacks in `rows`, in this order, valid until the next call; an unreadable one has no words."""
         starts, words = self._starts.view()[rows], self._words.view()[rows]
         source_of_row = np.searchsorted(np.array(self._first), rows, side="right") - 1
         sources = sorted(set(source_of_row.tolist()))
@@ -104,11 +104,11 @@ class StackPositions:
 
 
 class _Spans(NamedTuple):
-    """Parts of a file that are read into one buffer, each at a multiple of 8."""
+    """Describes parts of a file that are read into one buffer, where each begins at a multiple of 8 bytes."""
 
-    starts: list[int]
-    sizes: list[int]
-    places: list[int]  # in the buffer
+    starts: list[int]  # byte offset of each part in the file
+    sizes: list[int]  # bytes
+    places: list[int]  # byte offset of each part in the buffer
     of_stack: I64  # int64[n], the part that holds each stack
     size: int  # bytes of the buffer
 

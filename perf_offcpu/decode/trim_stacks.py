@@ -56,7 +56,7 @@ def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
 
 
 def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
-    """Return (pairs, shorter): the keys of callchains that are cut, and their rest."""
+    """Return (int64[m], m callchains): the `pairs` (space << 32 | callchain) that are cut, and what stays of each."""
     keys, parts = [np.empty(0, np.int64)], [Ragged()]
     for index in range(0, len(pairs), _BLOCK):
         block = pairs[index : index + _BLOCK]
@@ -71,7 +71,7 @@ def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
 
 
 def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:
-    """Return int32[n]: the samples' callchains; `ids` are the new rows of all old ones, then of all pairs."""
+    """Return int32[n]: the samples' new callchain rows; `ids` has those of all old rows, then those of all `pairs`."""
     callchain = samples.callchain.copy()
     first_pair = len(ids) - len(pairs)
     for rows, usable, keys in _keys(samples, known):
@@ -84,7 +84,7 @@ def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:
 
 
 def _is_code(chains: Ragged, spaces: I32, recording: Recording) -> Bool:
-    """Return bool[words]: which words may be frames: markers, kernel, mapped and innermost addresses."""
+    """Return bool[words]: True for markers and for kernel, mapped and innermost addresses, which may be frames."""
     words = chains.values
     good = words >= _KERNEL_HALF
     is_marker = words >= np.uint64(CallchainContext.MAX)

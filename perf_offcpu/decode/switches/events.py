@@ -35,7 +35,7 @@ from perf_offcpu.perfdata.tracing_data import TracepointFormat, tracepoint_forma
 
 
 class SwitchKind(enum.IntEnum):
-    """Column `kind` of Switches."""
+    """Names the values of the column `kind` of Switches."""
 
     STACK = 0  # a sample of the event context-switches: the stack of the OUT that follows
     SWITCH = 1  # sched_switch: `tid` goes out, `next_tid` comes in
@@ -48,7 +48,7 @@ class SwitchKind(enum.IntEnum):
 
 
 class Switches(Table):
-    """Actions of the scheduler, in any order; the callchains are in the `Batch`."""
+    """Holds switches and wake-ups, one a row in any order; `callchain` is a row of the callchains of the `Batch`."""
 
     kind: U8 = column("u1", doc="SwitchKind")
     time_ns: I64 = column("i8", unit="ns", sentinel=-1, doc="when; rows without a time are not used")
@@ -79,9 +79,9 @@ _IN_INTERRUPT = 0x08 | 0x10  # TRACE_FLAG_HARDIRQ, TRACE_FLAG_SOFTIRQ of common_
 _PRINT_FLAG = re.compile(r'\{ ?(0x[0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8}), ?"(\w)" ?\}')
 _STATES = {"S": 0x1, "D": 0x2, "T": 0x4, "t": 0x8, "X": 0x10, "Z": 0x20, "P": 0x40, "I": 0x402}
 _STATES |= {"x": 0x80, "K": 0x100, "W": 0x200, "N": 0x400}  # up to 4.13, which shows every bit by itself
-"""TASK_* bits (include/linux/sched.h) by the letters that the kernel prints for them."""
+"""TASK_* bits (include/linux/sched.h) by the letter that the kernel prints for each state."""
 _FLAGS_SINCE_4_14 = [(str(1 << bit), letter) for bit, letter in enumerate("SDTtXZPI")]
-"""For formats without `print fmt`."""
+"""(bit of prev_state in decimal, letter of the state), as _PRINT_FLAG finds them: for formats without `print fmt`."""
 
 
 def may_hold_switches(events: Events) -> bool:
@@ -109,7 +109,7 @@ class SwitchDecoder:
     def of_samples(
         self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
-        """Return rows for the sound ones (`ok`) of n samples of evsel `number`; none if not of switches."""
+        """Return a row for each of n samples of evsel `number` that is `ok`; no rows if it is no switch event."""
         self._read_kinds(events.specs)
         kind, config = _kind_of(events.specs[number])
         is_switch = (kind, config) == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES)
@@ -123,7 +123,7 @@ class SwitchDecoder:
         return self._of_tracepoint(tracepoint, _Raw(data, columns.arrays["raw"], ok, tracepoint, events.order), samples)
 
     def _read_kinds(self, specs: Sequence[EventSpec]) -> None:
-        """Read the kinds of all events, once for each list of them: a recording can have thousands."""
+        """Note the first evsel of each (type, config), once for each list of specs: it can have thousands."""
         if specs is self._specs and len(specs) == self._count:
             return
         self._specs, self._count = specs, len(specs)
@@ -175,7 +175,7 @@ class SwitchDecoder:
 
 
 class _Raw:
-    """The raw data of n samples of one tracepoint, read by its format."""
+    """Reads fields from the raw data of n samples of one tracepoint, by its format."""
 
     def __init__(
         self, data: NDArray[np.uint8], raw: Rows, ok: Bool, tracepoint: TracepointFormat, order: Order
@@ -184,7 +184,7 @@ class _Raw:
         self.was_ok, self.ok = ok, ok.copy()
 
     def field(self, name: str) -> I64:
-        """Return int64[n]: a field; rows that do not have it stop being `ok`."""
+        """Return int64[n], the field `name`; where a sample is too short for it, 0, and its `ok` becomes False."""
         place = self.tracepoint.fields.get(name)
         if place is None or place.type is None:
             self.ok[:] = False

@@ -36,7 +36,7 @@ I8 = NDArray[np.int8]
 
 
 class EventKind(enum.IntEnum):
-    """Kinds of events of one thread; at equal times, they are in this order."""
+    """Kinds of events of a thread; at equal times a History has them in this order."""
 
     BORN = 0
     STACK = 1
@@ -57,7 +57,7 @@ DEAD_STATES = 0x10 | 0x20 | 0x80
 
 
 class Waits(Table):
-    """Waits, sorted by (thread, time). All but the time are rows of Switches, -1 none."""
+    """Holds waits, sorted by (tid, time). All columns but `end_ns` are rows of Switches, -1 none."""
 
     out: I64 = column("i8", doc="the SWITCH or OUT that begins it")
     end: I64 = column("i8", sentinel=-1, doc="the SWITCH or IN that ends it; -1 if it lasts")
@@ -85,7 +85,7 @@ def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses)
 
 
 class _Outcome(enum.IntEnum):
-    """The part that an edge has in waits."""
+    """Says what an edge is: the begin of a wait, or an out or in that makes no wait, and why."""
 
     NOTHING = 0  # it begins no wait, or ends one that is found at its begin
     WAIT = 1
@@ -171,7 +171,7 @@ def _stacks(history: History, edges: Edges, begins: I64) -> I64:
 
 
 def _wakeups(history: History, begin: I64, end: I64) -> I64:
-    """Return int64[k]: the row of the thread's first wake-up between two rows; -1 if there is none."""
+    """Return int64[k]: the Switches row of the first wake-up of each wait, from history row `begin` to `end`; or -1."""
     place = history.next(EventKind.WAKEUP)[begin]
     inside = np.minimum(place, len(history.tid) - 1)
     is_woken = (place < end) & (history.tid[inside] == history.tid[begin])
@@ -210,7 +210,7 @@ def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
 
 @mutable
 class History:
-    """n events of threads, sorted by (tid, time, kind); `row` is that of Switches, -1 of BORN and EXIT."""
+    """Holds n events of threads, sorted by (tid, time, kind). `row` is the row in Switches; -1 for births and exits."""
 
     tid: I32
     time_ns: I64
@@ -237,7 +237,7 @@ class History:
 
 
 def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I32, I64]]:
-    """Yield (kind, rows, tids, times), in the order of kinds."""
+    """Yield (kind, rows of Switches or -1, tids, times in ns) of the events of each kind, in the order of EventKind."""
     rows = {kind: np.flatnonzero(switches.kind == kind) for kind in SwitchKind}
     # sched_wakeup may come late, from the CPU that takes the thread over: only if there is no better.
     wakeups = rows[SwitchKind.WAKING if len(rows[SwitchKind.WAKING]) else SwitchKind.WAKEUP]
@@ -258,7 +258,7 @@ def _parts(switches: Switches, tasks: Tasks) -> Iterator[tuple[EventKind, I64, I
 
 
 def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
-    """Return the rows sorted by (tid, time), equal ones in their order; no tid is negative. This is np.lexsort in a
+    """Return `rows` sorted by (tid, time), equal ones in their order; no tid is negative. This is np.lexsort in a
     third of the time: the parts of a history are nearly sorted by time, which a merge sort exploits, and numpy sorts
     16-bit numbers in linear time."""
     rows = rows[np.argsort(time_ns[rows], kind="stable")]
@@ -270,9 +270,9 @@ def _by_thread(rows: I64, tid: I32, time_ns: I64) -> I64:
 
 @mutable
 class Edges:
-    """The events of a history where threads begin or cease to run, each switch once."""
+    """Holds the m events of a history where a thread begins or ceases to run (births, outs, ins, exits), each once."""
 
-    place: I64  # int64[m], in the history
+    place: I64  # int64[m], rows of the history
     kind: I8  # int8[m], EventKind
     # before, after: int8[m], EventKind of the neighbouring edges of the same thread; -1 none
     before: I8
@@ -289,7 +289,7 @@ def edges_of(history: History) -> Edges:
 
 
 def _neighbours(history: History, place: I64) -> tuple[I8, I8, I8]:
-    """Return the kinds of some events, and of the same thread's events before and after each."""
+    """Return (kind, before, after), int8[m]: of the events `place`, and of the thread's events next to each; or NONE."""
     kind, tid = history.kind[place], history.tid[place]
     before, after = np.full((2, len(place)), NONE, np.int8)
     same = tid[1:] == tid[:-1]

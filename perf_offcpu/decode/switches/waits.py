@@ -30,15 +30,15 @@ _SAMPLE_TYPE |= SampleType.PERIOD | SampleType.CALLCHAIN
 
 
 def has_switches(switches: Switches) -> bool:
-    """Return whether there are switches to make waits of."""
+    """Return True if there are rows of switch-outs or switch-ins: wake-ups alone make no waits."""
     return bool(np.isin(switches.kind, (SwitchKind.SWITCH, SwitchKind.OUT, SwitchKind.IN)).any())
 
 
 def with_waits(
     samples: Samples, switches: Switches, tasks: Tasks, evsels: list[Evsel], counters: Losses, account: CollectorAccount
 ) -> Samples:
-    """Return the samples, followed by a sample for each wait between switches; `evsels` gets their event. The account
-    gets the times from and up to which waits are known. Switches that are no wait are counted."""
+    """Return the samples, followed by one for each wait between switches; the evsel of these is appended to `evsels`.
+    `account` gets the times (ns) from and up to which waits are known. Switches that make no wait are counted."""
     last_ns = max(int(times.max(initial=0)) for times in (samples.time_ns, switches.time_ns, tasks.end_ns))
     waits = wait_samples(switches, tasks, last_ns, len(evsels), counters)
     evsels.append(offcpu_evsel([evsel.attr for evsel in evsels]))
@@ -47,8 +47,8 @@ def with_waits(
 
 
 def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, counters: Losses) -> Samples:
-    """Return one off-cpu sample (of row `evsel`) for each wait, by (thread, time), without comm and space. Switches
-    that are no wait are counted; `last_ns` is the last moment of the recording."""
+    """Return one off-cpu sample of evsel number `evsel` for each wait, by (tid, time), without comm and space. Switches
+    that make no wait are counted; `last_ns` is the last moment of the recording."""
     waits = find_waits(switches, tasks, last_ns, counters)
     begun = switches.take(waits.out)
     stacks = _chosen(switches, waits.stack)
@@ -84,7 +84,7 @@ def wait_samples(switches: Switches, tasks: Tasks, last_ns: int, evsel: int, cou
 
 
 def offcpu_evsel(attrs: list[Attr]) -> Evsel:
-    """Return the evsel of wait samples; it uses the clock of the recorded attrs."""
+    """Return the evsel of wait samples, `offcpu-time` in ns; it uses the clock of the recorded attrs."""
     clocked = next((attr for attr in attrs if attr.flags & AttrFlag.USE_CLOCKID), None)
     attr = Attr(
         type=PerfType.SOFTWARE,

@@ -31,7 +31,7 @@ file. Real recordings stay far below; a hostile one could ask for the square of 
 
 
 class Mapping(NamedTuple):
-    """[start, end) holds `dso` from file offset `pgoff` on."""
+    """Maps the addresses [start, end) to `dso`, a row of dsos, from file offset `pgoff` on."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class Mapping(NamedTuple):
 
 @mutable
 class _Space:
-    """One version of an address space: mappings by start, not overlapping."""
+    """Holds one version of an address space: mappings sorted by start, not overlapping; `previous`: row or -1."""
 
     pid: int
     begin_ns: int
@@ -64,7 +64,7 @@ class _Space:
         return slice(low, bisect.bisect_left(self.starts, new.end, low))
 
     def replace(self, where: slice, new: Mapping, *, keep: bool = True) -> None:
-        """Insert `new` and cut the mappings `where` that it overlaps; without `keep`, only cut."""
+        """Insert `new` and cut `where`, the mappings that it overlaps (`overlapping`); without `keep`, only cut."""
         if keep and where.start == where.stop:  # as nearly always
             self.mappings.insert(where.start, new)
             self.starts.insert(where.start, new.start)
@@ -90,10 +90,10 @@ class AddressSpaces:
         self._current, self._timeline = dict[int, int](), list[tuple[int, int, int]]()
         self._shared, self._execing = set[int](), set[int]()
         self._run_of: dict[int, tuple[MapRuns, int]] = {}
-        """By space: the run that holds all of its mappings, which are not in the space itself."""
+        """By row of `_spaces`: (runs, number of the run) that holds all its mappings; its _Space is empty then."""
 
     def map(self, pid: int, mapping: Mapping, time_ns: int) -> None:
-        """Apply a mapping of a process (pid -1: the kernel)."""
+        """Apply a mapping of a process (pid -1: the kernel), in a new version of its space if it replaces others."""
         if not mapping.start < mapping.end <= _MAX_ADDRESS:
             return
         self._copies_left += _COPIES_PER_MAP
@@ -121,7 +121,7 @@ class AddressSpaces:
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
-        """Apply a sound run of mappings if it begins an address space; return whether it was applied."""
+        """Apply sound run number `run` if it begins an address space; return False if it does not or is too large."""
         first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
         pid = int(runs.maps.pid[first])
         number = self._current.get(pid, -1)
@@ -205,7 +205,7 @@ class AddressSpaces:
             maps.pgoff[places], maps.dso[places] = run_maps.pgoff, run_maps.dso
 
     def timeline(self) -> tuple[I32, I64, I32]:
-        """Return (pid, begin_ns, space), sorted by (pid, begin), for `model.lookup.rows_at`."""
+        """Return (pid, begin_ns, row in spaces), sorted by (pid, begin_ns), for `model.lookup.rows_at`."""
         pid, begin, space = np.array(self._timeline, np.int64).reshape(-1, 3).T
         order = np.lexsort((begin, pid))
         return pid[order].astype(np.int32), begin[order], space[order].astype(np.int32)

@@ -55,7 +55,7 @@ class SideRecord(NamedTuple):
 
 @mutable
 class TaskRecords:
-    """n records of one type, in file order."""
+    """Holds n records of one type in file order: own fields as columns, the others in a few examples."""
 
     kind: int  # their type
     rows: I64  # int64[n], rows of their chunk
@@ -66,7 +66,7 @@ class TaskRecords:
 
 
 def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses) -> list[TaskRecords]:
-    """Return the records of some types (`kinds`); records that do not fit their layouts are counted."""
+    """Return the records of each type in `kinds` that the chunk has; those that do not fit their layout are counted."""
     # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
     return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]
@@ -112,7 +112,7 @@ def _of_type(kind: int, chunk: Chunk, events: Events, counters: Losses) -> TaskR
 
 
 def _alike(chunk: Chunk, rows: I64, rest: Rows, ok: Bool) -> tuple[I64, list[int]]:
-    """Return (groups int64[n], first record of each group) of records that are alike in misc and `rest`."""
+    """Return (int64[n]: group of each record, first record of each group); a group agrees in misc and `rest`."""
     same_rest = unique_rows(Ragged(*gather_rows(chunk.data, rest)))[1].astype(np.int64)
     keys = same_rest << 17 | chunk.miscs[rows].astype(np.int64) << 1 | ok
     _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)
@@ -123,7 +123,7 @@ def _alike(chunk: Chunk, rows: I64, rest: Rows, ok: Bool) -> tuple[I64, list[int
 
 
 class MapEvents(Table):
-    """Mappings as they happen."""
+    """Holds one mapping (MMAP or MMAP2 record) a row, at its time."""
 
     time_ns: I64 = column("i8", unit="ns", doc="when; 0 before the recording")
     number: I64 = column("i8", doc="place among all events, which decides between equal times")
@@ -136,7 +136,7 @@ class MapEvents(Table):
 
 @mutable
 class MapRuns:
-    """Runs of mappings."""
+    """Holds mappings in runs: between two forks or execs of a process (see the module)."""
 
     maps: MapEvents  # by run, and within it by first address
     cuts: I64  # int64[runs + 1]: run i is rows `cuts[i]` to `cuts[i + 1]`
@@ -145,7 +145,7 @@ class MapRuns:
 
 
 def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:
-    """Cut mappings (in any order) into runs: mappings of a process between two of n other events (pids, times, …)."""
+    """Cut mappings (in any order) into runs: those of a process between two of n forks or execs (pids, times, …)."""
     kept = len(maps)
     pid, time, number = (
         np.concatenate(pair) for pair in ((maps.pid, pids), (maps.time_ns, times), (maps.number, numbers))

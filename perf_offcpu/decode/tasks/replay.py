@@ -85,15 +85,15 @@ class TaskNotes:
     # Return the content of a record beyond the fields of `_OWN`, by type; None if it is of no use.
 
     def _comm(self, misc: int, values: dict[str, Any]) -> Note:
-        """Return (name, whether it is an exec)."""
+        """Return (string number of the comm, nonzero if an exec set it)."""
         return self.strings.intern(values["comm"]), misc & _COMM_EXEC
 
     def _task(self, misc: int, _: dict[str, Any]) -> Note:
-        """Return (whether it only says that the thread was there,)."""
+        """Return (nonzero if a FORK is bare, see `TaskReplay._fork`,)."""
         return (misc & _FORK_EXEC,)
 
     def _mmap(self, misc: int, values: dict[str, Any]) -> Note | None:
-        """Return (row in dsos,); None for data of processes."""
+        """Return (row in dsos,); None for a user mapping that is not executable."""
         data = misc & _MMAP_DATA or ("prot" in values and not values["prot"] & PROT_EXEC)
         kernel = _is_kernel(misc)
         if data and not kernel:
@@ -102,13 +102,13 @@ class TaskNotes:
         return (self._dso(values["filename"], build_id, _KERNEL if kernel else _USER),)
 
     def _ksymbol(self, _: int, values: dict[str, Any]) -> Note | None:
-        """Return (first address, address after the last, name)."""
+        """Return (first address, address after the last, string number of the name); None if it is unregistered."""
         if values["flags"] & KSYMBOL_UNREGISTER:  # names of unloaded programs stay known
             return None
         return values["addr"], values["addr"] + values["len"], self.strings.intern(values["name"])
 
     def _cgroup(self, _: int, values: dict[str, Any]) -> Note:
-        """Return (id, path)."""
+        """Return (cgroup id, path)."""
         return values["id"], values["path"].decode("utf-8", "surrogateescape")
 
     def _dso(self, path: bytes, build_id: bytes, cpumode: int) -> int:
@@ -129,7 +129,7 @@ _OWN: dict[int, tuple[str, ...]] = {
 
 
 def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> Iterator[Note]:
-    """Yield (time, number, type, content…) of each record that has content (`contents`: of the examples)."""
+    """Yield (time ns, number, type, own fields…, content…) of each record; contents[i]: of example i, None: skipped."""
     own = [records.own[name].view(np.int32).tolist() for name in _OWN.get(records.kind, ())]
     heads = zip(records.time_ns.tolist(), numbers.tolist(), itertools.repeat(records.kind), *own)
     for head, example in zip(heads, records.example.tolist(), strict=True):
@@ -138,7 +138,7 @@ def _events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> 
 
 
 def _map_events(records: TaskRecords, contents: list[Note | None], numbers: I64) -> MapEvents:
-    """Return the mappings among n records (`contents`: of the examples)."""
+    """Return the mappings of n records; contents[i] is (row in dsos,) of example i, None: its records are left out."""
     dso = np.array([-1 if content is None else content[0] for content in contents], np.int32)
     kernel = np.array([_is_kernel(record.misc) for record in records.examples], np.bool_)
     kept = np.flatnonzero(dso[records.example] >= 0)
@@ -171,7 +171,7 @@ _RUN = -1  # type of the events that the replay adds itself: a run of mappings o
 
 
 class TaskReplay:
-    """Replays the notes of side-band records; then tables and lookups are complete."""
+    """Collects and replays side-band records; `comms`, `tasks` and the other tables are complete after `replay`."""
 
     def __init__(self, strings: Strings) -> None:
         self.strings, self.spaces, self.notes = strings, AddressSpaces(), TaskNotes(strings)
@@ -201,7 +201,7 @@ class TaskReplay:
         self._tables.clear()
 
     def _map_run(self, runs: MapRuns, run: int, single: list[Note]) -> None:
-        """Apply a run of mappings at once, or if that is not possible, one by one."""
+        """Apply a run of mappings at once; if that is not possible, push (time, number, row) of each to `single`."""
         if runs.sound[run] and self.spaces.map_run(runs, run):
             return
         for row in range(int(runs.cuts[run]), int(runs.cuts[run + 1])):
@@ -249,7 +249,7 @@ class TaskReplay:
         self._comms.append((tid, pid, time_ns, comm))
 
     def _live(self, tid: int, pid: int, time_ns: int, born: bool) -> None:
-        """Note that a thread lives; a birth begins a new life even if no exit was recorded."""
+        """Add a life of a thread if none is open; `born`: it begins now, even if no exit was recorded, else at 0."""
         if tid in self._task_of and not born:
             return
         self._task_of[tid] = len(self._tasks)
@@ -258,11 +258,11 @@ class TaskReplay:
     # Tables.
 
     def comms(self) -> Comms:
-        """Return all names, sorted by (tid, begin)."""
+        """Return the names of all threads over time, sorted by (tid, begin_ns)."""
         return self._once("comms", lambda: Comms.from_rows(sorted(self._comms, key=itemgetter(0, 2))))
 
     def tasks(self) -> Tasks:
-        """Return all lives, sorted by (tid, begin)."""
+        """Return the lives of all threads, exited ones included, sorted by (tid, begin_ns)."""
         return self._once("tasks", lambda: Tasks.from_rows(sorted(self._tasks, key=itemgetter(0, 2))))
 
     def _once(self, name: str, make: Callable[[], Kind]) -> Kind:
@@ -290,7 +290,7 @@ class TaskReplay:
 
 
 def _runs(maps: MapEvents, events: list[Note]) -> MapRuns:
-    """Return the mappings in runs, cut where an event may change the address space of a process."""
+    """Return the mappings in runs, cut where a note in `events` (FORK, exec) may change a process's address space."""
     touching = [
         (pid, event[0], event[1])
         for event in events
