@@ -43,9 +43,9 @@ _BLOCK: Final = 1 << 20
 
 
 class DirectoryStore:
-    """A directory, as perf's build-id cache; existing files stay, new ones appear whole. Files go into directories of
-    this store only, never through links (`directories.Directory`). The root is private to the user; it is created if
-    need be."""
+    """Stores files in a directory, as perf's build-id cache; existing ones stay, new ones appear whole. Files go into
+    directories of this store only, never through links (`directories.Directory`). The root is private to the user; it
+    is created if need be."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -75,7 +75,7 @@ class DirectoryStore:
 
 
 class TarStore:
-    """An archive that is being written; members have no owner and no time, so equal symbols give equal bytes. All names
+    """Writes files to a tar archive; members have no owner and no time, so equal symbols give equal bytes. All names
     are below the directory `prefix`."""
 
     def __init__(self, archive: tarfile.TarFile, prefix: str) -> None:
@@ -102,7 +102,7 @@ class TarStore:
 
 
 class _SourceFile:
-    """A source as a file that is read from start to end, zeros where it has become shorter."""
+    """Reads a source as a file, from start to end, with zeros where it has become shorter."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._offset = source, 0
@@ -116,7 +116,7 @@ class _SourceFile:
 
 @mutable
 class Saved:
-    """The files that were saved."""
+    """Counts the files that were saved, and lists those that could not be."""
 
     files: int = 0  # number of files added
     size: int = 0  # bytes of these
@@ -124,7 +124,7 @@ class Saved:
 
 
 class SymbolSaver:
-    """Save the files that name the addresses of a recording: those that a report with these options would read."""
+    """Saves the files that name the addresses of a recording: those that a report with these options would read."""
 
     def __init__(
         self, recording: Recording, store: DirectoryStore | TarStore, options: SymbolizeOptions, *, debug: bool = True

@@ -82,7 +82,7 @@ class Unpacker:
         self._created.append(name)
 
     def _is_inside(self, name: str, target: str) -> bool:
-        """Return whether a link stays inside, step by step, and passes no other link of the archive."""
+        """Return True if the link from `name` to `target` stays inside at each step, and passes no other such link."""
         place = name.split("/")[:-1]
         for step in target.split("/"):
             if step == "..":
@@ -100,21 +100,21 @@ class Unpacker:
 
 
 class BoundedStream:
-    """A decompressed, seekable archive of which at most `limit` bytes are read or passed, and never much at once.
-    tarfile takes the sizes of headers from the file and reads so much."""
+    """Reads a decompressed, seekable archive: at most `limit` bytes are read or passed, and never much at once. tarfile
+    takes the sizes of headers from the file and reads so much."""
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream, self._limit = stream, limit
         self.tell = stream.tell
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes; raise tarfile.TarError beyond the bound."""
+        """Return `size` bytes, fewer at the end; raise tarfile.TarError beyond the limit, or for too many at once."""
         if not 0 <= size <= _MAX_READ or self._stream.tell() > self._limit:
             raise tarfile.TarError("it is larger than an archive of symbols is")
         return self._stream.read(size)
 
     def seek(self, position: int, whence: int = 0) -> int:
-        """Move; raise tarfile.TarError where the bound is exceeded."""
+        """Move to a byte from the start; raise tarfile.TarError beyond the limit, or for another `whence`."""
         if whence or position > self._limit:
             raise tarfile.TarError("it is larger than an archive of symbols is")
         return self._stream.seek(position)

@@ -87,7 +87,7 @@ class _Writer:
         self.arrow[self.wakeups.arrows] = np.arange(len(self.wakeups.arrows))
 
     def _stacks(self, nodes: I64) -> dict[int, str]:
-        """Return node → the JSON string of its path."""
+        """Return node → the path to it, root first, as a JSON string."""
         used = distinct(nodes)
         texts = map(json.dumps, text_columns.path_texts(self.tree, used))
         return dict(zip(used.tolist(), texts, strict=True))
@@ -137,7 +137,7 @@ class _Writer:
         yield joined('{"ph":"X","cat":"runqueue","name":"run queue"', *when, "}")
 
     def _when(self, tracks: I64, begin_ns: I64, end_ns: I64) -> tuple[Iterable[str], ...]:
-        """Return the columns of the members pid, tid, ts and dur."""
+        """Return columns of JSON text that, joined row by row, are the members pid, tid, ts and dur."""
         return picked(self.ids, tracks), microseconds(begin_ns), ',"dur":', microseconds(end_ns - begin_ns)
 
     def _arrows(self, rows: I64) -> Iterator[list[str]]:

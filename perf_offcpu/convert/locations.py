@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Mapping(NamedTuple):
-    """A file with code."""
+    """Describes a file with code that is mapped."""
 
     limit: int  # above the highest address that is used
     path: int  # number of the string
@@ -37,7 +37,7 @@ class Mapping(NamedTuple):
 
 
 class Location(NamedTuple):
-    """A place in code, or a mark."""
+    """Describes an address in a mapping with its lines, or a mark such as `[missed kernel stack]`."""
 
     mapping: int  # 0 for a mark
     address: int  # in the file's own numbering; of the kernel absolute
@@ -45,7 +45,7 @@ class Location(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function; numbers are rows of the string table."""
+    """Describes a function; all three fields are numbers of strings; `name` is shown, `system_name` the symbol."""
 
     name: int
     system_name: int
@@ -53,8 +53,8 @@ class Function(NamedTuple):
 
 
 class Locations:
-    """The tables of the stacks of all samples, entry → number in order, from 1; the string "" has number 0. Of the
-    options, `addrs` and `kernel` choose names of functions."""
+    """Holds the tables for the stacks of all samples, entry → number in order, from 1; the string "" has number 0. Of
+    the options, `addrs` and `kernel` choose names of functions."""
 
     def __init__(self, profile: Profile, options: PathOptions) -> None:
         self.profile = profile
@@ -63,11 +63,11 @@ class Locations:
         self.of_sample, self.stacks = self._number(options)
 
     def string(self, text: str) -> int:
-        """Return the number of a text."""
+        """Return the number of a text in the string table; a new text is added."""
         return self.strings.setdefault(text, len(self.strings))
 
     def _number(self, options: PathOptions) -> tuple[I64, Ragged]:
-        """Fill the tables; return int64[samples], the stack of each, and each stack's locations, leaf first."""
+        """Fill the tables; return (int64[samples]: row of each one's stack; stacks as location numbers, leaf first)."""
         samples = self.profile.samples
         top, below = marks_of(samples)
         first, group_of = group(samples.stack, top, below)
@@ -80,7 +80,7 @@ class Locations:
         return ids[group_of].astype(np.int64), stacks
 
     def _frames_of(self, stacks: I64) -> Ragged:
-        """Return the frame of each location of some stacks, leaf first: the innermost frame at an address."""
+        """Return the frame of each location of each of `stacks` (-1: empty), leaf first: of several, the innermost."""
         profile = self.profile
         tree = PathTree([], profile.stacks.parent, profile.stacks.frame, profile.samples.stack)
         some = np.flatnonzero(stacks >= 0)
@@ -97,7 +97,7 @@ class Locations:
         return Ragged(offsets_of(counts), paths.values[kept][leaf_first])
 
     def _fill(self, used: I64, marks: list[int], options: PathOptions) -> tuple[U64, U64]:
-        """Describe used frames and marks; return the location of each frame, and of each mark by code."""
+        """Add locations of `used` frames and of marks; return uint64 numbers: by place in `used`, and by mark code."""
         frames = self.profile.frames
         outer = self._outer()
         rows = used
@@ -121,7 +121,7 @@ class Locations:
         return np.array(numbers, np.uint64), number_of_mark
 
     def _add_functions(self, rows: I64, options: PathOptions) -> dict[int, int]:
-        """Add the functions of some frames; return frame → number."""
+        """Add the functions of the frames in `rows`; return frame row → number of its function."""
         frames, strings = self.profile.frames, self.profile.strings
         names, name_of = name_frames(self.profile, rows, options)
         first = dict(zip(name_of[::-1].tolist(), rows[::-1].tolist(), strict=True))
@@ -153,7 +153,7 @@ def _add(table: dict[T, int], row: T) -> int:
 
 
 def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:
-    """Put one number before and one after each row, where they are not 0."""
+    """Return the rows with inner[i] put before row i and outer[i] after it, where they are not 0."""
     offsets = offsets_of(rows.lengths + (inner > 0) + (outer > 0))
     values: U64 = np.empty(offsets[-1], np.uint64)
     is_mark: Bool = np.zeros(len(values), np.bool_)

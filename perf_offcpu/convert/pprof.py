@@ -35,7 +35,7 @@ _BLOCK = 1 << 16
 
 @frozen
 class Content:
-    """Values and labels of the n samples of a profile."""
+    """Holds the values and labels that are written for each of the n samples of a profile."""
 
     types: list[tuple[str, str]]  # (name, unit) of each sample type; the first is shown by default
     values: list[I64]  # int64[n] for each type
@@ -79,7 +79,7 @@ def utc_ns(profile: Profile) -> int:
 
 
 def _samples(tables: Locations, content: Content) -> Iterator[bytes]:
-    """Write a sample for each stack with its labels."""
+    """Yield, in blocks, a Sample field for each distinct pair of stack and label set, with summed values."""
     stacks = [field(1, text) for text in ragged(varints(tables.stacks.values), tables.stacks.offsets)]
     labels = from_bytes([_labels(tables, label_set) for label_set in content.label_sets])
     first, group_of = group(tables.of_sample, content.label_set)
@@ -130,7 +130,7 @@ def _all_content(profile: Profile) -> Content:
 
 
 def _values(profile: Profile) -> tuple[list[tuple[str, str]], list[I64]]:
-    """Return the sample types, as (name, unit), and the column of each."""
+    """Return the sample types, as (name, unit), and for each int64[samples], the values."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     in_time = np.array([event.unit == "ns" for event in profile.evsels] + [False])[samples.evsel]
     types = [("off_cpu", "nanoseconds"), ("off_cpu_events", "count"), ("runqueue", "nanoseconds")]

@@ -88,7 +88,7 @@ class _Writer:
         return self._profile(track.label, stacks, np.concatenate([weight, self.weight[rest]]))
 
     def _profile(self, name: str, stacks: list[str], weights: I64) -> Iterator[str]:
-        """Write a `sampled` profile; its end is the sum of its weights, as speedscope computes it."""
+        """Yield the JSON of a `sampled` profile; its end is the sum of its weights, as speedscope computes it."""
         numbers = weights.tolist()
         yield json.dumps({"type": "sampled", "name": name, "unit": self.unit, "startValue": 0})[:-1]
         yield f',"endValue":{sum(numbers)},"samples":[{",".join(stacks)}],"weights":[{",".join(map(str, numbers))}]}}'

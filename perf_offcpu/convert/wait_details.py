@@ -27,7 +27,7 @@ _NOTES = {
 
 @mutable
 class Details:
-    """The distinct sets of details of n samples."""
+    """Holds the distinct sets of details of n samples, and the set of each sample."""
 
     sets: list[dict[str, str]]  # name → text, printable; unknown details are left out
     of: I64  # int64[n], the set of each sample

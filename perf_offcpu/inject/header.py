@@ -39,7 +39,7 @@ _STACK = SampleType.REGS_USER | SampleType.STACK_USER
 
 @frozen
 class RewriteOptions:
-    """Options of `inject.rewrite.rewrite`."""
+    """Says what `inject.rewrite.rewrite` changes, and in which form it writes."""
 
     retype: bool = True  # off-cpu samples become ordinary ones; else they are copied as they are
     # deferred callchains are put into their samples; else they stay in records that perf 6.1 cannot read
@@ -53,7 +53,7 @@ class RewriteOptions:
 
 
 def is_raw_offcpu(spec: EventSpec) -> bool:
-    """Return whether an evsel's samples are raw off-cpu samples that can become ordinary ones."""
+    """Return True if an evsel's samples are raw off-cpu samples with all fields to become ordinary ones."""
     is_raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
     return is_raw and is_offcpu(spec)
 
@@ -90,8 +90,8 @@ _SAMPLE_TYPES, _READ_FORMATS = reduce(or_, SampleType), reduce(or_, ReadFormat)
 
 
 def _cut(attr: Attr, merge: bool) -> Attr:
-    """Remove the fields of an attr that are newer than perf 6.1, which takes them for damage. Samples lose the fields
-    that follow from it. The flags that ask for deferred callchains stay if these do."""
+    """Return the attr without fields newer than perf 6.1, which takes them for damage. Samples lose the fields that
+    follow from it. The flags that ask for deferred callchains stay unless `merge` completes these."""
     deferring = attr.flags & (AttrFlag.DEFER_CALLCHAIN | AttrFlag.DEFER_OUTPUT)
     cut = attr.cut()._replace(
         sample_type=attr.sample_type & _SAMPLE_TYPES,
@@ -136,7 +136,7 @@ def _is_whole(bit: int, body: bytes, order: Order) -> bool:
 
 
 def _sample_time(body: bytes, span: tuple[int, int], order: Order) -> dict[int, bytes]:
-    """Return the feature with the times of the first and last sample, as recorded if they are sane. perf 7.2 includes
+    """Return {SAMPLE_TIME: body} with the times in `span`, or as recorded if sane; {} without any. perf 7.2 includes
     the dummy times of sums, and writes only zeros for a pipe."""
     first, last = span
     if first < 0:

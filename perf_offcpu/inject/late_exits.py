@@ -34,7 +34,7 @@ from perf_offcpu.perfdata.write.columns import woven
 
 
 class LateCopies:
-    """The copies that a sample refers to before they come; `reopen` as of `SnapshotStore`."""
+    """Collects the stack copies that a sample refers to before they come; `reopen` as of `SnapshotStore`."""
 
     def __init__(self, reopen: Callable[[str], int | None]) -> None:
         self._store = SnapshotStore(Losses(), reopen=reopen)
@@ -42,7 +42,7 @@ class LateCopies:
         self._samples, self._callers = list[Samples](), list[U64]()
 
     def note(self, chunk: Chunk, events: Events) -> None:
-        """Look at the samples of a chunk. Damage is not counted: the second pass meets it again."""
+        """Collect the late copies among the samples of a chunk. Damage is not counted: the second pass meets it."""
         for number, rows in samples_by_event(chunk, events, Losses()):
             spec = events.specs[number]
             if not has_stacks(spec) or not is_offcpu(spec):
@@ -64,7 +64,7 @@ class LateCopies:
                 self._callers.append(callers[late])
 
     def release(self) -> tuple[Snapshots, Samples, U64]:
-        """Return the copies, the samples that they are in, and their callers."""
+        """Return (copies, the n samples that they are in, uint64[n]: caller of each)."""
         callers = np.concatenate([np.empty(0, np.uint64), *self._callers])
         return self._store.release(), Samples.concat([Samples(), *self._samples]), callers
 
@@ -84,7 +84,7 @@ class LateExits:
         self._moved = np.empty(0, np.int64)
 
     def take_exits(self, chunk: Chunk, tasks: Iterable[TaskRecords], events: Events) -> None:
-        """Keep the EXITs among the records of tasks of a chunk, if perf sorts them by a time."""
+        """Keep the EXITs among the task records of a chunk that have a time by which perf sorts them."""
         exits = np.flatnonzero(chunk.types == RecordType.EXIT)
         for records in tasks:
             if records.kind == RecordType.EXIT:
@@ -117,7 +117,7 @@ class LateExits:
         self._waits.append((pids, tids, times[last]))
 
     def moved(self, tasks: Tasks, events: Events) -> list[tuple[I64, Chunk]]:
-        """Return (new times, EXIT records) to insert."""
+        """Return a list of (int64[n] new times in ns, n EXIT records with them) to insert; note which were moved."""
         if not self._waits or not self._exits:
             return []
         pid, tid, time_ns = map(np.concatenate, zip(*self._waits, strict=True))

@@ -26,7 +26,7 @@ _EXTENSION = Layout(abi.EXTENSION.name, *abi.WHOLE_EXTENSION, Field("waker_chain
 
 
 def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order) -> tuple[I64, U8]:
-    """Return the payloads of n samples with their callchains and words of extensions: (offsets, bytes)."""
+    """Return (offsets int64[n + 1], bytes) of the payloads of n samples, their callchains and extensions."""
     columns: dict[str, Column] = {
         "pid": samples.pid.view(np.uint32),
         "tid": samples.tid.view(np.uint32),
@@ -39,7 +39,7 @@ def payloads(samples: Samples, chains: Ragged, extensions: Ragged, order: Order)
 
 
 def with_walk_ends(extensions: Ragged, rows: I64, is_cut: Bool, order: Order) -> Ragged:
-    """Return the extensions; for unwound stacks (int64[n] `rows`) they note whether it ends before its root."""
+    """Return the extensions; those in `rows` (int64[m], unwound stacks) say USER_STACK_CUT where `is_cut` (bool[m])."""
     noted = extensions.lengths[rows] > _LOST_WORD
     words_at = extensions.offsets[rows[noted]] + _LOST_WORD
     words = extensions.values.copy()
@@ -53,7 +53,7 @@ _LOST_SHIFT = {"<": np.uint64(8 * _LOST_BYTE), ">": np.uint64(32 - 8 * _LOST_BYT
 
 
 def recorded_extensions(data: NDArray[np.uint8], raw: Rows, nr: I64, order: Order) -> Ragged:
-    """Return the words after callchain (of int64[n] `nr` words) and cgroup; none where nr is -1."""
+    """Return the words of n payloads after callchain (`nr` words, int64[n]) and cgroup; no words where nr is -1."""
     begin = 8 * (_FIXED + nr + 1)
     counts = np.where(nr >= 0, np.maximum(raw.counts - begin, 0) // 8, 0)
     return Ragged(*gather_rows(data, Rows(raw.starts + np.where(nr >= 0, begin, 0), counts, 8), order))
@@ -82,7 +82,7 @@ _LOST = [(lost, flag) for lost, flag in FLAGS_OF_LOST if lost is not abi.Lost.KE
 
 
 def _bits(samples: Samples, pairs: Iterable[tuple[int, int]]) -> NDArray[np.uint32]:
-    """Return uint32[n]: the bits of the payload, by (bit, SampleFlag), for the flags of samples."""
+    """Return uint32[n]: for each sample, the payload bits of its flags; `pairs` are (bit, SampleFlag)."""
     bits = np.zeros(len(samples), np.uint32)
     for bit, flag in pairs:
         bits |= np.where(samples.flags & np.uint32(flag), np.uint32(bit), np.uint32(0))

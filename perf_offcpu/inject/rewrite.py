@@ -82,7 +82,7 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
 
 
 class Survey:
-    """Findings of the first pass, which a sample may need long before they are recorded. That is the process of its
+    """Gathers, in the first pass, facts that a sample may need long before they are recorded: the process of its
     thread (to exchange pid and tid where upstream swapped them), the end of that thread (the time of a sum), and its
     deferred user callchain (each different one is kept once, with 28 bytes for each record). And a pipe begins with
     features that hold the time of its last sample."""
@@ -107,7 +107,7 @@ class Survey:
         self.tasks.replay()
 
     def _read(self, chunk: Chunk) -> None:
-        """Read a chunk. Damage is not counted: the second pass meets it again."""
+        """Add the facts in a chunk. Damage is not counted: the second pass meets it again."""
         events = self.reader.events
         times = record_times(chunk, events)
         self.end_ns = max(self.end_ns, int(times.max(initial=0)))
@@ -132,7 +132,7 @@ class Survey:
 
 
 class TimedRecords:
-    """Records that are inserted by their time: sums that had none, added waits, moved EXITs. perf sorts as it reads: at
+    """Inserts records by their time: sums that had none, added waits, moved EXITs. perf sorts as it reads: at
     each FINISHED_ROUND it delivers the records up to the highest time before the previous FINISHED_ROUND, and warns of
     earlier records that follow. So a sum goes before the first FINISHED_ROUND with a time before it that is not lower
     than its own. `parts` are (times int64[n] ns, records)."""
@@ -144,7 +144,7 @@ class TimedRecords:
         self._done = self._highest = 0
 
     def inserted(self, chunk: Chunk) -> Chunk:
-        """Insert the records that must precede a FINISHED_ROUND of the chunk."""
+        """Return the chunk with the records inserted that must precede one of its FINISHED_ROUNDs."""
         if self._records is None or self._done == len(self._times):
             return chunk
         rounds = np.flatnonzero(chunk.types == RecordType.FINISHED_ROUND)
@@ -164,7 +164,7 @@ class TimedRecords:
 
 
 class _Rewriter:
-    """The second pass."""
+    """Makes the second pass: writes each chunk through the stages."""
 
     def __init__(
         self, reader: PerfDataReader, survey: Survey, options: RewriteOptions, waits: WaitRecords | None
@@ -209,7 +209,7 @@ class _Rewriter:
         return Unwinder(recording, search)
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:
-        """Return (times, records) of EXITs."""
+        """Return a list of (int64[n] times in ns, n EXIT records) to insert; [] without re-typing and added waits."""
         exits = self.survey.exits
         if self.waits:
             all_rows = np.arange(len(self.waits.times))

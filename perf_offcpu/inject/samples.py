@@ -33,7 +33,7 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class Rewritten:
-    """Counts of the changes to a recording."""
+    """Counts the changes to a recording."""
 
     losses: Losses = field(default_factory=Losses)  # as counted while reading, and records left out
     retyped: int = 0  # off-cpu samples that were re-typed
@@ -45,7 +45,7 @@ class Rewritten:
 
 @mutable
 class SampleBatch:
-    """n samples of one event."""
+    """Holds n samples of one evsel: where they were recorded, and what will be written."""
 
     chunk: Chunk  # where they were recorded, in byte order `order`
     order: Order
@@ -61,7 +61,7 @@ class SampleBatch:
         return len(self.rows)
 
     def take(self, chosen: Bool) -> SampleBatch:
-        """Return some of the samples."""
+        """Return the samples where `chosen` (bool[n]) is True."""
         if chosen.all():
             return self
         rows = np.flatnonzero(chosen)
@@ -102,7 +102,7 @@ def model_fields(samples: Samples) -> dict[str, NDArray[Any]]:
 
 
 def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
-    """Return the columns of RAW data from whole words; 4 zeros follow, so that its size, too, is aligned."""
+    """Return RAW's columns for (offsets, bytes) of whole words; 4 zeros follow, so that its size, too, is aligned."""
     return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
 
 
@@ -139,13 +139,13 @@ class SampleRewriter:
         return woven([(rows, own), *placed]) if placed else own
 
     def rewrite_all(self, chunk: Chunk) -> Iterator[tuple[I64, Chunk]]:
-        """Yield the samples of a chunk evsel by evsel, all of them written again, with their times."""
+        """Yield (int64[n] times in ns, n samples) of each evsel of a chunk, all of them written again."""
         for number, rows in samples_by_event(chunk, self.events, self.done.losses):
             batch, samples = self._written(self._read(chunk, rows, number), number)
             yield batch.samples.time_ns, samples
 
     def _read(self, chunk: Chunk, rows: I64, number: int) -> SampleBatch:
-        """Return the samples of one evsel that fit it; others are counted."""
+        """Return the samples of evsel `number` in `rows` that fit it; others are counted as BAD_SAMPLE."""
         spec, miscs = self.events.specs[number], chunk.miscs[rows]
         columns = sample_columns(chunk, rows, spec, self.events.order)
         samples = model_samples(columns, spec, number, miscs)
@@ -154,7 +154,7 @@ class SampleRewriter:
         return SampleBatch(chunk, self.events.order, rows, spec, miscs, columns, samples).take(valid)
 
     def _changes(self, batch: SampleBatch, number: int) -> Bool:
-        """Return bool[n]: which samples are not written as they were recorded."""
+        """Return bool[n]: True if a sample of evsel `number` is not written as it was recorded."""
         if self.shapes[number] != batch.spec.shape:
             return np.ones(len(batch), np.bool_)
         if "callchain" not in batch.columns.arrays or not self.merges:
@@ -189,7 +189,7 @@ class SampleRewriter:
 
 
 def is_untimed(chunk: Chunk, rows: I64, events: Events, number: int) -> Bool:
-    """Return bool[n]: which samples of an evsel are sums of off-cpu time with a dummy time."""
+    """Return bool[n]: True if a sample (`rows`, of evsel `number`) is a sum of off-cpu time with a dummy time."""
     if not is_offcpu(events.specs[number]):
         return np.zeros(len(rows), np.bool_)
     times = sample_times(chunk, rows, np.full(len(rows), number, np.int32), events)

@@ -37,7 +37,7 @@ from perf_offcpu.unwind.unwinder import Unwinder, Unwound
 
 
 def retype_batch(batch: SampleBatch, tasks: Tasks, end_ns: int, done: Rewritten) -> SampleBatch:
-    """Make ordinary samples of raw off-cpu samples, and give sums without a time one, in the life of their thread.
+    """Return raw off-cpu samples as ordinary ones, sums without a time at the last moment of their thread's life.
     Threads without an end lived to the last moment of the recording (`end_ns`). Damaged payloads are counted."""
     if not is_offcpu(batch.spec):
         return batch
@@ -83,14 +83,14 @@ def complete_batch(batch: SampleBatch, matcher: DeferredMatcher, done: Rewritten
 
 
 def cut_user_parts(batch: SampleBatch) -> SampleBatch:
-    """Cut the user's part of callchains of samples that keep a copy of the user stack."""
+    """Return the batch with the user's part cut from callchains of samples that keep a copy of the user stack."""
     if batch.chains is None or not has_stacks(batch.spec):
         return batch
     return replace(batch, chains=without_user_parts(batch.chains, has_snapshot(batch.columns)))
 
 
 def drop_references(batch: SampleBatch) -> SampleBatch:
-    """Drop the registers of samples whose copy is in another sample: perf would unwind their one word."""
+    """Return the batch without registers of samples whose copy is in another one: perf would unwind their one word."""
     if not has_stacks(batch.spec):
         return batch
     columns, kept = batch.columns, has_snapshot(batch.columns)
@@ -121,7 +121,7 @@ class StackUnwinder:
         self._callers.note(callers, np.arange(len(callers)))
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """Unwind a batch; samples without a copy get the stack of their caller."""
+        """Return the batch with unwound callchains; samples without a copy get the stack of their caller's copy."""
         if batch.chains is None or not has_stacks(batch.spec):
             return batch
         counters = Losses() if self.keep else self.done.losses
@@ -146,7 +146,7 @@ class StackUnwinder:
         return replace(batch, chains=batch.chains.replaced(rows, completed), extensions=extensions)
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
-        """Keep the stacks of new callers; return int32[n], rows of `_of_callers`; negative without caller."""
+        """Keep the stacks of new callers; return int32[n]: each sample's row of `_of_callers`, negative for none."""
         callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)

@@ -37,7 +37,7 @@ _ID_MAX = 2**64 - 1
 
 @frozen
 class WaitRecords:
-    """Samples of one event, sorted by time: `records`, and int64[n] `times`, ns."""
+    """Holds n SAMPLE records of one event, sorted by time, and their times (int64[n], ns)."""
 
     spec: EventSpec
     records: Chunk

@@ -48,7 +48,7 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
 
 
 def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
-    """Return (targets, slots) of direct calls and of calls through a slot; NO_ADDRESS for others."""
+    """Return (targets of direct calls, slots of calls through a slot), uint64[n] addresses; NO_ADDRESS for others."""
     code = b"".join(_bytes(image, last + 1 - _LONGEST, _LONGEST) for last in offsets.tolist())
     text = np.frombuffer(code, np.uint8).reshape(-1, _LONGEST)
     last_words = np.arange(len(text), dtype=np.int64) * _LONGEST + 3
@@ -56,7 +56,7 @@ def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
     targets, slots = (np.full(len(offsets), NO_ADDRESS) for _ in range(2))
 
     def put(column: U64, size: int, is_call: Bool, addresses: U64) -> None:
-        """Set the addresses of calls of this size where call and return address lie in one segment."""
+        """Set column[i] to addresses[i] for calls of `size` bytes, if call and return address lie in one segment."""
         rows = np.flatnonzero(is_call & (ends != 0) & (offsets >= np.uint64(size - 1)))
         if len(rows):
             begins = file_offset_to_vaddr(image.loads, offsets[rows] - np.uint64(size - 1))
@@ -92,13 +92,13 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
 
 
 def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
-    """Return bool[n]: the code at a file offset is a signal trampoline, whose return address is no call."""
+    """Return bool[n]: True if at the file offset is a signal trampoline: before this return address is no call."""
     code = _SIGNAL_RETURNS.get(image.machine, b"")
     return np.array([bool(code) and _bytes(image, offset, len(code)) == code for offset in offsets.tolist()], np.bool_)
 
 
 def _bytes(image: ElfImage, offset: int, size: int) -> bytes:
-    """Return bytes of the file, with zeros for bytes before its begin; only zeros if it ends before them."""
+    """Return `size` bytes at a file offset, zeros for those before the file; only zeros if it ends within them."""
     before = max(0, -offset)
     inside = offset + size <= image.source.size
     data = image.source.read(offset + before, size - before) if inside else b""

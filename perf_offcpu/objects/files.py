@@ -59,7 +59,7 @@ _ALLOWANCE_NS: Final = 2 * 10**9
 
 
 class Refused(Exception):
-    """There is no file for a name, or no function in it; `cause` is the reason."""
+    """Raised if there is no file for a recorded name, or no function in it; `cause` is the reason."""
 
     def __init__(self, cause: LossCause) -> None:
         self.cause = cause
@@ -113,7 +113,7 @@ def is_running_kernel(meta: Meta) -> bool:
 
 
 def pids_of_dso(recording: Recording, dso: int) -> list[int]:
-    """Return the pids of the processes that had a dso mapped, ascending."""
+    """Return the pids of the processes that had `dso`, a row of dsos, mapped, ascending."""
     spaces = distinct(recording.maps.space[recording.maps.dso == dso])
     pids: list[int] = distinct(recording.spaces.pid[spaces[spaces >= 0]]).tolist()
     return [pid for pid in pids if pid > 0]

@@ -45,7 +45,7 @@ _PAGE: Final = np.uint64(4096)
 
 @frozen
 class ElfFile:
-    """A file with code."""
+    """Describes a file with code: its build-id, segments and functions."""
 
     path: str
     build_id: bytes  # its GNU build-id, b"" if it has none
@@ -66,7 +66,7 @@ def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
 
 
 def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
-    """Return file ranges [start, stop) by preference, and the offset from file to address (mod 2^64)."""
+    """Return (start, stop, shift) of file ranges [start, stop), best first; file offset + shift mod 2^64: address."""
     executable = (loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0
     exact = loads[np.argsort(~executable, kind="stable")[:_MAX_SEGMENTS]]
     paged = loads[np.flatnonzero(executable)[:_MAX_SEGMENTS]]
@@ -182,12 +182,12 @@ def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | 
 
 
 def _holds(image: ElfImage, part: bytes) -> Bool:
-    """Return bool[number of sections]: the name contains `part`, perf's test for labels (elf_sec__filter)."""
+    """Return bool[sections]: True if the name contains `part`, perf's test for labels (elf_sec__filter)."""
     return np.array([part in name for name in image.section_names], bool)
 
 
 def _mapping_symbols(machine: int, names: U32, strings: bytes) -> Bool:
-    """Return bool[n]: the name is `$a`, `$d`, `$t` or `$x`, alone or before a dot: a mark of code or data."""
+    """Return bool[n]: True if the name is `$a`, `$d`, `$t` or `$x`, alone or before a dot, a mark of code or data."""
     if machine not in (elf.Machine.ARM, elf.Machine.AARCH64, elf.Machine.RISCV):
         return np.zeros(len(names), bool)
     text = np.frombuffer(strings + bytes(2), np.uint8)

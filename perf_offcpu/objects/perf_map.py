@@ -42,7 +42,7 @@ _KIND: Final = re.compile(r"[A-Za-z]:")
 
 
 class JitName(NamedTuple):
-    """A function of generated code: its symbol, source file ("" unknown) and line (0 unknown)."""
+    """Names a function of generated code: symbol, source file ("" unknown) and line (0 unknown)."""
 
     symbol: str
     file: str = ""
@@ -50,8 +50,8 @@ class JitName(NamedTuple):
 
 
 class PerfMaps:
-    """Find the perf maps of a recording's processes; each is read once. Maps are looked up below the directory `symfs`;
-    "" is the running system. `force` accepts maps of other users."""
+    """Finds the perf maps of a recording's processes; each is read once. Maps are looked up below directory `symfs`; ""
+    is the running system. `force` accepts maps of other users."""
 
     def __init__(self, recording: Recording, symfs: str, *, force: bool = False) -> None:
         self.recording, self.symfs, self.force = recording, symfs, force
@@ -76,7 +76,7 @@ class PerfMaps:
         return cause
 
     def _lifetime(self, pid: int) -> tuple[int, int]:
-        """Return wall-clock birth and death of a process, 0 where unknown or where its pid was reused."""
+        """Return (birth, death) of a process, wall clock in ns; 0 where unknown or where its pid was reused."""
         meta, tasks = self.recording.meta, self.recording.tasks
         lives = np.flatnonzero(tasks.tid == pid)
         if not meta.wall_clock_ns or len(lives) != 1:
@@ -208,7 +208,7 @@ def _not_replaced(start: U64, size: U64) -> I64:
 
 
 def _next(following: array[int], place: int) -> int:
-    """Return the first open place from `place` on, and shorten the way to it."""
+    """Return the first open place (following[i] == i) from `place` on, and shorten the links that lead to it."""
     while following[place] != place:
         following[place] = following[following[place]]
         place = following[place]

@@ -37,7 +37,7 @@ _MAX_MAPS: Final = 1 << 24
 
 @frozen
 class Search:
-    """Directories in which files are looked up, and the cache of their tables."""
+    """Says in which directories files are looked up, and in which cache their tables are kept."""
 
     symfs: str = ""  # directory below which recorded paths are looked up; "" the root
     buildid_dir: str = ""  # a build-id cache as perf's; "" none
@@ -118,7 +118,7 @@ def _debug_roots(search: Search) -> list[str]:
 
 
 def _mapped(path: str, pid: int) -> Iterator[str]:
-    """Yield the first mapping of a deleted file of that path, by its link in map_files."""
+    """Yield the path in /proc/PID/map_files of the first mapping of a deleted file of that path, if there is one."""
     wanted = f" {path}{DELETED}\n".encode("utf-8", "surrogateescape")
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
@@ -136,7 +136,7 @@ _CRC_BLOCK: Final = 1 << 20
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
-    """Open the debug file of an object if it has this section, for the life of `stack`; else return None."""
+    """Open an object's debug file that has section `wanted`, for the life of `stack`; return None if there is none."""
     link, crc = debug_link(image)
     for path, by_crc in _candidates(image, link, search):
         with suppress(OSError, FormatError), ExitStack() as attempt:  # a damaged file is passed over
@@ -148,7 +148,7 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
 
 
 def _candidates(image: ElfImage, link: str, search: Search) -> Iterator[tuple[str, bool]]:
-    """Yield paths, and True if the CRC decides where there are no build-ids."""
+    """Yield (path, True if, without build-ids, the CRC decides whether it is the debug file), best first."""
     yield from ((path, False) for path in debug_by_build_id(image.build_id, search))
     yield from ((path, True) for path in debug_by_link(image.path, link, search))
     if image.build_id:

@@ -43,7 +43,7 @@ _COLUMNS: Final = {"start": "u8", "end": "u8", "reach": "i4", "name": "u4", "str
 
 
 class Symbols(Table):
-    """Symbols as listed, before sorting and choosing."""
+    """Holds symbols as a file lists them, before sorting and choosing."""
 
     start: U64 = column("u8", doc="first address")
     size: U64 = column("u8", unit="bytes", doc="as the file claims; 0 if it claims none")
@@ -59,7 +59,7 @@ def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
 
 
 def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Join tables with their own string bytes, in the given order; those of a single table are not copied."""
+    """Join (symbols, string bytes) in the given order to one such pair; the bytes of a single table are not copied."""
     tables, blobs, offset = [Symbols()], list[bytes](), 0
     for rows, strings in parts:
         if len(rows):
@@ -71,7 +71,7 @@ def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
 
 
 class SymbolTable:
-    """Named, disjoint or nested address ranges [start, end) (uint64[n]), sorted by start, of which each is unique."""
+    """Names addresses by n disjoint or nested ranges [start, end) (uint64[n]), sorted by start; no start is twice."""
 
     def __init__(self, rows: Symbols, strings: bytes) -> None:
         self._strings: bytes | memoryview = strings
@@ -154,7 +154,7 @@ def _ends(rows: Symbols) -> U64:
 
 
 def _labels_inside(rows: Symbols, end: U64) -> Bool:
-    """Return bool[n]: NOTYPE symbols of size 0 that lie strictly inside a symbol that has a size."""
+    """Return bool[n]: True for a NOTYPE symbol of size 0 strictly inside a symbol with a size; `end`: by `_ends`."""
     reach = np.maximum.accumulate(np.where(rows.size == 0, np.uint64(0), end))
     before = np.searchsorted(rows.start, rows.start, side="left") - 1  # the last row that starts earlier
     covered = (before >= 0) & (np.append(reach, np.uint64(0))[before] > rows.start)
@@ -180,7 +180,7 @@ def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
 
 
 def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
-    """Return the number of leading underscores (at most 8, without `_` of `_Z`, `_R`) and length of names."""
+    """Return (leading underscores, at most 8, without the `_` of `_Z`, `_R`; bytes) of each name, int64[n] each."""
     text = np.frombuffer(strings, np.uint8)
     starts = names.astype(np.int64)
     length = _ends_of_names(starts, text) - starts

@@ -33,7 +33,7 @@ _PIECE = 1 << 20
 
 
 class Decompressor:
-    """The zstd stream of one file."""
+    """Decompresses the zstd stream of one file, record by record."""
 
     def __init__(self, counters: Losses) -> None:
         self.counters = counters
@@ -69,7 +69,7 @@ class Decompressor:
 
 
 class _Damage(Exception):
-    """The rest of the frame cannot be decompressed."""
+    """Raised if the rest of a zstd frame cannot be decompressed."""
 
 
 def zstd_library() -> Any:
@@ -83,7 +83,7 @@ def zstd_library() -> Any:
 
 
 def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """Yield the bytes, and those before an exception, in pieces of at least `least` but the last: each costs a step."""
+    """Yield all bytes, and those before an exception, in pieces of at least `least` but the last: each costs a step."""
     waiting, size = list[bytes](), 0
     try:
         for piece in pieces:

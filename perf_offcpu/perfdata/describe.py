@@ -63,7 +63,7 @@ def record_name(kind: int) -> str:
 
 
 def describe_misc(kind: int, misc: int) -> str:
-    """Return the misc of a record header in hex, with the cpumode and the bits that its type knows."""
+    """Return the misc of a record header in hex, with names of its cpumode and of the bits that its type can have."""
     mode = misc & Misc.CPUMODE_MASK
     words = [CpuMode(mode).name] if 0 < mode <= max(CpuMode) else []
     words += [name for name in _MISC_BITS.get(kind, ()) if misc & Misc[name]]

@@ -216,7 +216,7 @@ class _Dump:
     def _structure(
         self, layout: Layout, data: bytes, start: int, end: int, shape: Shape = None, indent: str = "  "
     ) -> Generator[str, None, dict[str, Any]]:
-        """Yield the fields of one structure and the bytes after it; return the values."""
+        """Yield lines of the fields of one structure and of the bytes after it, to `end`; return the values by name."""
         values, stop, problem = layout.unpack_sound(data, self.order, shape, start, end)
         yield from field_lines(layout, values, indent)
         if problem is not None:

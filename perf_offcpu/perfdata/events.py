@@ -38,7 +38,7 @@ _SOFTWARE_NAMES: dict[int, str] = {config: config.name.lower().replace("_", "-")
 
 @dataclass(frozen=True, slots=True)
 class EventSpec:
-    """One evsel as a file describes it: attr, name ("" until known) and ids."""
+    """Describes an evsel as a file does: attr, name ("" until known) and ids, one per CPU or thread."""
 
     attr: Attr
     name: str = ""
@@ -57,8 +57,8 @@ class EventSpec:
 
 
 class Events:
-    """The evsels of a recording, looked up by id: elsewhere, an evsel is its row in `specs`, in file order. `are_all`
-    is True if the recording has no others, so the records of a single one need no ids."""
+    """Looks up the evsels of a recording by id: elsewhere, an evsel is its row in `specs`, in file order. `are_all` is
+    True if the recording has no others, so the records of a single one need no ids."""
 
     def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:
         self.specs, self.order = specs, order
@@ -115,7 +115,7 @@ UNKNOWN = np.int32(-2)
 
 @mutable
 class Trailers:
-    """The trailers of n records."""
+    """Holds the trailers (sample_id) of n records as columns."""
 
     evsel: I32  # int32[n], the event that wrote the record; -1 unknown, or without a trailer
     size: I64  # int64[n], bytes of the trailer; 0 without one
@@ -127,7 +127,7 @@ class Trailers:
 
 
 def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) -> Trailers:
-    """Read the trailers of some records of a chunk, which samples lack; `unknown` is the evsel of unknown events."""
+    """Read the trailers of records `rows`; samples have none. `unknown`: the evsel for unknown ids, -1: not read."""
     owners = owners_of(chunk, rows, events)
     trailers = Trailers(
         np.where(owners == UNKNOWN, np.int32(unknown), owners),
@@ -148,7 +148,7 @@ def id_place(kind: SampleType) -> int | None:
 
 
 def owners_of(chunk: Chunk, rows: I64, events: Events) -> I32:
-    """Return the evsel of each record: int32[n]; -1 where there is no trailer, UNKNOWN of unknown events."""
+    """Return int32[n]: the evsel of each record; -1 where it has no trailer, UNKNOWN where no event has its id."""
     kinds, sizes = chunk.types[rows], chunk.sizes[rows]
     has = (kinds < FIRST_USER_TYPE) & (kinds != RecordType.SAMPLE) & events.sample_id_all
     place = id_place(events.first.sample_type) if events.needs_ids else None
@@ -222,7 +222,7 @@ def without_leaked_flags(chunk: Chunk, events: Events) -> Chunk:
 
 
 def with_written_miscs(chunk: Chunk, order: str) -> Chunk:
-    """Return the chunk with the `miscs` of its MMAP2 records in the bytes, too."""
+    """Return the chunk with `miscs` of its MMAP2 records written into the bytes, which are copied if they differ."""
     rows = np.flatnonzero(chunk.types == RecordType.MMAP2)
     starts = chunk.starts[rows] + RECORD_HEADER.offset("misc")
     places = starts[:, None] + np.arange(2)

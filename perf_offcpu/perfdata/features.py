@@ -32,7 +32,7 @@ HOST_PID = -1  # `BuildId.pid` of all files that are not a virtual machine's
 
 @dataclass(frozen=True, slots=True)
 class BuildId:
-    """One entry of the BUILD_ID feature: `cpumode` (abi.records.CpuMode), build-id in hex, path."""
+    """Holds an entry of the BUILD_ID feature: `cpumode` (abi.records.CpuMode), build-id in hex, path."""
 
     pid: int
     cpumode: int
@@ -41,7 +41,7 @@ class BuildId:
 
 
 class Features:
-    """The features of one recording: bit → body, as found in the file."""
+    """Decodes the features of a recording; `bodies` are bit → body, as found in the file."""
 
     def __init__(self, bodies: Mapping[int, bytes], order: Order, counters: Losses) -> None:
         self.bodies, self.order, self.counters = dict(bodies), order, counters
@@ -61,7 +61,7 @@ class Features:
         return _decoded(values["text"]) if values else ""
 
     def cmdline(self) -> tuple[str, ...]:
-        """Return the recorder's argv."""
+        """Return the recorder's argv; () if absent."""
         values = self.values(Feature.CMDLINE)
         return tuple(_decoded(entry["text"]) for entry in values["texts"]) if values else ()
 

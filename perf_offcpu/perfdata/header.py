@@ -46,7 +46,7 @@ _SECTION_SIZE = SECTION.size()
 
 @mutable
 class FileHead:
-    """Content of the header. In the pipe form, `events` and `features` arrive as records later."""
+    """Holds the content of the header. In the pipe form, `events` and `features` arrive as records later."""
 
     order: Order
     is_pipe: bool
@@ -115,7 +115,7 @@ class _HeadReader:
         return FileHead(self.order, False, events, features, self.feature_sections, *places)
 
     def _count_missing(self, end: int) -> None:
-        """Count the bytes from the end of the file to that of a part of it."""
+        """Count bytes as FILE_CUT if a part of the file should reach to offset `end`, beyond the file."""
         self.counters.add(losses.FILE_CUT, min(max(0, end - self.size), _MOST_MISSING))
 
     def _bytes(self, offset: int, size: int, what: str) -> bytes:

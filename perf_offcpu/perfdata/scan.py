@@ -35,7 +35,7 @@ _Part = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint16], NDArray
 
 @mutable
 class Chunk:
-    """Consecutive records of a stream."""
+    """Holds consecutive records of a stream: their bytes, and columns of their headers."""
 
     data: NDArray[np.uint8]  # uint8[], the bytes, at least 8; no part of a stream is in two chunks
     # int64[n], each record's offset in `data`; any number, for some records have odd sizes
@@ -127,7 +127,7 @@ class Scanner:
         return parts, offset
 
     def _take_blob(self, walk: _Walk, record: int, kind: int) -> int:
-        """Skip the blob after a record, and return the place after the part of it that is here."""
+        """Skip the blob after a record; return the offset after the part of it that is in this buffer."""
         end = record + walk.header(record)[1]
         self._is_tracing_data = kind == _TRACING_DATA
         width = 4 if self._is_tracing_data else 8
@@ -153,7 +153,7 @@ class Scanner:
 
 
 class _Walk:
-    """Finds the records of one buffer, of a byte order."""
+    """Finds the offsets and sizes of the records in one buffer, of a byte order."""
 
     def __init__(self, data: Buffer, order: Order) -> None:
         self.data, self.order = data, order
@@ -236,7 +236,7 @@ def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[n
 
 
 def _walk_batch(sizes: memoryview, place: int, stop: int) -> tuple[list[int], int]:
-    """Return the places of the next records, up to a batch of them, and where they end."""
+    """Return (places of the next records, at most _BATCH; place after the last), in 16-bit words."""
     places: list[int] = []
     append, steps = places.append, _STEPS
     for _ in range(_BATCH):

@@ -25,7 +25,7 @@ MAX_RATIO = 1000  # a packed recording that grows more than this (and beyond `_I
 
 @mutable
 class Source:
-    """A stream with a recording."""
+    """Holds an open stream with a recording, and what is known of it."""
 
     stream: BinaryIO  # at the first byte of the recording; seekable if `size` is known
     name: str  # for messages
@@ -91,7 +91,7 @@ def _is_file_form(start: bytes) -> bool:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream of which the first bytes have been read."""
+    """Reads a stream again from its begin: first the bytes that have been read of it, then the rest."""
 
     def __init__(self, start: bytes, stream: BinaryIO) -> None:
         self.start, self.stream = start, stream
@@ -120,7 +120,7 @@ _OPENERS: dict[bytes, _Opener] = {
         zstd_library().ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     ),
 }
-"""Openers of packed files, by the first bytes of these."""
+"""Magic number of a packed file → function that returns a stream of its unpacked bytes."""
 
 
 def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
@@ -153,7 +153,7 @@ def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
 
 
 class _Damage(Exception):
-    """A packed file is damaged from here on."""
+    """Raised if the rest of a packed file cannot be read."""
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:

@@ -53,7 +53,7 @@ _PRINT_FMT = re.compile(r"^print fmt:(.*)", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class TracepointField:
-    """One field of a tracepoint's raw data: `size` bytes at `offset`."""
+    """Describes a field of a tracepoint's raw data: `size` bytes at `offset`."""
 
     offset: int
     size: int
@@ -67,7 +67,7 @@ class TracepointField:
 
 @dataclass(frozen=True, slots=True)
 class TracepointFormat:
-    """One tracepoint as tracefs describes it."""
+    """Describes a tracepoint as its format file in tracefs does."""
 
     system: str
     name: str

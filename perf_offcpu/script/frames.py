@@ -34,7 +34,7 @@ def format_distinct(values: NDArray[Any], make: Callable[[int], str]) -> list[st
 
 
 def where(condition: Bool, texts: list[str], others: list[str]) -> list[str]:
-    """Return row by row the first or the second text, as np.where() does for arrays."""
+    """Return texts[i] where condition[i] is True, else others[i], as np.where() does for arrays."""
     if condition.all():
         return texts
     return [one if holds else other for holds, one, other in zip(condition.tolist(), texts, others, strict=True)]
@@ -61,7 +61,7 @@ _CACHED_TEXT = 64 << 20
 
 
 class FrameTexts:
-    """The texts of the frames and stacks of one profile, which was symbolized with `keep_ips`. `full_paths`: source
+    """Formats the frames and stacks of one profile, which was symbolized with `keep_ips`. `full_paths`: source
     files with their directories."""
 
     def __init__(self, profile: Profile, fields: FieldChoice, *, full_paths: bool = False) -> None:
@@ -74,7 +74,7 @@ class FrameTexts:
         self._cached = 0
 
     def leaf(self, stack: int) -> str:
-        """Return the innermost frame alone; "" for -1."""
+        """Return the text of the innermost frame of a stack row, without newline; "" for -1."""
         return self._line(self._frame[stack]) if stack >= 0 else ""
 
     def lines(self, stack: int) -> str:

@@ -41,7 +41,7 @@ _BLOCK = 4096
 
 @frozen
 class TextOptions:
-    """Choices of the text of samples."""
+    """Says how samples are shown as text."""
 
     fields: FieldChoice = field(default_factory=FieldChoice)  # the fields to show. Default: perf's
     nanoseconds: bool = False  # times with 9 decimals. Default: 6, cut off, as in perf
@@ -108,7 +108,7 @@ class _Printer:
         return map("".join, zip(*self._columns(rows, self._profile.samples.take(rows)), strict=True))
 
     def _columns(self, rows: I64, samples: ProfileSamples) -> Iterator[list[str]]:
-        """Return the texts of each column that is shown, in perf's order."""
+        """Yield, for each column that is shown, in perf's order, a text for each sample."""
         has = self._fields.has
         if has("comm"):
             yield self._comms(samples)
@@ -155,7 +155,7 @@ class _Printer:
         return f"{UNKNOWN_VALUE if path is None else printable(path)} "
 
     def _stacks(self, samples: ProfileSamples) -> list[str]:
-        """Return the end of each sample: its stack on lines of their own, or its innermost frame."""
+        """Return each sample's last text: its stack on lines of their own, or its innermost frame; with newline."""
         stacks, frames = samples.stack.tolist(), self._frames
         has_stack = (self._has_stack & self._has_frames)[samples.evsel].tolist()
         has_frames = self._has_frames[samples.evsel].tolist()
@@ -244,7 +244,7 @@ _TIMES = {"switch_out": "switch_out_ns", "wakeup": "wakeup_ns"}
 
 
 class WaitTexts:
-    """The texts of the own fields of one profile's samples. `digits`: decimals of times."""
+    """Formats the OWN_FIELDS of one profile's samples. `digits`: decimals of times."""
 
     def __init__(self, profile: Profile, fields: FieldChoice, digits: int) -> None:
         self._profile, self._shown, self._digits = profile, fields.shown, digits
@@ -264,7 +264,7 @@ class WaitTexts:
         return texts.tolist()
 
     def _column(self, name: str, waits: ProfileSamples, rows: I64) -> list[str]:
-        """Return the texts of a field. `rows`: of the waits, in the profile's samples."""
+        """Return a text for each wait: its value of field `name`. `rows`: of the waits in the profile's samples."""
         if name in _TIMES:
             return [text.strip() for text in format_times(getattr(waits, _TIMES[name]), self._digits)]
         if name in ("waker", "syscall"):

@@ -43,7 +43,7 @@ _PROBLEMS: Final = (Refused, FormatError, OSError)
 
 
 class _Call(NamedTuple):
-    """The function that one instruction calls."""
+    """Identifies the function that a call instruction calls."""
 
     dso: int  # of the instruction
     name: bytes  # by which the dynamic linker looked the function up; b"" for a function of the same file
@@ -51,7 +51,7 @@ class _Call(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Locations, their names, and callchains of rows in both, leaf first."""
+    """Holds locations, their names (equal rows), and callchains of these rows, leaf first."""
 
     locations: Locations
     names: SymbolNames
@@ -97,7 +97,7 @@ def name_by_calls(
 
 
 def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offsets: I64) -> I64:
-    """Return the places of unnamed locations in chains that are followed by their caller's return address."""
+    """Return int64[m]: indices into `values` (rows of all chains) of unnamed locations with a return address next."""
     is_return = (locations.cpumode == CpuMode.USER) & (locations.ip != locations.lookup)
     is_last = np.zeros(len(values) + 1, np.bool_)
     is_last[offsets - 1] = True
@@ -115,7 +115,7 @@ def _used(count: int, *columns: I64) -> I64:
 
 
 def _symbols(code: _Code, inner: I64, outer: I64, strings: Strings) -> I64:
-    """Return int64[n], strings: the name of the function called at `outer`, which led to `inner`; 0 none."""
+    """Return int64[n], strings: the function called before return address `outer` that led to `inner`; 0 none."""
     symbols, calls = np.zeros(len(inner), np.int64), code.calls(_used(len(code.dso), outer))
     has_call = np.zeros(len(code.dso), np.bool_)
     has_call[list(calls)] = True
@@ -147,7 +147,7 @@ class _Code:
         self.shift = locations.ip - locations.lookup
 
     def calls(self, callers: I64) -> dict[int, _Call]:
-        """Return row of a return address → the function called before it; unknown ones are left out."""
+        """Return row in `callers` (of return addresses) → the function called before it; unknown ones are left out."""
         calls = dict[int, _Call]()
         for dso in distinct(self.dso[callers]).tolist():
             rows = callers[self.dso[callers] == dso]
@@ -163,7 +163,7 @@ class _Code:
         return calls
 
     def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:
-        """Return the name of the function that was called for each frame; "" if it is not certain."""
+        """Return the name of frames[i], a row, as the function that calls[i] called; "" if it is not certain."""
         names: list[str | bytes] = [""] * len(frames)
         dso_of_frame = self.dso[frames]
         for dso in distinct(dso_of_frame).tolist():
@@ -191,7 +191,7 @@ class _Code:
 
 
 def _symbols_at(image: ElfImage, addresses: set[int], search: Search) -> dict[int, str]:
-    """Return the symbols that begin at addresses of a file."""
+    """Return address → name of the symbol that begins there, for those of `addresses` that have one."""
     if not addresses:
         return {}
     table, wanted = symbols_of(image, search).symbols, np.array(sorted(addresses), np.uint64)

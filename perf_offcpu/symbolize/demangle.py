@@ -81,7 +81,7 @@ def as_perf(name: str) -> str:
 
 
 def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
-    """Demangle names in a process, in order, until it dies or the time is over."""
+    """Demangle names in a process, in order; return the first ones, done when it died or the time was over."""
     import subprocess  # not needed where there are no C++ or Rust names
 
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
@@ -103,7 +103,7 @@ def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
 
 
 def _library_directory() -> str | None:
-    """Return where the library is installed, without importing it; None if it is not."""
+    """Return the directory that holds the package multi_demangle, without importing it; None if not installed."""
     from importlib.util import find_spec
 
     spec = find_spec("multi_demangle")

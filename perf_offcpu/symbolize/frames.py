@@ -30,7 +30,7 @@ _MODE_OF_MARKER = {
 
 
 class Locations(Table):
-    """The distinct code addresses of a recording."""
+    """Holds the distinct code addresses of a recording, each in its address space."""
 
     space: I32 = column("i4", doc="row in spaces; -1 the kernel's")
     ip: U64 = column("u8", doc="the address as recorded")
@@ -40,7 +40,7 @@ class Locations(Table):
 
 
 def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
-    """Return the distinct locations of n callchains of raw words, and for each chain its locations."""
+    """Return the distinct locations of n callchains of raw words (`spaces`: of each), and the chains as their rows."""
     words = chains.values
     is_marker = words >= np.uint64(CallchainContext.MAX)
     mode, is_exact, is_cookie = _modes(chains, is_marker)
@@ -84,7 +84,7 @@ def _unique(space: I32, ip: U64, is_exact: Bool, is_cookie: Bool) -> tuple[I64, 
 
 
 class SymbolNames(Table):
-    """The names of n addresses, in the order of the addresses."""
+    """Holds symbol, dso and source line of n addresses; row i is of address i."""
 
     symbol: U32 = column("u4", doc='string: as the file spells it, not demangled; "" unknown')
     dso: U32 = column("u4", doc='string: path or pseudo name; "" unknown')
@@ -96,7 +96,7 @@ class SymbolNames(Table):
 
 
 class InlinedFunctions(Table):
-    """Functions inlined at some of n addresses, sorted by (address, innermost first)."""
+    """Holds the functions inlined at some of n addresses, sorted by (row of the address, innermost first)."""
 
     location: I32 = column("i4", doc="row of the address in `SymbolNames`")
     depth: I32 = column("i4", doc="1: inlined into the function itself, 2: into that, …")
@@ -106,7 +106,7 @@ class InlinedFunctions(Table):
 
 
 def symbols_and_offsets(table: SymbolTable, rows: I32, addresses: U64, strings: Strings) -> tuple[U32, U64]:
-    """Return (symbol, offset) of addresses; `rows` is what `table.lookup` returned for them."""
+    """Return (symbol string, offset from its start in bytes) of n addresses; `rows`: of `table.lookup`, -1 gives 0."""
     hit, inverse = np.unique(rows, return_inverse=True)
     ids = strings.intern_all("" if row < 0 else table.name(row) for row in hit.tolist())
     if not len(table):
@@ -145,7 +145,7 @@ def build_frames(
 
 
 def expand(chains: Ragged, frames_of_location: Ragged) -> Ragged:
-    """Turn chains of locations into chains of frames."""
+    """Return chains of location rows as chains of frame rows, each location replaced by its frames, leaf first."""
     location = chains.values.astype(np.int64)
     lengths = frames_of_location.lengths[location]
     offsets = offsets_of(lengths)

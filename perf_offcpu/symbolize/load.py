@@ -71,7 +71,7 @@ def _is_same_kernel(first: Recording, second: Recording) -> bool:
 
 
 def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profile:
-    """Return the profile of the host of that number, with its numbers out of the way of other hosts'."""
+    """Return the profile of host `number` with pids, CPUs, cgroups and names moved as in the module's table."""
     cgroup = np.uint64(number * CGROUP_STEP)
     changes: dict[str, Renumber] = {
         "task": shifted(number * PID_STEP),

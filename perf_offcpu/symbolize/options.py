@@ -8,7 +8,7 @@ from perf_offcpu.structs import frozen
 
 @frozen
 class SymbolizeOptions:
-    """Files to read, and the content of frames.
+    """Says which files to read for symbols, and what frames contain.
 
     Args:
         demangle: show C++ and Rust names as written.

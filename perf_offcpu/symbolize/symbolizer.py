@@ -123,7 +123,7 @@ def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]
 
 
 def _build_ids(recording: Recording) -> dict[int, str]:
-    """Return the build-id of each path; omit paths under which the recording has several files."""
+    """Return path (string number) → build-id in hex; paths under which the recording has several files are left out."""
     build_ids: dict[int, set[str]] = {}
     for path, build_id in zip(recording.dsos.path.tolist(), recording.dsos.build_id.tolist(), strict=True):
         if build_id:
@@ -132,7 +132,7 @@ def _build_ids(recording: Recording) -> dict[int, str]:
 
 
 def _waker_spaces(samples: Samples, spaces: Spaces) -> I32:
-    """Return the address space of each sample's waker at the wake-up; -1 if unknown or without a waker."""
+    """Return int32[samples]: the space of each waker at the wake-up; -1 if unknown, or without a waker's callchain."""
     space = np.full(len(samples), -1, np.int32)
     rows = np.flatnonzero(samples.waker_callchain >= 0)
     if len(rows):
@@ -161,7 +161,7 @@ def _pairs(space: I32, callchain: I32) -> tuple[I64, I32, I32]:
 def _name(
     recording: Recording, locations: Locations, strings: Strings, options: SymbolizeOptions, unresolved: Losses
 ) -> tuple[SymbolNames, InlinedFunctions]:
-    """Name all locations, kernel and user, and list the functions inlined there; count the others."""
+    """Return the names of all locations, kernel and user, and the functions inlined there; count unnamed ones."""
     names, inlined = SymbolNames.filled(len(locations)), [InlinedFunctions()]
 
     def line_names() -> LineNames | None:
@@ -213,8 +213,8 @@ _INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
 def with_python_functions(
     recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings
 ) -> tuple[Frames, Ragged, I32]:
-    """Return frames, chains of frames, and the chain of each sample, with Python functions. `chains`: rows of frames,
-    leaf first. `pair_of`: the chain of each sample, then of each waker, if any has one."""
+    """Return (frames, chains, pair_of) with frames of Python functions appended, and chains with these. `chains`: rows
+    of frames, leaf first. `pair_of`: the chain of each sample, then of each waker, if any has one."""
     samples, python = recording.samples, recording.python
     functions = Frames.filled(len(python), line=python.line, cpumode=np.full(len(python), CpuMode.USER))
     functions.symbol = strings.intern_all(

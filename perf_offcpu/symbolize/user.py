@@ -19,7 +19,7 @@ from perf_offcpu.symbolize.options import SymbolizeOptions
 
 
 class UserNames:
-    """Name addresses in mappings of user space.
+    """Names addresses in mappings of user space.
 
     Args:
         strings: names are interned there.
@@ -40,7 +40,7 @@ class UserNames:
         self._perf_maps = PerfMaps(recording, self.search.symfs, force=options.force)
 
     def name(self, addresses: U64, map_rows: I32) -> SymbolNames:
-        """Return the names of n addresses; `map_rows` holds the mapping of each."""
+        """Return the names of n addresses; `map_rows`: int[n], the row of each one's mapping in maps."""
         maps, dsos = self.recording.maps, self.recording.dsos
         dso_of_address = maps.dso[map_rows]
         file_offsets = addresses - maps.start[map_rows] + maps.pgoff[map_rows]
@@ -71,7 +71,7 @@ class UserNames:
             self.lines.add(elf, addresses, rows, names, path)
 
     def _by_perf_maps(self, spaces: I32, rows: I64, names: SymbolNames) -> None:
-        """Fill in rows whose addresses lie in memory without a file, process by process."""
+        """Fill in `rows` of names, whose addresses lie in memory without a file; `spaces`: the space of each."""
         pids = self.recording.spaces.pid[spaces]
         for pid in distinct(pids).tolist():
             table, own_rows = self._perf_maps.of(pid), rows[pids == pid]

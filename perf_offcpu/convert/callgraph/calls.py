@@ -61,7 +61,7 @@ def _ids(names: list[tuple[str, str]]) -> list[str]:
 
 
 def text_of(graph: Any) -> Iterator[str]:
-    """Write a table as gprof does: callers above each function, callees below it."""
+    """Yield the lines of a table like gprof's: callers above each function, callees below it."""
     unit = graph.graph["unit"]
     yield f"#\n#  Share  {'Inclusive':>14}  {'Self':>14}  Function"
     for id_, node in graph.nodes(data=True):

@@ -77,7 +77,7 @@ class _Edge(NamedTuple):
 
 
 def _merged(edges: Iterable[_Edge]) -> list[_Edge]:
-    """Merge the edges between two nodes; the merged edge has the label of the heaviest."""
+    """Merge edges with the same source and target: weights and waits are summed, `what` is the heaviest one's."""
     edge_of_ends: dict[tuple[str, str], _Edge] = {}
     for edge in sorted(edges, key=lambda edge: (-edge.weight, edge)):
         first = edge_of_ends.get(edge[:2], edge._replace(weight=0, waits=0))
@@ -87,7 +87,7 @@ def _merged(edges: Iterable[_Edge]) -> list[_Edge]:
 
 
 class _Labels:
-    """Labels of threads, numbered as they come; none is the name of an object."""
+    """Numbers the labels of threads as they come; a label never equals the name of an object."""
 
     def __init__(self, profile: Profile, taken: set[str], *, per_thread: bool) -> None:
         self._profile, self._taken, self._per_thread = profile, taken, per_thread
@@ -97,12 +97,12 @@ class _Labels:
         self._of_tid = {track.tid: track for track in timeline.tracks}
 
     def sleepers(self) -> I64:
-        """Return int64[samples]: the label of the thread of each sample."""
+        """Return int64[samples]: the label number of the thread of each sample."""
         rows = np.array([self._row(self._text(track)) for track in self._tracks], np.int64)
         return rows[self._of_sample]
 
     def threads(self, tids: I64) -> I64:
-        """Return int64[n]: the label of each thread id; -1 for -1."""
+        """Return int64[n]: the label number of each thread id; -1 for thread -1."""
         first, group_of = group(tids)
         return np.array([self.of_tid(tid) for tid in tids[first].tolist()], np.int64)[group_of]
 
@@ -127,7 +127,7 @@ class _Labels:
 
 
 def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
-    """Return the thread id that held, released or ended each wait (-1 none), and its relation: a code of _WHAT."""
+    """Return int64[samples] twice: tid that held the object of a wait or ended it (-1 none), and a code of _WHAT."""
     samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
     ended = ~samples.has(SampleFlag.STILL_BLOCKED) & ~holders.cut_off & (kind != ObjectKind.FUTEX)
     other_tid = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
@@ -141,7 +141,7 @@ def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
 def _sums(
     thread: I64, name: I64, what: I64, profile: Profile, chosen: Bool | bool = True
 ) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return (label, object, what) → (weight, waits) of the chosen samples."""
+    """Return (thread, name, what) → (summed weight, waits) of the chosen samples; all three are int64[samples]."""
     samples = profile.samples
     rows = np.flatnonzero(np.broadcast_to(chosen, len(samples)))
     first, group_of = group(thread[rows], name[rows], what[rows])
@@ -162,7 +162,7 @@ def _mark_deadlocks(graph: Any, profile: Profile, holders: Holders, labels: _Lab
 
 
 def text_of(graph: Any) -> Iterator[str]:
-    """Write the edges as tables: thread → object that it waited for, object → thread that held it."""
+    """Yield the lines of two tables of edges, thread → object that it waited for, object → thread that held it."""
     unit = graph.graph["unit"]
     for title, is_wait in (("Thread -> object", True), ("Object -> thread that had it", False)):
         yield f"#\n#  Share  {'Waited':>14}  {'Waits':>8}  {title}"

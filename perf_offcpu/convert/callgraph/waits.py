@@ -28,7 +28,7 @@ _LIGHT = 0.5  # edges of less than this part of the heaviest edge of a component
 
 @frozen
 class Component:
-    """Threads, or comms, that wait for each other in turn; or a single one."""
+    """Describes threads, or comms, that wait for each other in turn, or a single one."""
 
     members: tuple[str, ...]  # labels, the largest weight first
     held: int  # ns: the weight that ends in them
@@ -104,7 +104,7 @@ def _bare(graph: Any) -> Any:
 
 
 def _mark_knots(graph: Any) -> None:
-    """Drop light edges within components; number and list the knots by the time that they hold."""
+    """Flag light edges within components as "dropped"; number and list the knots by the time that they hold."""
     import networkx
 
     bare = _bare(graph)
@@ -128,7 +128,7 @@ def _mark_knots(graph: Any) -> None:
 
 
 def _to_drop(part: Any) -> list[tuple[str, str]]:
-    """Return the lightest edges of a component without which it splits; none if light ones do not do."""
+    """Return the fewest lightest edges without which a component splits; [] if it stays one without all light ones."""
     import networkx
 
     inner = sorted(part.edges(data="weight"), key=lambda edge: (edge[2], edge[:2]))

@@ -67,7 +67,7 @@ def _mark_knots(graph: Any) -> None:
 
 
 def text_of(graph: Any) -> Iterator[str]:
-    """Write a table of wake-ups, the knots and the critical chain."""
+    """Yield the lines of a table of wake-ups, of the knots, and of the critical chain."""
     unit = graph.graph["unit"]
     yield f"#\n#  Share  {'Blocked':>14}  {'Longest':>14}  {'Wakes':>8}  Waker -> sleeper"
     for waker, sleeper, edge in graph.edges(data=True):

@@ -27,7 +27,7 @@ _KEPT_CONSTANTS = 256  # a constant takes no room, because all rows are one; blo
 
 @frozen
 class _Part:
-    """A part of each of n byte strings."""
+    """Holds a part of each of n byte strings as a matrix with a mask."""
 
     data: U8  # uint8[n, width]
     used: Bool  # bool[n, width], the bytes that belong to the string
@@ -45,7 +45,7 @@ def _full(data: U8) -> _Part:
 
 @frozen
 class Rows:
-    """n byte strings as parts side by side, put together once, by `flat`."""
+    """Holds n byte strings as parts side by side, which `flat` puts together."""
 
     count: int
     parts: tuple[_Part, ...]
@@ -60,7 +60,7 @@ class Rows:
         return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
     def where(self, present: Bool) -> Rows:
-        """Return the strings with the absent ones emptied."""
+        """Return the strings, those where `present` (bool[n]) is False emptied."""
         masked = (_Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts)
         return Rows(self.count, tuple(masked))
 
@@ -94,7 +94,7 @@ def field(number: int, value: int | str | bytes) -> bytes:
 
 
 def varints(values: NDArray[np.integer]) -> Rows:
-    """Encode n numbers that are not negative."""
+    """Encode n numbers that are not negative as varints, one a row."""
     left: U64 = values.astype(np.uint64)
     width = _width(int(left.max(initial=0)))
     if not len(left) or _width(int(left.min())) == width:
@@ -135,7 +135,7 @@ def constant(data: bytes, rows: int) -> Rows:
 
 
 def from_bytes(texts: Sequence[bytes]) -> Rows:
-    """Return byte strings as rows; for a few, from which many rows are taken."""
+    """Return byte strings as Rows; meant for a few strings, from which `take` makes many rows."""
     width = max(map(len, texts), default=0)
     data = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in texts), np.uint8)
     lengths = np.array([len(text) for text in texts], np.int64)
@@ -144,7 +144,7 @@ def from_bytes(texts: Sequence[bytes]) -> Rows:
 
 
 def joined(*rows: Rows) -> Rows:
-    """Concatenate row by row: the strings of row i of all arguments."""
+    """Return Rows whose string i is the strings i of all arguments, concatenated."""
     return Rows(rows[0].count, tuple(part for row in rows for part in row.parts))
 
 
@@ -166,12 +166,12 @@ def messages(number: int, body: Rows) -> Rows:
 
 
 def lengths(number: int, values: I64) -> Rows:
-    """Encode the tag and the length that stand before the bytes of a message field."""
+    """Encode, per row, the tag of length-delimited field `number` and the length in `values`: its bytes come after."""
     return joined(constant(varint(number << 3 | _LENGTH), len(values)), varints(values))
 
 
 def ragged(rows: Rows, offsets: I64) -> list[bytes]:
-    """Put the rows of each range together: element i is rows offsets[i] to offsets[i + 1]."""
+    """Return a list whose element i is the strings of rows offsets[i] to offsets[i + 1] - 1, concatenated."""
     data = rows.flat()
     ends = np.append(0, np.cumsum(rows.lengths))[offsets].tolist()
     return [data[begin:end] for begin, end in pairwise(ends)]

@@ -24,7 +24,7 @@ def joined(*columns: str | Iterable[str]) -> list[str]:
 
 
 def picked(texts: Sequence[str] | Mapping[int, str], rows: I64) -> Iterable[str]:
-    """Return the texts of some rows, in their order."""
+    """Return texts[row] for each of `rows`, in this order."""
     return map(texts.__getitem__, rows.tolist())
 
 

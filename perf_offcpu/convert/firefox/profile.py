@@ -87,7 +87,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 class _Thread(NamedTuple):
-    """A thread of the file: some samples of a track, in time order; times are since the origin."""
+    """Describes a thread of the file: the samples `rows` of a track, by time; times are ns since the origin."""
 
     track: int
     kind: str  # "" for its waits, ON_CPU or NO_PLACE
@@ -210,7 +210,7 @@ class _Writer:
 
 
 class _Markers:
-    """The markers of all threads. Their strings are numbered by the constructor."""
+    """Writes the markers of all threads: waits and wake-ups. The constructor numbers their strings."""
 
     def __init__(self, profile: Profile, tables: SharedTables, timeline: Timeline, wakeups: Wakeups) -> None:
         self.timeline, self.wakeups, self.tables = timeline, wakeups, tables
@@ -236,7 +236,7 @@ class _Markers:
         return "".join(f',"{name}":{text}' for name, text in member.items())
 
     def table(self, track: int, waits: I64) -> Iterator[str]:
-        """Write the markers of a thread as JSON: of its waits in time order, then of the wake-ups it caused."""
+        """Yield the JSON of a thread's markers: of `waits` (rows of its waits, by time), then of wake-ups it caused."""
         woken, tables, timeline = self.woken[track], self.tables, self.timeline
         yield '{"data":['
         separator = ""
@@ -280,7 +280,7 @@ def _ms(ns: int) -> str:
 
 
 def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) -> Iterator[str]:
-    """Write the columns of markers after `data`, and the end of their table."""
+    """Yield the JSON of the columns of n markers after `data`, and the end of their table; times in ns."""
     columns = {
         "name": array_items(names),
         "startTime": array_items(begin_ns, _MS_DIGITS),
@@ -295,7 +295,7 @@ def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) 
 
 
 class _PathThread:
-    """The thread of a critical path: its segments are markers. Its strings are numbered by the constructor."""
+    """Writes the thread of a critical path: its segments are markers. The constructor numbers its strings."""
 
     def __init__(self, path: PathTrack, strings: StringArray, origin_ns: int) -> None:
         self._path, self._names = path, strings.rows(path.names)

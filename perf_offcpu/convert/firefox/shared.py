@@ -54,13 +54,13 @@ _MOST_ADDRESS = 2**31  # larger addresses are left out: the profiler may read th
 
 
 class StringArray:
-    """The strings of a profile, numbered as they come."""
+    """Numbers the strings of a profile as they come, and writes them."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
 
     def row(self, text: str) -> int:
-        """Return the number of a text, printable or not."""
+        """Return the number of a text, made printable; a new text is added."""
         return self._rows.setdefault(printable(text), len(self._rows))
 
     def rows(self, texts: list[str]) -> I64:
@@ -73,7 +73,7 @@ class StringArray:
 
 
 def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """Write a table; None or a truth value stands for a column of that value."""
+    """Yield the JSON of a table of int64[length] columns, -1 as null; None, True or False: a column of this value."""
     yield "{"
     for name, values in columns.items():
         yield f'"{name}":['
@@ -88,7 +88,7 @@ def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
 
 
 class SharedTables:
-    """The shared tables of a profile. Columns are int64[samples]."""
+    """Makes and writes the tables that all threads share. Its public columns are int64[samples]."""
 
     def __init__(self, profile: Profile, options: Options) -> None:
         self.profile, self.strings = profile, StringArray()
@@ -105,7 +105,7 @@ class SharedTables:
         self._add_libs()
 
     def _add_stacks(self, node: I64, category: I64) -> I64:
-        """Return int64[n], the stack that ends at each node; -1 none."""
+        """Return int64[n]: for each pair of node (-1 none) and category, the row of the stack that ends so; -1 none."""
         parent = self.tree.parent.astype(np.int64)
         inner = np.zeros(len(parent), np.bool_)
         inner[parent[parent >= 0]] = True
@@ -134,7 +134,7 @@ class SharedTables:
         self._category_of_frame = np.where(has_own, own[self._name_of_frame], self._category_of_frame)
 
     def label_of(self, node: I64) -> I64:
-        """Return int64[n], the string with the name of each node's function."""
+        """Return int64[n]: the number of the string that names the function of each tree node."""
         return self._labels[self._function_of_name[self.tree.name[node]]]
 
     def _add_libs(self) -> None:
@@ -214,7 +214,7 @@ class SharedTables:
         )
 
     def _native_symbols(self, has: Bool, lib: I64, begin: I64, symbol: U32) -> I64:
-        """Return int64[frames], the symbol of each frame; -1 none."""
+        """Return int64[frames]: the row of each frame in `nativeSymbols`; -1 where `has` is False."""
         rows = np.flatnonzero(has)
         first, group_of = group(lib[rows], begin[rows], symbol[rows])
         self._symbol_libs, self._symbols = lib[rows[first]], begin[rows[first]]

@@ -75,7 +75,7 @@ def describe(profile: Profile, options: Options) -> dict[str, Any]:
 
 
 def names_document(tree: PathTree) -> dict[str, Any]:
-    """Return the names of a tree as columns, and the objects that they are in."""
+    """Return the names of a tree as columns: label, dso (row in "dsos"), kind; and "dsos", the paths, sorted."""
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}))}
     return {
         "label": [name.label for name in tree.names],
@@ -107,7 +107,7 @@ def preorder(tree: PathTree) -> I64:
 
 
 def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) -> dict[str, Any]:
-    """Return the exclusive weights (`hi * 10^9 + lo`) and the number of waits or samples by node."""
+    """Return the exclusive weights (`hi * 10^9 + lo`) and counts of the samples in `rows`, by node in preorder."""
     samples = profile.samples
     hi, lo = np.divmod(tree.total(np.where(rows, samples.period, 0))[order], _GIGA)
     count = tree.total(np.where(rows, samples.count, 0))[order]
@@ -127,14 +127,14 @@ def breakdown(profile: Profile, place: I64, chosen: Bool) -> list[dict[str, Any]
 
 
 def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
-    """Return the weight of some samples by node: ascending nodes, and weights as hi * 10^9 + lo."""
+    """Return the summed weight of the samples in `rows` by node: ascending nodes, weights as hi * 10^9 + lo."""
     first, group_of = group(place[rows])
     hi, lo = np.divmod(sum_by(group_of, profile.samples.period[rows], len(first)), _GIGA)
     return {"node": place[rows][first].tolist(), "hi": hi.tolist(), "lo": lo.tolist()}
 
 
 def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
-    """Return (waker, its rows) for wakers with the largest weights, then for all other known wakers together."""
+    """Return (comm of a waker, those of `rows` it woke) by falling weight; last, all other known wakers together."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
     interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)

@@ -27,12 +27,12 @@ _Tracks = TypeVar("_Tracks", int, I64)
 
 
 def thread_uuid(track: _Tracks) -> _Tracks:
-    """Return the id of each thread's track; the next is that of its samples without time."""
+    """Return the uuid of each thread's track; uuid + 1 is the track of its samples without time."""
     return _FIRST_UUID + 2 * track
 
 
 def packet(*fields: bytes) -> bytes:
-    """Return one packet of the sequence."""
+    """Return one TracePacket with these encoded fields, of the only sequence."""
     return field(_PACKET, _LATER + b"".join(fields))
 
 
@@ -52,7 +52,7 @@ def clock_packet(profile: Profile) -> bytes:
 
 
 def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) -> Iterator[bytes]:
-    """Return processes, threads, the tracks of sums (of the rows `with_sums` of tracks), and the two counters."""
+    """Yield packets of the processes, threads, tracks of sums (for the rows `with_sums` of `tracks`), two counters."""
     for row, (pid, name) in enumerate(process_names(profile, tracks).items()):
         process = field(1, pid) + field(6, name)
         yield packet(field(60, field(1, thread_uuid(len(tracks)) + row) + field(3, process)))
@@ -95,7 +95,7 @@ _BLOCK = 1 << 14
 
 
 class Interned:
-    """Strings of InternedData, numbered as they come."""
+    """Numbers strings of InternedData as they come; `parts` are the fields that are still to be written."""
 
     def __init__(self) -> None:
         self.parts, self._iids = list[bytes](), dict[int, dict[str, int]]()
@@ -109,7 +109,7 @@ class Interned:
         return iid_of_content[text]
 
     def iids(self, texts: Iterable[str]) -> I64:
-        """Return the numbers of names of events."""
+        """Return int64[n]: the iids of n event names; new ones are added."""
         return np.array([self.iid(EVENT_NAMES, text) for text in texts], np.int64)
 
     @property
@@ -123,7 +123,7 @@ class Interned:
 
 
 def frames(tree: PathTree, names: int) -> bytes:
-    """Write a tree's names: event name, function and frame of name i have iid names + i + 1."""
+    """Return InternedData of a tree's names: event name, function and frame of name i have iid names + i + 1."""
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}), 1)}
     parts = []
     for dso, iid in dsos.items():
@@ -137,7 +137,7 @@ def frames(tree: PathTree, names: int) -> bytes:
 
 
 def callstacks(tree: PathTree, nodes: I64, names: int) -> Iterable[bytes]:
-    """Write the callstacks of distinct nodes, outermost frame first, in blocks: node i has iid i + 1."""
+    """Yield, in blocks, the callstacks of distinct nodes, outermost frame first: nodes[i] has iid i + 1."""
     for begin in range(0, len(nodes), _BLOCK):
         block = nodes[begin : begin + _BLOCK]
         paths = tree.paths(block)

@@ -84,7 +84,7 @@ class _Writer:
         self.interned, self.names = interned, interned.event_names
 
     def _intern_wakers(self, interned: packets.Interned) -> None:
-        """Make wakers' stacks details of the waits: wake-ups by interrupts have no mark to show them."""
+        """Intern wakers' stacks as details of the waits: wake-ups by interrupts have no mark to show them."""
         nodes, self.waker_text = np.unique(self.waker_node, return_inverse=True)
         waker_nodes = nodes[nodes >= 0]
         texts = [interned.annotation("waker stack", stack) for stack in path_texts(self.tree, waker_nodes)]
@@ -129,7 +129,7 @@ class _Writer:
         return constant(field(3, self.category[name]), rows)
 
     def _weighed(self, rows: I64, kind: int, time_ns: I64, uuid: I64) -> bytes:
-        """Return events that carry the weight, the callstack and the details of samples."""
+        """Return packets of one event for each of `rows`, with the weight, callstack and details of the sample."""
         offcpu = self.profile.is_offcpu()[rows]
         weight, runq = self.samples.period[rows], self.samples.delay_ns()[rows]
         blocked = self.samples.length_ns()[rows] - np.maximum(runq, 0)
@@ -182,7 +182,7 @@ class _Writer:
 
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """Return the state of each thread from switch-out, from wake-up and from switch-in on. The CPU that a thread left
+    """Yield packets with each thread's state from switch-out, from wake-up and from switch-in on. The CPU a thread left
     is not in a sample: it is the CPU on which it went on after its previous wait."""
     samples = profile.samples
     asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
@@ -204,7 +204,7 @@ def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Ite
 
 
 def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
-    """Return the number of threads that were blocked, and that waited for a CPU, at each change."""
+    """Yield packets of two counters, threads blocked and threads waiting for a CPU, at each change."""
     waits = timeline.waits
     begin, queued, end = timeline.begin_ns[waits], wakeups.queued_ns[waits], timeline.end_ns[waits]
     for uuid, since, until in ((packets.BLOCKED_UUID, begin, queued), (packets.RUNNABLE_UUID, queued, end)):
@@ -216,7 +216,7 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
 
 
 def _counts(since: I64, until: I64) -> tuple[I64, I64]:
-    """Return the times at which the number of open intervals changes, and the number from then on."""
+    """Return int64[m] twice: the ends of the intervals, ascending, and the number of open intervals from each on."""
     times = np.concatenate([since, until])
     order = np.argsort(times, kind="stable")
     change = np.where(order < len(since), 1, -1)
@@ -226,7 +226,7 @@ def _counts(since: I64, until: I64) -> tuple[I64, I64]:
 
 
 def _previous(track: I64, values: I64) -> I64:
-    """Return the previous value of the same track, in the order of rows; for the first its own."""
+    """Return int64[n]: the value of the previous row of the same track; for the first of a track its own."""
     order = stable_order(track)
     before = np.append(order[:1], order[:-1])
     result = values.copy()

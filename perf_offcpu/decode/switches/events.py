@@ -109,7 +109,7 @@ class SwitchDecoder:
     def of_samples(
         self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
-        """Return a row for each of n samples of evsel `number` that is `ok`; no rows if it is no switch event."""
+        """Return a row for each `ok` one of n samples of evsel `number`; none if it is no scheduler event, or twice."""
         self._read_kinds(events.specs)
         kind, config = _kind_of(events.specs[number])
         is_switch = (kind, config) == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES)

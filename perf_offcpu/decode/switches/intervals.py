@@ -289,7 +289,7 @@ def edges_of(history: History) -> Edges:
 
 
 def _neighbours(history: History, place: I64) -> tuple[I8, I8, I8]:
-    """Return (kind, before, after), int8[m]: of the events `place`, and of the thread's events next to each; or NONE."""
+    """Return (kind, before, after), int8[m]: of the events `place`, and of those next to each in its thread (NONE)."""
     kind, tid = history.kind[place], history.tid[place]
     before, after = np.full((2, len(place)), NONE, np.int8)
     same = tid[1:] == tid[:-1]

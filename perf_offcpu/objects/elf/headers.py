@@ -78,7 +78,7 @@ MAX_SECTION: Final = 1 << 30
 
 
 class Source:
-    """Bytes of known size: of an open file (`fd`), or bytes in memory (`fd` -1). `path` names them in errors."""
+    """Reads bytes of known size: of an open file (`fd`), or in memory (`fd` -1). `path` names them in errors."""
 
     def __init__(self, path: str, content: int | bytes) -> None:
         self.path, self._content = path, content
@@ -90,7 +90,7 @@ class Source:
 
     @functools.cached_property
     def identity(self) -> tuple[object, ...]:
-        """Key of these bytes: inode, size and time of change of a file; a hash of memory."""
+        """Key of these bytes: device, inode, size and time of change of a file; a SHA-256 of memory."""
         if isinstance(self._content, bytes):
             return (hashlib.sha256(self._content).digest(),)
         return (self._status.st_dev, self._status.st_ino, self.size, self.changed_ns)
@@ -136,7 +136,7 @@ _DTYPES: Final = {"head": "<u8", "sections": "<u8", "segments": "<u8", "names": 
 
 
 def read_headers(source: Source, cache: DiskCache | None = None) -> dict[str, Array]:
-    """Return the columns of an ELF file, from the cache if they are kept there; errors as `ElfImage`."""
+    """Return the module's columns of an ELF file by name, from the cache if kept there; errors as `ElfImage`."""
     if cache is None:
         return _parse(source)
     name = cache_name(KIND, b"", source.identity)
@@ -178,7 +178,7 @@ def own_errors(path: str, what: str, offset: int) -> Iterator[None]:
 
 @functools.cache
 def _numbers() -> dict[str, int]:
-    """Return the numbers that pyelftools replaces by names: SHT_SYMTAB, PT_LOAD, ..."""
+    """Return name → number of the constants that pyelftools shows as names: SHT_SYMTAB, PT_LOAD, …"""
     from elftools.elf import enums
 
     return {**enums.ENUM_E_TYPE, **enums.ENUM_E_MACHINE, **enums.ENUM_SH_TYPE_BASE, **enums.ENUM_P_TYPE_BASE}
@@ -223,7 +223,7 @@ def _parse(source: Source) -> dict[str, Array]:
 
 
 def _table(source: Source, header: Any, kind: str, struct: Any, dtype: np.dtype[Any], count: int) -> Rows:
-    """Return the first `count` entries of the table at e_shoff or e_phoff; none if the file has none."""
+    """Return the first `count` entries of the table at e_shoff or e_phoff (`kind`: "sh", "ph"); no rows without it."""
     offset, entsize, size = header[f"e_{kind}off"], header[f"e_{kind}entsize"], struct.sizeof()
     if not offset or not count:
         return np.empty(0, dtype)

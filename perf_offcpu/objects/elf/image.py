@@ -40,7 +40,7 @@ _COMPRESSION: Final = {"ELFCOMPRESS_ZLIB": "zlib", "ELFCOMPRESS_ZSTD": "zstd", 2
 
 @frozen
 class Section:
-    """One section header, with the numbers of the file."""
+    """Holds a section header, its fields as numbers of the file; `index` is the section's number."""
 
     index: int
     name: bytes
@@ -54,7 +54,7 @@ class Section:
 
 
 class ElfImage:
-    """One ELF file of either class and byte order: its headers and build-id (b"" if it has none), and its sections."""
+    """Reads an ELF file of either class and byte order: headers, build-id (b"" if it has none) and sections."""
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
         self.source, self.path = source, source.path
@@ -106,11 +106,11 @@ class ElfImage:
         return Section(index, self.section_names[index], *(int(row[f"sh_{field}"]) for field in fields))
 
     def section_named(self, name: bytes) -> Section | None:
-        """Return the first section of that name."""
+        """Return the first section of that name; None if there is none."""
         return self.section(self.section_names.index(name)) if name in self.section_names else None
 
     def section_of_type(self, type_: SectionType) -> Section | None:
-        """Return the first section of that type."""
+        """Return the first section of that type; None if there is none."""
         rows = np.flatnonzero(self.sections["sh_type"] == type_)
         return self.section(int(rows[0])) if len(rows) else None
 
@@ -136,14 +136,14 @@ class ElfImage:
             raise FormatError(self.path, part, str(problem), section.offset) from None
 
     def array(self, section: Section, layout: Layout) -> NDArray[Any]:
-        """Return a section that is a table as a structured array in the file's byte order; cut a torn end."""
+        """Return a section of `layout` entries as a structured array in the file's byte order; cut a torn end."""
         dtype, data = layout.dtype(self.order), self.content(section)
         return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
 
 
 @contextmanager
 def open_elf(path: str, cache: DiskCache | None = None) -> Iterator[ElfImage]:
-    """Open an ELF file for the time of a `with` block."""
+    """Open an ELF file for the time of a `with` block; `cache` keeps its headers. Errors as `ElfImage`."""
     fd = open_regular(path)
     try:
         yield ElfImage(Source(path, fd), cache)

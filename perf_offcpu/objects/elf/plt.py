@@ -40,7 +40,7 @@ Names = dict[int, bytes]
 
 @frozen
 class Stubs:
-    """The stubs of one PLT section."""
+    """Holds the stubs of one PLT section."""
 
     section: Section
     starts: U64  # the address of each stub
@@ -108,7 +108,7 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Map slots (ascending) to the functions that their relocations name; `known_symbols` name targets of IFUNCs."""
+    """Return slot → name of the function in its relocation; slots ascend, `known_symbols` name targets of IFUNCs."""
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()
@@ -128,7 +128,7 @@ def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], 
 
 
 def _resolver_names(slots: U64, targets: U64, known: Symbols, strings: bytes) -> Names:
-    """Name slots that a resolver fills by the symbol at its address, the first of the best rank."""
+    """Return slot → name for slots that an IFUNC resolver fills: the symbol at targets[i], the first of best rank."""
     candidates = known.take(is_among(known.start, distinct(targets)))
     candidates = candidates.take(np.lexsort((-candidates.rank.astype(np.int64), candidates.start)))
     best = dict(zip(candidates.start.tolist(), candidates.name.tolist(), strict=True))  # the last one stays
@@ -137,7 +137,7 @@ def _resolver_names(slots: U64, targets: U64, known: Symbols, strings: bytes) ->
 
 
 def _import_names(image: ElfImage, dynamic: Section, slots: U64, symbols: I64) -> Names:
-    """Name slots of functions in other files by .dynsym."""
+    """Return slot → name for slots of functions in other files; symbols[i] is the row in .dynsym of slots[i]."""
     linked = image.section(dynamic.link)
     strings = b"" if linked is None else image.content(linked)
     table = image.array(dynamic, elf.SYM[image.bits])

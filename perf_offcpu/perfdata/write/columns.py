@@ -28,7 +28,7 @@ Ragged = tuple[I64, NDArray[Any]]
 
 
 class Pieces(NamedTuple):
-    """The places of n arrays in a buffer, in the byte order that is written."""
+    """Says where n arrays lie in a buffer, in the byte order that is written; `starts` and `sizes` count bytes."""
 
     data: U8
     # starts, sizes: int64[n], bytes
@@ -80,7 +80,7 @@ def pack_columns(
 
 
 class _Writer:
-    """The sizes of n structures, then their bytes."""
+    """Writes n structures of one layout from columns: `offsets` int64[n + 1] at once, their bytes by `written`."""
 
     def __init__(
         self, layout: Layout, columns: Mapping[str, Column], count: int, order: Order, shape: Shape, alignment: int = 1
@@ -111,7 +111,7 @@ class _Writer:
         return Pieces(wire.view(np.uint8), kind.itemsize * offsets[:-1], kind.itemsize * np.diff(offsets))
 
     def _sizes(self, field: Field) -> I64 | int:
-        """Return the bytes that each structure has of a field."""
+        """Return the bytes that a field takes in each structure: int64[n], or one number for all."""
         if isinstance(field.count, str):
             return self._broadcast(field.count).astype(np.int64) * item_size(field, self.shape)
         if field.count is not None:
@@ -136,7 +136,7 @@ class _Writer:
         return data
 
     def _write_fixed(self, data: U8, offsets: I64, fields: tuple[Field, ...]) -> int:
-        """Write neighbouring integers that all structures have; returns their size."""
+        """Write adjacent integers that all structures have, at byte offsets int64[n]; return their size in bytes."""
         rows = np.empty(self.count, [(field.name, self._wire(field)) for field in fields])
         for field in fields:
             try:
@@ -148,7 +148,7 @@ class _Writer:
         return size
 
     def _write_some(self, data: U8, offsets: I64, field: Field) -> None:
-        """Write an array, or an integer that some structures have."""
+        """Write a field that is an array, or an integer that some structures lack, at byte offsets int64[n]."""
         column = self.columns[field.name]
         if field.count is None:
             sizes = np.broadcast_to(np.asarray(self._sizes(field)), self.count)
@@ -187,7 +187,7 @@ def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
 
 
 def chunk_of_samples(offsets: I64, data: NDArray[np.uint8], miscs: NDArray[np.uint16]) -> Chunk:
-    """Return SAMPLE records as `perfdata.write.columns.sample_records` writes them, as a chunk."""
+    """Return a chunk of n SAMPLE records with `offsets` int64[n + 1] and bytes as `sample_records` returns them."""
     count = len(offsets) - 1
     types = np.full(count, RecordType.SAMPLE, np.uint32)
     room = data if len(data) else np.zeros(_ROOM, np.uint8)

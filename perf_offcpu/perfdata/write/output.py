@@ -20,7 +20,7 @@ from perf_offcpu.errors import RecordingError
 
 
 def _hold(directory: Directory, size: int) -> int:
-    """Open a file without a name that takes up room on the same disk; return -1 if there cannot be one."""
+    """Return a descriptor of an unnamed file of `size` bytes on the same disk; -1 if there cannot be one."""
     fd = -1
     try:
         # direct: a file without a name, in a directory that is open
@@ -34,7 +34,7 @@ def _hold(directory: Directory, size: int) -> int:
 
 
 class AtomicFile:
-    """A file that is being written. Use as a context manager; it is removed at the end unless committed. A device such
+    """Writes a file as a whole or not at all: a context manager, at whose end it is removed unless committed. A device
     as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as `path`.old. `reserve`
     bytes are held until `release`, where that can be. Raises RecordingError if it cannot be made there."""
 

@@ -61,7 +61,7 @@ def _agrees(spec: EventSpec, first: EventSpec) -> bool:
 
 
 def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
-    """Return bool[n]: records of a type that are as large, up to `ends`, as its layout and their counts say."""
+    """Return bool[n]: True if a record of type `kind` that ends at `ends` is as large as its layout and counts say."""
     if kind not in RECORD_LAYOUTS:
         return np.ones(len(rows), np.bool_)
     layout, has_name = _counted_part(kind)
@@ -79,7 +79,7 @@ def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
 
 @cache
 def _counted_part(kind: int) -> tuple[Layout, bool]:
-    """Return the fields before the open-ended one, and True if that is a name, which has at least one byte."""
+    """Return (layout of the fields before the one of open length, True if that is a name: it has at least one byte)."""
     layout, counted = RECORD_LAYOUTS[kind], list[Field]()
     for field in layout.active(Misc(0)):
         if field.count == REST or field.type in (Special.TEXT, Special.STRING):
@@ -92,7 +92,7 @@ _NAMING_EVENTS = (RecordType.ID_INDEX, RecordType.EVENT_UPDATE, RecordType.CPU_M
 
 
 def _is_sensible(kind: int, values: dict[str, Any], ids: set[int]) -> bool:
-    """Return whether a record that describes the file names known events, in a known form."""
+    """Return True if an ID_INDEX or EVENT_UPDATE names only `ids`, and that or a CPU_MAP is of a kind perf knows."""
     if kind == RecordType.ID_INDEX:
         return ids.issuperset(entry["id"] for entry in values["entries"])
     if kind == RecordType.EVENT_UPDATE:

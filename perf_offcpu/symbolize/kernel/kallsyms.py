@@ -47,7 +47,7 @@ _EVERY_OTHER: Final = {
 
 @frozen
 class Kallsyms:
-    """Kernel functions by address."""
+    """Looks up kernel functions by address."""
 
     symbols: SymbolTable  # the functions; `symbols.name(row)` has no module
     module: I32  # int32[len(symbols)], index into `modules`; -1 for the kernel itself
@@ -76,7 +76,7 @@ class Kallsyms:
 
 @frozen
 class _Lines:
-    """Sound lines: offsets in the text, and their parts."""
+    """Holds sound lines as columns: start, end and name are offsets in the text, type is the letter."""
 
     start: I64
     end: I64
@@ -128,7 +128,7 @@ def parse_kallsyms(text: bytes) -> Kallsyms:
 
 
 def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
-    """Find the reference symbols, of any type, in the text with lines ended by NUL."""
+    """Yield (name, address) of each of REFERENCES, of any type, in the text, whose lines end with NUL."""
     for name in REFERENCES:
         offset = text.find(f" {name}\0".encode())
         address = text[text.rfind(b"\0", 0, max(offset, 0)) + 1 : max(offset, 0)].partition(b" ")[0]
@@ -150,13 +150,13 @@ def _split(raw: U8) -> tuple[_Lines, int]:
 
 
 def _has_space(raw: U8, start: I64, end: I64, column: int) -> Bool:
-    """Return bool[n]: the line has a space in a column."""
+    """Return bool[n]: True if the line has a space `column` bytes after its start."""
     is_space: Bool = (start + column < end) & (raw[np.minimum(start + column, len(raw) - 1)] == ord(" "))
     return is_space
 
 
 def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
-    """Return numbers of `width` lower-case digits, 8 or 16; False where a character is no digit."""
+    """Return (uint64[n]: numbers of `width` lower-case hex digits, 8 or 16; bool[n]: False if one is no digit)."""
     value, sound = np.zeros(len(start), np.uint64), np.ones(len(start), bool)
     for column in range(0, width, 8):
         digits, good = _eight_digits(gather_u64(raw, start + column, ">"))
@@ -166,7 +166,7 @@ def _hexadecimal(raw: U8, start: I64, width: int) -> tuple[U64, Bool]:
 
 
 def _eight_digits(text: U64) -> tuple[U64, Bool]:
-    """Return the numbers that words of eight characters spell (big-endian); False where one is no digit."""
+    """Return (numbers that words of eight hex characters, big-endian, spell; bool[n]: False if one is no digit)."""
     letter = (text >> np.uint64(6)) & _ONES  # a to f are 0x61 to 0x66, 0 to 9 are 0x30 to 0x39
     low = text & (_ONES * np.uint64(15))
     nibble = low + letter * np.uint64(9)
@@ -194,7 +194,7 @@ def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:
 
 
 def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
-    """Yield runs of rows whose texts are equal (in their first bytes and length): first row, end."""
+    """Yield (first row, row after the last) of each run of equal texts (equal length and first bytes), ascending."""
     if not len(start):
         return
     columns = start[:, None] + np.arange(_MAX_MODULE)
@@ -205,7 +205,7 @@ def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
 
 
 def _symbols(lines: _Lines, rows: I64, module: I32) -> Symbols:
-    """Return the rows, sorted by address, as symbols of size 0 with their limits."""
+    """Return the lines in `rows`, which are sorted by address, as symbols of size 0, each with its limit."""
     start, type_ = lines.address[rows], lines.type[rows]
     limit = np.full(len(rows), NO_ADDRESS)
     last_of_module = np.flatnonzero(module[1:] != module[:-1])

@@ -43,7 +43,7 @@ _PREFIX = "__pfx_"
 
 
 class KernelNames:
-    """Name addresses of the recorded kernel; arguments as for `UserNames`.
+    """Names addresses of the recorded kernel; arguments as for `UserNames`.
 
     Attributes:
         build_id: of the recorded kernel; b"" unknown.
@@ -72,7 +72,7 @@ class KernelNames:
         self._load()
 
     def name(self, addresses: U64) -> SymbolNames:
-        """Return the names of n addresses, as recorded."""
+        """Return the names of n recorded addresses; those without a name are counted in `unresolved`."""
         names = SymbolNames.filled(len(addresses), address=addresses)
         names.dso[:] = self.strings.intern(KERNEL_DSO)
         if self._kallsyms is not None:
@@ -154,7 +154,7 @@ class KernelNames:
         names.offset[hit] = addresses[hit] - symbols.start[row]
 
     def _recorded_rows(self, addresses: U64) -> I64:
-        """Return int64[n]: the recorded kernel symbol at each address, -1 for none."""
+        """Return int64[n]: the row in the recording's kernel_symbols that covers each address; -1 for none."""
         symbols = self.recording.kernel_symbols
         row = np.searchsorted(symbols.start, addresses, side="right") - 1
         return np.where((row >= 0) & (addresses < np.append(symbols.end, np.uint64(0))[row]), row, -1)

@@ -44,7 +44,7 @@ _ALTLINK: Final = b".gnu_debugaltlink"
 
 
 class NoLines(Exception):
-    """An object has no source lines.
+    """Raised if an object has no source lines.
 
     Args:
         cause: the reason; None if it was built without.
@@ -58,7 +58,7 @@ class NoLines(Exception):
 
 @frozen
 class Lines:
-    """The source lines of one object."""
+    """Looks up the source lines of one object."""
 
     table: Symcache  # the lines
     base: int  # address of the first segment of the object, from which the table counts
@@ -111,7 +111,7 @@ def _table(dwarf: ElfImage, cache: DiskCache | None, seconds: float) -> Symcache
 
 
 def _make(dwarf: ElfImage, seconds: int) -> bytes:
-    """Make a symcache of the DWARF of an object, by the worker."""
+    """Return the bytes of a symcache that the worker makes of an object's DWARF; raise NoLines if it fails."""
     import subprocess  # not needed for tables in the cache
     import tempfile
 
@@ -152,7 +152,7 @@ def _last_line(text: bytes) -> str:
 
 
 def _hindrance(dwarf: ElfImage) -> LossCause | None:
-    """Return why a file with DWARF may lack lines; None if there is no known reason."""
+    """Return why a file with DWARF lacks lines (dwz, .dwo files); None if there is no known reason."""
     if dwarf.section_named(_ALTLINK) is not None:
         return losses.DWARF_SHARED
     for name in (b".debug_str", b".debug_line_str"):
@@ -167,7 +167,7 @@ TOTAL_SECONDS: Final = 600  # time for the DWARF of all objects of a recording; 
 
 
 class LineNames:
-    """Look up source lines and inlined functions.
+    """Adds source lines and inlined functions to named addresses, object by object.
 
     Args:
         unresolved: addresses whose lines could not be read, although there may be some, are counted there.
@@ -199,7 +199,7 @@ class LineNames:
             self.unresolved.add(losses.DWARF_SHARED.about(shown), nameless)
 
     def _put(self, lines: Lines, calls: Calls, rows: I64, names: SymbolNames) -> int:
-        """Fill in rows; return the number of inlined functions without a name, which are left out."""
+        """Fill in `rows` of names from `calls`; return the number of inlined functions without a name, left out."""
         if not len(calls):
             return 0
         files = self._interned(calls.file, lines.table, names=False)
@@ -225,7 +225,7 @@ class LineNames:
         return int(nameless.sum())
 
     def _interned(self, indices: U32, table: Symcache, *, names: bool) -> U32:
-        """Return the strings of function or file indices; decode each once."""
+        """Return uint32[n], strings: the texts of indices of functions (`names`) or files; each is decoded once."""
         used, inverse = np.unique(indices, return_inverse=True)
         text = table.function_name if names else table.file_path
         return self.strings.intern_all(text(index) for index in used.tolist())[inverse]

@@ -60,7 +60,7 @@ _LOCATION: Final = Layout(
 
 
 class Calls(Table):
-    """Functions at n addresses, by (row, depth): the innermost first."""
+    """Holds the functions at n addresses, sorted by row of the address, for each the innermost first."""
 
     row: I32 = column("i4", doc="row of the address")
     function: U32Array = column("u4", doc="index for `Symcache.function_name`")
@@ -69,7 +69,7 @@ class Calls(Table):
 
 
 class Symcache:
-    """The tables of one symcache; `path` names it in errors.
+    """Reads the tables of one symcache; `path` names it in errors.
 
     Raises:
         FormatError: it is of another version, or shorter than its header says.
@@ -160,7 +160,7 @@ class Symcache:
         return posixpath.join(*parts)[:_MAX_TEXT]
 
     def _text(self, offset: int) -> str:
-        """Return a string of the table: its length as LEB128, then its bytes; "" if it is damaged."""
+        """Return the string at a byte offset: its length as LEB128, then its bytes; "" if it is damaged."""
         length = 0
         for byte_at, byte in enumerate(self._strings[offset : offset + _MAX_LENGTH_BYTES]):
             length |= (byte & 0x7F) << 7 * byte_at

@@ -26,7 +26,7 @@ from perf_offcpu.text import SYMBOL_SUFFIX, basename, frame_label
 
 
 class Noun(NamedTuple):
-    """A kind of lock: its functions, and the size of its structure on 64-bit machines."""
+    """Describes a kind of lock: its functions, and the bytes of its structure on 64-bit machines."""
 
     functions: re.Pattern[str]
     size: int
@@ -40,7 +40,7 @@ _NOUNS: Final = {
     "condition": Noun(re.compile(r"_*pthread_cond_\w+|cnd_\w*wait"), 48),
     "semaphore": Noun(re.compile(r"sem_\w*wait|__new_sem_\w+|_*do_futex_wait\w*"), 32),
 }
-"""Looked up leaf first, because a condition variable ends with its mutex."""
+"""Kind → functions; a stack is searched leaf first, because a condition variable ends with its mutex."""
 _UNNAMED: Final = "futex"
 _NOUN_OF_FACT: Final = {ObjectFact.THREAD: "thread", ObjectFact.MUTEX: "lock", ObjectFact.RWLOCK: "rwlock"}
 _OTHER_NOUN: Final = Noun(re.compile(r"(?!)"), 4)
@@ -56,7 +56,7 @@ _SHARED: Final = re.compile(r"\+0x[0-9a-f]+$")
 
 
 class FutexName(NamedTuple):
-    """The name of a futex, and the name without the address."""
+    """Holds the name of a futex, and the name that the next run gives it, too: without the address."""
 
     text: str
     stable: str
@@ -121,7 +121,7 @@ def _name(object_row: ObjectRow, variable: Variable | None, file: str, noun: str
 
 
 def _is_elsewhere(place: str) -> bool:
-    """Return True for memory without variables of a file."""
+    """Return True if `place` names memory without variables of a file: heap, stack, shared memory."""
     return place in ("heap", "stack") or bool(_SHARED.search(place))
 
 
@@ -130,7 +130,7 @@ def _leaf(path: str) -> str:
 
 
 def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I32) -> I32:
-    """Return int32[rows]: the most frequent value >= 0 of each object's samples; -1 if there is none."""
+    """Return int32[rows]: the most frequent of `values` >= 0 among the samples whose `row` it is; -1 for none."""
     places = np.flatnonzero((row >= 0) & (values >= 0))
     keys, counts = np.unique(row[places].astype(np.int64) << 32 | values[places], return_counts=True)
     order = np.lexsort((counts, keys >> 32))
@@ -148,7 +148,7 @@ class _Callers:
         self._known: dict[int, tuple[str, str]] = {-1: (_UNNAMED, "")}
 
     def of(self, stack: int) -> tuple[str, str]:
-        """Return (noun, function) of a stack; the function is "" if unknown."""
+        """Return (noun of the lock, function that takes it) of a row of stacks; the function is "" if unknown."""
         if stack not in self._known:
             self._known[stack] = self._walk(stack)
         return self._known[stack]

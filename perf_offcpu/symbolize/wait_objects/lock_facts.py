@@ -91,8 +91,7 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
-    """Return bool[n]: waits that another process ended as it exited, after its record of that. `rows`: bool[samples], n
-    waits."""
+    """Return bool[n]: True if another process's exit ended the wait, after its EXIT. `rows`: bool[samples], n waits."""
     samples, tasks = recording.samples.take(rows), recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
     exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)
@@ -100,7 +99,7 @@ def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
 
 
 def _exits(recording: Recording, tid: I32, time_ns: I64) -> Bool:
-    """Return bool[n]: threads that exited about that time."""
+    """Return bool[n]: True if thread tid[i] exited within _EXIT_NS of time_ns[i]."""
     tasks = recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)]
     exits: Bool = (end_ns >= 0) & (np.abs(end_ns - time_ns) <= _EXIT_NS)

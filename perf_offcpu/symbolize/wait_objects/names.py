@@ -52,7 +52,7 @@ _MORE = re.compile(r" and \d+ more$|(?<=^\[pidfd\]) of \d+$")
 
 @frozen
 class _Named:
-    """The names of one object."""
+    """Holds the names of one object: for people, and without what differs from run to run."""
 
     text: str
     stable: str
@@ -102,9 +102,9 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
 
 
 def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple[str, ObjectKind, Bool]]:
-    """Return name and kind of what threads wait for in calls that name no object, and bool[samples]: these waits. A
-    shell waits for its children in sigsuspend(), until one exits. poll() without descriptors and time limit waits for a
-    signal."""
+    """Return (name, kind, bool[samples]: True for its waits) of sleeps, children and signals, in calls that name no
+    object. A shell waits for its children in sigsuspend(), until one exits. poll() without descriptors and time limit
+    waits for a signal."""
     samples, bare = recording.samples, (row < 0) & is_wait
     kind = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))[row]
     is_time = (kind == ObjectKind.DESCRIPTORS) & (np.append(recording.objects.number, np.int32(-1))[row] == 0)
@@ -117,7 +117,7 @@ def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple
 
 
 def _apart(named: Sequence[_Named]) -> list[str]:
-    """Return the texts, with marks where different objects have the same."""
+    """Return the text of each name, with its mark appended if objects of other marks have the same text."""
     marks: dict[str, set[str]] = {}
     for thing in named:
         marks.setdefault(thing.text, set()).add(thing.mark)
@@ -138,7 +138,7 @@ class _Namer:
         self._rows, self._users, self._ends, self._futexes, self._takers = rows, users, ends, futexes, takers
 
     def name(self, row: int, pid: int) -> _Named:
-        """Return the names of an object; of a pipe, to one process."""
+        """Return the names of the object in `row`; those of a pipe as process `pid` sees it."""
         thing = self._rows[row]
         if thing.kind == ObjectKind.FUTEX:
             name = self._futexes[row]
@@ -207,7 +207,7 @@ def _is_connected(object_row: ObjectRow) -> bool:
 
 
 def _lasting(local: str, remote: str) -> str:
-    """Return the remote address as the next run has it: clients have other ports then."""
+    """Return the remote address without a client's port, which differs in the next run: `HOST at :LOCAL_PORT`."""
     if not _is_of_client(local, remote):
         return remote
     return f"{remote.rpartition(':')[0]} at :{local.rpartition(':')[2]}"
@@ -274,7 +274,7 @@ def lock_name(lock: ObjectRow, taker: str) -> tuple[str, str, str]:
 
 
 def lock_takers(profile: Profile, row: I32, locks: Sequence[int]) -> dict[int, str]:
-    """Return lock → the function of the kernel that takes it in one of its waits; others are left out. `row`:
+    """Return row of a lock → the kernel function that takes it in one of its waits; unknown ones are left out. `row`:
     int32[samples], the object of each sample; -1 for none."""
     samples, stacks, frames = profile.samples, profile.stacks, profile.frames
     takers, is_kernel = dict[int, str](), frames.is_kernel()

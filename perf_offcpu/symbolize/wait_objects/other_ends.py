@@ -18,7 +18,7 @@ _MAPPED = "[::ffff:"
 
 
 class Process(NamedTuple):
-    """A process at the other end."""
+    """Names the process at the other end of a pipe or socket."""
 
     pid: int
     comm: str
@@ -112,7 +112,7 @@ def direction(user: User | None) -> str:
 
 
 def plain(address: str) -> str:
-    """Return an address, an IPv4 address in the form of IPv6 as IPv4: `[::ffff:10.0.0.7]:80`."""
+    """Return an address; an IPv4 address written as IPv6, `[::ffff:10.0.0.7]:80`, becomes `10.0.0.7:80`."""
     if not address.startswith(_MAPPED) or "." not in address:
         return address
     host, _, port = address.removeprefix(_MAPPED).partition("]")

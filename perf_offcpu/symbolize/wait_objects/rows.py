@@ -17,7 +17,7 @@ _WRITES = "write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connec
 
 
 class ObjectRow(NamedTuple):
-    """An object, as the recording describes it."""
+    """Describes a wait object as the recording does; fields as in `model` WaitObjects, with texts decoded."""
 
     kind: int
     pid: int
@@ -37,7 +37,7 @@ class ObjectRow(NamedTuple):
 
 
 class User(NamedTuple):
-    """A process that waited for an object."""
+    """Counts the waits of a process for an object."""
 
     pid: int
     waits: int
@@ -46,7 +46,7 @@ class User(NamedTuple):
 
 
 def object_rows(recording: Recording, rows: list[int]) -> dict[int, ObjectRow]:
-    """Return row in the recording's objects → the object, for some rows."""
+    """Return row → object, for these rows of the recording's objects."""
     table, strings = recording.objects.take(rows), recording.strings
     columns = [getattr(table, name).tolist() for name in ObjectRow._fields]
     for index, name in enumerate(ObjectRow._fields):

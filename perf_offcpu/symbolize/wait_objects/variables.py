@@ -63,7 +63,7 @@ def _read_variables(image: ElfImage, full: ElfImage) -> SymbolTable:
 
 
 class Variable(NamedTuple):
-    """A place in the data of a file."""
+    """Describes a place in the data of a file: the variable that covers it, if any."""
 
     dso: int  # string: path of the file
     symbol: str  # as the file spells it; "" for a place that no symbol covers
@@ -97,7 +97,7 @@ def find_variables(recording: Recording, spaces: I32, addresses: U64, search: Se
 
 
 def _maps_below(recording: Recording, spaces: I32, addresses: U64) -> I32:
-    """Return int32[n]: the last mapping of each space that begins at or below the address; -1 for none."""
+    """Return int32[n]: row in maps of the last mapping of spaces[i] that begins at or below addresses[i]; -1 none."""
     maps = recording.maps
     row = np.full(len(addresses), -1, np.int32)
     for space in np.unique(spaces[spaces >= 0]).tolist():
@@ -120,7 +120,7 @@ def _read(recording: Recording, dso: int, search: Search) -> _File | None:
 
 
 def _address_in(loads: Rows, recording: Recording, row: int, address: int) -> int | None:
-    """Return the address as in the file; None outside of its segments."""
+    """Return the virtual address in the file of a process's address, by map `row`; None outside of its segments."""
     maps = recording.maps
     code = int(file_offset_to_vaddr(loads, maps.pgoff[row : row + 1])[0])
     if code == int(NO_ADDRESS):
