@@ -33,7 +33,7 @@ MIN_SHARE = 0.5  # percent of the total below which nothing is drawn of a graph
 
 @frozen
 class Options(PathOptions):
-    """The options of converters. Selecting samples is not one of them: see `analysis.select`."""
+    """Holds the options of all converters. Selecting samples is not one of them: see `analysis.select`."""
 
     unit: str = ""  # unit of time of the weights, a key of UNITS; "" as counted (ns for time)
     form: str = ""  # one of the forms that the format has, see `Format.forms`; "" is the first
@@ -53,7 +53,7 @@ class Options(PathOptions):
 
 @frozen
 class Format:
-    """One output format."""
+    """Describes an output format, and calls the module that writes it."""
 
     name: str  # the flag of `perf-offcpu convert` without its dashes
     module: str  # the module in `convert` that writes it

@@ -154,7 +154,7 @@ class Payload:
         return np.where(inside, values, np.uint64(0))
 
     def waker_chains(self) -> Ragged:
-        """Return the callchains of wakers; none where they do not lie inside their sample."""
+        """Return n callchains of wakers, raw words; empty if absent, or if it would not lie inside its sample."""
         counts = self.extension["waker_nr"].astype(np.int64)
         begin = self.extension_at + self.extension["waker_offset"]
         counts = np.where(begin + 8 * counts <= self.end, counts, 0)
@@ -186,7 +186,7 @@ def _leaf(chains: Ragged) -> tuple[U64, NDArray[np.uint8]]:
 
 
 def _apply_extension(samples: Samples, fields: dict[str, NDArray[Any]]) -> None:
-    """Set columns and flags of n samples from the fields of their extensions, by name; unknown fields set nothing."""
+    """Set columns and flags of n samples from the fields of their extensions (name → array[n])."""
     for name in COLUMNS:
         dtype = getattr(samples, name).dtype
         unknown = np.array(abi.BLANK_EXTENSION[name], fields[name].dtype).astype(dtype)

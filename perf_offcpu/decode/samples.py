@@ -123,7 +123,7 @@ class SampleDecoder:
 
 
 def read_account(chunk: Chunk, events: Events, account: CollectorAccount) -> None:
-    """Read the collector's own counters only; damage is not counted."""
+    """Add the `offcpu-counters` samples of a chunk to `account`, no other samples; damage is not counted."""
     for number, rows in samples_by_event(chunk, events, Losses()):
         if is_counters(events.specs[number]):
             columns = sample_columns(chunk, rows, events.specs[number], events.order)

@@ -35,7 +35,7 @@ MEMORY: Final = 1 << 28
 
 
 def has_snapshot(columns: Columns) -> Bool:
-    """Return bool[n]: which samples of one evsel have a copy of the user stack that can be unwound."""
+    """Return bool[n]: True if a sample of one evsel has a copy of the user stack that can be unwound."""
     if "regs_user" not in columns.arrays or "stack_user" not in columns.arrays:
         return np.zeros(len(columns.ok), np.bool_)
     has_bytes = _stack_words(columns) > REFERENCE_BYTES // 8

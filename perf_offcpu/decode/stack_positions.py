@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 
 
 class OpenFile:
-    """A file descriptor that is closed with the last reference."""
+    """Owns a file descriptor, which is closed when the last reference to the object goes."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -31,7 +31,7 @@ class OpenFile:
         os.close(self.descriptor)
 
     def read_into(self, room: Bytes, offset: int) -> int:
-        """Fill `room` from `offset` on; return the number of bytes read."""
+        """Fill `room` with the file's bytes from `offset` on; return the number read: fewer at its end or on errors."""
         done = 0
         with contextlib.suppress(OSError):
             while done < len(room) and (size := os.preadv(self.descriptor, [room[done:].data], offset + done)):

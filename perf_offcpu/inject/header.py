@@ -59,7 +59,7 @@ def is_raw_offcpu(spec: EventSpec) -> bool:
 
 
 def has_stacks(spec: EventSpec) -> bool:
-    """Return whether an evsel's samples have copies of user stacks."""
+    """Return True if an evsel's samples have copies of user registers and stacks."""
     return spec.attr.sample_type & _STACK == _STACK
 
 

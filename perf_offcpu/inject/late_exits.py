@@ -97,7 +97,7 @@ class LateExits:
         self._seen += len(exits)
 
     def take_waits(self, chunk: Chunk, rows: I64, spec: EventSpec, order: Order) -> None:
-        """Note samples of an off-cpu event: the last of each thread in each interval."""
+        """Note times of the off-cpu samples in `rows`: the last of each thread in each 2^_INTERVAL ns."""
         columns = sample_columns(chunk, rows, spec, order)
         if "time" not in columns.scalars:
             return

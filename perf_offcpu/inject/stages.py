@@ -71,7 +71,7 @@ def _retyped(batch: SampleBatch, tasks: Tasks, done: Rewritten) -> SampleBatch:
 
 
 def complete_batch(batch: SampleBatch, matcher: DeferredMatcher, done: Rewritten) -> SampleBatch:
-    """Complete callchains that wait for a user part; count the completed and the incomplete ones in `done`."""
+    """Return the batch with deferred user parts added to its callchains; count completed and incomplete ones."""
     if batch.chains is None:
         return batch
     samples = batch.samples

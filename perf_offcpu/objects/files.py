@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
-    """Read the functions of one of a recording's dsos; raise Refused if there are none."""
+    """Read the functions of `dso`, a row of the recording's dsos; raise Refused if there are none."""
     with ExitStack() as stack:
         try:
             elf = symbols_of(open_dso(recording, dso, search, stack), search)

@@ -177,7 +177,7 @@ def debug_link(image: ElfImage) -> tuple[str, int]:
 
 
 def file_crc(image: ElfImage) -> int | None:
-    """Return a file's CRC-32 as debuglinks hold it (zlib's); None for holes, which cost nothing to make."""
+    """Return a file's CRC-32 as debuglinks hold it (zlib's); None if it is mostly holes, which cost nothing to make."""
     source = image.source
     if source.fd >= 0 and is_mostly_holes(os.fstat(source.fd)):
         return None

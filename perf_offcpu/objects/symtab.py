@@ -103,7 +103,7 @@ class SymbolTable:
         return table
 
     def take(self, rows: I64) -> SymbolTable:
-        """Return a table of some rows, ascending, with only the bytes of their names."""
+        """Return a table of `rows`, which ascend, with only the bytes of their names."""
         text = np.append(np.frombuffer(self._strings, np.uint8), np.uint8(0))
         ends, begins = np.flatnonzero(text == 0) + 1, self._name[rows].astype(np.int64)
         lengths = ends[np.searchsorted(ends, begins, side="right")] - begins

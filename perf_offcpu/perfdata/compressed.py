@@ -107,7 +107,7 @@ _ZSTD = 1
 
 
 class CompressedWriter:
-    """A `FileWriter` whose records are compressed; raises CapabilityError without a zstd library."""
+    """Writes records compressed to a `FileWriter`; raises CapabilityError without a zstd library."""
 
     def __init__(self, writer: FileWriter, level: int = LEVEL) -> None:
         self.writer, self.level = writer, level

@@ -216,7 +216,7 @@ class PipeHead:
         self._build_ids = bytearray()
 
     def take(self, chunk: Chunk) -> None:
-        """Read the header records of a chunk."""
+        """Add the events, names and features in the header records of a chunk."""
         rows = np.flatnonzero(np.isin(chunk.types, _TYPES)).tolist()
         before, build_ids_before = list(self._specs), len(self._build_ids)
         for row in rows:

@@ -38,7 +38,7 @@ _COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 class PerfDataReader:
-    """One recording, open for reading. Use `open`, and as a context manager. `head` has its form and the places of its
+    """Reads one open recording. Use `open`, and as a context manager. `head` has its form and the places of its
     sections, `events` its evsels (of a pipe, those so far), `features` its header features, `counters` damage and
     losses so far."""
 

@@ -57,7 +57,7 @@ class Chunk:
         return self.data.data[start : start + int(self.sizes[row])]
 
     def take(self, rows: slice | NDArray[np.int64]) -> Chunk:
-        """Return some of the records, on the same bytes."""
+        """Return a chunk of the records in `rows`, in this order, on the same bytes."""
         columns = {name: getattr(self, name)[rows] for name in ("starts", "types", "miscs", "sizes")}
         return replace(self, **columns)
 

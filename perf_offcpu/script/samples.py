@@ -250,8 +250,8 @@ class WaitTexts:
         self._profile, self._shown, self._digits = profile, fields.shown, digits
 
     def texts(self, rows: I64, samples: ProfileSamples) -> list[str]:
-        """Return one text a sample, with a blank at its end; "" for samples that are no waits. `samples` are the rows
-        of the profile's samples, taken."""
+        """Return a text for each sample, with a blank at its end; "" for one that is no wait. `rows`: of `samples` in
+        the profile's samples."""
         offcpu = samples.has(SampleFlag.OFFCPU)
         waits, rows = samples.take(offcpu), rows[offcpu]
         columns = [

@@ -81,7 +81,7 @@ class UserNames:
                 self._by_perf_map(f"/tmp/perf-{pid}.map", table, own_rows, names)
 
     def _by_perf_map(self, path: str, table: SymbolTable, rows: I64, names: SymbolNames) -> None:
-        """Fill in rows from one map; as in perf, `path` is shown as the dso wherever the map was found."""
+        """Fill in `rows` of names from one map; as in perf, the dso is `path` wherever the map was found."""
         addresses = names.address[rows]
         table_row = table.lookup(addresses)
         names.dso[rows] = self.strings.intern(path)

@@ -191,7 +191,7 @@ class _Writer:
         }
 
     def _samples(self, thread: _Thread) -> Iterator[str]:
-        """Write the samples, with an empty one after each wait that the next does not follow at once."""
+        """Yield the JSON of a thread's samples, with an empty one after each wait that no wait follows at once."""
         rows, begin, end = thread.rows, thread.begin_ns, thread.end_ns
         times = np.stack([begin, end], axis=1).ravel()
         gap = np.append(end[:-1] < begin[1:], True)[: len(rows)] & (thread.kind == "")

@@ -225,7 +225,7 @@ class SharedTables:
         return native
 
     def _function_table(self) -> Iterator[str]:
-        """Write the functions, each with the library and the source file of its first frame."""
+        """Yield the JSON of the functions, each with the library and the source file of its first frame."""
         count, frames = len(self._functions), self.profile.frames
         function = self._function_of_name[self._name_of_frame]
         resource, source = np.full((2, count), -1)

@@ -147,7 +147,7 @@ def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
 
 
 def _facts(profile: Profile, old: Profile | None) -> list[tuple[str, str]]:
-    """Return the known facts about the recording as (term, text), and what was lost."""
+    """Return the known facts about the recording as (term, text), then the notes and losses of `profile`."""
     compared = [("Compared with", printable(old.meta.source or "an older profile"))] if old is not None else []
     counts = [(cause.is_loss, printable(f"{count} {cause}")) for cause, count in by_text(profile.losses).items()]
     notes = [("Note", text) for is_loss, text in counts if not is_loss]

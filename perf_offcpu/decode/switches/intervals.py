@@ -159,9 +159,9 @@ def _waits(history: History, edges: Edges, outcomes: I8, last_ns: int) -> Waits:
 
 
 def _stacks(history: History, edges: Edges, begins: I64) -> I64:
-    """Return int64[k]: rows with the stacks of the waits that begin at some edges. sched_switch has its own. Before a
-    SWITCH record, and after the thread's edge before it, comes the sample that the event context-switches took of the
-    same switch. A sample from any earlier moment is no stack of this wait."""
+    """Return int64[k]: the Switches row with the stack of each wait, from the edges where they begin; -1 none. A
+    sched_switch has its own. Before a SWITCH record, and after the thread's edge before it, comes the sample that the
+    event context-switches took of the same switch. A sample from any earlier moment is no stack of this wait."""
     place = edges.place[begins]
     sample = history.last(EventKind.STACK)[place]
     since = np.where(edges.before[begins] == NONE, -1, edges.place[begins - 1])
@@ -187,7 +187,7 @@ def _count_breaks(switches: Switches) -> int:
 
 
 def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
-    """Return bool[k]: whether records may have been lost within [begin, end]. A LOST record reports losses since the
+    """Return bool[k]: True if records may have been lost within [begin, end]. A LOST record reports losses since the
     record before it in the ring of its CPU. By time that is the last but one: the sample after LOST was begun earlier,
     before its stack was walked. Where records have no CPU, the loss was at any time before. (A ring that stays full to
     the end leaves no LOST record.)"""

@@ -44,7 +44,7 @@ _LAST_TIME = np.uint64(2**63 - 1)
 
 
 class SideRecord(NamedTuple):
-    """A record other than a sample."""
+    """Holds a decoded record other than a sample."""
 
     type: int
     misc: int

@@ -45,7 +45,7 @@ class TaskNotes:
         self._dsos, self._dso_of = dict[tuple[int, int, int], int](), dict[tuple[bytes, bytes, int], int]()
 
     def take(self, groups: list[TaskRecords]) -> None:
-        """Note the records of a chunk."""
+        """Note the records of a chunk (`groups`: one for each type), numbered in file order."""
         if not groups:
             return
         contents = self._contents(groups)
@@ -277,7 +277,7 @@ class TaskReplay:
         return KernelSymbols.from_rows([row for row in rows if row[1] < 2**64])
 
     def attribute(self, samples: Samples) -> Samples:
-        """Return the samples with `comm` and `space` of their thread and process at their time."""
+        """Return the samples with `comm` (":TID" if unknown, as in perf) and `space` (-1 unknown) of their time."""
         comms = self.comms()
         named = rows_at(comms.tid, comms.begin_ns, samples.tid, samples.time_ns)
         comm = comms.comm[named]

@@ -50,7 +50,7 @@ class Stubs:
 
 
 def plt_symbols(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Return symbols of PLT stubs, and their strings; `known_symbols` holds the names of IFUNC targets."""
+    """Return (symbols of PLT stubs, string bytes of their names); `known_symbols` name the targets of IFUNCs."""
     rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
 
     def add(start: int, size: int, name: bytes) -> None:

@@ -55,7 +55,7 @@ class AtomicFile:
             self._reserve = _hold(self._directory, reserve)
 
     def release(self) -> bool:
-        """Free the room that is held; return whether there was any."""
+        """Free the room on the disk that is held by `reserve`; return False if there was none."""
         held = self._reserve >= 0
         if held:
             os.close(self._reserve)

@@ -58,7 +58,7 @@ def running_kallsyms(cache: DiskCache | None) -> Kallsyms:
 
 
 def _state() -> tuple[object, ...] | None:
-    """Return the state on which lasting symbols of /proc/kallsyms depend; None if it is unknown."""
+    """Return boot, user, head and modules: while equal, lasting symbols of /proc/kallsyms are; None if unknown."""
     modules, nodes = list[list[bytes]](), list[tuple[str, int]]()
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:

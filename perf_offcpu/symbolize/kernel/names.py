@@ -129,7 +129,7 @@ class KernelNames:
         return addresses + np.uint64(delta % 2**64)
 
     def _by_modules(self, addresses: U64, names: SymbolNames) -> None:
-        """Name addresses in maps of modules that have no name yet, from the files of the modules."""
+        """Fill in the names of addresses that have none yet and lie in maps of modules, from the modules' files."""
         maps, dsos = self.recording.maps, self.recording.dsos
         unnamed = np.flatnonzero(names.symbol == 0)
         for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():

@@ -183,7 +183,7 @@ class LineNames:
         self._seconds = float(TOTAL_SECONDS)
 
     def add(self, elf: ElfFile, addresses: U64, rows: I64, names: SymbolNames, shown: str) -> None:
-        """Fill in `file` and `line` of some rows of `names`, and add the functions inlined there. `addresses`: of these
+        """Fill in `file` and `line` in `rows` of `names`, and add the functions inlined there. `addresses`: of these
         rows, as in the file. `shown`: name of the object in messages."""
         began = time.monotonic()
         try:

@@ -101,7 +101,7 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
 
 
 def is_in(recording: Recording, names: str) -> Bool:
-    """Return bool[samples]: True for waits in any of these system calls."""
+    """Return bool[samples]: True for samples in any of the system calls in `names`, separated by blanks."""
     names_of_number = syscall_names(recording.meta.arch)
     numbers = [number for number, name in names_of_number.items() if name in names.split()]
     return np.isin(recording.samples.syscall, np.array(numbers, np.int32))
