@@ -146,5 +146,5 @@ def _unpacked(file: IO[bytes], magic: bytes) -> IO[bytes]:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a normalized relative path stays below where it begins."""
+    """Return True if a normalized path is relative, not empty, and leads to a place below where it begins."""
     return not name.startswith(("/", "../")) and name not in (".", "..")

@@ -141,7 +141,7 @@ class _Writer:
         return picked(self.ids, tracks), microseconds(begin_ns), ',"dur":', microseconds(end_ns - begin_ns)
 
     def _arrows(self, rows: I64) -> Iterator[list[str]]:
-        """Return short slices on the wakers' tracks, and the two ends of each arrow."""
+        """Yield the JSON events of short slices on the wakers' tracks, and of the two ends of each arrow."""
         arrow, queued_ns, waker = self.arrow[rows], self.wakeups.queued_ns[rows], self.wakeups.waker[rows]
         labels = [json.dumps(f"wakes {track.comm}-{track.tid}") for track in self.timeline.tracks]
         at_end = (queued_ns == self.timeline.end_ns[rows]) & (queued_ns > self.timeline.begin_ns[rows])

@@ -66,7 +66,7 @@ def to_dataframe(profile: Profile, library: str = "") -> Any:
 
 
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
-    """Yield (name, column) in the order of COLUMNS: a column is texts, or (values, bool[n]: unknown, None if none)."""
+    """Yield (name, column) in the order of COLUMNS; a column is texts or (values, bool[n]: True if unknown; None)."""
     samples, held = profile.samples, holders_of(profile).held
     made: dict[str, Any] = sample_texts(profile, classify(profile)) | {
         "period": (samples.period, None),

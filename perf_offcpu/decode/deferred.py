@@ -142,7 +142,7 @@ def merge_deferred(recording: Recording) -> Recording:
 
 
 class MergedChains(NamedTuple):
-    """Holds the new callchains of the m samples whose user part was deferred; one that never came is left out."""
+    """Holds m samples whose user part was deferred, and their callchains with it, or without one that never came."""
 
     samples: I64  # int64[m], rows of the samples
     deferred: I32  # int32[m], the deferred record of each, -1 where it never came
@@ -169,7 +169,7 @@ class DeferredMatcher:
         return pair
 
     def merge(self, chains: Ragged, chain: I32 | I64, tid: I32, time_ns: I64) -> MergedChains:
-        """Return the samples whose user part was deferred, completed. `chain`: int[n], rows of `chains`, -1 none."""
+        """Return the pending ones of n samples and their new callchains. `chain`: int[n], rows of `chains`, -1 none."""
         pending = pending_chains(chains)
         # A sample without a callchain has row -1: the False at the end.
         rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])

@@ -40,7 +40,7 @@ _LAST_NS = 2**63 - 1
 
 @frozen
 class JoinOptions:
-    """Options of joining recordings."""
+    """Says how recordings are joined."""
 
     apart: bool = False  # take every recording to be of a host of its own
     # all recordings begin at the same moment, whatever their clocks say; implies `apart`, because a process

@@ -94,7 +94,7 @@ def retype(
 
 
 class Payload:
-    """Fields of n raw payloads, each read only where it lies inside its sample."""
+    """Reads the fields of n raw payloads, each only where it lies inside its sample."""
 
     def __init__(self, data: NDArray[np.uint8], columns: Columns, order: Order) -> None:
         raw = columns.arrays["raw"]

@@ -68,7 +68,7 @@ class SampleDecoder:
 
     def decode(self, chunk: Chunk, events: Events) -> tuple[list[I64], list[Batch]]:
         """Return (rows, batches), an entry for each evsel with samples: chunk rows of its sound samples (int64[n],
-        ascending), and these. While switches are decoded, a last entry without rows has the SWITCH records."""
+        ascending), and their Batch. While switches are decoded, a last entry without rows has the SWITCH records."""
         switches = None if any(map(is_offcpu, events.specs)) else self.switches
         rows_of_parts, parts = list[I64](), list[Batch]()
         for number, rows in samples_by_event(chunk, events, self.counters):

@@ -183,7 +183,7 @@ class CallerRows:
         return np.array(rows, np.int64)[place]
 
     def settled(self, rows: I32, counters: Losses) -> I32:
-        """Return `rows` after the last sample, each -2 - k of `find` replaced by its row; -1, counted, if it lacks."""
+        """Return `rows`, after the last sample, with each -2 - k of `find` replaced by a row; -1, counted, without."""
         waiting = np.flatnonzero(rows < -1)
         if not len(waiting):
             return rows

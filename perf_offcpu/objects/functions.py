@@ -125,7 +125,7 @@ def _symbols_in(image: ElfImage, type_: elf.SectionType) -> list[tuple[Symbols, 
 
 
 def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
-    """Return the symbols in .gnu_debugdata, as GDB documents it ("MiniDebugInfo")."""
+    """Return [(symbols, string bytes)] of .gnu_debugdata, as GDB documents it ("MiniDebugInfo"); [] without it."""
     section = image.section_named(b".gnu_debugdata")
     if section is None:
         return []

@@ -119,7 +119,7 @@ class _HeadReader:
         self.counters.add(losses.FILE_CUT, min(max(0, end - self.size), _MOST_MISSING))
 
     def _bytes(self, offset: int, size: int, what: str) -> bytes:
-        """Return a section, cut at the end of the file."""
+        """Return `size` bytes at `offset`, fewer at the end of the file; `what` names them in errors."""
         if offset >= self.size or size <= 0:
             return b""
         try:

@@ -124,7 +124,7 @@ _OPENERS: dict[bytes, _Opener] = {
 
 
 def _spooled(stream: _Rejoined, opener: _Opener | None, name: str) -> Source:
-    """Copy a stream, unpacked, to a temporary file."""
+    """Copy a stream, unpacked if there is an opener, to a temporary file; return this as the source."""
     import tempfile
 
     spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (it outlives this function)

@@ -81,7 +81,7 @@ def as_perf(name: str) -> str:
 
 
 def _in_child(directory: str, names: list[str], deadline: float) -> list[str]:
-    """Demangle names in a process, in order; return the first ones, done when it died or the time was over."""
+    """Demangle names in a process, in order; return those done before it died or the time was over."""
     import subprocess  # not needed where there are no C++ or Rust names
 
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"

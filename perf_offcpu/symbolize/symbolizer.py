@@ -107,7 +107,7 @@ def locations_of(recording: Recording) -> tuple[Samples, Locations, Ragged, I32]
 
 
 def _with_leaves(samples: Samples, callchains: Ragged) -> tuple[Samples, Ragged]:
-    """Add a callchain that consists of the sampled address to each sample without one."""
+    """Return (samples, callchains) where each sample without a callchain has one of just its sampled address."""
     bare = np.append(callchains.lengths == 0, True)[samples.callchain]
     has_leaf = np.isin(samples.cpumode, (CpuMode.KERNEL, CpuMode.USER)) & (samples.ip != 0)
     rows = np.flatnonzero(bare & has_leaf)

@@ -15,7 +15,7 @@ from perf_offcpu.model.profile import Profile
 
 
 def graph_of(profile: Profile, options: Options) -> Any:
-    """Return the graph of calls, a `networkx.DiGraph`."""
+    """Return a `networkx.DiGraph` of functions, with own and inclusive weight, and of calls, the heaviest first."""
     import networkx
 
     unit = unit_of(profile) or "events"

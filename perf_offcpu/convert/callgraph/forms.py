@@ -132,7 +132,7 @@ def _node_lines(node: dict[str, Any], unit: str) -> Iterator[str]:
 
 
 def _fill(node: dict[str, Any], weight: int, facts: dict[str, Any]) -> str:
-    """Return hue, saturation, value: bluer is heavier; compared, red has grown and green has shrunk."""
+    """Return DOT's quoted "hue saturation value": bluer is heavier; if compared, red has grown, green has shrunk."""
     if "change" in node:
         part = min(abs(node["change"]) / max(facts["total"], 1), 1)
         return f'"{_GROWN if node["change"] > 0 else _SHRUNK} {0.02 + 0.7 * part:.3f} 1.0"'

@@ -13,7 +13,7 @@ from perf_offcpu.model.profile import Profile
 
 
 def graph_of(profile: Profile, options: Options) -> Any:
-    """Return the graph of wake-ups, a `networkx.DiGraph`, with knots and the critical chain marked."""
+    """Return a `networkx.DiGraph` of wake-ups, waker → sleeper, with the knots and the critical chain marked."""
     import networkx
 
     waker_graph = waker_graph_of(profile, options.per_thread)

@@ -129,7 +129,7 @@ def _same_width(left: U64, width: int) -> Rows:
 
 @functools.lru_cache(_KEPT_CONSTANTS)
 def constant(data: bytes, rows: int) -> Rows:
-    """Return n times the same bytes."""
+    """Return Rows of `rows` strings, each of them `data`."""
     repeated = np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data)))
     return Rows(rows, (_full(repeated),))
 

@@ -42,7 +42,7 @@ def first_packet() -> bytes:
 
 
 def clock_packet(profile: Profile) -> bytes:
-    """Return the trace's clock, with the wall clock where known."""
+    """Return the packet with the trace's clock, and the wall clock where known."""
     meta = profile.meta
     time_ns = meta.wall_clock_at_ns if meta.wall_clock_ns else max(meta.first_ns, 0)
     clocks = field(1, field(1, MONOTONIC) + field(2, time_ns))
@@ -67,7 +67,7 @@ def track_packets(profile: Profile, tracks: list[Track], with_sums: set[int]) ->
 
 
 def path_packet(title: str) -> bytes:
-    """Return the track of a critical path."""
+    """Return the packet that names the track of a critical path."""
     return packet(field(60, field(1, PATH_UUID) + field(2, title)))
 
 
@@ -101,7 +101,7 @@ class Interned:
         self.parts, self._iids = list[bytes](), dict[int, dict[str, int]]()
 
     def iid(self, kind: int, text: str) -> int:
-        """Return the number of a text of a kind: CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES."""
+        """Return the iid of a text of a kind: CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES; a new text is added."""
         iid_of_content = self._iids.setdefault(kind, {})
         if text not in iid_of_content:
             iid_of_content[text] = len(iid_of_content) + 1
@@ -118,7 +118,7 @@ class Interned:
         return len(self._iids.get(EVENT_NAMES, {}))
 
     def annotation(self, name: str, text: str) -> bytes:
-        """Return a DebugAnnotation field with a text."""
+        """Return a DebugAnnotation field, `name` with the value `text`; both are interned."""
         return field(4, field(1, self.iid(ANNOTATION_NAMES, name)) + field(17, self.iid(_ANNOTATION_STRINGS, text)))
 
 

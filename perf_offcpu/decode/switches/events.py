@@ -109,7 +109,7 @@ class SwitchDecoder:
     def of_samples(
         self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
-        """Return a row for each `ok` one of n samples of evsel `number`; none if it is no scheduler event, or twice."""
+        """Return rows for the `ok` ones of n samples of evsel `number`; none for other events, or a repeated evsel."""
         self._read_kinds(events.specs)
         kind, config = _kind_of(events.specs[number])
         is_switch = (kind, config) == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES)

@@ -36,7 +36,7 @@ I8 = NDArray[np.int8]
 
 
 class EventKind(enum.IntEnum):
-    """Kinds of events of a thread; at equal times a History has them in this order."""
+    """Numbers the kinds of events of a thread, in the order that a History gives them at equal times."""
 
     BORN = 0
     STACK = 1
@@ -125,7 +125,7 @@ def _outcomes(history: History, edges: Edges, switches: Switches) -> I8:
 
 
 def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
-    """Return bool[m]: True if any edge of the same thread is in `is_out`; other threads were not recorded."""
+    """Return bool[m]: True if the edge's thread has an edge with `is_out` True; other threads were not recorded."""
     if not len(edges.place):
         return is_out
     first = np.flatnonzero(edges.before == NONE)

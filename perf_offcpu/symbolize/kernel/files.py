@@ -58,7 +58,7 @@ def running_kallsyms(cache: DiskCache | None) -> Kallsyms:
 
 
 def _state() -> tuple[object, ...] | None:
-    """Return boot, user, head and modules: while equal, lasting symbols of /proc/kallsyms are; None if unknown."""
+    """Return a key (boot, user, head, modules) that changes if lasting symbols of /proc/kallsyms do; None: unknown."""
     modules, nodes = list[list[bytes]](), list[tuple[str, int]]()
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:

@@ -137,7 +137,7 @@ def _reference_addresses(text: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _split(raw: U8) -> tuple[_Lines, int]:
-    """Return all sound lines, and the number of others."""
+    """Return (all sound lines, the number of other lines) of a text, uint8[bytes]."""
     end = np.flatnonzero(raw == ord("\n"))
     start, total = np.append(0, end[:-1] + 1), len(end)
     width = max(16, 8, key=lambda digits: np.count_nonzero(_has_space(raw, start, end, digits)))
@@ -180,7 +180,7 @@ def _eight_digits(text: U64) -> tuple[U64, Bool]:
 
 
 def _modules(raw: U8, name: I64, end: I64) -> tuple[I32, tuple[str, ...]]:
-    """Return int32[n], the module of each row, -1 for none; and the modules' names with brackets."""
+    """Return (int32[n]: for each line the index of its module, -1 for none; the modules' names with brackets)."""
     tabs = np.flatnonzero(raw == ord("\t"))
     tabs = np.append(tabs, len(raw))
     tab = tabs[np.searchsorted(tabs, name)]

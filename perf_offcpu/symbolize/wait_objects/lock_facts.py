@@ -91,7 +91,7 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
-    """Return bool[n]: True if another process's exit ended the wait, after its EXIT. `rows`: bool[samples], n waits."""
+    """Return bool[n], the waits in `rows` (bool[samples]): True if another process's exit ended it, after its EXIT."""
     samples, tasks = recording.samples.take(rows), recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
     exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)
