@@ -51,7 +51,7 @@ def test_a_command_that_records(where: str, tmp_path: Path, beginning_s: float) 
     for theirs, ours in QUICKER.items():
         command = command.replace(theirs, ours)
     if "-a" in command and " -- " not in command and "--duration" not in command:
-        command = f"timeout -s INT {2 * beginning_s + 1} {command} || test $? = 124"  # somebody's Ctrl-C
+        command = f"timeout -s INT {3 * beginning_s + 2} {command} || test $? = 124"  # somebody's Ctrl-C
     with process(60 if "--duration" in command else 2 * beginning_s + 1) as pid:
         text = run(re.sub(r"-p \d+", f"-p {pid}", command), tmp_path)
     assert "-o -" in command or list(tmp_path.glob("perf.data*"))

@@ -313,6 +313,6 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	over_pipes();
 	to_disk(argv[1]);
-	usleep(500000);	/* for who looks up the servers, which end with this process */
+	usleep(1500000);	/* for who looks up the servers, now and then */
 	return 0;
 }

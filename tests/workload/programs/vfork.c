@@ -11,7 +11,7 @@ static void nap(void) { nanosleep(&(struct timespec){0, 60000000}, NULL); }
 
 int main(void)
 {
-	pid_t *hanging = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	volatile pid_t *hanging = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid_t child = fork(), parent;
 
 	if (!child)
@@ -31,6 +31,8 @@ int main(void)
 		}
 		_exit(0);
 	}
+	while (!*hanging)
+		nap();
 	nap();
 	printf("%d %d\n%d %d\n", getpid(), child, parent, *hanging);
 }
