@@ -78,7 +78,7 @@ def made_extensions(samples: Samples, wakers: Ragged, order: Order) -> Ragged:
 
 
 _LOST = [(lost, flag) for lost, flag in FLAGS_OF_LOST if lost is not abi.Lost.KERNEL_STACK_CUT]
-"""The user part is the one that is cut, unless more is known."""
+"""(bit of the payload, SampleFlag): TRUNCATED means that the user part is cut, unless more is known."""
 
 
 def _bits(samples: Samples, pairs: Iterable[tuple[int, int]]) -> NDArray[np.uint32]:

@@ -46,7 +46,7 @@ THREAD: dict[str, Any] = {
     "unregisterTime": None,
     "pausedRanges": [],
 }
-"""Keys of every thread."""
+"""Members that the JSON of every thread has with these values."""
 _MINUS_ONE = frozenset({"address", "lib", "resource"})  # columns in which -1 stands for none; in the others null does
 _LIBRARY = 1
 _OWN = -1

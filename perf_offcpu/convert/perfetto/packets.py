@@ -95,7 +95,7 @@ _BLOCK = 1 << 14
 
 
 class Interned:
-    """Numbers strings of InternedData as they come; `parts` are the fields that are still to be written."""
+    """Numbers strings of InternedData as they come; `parts` are the encoded fields of all of them."""
 
     def __init__(self) -> None:
         self.parts, self._iids = list[bytes](), dict[int, dict[str, int]]()
