@@ -26,7 +26,7 @@ from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import frozen
 
 _WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
-"""Most words of callchains in a sample: its own is in the field and in the payload, its waker's in the payload."""
+"""Most words of callchains in a sample: its own count twice, in the field and in the payload, its waker's once."""
 
 _PLACES_OF_ID = SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
 """Fields that decide where samples and trailers have their id, and that must be as in the other events."""
