@@ -82,7 +82,7 @@ class Unpacker:
         self._created.append(name)
 
     def _is_inside(self, name: str, target: str) -> bool:
-        """Return True if the link from `name` to `target` stays inside at each step, and passes no other such link."""
+        """Return True if link `name` → `target` stays inside at each step, and passes no other link of the archive."""
         place = name.split("/")[:-1]
         for step in target.split("/"):
             if step == "..":

@@ -73,7 +73,7 @@ class StringArray:
 
 
 def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """Yield the JSON of a table of int64[length] columns, -1 as null; None, True or False: a column of this value."""
+    """Yield the JSON of a table of int64[length] columns, negatives as null but in _MINUS_ONE; None, bool: repeated."""
     yield "{"
     for name, values in columns.items():
         yield f'"{name}":['

@@ -152,7 +152,7 @@ def _last_line(text: bytes) -> str:
 
 
 def _hindrance(dwarf: ElfImage) -> LossCause | None:
-    """Return why a file with DWARF lacks lines (dwz, .dwo files); None if there is no known reason."""
+    """Return why a file with DWARF may lack lines (dwz, .dwo files); None if there is no known reason."""
     if dwarf.section_named(_ALTLINK) is not None:
         return losses.DWARF_SHARED
     for name in (b".debug_str", b".debug_line_str"):
