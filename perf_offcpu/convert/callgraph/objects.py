@@ -127,7 +127,7 @@ class _Labels:
 
 
 def _other_ends(profile: Profile, holders: Holders) -> tuple[I64, I64]:
-    """Return (int64[samples]: tid that held or ended each wait, _INTERRUPT or -1 for none; its codes of _WHAT)."""
+    """Return int64[samples] twice: tid of the holder or ender of a wait (_INTERRUPT; -1 none), and a code of _WHAT."""
     samples, kind = profile.samples, profile.objects.kind[profile.samples.object]
     ended = ~samples.has(SampleFlag.STILL_BLOCKED) & ~holders.cut_off & (kind != ObjectKind.FUTEX)
     other_tid = np.where(ended & (samples.waker_tid > 0), samples.waker_tid, -1).astype(np.int64)
