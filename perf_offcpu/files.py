@@ -131,7 +131,7 @@ def _read_begin(fd: int, most_bytes: int) -> bytes:
 
 
 def allocated_bytes(status: os.stat_result) -> int:
-    """Return the bytes of a file on disk, without holes, which cost its author nothing, and its reader all."""
+    """Return the bytes allocated to a file, at most its size: holes, free to make but slow to read, do not count."""
     return min(status.st_size, status.st_blocks * 512)
 
 

@@ -113,10 +113,10 @@ def _short(symbol: str, dso: str, call: str) -> str:
 
 
 def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64, I64]:
-    """Return the outermost node with a function of the rule, and the node from which the search for a name starts.
+    """Find in each stack the outermost frame that its rule (`rule`: index in `waits.rules`, -1 none) names.
 
     Returns:
-        (node, start): int64[n] each; node is -1 where no rule decided.
+        (node, start): int64[n], rows in stacks. node: -1 if none; start: parent of node, else the leaf (to search on).
     """
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings

@@ -74,8 +74,8 @@ def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[
 
 
 def _with_queued(path: CriticalPath, rows: list[PathRow]) -> list[PathRow]:
-    """Return the rows plus `path.queued_ns`, for which RUNNING segments were in fact preempted: added to the RUNNABLE
-    row of each comm."""
+    """Return the rows with `path.queued_ns` (ns that RUNNING segments were in fact preempted) added to each comm's
+    RUNNABLE row, which is made if there is none. The RUNNING `rows` given are already without that time."""
     names, comm = path.comms()
     preempted = np.flatnonzero(path.queued_ns)
     of_comm = comm[path.track[preempted]]

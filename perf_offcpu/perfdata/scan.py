@@ -182,7 +182,7 @@ class _Walk:
         return starts, offset, size >= 0
 
     def _sizes(self, phase: int) -> memoryview:
-        """Return the buffer as u16 in native order, from byte `phase` on."""
+        """Return the buffer from byte `phase` (0, 1) on as u16, swapped to host order; record sizes are among them."""
         view = self._views.get(phase)
         if view is None:
             count = max(0, len(self.data) - phase) // 2

@@ -74,10 +74,10 @@ def object_facts(profile: Profile) -> U16:
 
 
 def work_of_lock(facts: int, means: Means | None) -> str:
-    """Return the source of work, in words, if waits for a lock or semaphore are idle; "" if they are not. If only the
-    waiting threads end each other's waits, they share a lock, even through a condition variable. If other threads end
-    waits, too, as in a pool whose workers bring work for each other, a condition variable passes work and a semaphore
-    is a lock. A futex of unknown wrapper passes work if several threads wait for it and only others end the waits.
+    """Return what brings the next work, in words, if waits for a lock or semaphore are idle; "" if they are not.
+    Condition variable: idle unless only its own waiters end the waits. Semaphore: idle if only threads that never wait
+    for it end the waits, or nobody does and no other process shares it. Futex of unknown wrapper: idle if several
+    threads wait for it and only others end the waits, and it does not look like a mutex or rwlock. All others: "".
     `facts`: ObjectFact. `means`: meaning of the wrapper; None if unknown."""
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK

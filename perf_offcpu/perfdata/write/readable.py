@@ -79,7 +79,7 @@ def _fit(kind: int, chunk: Chunk, rows: I64, ends: I64, events: Events) -> Bool:
 
 @cache
 def _counted_part(kind: int) -> tuple[Layout, bool]:
-    """Return (layout of the fields before the one of open length, True if that is a name: it has at least one byte)."""
+    """Return (layout of a record's fields before the first of variable length, True if that is TEXT: never empty)."""
     layout, counted = RECORD_LAYOUTS[kind], list[Field]()
     for field in layout.active(Misc(0)):
         if field.count == REST or field.type in (Special.TEXT, Special.STRING):
