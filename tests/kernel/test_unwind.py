@@ -107,7 +107,8 @@ def test_stacks_of_gos_scheduler_end_where_it_left_the_goroutine(tmp_path: Path)
 def test_waits_of_a_cpp_program_reach_the_root(recorded: Path) -> None:
     assert_whole(recorded, "waits", 80)
     stacks = user_stacks(recorded)
-    assert {stack[-1] for stack in stacks} <= ROOTS
+    # A process that waits while it exits may have no memory any more.
+    assert {stack[-1] for stack in stacks if list(stack) != ["_exit"]} <= ROOTS
     by_leaf = {" ".join(stack) for stack in stacks}
     for expected in (
         r"(Napper::wait ){5,}rounds main .*_start$",
