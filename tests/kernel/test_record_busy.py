@@ -31,7 +31,7 @@ def many_switches(seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("options", "seconds"), [
-    (["--off-cpu-thresh", "0", "--call-graph", "fp"], 1), (["--switch-output=1s"], 2.5),
+    (["--off-cpu-thresh", "0", "--call-graph", "fp"], 1), (["--switch-output=1s"], 3.5),
 ], ids=["every wait", "several files"])  # fmt: skip
 def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seconds: float) -> None:
     # Longer than the recorder needs to start, record and end, but for the kernel's removal of its programs.
