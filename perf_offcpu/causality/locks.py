@@ -87,7 +87,8 @@ def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I
         live = np.flatnonzero(has_holder & (begin < end[row]) & (end >= end[row]))
         row_of = dict(zip(samples.tid[live].tolist(), live.tolist(), strict=True))
         for circle in circles_of({tid: int(holders.held[row]) for tid, row in row_of.items()}):
-            circles.setdefault(frozenset(circle), [row_of[tid] for tid in circle])
+            if samples.tid[row] in circle:  # another circle is a deadlock that goes on, or ended otherwise
+                circles.setdefault(frozenset(circle), [row_of[tid] for tid in circle])
     return list(circles.values())
 
 

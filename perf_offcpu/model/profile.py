@@ -84,6 +84,7 @@ class ObjectFact(IntFlag):
     THREAD = 32  # the word in which the kernel clears the id of a thread that exits: pthread_join()
     MUTEX = 64  # its waiters expect what a contended mutex has, of glibc and others
     RWLOCK = 128  # its waiters expect what a contended pthread_rwlock_t has
+    CIRCLE = 256  # one thread waits for it, whose signals end, in turn, waits of the threads that signal it
 
 
 class Objects(Table):

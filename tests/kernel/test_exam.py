@@ -81,6 +81,7 @@ c11-mutex       lock      first c11-mutex       ::c11 in exam
 c11-timed       lock      first c11-timed       ::c11_timed in exam
 cond-any        lock      first cond-any        ::any+
 cond-lock       lock      first cond-lock       ready in exam
+cond-parked     lock      first cond-parked     seats+
 cond-procs      lock      first cond-procs      shared memory
 cond-timed      lock      first cond-timed      ready in exam
 counting        lock      first counting        ::counting in exam

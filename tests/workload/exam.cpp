@@ -288,6 +288,8 @@ static std::vector<Work> remove_at_end;
 static std::mutex guard;
 static std::condition_variable ready;
 static std::deque<int> queue;
+static std::atomic<int> comers;
+static thread_local int seat = ++comers;
 static bool taken;
 
 static int fetch()
@@ -419,6 +421,9 @@ static void conditions()
 {
 	static std::condition_variable_any any;
 	static std::shared_mutex any_guard;
+	static std::condition_variable seats[9];
+	static std::deque<int> parked;
+	static int turn;
 	static mtx_t c11_guard;
 	static cnd_t c11;
 	static int c11_items;
@@ -447,6 +452,18 @@ static void conditions()
 		any.wait(lock, [] { return !taken; });
 		taken = true;
 	}, [] { std::lock_guard lock(any_guard); taken = false; any.notify_one(); });
+	contend("cond-parked", [] {	/* as runtimes make locks: a condition for each thread */
+		std::unique_lock lock(guard);
+		if (turn)
+			parked.push_back(seat);
+		seats[seat].wait(lock, [] { return !turn || turn == seat; });
+		turn = seat;
+	}, [] {
+		std::lock_guard lock(guard);
+		turn = parked.empty() ? 0 : parked.front();
+		if (turn)
+			parked.pop_front(), seats[turn].notify_one();
+	});
 	contend_processes("cond-procs", [=] { common_fetch(common); }, [=] { common_bring(common); });
 	serve("cond-queue", [] { fetch(); }, [] { bring(1); });
 	serve("cond-queue-time", [] {

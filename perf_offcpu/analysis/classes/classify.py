@@ -28,7 +28,8 @@ Documentation/wait-classes.md explains it.
 
 A sum has neither a kernel stack nor an object, and read() alone does not tell a pipe from a file. A single
 wait of the same process, in the same system call, called from the same place of the program, does. If such
-single waits have several classes, the most frequent class is used. Waits for a CPU are not considered.
+single waits have several classes, the most frequent class is used. Waits for a CPU, and of stopped threads, are not
+considered.
 """
 
 import numpy as np
@@ -58,7 +59,7 @@ from perf_offcpu.structs import mutable
 _NONE = -1
 _POLLS = frozenset(WaitClass.POLL.row.syscalls.split())
 _EPOLLS = frozenset(name for name in _POLLS if name.startswith("epoll_"))
-"""The object of these waits is the descriptor, of several, that ended the wait: often a client."""
+"""epoll calls: the object of the wait is that one of several descriptors whose event ended it, often a client."""
 
 
 @mutable
@@ -67,7 +68,7 @@ class Waits:
 
     wait_class: U8  # uint8[n], WaitClass; OTHER for samples that are no waits
     syscall: I32  # int32[n], index into syscall_names
-    syscall_names: list[str]  # "" if it is not known; a number without a name as text
+    syscall_names: list[str]  # "" none or unknown; in decimal if the number has no name
     purpose: I32  # int32[n], index into purposes: what brings the next piece of work
     purposes: list[str]  # "" if the wait is not for work
     rule: I32  # int32[n], index into rules: the rule of a program that decided; -1 for none
@@ -75,9 +76,9 @@ class Waits:
 
     @property
     def for_work(self) -> Bool:
-        """Return bool[n]: waits for the next piece of work."""
-        found: Bool = self.purpose > 0
-        return found
+        """Return bool[n]: True for waits for the next piece of work."""
+        for_work: Bool = self.purpose > 0
+        return for_work
 
 
 def classify(profile: Profile) -> Waits:
@@ -119,19 +120,19 @@ def classify(profile: Profile) -> Waits:
 
 
 class _Judge:
-    """Judges a wait by the evidence of its stack and by the fields of its sample."""
+    """Judge of single waits, by the evidence of the stack and the fields of the sample."""
 
     def __init__(self, arch: str) -> None:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: Evidence, number: int) -> str:
-        """Return the name of the system call; "" outside of system calls, and if it is unknown."""
+        """Return the name of the system call, or its number; "" outside of system calls, and if it is unknown."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
     def wait_class(self, evidence: Evidence, number: int, syscall: str, state: str, thing: int) -> WaitClass:
-        """Return the class of a wait. `number`, `syscall`: its call; `state`: letter; `thing`: object code."""
+        """Return the class. `number`, `syscall`: its call; `state`: letter; `thing`: code of `object_codes`."""
         if state == "R":
             return WaitClass.RUNQUEUE
         if state in ("T", "t"):

@@ -18,7 +18,7 @@ _CONDITION = {
     ObjectFact.BY_STRANGERS: "a condition that other processes signal",
 }
 _SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a semaphore that only other threads post"}
-"""The source of work of a semaphore, by the threads that ended waits."""
+"""What brings the next work, by ObjectFact of the threads that ended waits (0: no thread did), as in _CONDITION."""
 _CONNECTED, _INWARD = 1 << 8, 1 << 9
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,
@@ -37,17 +37,15 @@ _OF_NAME = {
     (ObjectKind.DESCRIPTORS, "sleep"): WaitClass.SLEEP,
     (ObjectKind.DESCRIPTORS, "signal"): WaitClass.OTHER,
 }
-"""By kind and name: poll() of no descriptors waits only for its timeout, or for a signal."""
+"""Class by (kind, name before " of "). poll() of no descriptors waits only for its timeout ("sleep") or a signal."""
 
 BY_OBJECT = frozenset({WaitClass.NETWORK, WaitClass.PIPE, WaitClass.POLL, WaitClass.SLEEP})
-"""Classes of system calls that an object corrects: recvfrom() of a Unix socket, poll() of a pipe.
-
-System calls with another class (flock(), fsync(), futex()) say more than their object.
-"""
+"""Classes by system call that the class of the object replaces: recvfrom() of a Unix socket becomes PIPE. Classes of
+other system calls (flock(), fsync(), futex()) say more than the object and stay."""
 
 
 def object_codes(profile: Profile) -> I16:
-    """Return int16[samples]: WaitClass and connection bits of each sample's object; -1 if it has no class."""
+    """Return int16[samples]: WaitClass | _CONNECTED | _INWARD of each sample's object; -1: no object, or no class."""
     objects, strings = profile.objects, profile.strings
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))
@@ -75,13 +73,16 @@ def object_facts(profile: Profile) -> U16:
 
 def work_of_lock(facts: int, means: Means | None) -> str:
     """Return what brings the next work, in words, if waits for a lock or semaphore are idle; "" if they are not.
-    Condition variable: idle unless only its own waiters end the waits. Semaphore: idle if only threads that never wait
-    for it end the waits, or nobody does and no other process shares it. Futex of unknown wrapper: idle if several
-    threads wait for it and only others end the waits, and it does not look like a mutex or rwlock. All others: "".
+    Condition variable: idle unless only its own waiters end its waits. Semaphore: idle if only threads that never wait
+    for it end its waits, or no thread does and no other process shares it. Either is not idle if threads signal each
+    other, by one of these each: so do a runtime's locks, and queues of limited length. Futex of unknown wrapper: idle
+    if several threads wait for it, only other threads end the waits, and it does not look like a mutex or rwlock.
     `facts`: ObjectFact. `means`: meaning of the wrapper; None if unknown."""
     if means is None and facts & (ObjectFact.MUTEX | ObjectFact.RWLOCK):
         means = Means.LOCK
     enders = facts & _ENDERS
+    if facts & ObjectFact.CIRCLE:
+        return ""
     if means is Means.CONDITION:
         more = "" if enders == ObjectFact.BY_PEERS else "a condition that other threads signal, too"
         return _CONDITION.get(enders, more)
@@ -102,5 +103,5 @@ def is_connected(code: int) -> bool:
 
 
 def answers(code: int) -> bool:
-    """Return True for the code of a connection or pipe whose other end works for this program."""
+    """Return True if a code of `object_codes` is a pipe or connection whose other end serves the program: no client."""
     return is_connected(code) and not code & _INWARD

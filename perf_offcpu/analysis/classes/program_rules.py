@@ -7,7 +7,7 @@ wait decides; rules of the user (`Profile.rules`) come before this table. Docume
 table made from this one, and the form of a user's file.
 
 Sources: names of functions are those of postgres 12 to 18, JDK 11 to 25, CPython 3.8 to 3.14, Go 1.18 to
-1.25, libuv 1.x, nginx 1.18 to 1.28, redis 6 to 8 and glibc 2.31 to 2.42.
+1.25, libuv 1.x, nginx 1.18 to 1.28, redis 6 to 8, Ruby 3.1 to 3.3 and glibc 2.31 to 2.42.
 """
 
 import functools
@@ -195,6 +195,22 @@ PROGRAM_RULES = (
         "the interpreter lock (GVL), after the time slice",
         frames="rb_threadptr_execute_interrupts",
         waits="lock",
+        for_work=False,
+    ),
+    ProgramRule("Ruby", "a Mutex that another thread holds", frames="rb_mutex_lock", waits="lock", for_work=False),
+    ProgramRule(
+        "Ruby",
+        "a Queue, a condition or the interpreter lock (GVL)",
+        frames="rb_native_cond_wait",
+        waits="lock",
+        wait_class="lock",
+    ),
+    ProgramRule(
+        "Ruby",
+        "time to pass: sleep()",
+        frames="rb_thread_wait_for",
+        waits="lock poll",
+        wait_class="sleep",
         for_work=False,
     ),
     ProgramRule(

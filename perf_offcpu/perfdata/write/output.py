@@ -20,15 +20,18 @@ from perf_offcpu.errors import RecordingError
 
 
 def _hold(directory: Directory, size: int) -> int:
-    """Return a descriptor of an unnamed file of `size` bytes on the same disk; -1 if there cannot be one."""
+    """Return a descriptor of an unnamed file of `size` bytes on the same disk; -1 if the file system has none. Raises
+    OSError: the disk is full."""
     fd = -1
     try:
         # direct: a file without a name, in a directory that is open
         fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
         os.posix_fallocate(fd, 0, size)
-    except OSError:
+    except OSError as problem:
         if fd >= 0:
             os.close(fd)
+        if problem.errno == errno.ENOSPC:
+            raise
         return -1
     return fd
 
@@ -36,7 +39,7 @@ def _hold(directory: Directory, size: int) -> int:
 class AtomicFile:
     """Writes a file as a whole or not at all: a context manager, at whose end it is removed unless committed. A device
     as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as `path`.old. `reserve`
-    bytes are held until `release`, where that can be. Raises RecordingError if it cannot be made there."""
+    bytes are held until `release`, where that can be. Raises RecordingError if it, or these, cannot be made there."""
 
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
         self.path, self.keep_old = Path(path), keep_old
@@ -52,7 +55,11 @@ class AtomicFile:
                 raise self._failure(problem) from None
             stack.pop_all()
         if reserve and self._hidden:
-            self._reserve = _hold(self._directory, reserve)
+            try:
+                self._reserve = _hold(self._directory, reserve)
+            except OSError as problem:  # the file before this one has room for its end
+                self.close()
+                raise RecordingError(f"{path}: cannot write the recording: {problem.strerror}") from None
 
     def release(self) -> bool:
         """Free the room on the disk that is held by `reserve`; return False if there was none."""

@@ -29,7 +29,7 @@ _PASSIVE: Final = [
     WaitClass.OTHER,
 ]
 """Classes of waits by which a thread of a whole machine is not seen to do anything."""
-_PASSIVE_PERCENT: Final = 99
+_PASSIVE_PERCENT, _NAPPING_PERCENT = 99, 90
 _AWAITED_PART: Final = 10
 _GENERATIONS: Final = 4
 """Depth to which a process that writes into a pipe may be below the one that reads: `$(a | b)` in a shell."""
@@ -86,17 +86,19 @@ def _by_descendants(subject: Profile) -> Bool:
 
 
 def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> Bool:
-    """Return bool[waits]: sleeps of threads that only sleep, and that nobody waits for, while others do something.
+    """Return bool[waits]: sleeps of threads that only sleep, and that no thread waits for, while others do something.
 
     A lock that a thread takes for a moment (CPython's) is no reason to count its sleeps: others have to wait for a
-    tenth of them.
+    tenth of them, or the thread for that lock or a CPU during a tenth of its time.
 
     Args:
         left_out: bool[waits], those that do not count for another reason.
     """
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
-    naps: Bool = is_sleep & _of_passive_threads(profile, subject, is_sleep)
+    does_nothing = is_sleep | np.isin(waits.wait_class, (WaitClass.LOCK, WaitClass.RUNQUEUE))
+    naps: Bool = is_sleep & _of_passive_threads(profile, subject, does_nothing)
+    naps &= _of_passive_threads(profile, subject, is_sleep, _NAPPING_PERCENT)
     ended = ~waits.for_work & (samples.waker_tid != samples.tid) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     first, thread_of = group(np.append(samples.tid, np.where(ended, samples.waker_tid, np.int32(-1))))
     sleeper, ender = np.split(thread_of, 2)
@@ -108,8 +110,8 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> B
     return np.zeros(len(naps), np.bool_) if is_alone else naps
 
 
-def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bool:
-    """Return bool[waits]: waits of threads whose time, running included, is passive waits but for 1 %."""
+def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool, percent: int = _PASSIVE_PERCENT) -> Bool:
+    """Return bool[waits]: waits of threads of whose time, running included, `percent` or more are passive waits."""
     samples, budget = subject.samples, profile.budget
     ids = np.append(thread_ids(samples.pid, samples.tid), thread_ids(budget.pid, budget.tid))
     first, group_of = group(ids)
@@ -117,5 +119,5 @@ def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool) -> Bo
         sum_by(group_of, np.append(period, budget.running_ns), len(first))
         for period in (samples.period, np.where(passive, 0, samples.period))
     )
-    is_passive: Bool = active <= time // 100 * (100 - _PASSIVE_PERCENT)
+    is_passive: Bool = active <= time // 100 * (100 - percent)
     return is_passive[group_of[: len(samples)]]

@@ -22,6 +22,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
 _NOT_ENDED = SampleFlag.WAKER_INTERRUPT | SampleFlag.STILL_BLOCKED | SUM_FLAGS
 _KINDS = (ObjectKind.FUTEX, ObjectKind.SEMAPHORES)
 _EXIT_NS = 1_000_000
+_RARE = 8  # fewer than one wait in so many does not tell who ends them
 _INEXACT_NS = 10_000  # of wake-ups in samples by length (bpf/sampling.h)
 _PRIVATE, _COMMAND = 128, 0x7F  # include/uapi/linux/futex.h
 _WAITS, _LOCKS_PI = (0, 9), (6, 13)
@@ -30,9 +31,10 @@ _MUTEX, _RWLOCK = 2, 3
 _ADDRESS = re.compile(r"(?<=0x)[0-9a-f]+")
 
 
-def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings: Strings) -> U16:
+def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects, strings: Strings) -> U16:
     """Return uint16[objects]: ObjectFact, from the threads that ended the waits; 0 for other kinds. `entry`:
-    int64[samples], the object of each sample; -1 for none. `strings`: those of the objects' names."""
+    int64[samples], the object of each sample; -1 for none. `row`: int64[objects], the object in the recording; -1 for
+    none. `strings`: those of the objects' names."""
     samples, is_lock = recording.samples, np.isin(objects.kind, _KINDS)
     rows = np.flatnonzero((entry >= 0) & np.append(is_lock, False)[entry] & ~samples.has(SUM_FLAGS))
     entry = entry[rows]
@@ -40,11 +42,13 @@ def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings:
     # words, next to each other.
     shared = objects.shared | (objects.kind == ObjectKind.SEMAPHORES)
     word = (objects.address >> np.uint64(3)).astype(np.int64)
+    # The process has ended before its maps were read: children inherit the address.
+    is_public = ~shared & (objects.kind == ObjectKind.FUTEX) & _is_public(recording)[row]
     number_of_name: dict[str, int] = {}
-    for row in np.flatnonzero(shared).tolist():
-        name = _ADDRESS.sub(lambda address: f"{int(address[0], 16) >> 3:x}", strings[int(objects.name[row])])
-        word[row] = number_of_name.setdefault(name, len(number_of_name))
-    both = np.stack([np.where(shared, -1, objects.pid), word], axis=1)
+    for index in np.flatnonzero(shared).tolist():
+        name = _ADDRESS.sub(lambda address: f"{int(address[0], 16) >> 3:x}", strings[int(objects.name[index])])
+        word[index] = number_of_name.setdefault(name, len(number_of_name))
+    both = np.stack([np.where(shared | is_public, -1, objects.pid), word], axis=1)
     different, number = np.unique(both, axis=0, return_inverse=True)
     number, groups = number.reshape(-1), len(different)
     thing = number[entry]
@@ -52,17 +56,26 @@ def facts_by_enders(recording: Recording, entry: I64, objects: Objects, strings:
     several = np.bincount(waits >> 32, minlength=groups) > 1
     ended = ~samples.has(_NOT_ENDED)[rows] & (samples.waker_tid[rows] > 0)
     ended &= ~_exits(recording, samples.tid[rows], samples.time_ns[rows])
-    ended &= shared[entry] | (samples.waker_pid[rows] == samples.pid[rows])  # else it was a signal
+    is_recorded = np.isin(samples.waker_pid[rows], samples.pid)
+    is_own = samples.waker_pid[rows] == samples.pid[rows]
+    ended &= shared[entry] | (is_public[entry] & is_recorded) | is_own  # else it was a signal
     waker_tid, waker_pid, thing = samples.waker_tid[rows][ended], samples.waker_pid[rows][ended], thing[ended]
+    tid = samples.tid[rows][ended]
     is_peer = np.isin(thing.astype(np.int64) << 32 | waker_tid, waits)
     is_stranger = ~is_peer & ~np.isin(waker_pid, samples.pid)
-    by = [is_peer, ~is_peer & ~is_stranger, is_stranger]
+    is_other = ~is_peer & ~is_stranger
+    by = [is_peer, is_other, is_stranger]
     peers, others, strangers = (np.bincount(thing[is_ender], minlength=groups) for is_ender in by)
+    # The first user of a lock may never have to wait for it.
+    others = np.where(others * _RARE >= peers, others, 0)
+    is_alone = ~several[thing] & is_other
+    in_circle = np.bincount(thing[is_alone][_in_circle(waker_tid[is_alone], tid[is_alone])], minlength=groups) > 0
     facts = (
         np.where(several, ObjectFact.SEVERAL, 0)
         | np.where(peers > 0, ObjectFact.BY_PEERS, 0)
         | np.where(others > 0, ObjectFact.BY_OTHERS, 0)
         | np.where(strangers > 0, ObjectFact.BY_STRANGERS, 0)
+        | np.where(in_circle, ObjectFact.CIRCLE, 0)
     )
     facts = facts[number] | np.where(shared, ObjectFact.SHARED, 0)
     return np.where(is_lock, facts, 0).astype(np.uint16)
@@ -88,6 +101,23 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
     kinds = [is_thread, is_mutex, waits & (value == _RWLOCK)]
     facts = [ObjectFact.THREAD, ObjectFact.MUTEX, ObjectFact.RWLOCK]
     return np.select(kinds, facts, 0).astype(np.uint16)
+
+
+def _in_circle(waker: I32, sleeper: I32) -> Bool:
+    """Return bool[n]: True if waker[i] and sleeper[i], which may be the same thread, are in one circle of wake-ups."""
+    import networkx
+
+    pairs, pair = np.unique(np.stack([waker, sleeper], axis=1), axis=0, return_inverse=True)
+    circles = networkx.strongly_connected_components(networkx.DiGraph(pairs.tolist()))
+    circle_of = {tid: number for number, circle in enumerate(circles) for tid in circle}
+    inside = [circle_of[one] == circle_of[other] for one, other in pairs.tolist()]
+    return np.array(inside, np.bool_)[pair.reshape(-1)]
+
+
+def _is_public(recording: Recording) -> Bool:
+    """Return bool[objects of the recording + 1]: True for futexes that other processes may wake, by their operation."""
+    objects = recording.objects
+    return np.append((objects.operation & _PRIVATE == 0) & (objects.number != -1), False)
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:

@@ -94,7 +94,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
         address=np.append(table.address, np.uint64(0))[entry_rows],
         peer_pid=np.append(table.peer_pid, np.int32(-1))[entry_rows],
     )
-    objects.facts |= facts_by_enders(recording, entry_of_sample, objects, strings)
+    objects.facts |= facts_by_enders(recording, entry_of_sample, entry_rows, objects, strings)
     for number, (_, _, mask) in enumerate(bare, len(rows)):
         entry_of_sample = np.where(mask, number, entry_of_sample)
     samples = profile.samples.with_columns(object=entry_of_sample.astype(np.int32))

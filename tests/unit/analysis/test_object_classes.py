@@ -140,6 +140,7 @@ CONDITION, SEMAPHORE, MUTEX = ("pthread_cond_wait",), ("sem_wait", "[libc]"), ("
     (CONDITION, F.BY_PEERS | F.BY_OTHERS, True), (CONDITION, F.BY_STRANGERS, True), (SEMAPHORE, 0, True),
     (SEMAPHORE, F.SHARED, False), (SEMAPHORE, F.SHARED | F.BY_OTHERS, True), (SEMAPHORE, F.BY_STRANGERS, False),
     (SEMAPHORE, F.BY_PEERS | F.BY_OTHERS, False), (MUTEX, F.BY_OTHERS | F.SEVERAL, False),
+    (CONDITION, F.BY_OTHERS | F.CIRCLE, False), (SEMAPHORE, F.BY_OTHERS | F.CIRCLE, False),
     ((), F.BY_OTHERS | F.SEVERAL, True), ((), F.BY_OTHERS, False), ((), F.BY_PEERS | F.SEVERAL, False),
 ])  # fmt: skip
 def test_who_ends_waits_tells_a_queue_of_work_from_a_lock(wrapper: tuple[str, ...], facts: int, for_work: bool) -> None:

@@ -35,8 +35,8 @@ def program_rows() -> str:
     for rule in PROGRAM_RULES:
         frames, callers = (_code(names) for names in (rule.frames, rule.callers))
         frames = f"{frames} called by {callers}" if callers else frames
-        assert rule.for_work is not None, "the page says so"
-        wait_class, idle = f"`{rule.wait_class}`" if rule.wait_class else "", "idle" if rule.for_work else ""
+        idle = {True: "idle", False: "", None: "idle by who ends it"}[rule.for_work]
+        wait_class = f"`{rule.wait_class}`" if rule.wait_class else ""
         lines.append(f"| {rule.program} | {rule.meaning} | {frames} | {wait_class} {idle} |".replace("  ", " "))
     return "\n".join(lines) + "\n"
 

@@ -255,6 +255,34 @@ def test_who_ended_the_waits(waits: list[tuple[int, dict[str, Any]]], found: int
     assert set(profile_of(tmp_path, things, *records).objects.facts.tolist()[:-1]) == {found}
 
 
+def test_threads_that_signal_each_other_by_an_object_each_are_in_a_circle(tmp_path: Path) -> None:
+    things = described(*(thing(tid, K.FUTEX, address=0x1000 * tid) for tid in (1, 2, 3, 4)))
+    wakers = {1: 2, 2: 3, 3: 1, 4: 1}  # 4 only takes what 1 gives
+    records = (wait(tid, time=90, tid=tid, pid=10, waker_pid=10, waker_tid=waker) for tid, waker in wakers.items())
+    facts = profile_of(tmp_path, things, *records).objects.facts.tolist()
+    assert facts[:4] == [*(Fact.BY_OTHERS | Fact.CIRCLE,) * 3, Fact.BY_OTHERS]
+
+
+def test_who_rarely_ends_waits_does_not_tell_what_they_are_for(tmp_path: Path) -> None:
+    """A thread that took a lock once, and never had to wait for it."""
+    for waits, rare in ((10, 0), (8, Fact.BY_OTHERS)):
+        tids = [(1, 2), (2, 1)] * (waits // 2) + [(1, 3)]
+        records = (
+            wait(7, time=at, tid=tid, pid=10, waker_pid=10, waker_tid=waker) for at, (tid, waker) in enumerate(tids, 90)
+        )
+        facts = profile_of(tmp_path, described(thing(7, K.FUTEX, address=0x1000)), *records).objects.facts.tolist()
+        assert facts[0] == Fact.SEVERAL | Fact.BY_PEERS | rare
+
+
+def test_processes_share_a_futex_without_a_name_if_its_operation_says_so(tmp_path: Path) -> None:
+    for operation, found in ((0, Fact.SEVERAL | Fact.BY_PEERS), (128, 0)):
+        locks = [thing(pid, K.FUTEX, pid, address=0x7F0000001000, operation=operation, number=2) for pid in (10, 20)]
+        ends = ((10, 20), (20, 10))
+        records = (wait(pid, time=90 + pid, pid=pid, tid=pid, waker_pid=waker, waker_tid=waker) for pid, waker in ends)
+        facts = profile_of(tmp_path, described(*locks), *records).objects.facts.tolist()
+        assert {fact & ~Fact.MUTEX for fact in facts[:2]} == {found}
+
+
 def test_who_ended_waits_for_shared_memory(tmp_path: Path) -> None:
     things = described(*(thing(pid, K.FUTEX, pid, place="/dev/shm/x+0x40") for pid in (10, 20)))
     ends = ((10, 20), (20, 10), (20, 99))

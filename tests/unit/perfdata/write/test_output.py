@@ -96,9 +96,9 @@ def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
             assert os.write(output.fd, bytes(64 << 10)) == 64 << 10
             assert names(disk) != []
         assert names(disk) == []
-        with AtomicFile(disk / "perf.data", reserve=1 << 20) as output:
-            assert not output.release()  # no such room: a file without
-            os.write(output.fd, b"one")
+        with pytest.raises(RecordingError, match="cannot write the recording: No space left on device"):
+            AtomicFile(disk / "perf.data", reserve=1 << 20)
+        assert names(disk) == []
 
 
 def test_the_oldest_is_unlinked_and_freed_at_the_end(tmp_path: Path) -> None:
