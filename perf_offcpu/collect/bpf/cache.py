@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled programs on disk, so that bcc and its 100 MB are loaded once, not at each start.
 
-    $XDG_CACHE_HOME/perf-offcpu/programs/HEX-HEX.program        (`perf_offcpu.cache` has the form)
+    $XDG_CACHE_HOME/perf-offcpu/programs/HEX-HEX.program        (`perf_offcpu.cache` says in which format)
 
-A name is a hash of everything that the instructions depend on: its first part of the sources and of the running kernel,
-its second of the options. Nothing of it differs from boot to boot (`enum offcpu_late` in bpf/off_cpu.h) or from
-container to container. The compiler is not part of the name: the file names it, so that programs remain useful where
-there is no compiler any more.
+A name is made of two hashes of everything that the instructions depend on: the first of the sources and the running
+kernel, the second of the options. It is the same at each boot and in each container, because the loader fills in what
+differs (`enum offcpu_late` in bpf/off_cpu.h). The compiler is not part of the name: the file names it, so that programs
+remain useful where there is no compiler any more.
 
 `build` loads cached programs if the installed compiler made them, or if no compiler is installed. Programs that the
 kernel refuses are removed from the cache and compiled again; programs that it accepts are stored.
 
 The recorder has every right on the machine, so it loads programs only from a directory that no user but its own (and
-root) can have written to; each directory above it is checked, too. The content is checked for form, and then by the
-kernel's verifier as any other program is.
+root) can have written to; each directory above it is checked, too. The content is checked for consistency, and then by
+the kernel's verifier as any other program is.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ raises OSError (VerifierError is one), it has closed all descriptors that it had
 
 
 def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
-    """Call `load` with the programs and maps of a recipe, from the cache or compiled (always, if `cache` is None).
-    Raises CapabilityError: no bcc, and no programs in the cache; too many open files. Raises RecordingError: it does
-    not compile. Raises OSError: of `load`."""
+    """Call `load` with the programs and maps of a recipe, from the cache or compiled (always, if `cache` is None or the
+    user has set BCC_KERNEL_SOURCE). Raises CapabilityError: no bcc, and no programs in the cache; too many open files.
+    Raises RecordingError: the source does not compile. Raises OSError: as `load` does."""
     if cache is None or is_led_elsewhere():
         with compiled(recipe.source, recipe.defines, recipe.functions, recipe.maps) as parts:
             load(*parts)
@@ -143,7 +143,7 @@ def build(recipe: Recipe, load: Load, cache: ProgramCache | None) -> None:
             with contextlib.suppress(OSError, ValueError):  # without a description it is not stored
                 cache.write(recipe, describe(*parts), here)
     except CapabilityError:
-        # The package that looked like a compiler is none.
+        # The package that looked like a compiler cannot compile.
         if not (cached and here and cached.compiler != here and _load_cached(cached, recipe, load, cache)):
             raise
 

@@ -54,7 +54,7 @@ def import_bcc() -> ModuleType:
 
 
 def compiler() -> str:
-    """Describe the installed bcc by its files, without importing it; "" if there is none."""
+    """Describe the installed bcc by its files, without importing it; "" if it is not installed."""
     try:
         found = importlib.util.find_spec("bcc")
     except ValueError:  # a module of this name that no file was loaded for
@@ -133,7 +133,8 @@ def _compile(bcc: ModuleType, source: Path, flags: list[str]) -> Any:
 
 
 def _whole(source: Path, included: set[str] | None = None) -> str:
-    """Return a C file with its own headers inserted, each once (`included`): bcc rewrites maps in the main file."""
+    """Return a C file with its headers from the same directory inserted, because bcc rewrites uses of maps only in the
+    main file. `included`: names of the headers inserted so far, which are left out; extended."""
     included = set() if included is None else included
     lines = []
     # direct: the package's own sources

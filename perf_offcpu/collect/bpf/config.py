@@ -47,15 +47,15 @@ DEFAULT_STATES = "SDITtQ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitOptions:
-    """Options of the user on which waits are recorded, and how, that the BPF program follows."""
+    """The user's options that say which waits the BPF program records, and how."""
 
     threshold_ns: int = DEFAULT_THRESHOLD_NS  # shortest wait that becomes a sample; 0: every wait
-    off_cpu_period_ns: int = 0  # waiting of a thread for each sample, instead of a threshold; 0 for the threshold
-    short_waits: ShortWaits = ShortWaits.STACKS  # choice for shorter waits
+    off_cpu_period_ns: int = 0  # off-CPU time of a thread for each sample; 0: use the threshold instead
+    short_waits: ShortWaits = ShortWaits.STACKS  # what becomes of waits under the threshold
     min_block_ns: int = 0  # shorter waits are left out and counted
     max_rate: int = 0  # samples a second above which the threshold rises by itself; 0 for any number
     kernel_stacks: bool = True  # callchains of samples have a kernel part
-    wakers: bool = True  # note wake-ups: blocked time apart from run-queue delay, and the waker
+    wakers: bool = True  # trace wake-ups: to tell blocked time from run-queue delay, and the waker
     waker_stacks: bool = False  # take the waker's stack, for waits that are over the threshold at the wake-up
     objects: bool = True  # note what each wait over the threshold was for: the file, socket, pipe, lock or process
     object_names: bool = True  # note names and paths of these objects
@@ -72,15 +72,15 @@ class WaitOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig(WaitOptions):
-    """Complete configuration of the BPF program: the user's choices, and those that the recorder derives from them."""
+    """Complete configuration of the BPF program: the user's options, and values that the recorder derives from them."""
 
     targets: Targets = Targets.ALL
     copy_bytes: int = 0
-    """Size of copies of user stacks in samples, 0 for none. With copies, sums are kept by their callers without frame
-    pointers, the first wait of each is sent, and a stack is copied once, as far as it reaches
-    (`defines.option_defines`)."""
+    """Usual size of the copies of user stacks in samples, 0 for none. A copy ends where the stack ends, and each stack
+    is copied once (bpf/copies.h). With copies, sums are kept by caller, found without frame pointers, and the first
+    wait of each caller is sent as a sample with a copy, however short it is (bpf/callers.h)."""
     deferred_stacks: bool = False
-    """Have the perf core take the user stacks of samples, where the BPF program sends samples in the sleeper."""
+    """Have the perf core walk the user stacks of samples later, if waits end in the sleeper's own context."""
     in_switch: bool = False  # end waits in sched_switch even where the kernel has sched_exit_tp
     in_sleeper: bool = False
     """End waits in the sleeper's own context even where that takes a kprobe: for copies of its stack."""
@@ -90,9 +90,9 @@ class OffCpuConfig(WaitOptions):
     by_group: str | None = None
     """Record only tasks in control groups that are added, and in groups below: "" for groups of cgroup v2, or a
     controller (such as "cpu") for those of its v1 hierarchy."""
-    sum_entries: int = 16384
-    stack_entries: int = 8192
-    caller_entries: int = 32768  # callers that are known to have been sent; the least recently used are forgotten
+    sum_entries: int = 16384  # sums between two calls of `drain`
+    stack_entries: int = 8192  # different user stacks of these sums
+    caller_entries: int = 32768  # hashes of stacks whose copy was sent; the least recently used are forgotten
     budget_entries: int = 16384  # threads that may end between two calls of `drain`
     target_entries: int = 4096
     object_entries: int = 16384  # objects that are known to have been described; the least recently used are forgotten

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derive tracepoints, constants, late and control values of the BPF program from config and kernel. bpf/off_cpu.bpf.c
-and bpf/targets.h explain the constants at their top."""
+"""Derive from config and kernel what the BPF program needs: tracepoints, constants of the compiler, control values, and
+late values, known only at loading (`enum offcpu_late`). bpf/off_cpu.bpf.c and bpf/targets.h explain the constants."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +22,12 @@ FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _WINDOWS_A_SECOND = 10  # of the limit of the rate
 _LEAST_IN_WINDOW = 50  # samples that tell their rate well enough for a period (bpf/period.h)
 EARLY_BELOW_NS = 10_000
-"""Threshold, ns, below which most waits of a busy machine become samples: kernel stacks are taken early, then."""
+"""Threshold, ns, below which most waits of a busy machine become samples: kernel stacks are taken before the switch."""
 
 
 def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
-    """Return BPF function → tracepoint, in the order of attachment. Fork and wake-up probes come before the switch
-    probe, so that no wait lacks its start."""
+    """Return BPF function → tracepoint, in the order of attachment. sched_switch comes last, so that the wake-up and
+    the end of each wait whose start it notes are traced."""
     births = {} if config.targets is Targets.ALL else _ON_BIRTH
     at_exit = _ON_EXIT if facts.has_exit_tp and not config.in_switch else {}
     wake_ups = {"offcpu_waking": "sched_waking"} if config.wakers else {}
@@ -36,7 +36,7 @@ def tracepoints_of(config: OffCpuConfig, facts: KernelFacts) -> dict[str, str]:
 
 def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_probe: bool) -> dict[str, int | str]:
     """Return the constants for off_cpu.bpf.c that depend on the config. `at_exit`: waits end in the sleeper's context,
-    `by_probe`: by a kprobe. Raises CapabilityError: the kernel does not tell what sampling by length needs."""
+    `by_probe`: by a kprobe. Raises CapabilityError: the kernel lacks members that `off_cpu_period_ns` needs."""
     if config.off_cpu_period_ns and not (facts.defines["TASK_LAST_QUEUED"] and facts.defines["RQ_CLOCK"]):
         raise CapabilityError(
             "this kernel does not note since when a thread waits for a CPU (CONFIG_SCHED_INFO), as sampling "
@@ -68,7 +68,7 @@ def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_p
 
 
 def _object_defines(config: OffCpuConfig, facts: KernelFacts) -> dict[str, int | str]:
-    """Return the preprocessor constants for objects.h and locks.h; sizes of 0 turn objects off."""
+    """Return the preprocessor constants for objects.h and locks.h; OFFCPU_OBJECTS is 0 if no objects are noted."""
     objects = config.objects and facts.defines["TASK_FILES"] and facts.defines["OFFCPU_USER_REGISTERS"]
     return {
         "OFFCPU_OBJECTS": config.object_entries if objects else 0,
@@ -107,8 +107,8 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
 
 def _rate_window(config: OffCpuConfig) -> dict[str, int]:
     """Return `window_ns`, over which the rate is limited, and `max_rate`, the samples allowed in it (0: any number). A
-    threshold leaves waits out for the rest of a window, which must be short. A period is chosen after the number of
-    samples in a window, which must be large."""
+    raised threshold leaves waits out for the rest of a window, which must therefore be short. A period is adjusted to
+    the number of samples in a window, so a window must allow at least _LEAST_IN_WINDOW."""
     most = max(1, config.max_rate // _WINDOWS_A_SECOND) if config.max_rate else 0
     if not most or not config.off_cpu_period_ns:
         return {"max_rate": most, "window_ns": 10**9 // _WINDOWS_A_SECOND}
@@ -117,8 +117,8 @@ def _rate_window(config: OffCpuConfig) -> dict[str, int]:
 
 
 def target_defines(config: OffCpuConfig) -> dict[str, int]:
-    """Return the constants for targets.h. Raises CapabilityError: the kernel's BTF lacks the members that the targets
-    need."""
+    """Return the constants for targets.h. Raises CapabilityError: the kernel lacks the control group controller
+    `config.by_group`."""
     group = 0 if config.by_group is None else 2 if config.by_group else 1
     css = controller_offset(Btf.load(), config.by_group) if config.by_group else 0
     if css is None:
@@ -129,9 +129,9 @@ def target_defines(config: OffCpuConfig) -> dict[str, int]:
 
 
 def late_values(facts: KernelFacts) -> dict[str, int]:
-    """Return name → value of members of `enum offcpu_late` (bpf/off_cpu.h), which the loader writes into the programs.
-    Those left out are 0, for no such code: then no frames are skipped, stacks of wakers begin with those of tracing,
-    each softirq is an interrupt. Raises CapabilityError: the kernel does not tell which pid namespace this is."""
+    """Return enumerator of `enum offcpu_late` (bpf/off_cpu.h) → value, which the loader writes into the programs. A
+    missing enumerator counts as 0, code not found: stacks then keep the scheduler's frames, those of wakers the frames
+    of tracing, each softirq is an interrupt. Raises CapabilityError: this process's pid namespace cannot be found."""
     namespace = _PID_NAMESPACE.stat().st_ino
     level = 0 if namespace == FIRST_PID_NAMESPACE else pid_namespace_level(facts.defines)
     values = {"pid_level": level, "pid_namespace": namespace}

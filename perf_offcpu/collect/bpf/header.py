@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the declarations that the BPF program and user space share from the C header bpf/off_cpu.h. The header has the
-structures of map keys and values and the enumeration of counters. A second declaration in Python could differ, so the
-few simple declarations are parsed: enumerators that count from 0, structures of integers and arrays of them, and
-integer `#define`s."""
+structures of map keys and values and the enumerations of their values. A second declaration in Python could differ, so
+the few simple declarations are parsed: enumerators that count from 0, structures of integers and of arrays of integers,
+and integer `#define`s."""
 
 import re
 from collections.abc import Mapping

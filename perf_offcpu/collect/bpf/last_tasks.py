@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the output of the BPF program's iterator over tasks at the end of a recording or of one of its files. A task is
-a header (`struct offcpu_last`), its budget up to its last change, and the frames of its stacks, whose numbers are in
-the header."""
+"""Parse the output of the BPF program's iterator over tasks at the end of a recording or of one of its files. For each
+task it holds a header (`struct offcpu_last`), the budget up to the last change of its mode (with `config.budget`), and
+the frames of its kernel and user stack, counted in the header."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class LastTasks:
     Args:
         end_ns: time of that end.
         tasks: rows of `struct offcpu_last`.
-        kernel, user: frames of each row, leaf first; empty if the task does not wait.
+        kernel, user: addresses of the frames of each row of `tasks`, leaf first; empty if the task does not wait.
         budgets: rows of `struct offcpu_budget`, complete up to `end_ns` or a little later; empty without budgets.
-        copies: the top of each row's user stack, b"" where it was not copied.
-        python: payloads that name the Python functions of waiting tasks (`abi.counters.PYTHON`).
+        copies: the top of the user stack of each row of `tasks`, b"" where it was not copied; () without copies.
+        python: a payload with the Python functions of each waiting task that has any (`abi.counters.PYTHON`).
     """
 
     end_ns: int
@@ -41,20 +41,20 @@ class LastTasks:
     python: tuple[bytes, ...] = ()
 
     def waiting(self) -> NDArray[np.int64]:
-        """Return int64: the rows of tasks that wait in a recorded state."""
+        """Return int64: indices in `tasks` of the tasks that wait in a recorded state."""
         return np.flatnonzero(self.tasks["waits"])
 
     def stand_still(self, later: LastTasks) -> NDArray[np.bool_]:
-        """Return bool[n]: True for tasks that have not run between this run of the iterator and a later one."""
+        """Return bool[n], per row of `tasks`: True if the task has not run up to a `later` run of the iterator."""
         return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:
-        """Return a copy with the reliable waits and budgets alone: tasks may have gone on while the iterator ran.
+        """Return a copy in which only reliable waits and budgets count: tasks may have run while the iterator did.
 
-        A wait is reliable if it goes on in a `later` run: then its stacks did not change in this one. A budget is
-        reliable if it adds up; otherwise it was read while it changed, and that of the later run is taken. States that
-        began after `drained_ns`, the time of the last drain of the rings, are not: the record that names their thread
-        may still be in a ring. Unreliable states are left to a later file.
+        A wait is reliable if a `later` run of the iterator finds it, too: then its stacks did not change during this
+        run. Other rows get `waits` 0. A budget is reliable if its `ns` add up; otherwise it was read while it changed,
+        and the later run's is taken, if reliable. Waits and budgets that began after `drained_ns`, a time before the
+        last drain of the rings, are left out: the record that names the thread may be in a ring. A later file has them.
         """
         tasks = self.tasks.copy()
         same = _are_among(tasks, later.tasks[later.waiting()], ("tid", "mode", "switch_out_ns"))
@@ -79,15 +79,15 @@ def _are_among(rows: NDArray[Any], others: NDArray[Any], names: tuple[str, ...])
 
 
 def _joined(rows: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
-    """Return V[8 * names] for each row: its fields `names`, each as u64, joined to one value that can be compared."""
+    """Return one value (dtype V, 8 bytes per name) for each row: its fields `names` as u64, joined to be compared."""
     fields = np.stack([rows[name].astype(np.uint64) for name in names], axis=1)
     joined: NDArray[Any] = np.ascontiguousarray(fields).view(f"V{8 * len(names)}").reshape(-1)
     return joined
 
 
 def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool) -> LastTasks:
-    """Parse the output of the iterator. `header`: layouts of its structures. `end_ns`: end of the recording.
-    `with_budget`: it contains budgets."""
+    """Parse `raw`, the output of the iterator. `header`: layouts of its structures. `end_ns`: end of the recording or
+    file: a task that began to wait later does not count as waiting. `with_budget`: `raw` contains budgets."""
     task, budget = header.structs["last"], header.structs["budget"]
     rows, budgets = [], []
     kernel: list[U64] = []
@@ -114,7 +114,7 @@ def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool
 
 
 def _complete(budgets: NDArray[Any], tasks: NDArray[Any], header: SharedHeader, end_ns: int) -> None:
-    """Add to the budgets, in place, the time from each task's last change to `end_ns`, so that their ns add up."""
+    """Extend the budgets (row i: of task i) in place from the last change of the task's mode to `end_ns`."""
     modes = header.enums["mode"]
     since = tasks["switch_out_ns"]
     # A program that was at work when the recording ended may have noted a change just after the end.

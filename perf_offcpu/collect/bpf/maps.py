@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps of the BPF program as user space sees them: switches, targets and outputs; sums and counters.
+"""The maps of the BPF program as user space sees them: options, targets and outputs; sums and counters.
 
 Sums can be drained while the program adds to them. The key of an entry holds a *generation*: draining raises the
-number, waits until no program runs that has read the former one, and removes the entries of the former one. So every
-wait is in exactly one drain, however short the pauses. If the maps are empty there is no wait: entries that are added
-meanwhile are in the next drain.
+number, blocks until no program runs that has read the former one, and removes the entries of the former one. So every
+recorded wait is in exactly one drain, however soon another drain follows. If the maps are empty, draining does not
+block: entries that are added meanwhile are in the next drain.
 
-The wait is an RCU grace period: some 10 ms, on a busy machine many seconds. A thread of its own waits and empties the
-maps, so that the caller can go on emptying the rings.
+Draining blocks for an RCU grace period: some 10 ms, on a busy machine many seconds. A thread of its own does that and
+empties the maps, so that the caller can go on emptying the rings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_OBJECTS = 1 << 14  # objects that are taken at once: several times what th
 
 @dataclass(frozen=True, slots=True)
 class UserStacks:
-    """Hold user stacks by hash: `hashes` ascend; stack i has the frames ips[offsets[i]:offsets[i + 1]], leaf first."""
+    """User stacks: stack i has hash hashes[i] (ascending) and frames ips[offsets[i]:offsets[i + 1]], leaf first."""
 
     hashes: NDArray[np.uint64]
     offsets: NDArray[np.int64]
@@ -53,19 +53,15 @@ class UserStacks:
 
     @classmethod
     def pack(cls, hashes: NDArray[np.uint64], stacks: NDArray[Any]) -> UserStacks:
-        """Build from n map entries: hashes in any order, and rows of `struct offcpu_stack`, each of full length."""
+        """Build from n map entries: `hashes` in any order, and `stacks`, `struct offcpu_stack` rows in that order."""
         order = np.argsort(hashes)
         lengths = stacks["nr"][order].astype(np.int64)
         used = np.arange(stacks.dtype["ips"].shape[0]) < lengths[:, None]
         return cls(hashes[order], offsets_of(lengths), stacks["ips"][order][used])
 
     def find(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Return the stacks with these hashes, in this order.
-
-        Returns:
-            offsets int64[n + 1] and ips uint64[offsets[n]]: the frames of hash i are
-            ips[offsets[i]:offsets[i + 1]], leaf first, without context markers; none for an unknown hash.
-        """
+        """Return (offsets int64[n + 1], ips uint64[offsets[n]]): the frames of the stack with hash hashes[i] are
+        ips[offsets[i]:offsets[i + 1]], leaf first, without context markers; no frames if the hash is unknown."""
         row = np.searchsorted(self.hashes, hashes)
         row[row == len(self.hashes)] = 0
         found = self.hashes[row] == hashes if len(self.hashes) else np.zeros(len(hashes), bool)
@@ -83,8 +79,8 @@ class Drained(NamedTuple):
     """Entries removed from the maps.
 
     Args:
-        sums: a row per thread, state, system call, cgroup and stack, with the members of `struct offcpu_sum_key` and
-            `struct offcpu_sum` as fields. `stack` is a hash in `stacks`, 0 for none.
+        sums: a row per thread, state, system call, cgroup, stack and caller, whose fields are the members of
+            `struct offcpu_sum_key` and `struct offcpu_sum`. `stack` is a hash in `stacks`, 0 for none.
         budgets: rows of `struct offcpu_budget` of threads that have ended; `ns` is indexed by `enum offcpu_mode`.
     """
 
@@ -108,7 +104,7 @@ class ProgramMaps:
         self._stopped = False
         self._fds = {name: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for name, fd in descriptors.items()}
         self._control = np.zeros((), header.structs["control"])
-        # Other users must not know it: with it they could choose the hashes of their stacks.
+        # Other users must not know the hash_key: with it they could choose the hashes of their stacks.
         self.set_control(hash_key=int.from_bytes(os.urandom(8)), **control)
 
     def close(self) -> None:
@@ -134,7 +130,7 @@ class ProgramMaps:
         self._stopped = False
         begin_ns = now_ns()
         paused_ns = begin_ns - self.end_ns if self.end_ns else 0
-        # Known to each program that is enabled: the copy into the map is not atomic.
+        # Set first, so that each program that finds `enabled` has it: the copy into the map is not atomic.
         self.set_control(paused_ns=int(self._control["paused_ns"]) + paused_ns)
         self.set_control(enabled=1, begin_ns=begin_ns, end_ns=0)
 
@@ -155,9 +151,9 @@ class ProgramMaps:
         self._set(name, _u32(cpu), perf_event_fd)
 
     def add_target(self, target: int, kind: str = "process", mode: str = "target_active") -> None:
-        """Record a target, as the config asks for. `target`: an id; ids of tasks are those of the recorder's own pid
-        namespace. `kind`: `process`, `thread`, `user` (effective uid) or `cpu` (`enum offcpu_target_kind`). `mode`: of
-        `enum offcpu_target`; `target_armed`: from its next exec on."""
+        """Record a target, if the config chooses tasks by its kind. `target`: pid or tid in the recorder's own pid
+        namespace, uid or CPU. `kind`: `process`, `thread`, `user` (effective uid) or `cpu` (`enum offcpu_target_kind`).
+        `mode`: `target_active`, or `target_armed` to record a process from its next exec on (`enum offcpu_target`)."""
         key = _u32(self.header.enums["target_kind"].index(kind)) + _u32(target)
         self._set("targets", key, self.header.enums["target"].index(mode))
 
@@ -171,7 +167,7 @@ class ProgramMaps:
         self._set("groups", group.to_bytes(8, sys.byteorder), 1)
 
     def describe_calls(self, calls: Mapping[int, tuple[str, str]]) -> None:
-        """Fill the BPF map `calls`, which says what arguments of system calls mean. `calls`: of `call_numbers`."""
+        """Fill the BPF map `calls`, which says what arguments of system calls mean. `calls`: from `call_numbers`."""
         kinds, timeouts = self.header.enums["call_kind"], self.header.enums["timeout"]
         row = np.zeros((), self.header.structs["call"])
         for number, (what, timeout) in calls.items():
@@ -179,8 +175,8 @@ class ProgramMaps:
             bpf_syscall.update(self._fds["calls"], _u32(number), row.tobytes())
 
     def set_polled(self, waits: NDArray[Any], descriptors: Sequence[int]) -> None:
-        """Write to the BPF map `polled` the only descriptor for which each thread is still blocked in poll(), select().
-        `waits`: rows of `struct offcpu_last` of these threads, in the order of `descriptors`."""
+        """Tell the program, in the BPF map `polled`, for which descriptor threads are still blocked in poll() or
+        select(). `waits`: rows of `struct offcpu_last`. `descriptors`: the only descriptor of each row's call."""
         keys = np.zeros(len(waits), self.header.structs["polled"])
         for name in keys.dtype.names or ():
             keys[name] = waits[name]
@@ -203,7 +199,7 @@ class ProgramMaps:
             raise RecordingError(f"the BPF map {name} refuses an entry ({error.strerror})") from error
 
     def counters(self) -> dict[str, int]:
-        """Return the counters of `enum offcpu_counter` over all CPUs: `<name>` of events, `<name>_ns` of their time."""
+        """Return, for all CPUs, the events of each `<name>` of `enum offcpu_counter`, and their time as `<name>_ns`."""
         totals: dict[str, int] = {}
         for name in self.header.enums["counter"][:-1]:
             per_cpu = self._counter(name)
@@ -235,9 +231,9 @@ class ProgramMaps:
         self.set_control(copy_all=1)
 
     def start_drain(self, *, end_of_file: bool = False) -> Future[Drained]:
-        """Begin to remove the entries added up to now; the future has them when complete. The drain before must have
-        ended. `end_of_file`: from here on the program sends stacks again: those sent before are in the file that these
-        sums go to. The rings must have been emptied just before, after `copy_all`."""
+        """Begin to remove the entries added up to now; the future returns them. An earlier drain must have ended.
+        `end_of_file`: the drained sums go to a file that ends here; for the next file the program sends each stack once
+        more. The rings must have been emptied just before, after `copy_all`."""
         structs, keys = self.header.structs, {"sums": "sum_key", "stacks": "stack_key", "budgets": "budget_key"}
         is_empty = all(bpf_syscall.is_empty(self._fds[name], structs[key].itemsize) for name, key in keys.items())
         if not end_of_file and is_empty:
@@ -260,7 +256,8 @@ class ProgramMaps:
         return Drained(sums, UserStacks.pack(stack_keys["hash"], stacks), budgets)
 
     def _take(self, name: str, key: str, value: str, generation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Remove and return (keys, values) of the entries up to `generation`, to which no program writes any more."""
+        """Remove and return (keys, values) of the entries of map `name` up to `generation`, which no program writes to
+        any more. `key`, `value`: names of their structures in the header."""
         fd = self._fds[name]
         size = bpf_syscall.read_info(fd, MapInfo()).max_entries
         keys, values = (np.empty(size, self.header.structs[one]) for one in (key, value))

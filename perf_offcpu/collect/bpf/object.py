@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs and their maps without descriptors, as they are stored, and their loading again.
+"""Compiled programs and their maps, described without descriptors so that they can be stored and loaded again.
 
 Instructions refer to a map by a descriptor of the process that loads them, in 64-bit immediate loads (BPF_LD | BPF_DW |
 BPF_IMM) whose source register is BPF_PSEUDO_MAP_FD. Here they refer to it by its row in a list of descriptions.
@@ -32,9 +32,9 @@ _CALL = 0x85  # BPF_JMP | BPF_CALL
 _PSEUDO_KFUNC_CALL = 2
 
 KERNEL_FUNCTION = 1 << 30
-"""Base of helper numbers that stand for kernel functions: the compiler calls KERNEL_FUNCTION + the BTF id."""
+"""Base of helper numbers that stand for kernel functions: compiled code calls KERNEL_FUNCTION + the BTF id."""
 LATE_VALUE = 0x6C617465 << 32
-"""Base of 64-bit numbers that stand for late values: LATE_VALUE + an enumerator of `enum offcpu_late`."""
+"""Base of 64-bit numbers that stand for values known at loading: LATE_VALUE + an enumerator of `enum offcpu_late`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
     """Describe programs and maps of this process without its descriptors. `functions`: instructions that refer to maps
     by descriptors. `maps`: descriptors of maps by name; further maps that the instructions load are described, too.
     Raises OSError: the kernel does not return a description (for BTF it requires CAP_SYS_ADMIN); ValueError:
-    instructions refer to other objects than maps."""
+    instructions refer to other objects than maps, or the maps to several BTF objects."""
     for program in functions.values():
         instructions = np.frombuffer(program, _INSTRUCTION)
         loads = instructions[instructions["code"] == _LOAD_64]
@@ -95,7 +95,7 @@ def describe(functions: Mapping[str, bytes], maps: Mapping[str, int]) -> BpfObje
 
 @contextmanager
 def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, int]]]:
-    """Create the maps of `programs` for as long as the `with` block lasts, and put them into the instructions.
+    """Create the maps of `programs` for the time of the `with` block, and put their descriptors into the instructions.
 
     Raises OSError: the kernel refuses a map or its types.
 
@@ -118,7 +118,7 @@ def linked(programs: BpfObject) -> Iterator[tuple[dict[str, bytes], dict[str, in
 
 
 def with_kernel_functions(code: bytes) -> bytes:
-    """Return the instructions with calls of kernel functions (kfuncs) for those of helpers from KERNEL_FUNCTION on."""
+    """Return the instructions with each call of helper KERNEL_FUNCTION + i made a call of the kfunc of BTF id i."""
     instructions = np.frombuffer(code, _INSTRUCTION).copy()
     calls = (instructions["code"] == _CALL) & (instructions["registers"] == 0)
     calls &= instructions["imm"] >= KERNEL_FUNCTION

@@ -49,8 +49,8 @@ _LICENSE = "Dual BSD/GPL"
 
 
 class OffCpuProgram:
-    """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: load programs that were
-    compiled before, and store those that are compiled; likewise the facts about the kernel. Raises CapabilityError:
+    """Load the BPF program, neither attached nor enabled yet; a context manager. `use_cache`: take compiled programs
+    and facts about the kernel from the user's cache, and store them there if they are missing. Raises CapabilityError:
     no bcc, no BTF, no privilege, a kernel too old; RecordingError: the program does not compile, or the kernel refuses
     it."""
 
@@ -170,25 +170,21 @@ class OffCpuProgram:
 
     @property
     def filter_fd(self) -> int:
-        """Descriptor, for PERF_EVENT_IOC_SET_BPF, of a program that passes samples of targets alone and counts them."""
+        """Descriptor, for PERF_EVENT_IOC_SET_BPF, of a program that passes only samples of targets and counts them."""
         return self._programs[_FILTER]
 
     def last_tasks(self) -> LastTasks:
-        """Return budgets and unfinished waits of the recorded tasks that live at the end of the recording; before
-        `disable`, those of now, which may change meanwhile (`LastTasks.unless_disturbed`). Empty where the kernel has
-        no iterators over tasks."""
+        """Return budgets and unfinished waits, at the end of the recording, of the recorded tasks that still live.
+        Before `disable`, return their budgets and waits at this moment, which may change while the iterator runs
+        (`LastTasks.unless_disturbed`). Empty where the kernel has no iterators over tasks."""
         end_ns = self.maps.end_ns or now_ns()
         raw = bpf_syscall.run_iterator(self._programs[_LAST]) if _LAST in self._programs else b""
         return parse_tasks(raw, self.maps.header, end_ns, self.config.budget)
 
     def counters(self) -> dict[str, int]:
-        """Return the counters of waits by cause, over all CPUs since loading.
-
-        Returns:
-            For each counter of `enum offcpu_counter` (bpf/off_cpu.h) the number of events and, under
-            `<name>_ns`, the time of these waits where it is known; and `missed_runs`: the number of times
-            that a program was left out because it was running on that CPU already.
-        """
+        """Return name → count or time, over all CPUs since loading: for each `<name>` of `enum offcpu_counter`
+        (bpf/off_cpu.h) the number of events and, as `<name>_ns`, the time of these waits where it is known; and as
+        `missed_runs` how often a program was left out because it was running on that CPU already."""
         return {**self.maps.counters(), "missed_runs": sum(info.recursion_misses for info in self.run_stats().values())}
 
     def run_stats(self) -> dict[str, Any]:
@@ -197,7 +193,7 @@ class OffCpuProgram:
 
 
 def _open_probe(config: OffCpuConfig, facts: KernelFacts) -> Kprobe | None:
-    """Open the kprobe that replaces sched_exit_tp for waits to end in the sleeper; None if not wanted or refused."""
+    """Open the kprobe that ends waits in the sleeper's context, as sched_exit_tp does; None if unwanted or refused."""
     if not config.in_sleeper or config.in_switch or not facts.switch_end:
         return None
     try:

@@ -36,7 +36,7 @@ InfoT = TypeVar("InfoT", bound=ctypes.Structure)
 
 
 class VerifierError(OSError):
-    """Raised if the kernel refuses the program `name`; `log` is the verifier's text."""
+    """Raised if the kernel refuses to load the program `name`. `number`: errno. `log`: the verifier's log."""
 
     def __init__(self, number: int, name: str, log: str) -> None:
         super().__init__(number, os.strerror(number))
@@ -44,7 +44,7 @@ class VerifierError(OSError):
 
 
 def call(command: Command, attr: ctypes.Structure) -> int:
-    """Call bpf(2) and return its result: a descriptor or 0. Raises OSError: the kernel refuses."""
+    """Call bpf(2) and return its result: a descriptor or 0. Raises OSError: the kernel refuses the command."""
     result: int = _libc.syscall(_SYS_BPF, int(command), ctypes.byref(attr), ctypes.sizeof(attr))
     if result < 0:
         number = ctypes.get_errno()
@@ -78,8 +78,8 @@ def load_program(
 ) -> int:
     """Load a program into the kernel, which verifies it; return its descriptor. Raises VerifierError: the kernel
     refuses it. `code`: instructions, 8 bytes each, which refer to maps by descriptor. `btf_id`: for TRACING, the
-    kernel's BTF id of the tracepoint's typedef or of the iterator's function. `attach_type`: for TRACING, which of the
-    two."""
+    kernel's BTF id of the tracepoint's typedef or of the iterator's function. `attach_type`: for TRACING,
+    TRACE_RAW_TP (tracepoint) or TRACE_ITER (iterator)."""
     instructions, license_buffer = _buffer(code), _buffer(license_text.encode() + b"\0")
     attr = uapi.ProgramLoad(
         prog_type=kind,
@@ -97,7 +97,7 @@ def load_program(
 
 
 def _verifier_log(attr: ctypes.Structure) -> str:
-    """Load a refused program again and return the verifier's log, too costly to request each time."""
+    """Load a refused program once more, with a log, and return the log, which is too costly to request at each load."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, addressof(log)
     with contextlib.suppress(OSError):
@@ -137,15 +137,15 @@ def enable_stats() -> int:
 
 def read_info(fd: int, info: InfoT) -> InfoT:
     """Fill in and return `info`: ProgramInfo, MapInfo or BtfInfo, by the kind of object that `fd` refers to. The run
-    times of programs are 0 unless sysctl kernel.bpf_stats_enabled is 1."""
+    times of programs grow only while the kernel measures them (`enable_stats`, sysctl kernel.bpf_stats_enabled)."""
     attr = uapi.ObjectInfo(bpf_fd=fd, info_len=ctypes.sizeof(info), info=addressof(info))
     call(Command.OBJ_GET_INFO_BY_FD, attr)
     return info
 
 
 def lookup(map_fd: int, key: bytes, value_bytes: int) -> bytes:
-    """Return the value of a key; in a per-CPU map the values of all possible CPUs, each of whole 8 bytes. Raises
-    OSError: ENOENT if the map has no such key."""
+    """Return the value of a key; in a per-CPU map the values of all possible CPUs, each padded to whole 8 bytes.
+    `value_bytes`: size of the result. Raises OSError: ENOENT if the map has no such key."""
     key_buffer, value = _buffer(key), ctypes.create_string_buffer(value_bytes)
     call(Command.MAP_LOOKUP_ELEM, Element(map_fd, addressof(key_buffer), addressof(value)))
     return value.raw
@@ -197,8 +197,8 @@ def delete_batch(map_fd: int, keys: NDArray[Any]) -> None:
 
 
 class GracePeriod:
-    """Wait until all BPF programs that run now have ended. The kernel offers it as a side effect: an update of a map of
-    maps from user space returns only after an RCU grace period, "so that all programs use the new map"
+    """Wait until all BPF programs that run now have ended. The kernel has no command for that, but a side effect: an
+    update of a map of maps from user space returns after an RCU grace period, "so that all programs use the new map"
     (maybe_wait_bpf_programs() in kernel/bpf/syscall.c, since 4.20). Programs run inside RCU read-side sections, so by
     then all have ended."""
 

@@ -68,8 +68,8 @@ def basic_attr(kind: int, config: int, support: Support, **changes: Any) -> Attr
 def offcpu_attr(support: Support, wakeup_bytes: int, stack_bytes: int = 0, deferred_stacks: bool = False) -> Attr:
     """Return the attr of the event through which BPF sends off-cpu samples. `wakeup_bytes`: bytes in its ring at which
     it wakes the recorder. `stack_bytes`: bytes of the user stack that the kernel adds to each sample, with the user
-    registers. `deferred_stacks`: let the kernel walk the user stack later; the sample's own callchain is only the
-    cookie then, as the kernel part is in the payload."""
+    registers. `deferred_stacks`: let the kernel walk the user stack later; the sample's own callchain is then only
+    the cookie of the CALLCHAIN_DEFERRED record, as the kernel's callchain is in the payload."""
     sample_type, flags = SAMPLE_TYPE | SampleType.RAW, _COMMON_FLAGS | AttrFlag.WATERMARK
     if deferred_stacks:
         sample_type |= SampleType.CALLCHAIN
@@ -90,9 +90,9 @@ def _with_stack(attr: Attr, stack_bytes: int) -> Attr:
 
 
 def tracker_attr(support: Support, wakeup_bytes: int = 0, data_maps: bool = False) -> Attr:
-    """Return the attr of the event that only asks for side-band records. `wakeup_bytes`: its ring wakes the recorder at
-    so many bytes. `data_maps`: also for mappings without code: perf's own unwinder reads call frame information
-    there."""
+    """Return the attr of the event that only asks for side-band records. `wakeup_bytes`: bytes in its ring at which it
+    wakes the recorder. `data_maps`: also ask for records of mappings without code, where perf's own unwinder reads call
+    frame information."""
     flags = _COMMON_FLAGS | _TRACKER_FLAGS | support.tracker_flags | AttrFlag.WATERMARK
     flags |= AttrFlag.MMAP_DATA if data_maps else AttrFlag(0)
     return basic_attr(PerfType.SOFTWARE, SoftwareConfig.DUMMY, support, flags=flags, wakeup=wakeup_bytes)
@@ -107,9 +107,9 @@ def sampling_attr(
     all_cgroups: bool = False,
     stack_bytes: int = 0,
 ) -> Attr:
-    """Return the attr of an on-CPU event with callchains; terms of the event go before the rate. The rate is a sample
-    every `period` events or, if that is 0, a frequency. With `stack_bytes` of the user stack its callchains have the
-    kernel part only, as in perf: the user part is unwound from the stack, by this project and by perf itself."""
+    """Return the attr of an on-CPU event with callchains: a sample every `period` events or, if 0, at `frequency_hz`.
+    The event's own terms go first, except a tracepoint's default period of 1. `all_cgroups`: samples have the cgroup.
+    With `stack_bytes` callchains have the kernel part only, as in perf: the user part is unwound from the stack."""
     if event.frequency_hz or (event.period and not (event.is_tracepoint and period)):
         frequency_hz, period = event.frequency_hz, event.period
     flags = _COMMON_FLAGS | event.flags | support.sampling_flags
@@ -162,8 +162,8 @@ class CpuEvent:
             raise perf_event.refusal(problem, name, attr) from None
 
     def reopen(self, cpu: int) -> int:
-        """Open the event on a CPU that came online; return the descriptor. Former counts still count. Raises OSError:
-        the kernel refuses it."""
+        """Open the event on a CPU, also on one that came back; return the descriptor. A former descriptor stays open,
+        so that `counted` and `lost` include it. Raises OSError: the kernel refuses the event."""
         if cpu in self.fds:
             self._former.append(self.fds.pop(cpu))
         self.fds[cpu] = perf_event.open_event(self.attr, cpu)
@@ -190,8 +190,8 @@ class CpuEvent:
         return sum(int.from_bytes(os.read(fd, 64)[:8], sys.byteorder) for fd in self._all_fds())
 
     def lost(self) -> Iterator[tuple[int, int]]:
-        """Yield (id, records that found the ring full) for each CPU that lost any. Kernels before 6.0 do not count by
-        event; there only LOST records in the data have the sum."""
+        """Yield (id, records that found the ring full) for each descriptor that lost any. Kernels before 6.0 do not
+        count by event; only LOST records in the data have the sum then."""
         if not self.attr.read_format & ReadFormat.LOST:
             return
         for fd in self._all_fds():
@@ -225,8 +225,8 @@ def with_deferral(support: Support, cpu: int) -> Support | None:
 
 
 def probe_support(cpu: int) -> Support:
-    """Find out on one CPU, by trying, what the kernel's perf events can do. Raises CapabilityError, RecordingError: not
-    even the oldest form may be opened."""
+    """Try Support values, newest first; return the first with which the tracker can be opened on `cpu`, or the oldest
+    if EINVAL refuses all. Raises CapabilityError, RecordingError: the kernel refuses the tracker for another reason."""
     flags = sum(_OPTIONAL_TRACKER_FLAGS, AttrFlag(0))
     formats = (ReadFormat.ID | ReadFormat.LOST, ReadFormat.ID)  # LOST came with 6.0
     attempts = [Support(read_format, flags) for read_format in formats]

@@ -84,7 +84,7 @@ _RESULTS = (("refs", "Reference", "ops", "access"), ("misses", "miss"))
 
 
 def _cache_configs() -> dict[str, int]:
-    """Return spelling → attr.config: cache, cache-operation, cache-result, cache-operation-result; default is load."""
+    """Return spelling → attr.config: cache[-operation][-result]; default operation is load, default result refs."""
     configs = {}
     for (cache, names), (operation, operations), (result, results) in product(
         enumerate(_CACHES), enumerate(_OPERATIONS), enumerate(_RESULTS)

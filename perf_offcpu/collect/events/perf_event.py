@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The system call perf_event_open(2) and the ioctls of its file descriptors. Python has no wrapper for the call, so it
-goes through libc's syscall(). `refusal` makes sentences of refusals, because the same error number means different
-things for different events."""
+goes through libc's syscall(). `refusal` makes error messages from errno and attr, because the same errno means
+different things for different events."""
 
 import ctypes
 import errno
@@ -38,8 +38,8 @@ _SYSCALL.restype = ctypes.c_long
 
 
 def open_event(attr: Attr, cpu: int) -> int:
-    """Open an event for all tasks on one CPU; return its file descriptor, which is closed on exec. Raises OSError: as
-    perf_event_open(2) has it."""
+    """Open an event for all tasks on one CPU; return its file descriptor, which is closed on exec. Raises OSError, with
+    the errno of perf_event_open(2)."""
     packed = attr.pack(order=NATIVE)
     number = syscall_number("perf_event_open", platform.machine())
     fd = _SYSCALL(
@@ -136,8 +136,8 @@ class Kprobe:
         self._has_program = False
 
     def attach(self, program_fd: int) -> None:
-        """Run a program of type KPROBE at the function until `detach`; after it, go on with the same program. Raises
-        OSError: the kernel refuses."""
+        """Run a program of type KPROBE at the function until `detach`. A second call runs the program of the first one
+        again, whatever `program_fd`. Raises OSError: the kernel refuses the program."""
         if not self._has_program:
             set_filter(self._fd, program_fd)
             self._has_program = True

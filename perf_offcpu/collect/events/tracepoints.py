@@ -25,8 +25,8 @@ _WORD = re.compile(r"\w{1,100}")
 
 
 def tracepoint_id(text: str, system: str, name: str) -> int:
-    """Return attr.config of a tracepoint. `text`: the event as the user wrote it. Raises UsageError: there is no
-    tracepoint of this name; CapabilityError: tracefs cannot be read."""
+    """Return attr.config of a tracepoint. `text`: the event as the user wrote it, for messages. Raises UsageError: the
+    kernel has no tracepoint of this name; CapabilityError: tracefs cannot be read."""
     if not _WORD.fullmatch(system) or not _WORD.fullmatch(name):
         raise UsageError(f"-e {text}: unknown event; a tracepoint is SYSTEM:NAME, such as sched:sched_switch")
     events = events_directory(text)
@@ -39,8 +39,8 @@ def tracepoint_id(text: str, system: str, name: str) -> int:
 
 
 def events_directory(text: str) -> Path:
-    """Return the directory in which tracefs lists events; mount tracefs where nothing has yet, as perf does. Raises
-    CapabilityError: tracefs is not mounted, and may not be."""
+    """Return the directory in which tracefs lists events; mount tracefs if it is not mounted yet, as perf does. `text`:
+    the event, for messages. Raises CapabilityError: tracefs is not mounted, and this process may not mount it."""
     for directory in (TRACEFS, DEBUGFS / "tracing"):
         if (directory / "events").is_dir():
             return directory / "events"
@@ -52,7 +52,7 @@ def events_directory(text: str) -> Path:
 
 
 def tracing_data(names: Iterable[str]) -> bytes:
-    """Return the body of TRACING_DATA for tracepoints `SYSTEM:NAME`; modifiers after the name are ignored."""
+    """Return the body of the feature TRACING_DATA. `names`: tracepoints SYSTEM:NAME, whose modifiers are ignored."""
     systems: dict[bytes, list[bytes]] = {}
     events = events_directory("tracepoints")
     for system, name in dict.fromkeys(tuple(name.split(":")[:2]) for name in names):

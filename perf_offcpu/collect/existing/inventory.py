@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the records with which a file begins: of kernel code, control groups and tasks that existed before. They have
-no time and come in the order that perf expects: the kernel's own code, control groups, tasks with their maps, and
+"""Make the records with which a file begins, of kernel code, control groups and tasks that exist already. Their time
+is 0, and they come in the order that perf expects: the kernel's own code, control groups, tasks with their maps, and
 FINISHED_INIT."""
 
 import os
@@ -30,8 +30,8 @@ class Inventory:
     """Scan the kernel, control groups and all tasks, and make their records.
 
     Args:
-        target: maps are recorded of all processes, or of those of the target. Threads and their names are recorded of
-            all, because they may be parents and wakers.
+        target: processes whose maps are recorded. Threads and their names are recorded of all processes, because they
+            may be parents and wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
         known: records of tasks from the file before; updated.
@@ -57,7 +57,7 @@ class Inventory:
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
     def later_records(self) -> Iterator[bytes]:
-        """Yield records of control groups and of all tasks with their maps, whose time is that of this scan, not 0."""
+        """Yield records of control groups and of all tasks with their maps, with the time of this scan instead of 0."""
         self._tasks.map_all()  # children of the target, too
         for records in (cgroup_records(self._tasks.lost), self._tasks.records()):
             since_ns = now_ns()  # a later time for tasks: some are born while groups are listed
@@ -65,7 +65,7 @@ class Inventory:
                 yield holding_from(piece, since_ns)
 
     def take_losses(self) -> dict[LossCause, Counter]:
-        """Return and reset the losses of the scans since the last call, after `records` or `later_records`."""
+        """Return cause → Counter of losses in `records` and `later_records` since the last call; begin again at 0."""
         lost = {cause: Counter(count) for cause, count in self._tasks.lost.items()}
         self._tasks.lost.clear()
         return lost
@@ -86,8 +86,8 @@ _MOST_LEVELS = 64
 
 def cgroup_records(lost: Losses) -> Iterator[bytes]:
     """Yield a record for each group of the unified hierarchy, parents first; none if it is not mounted. Users to whom a
-    group is delegated make groups in it, as many and as deep as they like: groups near the root come first. `lost`:
-    where groups are counted that are left out."""
+    group is delegated make groups in it, as many and as deep as they like, so groups near the root come first, and
+    `lost` counts groups that are left out."""
     mount = cgroup2_mount(read_kernel(MOUNTS))
     if mount is None:
         return

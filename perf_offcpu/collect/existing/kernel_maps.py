@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of the kernel's own code: its text, its modules, and the BPF programs it has compiled.
 
-Without the first one perf warns that "kernel address maps were restricted" and names nothing. Addresses come from
-/proc/kallsyms, which shows zeros to users who may not see them (kernel.kptr_restrict); then there are no such records,
-and kernel frames stay numbers.
+Without a record of the text perf warns that "kernel address maps were restricted" and names no kernel symbol. Addresses
+come from /proc/kallsyms, which shows zeros to users who may not see them (kernel.kptr_restrict); then no records are
+made, and kernel frames stay numbers.
 
 Source: tools/perf/util/synthetic-events.c: perf_event__synthesize_kernel_mmap() and following.
 """
@@ -29,13 +29,13 @@ _LAST_BYTES = 4096  # assumed length of the last BPF program in memory; that of 
 
 @dataclass(slots=True)
 class KnownKernel:
-    """Keep the records of the kernel made for an earlier file, with marks that tell if they still hold."""
+    """Records of the kernel that were made for an earlier file, and what shows whether they are still right."""
 
     changes: int = 0  # number of symbols that the kernel has announced: BPF programs that came or went
-    made_at: int = -1  # `changes` when the records were made, with `modules`, the text of /proc/modules
-    modules: bytes = b""
-    records: tuple[bytes, ...] = ()  # of the kernel, its modules and BPF programs; empty for none
-    files: dict[bytes, bytes] = field(default_factory=dict)  # name → build-id, as of `KernelMaps`
+    made_at: int = -1  # value of `changes` when the records were made
+    modules: bytes = b""  # text of /proc/modules when the records were made
+    records: tuple[bytes, ...] = ()  # records of the kernel, its modules and BPF programs; empty before the first file
+    files: dict[bytes, bytes] = field(default_factory=dict)  # name → build-id, as in `KernelMaps`
 
 
 class KernelMaps:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the text of /proc/PID/maps (proc_pid_maps(5)), which other programs shape; read build-ids of what is mapped.
+"""Parse /proc/PID/maps (proc_pid_maps(5)), whose content other programs decide, and read build-ids of mapped files.
 
 A program may have a million mappings, and the path of a mapped file has no greatest length: lines are taken from the
-text one by one, and of a text that is too long only the begin is read.
+text one by one, and only the first MOST_BYTES of a text are read.
 
 Mapped files are opened through /proc/PID/map_files, which leads to the mapped file itself even if it was deleted or
 replaced, or lies in another mount namespace.
@@ -46,7 +46,7 @@ def read_maps(pid: int) -> bytes:
 
 
 def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
-    """Parse the text of a /proc/PID/maps. `skipped`: where lines of another form are counted; they are left out."""
+    """Parse the text of a /proc/PID/maps. `skipped`: counts the malformed lines, which are left out."""
     begin = 0
     while begin < len(text):
         end = text.find(b"\n", begin)
@@ -60,8 +60,8 @@ def parse_maps(text: bytes, skipped: Losses | None = None) -> Iterator[Mapping]:
 
 
 def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | None]:
-    """Return (mapping that holds the address, mapping in the line before), None for none. Lines ascend by address, so
-    that a binary search finds it. Raises ValueError: a line has another form."""
+    """Return (mapping that holds the address, mapping in the line before or None); (None, None) if no mapping holds it.
+    Lines ascend by address, so that a binary search finds the mapping. Raises ValueError: a line is malformed."""
     low, high, begin = 0, len(text), -1
     while low < high:
         middle = text.rfind(b"\n", low, (low + high) // 2) + 1 or low
@@ -80,8 +80,8 @@ def mappings_at(text: bytes, address: int) -> tuple[Mapping | None, Mapping | No
 
 
 def _mapping(line: bytes) -> Mapping:
-    """Parse one line. Only newlines are escaped in a name, which may hold any other byte. Raises ValueError: it has
-    another form."""
+    """Parse one line. Only newlines are escaped in a name, which may hold any other byte. Raises ValueError: the
+    line is malformed."""
     place, permissions, offset, device, inode, *name = line.split(b" ", 5)
     start, _, end = place.partition(b"-")
     major, _, minor = device.partition(b":")
@@ -116,12 +116,13 @@ class MappedBuildIds:
         self._name_bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the build-id of a file that has been read; b"" if it has none, None if it was not read. `key`: as of
+        """Return the build-id of a file that has been read; b"" if it has none, None if it was not read. `key`: from
         `key_of`."""
         return self._known.get(key)
 
     def learn(self, key: bytes, path: bytes, build_id: bytes) -> None:
-        """Remember the build-id (b"" for none) of a file that has been read; the oldest files are forgotten."""
+        """Remember the build-id (b"" for none) of a file that was read; forget the oldest files if there is no room.
+        `key`: from `key_of`."""
         remember(self._known, key, build_id)
         if not build_id or len(path) > MOST_NAME:
             return
@@ -135,7 +136,7 @@ class MappedBuildIds:
     def of_mapping(
         self, pid: int, start: int, end: int, device: Hashable, inode: int, path: bytes, *, maps: bool = False
     ) -> bytes | None:
-        """Return the build-id of a mapped file, read if it is not known; b"" if it has none, None if the file is not
+        """Return the build-id of a mapped file, and read it the first time; b"" if the file has none, None if it is not
         found. `maps`: as in `read_build_id`."""
         key = key_of(device, inode, path)
         if key not in self._known:
@@ -152,9 +153,9 @@ def key_of(device: Hashable, inode: int, path: bytes) -> bytes:
 
 
 def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, maps: bool) -> bytes | None:
-    """Read the build-id of a mapped file; b"" if it has none, None if it is not found. It may wait for ever for a file
-    system that does not answer. `maps`: the mapping has just been read from /proc/PID/maps, so the link in map_files
-    leads to the same file, and the inode, which may differ (overlayfs), is not compared."""
+    """Read the build-id of a mapped file; b"" if it has none, None if the file is not found. The call may block for
+    ever if a file system does not answer. `maps`: the mapping was just read from /proc/PID/maps, so the link in
+    map_files leads to the same file, and the inode, which may differ (overlayfs), is not compared."""
     build_id = build_id_at(f"/proc/{pid}/map_files/{start:x}-{end:x}", None if maps else inode)
     if build_id is None and len(path) <= MOST_NAME:
         build_id = build_id_at(path, inode)
@@ -162,8 +163,8 @@ def read_build_id(pid: int, start: int, end: int, inode: int, path: bytes, *, ma
 
 
 def path_here(pid: int, start: int, end: int, name: bytes) -> bytes:
-    """Return the path of a mapped file as seen from the recorder's root directory; b"" if it equals `name`. `name` is
-    the path as seen from the process, which may have another root directory."""
+    """Return the path of a mapped file as seen from the recorder's root directory; b"" if it equals `name`, is not
+    found or does not end with `name`, the path as seen from the process, which may have another root directory."""
     try:
         # direct: a link of the kernel's, which is not followed
         path = os.readlink(b"/proc/%d/map_files/%x-%x" % (pid, start, end))

@@ -5,8 +5,8 @@ For each process: FORK and COMM of each thread, then, where wanted, NAMESPACES a
 mapping. The tracker events must be enabled first: what happens between their start and the scan then appears twice,
 which is harmless, and nothing is missing.
 
-Tasks come and go during the scan; one that is gone is left out. Names are bytes: programs choose them, and they need
-not be UTF-8. A process that cannot be read, or not in time, is described as far as possible, and counted.
+Tasks come and go during the scan; a task that has ended is left out. Names are bytes: programs choose them, and they
+need not be UTF-8. A process that cannot be read, or not in time, is recorded as far as possible, and counted as a loss.
 """
 
 import os
@@ -44,7 +44,7 @@ class KnownTasks:
         return key in self._last and self._last[key].content == content
 
     def whole(self, part: Part) -> Part:
-        """Return the part, with the records of the last scan if its own are None, and keep it for the next scan."""
+        """Return `part`, or the last scan's part of this key if `part.records` is None; keep it for the next scan."""
         complete = self._last[part.key] if part.records is None else part
         size = len(complete.records or b"")
         if self._bytes + size <= self._most_bytes:
@@ -57,8 +57,8 @@ class ProcScan:
     """Scan all processes, in a helper, and make the records of their tasks.
 
     Args:
-        mapped: processes whose maps and namespaces are wanted, None for all; of the others only threads and names are
-            recorded, because they may be parents or wakers.
+        mapped: pids whose maps and namespaces are recorded, None for all; of other processes only threads and their
+            names are recorded, because they may be parents or wakers.
         build_ids: gathers the build-ids of mapped files.
         data_maps: also record files mapped for reading.
         known: records of the last scan, with the same `data_maps`; replaced by the records of this one.
@@ -86,7 +86,7 @@ class ProcScan:
         self._mapped = None
 
     def records(self) -> Iterator[bytes]:
-        """Yield the records of one process at a time, in ascending order of pids; those that hang come again last."""
+        """Yield the records of one process at a time, by ascending pid; retry at the end a process that got stuck."""
         self._known.begin()
         self._reader.mapped_bytes = 0
         pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -118,7 +118,8 @@ class ProcScan:
             self.lost.add(losses.THREADS_HIDDEN, max(threads - self._threads, 0))
 
     def _after_hang(self, pid: int, mapped: bool) -> list[tuple[int, bool]]:
-        """Return the items (pid, mapped) to ask for again, now without the files of the device that hangs."""
+        """Return items (pid, mapped) that retry a stuck process: the same item if a device hung, whose files are
+        avoided from now on, else the item without maps; [] if it was without maps already."""
         if device := self._helper.noted:
             self._build_ids.avoided.add(device_of(device))
             return [(pid, mapped)]

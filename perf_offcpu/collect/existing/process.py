@@ -4,8 +4,8 @@
 This is the work of a helper (`collect.system.helper`): a process can lock its files in /proc, and what it has mapped
 may be on a file system that does not answer.
 
-Each process has a share of the room in the file. What is beyond is left out and counted: the begin of a list is kept,
-of mappings code before data.
+The records of each process may take a share of the bytes in the file. Threads and mappings beyond that are left out
+and counted: the first ones of a list are kept, and of mappings rather code than data.
 """
 
 import itertools
@@ -35,12 +35,12 @@ from perf_offcpu.files import read_kernel
 from perf_offcpu.losses import Losses
 
 MOST_THREADS: Final = 1 << 17
-MOST_BYTES: Final = 8 << 20  # bytes of the mappings of a process: some 60 000
+MOST_BYTES: Final = 8 << 20  # bytes of the MMAP2 records of a process: some 60 000 records
 LEAST_BYTES: Final = 256 << 10
 SHARED_BYTES: Final = 64 << 20
-"""Bytes for mappings of all processes. A process may use an eighth of the remainder, from LEAST_BYTES to MOST_BYTES."""
-ALL_BYTES: Final = 256 << 20  # bytes of the mappings of all processes
-_FILES_S: Final = 2.0  # time for the files of a process of which no build-id is known yet
+"""Bytes for MMAP2 records of all processes: one may use an eighth of the remainder, from LEAST_BYTES to MOST_BYTES."""
+ALL_BYTES: Final = 256 << 20  # limit for MMAP2 records of all processes, with LEAST_BYTES of each process
+_FILES_S: Final = 2.0  # time for reading build-ids of the files of one process
 _MOST_TRIED: Final = 16
 
 _GONE: Final = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
@@ -58,8 +58,8 @@ class Part(NamedTuple):
     """The records of one process that are of one kind: `key` is ("threads" or "maps", pid)."""
 
     key: tuple[str, int]
-    content: bytes  # hash of what they were made of
-    records: bytes | None  # None for the records of the last scan
+    content: bytes  # hash of the text that the records were made of; b"" if they are to be made again at the next scan
+    records: bytes | None  # None if those of the last scan are still right
     lost: dict[str, int]  # name of a loss cause → number
 
 
@@ -68,8 +68,8 @@ class Description(NamedTuple):
 
     parts: list[tuple[Any, ...]]  # `Part` as plain tuples
     files: list[tuple[bytes, bytes, bytes]]  # key, path and build-id of each file that was read
-    is_denied: bool = False  # not all of it may be read
-    mapped_bytes: int = 0  # size of the mappings of all processes up to this one
+    is_denied: bool = False  # the recorder may not read all files of the process
+    mapped_bytes: int = 0  # size of the MMAP2 records of all processes up to this one
     threads: int = 0  # number of threads
 
 
@@ -77,13 +77,13 @@ class ProcessReader:
     """Make the records of one process after another, for one scan.
 
     Args:
-        build_ids: of files that are known already.
+        build_ids: build-ids of files that were read already; extended.
         data_maps: also record files mapped for reading.
-        is_known: returns whether the last scan had records of a key and a hash.
-        note: is called with the device of a file before it is read, and with 0 after it.
+        is_known: returns whether the last scan had a `Part` with this key and this hash (content).
+        note: is called with the `device_number` of a file before it is read, and with 0 after it.
 
     Attributes:
-        mapped_bytes: size of the mappings of all processes up to now.
+        mapped_bytes: size of the MMAP2 records of all processes up to now.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class ProcessReader:
         self._files_until_s = 0.0
 
     def read(self, pid: int, *, mapped: bool) -> tuple[Any, ...]:
-        """Return the description of a process as a plain tuple; without records if it is gone. `mapped`: with mappings
-        and namespaces. Raises Exception: something in /proc has another form than expected."""
+        """Return the `Description` of a process as a plain tuple, without records if the process has ended. `mapped`:
+        with mappings and namespaces. Raises Exception: a file in /proc is not as expected."""
         self._described, self._files_until_s = Description([], []), 0.0
         tids, is_denied = list[int](), False
         with suppress(*_GONE):

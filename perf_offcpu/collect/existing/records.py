@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pack records in the kernel's form, of tasks and maps that existed before the recording. Their trailer is zero,
+"""Pack records, as the kernel writes them, for tasks and maps that existed before the recording. Their trailer is zero,
 which to perf means "of the first event" and "deliver now, before anything with a time"."""
 
 import sys
@@ -45,8 +45,8 @@ def holding_from(records: bytes, time_ns: int) -> bytes:
 
 
 def mmap2(cpumode: CpuMode, mapping: Mapping[str, Any], build_id: bytes = b"", misc: int = 0) -> bytes:
-    """Pack an MMAP2 record; with a `build_id`, in the form that holds it instead of the inode. `mapping`: the other
-    fields, as in `abi.records`; missing fields of the inode are 0. `misc`: further bits of the header."""
+    """Pack an MMAP2 record; with a `build_id`, it takes the place of device and inode (MMAP_BUILD_ID). `mapping`: the
+    other fields, as in `abi.records`; device and inode are 0 if missing. `misc`: further bits of the header."""
     if not build_id:
         return synthesized(RecordType.MMAP2, cpumode | misc, _NO_INODE | dict(mapping))
     padded = build_id.ljust(BUILD_ID_BYTES, b"\0")

@@ -58,13 +58,9 @@ class BudgetShares:
         self._written: list[NDArray[Any]] = []
 
     def share(self, budgets: NDArray[Any]) -> NDArray[Any]:
-        """Return budgets corrected by the kernel's figures (`by_kernel_figures`), less the parts in earlier files.
-
-        `budgets`: rows of `struct offcpu_budget`, of whole lives.
-
-        Returns:
-            As many rows; those that are in an earlier file begin where that ended.
-        """
+        """Return `budgets` corrected by the kernel's figures (`by_kernel_figures`), less the parts in earlier files. A
+        row whose thread has a share in an earlier file begins where that share ended. `budgets`: rows of whole lives,
+        as `struct offcpu_budget`."""
         shares = by_kernel_figures(budgets, self._modes)
         if not self._written or not len(budgets):
             return shares
@@ -79,15 +75,15 @@ class BudgetShares:
         return shares
 
     def note(self, budgets: NDArray[Any]) -> None:
-        """Note budgets of whole lives whose shares were written. Those of the last call are kept, too: a thread that
-        has ended since then is not among the new ones, and its budget is drained later."""
+        """Note budgets of whole lives whose shares were written. The budgets of the call before are kept, too: that of
+        a thread that has ended since then is not in `budgets`, and is drained later."""
         self._written = [*self._written[-1:], by_kernel_figures(budgets, self._modes)]
 
 
 def _difference(now: U64, before: U64) -> U64:
-    """Return `now - before`, uint64[n, buckets], with no value below 0 and the same sum of each row: a later budget can
-    have less in a bucket. An unfinished wait was put into buckets by what was known of it then; a second wake-up, or
-    that its thread was just born, changes that."""
+    """Return `now - before`, uint64[n, buckets], with values below 0 set to 0 and taken off the row's largest value. A
+    later budget can have less in a bucket: the time of an unfinished wait was divided by what was known of it then,
+    which changes if a second wake-up comes, or if the thread turns out to be just born."""
     change = (now - before).view(np.int64)
     missing = np.minimum(change, 0).sum(axis=1)
     change = np.maximum(change, 0)
@@ -97,7 +93,7 @@ def _difference(now: U64, before: U64) -> U64:
 
 
 def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
-    """Return int64[n]: for each row of `wanted` the last row of `known` with its tid and begin_ns, -1 if none."""
+    """Return int64[n]: for each row of `wanted` the last index in `known` with its tid and begin_ns, or -1."""
     both = np.concatenate([known, wanted])
     keys = np.stack([both["tid"].astype(np.uint64), both["begin_ns"]], axis=1)
     unique, key_of_row = np.unique(keys, axis=0, return_inverse=True)
@@ -108,18 +104,18 @@ def _last_rows(known: NDArray[Any], wanted: NDArray[Any]) -> I64:
 
 
 def by_kernel_figures(budgets: NDArray[Any], modes: Sequence[str]) -> NDArray[Any]:
-    """Return budgets whose time on CPUs and run-queue delay are those that the kernel counted.
+    """Return `budgets` with the time on CPUs and the run-queue delay that the kernel counted.
 
     The BPF program sees a wake-up when it begins (sched_waking), if at all; the kernel counts run-queue delay from when
     the thread is in a queue, 1 to 2 us later. At a switch the program accounts some time to the other thread. Where
     waits are many and short that adds up. So the totals are the kernel's, and the program's own counts only divide
     them: run-queue delay by its reasons, the rest by states.
 
-    The time of each row stays the same. States get the time that was counted too much as run-queue delay, and that of
-    switches. The remainder is unknown: time on a CPU that interrupts or the hypervisor took, and the making of a new
-    thread before it first was in a queue. Threads that have not switched, and those of kernels without figures, keep
-    the program's counts: the former are exact. `budgets`: rows of `struct offcpu_budget`, of whole lives. `modes`:
-    enumerators of `enum offcpu_mode`, which index their field `ns`.
+    The sum of `ns` of each row stays the same. The other states get the time that was counted too much as run-queue
+    delay, and up to SWITCH_NS a switch. The remainder goes to `unknown`: time on a CPU that interrupts or the
+    hypervisor took, and the making of a new thread before it was in a queue. Threads that have not switched keep the
+    program's counts, which are exact; so do all threads if the kernel has no figures. `budgets`: rows of whole lives,
+    as `struct offcpu_budget`. `modes`: enumerators of `enum offcpu_mode`, which index the field `ns`.
     """
     corrected = budgets.copy()
     rows = np.flatnonzero((budgets["switches"] > 0) & (budgets["ran_ns"] > 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the Python functions of the threads of a process, as a process:  python python_child.py DIRECTORY PID
+"""Print the Python functions of the threads of a process. A program of its own:  python python_child.py DIRECTORY PID
 
 perf_offcpu/collect/kernel_totals/python_stacks.py starts it with the bare interpreter, so it imports nothing of this
 project. DIRECTORY holds pystack, which follows pointers in the memory of the process and reads the files that its maps
@@ -7,8 +7,8 @@ name: a hostile process can make it read any file and crash it, and maybe take i
 those of the owner of the process before pystack looks, and refuses a process of root that is in a container or has
 fewer rights than this one.
 
-A line for each thread: a JSON list of its id and its functions, root first, each [name, file, line, call of the
-interpreter's C function that it belongs to].
+It prints a line for each thread: a JSON list of its tid and its functions, root first. Each function is [name, file,
+line, call], where `call` is the number of the call of the interpreter's C function that runs it, counted from the root.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def _main(directory: str, pid: int) -> None:
 
 
 def _become_owner(pid: int) -> None:
-    """Change to the user and the groups of process `pid`; exit if they differ among themselves or it is not safe."""
+    """Become the user and groups of process `pid`; exit if it runs setuid or setgid, or is root's but restricted."""
     status, own = _status(pid), _status(os.getpid())
     users, groups = {int(number) for number in status["Uid"].split()}, [int(number) for number in status["Gid"].split()]
     if len(users) != 1 or len(set(groups)) != 1:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the Python functions of threads that are still blocked at the end, by pystack (`--python-stacks`). pystack runs
 in a process of its own, with the rights of the owner of the process that it reads, and with bounds for time, memory and
-output (`python_child.py`). Its output is the work of that process: it may name functions that do not exist, but only
+output (`python_child.py`). The process that is read can forge the output: name functions that do not exist, but only
 for its own threads."""
 
 import contextlib
@@ -90,7 +90,7 @@ def with_python_functions(
 
 
 def by_turns(pids: Sequence[int]) -> list[int]:
-    """Return the pids that exist, in an order in which their users take turns: none delays the others for long."""
+    """Return the pids that exist, ordered so that their users take turns and no user delays the others for long."""
     users: Counter[int] = Counter()
     turns = []
     for pid in pids:
@@ -102,7 +102,8 @@ def by_turns(pids: Sequence[int]) -> list[int]:
 
 
 def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, Functions]:
-    """Return tid → functions of a process, root first; {} if they cannot be read. `directory`: that holds pystack."""
+    """Return tid → functions of a process, root first; {} if they cannot be read. `directory`: holds pystack.
+    `patience_s`: time after which the child is killed."""
     python = sys.executable or f"{sys.exec_prefix}/bin/python3"
     fd = os.memfd_create("python-stacks")  # a file, whose size the process has a limit for
     with contextlib.suppress(OSError):  # threads that were printed before it was killed count
@@ -114,7 +115,7 @@ def functions_of(pid: int, directory: str, patience_s: float = 3) -> dict[int, F
             cwd="/",
             env={},
         )
-        for time_s in (patience_s, _END_S):  # then it is left behind: it waits for a file that never comes
+        for time_s in (patience_s, _END_S):  # then it is not awaited: it blocks on a file that never comes
             try:
                 child.wait(timeout=time_s)
             except subprocess.TimeoutExpired:
@@ -145,7 +146,8 @@ def _bounded(number: Any) -> int:
 
 
 def python_payload(task: Any, frames: Functions) -> bytes:
-    """Return the payload (abi.counters.PYTHON) of one thread; of too many functions, those nearest its leaf."""
+    """Return the payload (abi.counters.PYTHON) of a thread, with as many functions, from the leaf on, as have room.
+    `task`: its row of `struct offcpu_last`."""
     lines: list[bytes] = []
     size = 0
     for name, file, line, call in reversed(frames):

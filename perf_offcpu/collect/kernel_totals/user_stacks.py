@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read memory of processes whose threads are still blocked; take the user stacks of these threads.
-
-These are a copy of the top, and a walk by frame pointers.
+"""Read memory of processes whose threads are still blocked; take the user stacks of these threads: a copy of the top,
+and the frames that a walk by frame pointers finds.
 
 This is for threads that wait when the recording or a file of it ends: BPF sends no sample of them, and their registers
 are those of the iterator. Their memory is read from /proc/TID/mem, by a helper.
@@ -123,8 +122,8 @@ def arguments_of(task: NDArray[Any]) -> tuple[int, ...]:
 
 
 def sizes_of_copies(tasks: NDArray[Any], copy_bytes: int) -> NDArray[np.int64]:
-    """Return int64[n]: bytes of each task's copy: up to the end of its stack, if known, and four times the usual size.
-    `tasks`: rows of `struct offcpu_last`. `copy_bytes`: usual size of a copy, 0 for none."""
+    """Return int64[n]: bytes to copy of each task's stack: up to its end, but at most four times the usual size; the
+    usual size if the end is not known. `tasks`: rows of `struct offcpu_last`. `copy_bytes`: usual size, 0 for none."""
     end, sp = tasks["stack_end"], registers_of(tasks)["sp"]
     most = min(4 * copy_bytes, LARGEST_COPY)
     reach = np.minimum(end - np.minimum(sp, end) + np.uint64(_SLACK), np.uint64(most)).astype(np.int64)
@@ -136,7 +135,7 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_
 
     Args:
         tasks: rows of `struct offcpu_last`.
-        copy_bytes: as of `sizes_of_copies`.
+        copy_bytes: as in `sizes_of_copies`.
         unread: counts the stacks that are not read, or have no copy because there are too many.
         time_s: time after which the stacks that are still missing stay empty.
     """
@@ -155,7 +154,8 @@ def take_user_stacks(tasks: NDArray[Any], copy_bytes: int, unread: Unread, time_
 
 
 def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> NDArray[np.int64]:
-    """Return `sizes` with 0 for copies beyond _MOST_COPIES bytes in all, of processes with many threads; count them."""
+    """Return `sizes` with 0 where all copies together would exceed _MOST_COPIES bytes; first threads of each process go
+    first. `unread`: counts the threads set to 0."""
     order = np.argsort(pids, kind="stable")
     begins = np.flatnonzero(np.diff(pids[order], prepend=-1))
     rank = np.empty(len(pids), np.int64)  # among the threads of its process

@@ -91,8 +91,9 @@ def wait_samples(
 
     Args:
         rows: sums or tasks; their fields `_FROM_ROWS` go into the payload.
-        callchains: of each row, with context markers, maybe empty.
-        payload: further fields of the payload; fields in neither get sentinels.
+        time_ns: time of each sample.
+        callchains: callchain of each row, with context markers; may be empty.
+        payload: further fields of the payload; fields that neither `rows` nor `payload` has get sentinels.
         copies: fields of user registers and stack bytes; without them no sample has any.
     """
     fields = {name: rows[name] for name in _FROM_ROWS}

@@ -41,7 +41,7 @@ _KIND, _LIMIT, _COLUMN = "kernels", 1 << 20, "json"
 MAX_FRAMES = 127  # PERF_MAX_STACK_DEPTH, the default of kernel.perf_event_max_stack
 
 _REGISTERS = ("REGS_SYSCALL", "REGS_IP", "REGS_SP", "REGS_FP", "REGS_CS")
-"""Saved user registers: the system call's number (-1 in none), those of stack walks, and cs, which shows 64 bits."""
+"""Saved user registers: number of the system call (-1 outside of one); ip, sp, fp for walks; cs shows 32-bit code."""
 
 _TRACEPOINTS = (
     "sched_switch", "sched_exit_tp", "sched_waking", "sched_process_fork", "sched_process_exec",
@@ -56,8 +56,8 @@ class KernelFacts:
     tracepoints: Mapping[str, Tracepoint]  # tracepoints of this kernel that the program can use, by name
     defines: Defines  # preprocessor constants
     code: Mapping[str, Sequence[int]]
-    """Offset from the beginning of the kernel's code, and size, of the code that each member of `enum offcpu_late`
-    (bpf/off_cpu.h) names. Empty if addresses are hidden."""
+    """Enumerator of `enum offcpu_late` (bpf/off_cpu.h) → (offset from `_text`, size), in bytes, of the code that it
+    names. Empty if addresses are hidden."""
     task_iterator: int | None = None
     """BTF id of the function that identifies iterators over tasks; None before Linux 5.8."""
     switch_end: str = ""  # the function that a task runs first when it comes to a CPU, for a kprobe; "" if not known
@@ -110,14 +110,15 @@ def _registers(btf: Btf) -> Defines:
 
 
 _INTERRUPT_MASK = {False: 0x00FF0100, True: 0x1F000100}
-"""Bits of the preempt count of NMIs, hard interrupts and softirqs that are served; True: newer (linux/preempt.h)."""
+"""Bits of the preempt count that say that an NMI, hard interrupt or softirq is served. True: of the newer layout, with
+a field for locks that disable interrupts between softirqs and hard interrupts (7.3, not 6.18; linux/preempt.h)."""
 
 
 def _preempt_count(btf: Btf) -> Defines:
-    """Return the constants that locate the preempt count, which shows an interrupt; without it, none is noticed. arm64
-    keeps it in the task. x86 has a per-CPU variable, from 6.2 to 6.13 as a member of `pcpu_hot`. BPF cannot have its
-    address, but a task leads to another per-CPU variable, the run queue of its CPU."""
-    # Locks that disable interrupts count between soft and hard ones where this is: in 7.3, not in 6.18.
+    """Return the constants that locate the preempt count, which shows interrupts (OFFCPU_PREEMPT_COUNT 0: not found, no
+    interrupt is noticed), and x86's stack of interrupts. arm64 keeps the count in the task. x86 has a per-CPU variable,
+    from 6.2 to 6.13 a member of `pcpu_hot`. BPF cannot have its address, but a task leads to another per-CPU variable,
+    the run queue of its CPU."""
     newer = btf.type_id(Kind.VAR, "local_interrupt_disable_state") is not None
     common: Defines = {
         "OFFCPU_PREEMPT_COUNT_OF_TASK": 1,
@@ -143,7 +144,8 @@ def _preempt_count(btf: Btf) -> Defines:
 
 
 def _distance(btf: Btf, member: str, variable: str) -> str | None:
-    """Return the bytes from the run queue to a per-CPU variable, or member of `pcpu_hot`, as C; None if unknown."""
+    """Return, as C text, the bytes from the run queue to `member` of `pcpu_hot` or, if there is no such member, to the
+    per-CPU `variable`; None if unknown."""
     hot, of_hot = btf.per_cpu_offset("pcpu_hot"), btf.member("pcpu_hot", member)
     offset = hot + of_hot.offset if hot is not None and of_hot else btf.per_cpu_offset(variable)
     neighbour = btf.per_cpu_offset("runqueues")
@@ -156,7 +158,7 @@ _SCHEDULER = re.compile(rb"_*(io_|preempt_)?schedule(_|$)|_*wait_for_|_*wait_on_
 
 
 def _code(symbols: bytes) -> dict[str, Sequence[int]]:
-    """Return enumerator of `enum offcpu_late` → (offset from `_text`, size) of code that this kernel has, in bytes."""
+    """Return `KernelFacts.code`, without code that this kernel lacks. `symbols`: text of /proc/kallsyms, also below."""
     text = symbol_address(symbols, b"_text")
     if not text:
         return {}
@@ -174,8 +176,8 @@ def _code(symbols: bytes) -> dict[str, Sequence[int]]:
 
 
 def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return address and size in bytes of the code of locks among that marked `__sched`; size 0 if mixed with other
-    code. It comes from files of its own (kernel/locking), and the linker keeps the code of a file together."""
+    """Return (address, size in bytes) of the code of locks within the `__sched` code, which lies from `begin` to `end`;
+    size 0 if mixed with other code. Locks have files of their own (kernel/locking), which the linker keeps together."""
     lines = (line.split() for line in symbols.splitlines())
     found = sorted((int(words[0], 16), words[2]) for words in lines if len(words) == 3)
     code = [(address, name) for address, name in found if begin <= address < end and not name.startswith(b"__pfx_")]
@@ -224,7 +226,7 @@ def _name() -> str:
 
 
 def _read(files: DiskCache, name: str) -> KernelFacts | None:
-    """Return the facts in the cache file `name`; None if there is none or it is damaged."""
+    """Return the facts in the cache file `name`; None if the file is missing or damaged."""
     try:
         document = json.loads((files.read(name) or {})[_COLUMN].tobytes())
         points = {name: Tracepoint(*values) for name, values in document.pop("tracepoints").items()}

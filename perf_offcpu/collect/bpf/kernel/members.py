@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look up offsets of members of the task, and of the structures that lead from it to control groups, users, pid
-namespaces, files and locks. A member that this kernel lacks has 0: no optional member is the first of its structure."""
+namespaces, files and locks. 0 means that this kernel lacks the member: no optional member is first in its structure."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -69,8 +69,9 @@ _CALLERS = {
 
 
 def task_members(btf: Btf) -> Defines:
-    """Return the offsets of members of the task; all 0 for a feature of which a member is missing. Raises
-    CapabilityError: the kernel lacks a member that the program cannot do without."""
+    """Return constant → offset for the tables above, and a C type for TASK_ON_CPU_TYPE; the offset is 0 for a missing
+    member, or for all members of a feature that needs them together. Raises CapabilityError: a member of _TASK is
+    missing."""
     return {
         **_needed(btf),
         **all_offsets(btf, _CGROUP_ID),
@@ -83,20 +84,20 @@ def task_members(btf: Btf) -> Defines:
 
 
 def offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return constant → offset of members, given as "struct.member"; 0 for those that this kernel lacks."""
+    """Return constant → offset. `members`: constant → "struct.member"; the offset is 0 if the kernel lacks it."""
     found = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
     return {name: member.offset if member else 0 for name, member in found.items()}
 
 
 def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
-    """Return offsets as `offsets` does, of members that are of use together only; 0 for all if one is missing."""
+    """Return constant → offset as `offsets` does; 0 for all if any member is missing: they are of use only together."""
     known = all(btf.member(*path.split(".", 1)) for path in members.values())
     return offsets(btf, members) if known else dict.fromkeys(members, 0)
 
 
 def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
-    """Return constant → offset of members that depend on the architecture (`abi.machine`); 0 for those of other
-    architectures. None if this architecture is not known, or its kernel lacks a member."""
+    """Return constant → offset for constants whose member depends on the architecture (`abi.machine`); 0 if this
+    architecture has no such member. None if this architecture is not supported, or the kernel's BTF lacks a member."""
     row = MACHINES.get(platform.machine())
     if row is None:
         return None
@@ -121,7 +122,8 @@ def _needed(btf: Btf) -> Defines:
 
 
 def controller_offset(btf: Btf, controller: str) -> int | None:
-    """Return the offset in a css_set of the pointer to its group in a controller's v1 hierarchy; None if unknown."""
+    """Return the offset in `struct css_set` of the pointer to a v1 controller's state (css) of the group; None if the
+    kernel has no such controller. `controller`: name, such as "cpu"."""
     number = btf.enumerator("cgroup_subsys_id", f"{controller}_cgrp_id")
     pointers = btf.member("css_set", "subsys")
     return None if number is None or pointers is None else pointers.offset + number * _POINTER
@@ -210,7 +212,7 @@ _ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", "TASK_KERNEL_SP", *(f"REGS_ARG_{numb
 
 
 def object_members(btf: Btf) -> Defines:
-    """Return the offsets by which objects of waits are found; all 0 if one that is always needed is missing."""
+    """Return constant → offset (or size) for finding the object of a wait; all 0 if an indispensable one is missing."""
     files, protocol = all_offsets(btf, _OBJECTS), btf.member("sock", "sk_protocol")
     arguments = machine_offsets(btf, _ARGUMENTS) or dict.fromkeys(_ARGUMENTS, 0)
     epoll = all_offsets(btf, _EPOLL)
@@ -234,7 +236,7 @@ def object_members(btf: Btf) -> Defines:
 
 
 def _kernel_locks(btf: Btf) -> Defines:
-    """Return the offsets by which a kernel lock is identified; TASK_BLOCKER is 0 if the kernel tells no lock."""
+    """Return constant → offset for identifying a kernel lock; TASK_BLOCKER is 0 if tasks do not note their lock."""
     mapping, lock = btf.member("inode", "i_data"), btf.member("address_space", "invalidate_lock")
     invalidate = {"INODE_INVALIDATE_LOCK": mapping.offset + lock.offset if mapping and lock else 0}
     owner = offsets(btf, {"RW_SEMAPHORE_OWNER": "rw_semaphore.owner"})

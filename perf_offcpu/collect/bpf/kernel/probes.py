@@ -29,7 +29,8 @@ def check_privileges() -> None:
 
 def has_may_goto() -> bool:
     """Return whether programs may have the instruction may_goto (011832b97b31, Linux 6.9; bpf/loops.h). It takes up to
-    16 bytes of stack, which an interpreter may not have. So the program that tries it uses all of its stack."""
+    16 bytes of stack beyond the program's own, which the interpreter may not have if a program uses all 512 bytes, as
+    the program tried here does."""
     if sys.byteorder != "little":  # bpf/loops.h has the bytes in this order
         return False
     try:
@@ -40,8 +41,8 @@ def has_may_goto() -> bool:
 
 
 def pid_namespace_level(defines: Mapping[str, int | str]) -> int:
-    """Return the number of pid namespaces above that of this process, read by a program in its context. `defines`:
-    offsets of `members.task_members`. Raises CapabilityError: the kernel cannot run such a program."""
+    """Return the number of pid namespaces above that of this process, read by a BPF program that runs in its context.
+    `defines`: offsets from `members.task_members`. Raises CapabilityError: the kernel refuses the program."""
     offsets = [defines.get(name) for name in ("TASK_THREAD_PID", "PID_LEVEL")]
     task_pid, level = (offset if isinstance(offset, int) else -1 for offset in offsets)
     code = (
