@@ -7,8 +7,8 @@
     usr/bin/old                   an object without a build-id, under its path
     tmp/perf-123.map              the perf map of a process
 
-This is perf's build-id cache (tools/perf/util/build-id.c): both tools read it as --buildid-dir, this one as
---symfs too. Objects are taken only if addresses of the recording lie in them and they are the recorded ones.
+This is perf's build-id cache (tools/perf/util/build-id.c): perf and perf-offcpu read it as --buildid-dir, perf-offcpu
+also as --symfs. Objects are taken only if addresses of the recording lie in them and they are the recorded ones.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ class _SourceFile:
 
 @mutable
 class Saved:
-    """Counts the files that were saved, and lists those that could not be."""
+    """Counts the files that were saved, and lists the files that could not be saved."""
 
     files: int = 0  # number of files added
     size: int = 0  # bytes of these
@@ -124,7 +124,7 @@ class Saved:
 
 
 class SymbolSaver:
-    """Saves the files that name the addresses of a recording: those that a report with these options would read."""
+    """Saves the files that a report with `options` would read to name addresses. `debug`: debug files, too."""
 
     def __init__(
         self, recording: Recording, store: DirectoryStore | TarStore, options: SymbolizeOptions, *, debug: bool = True

@@ -32,9 +32,9 @@ class Unpacker:
         """Unpack all members.
 
         Raises:
-            tarfile.TarError: a member leads outside, is neither file nor link nor directory, or there is too
-                much of them.
-            OSError: it cannot be written.
+            tarfile.TarError: a member leads outside, or is neither file nor link nor directory; there are too
+                many members or bytes.
+            OSError: a member cannot be written.
         """
         try:
             for number, member in enumerate(archive):

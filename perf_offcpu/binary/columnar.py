@@ -27,7 +27,7 @@ class Columns:
     # name → array[n] in native byte order; 0 where a `where` field is absent
     scalars: dict[str, NDArray[Any]] = field(default_factory=dict)
     arrays: dict[str, Rows] = field(default_factory=dict)  # name → Rows, for `gather_rows` or `gather_bytes`
-    ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # int64[n], after the last field
+    ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # int64[n], offset in `data` after the last field
 
     def take(self, rows: I64 | Bool) -> Self:
         """Return the columns of the records `rows` alone (row numbers, in this order, or a mask)."""

@@ -58,7 +58,7 @@ class Structure(Protocol):
 
 Type: TypeAlias = Int | Special | Structure
 Neighbours = tuple[str, Type] | tuple[str, Type, Condition]
-"""Names, with blanks between them, of neighbouring fields of one type, and when they are present."""
+"""(names of neighbouring fields, with blanks in between; their type; condition on which they are present, if any)."""
 
 
 @frozen
@@ -86,7 +86,7 @@ class Field:
         return bool(self.if_(shape))
 
     def items(self, shape: Shape, values: Mapping[str, Any]) -> int | None:
-        """Return `count` as a number, from earlier `values` if it is a field's name; None: one value, REST, unknown."""
+        """Return the number of items, from `values` if `count` names a field; None: no count, REST, not in `values`."""
         if isinstance(self.count, str):
             return int(values[self.count]) if self.count in values else None
         return self.count(shape) if callable(self.count) else self.count

@@ -119,7 +119,7 @@ def _lengths(counts: I64) -> list[tuple[int, I64]] | None:
 
 
 def row_groups(offsets: I64) -> Iterator[tuple[int, I64 | slice]] | None:
-    """Return an iterator of (length, its rows), at most BLOCK items at once, without empty rows; None: many lengths."""
+    """Iterate over (length, rows of this length), at most BLOCK items at once, no empty rows; None: many lengths."""
     lengths = _lengths(np.diff(offsets))
     if lengths is None:
         return None

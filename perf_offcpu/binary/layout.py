@@ -192,7 +192,7 @@ class _Reader:
 
     def read_run(self, run: _Run) -> None:
         if self.end - self.at < run.struct.size:
-            for field in run.fields:  # those before the end are sound
+            for field in run.fields:  # fields before the end are sound
                 self.read(field)
         values = run.struct.unpack_from(self.data, self.at)
         self.at += run.struct.size

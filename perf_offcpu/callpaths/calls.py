@@ -31,7 +31,7 @@ class Calls:
 
 
 def calls_of(profile: Profile, options: PathOptions, chosen: Bool) -> Calls:
-    """Return the calls on all stacks of a profile, threads merged; `chosen` bool[samples]: those that are counted."""
+    """Return the calls on all stacks of a profile, threads merged; `chosen`: bool[samples], samples to count."""
     tree = build_paths(profile, options, rooted=False)
     own, waits = (tree.total(np.where(chosen, column, 0)) for column in (profile.samples.period, profile.samples.count))
     below = subtree_sums(tree, own)

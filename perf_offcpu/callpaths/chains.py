@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow wake-ups back: who woke the sleeper, who had woken that thread before, and so on. A hop is a wake-up: the comm
-of the waker, and where it was. The next hop is the wake-up that ended the last wait of the waker, as long as that one
-ended within the sleeper's wait: earlier ones did not hold it up. Source: chain graphs,
+of the waker, and where it was. The next hop is the wake-up that ended the last wait of the waker, if that wait ended
+within the sleeper's wait: a wait that ended earlier did not delay the sleeper. Source: chain graphs,
 https://www.brendangregg.com/FlameGraphs/offcpuflamegraphs.html."""
 
 import numpy as np
@@ -18,7 +18,7 @@ from perf_offcpu.text import WAKER_SUFFIX, thread_label
 
 WAKER_DELIMITER = "--"  # between sleeper and waker, as in offwaketime of https://github.com/iovisor/bcc
 
-MAX_HOPS = 32  # wake-ups of one chain that are shown: longer lines than that no picture shows
+MAX_HOPS = 32  # most wake-ups of a chain that are shown: no picture shows longer chains
 
 
 def waker_name(label: str, dso: str = "") -> Name:
@@ -45,7 +45,7 @@ def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]
 
 
 def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -> WakerChains:
-    """Return chains of one hop, the direct waker; without hops, for trees without wakers, if `known` is False."""
+    """Return chains of one hop, the direct waker. `known`: False for chains without hops (trees show no wakers)."""
     if not known:
         return WakerChains([], np.zeros(len(profile.samples), np.int64), [])
     names, name = _wakers_of(profile, options)

@@ -123,7 +123,7 @@ def paths_with_wakers(
 
 
 def marks_of(samples: ProfileSamples) -> tuple[U8, U8]:
-    """Return uint8[samples] twice: index into MARKS above the frames; 1 if a mark for kernel frames is below."""
+    """Return uint8[samples] twice: index into MARKS of the mark above the frames; 1 if a kernel mark is below them."""
     bare = samples.stack < 0
     user_lost = samples.has(SampleFlag.NO_USER_STACK | SampleFlag.UNMERGED)
     kernel_lost = samples.has(SampleFlag.NO_KERNEL_STACK)
@@ -191,7 +191,7 @@ class _Builder:
         return len(self.names) - len(names)
 
     def add_roots(self, columns: list[NDArray[np.integer]], groups: int) -> I64:
-        """Add a root for each distinct row of columns (comm, pid, tid); return int64[groups], -1 without any."""
+        """Add a root for each distinct row of columns (comm, pid, tid); return int64[groups], -1 if no columns."""
         if not columns:
             return np.full(groups, -1)
         first, group_of = group(*columns)
@@ -213,7 +213,7 @@ class _Builder:
         return leaf
 
     def add_inverted(self, node: I64, stack: I64) -> I64:
-        """Add the frames of each group's `stack` (-1 none) below its `node`, leaf first; return the last nodes."""
+        """Add the frames of each group's `stack` (-1 none) below its `node`, leaf first; return the last node."""
         parent, frame = self._profile.stacks.parent, self._profile.stacks.frame
         levels: list[NDArray[np.integer]] = [np.unique(stack[stack >= 0])]
         while len(levels[-1]):

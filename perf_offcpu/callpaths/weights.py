@@ -55,7 +55,7 @@ def unit_factor(profile: Profile, unit: str) -> int:
 
 def in_units(weights: I64, factor: int) -> I64:
     """Divide weights by `factor` to integers whose sum is the rounded sum of the quotients. Each is rounded down, and
-    those that lost most (at a tie the earlier ones) get one more each, as far as the total needs it. So every weight is
+    weights that lost most (at a tie the earlier) get one more each, as far as the total needs it. So every weight is
     off by less than one, the total by at most a half."""
     quotients, rest = np.divmod(weights, factor)
     missing = (int(rest.sum()) + factor // 2) // factor

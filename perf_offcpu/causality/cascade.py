@@ -71,15 +71,15 @@ class Cascade:
 
     tracks: list[Track]  # the recorded threads, and threads that only woke others
     waiter: I64  # int64[w], the track of each wait
-    target: I64  # int64[w], the node that it passes its weight on to; -1 none: the waiter itself holds it
+    target: I64  # int64[w], the node to which the wait passes weight on; -1 none: the waiter itself holds it
     row: I64  # int64[w], row in samples
-    own_ns: I64  # int64[w], its length until the wake-up; 0 if it is not among the chosen ones
-    carried_ns: I64  # int64[w], passed on: time, times one for itself and one for each wait it holds up then
-    kept_ns: I64  # int64[w], the same of the time that the waiter holds, WAITING
-    held_ns: I64  # int64[nodes, Held]
+    own_ns: I64  # int64[w], ns of the wait until the wake-up; 0 if it is not chosen
+    carried_ns: I64  # int64[w], weight passed on: each ns times the chosen waits that it delays then, itself included
+    kept_ns: I64  # int64[w], weight, counted likewise, that the waiter itself holds as WAITING
+    held_ns: I64  # int64[nodes, Held], weight that each node holds, by its state
     held_up: I64  # int64[samples], number of waits that the thread of a CPU sample held up at that moment
     depth: int  # number of steps
-    unplaced_ns: int  # chosen waits that were only summed: no part of it
+    unplaced_ns: int  # length of chosen waits that were only summed, which are no rows here
 
     @property
     def total_ns(self) -> int:

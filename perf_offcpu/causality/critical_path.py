@@ -65,7 +65,7 @@ class CriticalPath:
     hop: I64  # int64[k], row in `hops` of the wait that led to the thread; -1 for the root itself
     hops: Hops
     summed_ns: I64  # int64[tracks], time of summed waits, ns: may be part of RUNNING
-    queued_ns: I64  # int64[k], of RUNNING segments: the part preempted, by the budget of the thread
+    queued_ns: I64  # int64[k], ns of RUNNING segments that were in fact preempted, by the budget of the thread; else 0
 
     def comms(self) -> tuple[list[str], I64]:
         """Return the distinct comms (printable), and int64[tracks]: the index of each track's comm."""

@@ -34,14 +34,14 @@ class DeadThread:
     tid: int
     lock: str  # name of the lock that it waits for
     function: str  # in which it waits; "" not known
-    weight: int  # ns since when, inside the recording
-    began_before: bool  # before the recording did
-    asked_ns: int  # after which its wait ends by itself; -1 never
+    weight: int  # ns that it has waited, inside the recording
+    began_before: bool  # the wait began before the recording
+    asked_ns: int  # timeout of the wait, ns; -1 for none
     is_over: bool = False  # the circle has ended, by a timeout
 
 
 def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[DeadThread]]:
-    """Return the circles of a profile: deadlocks and circles of timed waits (`ends_after`); those that are over come
+    """Return the circles of a profile: deadlocks and circles of timed waits (`ends_after`); circles that are over come
     last. `waits`: `classify(profile)`. `holders`: `holders_of(profile)`."""
     samples = profile.samples
     blocked = samples.has(SampleFlag.STILL_BLOCKED) | holders.cut_off
@@ -79,7 +79,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 
 def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
-    """Return the rows of each circle that a timer ended, among the longest such waits; each set of threads once."""
+    """Return the rows of each circle at the ends of the longest waits that a timer ended; a set of threads once."""
     has_holder = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
     timed_out = has_holder & samples.has(SampleFlag.WAKER_INTERRUPT)
     circles: dict[frozenset[int], list[int]] = {}
@@ -96,7 +96,7 @@ def circles_of(successor: dict[int, int]) -> list[list[int]]:
     """Return the circles of a graph node → its only successor.
 
     Returns:
-        Each from its smallest node on, in the order of successors; the longest first, then by first node.
+        Each circle from its smallest node on, in the order of successors; longest circles first, then by first node.
     """
     circles, done = list[list[int]](), set[int]()
     for start in sorted(successor):

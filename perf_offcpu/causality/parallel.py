@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count the threads that run at each moment, and weigh the time of each thread by the number of others.
+"""Count the threads that run at each moment, and divide the time of each thread by this number: its weight.
 
     time of a thread × 1 / number of the chosen threads that ran at this time
 
 So a thread that runs alone has its whole time as weight, and two threads that run together have half of it
 each: code for which the others wait weighs most. Source: GAPP (2020). The weights of all threads and the time
-in which none ran sum to the window without pauses. Begins and ends of all runs are sorted once; all others
-are cumulative sums.
+in which none ran sum to the window without pauses. Begins and ends of all runs are sorted once; everything
+else follows from cumulative sums.
 
 A thread runs from its birth to its exit, except during its waits, also for a CPU. Summed waits, and
 preemptions that were not recorded, have no place in time: they count as running.
@@ -35,8 +35,8 @@ class Parallelism:
     time: I64  # int64[k], where the number changes; the first is `begin`, the last is `end`
     number: I64  # int64[k - 1], threads that run from each time to the next
     length: I64  # int64[k - 1], from each time to the next; 0 in pauses
-    alone: I64  # int64[k], time since `begin` in which one thread ran
-    none: I64  # int64[k], time since `begin` in which no thread ran
+    alone: I64  # int64[k], ns between `begin` and each time in which exactly one thread ran
+    none: I64  # int64[k], ns between `begin` and each time in which no thread ran
     weight: I64  # int64[tracks], ns: see above
     alone_by: I64  # int64[tracks], ns in which no other thread ran
 

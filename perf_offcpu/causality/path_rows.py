@@ -39,7 +39,7 @@ class HopRow:
     comm: str
     wakeups: int  # number of waits that led here
     total_ns: int  # with all hops below
-    own_ns: dict[Doing, int]
+    own_ns: dict[Doing, int]  # ns by state, without the hops below
 
 
 def path_rows(profile: Profile, timeline: Timeline, path: CriticalPath) -> list[PathRow]:
@@ -145,7 +145,7 @@ def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str
 
 
 def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[str, str]], I64]:
-    """Return the distinct (class, function) of waits, and int64[segments]: index of each one's pair, 0 no wait."""
+    """Return distinct (class, function) pairs of waits, and int64[segments]: index of a segment's pair; 0 no wait."""
     waiting = path.doing == Doing.WAITING
     rows = distinct(path.wait[waiting])
     subject = profile.select(rows)
@@ -160,7 +160,7 @@ def labels_of_waits(profile: Profile, path: CriticalPath) -> tuple[list[tuple[st
 
 
 def functions_of(profile: Profile, rows: I64) -> tuple[list[str], I64]:
-    """Return distinct names of functions, and int64[rows]: the index of the one in which each CPU sample is."""
+    """Return distinct names of functions, and int64[n]: index of the function of each CPU sample in `rows`."""
     subject = profile.select(rows)
     causes = causes_of(subject, classify(subject))
     return causes.names, causes.function
@@ -178,7 +178,7 @@ class PathTrack:
     chain: I64  # int64[k], index into `chains`
     names: list[str]  # `COMM: running`, `COMM: disk wait in FUNCTION`
     kinds: list[str]  # of each name: running, runnable, not recorded, or the class of the wait
-    chains: list[str]  # the comms from the thread to the one of the segment: `client, server, disk`
+    chains: list[str]  # the comms from the root to the thread of a segment: `client, server, disk`
 
 
 def path_track(profile: Profile, path: CriticalPath) -> PathTrack:

@@ -110,7 +110,7 @@ def of_one_event(profile: Profile, rows: I64) -> I64:
 
 
 def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Chains) -> tuple[I64, I64, I64, I64, I64]:
-    """Return (chain, doing, stack, ns, number of segments or CPU samples) of each stack: int64[m] each."""
+    """Return int64[m] columns, a row per stack: (chain, doing, stack, ns, number of segments or CPU samples)."""
     chain = np.append(chains.of_hop, -1)[path.hop]
     stack = np.where(path.doing == Doing.WAITING, profile.samples.stack[path.wait], -1).astype(np.int64)
     doing, length = path.doing.astype(np.int64), path.length_ns

@@ -66,7 +66,7 @@ class WaitTable:
         return ranges(first, np.maximum(first, last))
 
     def last_before(self, track: I64, moment: I64) -> I64:
-        """Return int64[n]: row here of the last wait of `track[i]` that ended by `moment[i]`; -1 none."""
+        """Return int64[n]: row in this table of the last wait of `track[i]` that ended by `moment[i]`; -1 none."""
         key = track * self._size + np.searchsorted(self._ends, moment, "right")
         wait = np.searchsorted(self._by_end, key) - 1
         same = wait >= 0

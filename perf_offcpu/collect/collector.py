@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel side of one recording, wired together: BPF program, perf events, rings.
 
-Making it costs the most (the BPF program is compiled) and changes nothing yet; then it is switched on in two steps,
-because what already runs must be looked at in between:
+Making a Collector takes the most time (the BPF program is compiled) and records nothing yet. It is switched on in two
+steps, so that processes that already run can be read from /proc in between:
 
     collector = Collector(options, say)
     collector.track()       # side-band records of all processes flow into the rings
     ...                     # scan /proc
     collector.begin()       # waits and samples of the target flow, too
     ...                     # collector.drain(sink)
-    collector.pause()       # side-band records flow only
+    collector.pause()       # only side-band records flow
     collector.resume()      # waits and samples flow again
     collector.end()         # nothing flows any more; counters and sums are final
 
-Everything here lives in file descriptors: when the recorder goes, however it goes, the kernel takes it all away.
+Programs, events and rings belong to file descriptors: however the recorder ends, the kernel then removes them all.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ from perf_offcpu.collect.targets import descendants
 from perf_offcpu.losses import LossCause
 from perf_offcpu.perfdata.events import EventSpec
 
-SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two looks
+SIDE_RING_BYTES = 512 << 10  # size of each ring of side-band records: room for some thousand execs between two drains
 
-LAST_RUN_NS = 10_000_000  # longest time after the end in which a program that was running then may write a record
+LAST_RUN_NS = 10_000_000  # longest time after the end in which a BPF program that runs at the end may write a record
 
 Say = Callable[[str], None]
 
@@ -54,8 +54,8 @@ Say = Callable[[str], None]
 class Collector:
     """Own and switch the BPF programs, perf events and rings of one recording.
 
-    `say` is called with a sentence for each deviation from the options. Raises CapabilityError: the machine or the
-    user lacks something; RecordingError: the kernel refuses a part.
+    `say` is called with a sentence for each deviation from the options. Raises CapabilityError: the machine lacks
+    a feature, or the user a privilege; RecordingError: the kernel refuses a program, an event or a ring.
 
     Attributes:
         span: the time in which waits are recorded, since the last `resume`; its end is 0 until `pause` or `end`.
@@ -63,8 +63,8 @@ class Collector:
         pressure: measures the time between two drains.
         build_ids: build-ids of mapped files.
         unread: counts of stacks and other data that could not be read from other processes.
-        known_tasks, known_kernel: records of tasks and kernel with which the last file begins.
-        counters_event: the event of the recorder's own samples, which no ring has.
+        known_tasks, known_kernel: records of tasks and kernel made for one file, to be used again in the next.
+        counters_event: the event of samples that the recorder itself makes and writes; it has no ring.
     """
 
     def __init__(self, options: RecordOptions, say: Say) -> None:
@@ -148,7 +148,7 @@ class Collector:
 
     def begin(self, command_pid: int | None) -> None:
         """Add the targets, and let their waits and on-CPU samples flow into the rings. `command_pid`: the process that
-        will exec the command, if that is the target; else None."""
+        will exec the command, if the command is the target; else None."""
         self._add_targets()
         if command_pid is not None:
             self.program.maps.add_target(command_pid, mode="target_armed")
@@ -177,8 +177,8 @@ class Collector:
             maps.add_group(group.id)
 
     def pause(self) -> None:
-        """Stop waits and samples; side-band records flow on, so that `resume` can follow. It waits for programs that
-        run; the rings can be drained meanwhile, in another thread."""
+        """Stop waits and samples; side-band records flow on, so that `resume` can follow. Blocks until no BPF program
+        runs; another thread can drain the rings meanwhile."""
         self._sampling.disable()
         self.program.disable()
         end_ns = min(now_ns(), self.program.maps.end_ns + LAST_RUN_NS)
@@ -187,13 +187,13 @@ class Collector:
         self._copies.disable()
 
     def end(self) -> None:
-        """Stop everything; when this returns, no record is written any more. Waits for running programs as `pause`."""
+        """Stop everything; when this returns, no record is written any more. Blocks as `pause` does."""
         if not self.span.end_ns:  # else a second pause would move the end of the span
             self.pause()
         self._side_rings.owner.disable()
 
     def sleep(self) -> None:
-        """Detach the programs of a steady recording until `wake`: they take no time. After `pause`."""
+        """Detach the BPF programs of a steady recording, so that they cost no time until `wake`. Call after `pause`."""
         if self.options.is_steady:
             self.program.detach()
 
@@ -225,7 +225,7 @@ class Collector:
 
     def open_cpu(self, cpu: int, sink: Sink) -> list[int]:
         """Record on a CPU that came online; return descriptors that become readable when its rings fill. Raises
-        OSError: the kernel refuses something; the rest is recorded."""
+        OSError: the kernel refuses an event or a ring; this CPU is then recorded in part, other CPUs as before."""
         self._side_band.sink = sink
         fds = [self._side_rings.renew(cpu, self._side_band), self.rings.renew(cpu, sink)]
         for fd in fds:
@@ -237,7 +237,7 @@ class Collector:
         return fds
 
     def lost_by_id(self) -> dict[int, int]:
-        """Return event id (one for each CPU) → number of records that found its ring full, if there are any."""
+        """Return event id (one for each event and CPU) → number of records that found a full ring, without zeros."""
         events = (*self._sampling, self.rings.owner, *self._copies, self._side_rings.owner)
         return dict(lost for event in events for lost in event.lost())
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to a recorder that runs: commands, as of `perf record --control fd:CTL,ACK`, and SIGUSR2 for a new file.
 
-A command is a line; a NUL or the end of the input ends it, too, as in perf. Each is answered with "ack" and a newline,
-if there is a descriptor for answers; also one that cannot be carried out, of which a sentence on standard error tells.
+A command is a line; a NUL or the end of the input ends it, too, as in perf. Each command is answered by "ack" and a
+newline, if there is a descriptor for answers. A command that cannot be carried out is reported on standard error, too.
 
 Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `period` is ours.
 """
@@ -59,7 +59,7 @@ class Command(NamedTuple):
 
 
 class Control:
-    """Read commands from the descriptors of --control and queue them; without descriptors (None) none ever comes."""
+    """Read commands from the descriptors of --control and queue them; if `fds` is None, no command ever comes."""
 
     def __init__(self, fds: ControlFds | None) -> None:
         self._fds, self._rest = fds, b""

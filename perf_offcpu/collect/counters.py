@@ -39,7 +39,7 @@ class Span:
 
 
 def lost_records(lost: Mapping[int, int]) -> Iterator[bytes]:
-    """Yield a LOST_SAMPLES record for each event id (an event on a CPU) → number of records lost to a full ring."""
+    """Yield a LOST_SAMPLES record per entry of `lost`: id of an event on a CPU → records that found a full ring."""
     zeros = {field.name: 0 for field in TRAILER.active(SAMPLE_TYPE)}
     for event_id, count in lost.items():
         if count:

@@ -37,7 +37,7 @@ class RecordOptions(WaitOptions):
         pystack: directory of pystack, which reads the Python functions of threads that are still blocked at the end; ""
             for none.
         duration_s: seconds after which the recording ends; None for no limit.
-        until_exit: a process with which the recording ends; 0 for none.
+        until_exit: pid of a process at whose exit the recording ends; 0 for none.
         control: descriptors for commands that pause the recording or change it; None for none.
     """
 
@@ -67,7 +67,7 @@ class RecordOptions(WaitOptions):
 
 
 def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
-    """Return the configuration of the BPF program. `deferred_stacks`: the kernel can walk user callchains later."""
+    """Return the configuration of the BPF program. `deferred_stacks`: as in RecordOptions, if the kernel can."""
     target = options.target
     entries = sum(map(len, (target.ids, target.users, target.cpus, target.groups, target.comms)))
     return OffCpuConfig(

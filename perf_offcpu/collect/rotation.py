@@ -22,8 +22,8 @@ from perf_offcpu.units import SIZES, TIMES, size_bytes, time_ns
 class Rotation:
     """Limits of size and age of a file, beyond which a new one begins; SIGUSR2 always begins one."""
 
-    size_bytes: int = 0  # the size of a file, 0 for none
-    seconds: float = 0  # its age, 0 for none
+    size_bytes: int = 0  # size at which a file ends, 0 for no limit
+    seconds: float = 0  # age at which a file ends, 0 for no limit
     max_files: int = 0  # number of files to keep, the newest; 0 for all
 
     def is_due(self, size_bytes: int, seconds: float) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that write into the rings of waits: the on-CPU events of `-e`, and those for other sizes of copies. The perf
-core copies as much of the user stack as an event asks for, so BPF sends samples of waits through an event for each
-size. Their samples have the same layout, because a sample states the size of its copy; in the file they are one event
-with more ids. bpf/copies.h chooses the size."""
+"""Events that write into the rings of waits: the on-CPU events of `-e`, and offcpu-time events for other sizes of user
+stack copies. The perf core copies as much of the user stack as an event asks for, so BPF sends samples of waits through
+an event for each size. All sizes have one sample layout, because a sample states the size of its copy; in the file they
+are one event with more ids. bpf/copies.h chooses the size."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -45,8 +45,8 @@ class SharingEvents:
             event.disable()
 
     def reopen(self, cpu: int, starting: bool = True) -> None:
-        """Open the events on a CPU that came online, and start them if asked to. Raises OSError: the kernel refuses
-        one."""
+        """Open the events on a CPU that came online, and enable them if `starting`. Raises OSError: the kernel refuses
+        an event."""
         for event in self:
             fd = event.reopen(cpu)
             self._wire(event, cpu)
@@ -127,7 +127,7 @@ def _is_filtered(event: CpuEvent) -> bool:
 
 
 def copy_sizes(stack_bytes: int) -> dict[str, int]:
-    """Return BPF map of events → bytes of its stack copies, for sizes other than the usual `stack_bytes`."""
+    """Return name of a BPF map of events → bytes of user stack that these copy, where not the usual `stack_bytes`."""
     return {
         "events_bare": REFERENCE_BYTES,
         "events_quarter": max(REFERENCE_BYTES, stack_bytes // 32 * 8),

@@ -12,9 +12,9 @@ A failure before the file has its name leaves an older file as it was. A later o
 complete, or, if the recorder is killed, as far as it got.
 
 With `--switch-output` a file ends and a new one begins while all of this goes on (`output.series`). With `--control`
-recording pauses and goes on, with the same programs and rings. A pause is in the file, which takes the side-band
-records of that time and has an account for each part; if a new file is asked for in a pause, the file ends at once, and
-the new one begins when recording goes on.
+recording pauses and goes on, with the same programs and rings. The file stays open in a pause: it takes the side-band
+records of that time, and has an account (losses and counts) for each time between pauses. If a new file is asked for in
+a pause, the file ends at once, and the new one begins when recording goes on.
 
 Rings fill all the time, so that the recorder must not wait for anything else: what may block in the kernel (grace
 periods, iterators, /proc, names and ends of files) is done in a thread, and rings are emptied meanwhile. Only a write
@@ -67,7 +67,7 @@ def record(
 
     Raises:
         TargetError: the target is not there, or the command cannot be run.
-        CapabilityError: the machine or the user lacks something.
+        CapabilityError: the machine lacks a feature, or the user a privilege.
         RecordingError: the file cannot be written, or the kernel refuses something.
         BrokenPipeError: the reader of a pipe is gone.
     """

@@ -29,12 +29,12 @@ class Summary:
     """Collect the numbers of a recording; complete once it has ended.
 
     Args:
-        path: the file, or the last of them.
+        path: the file, or the last one of several.
         status: exit status for the recorder: the command's, or 128 + the signal that ended the recording.
         files: number of files.
         file_bytes: size of all files up to their features.
-        sums: sums of short waits written, and sums of one wait with a copy of its stack.
-        still_blocked: samples written of threads that wait when the recording ends.
+        sums: number of sums written, of short waits; also counts each sum of one wait with a copy of its stack.
+        still_blocked: number of samples written of threads that wait when the recording ends.
         oncpu_samples: samples of on-CPU events written.
         lost_records: records that found a ring full.
         counters: losses and counts by cause, as of `Collector.counters`.
@@ -79,7 +79,7 @@ class Summary:
         return {cause: count for cause, count in counts.items() if count}
 
     def progress(self, collector: Collector, sums: int, file_bytes: int) -> str:
-        """Return the line of text on the progress of a recording; arguments as in `complete`."""
+        """Update the losses; return the `progress_line`. `sums`: written so far. `file_bytes`: of the current file."""
         self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         return progress_line(
             elapsed_s=(self.recorded_ns + now_ns() - collector.span.begin_ns) / 1e9,

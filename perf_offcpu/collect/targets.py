@@ -45,8 +45,8 @@ class Target:
     cpus: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
     forked: frozenset[int] = frozenset()
-    """Processes that were only found as children of others: they may end at any time."""
-    roots: tuple[int, ...] = ()  # processes whose children are looked for again when the recording begins
+    """Processes that are not named, but were found as descendants of `roots`: they may end at any time."""
+    roots: tuple[int, ...] = ()  # named as `PID+`: their descendants are looked up again when the recording begins
 
     @property
     def kind(self) -> Targets:
@@ -126,7 +126,7 @@ def _parse_ids(option: str, text: str | None) -> tuple[int, ...]:
 
 
 def _parse_processes(text: str | None) -> tuple[tuple[int, ...], frozenset[int], tuple[int, ...]]:
-    """Return (all ids of -p, those that are only children, roots): `17+` is the root 17 with all that it has forked."""
+    """Parse -p; return (all pids, pids found only as descendants of roots, roots). `17+`: 17 is a root."""
     words = (text or "").replace(",", " ").split()
     named = _parse_ids("-p", None if text is None else ",".join(word.removesuffix("+") for word in words))
     roots = [int(word[:-1]) for word in words if word.endswith("+")]
@@ -265,7 +265,7 @@ def ends_of(pids: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _pidfd(tid: int) -> int:
-    """Open a pidfd of a thread; before Linux 6.9 of its process, which ends no sooner. TargetError: there is none."""
+    """Open a pidfd of a thread; before Linux 6.9 of its process, which ends no sooner. TargetError: no such thread."""
     try:
         return os.pidfd_open(tid, _PIDFD_THREAD)
     except OSError as problem:

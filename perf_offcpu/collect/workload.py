@@ -31,11 +31,11 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 class Workload:
     """Fork a child for a command, and start, await and end the command.
 
-    `argv`: the command and its arguments. `output_fd`: its standard output: not the recorder's own if the recording
-    goes there.
+    `argv`: the command and its arguments. `output_fd`: descriptor for its standard output; 2 if the recording goes to
+    descriptor 1.
 
     Attributes:
-        status: what it returned, as shells have it (128 + signal if killed); None while it runs.
+        status: exit status of the command, as in shells (128 + signal if killed); None until `wait` or `end`.
         pidfd: readable when the command has ended.
     """
 
@@ -126,8 +126,8 @@ def _reset_signals() -> None:
 
 
 def let_last_thread_leave() -> None:
-    """Give a thread that has just ended the time to leave its CPU. A process has ended before its last thread is
-    switched out for the last time, which completes the budget of that thread. The recorder may take its CPU at that
-    moment, and no list of tasks shows it any more."""
+    """Sleep until a thread that has just ended has probably left its CPU. A process has ended before its last thread is
+    switched out for the last time; only that completes the budget (ns in each state) of the thread. The recorder may
+    take the CPU before, and no list of tasks shows the thread any more."""
     runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     time.sleep(min(LAST_SWITCH_S * max(1.0, runnable / (os.cpu_count() or 1)), MOST_LAST_SWITCH_S))

@@ -38,16 +38,16 @@ from perf_offcpu.perfdata.write.writer import FileWriter
 
 RESERVE = 512 << 10  # bytes of the disk that are held for the end of a file that finds the disk full
 
-_SLACK = 64 << 10  # of the reserve: for the account, and for blocks that are not full
+_SLACK = 64 << 10  # bytes of the reserve that are kept for the account, and for blocks that are not full
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A piece of data that is written at once: records, and the things (sums, budgets, …) that they describe."""
 
-    cause: LossCause  # of the loss, if they are not written
+    cause: LossCause  # counted for each thing if the records are not written
     ns: NDArray[np.uint64]  # off-cpu time of each thing in them, 0 where it is not known
-    records: bytes  # the records
+    records: bytes  # whole perf records, one for each thing unless `batched`
     batched: bool = False  # all things are in one record
 
     @property
@@ -73,7 +73,7 @@ class Counts(NamedTuple):
         return cls(collector.counters(), collector.lost_by_id())
 
     def since(self, before: Counts | None) -> Counts:
-        """Return these counts less those of an earlier moment (None: the beginning of the recording)."""
+        """Return the counts since an earlier moment, of which `before` has the counts; None: since recording began."""
         if before is None:
             return self
         counters = {}
@@ -162,7 +162,7 @@ class OutputFile:
             self._disk.commit()
 
     def go_on_in(self, later: OutputFile, counts: Counts, end_ns: int) -> None:
-        """Set the border to the file `later`: losses up to `counts`, and waits that end before `end_ns`, are here."""
+        """Set where `later` begins: losses up to `counts`, and waits that end before `end_ns`, belong to this file."""
         self._ended, self._end_ns = counts, end_ns
         later._begun, later._begin_ns = counts, end_ns
 

@@ -87,7 +87,7 @@ class ObjectTable:
             self._begin(rows)
 
     def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
-        """Return the rows of objects to be named now; keep those that wait for a scan in `_held` (`scan_now`: none)."""
+        """Return rows of objects to name now; rows that need a scan stay in `_held` until it is due or `scan_now`."""
         rows = self._collector.program.maps.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manage the files of a recording: the one that takes records, and the one before it while that lacks its sums. With
+"""Manage the files of a recording: the current one, and the one before it until its sums are written. With
 `--switch-output` a file ends and a new one begins while recording goes on. In a pause (`--control`) a file stays open,
-or ends, so that the next one begins when recording goes on. Into files this module writes the data that the kernel
-side keeps until then: sums, budgets, states of tasks and objects."""
+or ends, so that the next one begins when recording goes on. This module also writes what BPF maps have gathered for a
+file: sums, budgets, states of tasks and objects."""
 
 import itertools
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class FileSeries:
 
     Attributes:
         current: the file that takes records; in a pause it may be complete.
-        is_between: it is complete, in a pause: the next one is begun when recording goes on.
+        is_between: True in a pause after `current` was finished: the next file begins when recording goes on.
         summary: the numbers of the recording.
     """
 
@@ -66,12 +66,12 @@ class FileSeries:
         self._past: _PastFile | None = None
         self._totals = KernelTotals(collector, self.drain)
         self._objects = ObjectTable(collector)
-        self._totals_begun = False  # the totals of the part that ends are being written
+        self._totals_begun = False  # the totals up to a pause or the end are drained and written
         self._paused_counts = Counts({}, {})
         self.summary = Summary(self.current.shown, ring_bytes=collector.rings.data_bytes)
 
     def close(self) -> None:
-        """Close all files; remove those that have no name yet."""
+        """Close all files; remove files that have no name yet."""
         self._objects.close()
         if self._past:
             self._past.file.close()
@@ -88,7 +88,7 @@ class FileSeries:
         self.summary.complete(self._collector, self._totals.sums, file_bytes, self._options)
 
     def write_due(self) -> None:
-        """Write objects that have names by now and sums that are due; finish the file before if its sums are ready."""
+        """Write objects that have names by now and due sums; finish the previous file if its sums are ready."""
         self._objects.follow(self._open())
         if self._past is None:
             self._totals.write_if_due(self.current)
@@ -117,13 +117,13 @@ class FileSeries:
         return stepping_until(in_background(work), self.drain)
 
     def is_due(self, rotation: Rotation) -> bool:
-        """Return whether a new file shall begin: by request (consumed by this call), or by size or age of this one."""
+        """Return whether a new file shall begin: by request (consumed by this call), or by size or age of `current`."""
         return self._requests.take_rotate() or rotation.is_due(self.current.size, self.current.age_s)
 
     def _rotate(self) -> None:
-        """Go on in a new file; the old one gets its end when the sums of its time are complete. The new file is begun
-        while the old one still takes the samples: a process that ends then would not be found any more when its last
-        samples are in the new file. What starts meanwhile is in both files."""
+        """Go on in a new file; the old one gets its end when the sums of its time are complete. It takes all
+        samples until existing tasks are written to the new file, which else could have samples of a process that ended
+        before its records were written. Side-band records of this time go into both files."""
         new = self.while_draining(self._open_next)
         old = self.current
         try:
@@ -175,8 +175,8 @@ class FileSeries:
         self.while_draining(lambda: self._say(f"[ perf-offcpu record: dump {past.file.path} ]"))
 
     def end_part(self, stop: Callable[[], None]) -> None:
-        """Stop recording, for a pause or the end, and write sums, budgets and unfinished waits up to now; the account
-        of losses follows. `stop`: `Collector.pause` or `end`; returns when no wait is recorded any more."""
+        """Stop recording, for a pause or the end, and write sums, budgets and unfinished waits up to now; the caller
+        writes the account of losses. `stop`: `Collector.pause` or `end`; returns when no wait is recorded any more."""
         self.while_draining(stop)
         self.drain()
         self.summary.recorded_ns += self._collector.span.end_ns - self._collector.span.begin_ns
@@ -237,7 +237,7 @@ class FileSeries:
             self._collector.program.maps.set_control(period_ns=period_ns)
 
     def finish_somehow(self) -> None:
-        """Write what end is possible into the unfinished files after any error, such as a full disk."""
+        """Write as much of an end as is possible into unfinished files after any error, such as a full disk."""
         self._collector.end()
         span, unwritten = self._collector.span, Counter(self._collector.waiting_records())
         # Threads that are still blocked would be in the file twice.

@@ -133,7 +133,7 @@ class KernelTotals:
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
     def _budget_pieces(self, budgets: NDArray[Any], time_ns: int) -> Iterator[Piece]:
-        """Yield the records of budgets of whole lives, less the shares that are in earlier files."""
+        """Yield the records of `budgets`, which count from birth of threads on, less the shares in earlier files."""
         shares, modes = self._shares.share(budgets), self._program.maps.header.enums["mode"]
         packed = budget_samples(self._collector.counters_event, shares, modes, time_ns)
         for batch, records in enumerate(packed):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure how long rings fill while the recorder does not look, and what it does meanwhile. From one drain to the next
 the recorder writes, works, waits for a CPU or waits in the kernel. Sleep until a ring wakes the recorder does not
-count. The longest of these times is shown; those in which a ring became full are added up, because what they were spent
-on is the cause of losses."""
+count. The longest time between two drains is shown; times in which a ring became full are added up, because what the
+recorder did in them is the cause of losses."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from perf_offcpu.losses import FEWER_SAMPLES, LARGER_RINGS
 
-FULL = 0.9  # fill of a ring that loses records or nearly does: the one that does not fit may be large
+FULL = 0.9  # fill at which a ring counts as full: a record that does not fit may be large
 
-_MUCH = 0.3  # part of the time from which on something is the cause
+_MUCH = 0.3  # share of the elapsed time from which on an activity is the cause
 
-_AT_ONCE_S = 0.001  # time in which clocks are read that are read together
+_AT_ONCE_S = 0.001  # longest time in which clocks are read that count as read together
 
 
 class TimeSpent(NamedTuple):
@@ -68,7 +68,7 @@ class RunDelay:
 class Pressure:
     """Measure what the recorder's thread does from one drain of the rings to the next.
 
-    `wall`, `cpu`, `runnable`: clocks of elapsed seconds, of those on a CPU, and of those without one.
+    `wall`, `cpu`, `runnable`: clocks of the seconds elapsed, on a CPU, and runnable without a CPU.
 
     Attributes:
         full: sum of the times between two drains in which a ring became full.

@@ -28,8 +28,8 @@ from perf_offcpu.units import parse_size
 
 MAX_COPIES_RING_BYTES = 16 << 20
 """Largest default where samples hold copies of stacks. With 8 KB for each wait, on two CPUs that were busy besides,
-`perf bench sched messaging` and the pipe benchmark lost some in 8 of 12 runs with 4 MB, in 1 of 12 with 16 MB and in 2
-of 12 with 64 MB; those three were on a disk."""
+`perf bench sched messaging` and the pipe benchmark lost samples in 8 of 12 runs with 4 MB, in 1 of 12 with 16 MB and in
+2 of 12 with 64 MB; in the last three runs the file was on a disk."""
 
 MAX_DEFAULT_RING_BYTES = 4 << 20
 """Largest default otherwise. With a sample for each wait, `perf bench sched messaging` and four pipe benchmarks at once
@@ -43,7 +43,7 @@ MAX_WAKEUP_BYTES = 1 << 20
 AT_ONCE_BYTES = 4 << 20  # most bytes that go to the sink before their room in the ring is free again
 
 _SIZE_AT = RECORD_HEADER.offset("size")
-_HEAD, _TAIL = 1024 // 8, 1032 // 8  # places in the control page, in u64 words
+_HEAD, _TAIL = 1024 // 8, 1032 // 8  # offsets in the control page, in u64 words
 
 
 class Sink(Protocol):
@@ -74,8 +74,8 @@ class Ring:
         self.fullest = self.recent = self.last = 0
 
     def drain(self, sink: Sink) -> None:
-        """Move the content to `sink`. Raises RecordingError: the sink could not take all records; the others stay in
-        the ring."""
+        """Move the content to `sink`. Raises RecordingError: the sink could not take all records; records that it
+        did not take stay in the ring."""
         tail = self._control[_TAIL]
         head = self._control[_HEAD]
         self.last = head - tail

@@ -4,11 +4,11 @@
 The kernel can put build-ids there itself (attr.build_id). But while one recorder asks for them, the records of all
 others on the machine claim to hold one, too, and perf 6.1 crashes on that (`perfdata.events`). So the recorder reads
 them from the files, once per file, when the record comes: from /proc/PID/map_files, or by its path if the process has
-ended already. The inode shows whether that still is the file. The claim is removed where another recorder's request has
+ended already. The inode shows if it still is the mapped file. The claim is removed where another recorder's request has
 put it into our records.
 
 MMAP2 records of data are there for perf's own unwinder, which reads call frame information in files that are mapped for
-reading. Others (the heap, stacks, data segments) are left out: half of the records of an exec.
+reading. Records of other data (heap, stacks, data segments) are left out: half of the records of an exec.
 
 KSYMBOL and BPF_EVENT records are cut to their size. When several recorders listen, the kernel adds the size of the
 trailer to the same header once for each (kernel/events/core.c: perf_event_ksymbol_output() and perf_event_bpf_output(),
@@ -37,7 +37,7 @@ from perf_offcpu.errors import FileFullError
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.features import BUILD_ID_BYTES
 
-PATIENCE_S = 0.5  # time for a file; rings of samples are emptied meanwhile
+PATIENCE_S = 0.5  # longest time to read one file; rings of samples are emptied meanwhile
 
 _HEAD = RECORD_HEADER.size()
 _LAYOUT = RECORD_LAYOUTS[RecordType.MMAP2]
@@ -102,7 +102,7 @@ class SideBand:
 
     def __init__(self, build_ids: MappedBuildIds, kernel: KnownKernel, lost: Losses) -> None:
         self._build_ids, self._kernel, self._lost = build_ids, kernel, lost
-        self._known: dict[bytes, bytes] = {}  # hash of inode and name, as they stand in records
+        self._known: dict[bytes, bytes] = {}  # `_key` of a record → build-id
         self._helper = Helper(_read_build_id, PATIENCE_S)
         self.sink: Sink | None = None
         self.meanwhile: Callable[[], object] = lambda: None
@@ -174,7 +174,7 @@ class SideBand:
             record[_MISC : _MISC + 2] = misc.to_bytes(2, sys.byteorder)
 
     def _read(self, records: dict[bytes, memoryview]) -> dict[bytes, bytes]:
-        """Look up the build-ids of files. `records`: `_key` → MMAP2. Return `_key` → build-id, b"" if it has none."""
+        """Return `_key` → build-id of the files of `records` (`_key` → MMAP2): b"" without one, no entry if unread."""
         build_ids: dict[bytes, bytes] = {}
         items: list[tuple[tuple[int, int], bytes, tuple[int, int, int, int, bytes]]] = []
         for key, record in records.items():
@@ -211,7 +211,7 @@ def _name_of(record: memoryview) -> bytes:
 
 
 def _read_build_id(item: tuple[object, object, tuple[int, int, int, int, bytes]]) -> tuple[bytes, bytes] | None:
-    """Return (build-id, path as the recorder sees it or b"" if the name is the same; chroot); None if not found."""
+    """Return (build-id, path as the recorder sees it, b"" if as in the record); None if the file was not found."""
     pid, start, end, inode, name = item[2]
     build_id = read_build_id(pid, start, end, inode, name, maps=False)
     return None if build_id is None else (build_id, path_here(pid, start, end, name))

@@ -64,7 +64,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def side_by_side(first: Callable[[], object], second: Callable[[], object]) -> None:
-    """Run `first` in a thread and `second` in this one; when both have ended, return or raise the error of one."""
+    """Run `first` in a thread and `second` here until both have ended; raise the error of `second`, else `first`."""
     future = in_background(first)
     try:
         second()

@@ -184,7 +184,7 @@ class Btf:
         return self._word(resolved, 2) if sized else 0
 
     def _find_member(self, type_id: int, name: str, depth: int) -> tuple[int, int] | None:
-        """Return (byte offset, type id) of a member, also of anonymous members; None if there is none."""
+        """Return (byte offset, type id) of a member, also one within anonymous members; None if there is none."""
         if not depth:
             raise self._damage(f"members of type {type_id} are nested too deeply")
         if self._kind(type_id) not in _COMPOSITE:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find where the records of BTF begin: 130,000 of them, each as long as its own kind and count say.
 
-A record's place follows from all records before it, so one would walk, 0.3 s in plain Python. But the length of a
+Where a record begins follows from the lengths of all before it: a walk takes 0.3 s in plain Python. But the length of a
 record that *would* begin at a word can be computed for all words at once. From the table "one record on" follow "two
 on", "four on" and so on, by looking the table up in itself. A few long strides give a skeleton, which the shorter
 tables fill in. This is done in windows, whose tables stay in the CPU's cache.

@@ -5,9 +5,9 @@ Such a read may take for ever. A mapped file or memory can lie on a file system 
 process that waits for one in execve(2) or epoll_ctl(2) holds locks that readers of /proc/PID/maps and /proc/PID/fdinfo
 take. Not even SIGKILL ends some of these waits, and a process with a thread in one never ends. So the recorder asks a
 fork of itself, a *helper*, which holds no descriptor of the recorder, and of root's rights those to read. A helper that
-does not answer in time is killed and left behind, and another one is asked for the rest.
+does not answer in time is killed and left behind, and another helper is asked for the remaining items.
 
-Whatever an answer raises is an answer, too: nothing that a process does ends the recorder.
+An exception in the helper is an answer, too (`Answer.problem`): nothing that a process does ends the recorder.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from typing import Any, Final, NamedTuple
 from perf_offcpu.collect.system.privileges import READING, keep_capabilities
 from perf_offcpu.files import read_kernel
 
-PATIENCE_S: Final = 1.0  # time for an item after which the helper hangs; half of it after each one that did
+PATIENCE_S: Final = 1.0  # time after which an item counts as stuck; halved after each such item
 _LEAST_PATIENCE_S: Final = 0.05
 _BUSY: Final = 20  # a helper that runs, or waits for a CPU, has this many times longer
 _LIFE_S: Final = 20.0  # a helper that is older ends after its items: its CPU time then counts as the recorder's
-MOST_LEFT: Final = 16  # helpers left behind that have not ended: no more is read of which a read may never end
+MOST_LEFT: Final = 16  # killed helpers that have not ended: with so many, no helper is asked
 AVOIDED_S: Final = 600.0  # time without further questions about a process or a file system that has not answered
 _MOST_AVOIDED: Final = 4096
 _NAP_S: Final = 0.02
@@ -227,7 +227,7 @@ class Avoided:
 def ask_each(
     helper: Helper, items: Sequence[tuple[Any, ...]], avoided: Avoided, step: Callable[[], object] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Answer]]:
-    """Yield (item, answer) for each item; after one that is stuck, ask the helper for the others. The first member of
+    """Yield (item, answer) for each item; after a stuck item, a new process is asked. The first member of
     an item is a key: items with a key in `avoided` come first, as STUCK; keys of stuck items are added to it. `step`:
     as in `Helper.each`."""
     remaining = list(items)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privileges, limits and priority of this process: what it lacks for recording, and how it gives up the others. Source:
-capabilities(7), capset(2), prctl(2)."""
+"""Privileges, limits and priority of this process: what it lacks for recording, and how it gives up privileges that it
+does not need. Source: capabilities(7), capset(2), prctl(2)."""
 
 import contextlib
 import ctypes
@@ -22,8 +22,8 @@ CAP_PERFMON: Final = 38
 CAP_BPF: Final = 39
 CAP_CHECKPOINT_RESTORE: Final = 40
 READING: Final = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_SYSLOG | 1 << CAP_CHECKPOINT_RESTORE
-"""Capabilities to read programs of others, files below /proc/PID/root, addresses in /proc/kallsyms, and files that
-processes have mapped, through /proc/PID/map_files."""
+"""Capabilities to read files and memory of other users' processes, files below /proc/PID/root, addresses in
+/proc/kallsyms, and files that processes have mapped, through /proc/PID/map_files."""
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _NEEDED = {"CAP_PERFMON": CAP_PERFMON, "CAP_BPF": CAP_BPF}  # since 5.8; CAP_SYS_ADMIN before

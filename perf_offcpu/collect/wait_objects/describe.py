@@ -105,8 +105,8 @@ class Describer:
         self._helper.close()
 
     def describe(self, rows: NDArray[Any], *, names: bool = True) -> list[Described]:
-        """Describe objects. `rows`: of `struct offcpu_object`. `names`: look up names; else only numbers and addresses
-        are described."""
+        """Return a description of each object. `rows`: of `struct offcpu_object`. `names`: look up names; else only
+        numbers, addresses and texts that BPF has read are described."""
         texts = [_own_texts(row) for row in rows]
         if names:
             _add_kernel_locks(rows, texts)
@@ -117,7 +117,7 @@ class Describer:
         return objects
 
     def described_again(self, rows: NDArray[Any]) -> list[Described]:
-        """Describe those epoll instances of `rows` that processes still have: they may watch other descriptors now."""
+        """Describe again the epoll instances `rows` that still watch descriptors, which may be others by now."""
         return [described for described in self.describe(rows) if described["name"] != EPOLL]
 
     def _add_names(self, rows: NDArray[Any], texts: list[Texts]) -> None:
@@ -236,8 +236,8 @@ def object_payloads(objects: list[Described]) -> list[bytes]:
 
 
 def holders_in(pid: int, inodes: Collection[str], first: int, end: int) -> tuple[list[Holder], bool]:
-    """Return (descriptors of pipes and sockets with these inodes, True if there are more than `end`) among those that
-    are listed from `first` to `end` in a process; this may wait while the process is within execve."""
+    """Look through items `first` to `end` - 1 of the list /proc/PID/fd. Return (pipes and sockets with these `inodes`,
+    True if the list is longer than `end`). May block while the process is within execve(2)."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")  # direct: of the kernel
     except OSError:  # gone, or of another user

@@ -20,7 +20,7 @@ _FLAGS: Final = re.compile(rb"^flags:\t([0-7]+)$", re.MULTILINE)
 _PID: Final = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _MOST_NAME: Final = 4096
 PIDFD: Final = b"[pidfd]"
-"""The kernel's name of a descriptor for a process before it had a file system of its own (6.9)."""
+"""The kernel's name of a descriptor for a process (pidfd) before these had a file system of their own (6.9)."""
 RING: Final = b"[io_uring]"
 _SQE: Final = struct.Struct("=BBHi56x")  # struct io_uring_sqe: code, flags, priority, descriptor
 _SQES, _MOST_SQES, _IS_INDEX = 0x10000000, 4096, 1  # IORING_OFF_SQES, IOSQE_FIXED_FILE
@@ -41,7 +41,7 @@ def _in_fdinfo(pid: int, fd: int, line: re.Pattern[bytes]) -> bytes:
 
 def descriptor_path(pid: int, fd: int, inode: int) -> bytes:
     """Return the target of /proc/PID/fd/FD, if it is still the file with this inode; else b""."""
-    if _in_fdinfo(pid, fd, _INODE) != b"%d" % inode:  # Linux before 5.14 does not tell
+    if _in_fdinfo(pid, fd, _INODE) != b"%d" % inode:  # Linux before 5.14 has no such line
         return b""
     try:
         return os.readlink(f"/proc/{pid}/fd/{fd}".encode())[:_MOST_NAME]  # direct: not followed
@@ -62,8 +62,8 @@ def process_of(pid: int, fd: int) -> bytes:
 
 
 def requests_of(pid: int, fd: int) -> bytes:
-    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files; else b"". The
-    requests are those that its submission queue still has, done or not. From Linux 6.10 on: before, that memory cannot
+    """Return `[io_uring] of /path` or `[io_uring] of 3 files` if all requests of a ring are for files; else b"". All
+    requests that its submission queue still has are read, done or not. From Linux 6.10 on: before, that memory cannot
     be read."""
     try:
         inode = int(_in_fdinfo(pid, fd, _INODE) or -1)

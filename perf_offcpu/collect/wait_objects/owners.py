@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what threads are still blocked for from memory of their processes: owners of locks, timeouts, descriptors. BPF
-reads it for waits that end. By then the word of a lock has changed already, and the descriptor of poll() or select()
-may be another one."""
+"""Read from memory of processes what their threads are still blocked for: owners of locks, timeouts, descriptors. For
+waits that end, BPF reads these itself, in the thread that waits: owners at the begin, because at the end the word of
+the lock has changed already; timeouts and descriptors at the end."""
 
 import functools
 import os

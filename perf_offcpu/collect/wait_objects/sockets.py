@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the sockets of a process's network namespace (proc_pid_net(5)), and those that an epoll instance watches."""
+"""Read the sockets of a process's network namespace (proc_pid_net(5)); name an epoll instance by what it watches."""
 
 import os
 import re
@@ -31,7 +31,7 @@ class Socket(NamedTuple):
     """A socket as /proc/PID/net shows it: its printable name and its direction."""
 
     name: bytes  # tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80, unix /run/x.sock; b"" without an address
-    is_outward: bool  # it was connected here, to a port or path where others are accepted
+    is_outward: bool  # a client's: it has no path of its own, or no socket listens on its local port
     listens: bool
 
 
@@ -72,7 +72,7 @@ class ListeningPorts:
 
 
 def sockets_of(pid: int, inodes: frozenset[bytes]) -> dict[bytes, Socket]:
-    """Return inode (decimal text) → socket, for those of `inodes` in the network namespace of a process."""
+    """Return inode (decimal text) → socket, for sockets in the network namespace of a process, of these `inodes`."""
     sockets: dict[bytes, Socket] = {}
     for line in _lines(pid, "unix"):
         words = line.split(None, _UNIX_PATH)
@@ -125,7 +125,7 @@ def _first_lines(path: str) -> Iterator[bytes]:
 
 
 def _address(text: str) -> bytes:
-    """Return an address that these tables hold as hexadecimal words; b"" for port 0, which no socket has."""
+    """Return as `endpoint` an address in hexadecimal words of these tables; b"" for port 0, which no socket has."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[offset : offset + 8])[::-1] for offset in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -141,8 +141,8 @@ def watched_by(pid: int, fd: int) -> bytes:
     [eventpoll] of 5 descriptors                                      none with a name
 
     A server's backend watches its client next to eventfds and pipes of its own, so that one socket among several
-    descriptors is what it waits for. Of several, connections of clients are only counted. Waits that a descriptor ended
-    have that one as their object: this is for the others.
+    descriptors is what it waits for. Of several sockets, connections of clients are only counted. A wait that a ready
+    descriptor ended has that descriptor as its object: this name is for all other waits for the instance.
     """
     text = read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", _MOST_BYTES)
     numbers = [int(number) for number in _WATCHED.findall(text)]
