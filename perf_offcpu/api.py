@@ -67,11 +67,11 @@ def load(
         more: recordings of the same host or others, joined with the first.
         events: names of the events to keep; None for all, () for the off-cpu events.
         symfs, kallsyms: as for `perf-offcpu report`.
-        joining: how several are joined: `apart`, `from_start`, `prefix` of `decode.join.JoinOptions`.
+        joining: how several recordings are joined: `apart`, `from_start`, `prefix` of `decode.join.JoinOptions`.
 
     Raises:
         FormatError: a file is no recording.
-        UsageError: an event is not in it, a file with symbols cannot be read, or recordings cannot be joined.
+        UsageError: a named event is not recorded, a file with symbols cannot be read, or recordings cannot be joined.
     """
     from perf_offcpu.analysis.select import select_events
     from perf_offcpu.cache import DiskCache

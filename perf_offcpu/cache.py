@@ -8,7 +8,7 @@ A file is a head (`_HEAD`), a directory (`_COLUMN` for each column) and the colu
 A file that does not fit this description to its last byte is removed and made again. Files are written under a
 temporary name and renamed, never changed, so a reader keeps the file that it opened. The files used last stay, up to
 a limit. The directory, and each one above it, has to belong to this user or to root and to be closed to others
-(`directories.Directory.private`), so under sudo the caches of the invoking user are not root's. A file counts only if
+(`directories.Directory.private`), so root does not use the caches of the user who called sudo. A file counts only if
 this user owns it, no other user may write to it and it has no other name. Links are never followed. Any other failure
 (a full disk, no home) costs time only.
 """
@@ -35,11 +35,11 @@ LIMIT: Final = 1 << 30  # bytes that all files together may take, unless PERF_OF
 _MAX_COLUMNS: Final = 64
 _NAME: Final = re.compile(r"[0-9a-zA-Z_-][0-9a-zA-Z._-]{0,199}")
 _OWN_NAME: Final = re.compile(rf"{_NAME.pattern}|\.{_NAME.pattern}\.[0-9a-f]{{8}}")
-"""Names of files, and of files that are being written (`Directory.replacing`)."""
+"""Matches names of cache files, and of cache files that are being written (`Directory.replacing`)."""
 _DTYPES: Final = frozenset({"<u8", "<u4", "<i8", "<i4", "|u1"})
 _OLD_S: Final = 3600.0
 _HEAD: Final = np.dtype([("magic", "S8"), ("columns", "<u8"), ("size", "<u8"), ("sum", "<u8")])
-"""`size` is that of the whole file, `sum` that of all its words but this one, modulo 2^64."""
+"""`size`: bytes of the whole file. `sum`: sum of all its 64-bit words but `sum` itself, modulo 2^64."""
 _COLUMN: Final = np.dtype([("name", "S16"), ("dtype", "S8"), ("offset", "<u8"), ("items", "<u8")])
 _SUM: Final = 3  # index of the word `sum`
 
@@ -100,7 +100,7 @@ class DiskCache:
         return Directory.private(self.directory, make=make)
 
     def _shrink(self, directory: Directory) -> None:
-        """Remove the least recently used files until the others fit, and temporary ones of crashes, by our names."""
+        """Remove `_OWN_NAME` files: the least recently used beyond the limit, and temporary files of crashes."""
         own_names = filter(_OWN_NAME.fullmatch, directory.names())
         files = [
             (status.st_mtime, status.st_size, name)
@@ -115,7 +115,7 @@ class DiskCache:
 
 
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
-    """Return `BUILDID-HASH.KIND`, the file name of data made from files of this build-id, kind and identity."""
+    """Return `BUILDID-HASH.KIND`, the file name of data made from a file; `identity` is all else that it depends on."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]
     return f"{build_id.hex()[:40] or 'none'}-{digest}.{kind}"
 
@@ -160,7 +160,7 @@ def unpack(data: memoryview) -> dict[str, Array] | None:
 
 
 def _map(directory: Directory, name: str) -> memoryview | None:
-    """Return a file mapped read-only; None if it is refused. Files are replaced, never cut: the map stays good."""
+    """Return a file mapped read-only; None if it does not count. Files are replaced, never cut: the map stays valid."""
     fd = directory.open_regular(name, owners={os.geteuid()})
     try:
         status = os.fstat(fd)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for unreachable cycles rarely and not at exit: a tenth of the time of a short run. Most objects
+    """Let Python look for unreachable cycles rarely and not at exit: it would take a tenth of a short run. Most objects
     are modules, functions and columns, which live until the end."""
     gc.set_threshold(100_000)
     try:
@@ -152,7 +152,7 @@ def _environment() -> dict[str, str]:
 
 
 _NAMELESS = {errno.ENOSPC: "standard output or a temporary file (in $TMPDIR or /tmp): "}
-"""Subject of an error that carries no file name."""
+"""errno → subject of the message of an OSError that carries no file name."""
 
 
 def _explain(prefix: str, problem: PerfOffcpuError | OSError) -> int:

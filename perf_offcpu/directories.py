@@ -6,8 +6,8 @@ A path is resolved one component at a time, each opened with O_PATH and O_NOFOLL
 policy of the call: `Directory.private` for caches, `Directory.named` and `of_output` for places that the user names.
 What happens inside a directory happens relative to its descriptor, by names of entries.
 
-All raise FileRefusedError for a link, owner or mode that the policy refuses, other OSErrors as the system calls give
-them.
+All methods raise FileRefusedError for a link, owner or mode that the policy refuses, other OSErrors as the system
+calls give them.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class Directory:
     def private(cls, path: str, *, make: bool = False) -> Self:
         """Open a directory that only its user and root can change, like every directory above it. Every component,
         directory or link, has to belong to root or to the user; a directory that others may write to needs the sticky
-        bit (as /tmp has). So root does not use what a kept HOME names. The path is absolute; with `make`, missing
-        components are created with mode 0700."""
+        bit (as /tmp has). So root does not use another user's HOME, which sudo may keep. The path is absolute; with
+        `make`, missing components are created with mode 0700."""
         user = os.geteuid()
         handle = _resolve(path, partial(_check_private, {0, user}), make=make)
         try:
@@ -109,7 +109,7 @@ class Directory:
             return None
 
     def target_of_link(self, name: str, *, owners: Collection[int]) -> str:
-        """Return the target of a link, "" for other or no entries; OSError unless its owner is in `owners` (uids)."""
+        """Return the target of a link, "" if there is no such link; OSError if its owner is not in `owners` (uids)."""
         status = self.status(name)
         if status is None or not stat.S_ISLNK(status.st_mode):
             return ""
@@ -129,7 +129,7 @@ class Directory:
 
     @contextlib.contextmanager
     def _listed(self) -> Iterator[int]:
-        """Yield a new descriptor: threads that list a directory by one descriptor share its position."""
+        """Yield a new descriptor of the directory: threads that list it by one descriptor would share its position."""
         listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             yield listed
@@ -201,7 +201,7 @@ def _is_usual(entry: os.DirEntry[str]) -> bool:
 
 
 def _check_private(users: Collection[int], path: str, status: os.stat_result, parent: os.stat_result) -> None:
-    """Raise FileRefusedError if a component is not of `users` (uids), or others may write to it (not sticky)."""
+    """Raise FileRefusedError if a component is not of `users` (uids), or writable for others and not sticky."""
     if status.st_uid not in users:
         raise FileRefusedError(path, f"a part of the path belongs to user {status.st_uid}")
     # The mode of a link means nothing; what belongs to whom in a sticky directory is its owner's affair.
@@ -257,7 +257,7 @@ def _resolve(path: str, check: Callable[[str, os.stat_result, os.stat_result], N
 
 
 def _component(name: str, dir_fd: int, *, make: bool) -> int:
-    """Return an O_PATH descriptor of one entry, of a link itself; with `make`, create a missing directory."""
+    """Return an O_PATH descriptor of one entry, never of a link's target; with `make`, create a missing directory."""
     try:
         return os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=dir_fd)
     except FileNotFoundError:

@@ -19,19 +19,19 @@ ALLOWED: Final = frozenset(
 )
 """Variables of another user that root believes: PATH (sudo has secure_path), and names without paths."""
 _ANY_TEXT: Final = frozenset({"PATH", "PERF_OFFCPU_LABELS"})
-_NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)  # the value of a name: neither a path nor a format
+_NAME: Final = re.compile(r"[\w.,:@+=-]*", re.ASCII)  # a value that is a name, neither a path nor a format
 FOLLOWED: Final = tuple(
     "BCC_KERNEL_SOURCE DEBUGINFOD_CACHE_PATH DEBUGINFOD_URLS LD_LIBRARY_PATH LD_PRELOAD LESS LESSCLOSE LESSKEY "
     "LESSOPEN PAGER PERF_BUILDID_DIR PERF_CONFIG PERF_EXEC_PATH PERF_PAGER PYTHONHOME PYTHONPATH STATE_DIRECTORY "
     "TMPDIR XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME HOME".split()
 )
-"""Variables that users set for this program and its pager: the sentence about ignored ones names them."""
+"""Variables that users set for this program and its pager: the message about ignored variables names only these."""
 _CALLERS: Final = ("SUDO_UID", "PKEXEC_UID")
 _ignored: dict[str, str] = {}
 
 
 def ignore_variables_of_others() -> list[str]:
-    """Remove variables that may be another user's, unless allowed; return the names of removed ones in FOLLOWED."""
+    """Remove variables that may be another user's, unless allowed; return the names of FOLLOWED that were removed."""
     if not _is_of_other():
         return []
     kept = _believed()

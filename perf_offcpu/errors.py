@@ -46,7 +46,7 @@ class RecordingError(PerfOffcpuError):
 
 
 class FileFullError(RecordingError):
-    """A file took only a part of the appended records: `taken` bytes, in which `records` are whole."""
+    """A file took only a part of the appended records: `taken` bytes, with `records` whole records."""
 
     def __init__(self, text: str, taken: int, records: int) -> None:
         self.taken, self.records = taken, records

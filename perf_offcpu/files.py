@@ -93,7 +93,7 @@ def read_kernel(path: str, max_bytes: int = 1 << 28) -> bytes:
 
 
 def read_kernel_if_any(path: str, max_bytes: int = 1 << 28) -> bytes:
-    """Return the content of a file as of `read_kernel`; b"" if it cannot be read."""
+    """Return what `read_kernel` returns; b"" if the file cannot be read."""
     try:
         return read_kernel(path, max_bytes)
     except OSError:
@@ -101,7 +101,7 @@ def read_kernel_if_any(path: str, max_bytes: int = 1 << 28) -> bytes:
 
 
 def read_kernel_begin(path: str, most_bytes: int) -> bytes:
-    """Return the first bytes of a file as of `read_kernel`, all if there are fewer."""
+    """Return the first `most_bytes` of a file of /proc, /sys or tracefs, or the whole content if it is shorter."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW)
     try:
         return _read_begin(fd, most_bytes)

@@ -63,7 +63,7 @@ class Losses(Counter[LossCause]):
             self[cause] += int(count)
 
     def take_back(self, cause: LossCause, count: int) -> None:
-        """Subtract losses that turned out to be none; the count stays at least 0."""
+        """Subtract counted losses that turned out not to be losses; the count stays at least 0."""
         self[cause] -= count
         if self[cause] <= 0:
             del self[cause]
@@ -182,7 +182,7 @@ DUPLICATE_ID = _file("duplicate-id", "event ids that several events claim (the f
 BAD_WRAPPER = _file("bad-wrapper", "packed files that are damaged: read as far as they could be unpacked")
 UNREADABLE = _file("unreadable", "parts of the file that could not be read (I/O error)")
 CUT = (NO_END, BAD_WRAPPER, FILE_CUT, BAD_SIZE, UNREADABLE)
-"""Causes by which a recording lacks its end. With NO_END all that was written is there."""
+"""Causes by which a recording lacks its end. With NO_END alone, all records that were written are in the file."""
 
 _decode = partial(LossCause, Stage.DECODE)
 MAPS_FORGOTTEN = _decode("maps-forgotten", "mappings left out because there are impossibly many")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handle the samples of `perf script -s scripts/offcpu.py`, and run the script by hand.
 
-Inside perf (up to 7.3) its dicts become a Recording, and the script is `perf-offcpu convert` from there on.
+Inside perf (up to 7.3) the dicts of perf become a Recording, which the script writes as `perf-offcpu convert` does.
 perf calls `process_event(dict)` for each sample, in time order, and passes no mappings, comms or losses: these
 are read from perf's input file, which its command line names, and so are registers and stack bytes; the file
 may hold more samples (`perf script --comm`, `--time`). For a pipe there is no file: then kernel names are those
@@ -56,9 +56,9 @@ PIPE_NOTE = "perf reads a pipe: user addresses of off-cpu samples cannot be name
 
 
 class PerfScriptHandler:
-    """Handlers that perf calls, for `convert` with the arguments after the script's name. `--folded` and standard
-    output are the defaults, and the output may be a plain word: `-- --folded OUT`. Raise SystemExit if the arguments
-    are wrong, or ask for help. No exception may leave a handler: perf would call abort(). The first one is kept and the
+    """Handlers that perf calls. `argv` are the arguments of `convert` that follow the script's name; `--folded` and
+    standard output are the defaults, and the output may be a plain word: `-- --folded OUT`. Raise SystemExit if `argv`
+    is wrong or asks for help. No exception may leave a handler: perf would call abort(). The first one is kept and the
     later samples are ignored; `trace_end` prints it and ends perf with a status."""
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class PerfScriptHandler:
         return 0
 
     def process_event(self, event: Event) -> None:
-        """Keep one sample: as little as possible, since perf calls this for each."""
+        """Keep one sample; do as little as possible, since perf calls this for each sample."""
         try:
             if self._problem is None:
                 sample = event["sample"]
@@ -86,7 +86,7 @@ class PerfScriptHandler:
             self._problem = problem
 
     def trace_end(self) -> None:
-        """Write the output; raise SystemExit with a status other than 0, after one line on stderr."""
+        """Write the output; after a failure, print one line on stderr and raise SystemExit with its status."""
         from perf_offcpu.commands.convert import convert, prepared
 
         if (path := _input_of(_perf_command_line())) not in (None, _USUAL):
@@ -189,7 +189,7 @@ class _Head:
 
 
 def recorded_in_pipe(samples: list[Event]) -> Recording:
-    """Return the Recording of samples alone; each thread has the last comm that perf knew."""
+    """Return a Recording made of perf's samples alone; each thread has the last comm that perf knew."""
     counters, tasks = Losses(), TaskReplay(Strings())
     specs = {event["name"]: EventSpec(unpack_attr(event["attr"]), event["name"]) for event in samples}
     events = Events(list(specs.values()), "<")
@@ -241,8 +241,8 @@ def _columns(events: list[Event], number: dict[str, int]) -> Samples:
 
 
 def _retyped(events: list[Event], number: dict[str, int], counters: Losses) -> tuple[Batch, Bool]:
-    """Decode raw off-cpu samples from their raw_buf; perf from 6.16 on has re-typed them. Return the samples that could
-    be decoded, and bool[n], which these are."""
+    """Decode raw off-cpu samples from their raw_buf, although perf from 6.16 on has re-typed them. `number`: event
+    name → evsel. Return the decoded samples, and bool[n], True for each of `events` that could be decoded."""
     pieces = [event["raw"] + bytes(-len(event["raw"]) % 8) for event in events]
     starts = offsets_of(np.array([len(piece) for piece in pieces], np.int64))[:-1]
     counts = np.array([len(event["raw"]) for event in events], np.int64)
@@ -278,7 +278,7 @@ def _with_markers(event: Event) -> list[int]:
 
 
 def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
-    """Return the profile in which frames without a symbol have perf's name, or else, user frames, their address."""
+    """Give frames without a symbol the name that perf knows, else (user frames) their address; return the profile."""
     name_of = {node["ip"]: node["sym"]["name"] for event in events for node in event["chain"] if "sym" in node}
     frames, strings = profile.frames, profile.strings
     for row in np.flatnonzero(frames.symbol == 0).tolist():
@@ -289,8 +289,8 @@ def name_by_perf(profile: Profile, events: list[Event]) -> Profile:
 
 
 def with_snapshots_of(recording: Recording, whole: Recording) -> Recording:
-    """Return the recording with `whole`'s snapshots; samples that `whole` does not have get none. Both have samples in
-    time order; neither is changed."""
+    """Return the recording with the snapshots (copies of user stacks) of `whole`; samples that `whole` lacks get none.
+    Both have samples in time order; neither is changed."""
     samples_of_all, samples = whole.samples, recording.samples
     names, size = ("time_ns", "tid", "evsel"), len(samples_of_all)
     _, key = group(*(np.concatenate([getattr(samples_of_all, name), getattr(samples, name)]) for name in names))

@@ -32,8 +32,8 @@ def bpf_dir() -> Path:
 
 
 def version() -> str:
-    """Return this package's version; "unknown (not installed)" where it runs without an installation. The name of a
-    directory in the path has it. importlib.metadata, which parses a file of that directory, takes some 30 ms to import,
+    """Return this package's version; "unknown (not installed)" where it runs without an installation. It is read from
+    the name of the dist-info directory: importlib.metadata, which parses a file in there, takes some 30 ms to import,
     for which users wait when they record."""
     for place in sys.path:
         with contextlib.suppress(OSError):

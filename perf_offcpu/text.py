@@ -54,12 +54,12 @@ def frame_label(symbol: str, dso: str, address: int | None = None) -> str:
 
 
 def basename(dso: str) -> str:
-    """Return the last part of a dso's path, printable; pseudo names such as `[vdso]` have one, too."""
+    """Return the last part of a dso's path, printable; pseudo names such as `[vdso]` stay whole."""
     return printable(posixpath.basename(dso))
 
 
 def thread_label(comm: str, pid: int | None = None, tid: int | None = None) -> str:
-    """Return `comm`, `comm-PID` or `comm-PID/TID`, as stackcollapse-perf.pl does; -1 is unknown, `?`."""
+    """Return `comm`, `comm-PID` or `comm-PID/TID`, as stackcollapse-perf.pl does; `?` is an unknown id, -1."""
     ids = "/".join(id_text(number) for number in (pid, tid) if number is not None)
     name = printable(comm) or UNKNOWN
     return f"{name}-{ids}" if ids else name

@@ -22,14 +22,14 @@ SIZES: Final = "512K, 100M, 2G"
 
 
 def time_ns(text: str, unit: str = "") -> int | None:
-    """Return the ns of a length such as `1.5ms`; None for other texts, or without suffix if `unit` is ""."""
+    """Return the ns of a length such as `1.5ms`, or `2` in `unit`; None for other texts, for `2` if `unit` is ""."""
     match = _TIME.fullmatch(text)
     factor = _TIMES.get(match[3] or unit) if match else None
     return None if match is None or factor is None else _product(match, factor)
 
 
 def size_bytes(text: str, unit: int = 1) -> int | None:
-    """Return the bytes of a size such as `4M`; None for other texts, or without suffix if `unit` is 0."""
+    """Return the bytes of a size such as `4M`, or `4` times `unit`; None for other texts, for `4` if `unit` is 0."""
     match = _SIZE.fullmatch(text)
     factor = 0 if match is None else _SIZES[match[3].upper()] if match[3] or match[4] else unit
     return _product(match, factor) if match and factor else None
@@ -43,8 +43,8 @@ def _product(match: re.Match[str], factor: int) -> int:
 
 
 def parse_time(option: str, value: object, unit: str, least: str = "0ns", most: str = LONGEST) -> int:
-    """Return the ns of an option's value, a text or a number of a file of options, or raise UsageError. `unit` is that
-    of a number without suffix, "" if there must be one; `least` and `most` are bounds, as lengths of time."""
+    """Return the ns of an option's value, a text or a number of a file of options, or raise UsageError. `unit` is the
+    unit of a number without suffix, "" to require a suffix; `least` and `most` are bounds, as lengths of time."""
     bare = f"; a number alone is in {unit}" if unit else ""
     kind = f"not a length of time ({TIMES}{bare})"
     return _bounded(option, value, time_ns(_text(value), unit), kind, (least, most), time_ns)
@@ -67,7 +67,7 @@ def _text(value: object) -> str:
 
 
 def _bounded(option: str, value: object, number: int | None, kind: str, bounds: tuple[str, str], parse: _Parse) -> int:
-    """Return the number of an option; raise UsageError without one (`kind` says what is wrong), or out of bounds."""
+    """Return `number`; raise UsageError if it is None (`kind` says why) or outside of `bounds`, texts for `parse`."""
     subject = f"{option} {value}" if value != "" else f"{option} ''"
     if number is None:
         raise UsageError(f"{subject}: {kind}")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and enums of what the kernel and perf define, each once."""
+"""Tables and enums of the binary formats of the kernel, perf, ELF and this project; no other package repeats them."""

@@ -125,7 +125,7 @@ class Attr(NamedTuple):
         return data
 
     def cut(self, size: int = ATTR_SIZE_PERF_6_1) -> Self:
-        """Return the attr with this `size`, and without config3, config4 and flags from bit 38 on (not in perf 6.1)."""
+        """Return the attr with this `size`, without fields that perf 6.1 lacks: config3, config4, flags from bit 38."""
         flags_of_reader = AttrFlag((1 << 38) - 1)
         return self._replace(size=size, flags=self.flags & flags_of_reader, config3=0, config4=0)
 

@@ -2,12 +2,12 @@
 """Layout of the raw payloads of `offcpu-counters` samples: losses of the recording, and budgets of threads.
 
 Losses in full rings have records of their own (LOST, LOST_SAMPLES), losses in the BPF program have not. perf 6.1
-stops at records of unknown type, and its `perf inject` crashes on unknown header features. So the latter are a
-sample of period 0 of a separate bpf-output event, the last record of the data, which perf shows and keeps.
+stops at records of unknown type, and its `perf inject` crashes on unknown header features. So losses in the BPF program
+are a sample of period 0 of a separate bpf-output event, the last record of the data, which perf shows and keeps.
 
-Budgets state how threads spent their time. They share the event, and the magic tells the two apart. A sample holds
-the budgets of some threads: of ended ones as the collector drains them from the kernel, of the others at the end of
-the recording. A third kind holds the Python functions of a thread that is still blocked then.
+Three more payloads, distinguished by their magic, share the event. Budgets state how threads spent their time. A sample
+holds the budgets of some threads, of ended threads as the collector drains them from the kernel, else at the end of
+the recording. The other two hold Python functions of a thread that is still blocked at the end, or `wait_objects`.
 """
 
 from perf_offcpu.abi import wait_objects
@@ -63,7 +63,7 @@ BUDGET = Layout(
         "throttled_ns", U64, doc="ns waiting for the control group's quota of CPU time, and then for a CPU (version 2)"
     ),
 )
-"""The ns fields add up to end_ns - begin_ns."""
+"""The fields from `unknown_ns` on add up to end_ns - begin_ns."""
 
 _HEAD = (Field("magic", U32, doc='"OFCB"'), ("version nr", U16))
 BUDGETS = Layout("offcpu-counters budgets", *_HEAD, Field("budgets", BUDGET, count="nr"))

@@ -30,12 +30,12 @@ class Registers:
 
     @property
     def sample_mask(self) -> int:
-        """The sample_regs_user that asks for every register with a DWARF number."""
+        """Return the sample_regs_user that asks for every register with a DWARF number."""
         return sum(1 << bit for bit, number in enumerate(self.of_sample) if number >= 0)
 
 
 class RegisterWords(NamedTuple):
-    """Indices of u64 words in struct pt_regs as user space knows it (user_pt_regs on arm64); `number` of all words."""
+    """Indices of u64 words in struct pt_regs as user space knows it (user_pt_regs on arm64); `number`: of all words."""
 
     number: int
     ip: int
@@ -53,9 +53,9 @@ class MachineRow:
     machine: Machine  # e_machine
     registers: Registers  # by DWARF number
     words: RegisterWords
-    # BPF's constants: member of struct pt_regs or task_struct, and what to add to its offset, bytes
+    # constant of the BPF program → (member of struct pt_regs or task_struct, bytes to add to its offset)
     members: Mapping[str, tuple[str, int]]
-    walks_frame_pointers: bool = False  # BPF can (bpf/user_walk.h)
+    walks_frame_pointers: bool = False  # the BPF program can (bpf/user_walk.h)
     has_irq_stack: bool = False  # a per-CPU variable shows an interrupt's own stack
 
 

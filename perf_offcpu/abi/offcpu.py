@@ -5,9 +5,9 @@ Stock perf from 6.16 on re-types a raw sample of an event with this name by the 
 
     u32 pid, tid | u64 offcpu_ns | u64 nr | u64 callchain[nr] | u64 cgroup | extension
 
-Two producers must be told apart. Upstream's samples end with the cgroup id, and those that it sends
-directly carry tid and pid in the other order (see `decode.retype`). Ours always hold pid (= tgid) first and
-are marked by the extension's magic. Rules for other implementers: Documentation/payload-format.md, whose
+Samples of two producers must be distinguished. Upstream's end with the cgroup id, and in its samples of
+single waits tid stands before pid (see `decode.retype`). Ours always hold pid (= tgid) first and are marked
+by the extension's magic. Rules for other implementers: Documentation/payload-format.md, whose
 tables are generated from this module.
 """
 
@@ -69,7 +69,7 @@ SYSCALL_UNKNOWN = -2
 UNKNOWN_U32 = 2**32 - 1
 UNKNOWN_U64 = 2**64 - 1
 LARGEST_COPY = 32768  # size of the largest copy of a user stack, bytes; MOST_COPIED in bpf/copies.h
-REFERENCE_BYTES = 8  # size of the copy of the user stack in samples that refer, by `caller`, to the copy of another
+REFERENCE_BYTES = 8  # size of the stack copy in a sample that refers, by `caller`, to the copy in another sample
 
 PAYLOAD = Layout(
     "offcpu-time raw payload",
@@ -117,7 +117,7 @@ it has no value, and what a reader takes for fields that an older writer did not
 
 EXTENSION_SIZE = EXTENSION.size()
 WHOLE_EXTENSION = (*EXTENSION.fields, *([Field("padding", U32)] if EXTENSION_SIZE % 8 else []))
-"""The fields of the fixed part up to a multiple of 8 bytes, where variable parts begin."""
+"""EXTENSION's fields, and padding to a multiple of 8 bytes, where the variable parts begin."""
 EXTENSION_WORDS = -(-EXTENSION_SIZE // 8)  # u64 words of the fixed part with its padding
 
 BLANK_EXTENSION = {field.name: field.unknown for field in EXTENSION.fields} | {

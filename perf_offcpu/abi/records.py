@@ -29,7 +29,7 @@ FIRST_USER_TYPE = RecordType.HEADER_ATTR  # records from this type on are made b
 
 
 class Misc(enum.IntFlag):
-    """Bits of a record header's `misc`. Bits 12-15 mean different things by type."""
+    """Bits of a record header's `misc`. The meaning of bits 12-15 depends on the record type."""
 
     CPUMODE_MASK = 7
     PROC_MAP_PARSE_TIMEOUT = 1 << 12
@@ -39,7 +39,7 @@ class Misc(enum.IntFlag):
 
 
 CpuMode = enum.IntEnum("CpuMode", "UNKNOWN KERNEL USER HYPERVISOR GUEST_KERNEL GUEST_USER", start=0)
-"""Values of the low bits of `misc` (CPUMODE_MASK): the mode of the CPU whose code an address lies in."""
+"""Values of the low bits of `misc` (CPUMODE_MASK): the CPU mode in which the code at an address runs."""
 
 RECORD_HEADER = Layout(
     "perf_event_header",

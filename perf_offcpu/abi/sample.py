@@ -41,7 +41,7 @@ Predicate = Callable[[SampleShape], bool]
 
 
 def _reading(bit: ReadFormat | None = None, group: bool | None = None) -> Predicate:
-    """Return a predicate: READ is set, so is `bit` of read_format, and GROUP is as `group` (None: any) says."""
+    """Return a predicate: the shape has READ, `bit` in read_format (None: any), and GROUP as in `group` (None: any)."""
 
     def present(shape: SampleShape) -> bool:
         form = shape.read_format

@@ -10,16 +10,16 @@ A number depends on the architecture, and on three of them on the program, too:
 No field of a sample marks 32-bit programs; the kernel's entry functions in its stack do (see `is_compat_entry`).
 
 The tables list names in order of numbers, `N:` where the numbers jump. Numbers never change their meaning. From 403
-on all architectures have the same ones: _TIME64 where a long has 32 bits, then _SHARED. _FIRST_PORTS are those that
-i386, arm, s390 and powerpc inherited; their own tables follow, "-" where such a number has no name.
+on all architectures have the same names: _TIME64 where a long has 32 bits, then _SHARED. _FIRST_PORTS are names that
+i386, arm, s390 and powerpc have in common; each has a table that replaces some, "-" where a number has no name.
 
 Source: arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl, scripts/syscall.tbl (arm64, riscv, loongarch),
 arch/arm/tools/syscall.tbl, arch/s390/kernel/syscalls/syscall.tbl, arch/powerpc/kernel/syscalls/syscall.tbl; up to
-Linux 6.18. 470 and 471 are those of 7.2 (linux-libc-dev 7.2.13: asm/unistd_64.h and unistd_32.h of x86, arm64, riscv,
+Linux 6.18; for 470 and 471: Linux 7.2 (linux-libc-dev 7.2.13: asm/unistd_64.h and unistd_32.h of x86, arm64, riscv,
 powerpc, s390).
 
-What arguments mean (`call_numbers`) is named as in bpf/off_cpu.h: `enum offcpu_call_kind` and `enum offcpu_timeout`,
-in lower case and without their prefixes. Sources: man pages of section 2.
+Meanings of arguments (`call_numbers`) have the names of `enum offcpu_call_kind` and `enum offcpu_timeout` in
+bpf/off_cpu.h, in lower case and without their prefixes. Sources: man pages of section 2.
 """
 
 import functools
@@ -237,7 +237,7 @@ _COMPAT_ENTRY = re.compile(
 
 
 def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
-    """Return number → name on an architecture (`uname -m`), {} if unknown; `compat`: for its 32-bit programs."""
+    """Return number → name of system calls on an architecture (`uname -m`), {} if unknown; `compat`: of 32-bit code."""
     name = next((table for pattern, table in _ALIASES if pattern.fullmatch(arch)), arch)
     return _names(_COMPAT.get(name, name) if compat else name)
 
@@ -274,7 +274,7 @@ def _numbered(text: str) -> dict[int, str]:
     return names
 
 
-SYSCALL_NUMBERS = 512  # numbers of system calls that the table may have; those of x32 are larger
+SYSCALL_NUMBERS = 512  # entries of the BPF map of `call_numbers`; the numbers of x32 are larger
 
 _DESCRIPTOR = """
 read write pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 recvfrom recvmsg recvmmsg sendto

@@ -34,7 +34,7 @@ _LETTERS = "RSDTtXZP"  # by the number of the highest reported bit, R for none
 
 
 def state_letter(state: int, preempted: bool = False) -> str:
-    """Return the letter of a raw task state at switch-out, "" for -1, unknown; a preempted task is runnable."""
+    """Return the letter of a raw task state at switch-out, "" for -1 (unknown); a preempted task is runnable, "R"."""
     if preempted:
         return "R"
     if state < 0:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout of the tables of wait objects: what threads waited for, in payloads of `offcpu-counters` samples. A sample of
 a wait names its object by an id (`abi.offcpu.EXTENSION`: `object_id`). A table describes each object once; where
-several describe one id, the last one holds."""
+several tables describe one id, the last table holds."""
 
 import enum
 

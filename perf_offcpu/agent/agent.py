@@ -29,12 +29,12 @@ from perf_offcpu.errors import PerfOffcpuError, UsageError
 TICK_S: Final = 1.0
 MEASURE_S: Final = 10.0  # time between two looks at the cost and at the spool
 STUCK_S: Final = 600.0
-"""A delivery that takes longer hangs: the service manager is no longer told that the agent is alive."""
+"""Time after which a delivery counts as hung: the agent stops reporting to the service manager that it is alive."""
 RESUMED_S: Final = 30.0  # time after a pause in which the recorder may still begin its next file
 END_OF_RECORDER_S: Final = 20.0
 LAST_DELIVERY_S: Final = 30.0
 UNHURRIED_S: Final = 600.0
-"""Time for the last deliveries: after a signal, when a service manager waits, and after --duration."""
+"""Time for the last deliveries after --duration; LAST_DELIVERY_S after a signal, when a service manager waits."""
 _SOUND_S: Final = 30.0
 """Time of running after which a start counts as successful: the pause after the next failure is short."""
 
@@ -44,7 +44,7 @@ SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
 
 
 class Agent:
-    """Runs the agent once; `load` returns its configuration, also at SIGHUP, `say` writes sentences to the journal."""
+    """Runs the agent once. `load` reads its configuration, again at SIGHUP; `say` writes sentences to the journal."""
 
     def __init__(self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None) -> None:
         keep_no_free_memory()
@@ -69,7 +69,7 @@ class Agent:
         self.endpoint = Endpoint(port, self.metrics.text, self.problem) if port else None
 
     def run(self) -> bool:
-        """Record and deliver until a signal, or for the duration; return whether there is any segment."""
+        """Record and deliver until a signal, or for the duration; return whether a segment was delivered or is left."""
         before = self.metrics.value("segments_total")
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         handlers = {number: signal.signal(number, self._note_signal) for number in signals}

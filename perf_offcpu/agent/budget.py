@@ -87,7 +87,7 @@ class CpuBudget:
         return self._notes[-1][0] - self._notes[0][0] if self._notes else 0.0
 
     def recent(self, window_s: float = RECENT_S) -> float:
-        """Return the CPU time of the last ten minutes, or of fewer, as a part of one CPU."""
+        """Return the CPU time of the last `window_s` seconds, or since the first note, as a part of one CPU."""
         if not self._notes:
             return 0.0
         last_s, after = self._notes[-1]
@@ -95,7 +95,7 @@ class CpuBudget:
         return (after - before) / (last_s - first_s) if last_s > first_s else 0.0
 
 
-COSTLY_S: Final = 0.5  # CPU time of a recorder in a pause from which on a file for each part of a minute is cheaper
+COSTLY_S: Final = 0.5  # CPU time of a recorder in a pause above which a new file after the pause is cheaper
 _FOR_S: Final = 600.0  # time after which the recorder follows processes again, to see whether that has become cheap
 
 
@@ -108,7 +108,7 @@ class Pauses:
         self._cpu_s, self._costly_until_s = 0.0, 0.0
 
     def begin(self, now_s: float, cpu_s: float, is_short: bool) -> None:
-        """Begin a pause at `now_s`, at `cpu_s` of CPU time of the recorder; a short one ends with the minute."""
+        """Begin a pause; `cpu_s` is the CPU time of the recorder so far, `is_short`: the pause ends with the minute."""
         self.paused, self.following = True, is_short and now_s >= self._costly_until_s
         self._cpu_s = cpu_s
 
@@ -121,11 +121,11 @@ class Pauses:
 
 MINUTE_S: Final = 60.0
 LEAST_S: Final = 3.0
-"""Shortest part of a minute, unless the budget is overdrawn by more than `DEEPEST` bursts: then none."""
+"""Shortest part of a minute that is recorded; if the budget is overdrawn by more than `DEEPEST` bursts, 0."""
 DEEPEST: Final = 2.0  # number of bursts; a burst is the CPU time that may be spent at once
 _SURPRISE: Final = 0.5  # number of bursts by which one minute may overdraw the budget
 _REPAID_S: Final = 600.0  # time in which an overdraft is compensated
-_SMOOTHING: Final = 0.3  # weight of the last minute in the averages: its recordings are delivered later, in others
+_SMOOTHING: Final = 0.3  # weight of the last minute in the averages: its recordings are delivered in later minutes
 _WHOLE: Final = 0.9  # part above which the whole minute is recorded: each begin and end of a file costs CPU time, too
 _ROOM: Final = 0.8  # part of the budget below which whole minutes are recorded even during an overdraft
 _UNPROVEN: Final = 6  # number of minutes after which the cost of whole minutes is known: segments are delivered by then
@@ -155,9 +155,9 @@ class Duty:
         return budget.is_counting and budget.bucket.level < allowed
 
     def adapt(self, budget: CpuBudget, recorded_s: float, bpf_share: float, segment_s: float) -> bool:
-        """Choose the part at the end of a minute; return whether pauses begin or end with this choice. `recorded_s`:
-        seconds of this minute that were recorded. `bpf_share`: part of a CPU that the BPF programs take while they
-        record. `segment_s`: length of a segment when whole minutes are recorded."""
+        """Choose `recorded_s` of the next minute; return whether pauses begin or end with this choice. The argument
+        `recorded_s`: seconds of the past minute that were recorded. `bpf_share`: part of a CPU that the BPF programs
+        take while they record. `segment_s`: length of a segment when whole minutes are recorded."""
         self._unproven = max(0, self._unproven - 1)
         was_whole, spent = self.is_whole, budget.spent_s - self._before_s
         is_measured = was_whole and recorded_s >= MINUTE_S
@@ -180,7 +180,7 @@ class Duty:
         return True
 
     def _choose(self, budget: CpuBudget, whole_s: float) -> float:
-        """Return the seconds to record; `whole_s` is the CPU time of a minute of which all is recorded."""
+        """Return the seconds of each minute to record; `whole_s`: CPU time of a minute that is recorded as a whole."""
         level, limit = budget.bucket.level, budget.bucket.limit
         if level < -DEEPEST * limit:
             return 0.0

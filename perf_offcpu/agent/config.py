@@ -50,7 +50,7 @@ KEYS: Final = frozenset(
 
 
 def load_config(path: str | None, given: Mapping[str, Any]) -> AgentConfig:
-    """Return the options of a file and of the command line, key → value, which comes first; or raise UsageError."""
+    """Merge the file `path` and the command line (`given`: key → value), which has priority; or raise UsageError."""
     values = {} if path is None else _read(path)
     try:
         return make_config({**values, **given})
@@ -125,7 +125,7 @@ def _labels(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Return (name, value) of a table of labels; TOML makes a table of each part of a name with dots."""
+    """Yield (name, value) of each label in a table; TOML makes nested tables of a name with dots."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

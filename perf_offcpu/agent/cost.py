@@ -67,7 +67,7 @@ class Cost:
         return self._s_per_switch * (self._began[1] - before) / max(now - before_s, 1e-3)
 
     def parts(self) -> dict[str, float]:
-        """Return the seconds of the agent, of its child processes (recorder, demangler), of BPF programs."""
+        """Return part (agent, recorder, bpf) → CPU seconds; "recorder" includes other child processes (demangler)."""
         return {"agent": self._own_s, "recorder": self._recorder_s, "bpf": self._bpf_s}
 
     def memory(self, recorder: Recorder | None) -> dict[str, int]:
@@ -90,7 +90,7 @@ def context_switches() -> int:
 
 
 def bpf_time_per_switch(pid: int, seconds: float) -> float:
-    """Return the s that a process's BPF programs take for each context switch of the machine; 0 if not known."""
+    """Measure for `seconds`; return the s that a process's BPF programs take per context switch, 0 if not known."""
     from perf_offcpu.collect.bpf.syscall import enable_stats
 
     try:

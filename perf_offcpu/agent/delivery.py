@@ -197,8 +197,8 @@ def read_segment(
     earlier boot has no clocks then.
 
     Args:
-        after_ns: end of the file before it, of the same recorder; 0 none.
-        period_ns: sampling period of a recording whose end is missing, if no sample tells it.
+        after_ns: end of the recorder's previous file, CLOCK_MONOTONIC ns; 0 if it is not known.
+        period_ns: sampling period to assume for a recording that lacks its end and has no sample with a weight.
         clock: is called with the present clocks if the recording has none; returns the clocks to use.
 
     Raises:
@@ -212,8 +212,8 @@ def read_segment(
 
 
 def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: int) -> Recording:
-    """Return a recording of this boot with the facts that the end of a file holds; arguments as of `read_segment`.
-    Waits before `after_ns` may be in the recording: drained late."""
+    """Return a recording of this boot with the facts that the missing end of its file would hold; arguments as of
+    `read_segment`. The recording may hold waits before `after_ns`, which the recorder drained late."""
     machine, meta, samples = os.uname(), recording.meta, recording.samples
     weights = samples.period[samples.has(SampleFlag.SAMPLED)]
     end_ns = max(meta.end_ns, meta.last_ns, after_ns, 0)
@@ -236,7 +236,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
 
 
 def _completed_parts(recording: Recording, end_ns: int) -> Spans:
-    """Return (begin, end) of each time between pauses; the last one, without account, begins at its first sample."""
+    """Return (begin, end) of each time between pauses; the last, if no account has it, begins at its first sample."""
     meta, times = recording.meta, recording.samples.time_ns
     if not meta.end_ns or end_ns <= meta.end_ns:
         return meta.parts

@@ -43,7 +43,7 @@ class _Client:
 
 
 class Endpoint:
-    """Serves /metrics and health by HTTP in a thread, on a port; 0: any free one. `metrics` returns the text of
+    """Serves /metrics and /health by HTTP in a thread, on a port; 0: any free port. `metrics` returns the text of
     /metrics, `health` the present failure as a sentence, "" for none. Raise UsageError if the port is taken."""
 
     def __init__(self, port: int, metrics: Callable[[], str], health: Callable[[], str]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep a running agent to `--max-cpu`: measure its CPU time, and choose how much it records. As the cost approaches the
-budget it takes, in this order, longer segments, a longer sampling period, and only a part of each minute."""
+budget, first segments become longer, then the sampling period; last, only a part of each minute is recorded."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _LONGER_ABOVE, _SHORTER_BELOW = 0.9, 0.4
 
 
 COST_OF_SAMPLE_S: Final = 1e-4
-"""CPU time of one sample, from the ring to the dataset: a higher period saves this much for each."""
+"""CPU time of one sample, from the ring to the dataset, which a longer period saves for each sample not taken."""
 MAX_RAISE: Final = 64
 _LOWER_BELOW: Final = 0.6
 _LEAST_S: Final = 600.0
@@ -26,7 +26,7 @@ _KNOWN_S: Final = 240.0  # least time over which the cost is measured before the
 
 
 class _Factor:
-    """Base of a value that is doubled and halved: a power of two, chosen value by configured one."""
+    """Base of a value that is doubled and halved. `factor`: the chosen value by the configured one, a power of two."""
 
     def __init__(self) -> None:
         self.factor, self._changed_s = 1, float("-inf")
@@ -120,7 +120,7 @@ class BudgetKeeper:
         metrics.set("cpu_share_limit", self._config.max_cpu)
 
     def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
-        """Choose length and period of the next segments, by samples and recorded time of a delivered one."""
+        """Choose length and period of the next segments; a delivered segment had `samples` in `seconds` recorded."""
         now, budget = time.monotonic(), self._budget
         if not budget.is_counting:
             budget.begin(now)
@@ -169,7 +169,7 @@ class BudgetKeeper:
                 recorder.command(ROTATE)
 
     def _end_pause(self, now: float, recorder: Recorder | None) -> None:
-        """Resume recording at the begin of a minute; if this one is left out as well, end following processes."""
+        """Resume recording at the begin of a minute; if this minute is left out, too, stop following processes."""
         self.pauses.look(now, recorder.cpu_s() if recorder else 0.0)
         if self._duty.recorded_s:
             self.pauses.paused, self.resumed_s = False, now

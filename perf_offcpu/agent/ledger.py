@@ -57,8 +57,8 @@ class Ledger:
         self._same_boot: bool = state["boot_id"] == boot_id
         self._first_run: int = state["first_run"] if self._same_boot else self.run + 1
         self._clocks: dict[str, tuple[int, int]] = state["clocks"]
-        self._origins: dict[str, Origin] = state["origins"]  # first run of each → origin
-        self._causes: dict[str, str] = state["causes"]
+        self._origins: dict[str, Origin] = state["origins"]  # first run with an origin, as in names → origin
+        self._causes: dict[str, str] = state["causes"]  # run, recording or gap after it (`_AFTER`) → cause
 
     def is_of_this_boot(self, name: str) -> bool:
         """Return whether a recording was made in this boot of the machine."""
@@ -71,8 +71,8 @@ class Ledger:
         return self._end_ns if same_run and not dropped else 0
 
     def clock_of(self, name: str, now: tuple[int, int]) -> tuple[int, int]:
-        """Return UTC and CLOCK_MONOTONIC for a recording without clocks: `now` at the first call, later the same. A
-        segment is named by its time, and a second delivery must use the same name."""
+        """Return UTC and CLOCK_MONOTONIC, ns, for a recording without clocks: `now` of the first call with its name.
+        A segment is named by its time, and a second delivery must use the same name."""
         with self._lock:
             if name not in self._clocks:
                 self._clocks[name] = now
@@ -107,7 +107,7 @@ class Ledger:
             self._note(name, cause)
 
     def missing(self, name: str, begin_ns: int, utc_ns: int) -> Missing | None:
-        """Return length and cause of the time missing before a recording that begins at `begin_ns`; None if none is."""
+        """Return the time missing before a recording that begins at `begin_ns`, or None. `utc_ns`: as of `deliver`."""
         with self._lock:
             if not self._end_ns:
                 return None
@@ -173,14 +173,14 @@ class Ledger:
         self._forget_origins()
 
     def _forget_origins(self) -> None:
-        """Forget the origins of recordings that are all delivered."""
+        """Forget origins of which all recordings are delivered."""
         before = sorted(run for run in self._origins if run <= self.done)[:-1]
         kept = sorted(self._origins.keys() - before)[-_KEPT:]
         self._origins = {run: self._origins[run] for run in kept}
 
     def _cause_before(self, name: str) -> str:
-        """Return the cause of the gap before a recording. It is that of a recording dropped in between, else that of a
-        pause in this run of the recorder, else that of its start."""
+        """Return the cause of the gap before a recording: the cause of the last recording dropped in the gap, else of
+        the last pause in the same run of the recorder, else of the start of this run."""
         since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
         dropped = [key for key in since if not key.endswith(_AFTER)]
         paused = [key for key in since if key.endswith(_AFTER) and run_of(key) == run_of(name)]
@@ -189,7 +189,7 @@ class Ledger:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return the state in a file; an empty one if there is none, or if it is damaged or of another version."""
+    """Return the state that a file holds; an empty state if the text is empty, damaged or of another version."""
     try:
         state: dict[str, Any] = json.loads(text) if text else {"version": VERSION}
         if state["version"] != VERSION:

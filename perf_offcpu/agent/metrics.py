@@ -87,7 +87,7 @@ class Metrics:
             return sum(value for key, value in values if label in (None, key))
 
     def counters(self) -> dict[str, float]:
-        """Return all counters, for `Metrics()` of the next run: `NAME` or `NAME|LABEL` → value."""
+        """Return `NAME` or `NAME|LABEL` → value of all counters: the argument of `Metrics` in the next run."""
         with self._lock:
             counts = {key: value for key, value in self._values.items() if METRICS[key[0]].kind == "counter"}
         return {f"{name}|{label}" if label else name: value for (name, label), value in counts.items()}

@@ -25,16 +25,16 @@ from perf_offcpu.files import read_kernel
 from perf_offcpu.text import printable
 
 SAMPLES_A_SECOND: Final = 50
-"""Limit of samples for each percent of a CPU. Twice as many cost a sixth more: less time is recorded then."""
+"""Limit of samples a second for each percent of --max-cpu. Twice as many cost a sixth more: less time is recorded."""
 _LONGEST_FILES, _LONGEST_FILE_S = 2, 600
-"""Limit of a file if the agent never asks for its end: time of this number of segments, plus seconds."""
+"""Length of a file if the agent never asks for another: `_LONGEST_FILES` segments and `_LONGEST_FILE_S` seconds."""
 _LEAST_RATE: Final = 10
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SAID: Final = re.compile(r"\[ perf-offcpu record: (.*) \]")
 _LONGEST_LINE: Final = 1000
 
 ROTATE, PAUSE, RESUME = "snapshot", "disable", "enable"
-"""Commands: begin a new file, which also completes one in a pause; record nothing until RESUME."""
+"""Commands: ROTATE ends the file and begins another (in a pause: at RESUME); PAUSE records nothing until RESUME."""
 
 Said = Callable[[tuple[str, str]], None]
 """Called with a kind (`recording`, `paused`, `complete`, `says`, `ended`) and a text."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliver segments to the dataset, and as messages to servers; and the threads that do such work. A message stays in
-the spool until its server accepts it. Each server has its own thread, so that a slow one delays no other."""
+"""Deliver segments to the dataset, and as messages to servers. `Worker` is the base of threads that deliver. A message
+stays in the spool until its server accepts it. Each server has its own thread, so that a slow one delays no other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Backoff:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds until the next attempt; 0 or less: now."""
+        """Return the seconds until the next attempt; 0 or less if it is due."""
         return self._until - self._clock()
 
 
@@ -105,7 +105,7 @@ class Worker(ABC):
         self._thread.join(max(1.0, until - time.monotonic()))
 
     def retry(self, text: str, after_s: float | None = None) -> None:
-        """Plan another attempt, after the pause that the server asked for; say so now and then."""
+        """Plan another attempt, in `after_s` at the earliest; say `text` at the first and at some later failures."""
         pause_s = self.backoff.failed(after_s)
         if self.backoff.failures in (1, 2, 5) or self.backoff.failures % 50 == 0:
             self._say(f"{text}; again in {pause_s:.0f} s ({self.backoff.failures} attempts)")
@@ -128,7 +128,7 @@ class Worker(ABC):
 
 
 class DatasetSink:
-    """Writes segments to the dataset at `url`; `labels` are for recordings whose own are not known."""
+    """Writes segments to the dataset at `url`; `labels` are for recordings whose own labels are not known."""
 
     def __init__(self, url: str, labels: dict[str, str]) -> None:
         from perf_offcpu.dataset.dataset import open_dataset
@@ -172,7 +172,7 @@ def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
 
 @functools.cache
 def machine_id() -> str:
-    """Return the content of /etc/machine-id; "" if the file is missing."""
+    """Return the content of /etc/machine-id; "" if the file is missing or holds no id."""
     try:
         text = read_regular("/etc/machine-id", 4096).decode("ascii", "replace").strip()
     except OSError:
@@ -198,7 +198,7 @@ class PushSink(Worker):
         self.start()
 
     def keep(self, recording: str, profile: Profile, labels: dict[str, str] | None = None) -> int:
-        """Write the messages of a segment into the spool; return their bytes, or raise PerfOffcpuError."""
+        """Write the messages of a segment, with its `labels` if known, to the spool; return the bytes written."""
         from perf_offcpu.push.labels import check_labels
         from perf_offcpu.push.messages import messages
 
@@ -217,7 +217,7 @@ class PushSink(Worker):
         return size
 
     def close(self, patience_s: float) -> None:
-        """Send messages for some time; the others stay in the spool."""
+        """Send messages for at most `patience_s`, then end the thread; messages not sent stay in the spool."""
         super().close(patience_s)
         if not self._thread.is_alive():
             self._sender.close()

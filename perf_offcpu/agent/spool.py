@@ -127,7 +127,7 @@ class Spool:
         self._directory.remove(name)
 
     def read(self, name: str, most: int = _MAX_MESSAGE) -> bytes:
-        """Return the content of a message."""
+        """Return the content of a message, or of another file; refuse more than `most` bytes."""
         fd = self._directory.open_regular(name, owners={os.geteuid()}, max_bytes=most)
         try:
             return read_bounded(fd, most, name)

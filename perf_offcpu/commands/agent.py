@@ -121,7 +121,7 @@ _TAKEN: Final = (
 
 
 _USUAL: Final = {"event": ("-e", "none"), "mmap_pages": ("-m", "2M")}
-"""Options of record with other defaults: no on-CPU samples, and small rings."""
+"""Argument of record → option and value that are the agent's default: no on-CPU samples, and small rings."""
 
 
 def _defaults(words: tuple[str, ...]) -> list[str]:

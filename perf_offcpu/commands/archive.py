@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pack(args: argparse.Namespace, output: str) -> Saved:
-    """Write the archive that the options ask for; it appears under its name when it is complete."""
+    """Write the archive, whole or not at all; return counts of the saved files, and which files could not be saved."""
     from perf_offcpu.abi.attr import SampleType
     from perf_offcpu.archive.gather import SymbolSaver, TarStore
     from perf_offcpu.cache import DiskCache

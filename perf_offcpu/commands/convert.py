@@ -44,7 +44,7 @@ _SHOWING = {
 """Options that select samples with a value, and show a detail without one."""
 
 _FORMAT_OPTIONS = "unit kernel addrs form waker_stack wakers objects per_thread svg min_share title".split()
-"""Options of the command line that are those of `convert.registry.Options`."""
+"""Options of the command line that `convert.registry.Options` has under the same name."""
 
 EXAMPLES = """examples:
   perf-offcpu convert --html                             perf.data.report.html: threads in time, for a browser
@@ -257,7 +257,7 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """Return the options of the format; `args.pid`, `tid` and `state` keep the values that select."""
+    """Return the options of the format, and remove SHOW from `args.pid`, `tid`, `state`; other values select waits."""
     given: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)

@@ -85,7 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verbs = parser.add_subparsers(dest="fleet_verb", metavar="VERB", required=True, parser_class=Parser)
 
     def add(verb: str, text: str, run: Callable[[argparse.Namespace], int], *, asks: bool = True) -> Parser:
-        """Add a verb that asks a dataset with an engine, or changes its files."""
+        """Add a subverb that queries a dataset with an engine (`asks`), or changes its files."""
         added: Parser = verbs.add_parser(verb, help=text)
         added.set_defaults(fleet_run=run)
         added.add_argument("dataset", metavar="DATASET", help=_DATASET)
@@ -162,7 +162,7 @@ def _selection(args: argparse.Namespace, now_ns: int) -> Selection:
 
 
 def _tables(args: argparse.Namespace) -> Tables:
-    """Open the dataset with its engine; raise UsageError for none, PerfOffcpuError for a silent engine."""
+    """Open the dataset with its engine; UsageError if it is missing, PerfOffcpuError if the engine does not answer."""
     from perf_offcpu.fleet.engine import connect
     from perf_offcpu.fleet.tables import open_tables
 
@@ -177,7 +177,7 @@ def _selected(args: argparse.Namespace) -> Selected:
 
 
 def _parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
-    """Return the keys of `--sort`, each once; raise UsageError for neither a key nor a label of a selected host."""
+    """Return the keys of `--sort`, each once; raise UsageError unless all are in SORT_KEYS or labels of a host."""
     keys = split_words(texts)
     from perf_offcpu.fleet.queries import is_column
 
@@ -190,7 +190,7 @@ def _parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb and return the exit status; again if files were compacted or expired meanwhile."""
+    """Run the verb, again if files were compacted or expired meanwhile, and return the exit status."""
     from perf_offcpu.fleet.engine import FileGoneError
 
     for _ in range(_ATTEMPTS - 1):

@@ -127,7 +127,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _order(text: str) -> str:
-    """Return the order of stacks in a value that perf takes for `-g`: `graph,0.5,callee`."""
+    """Return the order of stacks in a value of perf's `-g` (`graph,0.5,callee`), or its first unknown word."""
     words = text.split(",")
     orders = [word for word in words if word in _ORDERS]
     known = {*_ORDERS, *_OTHER_WORDS}
@@ -270,7 +270,7 @@ def _comparison(args: argparse.Namespace) -> int:
 
 
 def _per(text: str | None, old: Meta, new: Meta) -> Per:
-    """Return the amount of work of `--per`; by default a run if both recorded the same program."""
+    """Return the unit of work of `--per`; by default a run if both recordings ran the same program, else a second."""
     from perf_offcpu.report.diff.sides import Per
 
     if text is None:
@@ -286,7 +286,7 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
 
 
 def _program(meta: Meta) -> str:
-    """Return the program of a recording of one whole run; "" for none and for `sleep`, no workload."""
+    """Return the program that a recording without pauses ran; "" without a program, and for `sleep`, no workload."""
     command = () if meta.parts else meta.cmdline
     words = command[command.index("--") + 1 :] if "--" in command else ()
     name = words[0] if words else ""

@@ -43,7 +43,7 @@ _KEYS = {
     "losses": ("begin_ns",),
     "gaps": ("end_ns",),
 }
-"""Order of the rows of a host."""
+"""Table → columns that give the order of the rows of one host."""
 _IDS = {"stacks": "stack_id", "frames": "frame_id"}
 
 
@@ -72,7 +72,7 @@ class _Input:
 
 def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted | Exception]]:
     """Merge the files of hours that ended before a time, ns since 1970, UTC; one process at a time. Yield (folder,
-    counts, or the error) for each partition with several files. Raise PerfOffcpuError if another process compacts."""
+    counts or an exception) for each partition with several files. Raise PerfOffcpuError if another process compacts."""
     with dataset.store.locked():
         for table in TABLES:
             for folder in _folders_before(dataset, table, before_ns):
@@ -145,7 +145,7 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
 
 
 def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:
-    """Return the row groups of a file with the table's columns, texts as dictionaries; or raise PerfOffcpuError."""
+    """Yield a file's row groups as pyarrow tables of the table's columns, texts as dictionaries; or PerfOffcpuError."""
     schema = arrow_schema(table, dictionaries=True)
     texts = [column.name for column in TABLES[table] if column.type == "string"]
     shown = dataset.store.path(f"{folder}/{name}")
@@ -158,7 +158,7 @@ def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]
 
 
 def _by_host(dataset: Dataset, table: str, folder: str, inputs: list[_Input]) -> Iterator[Any]:
-    """Yield tables of the rows of all files, sorted by (host, time), one host at a time."""
+    """Yield a pyarrow table for each host, ascending, with the host's rows of all files in the order of `_KEYS`."""
     pa = imported("pyarrow")
     parts = heapq.merge(
         *(_hosts(dataset, table, folder, one) for one in inputs if one.is_sorted),
@@ -224,7 +224,7 @@ def _write(table: str, out: IO[bytes], tables: Iterator[Any]) -> int:
 
 
 _ORDER = ("samples", "budgets", "losses", "gaps", "hosts", "stacks", "frames")
-"""Order of the tables: samples first, so that a crash leaves no samples without stacks."""
+"""Order in which `expire` empties the tables: samples first, so that a crash leaves no samples without stacks."""
 
 
 @mutable
@@ -236,7 +236,7 @@ class Expired:
 
 
 def expire(dataset: Dataset, before_ns: int) -> Expired:
-    """Remove the hours that ended at a time (ns since 1970, UTC) or earlier; PerfOffcpuError: another process does."""
+    """Remove the hours that ended by `before_ns` (since 1970, UTC); PerfOffcpuError if another process has the lock."""
     done, store = Expired(), dataset.store
     with store.locked():
         for table in _ORDER:

@@ -37,14 +37,14 @@ def content_id(data: bytes) -> int:
 class Content:
     """Distinct stacks and frames of a profile's samples, with ids made from their content."""
 
-    stack_of: I64  # int64[stacks of the profile + 1], id of each that a sample has; the last is 0
+    stack_of: I64  # int64[stacks of the profile + 1], stack id, 0 if no sample has the stack; the last, row -1, is 0
     stack_ids: I64  # int64[s], ascending
     offsets: I64  # int64[s + 1], where the frames of each stack begin in frame_ids
-    frame_ids: I64  # leaf first
+    frame_ids: I64  # ids of the frames of all stacks, each stack leaf first
     frames: dict[str, Any]  # columns of schema.FRAMES, ascending by id
 
     def of_stacks(self, ids: I64) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the columns of STACKS and FRAMES for some stacks: ids of this content, 0 none, in any order."""
+        """Return the columns of STACKS and FRAMES for the stacks with `ids`, in any order; 0 (no stack) adds no row."""
         import pyarrow as pa
 
         ids = distinct(ids)
@@ -90,7 +90,7 @@ def content_of(profile: Profile) -> Content:
 
 
 def _frames(profile: Profile, rows: I64) -> tuple[I64, dict[str, Any]]:
-    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of the table."""
+    """Return the id of each frame (int64[frames], 0 for frames not in `rows`), and the columns of FRAMES."""
     frames = profile.frames.take(rows)
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
     build_ids = merged([profile.build_id(dso) for dso in dsos.tolist()], of_dso.astype(np.int64))

@@ -78,7 +78,7 @@ def notes(names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def note_of(files: Iterable[str]) -> bytes:
-    """Return the content of a note."""
+    """Return the content of a note that lists these files."""
     return zlib.compress(json.dumps({"files": sorted(files)}).encode())
 
 
@@ -112,7 +112,7 @@ class Dataset:
         return self.store.url
 
     def folders(self, table: str, begin_ns: int | None = None, end_ns: int | None = None) -> Iterator[tuple[int, str]]:
-        """Return (hour since 1970, folder) of the partitions of a table that overlap a time (UTC), in order of time."""
+        """Yield (hour since 1970, folder) of partitions of a table that overlap [begin_ns, end_ns), UTC, by time."""
         first = 0 if begin_ns is None else begin_ns // HOUR_NS
         last = _LAST_HOUR if end_ns is None else (end_ns - 1) // HOUR_NS
         for date in self.store.names(table):
@@ -147,12 +147,12 @@ class Dataset:
         return [file for file in files if file not in held]
 
     def held(self, folder: str, files: Iterable[str], names: list[str]) -> set[str]:
-        """Return the names of the files whose rows are in a compacted one of `files`. `names`: of the folder."""
+        """Return the names of the files whose rows are in a compacted one of `files`. `names`: all in the folder."""
         compacted = filter(COMPACTED.fullmatch, files)
         return {name for file in compacted for name in self.held_by(folder, file, names)}
 
     def held_by(self, folder: str, compacted: str, names: list[str]) -> list[str]:
-        """Return the names of the files that were merged into a compacted one. `names`: those in the folder."""
+        """Return the names of the files that were merged into a compacted one. `names`: all in the folder."""
         note = note_name(compacted)
         if note not in names:
             return []
@@ -169,6 +169,6 @@ class Dataset:
 
 
 def open_dataset(url: str, *, make: bool = False) -> Dataset:
-    """Open a dataset by its path or URL (s3://…, gs://…, abfs://…); without `make` UsageError if it does not exist."""
+    """Open a dataset by path or URL (s3://…, gs://…, abfs://…); UsageError if a local one is missing, unless `make`."""
     imported("pyarrow")  # now: an agent that cannot write has recorded for nothing
     return Dataset(open_store(url, make=make))

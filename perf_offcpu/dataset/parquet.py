@@ -101,7 +101,7 @@ def to_parquet(table: str, columns: Mapping[str, ColumnData]) -> Any:
 
 def check_version(file: Any, shown: str) -> None:
     """Raise PerfOffcpuError for a file that is damaged or names another version of the tables. A file without a version
-    may have been rewritten by another program: then its columns are checked."""
+    is accepted, since another program may have rewritten it: `fleet.tables` checks its columns."""
     version = _version_of(_opened(file, shown))
     if version not in ("", str(VERSION)):
         raise PerfOffcpuError(wrong_version(shown, version))
@@ -127,7 +127,7 @@ def _opened(file: Any, shown: str, dictionaries: Sequence[str] = ()) -> Any:
 
 @contextlib.contextmanager
 def refused(shown: str) -> Iterator[None]:
-    """Turn pyarrow's exceptions about a file into one sentence: damage, wrong columns, nulls, other texts."""
+    """Turn pyarrow's exceptions about a file (damage, wrong columns, nulls) into a PerfOffcpuError of one sentence."""
     try:
         yield
     except (imported("pyarrow").ArrowException, ValueError, KeyError) as problem:
@@ -141,6 +141,6 @@ def _version_of(schema: Any) -> str:
 
 
 def wrong_version(shown: str, version: str) -> str:
-    """Return the sentence about a file of another version; "" if it has none."""
+    """Return the sentence about a file with another version of the tables; `version` is "" if it has no version."""
     text = f"has version {version!r} of the tables" if version else "was not written by perf-offcpu"
     return f"{shown}: it {text}, and this program reads version {VERSION}"

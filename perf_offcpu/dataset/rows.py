@@ -40,7 +40,7 @@ class Host:
 
 
 def host_of(profile: Profile, labels: Mapping[str, str] | None = None, host_id: str = "", boot_id: str = "") -> Host:
-    """Return the host of a recording, which its name identifies without an id; raise UsageError without both."""
+    """Return the host of a recording; its id is `host_id`, else its name. Raise UsageError if both are empty."""
     meta, name = profile.meta, printable(profile.meta.hostname)
     if not (host_id or name):
         raise UsageError(f"{meta.source}: it does not say of which host it is")
@@ -123,7 +123,7 @@ def _same_text(text: str, rows: int) -> Texts:
 
 
 def _known(texts: Texts) -> Texts:
-    """Return a column of texts in which "" stands for missing ones."""
+    """Return a column of texts in which "" stands for missing texts."""
     return Texts([*texts.texts, ""], np.where(texts.codes < 0, len(texts.texts), texts.codes))
 
 
@@ -136,7 +136,7 @@ def _containers(cgroups: Texts) -> Texts:
 
 
 def budget_columns(profile: Profile, host: Host, span: Span) -> dict[str, Any]:
-    """Return the columns of BUDGETS: the times that the recorder counted; none if it did not."""
+    """Return the columns of BUDGETS: the times that the recorder counted; no rows if it did not."""
     budget, comms = profile.budget, profile.comms
     comm_row = rows_at(comms.tid, comms.begin_ns, budget.tid, budget.end_ns)
     columns: dict[str, Any] = {

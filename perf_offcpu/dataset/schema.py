@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare the tables of a dataset: names, types and meanings of the columns, the same for all engines.
 
-A dataset is a folder with one folder a table, and below hive partitions by hour, UTC:
+A dataset is a folder with a folder for each table, and in that hive partitions by hour, UTC:
 
     DATASET/samples/date=2026-11-22/hour=14/web1-….parquet
 
@@ -135,4 +135,4 @@ TABLES = {
     "losses": LOSSES,
     "gaps": GAPS,
 }
-"""Name → columns."""
+"""Name of a table → its columns."""

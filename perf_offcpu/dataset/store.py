@@ -200,7 +200,7 @@ Store = LocalStore | RemoteStore
 
 
 def open_store(url: str, *, make: bool) -> Store:
-    """Open a folder by its path or URL; without `make` UsageError if it does not exist."""
+    """Open a folder by its path or URL; raise UsageError for a missing local directory, unless `make`."""
     if not url:
         raise UsageError("the name of the dataset is empty")
     scheme = _SCHEME.match(url)

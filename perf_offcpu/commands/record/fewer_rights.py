@@ -42,8 +42,8 @@ def run_with_fewer_rights(work: Callable[[], None]) -> bool:
 
 
 def _has_succeeded(pid: int) -> bool:
-    """Wait for a child and return whether it succeeded; one that hangs is left behind. A file system that does not
-    answer (FUSE, NFS) lets it wait for ever, and may let no signal end it."""
+    """Wait for a child and return whether it succeeded; stop waiting for a child that hangs. A file system that does
+    not answer (FUSE, NFS) lets it wait for ever, and may let no signal end it."""
     before, seen_s = b"", time.monotonic()
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

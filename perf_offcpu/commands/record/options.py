@@ -140,7 +140,7 @@ def _compression_level(args: argparse.Namespace) -> int:
 
 
 def _check_tracepoints(options: RecordOptions) -> None:
-    """Raise UsageError for a tracepoint of chosen tasks: the kernel would filter it for all recorders."""
+    """Raise UsageError for a tracepoint if tasks are chosen: the kernel would filter it for all recorders."""
     target = options.target
     chosen = not target.is_system or target.users or target.comms or target.groups
     for event in options.events:
@@ -149,7 +149,7 @@ def _check_tracepoints(options: RecordOptions) -> None:
 
 
 def _frequency(text: str | None) -> int:
-    """Return samples per second; the kernel has a limit, which it lowers when sampling takes too long."""
+    """Return samples per second (`-F`); the kernel has a limit, which it lowers when sampling takes too long."""
     from perf_offcpu.collect.options import DEFAULT_FREQUENCY_HZ
 
     limit = int(Path("/proc/sys/kernel/perf_event_max_sample_rate").read_text())
@@ -230,14 +230,14 @@ def _file_lacks(files: list[str]) -> bool:
 
 
 def _files_of_command(name: str) -> list[str]:
-    """Return the program's file and this system's C library; a script is no ELF file, so it is unknown."""
+    """Return the paths of a command's program and this system's C library. A script counts as unknown: no ELF file."""
     own = sorted(path for path in _mapped(os.getpid()) if re.search(r"/(libc\.so|libc\.musl|ld-musl)", path))
     return [shutil.which(name) or name, *own]
 
 
 def _process_lacks(target: Target) -> bool:
-    """Return True if a file of a process lacks frame pointers; system-wide, processes come and go. The processes may be
-    hostile, and their files on a file system that does not answer."""
+    """Return True if a file of a process lacks frame pointers or is not read in time, and for threads, many processes
+    or the system. The processes may be hostile, and their files on a file system that does not answer."""
     from perf_offcpu.collect.system.helper import Helper
 
     if target.threads or not 0 < len(target.processes) <= _MAX_PIDS:
@@ -249,7 +249,7 @@ def _process_lacks(target: Target) -> bool:
 
 
 def _mapped(pid: int) -> set[str]:
-    """Return the files with code that a process has mapped."""
+    """Return the paths of the files with code that a process has mapped; none if its mappings cannot be read."""
     from perf_offcpu.collect.existing.maps import parse_maps, read_maps
 
     try:

@@ -54,8 +54,8 @@ def _all_threads(args: argparse.Namespace, option: str) -> tuple[Profile, Timeli
 
 def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Cascade, Budget]:
     """Read all threads; return profile, timeline, cascade of the chosen waits, and budgets of the chosen threads.
-    Weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads. There are no
-    budgets if waits are chosen."""
+    Weight passes through waits of all threads, chosen or not. --bottlenecks leaves out idle threads. Budgets are empty
+    if options choose a part of the waits of a thread."""
     from perf_offcpu.analysis.select import select_samples, selected_rows
     from perf_offcpu.causality.cascade import cascade_of
     from perf_offcpu.model.recording import Budget
@@ -70,8 +70,8 @@ def cascade_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, Casc
 
 
 def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
-    """Read all threads, and count the threads of --comm, --pid and --tid, within --time. Raise UsageError if there is
-    no such thread, or an option selects samples, which would leave gaps in runs."""
+    """Read all threads; report when few threads of --comm, --pid and --tid ran within --time, with `stacks` stacks.
+    Raise UsageError if there is no such thread, or an option selects samples, which would leave gaps in runs."""
     import numpy as np
 
     from perf_offcpu.causality.critical_path import is_chosen

@@ -98,7 +98,7 @@ def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Itera
     to it. A FIFO or device is written directly.
 
     Args:
-        inputs: recordings that it shows: it may be read only by those who may read each of them.
+        inputs: recordings that the output shows; its mode lets no user read it who may not read all of them.
 
     Raises:
         UsageError: bytes for a terminal, or the name of a directory.
@@ -177,7 +177,7 @@ def _open(fd: int, shown: str, binary: bool) -> IO[Any]:
 
 @contextlib.contextmanager
 def _in_directory(directory: Directory, name: str, shown: str, binary: bool, mode: int) -> Iterator[IO[Any]]:
-    """Write directly to an existing device or FIFO; else make a file that appears whole."""
+    """Yield a stream to an existing device or FIFO, else to a file that appears whole; `shown`: its name in errors."""
     status = directory.status(name)
     if status is not None and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)

@@ -66,7 +66,7 @@ def _labels(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _results(work: Callable[[str], _Outcome], paths: list[str], jobs: int) -> Iterator[_Outcome]:
-    """Return the result for each path, in order; several jobs run as processes."""
+    """Yield the result of `work` for each path, in the order of `paths`; several jobs run as processes."""
     if jobs == 1:
         yield from map(work, paths)
         return

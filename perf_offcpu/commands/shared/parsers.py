@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} ({self._instead_of(words)}see '{self.prog} --help')")
 
     def _instead_of(self, words: Iterable[str]) -> str:
-        """Return a question after the option that is spelled like the first unknown one; "" for none."""
+        """Return `did you mean OPTION? ` for the first unknown option of `words`; "" if no option resembles it."""
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         options = [name for action in shown for name in action.option_strings if name.startswith("--")]
         unknown = (word.partition("=")[0] for word in words if word.startswith("--"))

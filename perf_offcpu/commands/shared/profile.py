@@ -75,7 +75,7 @@ def add_profile_arguments(
     showing: Mapping[str, str] | None = None,
 ) -> None:
     """Add the options of recordings, of symbolization, named as in perf, and of the selection of samples. `showing`:
-    name of an option that without a value (then SHOW) shows a detail → its meaning then."""
+    name of an option that may stand without a value, stored as SHOW → help on its meaning without a value."""
     inline = {"action": argparse.BooleanOptionalAction, "default": True}
     group = parser.add_argument_group("input")
     add_options(group, _INPUT, input={"action": "append"}, inline=inline)
@@ -92,8 +92,8 @@ def add_profile_arguments(
 
 
 def profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False, **loading: bool) -> Profile:
-    """Read, symbolize and select; the Profile holds all events (see `select_events`). `loading` are options of
-    `symbolize.load.load_profile`."""
+    """Read, symbolize and select; the Profile holds all events (see `select_events`). `keep_ips`: as of
+    SymbolizeOptions. `loading` are options of `symbolize.load.load_profile`."""
     from perf_offcpu.analysis.absent import absent_values
     from perf_offcpu.analysis.select import select_samples
 
@@ -244,7 +244,7 @@ def known_words(option: str, texts: list[str], known: Iterable[str]) -> tuple[st
 
 
 def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the given options of input and selection that have values, for the command of the verdict."""
+    """Return (option, value) of the given options of input and selection, for the command that the verdict shows."""
     kept = [("-i", path) for path in args.input or ()]
     for name in _KEPT:
         value = getattr(args, name)

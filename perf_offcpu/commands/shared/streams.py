@@ -202,7 +202,7 @@ def write_lines(lines: Iterable[str], out: TextIO) -> None:
 
 
 def limit_from_args(args: argparse.Namespace, usual: int) -> int | None:
-    """Return the largest number of rows of a table, None for all: of `--limit`, else all of JSON, else `usual`."""
+    """Return how many rows of a table to print, None for all: by `--limit`; without it all for --json, else `usual`."""
     if args.limit is not None and args.limit < 0:
         raise UsageError(f"--limit {args.limit}: not a number of rows, 0 for all")
     if args.limit is None:
