@@ -18,8 +18,8 @@ _SHOWN = 8
 
 
 def absent_values(profile: Profile, selection: Selection) -> list[str]:
-    """Return sentences on the options that match no sample; if each matches some, one on their combination. `profile`:
-    before the selection; only its waits are looked at, if it has any."""
+    """Return a sentence for each option that no sample matches; if there is none, one on all options together.
+    `profile`: samples before the selection; if it has waits, its other samples are not searched."""
     waits = profile.select(profile.is_offcpu())
     profile = waits if len(waits.samples) else profile
     return list(_without_match(profile, selection)) or list(_not_at_once(profile, selection))

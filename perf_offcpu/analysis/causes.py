@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Name the function of the program in which each sample waits: the function that explains the wait.
 
-The innermost function says how a thread sleeps (`epoll_wait`), not why. The name is, leaf first:
+The innermost function says how a thread sleeps (`epoll_wait`), not why. The name is the first that exists of:
 
-    where a rule decided (`analysis.classes.program_rules`)            only frames outside of the rule's count
-    the next event or command of a loop, by a rule                     the function of the rule
-    else the innermost named function of the program                        no library or runtime, see below
-    else the function of the rule                                      `take_gil`
-    else the system call and the dso of the innermost code without a name   `write() of [dash]`
-    else the system call                                               `read()`
-    else none
+    1 if a loop waits for its next event or command: the function of the rule (`analysis.classes.program_rules`)
+    2 the innermost named function of the program, not of a library or runtime (see below); if a rule decided,
+      only functions that called the function of the rule count
+    3 the function of the rule                                              `take_gil`
+    4 the system call and the dso of the innermost code without a name      `write() of [dash]`
+    5 the system call                                                       `read()`
 
-Waits for a CPU, run queue or throttled, have no name: a thread can be stopped anywhere.
+Waits for a CPU (run queue, throttled) and stops have no name: they can happen anywhere in the program.
 Libraries and runtimes are known by file (libc, libstdc++, interpreters, the JVM) and by function: wrappers of
 `analysis.classes.wait_classes`, and FUNCTIONS, which are linked into programs or lead to their locks.
 """
@@ -54,7 +53,7 @@ _PARAMETERS = re.compile(r"(?<=[\w>])\(.*")
 
 @frozen
 class Causes:
-    """Names the function in which each of n samples waits."""
+    """Functions, or system calls in place of an unknown function, in which n samples wait."""
 
     names: list[str]  # printable, without parameters; the first is "", not known
     function: I64  # int64[n], index into names

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divide time outside of recorded waits into running and waiting for a CPU, by the threads' budgets. Unless preemption
 is recorded as waits (`record --switch-states` with R), only a thread's budget knows how long it was preempted, not
-when. So time that an analysis takes for running is divided in the proportion of the whole life of its thread."""
+when. So time that seems to be running is divided as the thread's whole life is: into running and preempted."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ _SCALE = 1 << 20
 
 
 class CpuWaits:
-    """Knows the share of preemption in the time that threads seem to run.
+    """Share of preemption in the time that threads seem to run.
 
     Attributes:
         queued: int64[tracks], ns of preemption that were not recorded as waits.
-        running: int64[tracks], ns.
-        share: int64[tracks], in 2^-20.
+        running: int64[tracks], ns on a CPU, by the budgets.
+        share: int64[tracks], `queued` as a part of the time outside of single waits, in units of 2^-20.
     """
 
     def __init__(self, profile: Profile, tracks: Sequence[Track]) -> None:

@@ -99,7 +99,7 @@ def max_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
 
 
 def _dense(column: NDArray[Any]) -> tuple[I64, int]:
-    """Return the values as int64[n] from 0 in the same order, and a bound above them."""
+    """Return int64[n], numbers from 0 that compare as the values do, and a number above all of them."""
     if not len(column):
         return column.astype(np.int64), 1
     low, high = int(column.min()), int(column.max())
@@ -113,7 +113,7 @@ def _dense(column: NDArray[Any]) -> tuple[I64, int]:
 
 
 def _ranked(key: I64, size: int) -> tuple[I64, int]:
-    """Return int64[n]: keys (below `size`) renumbered from 0 without gaps, in the same order; and their number."""
+    """Return int64[n], the rank of each key (below `size`) among the distinct keys, and the number of distinct keys."""
     if size > _table_size(len(key)):
         values, rank = np.unique(key, return_inverse=True)
         return rank.astype(np.int64), len(values)

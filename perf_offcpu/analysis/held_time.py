@@ -4,10 +4,9 @@
 Who holds a lock is seen at moments only: when a wait begins, by the word of the lock (the owner); when a wait
 ends, by its waker, which held the lock until then, and by the waiter, which has it next. Between two moments
 the lock was held by the thread that both name. If they name different threads, the lock changed hands unseen,
-and the holder is not known; nor is it if no moment of an uninterrupted queue names a thread.
-
-A waiter that waits again was overtaken: it did not have the lock. A thread that takes a lock for which nobody
-waits is not seen, so nothing is concluded from one queue for the next.
+and the holder is not known. A queue lasts as long as some thread waits; if no moment of it names a thread, the
+holder is not known, either. A waiter that waits again was overtaken: it did not have the lock. A thread that
+takes a lock for which no thread waits is not seen, so nothing is concluded from one queue for the next.
 """
 
 import numpy as np
@@ -22,18 +21,18 @@ from perf_offcpu.structs import mutable
 
 @mutable
 class HeldTime:
-    """Sums of waits by object and holder, as columns; the part of a wait after its wake-up is in none."""
+    """Sums of waits by object and holder, as columns; a wait counts until its wake-up."""
 
     object: I64  # int64[n], row in the profile's objects
     tid: I64  # int64[n], the holder; -1 not known
     weight: I64  # int64[n], ns of waits while the thread held the lock
-    times: I64  # int64[n], how often it got the lock, or was seen with it, anew
+    times: I64  # int64[n], how often it became the holder, as far as moments show
     time_ns: I64  # int64[n], when it had the lock for the first time
 
 
 def held_time(profile: Profile, holders: Holders, chosen: Bool) -> HeldTime:
-    """Return for how long each thread held the objects of some samples while others waited. `holders`:
-    `holders_of(profile)`. `chosen`: bool[samples]; samples without an object or a time are left out."""
+    """Return for how long each thread held the objects of the `chosen` samples (bool[samples]) while other threads
+    waited for them. `holders`: `holders_of(profile)`. Samples without an object or a time are left out."""
     samples = profile.samples
     timed = (samples.object >= 0) & (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
     moments = _Moments(samples, holders, np.flatnonzero(chosen & timed))
@@ -59,10 +58,10 @@ def spans_of(samples: ProfileSamples) -> tuple[I64, I64]:
 
 
 class _Moments:
-    """Begins and ends of the waits for each object as columns, sorted by object, then time.
+    """Moments: begins and ends of the waits for each object as columns, sorted by object, then time.
 
     Args:
-        rows: int64[n], the samples.
+        rows: int64[n], the samples whose waits make the moments.
     """
 
     def __init__(self, samples: ProfileSamples, holders: Holders, rows: I64) -> None:
@@ -107,6 +106,7 @@ class _Moments:
         return np.where((got == had) | (had < 0), got, np.where((got < 0) | waits_again, had, -1))
 
     def _named(self, thread: I64, moment: I64) -> I64:
-        """Return `thread[moment]` (tid) for each moment here; -1 if that moment is of another queue, or none."""
+        """Return int64[moments]: `thread[moment]`, a tid; -1 where that moment is in another queue, or out of range.
+        `moment`: int64[moments], index of an earlier or later moment for each moment."""
         queue = np.append(self.queue, -1)[moment]
         return np.where(queue == self.queue, np.append(thread, -1)[moment], -1)

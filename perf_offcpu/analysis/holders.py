@@ -25,18 +25,18 @@ from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable
 
 _THREAD_EXIT_NS, _PROCESS_EXIT_NS = 1_000_000, 100_000_000
-"""A wait that ends so shortly before its thread, and before the first thread of its process, was ended by
-their end: what that wakes only exits, which takes some 20 us."""
+"""A wait that ends at most this long before its thread's exit, and this long before the exit of the first thread of
+its process, was ended by the exit of the process: a thread woken by it only exits itself, in some 20 us."""
 
 
 @mutable
 class Holders:
     """Holder and releaser of the lock for which each of n samples waited."""
 
-    held: I32  # int32[n], thread id of the holder; -1 unknown, or not believed
+    held: I32  # int32[n], thread id of the holder; -1 unknown, or the recorded number is not used
     released: I32  # int32[n], thread id of the releaser; -1 unknown, or none
-    cut_off: Bool  # bool[n], waits for objects that the end of the process ended
-    refused: int  # number of samples whose holder was not believed
+    cut_off: Bool  # bool[n], True for waits that the end of the process ended
+    refused: int  # number of samples whose recorded holder is not used
 
     def known(self) -> I32:
         """Return int32[n]: the holder; if unknown, the releaser; -1 if both are unknown."""
@@ -87,7 +87,7 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
 
 
 def is_shared(profile: Profile) -> Bool:
-    """Return bool[samples]: True if several processes wait for objects of the sample's object name."""
+    """Return bool[samples]: True if processes share the object's memory, or several wait for objects of its name."""
     samples = profile.samples
     name = np.append(profile.objects.name, 0)[samples.object].astype(np.int64)
     first, _ = group(name, samples.pid)
@@ -97,7 +97,8 @@ def is_shared(profile: Profile) -> Bool:
 
 
 def _lived(profile: Profile, rows: I64, tid: I32, time_ns: I64, shared: Bool) -> Bool:
-    """Return bool[rows]: True if the thread `tid` lived at `time_ns`, in a process that can hold the lock."""
+    """Return bool[rows]: True if thread `tid` lived at `time_ns` (both by sample), in the sleeper's process or, where
+    `shared`, in any process."""
     tasks, tid, time_ns = profile.tasks, tid[rows], time_ns[rows]
     row = rows_at(tasks.tid, tasks.begin_ns, tid, time_ns)
     begin, end, pid = (np.append(column, -1)[row] for column in (tasks.begin_ns, tasks.end_ns, tasks.pid))

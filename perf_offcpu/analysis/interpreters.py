@@ -2,9 +2,9 @@
 """Fold the frames of interpreters: consecutive functions of an interpreter become one frame, `[CPython]`.
 
 Two thirds of a Python flame graph are functions that CPython runs to call a function. They say nothing about
-the program, whose functions have their own frames (`py::work` of a trampoline, a line of a perf map). These
-frames, and any other named function, end a sequence. Documentation/user-stacks.md has a table made from this
-one. Names are those of CPython 3.8 to 3.14, V8 and HotSpot.
+the program, whose functions have their own frames (`py::work` of a trampoline, a line of a perf map). Any frame
+that is no function of the interpreter ends a sequence. Documentation/user-stacks.md has a table made from
+INTERPRETERS. Names are those of CPython 3.8 to 3.14, V8 and HotSpot.
 """
 
 from dataclasses import replace
@@ -76,7 +76,8 @@ def _kinds(profile: Profile) -> I64:
 
 
 def _without(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:
-    """Return the stack tree without nodes, and int32[nodes + 1]: each old node's new one, a removed node's parent's."""
+    """Return the stack tree without the nodes `left_out`, and int32[nodes + 1]: old row → new row (of a node left out:
+    of its nearest ancestor that is kept), -1 last. `frame`: frame of each node; equal children are merged."""
     above = np.where(left_out, parent, np.arange(len(parent)))
     while (jump := above[above] if len(above) else above).tobytes() != above.tobytes():
         above = jump

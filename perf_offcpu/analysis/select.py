@@ -47,7 +47,7 @@ class Selection:
     idle: str = "show"  # `hide` leaves out idle threads, `only` all others; see `analysis.classes.classify`
     states: tuple[str, ...] = ()  # letters. This and the fields below choose among waits; other samples stay
     classes: tuple[WaitClass, ...] = ()
-    min_ns: int = 0  # the shortest wait; sums stay if they can hold one
+    min_ns: int = 0  # shorter waits are left out; a sum stays if it may hold a wait so long
     objects: tuple[str, ...] = ()  # patterns of names of wait objects: parts of them, with * and ?
     locks: tuple[int, ...] = ()  # addresses of futexes
 
@@ -63,7 +63,8 @@ def select(profile: Profile, selection: Selection) -> Profile:
 
 
 def select_samples(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with the chosen samples of all events; samples of unknown match are noted as losses."""
+    """Return the profile with the chosen samples of all events. `losses` counts samples for which it is not known
+    whether they match, and idle threads left out."""
     whole, profile = profile, profile.select(_of_threads(profile, selection))
     selected = _select_waits(profile, selection)
     if selected.samples is whole.samples:
@@ -184,7 +185,7 @@ def _with_idle_noted(profile: Profile, idle: Bool) -> Profile:
 
 
 def _of_waits(profile: Profile, selection: Selection, waits: Waits | None) -> Bool:
-    """Return bool[samples]: True for waits that match the criteria on waits, and for all other samples."""
+    """Return bool[samples]: True for waits that match the criteria on waits, and for all samples that are no waits."""
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.states:
@@ -216,7 +217,7 @@ def _of_objects(profile: Profile, selection: Selection) -> Bool:
 
 
 def _undecided_sums(profile: Profile, min_ns: int) -> int:
-    """Return the number of sums that may hold shorter waits, too: all sums of more than one wait."""
+    """Return the number of sums that may also hold waits below `min_ns`: of several waits, or of an unknown number."""
     if not min_ns:
         return 0
     samples = profile.samples
@@ -246,7 +247,8 @@ def _named(profile: Profile, names: Sequence[str]) -> list[int]:
 
 
 def _default(profile: Profile) -> list[int]:
-    """Return the off-cpu events, also without any wait: CPU samples must never be taken for waits."""
+    """Return rows in evsels: off-cpu events, even without samples, since CPU samples must never be taken for waits;
+    without an off-cpu event the first event that has samples."""
     by_name = {row for row, event in enumerate(profile.evsels) if event.name == EVENT_NAME}
     flagged = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     offcpu = sorted(by_name.union(flagged))

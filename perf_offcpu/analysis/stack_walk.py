@@ -9,7 +9,7 @@ from perf_offcpu.model.profile import Profile
 
 
 def used_nodes(profile: Profile, leaves: I64) -> Bool:
-    """Return bool[stacks]: True on the way from some leaf to its root. `leaves`: rows in stacks; -1 for none."""
+    """Return bool[stacks]: True for nodes on the way from a leaf to its root. `leaves`: rows in stacks; -1 no stack."""
     parent = profile.stacks.parent
     is_used = np.zeros(len(parent), np.bool_)
     node = _once(leaves[leaves >= 0], len(parent))

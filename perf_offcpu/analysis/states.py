@@ -32,7 +32,7 @@ STATES = (
     State("Z", "zombie"),
     State("P", "parked"),
 )
-"""All states by the numbers of `state_codes`."""
+"""All states; the index of a state is its number in `state_codes`."""
 RUNNING, UNKNOWN_STATE = 0, 1
 _CODE = {state.letter: code for code, state in enumerate(STATES) if code}
 

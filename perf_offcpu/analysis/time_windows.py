@@ -38,7 +38,7 @@ class Window:
 
     begin: Fraction | None  # None if it is open
     end: Fraction | None  # None if it is open
-    is_part: bool = False  # 0 (first sample) to 1 (last sample); the end does not belong to it unless it is 1
+    is_part: bool = False  # begin, end: 0 (first sample) to 1 (last sample); the end is excluded unless it is 1
 
     def contains(self, times: I64, first_ns: int, last_ns: int) -> Bool:
         """Return bool[n]: True for times (ns) in the window; `first_ns`, `last_ns`: bounds of the recording."""
@@ -63,7 +63,7 @@ class Window:
 
 
 def parse_windows(text: str) -> tuple[Window, ...]:
-    """Return the windows in a value of `--time`; raise UsageError if it names no time."""
+    """Return the windows in a value of `--time`; raise UsageError if it is empty or invalid."""
     words = re.split(r"[ ,]+", text.strip()) if "%" in text else text.split()
     windows = tuple(_part(word) if "%" in text else _span(word) for word in words)
     if not windows:

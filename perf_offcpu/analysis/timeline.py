@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Place samples in time: begin and end of each, and the track of its thread. A wait ends at its sample's time and began
 `period` ns earlier. Three kinds of samples have a weight but no place: sums of many waits, samples without a time, and
-on-CPU samples, which are moments. Times in a format count from the begin of the first wait (`Timeline.origin_ns`), so
-that nanoseconds stay exact in doubles."""
+on-CPU samples, which are moments. Times that converters write count from the first begin of a wait or moment
+(`Timeline.origin_ns`), so that nanoseconds stay exact in doubles."""
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Timeline:
 
     @property
     def duration_ns(self) -> int:
-        """Return the ns from the origin to the last end; 0 without any."""
+        """Return the ns from the origin to the last end; 0 without placed samples."""
         return int(self.end_ns.max(initial=0))
 
 
@@ -69,7 +69,7 @@ def timeline_of(profile: Profile) -> Timeline:
 
 
 def with_origin(timeline: Timeline, origin_ns: int) -> Timeline:
-    """Return the timeline with times since another origin, in the recording's clock, which must not be later."""
+    """Return the timeline with times since `origin_ns` (recording's clock), which is not after its present origin."""
     later = np.where(timeline.placed, timeline.origin_ns - origin_ns, 0)
     return Timeline(
         timeline.tracks,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the waker of each sleeper, the arrows that timelines draw, and the graph of all pairs of threads. An arrow
-begins at a mark on the waker's track, a slice of a microsecond or less. A mark must end before the next begin or end on
-its track, because slices of a track may only nest. Interrupts are not the work of the interrupted task: their wake-ups
-have no arrow, and in the graph all interrupts are one waker, "[interrupt]"."""
+begins at a mark on the waker's track, a slice of a microsecond or less. A mark must end before the next slice begins or
+ends on its track, because slices of a track may only nest. Interrupts are not the work of the interrupted task: their
+wake-ups have no arrow, and in the graph all interrupts are one waker, "[interrupt]"."""
 
 import numpy as np
 
@@ -48,10 +48,10 @@ class Wakeups:
 
     tracks: list[Track]  # the tracks of the timeline, then those of threads that only woke others
     waker: I64  # int64[n], the track of the waker; -1 unknown
-    interrupt: Bool  # bool[n], True for an interrupt on top of that thread
-    queued_ns: I64  # int64[n], ns since the origin: from then on it waited for a CPU; the end if unknown
+    interrupt: Bool  # bool[n], True if an interrupt that ran on top of the waker ended the wait
+    queued_ns: I64  # int64[n], when the sleeper was woken, ns since the origin; if unknown, the end of the wait
     arrows: I64  # int64[k], the samples whose wake-up is drawn
-    mark_ns: I64  # int64[k], the length of the mark of each
+    mark_ns: I64  # int64[k], the length of each arrow's mark, ns
 
 
 def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
@@ -76,7 +76,8 @@ def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
 
 
 def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
-    """Return int64[k], ns: length of a mark at `at_ns` on `track`, which ends before anything begins or ends there."""
+    """Return int64[k]: ns from each `at_ns` (begin of a mark on `track`) to before the next begin, wake-up or end of a
+    wait, or mark, on that track; at most _MARK_NS. `queued_ns`: int64[samples], as returned by `queued_ns`."""
     waits = np.flatnonzero(timeline.waits)
     edges = (timeline.begin_ns[waits], queued_ns[waits], timeline.end_ns[waits])
     tracks = np.concatenate([*[timeline.track[waits]] * len(edges), track])
@@ -99,20 +100,20 @@ def _sorted_by(tracks: I64, times: I64) -> I64:
 
 @mutable
 class WakerGraph:
-    """Graph of k threads and m pairs of waker and sleeper; run-queue delays, the scheduler's, are left out."""
+    """Graph of k nodes (threads or comms) and m edges from waker to sleeper; edges leave out run-queue delays."""
 
-    labels: list[str]  # the k threads or comms, the last one INTERRUPT
-    off_cpu_ns: I64  # int64[k], all off-cpu time of each
-    waker: I64  # int64[m], the thread of each pair that woke the other
-    sleeper: I64  # int64[m], the other thread
+    labels: list[str]  # of the k nodes, the last one INTERRUPT
+    off_cpu_ns: I64  # int64[k], all off-cpu time of each node
+    waker: I64  # int64[m], the node that woke the sleeper
+    sleeper: I64  # int64[m], the node that was woken
     count: I64  # int64[m], number of waits of the sleeper that the waker ended
-    blocked_ns: I64  # int64[m], their length until the wake-up
-    longest_ns: I64  # int64[m], the longest of them
+    blocked_ns: I64  # int64[m], sum of these waits, each until its wake-up
+    longest_ns: I64  # int64[m], the longest of these waits, until its wake-up
 
 
 def waker_graph_of(profile: Profile, per_thread: bool) -> WakerGraph:
-    """Return the wake-ups of all off-cpu samples of a profile whose waker is known. `per_thread`: show each thread;
-    otherwise threads of one comm are one node."""
+    """Return the graph of all off-cpu samples with a known waker. `per_thread`: a node is a thread; otherwise all
+    threads of one comm."""
     samples, timeline = profile.samples, timeline_of(profile)
     tracks, waker = with_wakers(profile, timeline)
     names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in tracks]

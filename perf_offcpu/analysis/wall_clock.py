@@ -54,7 +54,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool
 
 
 def _with_preemption(profile: Profile) -> Profile:
-    """Return the profile plus sums of time preempted, by the budgets, at the stacks of on-CPU samples."""
+    """Return the profile plus off-cpu sums: for each on-CPU sample its share of its thread's unrecorded preemption."""
     samples, timeline = profile.samples, timeline_of(profile)
     rows, offcpu = np.flatnonzero(~profile.is_offcpu()), np.flatnonzero(profile.is_offcpu())
     track = timeline.track[rows]
@@ -75,7 +75,8 @@ def _with_preemption(profile: Profile) -> Profile:
 
 
 def _usual(profile: Profile) -> list[int]:
-    """Return the rows of the off-cpu events, and of the first fitting on-CPU event that has samples."""
+    """Return rows in evsels, of events with samples: all off-cpu events, and the first on-CPU event that counts time,
+    else that was sampled at a frequency, else the first on-CPU event."""
     offcpu: list[int] = distinct(profile.samples.evsel[profile.is_offcpu()]).tolist()
     oncpu = [row for row in distinct(profile.samples.evsel).tolist() if row >= 0 and row not in offcpu]
     fitting = [row for row in oncpu if profile.evsels[row].unit == "ns"]

@@ -3,8 +3,8 @@
 
 Shares are of the time of all threads, running included: budgets have the time on CPUs and the time waiting for one.
 Where the selection leaves out threads or parts of segments, budgets do not fit it: then the time on CPUs is not
-known, and the time waiting for a CPU is that inside the selected waits. Waits for threads and processes to end are
-for what these do, and idle threads only wait for work: neither is ranked.
+known, and the time waiting for a CPU is that inside the selected waits. Waits for the end of threads and processes
+take as long as what these do, and idle threads only wait for work: neither is ranked.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from perf_offcpu.text import printable
 
 _ON_CPU, _QUOTA, _CHILD = WaitClass.RUNQUEUE.label, WaitClass.THROTTLED.label, WaitClass.CHILD.label
 _BY_THREADS = (WaitClass.LOCK.label, WaitClass.PIPE.label, WaitClass.STOPPED.label)
-"""Classes whose waits other threads end; of others, the waker often is the thread that an interrupt hit."""
+"""Classes whose waits other threads end; in other classes, the waker often is the thread that an interrupt hit."""
 
 
 @frozen
@@ -37,10 +37,10 @@ class FleetCause:
 class FleetCauses:
     """Ranking of the causes of waits of a selection, the largest first; weights in ns."""
 
-    running: int | None  # on CPUs; None if it is not known
+    running: int | None  # time on CPUs; None if it is not known
     causes: list[FleetCause]
-    ends: FleetCause  # of threads and processes, which are waited for
-    idle: int  # of threads that only wait for work
+    ends: FleetCause  # waits for the end of threads and processes
+    idle: int  # off-CPU time of threads that only wait for work
 
     @property
     def whole(self) -> int:
@@ -49,7 +49,7 @@ class FleetCauses:
 
 
 def causes_of(selected: Selected) -> FleetCauses | None:
-    """Return the causes of a selection; None where it is not of waits alone, or of nothing."""
+    """Return the causes of a selection; None unless its only event is that of waits."""
     if selected.selection.events != (EVENT_NAME,):
         return None
     names = ("class", "comm", "waker", IDLE, "blocked", "runq", "weight")
@@ -83,7 +83,7 @@ def _cause(name: str, comms: Counter[str], enders: Counter[str]) -> FleetCause:
 
 
 def _of_budgets(selected: Selected) -> tuple[int, Counter[str], Counter[str]] | None:
-    """Return the time on CPUs, and by comm waiting for a CPU and for the quota; None where budgets do not fit."""
+    """Return (ns on CPUs, comm → ns waiting for a CPU, comm → ns throttled); None where budgets do not fit."""
     selection = selected.selection
     if selection.comms or selection.classes or selection.objects or selection.containers or selection.idle != "show":
         return None

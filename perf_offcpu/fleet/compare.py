@@ -37,7 +37,7 @@ class Cube:
     recorded: dict[str, int]  # host_id → ns; hosts without recorded time are not in it
 
     def folded(self, columns: Sequence[str], most: int | None = None) -> dict[str, list[Any]]:
-        """Return column → values of the sums by fewer keys; with `most`, only the heaviest rows."""
+        """Return column → values of the sums by `columns`, a part of the keys; with `most`, only the heaviest rows."""
         sums = folded(self.groups, columns)
         return self.selected.tables.engine.run(sums if most is None else ranked(sums, most))
 
@@ -57,7 +57,7 @@ def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
-    """Return float64[hosts, rows]: weight by recorded time of the host; 0 where it has no samples of a row."""
+    """Return float64[hosts, rows]: weight / recorded ns of the host; 0 where the host has no samples of the row."""
     import ibis
 
     columns = [column_of(key) for key in keys]
@@ -76,13 +76,13 @@ def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
 
 @frozen
 class Change:
-    """Row of a comparison; `before` and `after` are means of the hosts' rates, weight by recorded time."""
+    """Row of a comparison; `before` and `after` are means of the hosts' rates, weight / recorded ns."""
 
     values: tuple[str, ...]
     frames: tuple[Name, ...]  # of a stack, root first
     before: float
     after: float
-    p: float
+    p: float  # see `fleet.significance`
 
     @property
     def change(self) -> float:
@@ -106,10 +106,10 @@ class Changes:
 
 @frozen
 class Comparison:
-    """Holds the total and the tables of the comparison of two selections."""
+    """Total and tables of the comparison of two selections."""
 
-    paired: bool  # the same hosts, at two times
-    hosts: tuple[int, int]  # compared, before and after
+    paired: bool  # True: the same hosts at two times are compared; False: two groups of hosts
+    hosts: tuple[int, int]  # number of hosts compared, before and after
     left_out: int  # hosts that are on one side only, or on both where groups are compared
     total: Change
     tables: list[Changes]
@@ -125,7 +125,7 @@ def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Compariso
 
 
 class _Sides:
-    """Selects the hosts that are compared, and returns their rates."""
+    """The two selections of a comparison, cut to the hosts that are compared."""
 
     def __init__(self, before: Cube, after: Cube) -> None:
         self.cubes = before, after
@@ -160,7 +160,7 @@ class _Sides:
     def changes(
         self, keys: tuple[str, ...], labels: Sequence[Key], frames: Sequence[tuple[Name, ...]], sides: Sequence[F64]
     ) -> Changes:
-        """Return the changes of `labels` (values of `keys`) by the rates of both sides; texts order equal changes."""
+        """Return the changes of `labels`, values of `keys`. `sides`: rates before and after, float64[hosts, labels]."""
         before, after = sides
         verdicts = compare_pairs(after - before) if self.paired else compare_groups(before, after)
         means = [side.mean(axis=0).tolist() for side in sides]

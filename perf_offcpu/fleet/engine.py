@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connect to the query engine through Ibis: DuckDB in this process, or an engine of the user. Queries are expressions
 of Ibis (`fleet.queries`), so that each engine gets them in its own dialect. DuckDB and Spark read the files of a
-dataset; a database (ClickHouse, Trino, …) has tables of these names."""
+dataset; a database (ClickHouse, Trino, …) has tables with the names of the dataset's tables."""
 
 import contextlib
 import decimal
@@ -21,7 +21,7 @@ _SPARK = {"sql.session.timeZone": "UTC", "ui.enabled": "false", "ui.showConsoleP
 _INSTALL = "pip install 'perf-offcpu[fleet]'"
 _READ = """
 FROM read_parquet([{files}], hive_partitioning = true, hive_types = {{'date': DATE, 'hour': INTEGER}})"""
-"""DuckDB by itself takes an hour such as 04 for a text, and then those of all files."""
+"""Without hive_types, DuckDB takes the hours of all files for text if one is written 04."""
 _NOTES = """
 SELECT decode(value), any_value(file_name) FROM parquet_kv_metadata([{files}])
 WHERE decode(key) = {key} GROUP BY 1"""
@@ -41,7 +41,7 @@ _GONE = ("No files found", "No such file", "FileNotFoundError", "FILE_NOT_EXIST"
 
 @frozen
 class Engine:
-    """Runs queries over an open connection of Ibis."""
+    """Query engine: an open connection of Ibis."""
 
     name: str  # of Ibis' backend: duckdb, pyspark, clickhouse, …
     backend: Any  # ibis.backends.BaseBackend
@@ -62,7 +62,7 @@ class Engine:
         return self.backend.table(name)
 
     def notes(self, files: list[str], key: str) -> dict[str, str]:
-        """Return value of `key` in Parquet files' metadata → a file that has it; {} but for DuckDB."""
+        """Return value of `key` in Parquet files' metadata → a file that has it; {} for engines other than DuckDB."""
         if self.name != "duckdb" or not files:
             return {}
         query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))
@@ -92,9 +92,9 @@ class Engine:
         return self.backend.table(name)
 
     def run(self, expression: Any, *, of_rows: bool = True) -> dict[str, list[Any]]:
-        """Return the columns of a table expression: name → Python values, decimals as integers. `of_rows`: the tables
-        have no nulls in the columns that it reads, so the result has none. Raise EngineError if the engine refused, or
-        if a file has a null where there are none."""
+        """Return the columns of a table expression: name → Python values, decimals as integers. Raise EngineError if
+        the engine refuses the query, or if the result has a null although `of_rows`: the expression only reads columns
+        that perf-offcpu writes without nulls."""
         with self.asked():
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
         if of_rows and (nulls := [name for name, column in columns.items() if None in column]):
@@ -105,7 +105,7 @@ class Engine:
         }
 
     def sql(self, text: str) -> dict[str, list[Any]]:
-        """Return the columns of a query in the engine's own SQL, {} if it has none; raise EngineError."""
+        """Return the columns of a query in the engine's own SQL, {} if it has no result; raise EngineError."""
         with self.asked():
             if self.name == "duckdb":  # Ibis 12 asks DuckDB 2 for a function that is gone
                 result = self.backend.con.sql(text)
@@ -131,7 +131,7 @@ class Engine:
 
 
 def _columns(table: Any) -> dict[str, list[Any]]:
-    """Return the columns of an Arrow table; a name that is there already gets a number, as in DuckDB."""
+    """Return the columns of an Arrow table; a repeated name gets a number appended, as in DuckDB."""
     columns: dict[str, list[Any]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         numbered = (f"{name}_{number}" for number in itertools.count(1))

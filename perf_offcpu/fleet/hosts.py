@@ -34,7 +34,7 @@ class Span:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if all samples of the host belong to it."""
+        """Return True if all samples of the host belong to the span."""
         return (self.begin_ns, self.end_ns) == ALWAYS
 
 
@@ -53,7 +53,7 @@ def spans_of(tables: Tables, selection: Selection) -> list[Span]:
 
 
 def chosen(spans: Sequence[Span], selection: Selection) -> list[Span]:
-    """Return the spans of the selected hosts and labels; raise UsageError if no host has these."""
+    """Return the spans with the selected hosts and labels; raise UsageError for a host, or labels, that no span has."""
     for name in selection.hosts:
         if not any(name in (span.hostname, span.host_id) for span in spans):
             raise UsageError(f"--host {name}: no host of this name or id recorded in the selected time")
@@ -81,7 +81,7 @@ def _check_label(spans: Sequence[Span], name: str, values: Iterable[str]) -> Non
 
 
 def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], time: str = "time_ns") -> Any:
-    """Return the rows of a table of samples (or another) that are of some spans, by host and by the column `time`."""
+    """Return the rows of a table (samples, or another with `host_id`) whose column `time` lies in one of `spans`."""
     import ibis
 
     if len(spans) == len(all_spans):
@@ -97,7 +97,7 @@ def of_hosts(samples: Any, spans: Sequence[Span], all_spans: Sequence[Span], tim
 
 
 def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any:
-    """Add a label of the hosts, '' for none, as a column to a table with `host_id` (and `time_ns` for cut spans)."""
+    """Add a host label, '' for none, as a column to a table with `host_id`, and `time_ns` if any span is not whole."""
     import ibis
 
     rows = [(span.host_id, span.begin_ns, span.end_ns, span.labels.get(name, "")) for span in spans]
@@ -111,7 +111,7 @@ def with_label(table: Any, name: str, spans: Sequence[Span], column: str) -> Any
 
 
 def _segments(hosts: Any, selection: Selection) -> Any:
-    """Return the segments within the selected time, each once, their times cut to it; labels as two lists."""
+    """Return the distinct segments in the selected time, `begin` and `end` cut to it; labels as two list columns."""
     hosts = hosts.filter(True, *in_hours(hosts, replace(selection, since_ns=None)))
     begin, end = cut_to_times(hosts, selection)
     kept = hosts.select(
@@ -151,7 +151,7 @@ def _rows(tables: Tables, table: Any) -> list[Span]:
 
 
 def _overlap(spans: Sequence[Span]) -> bool:
-    """Return True if a host had other labels within a span, so that its segments must be looked at."""
+    """Return True if spans of one host with different labels overlap, so that its single segments are needed."""
     different = _united(spans)
     return any(earlier.last_ns > later.first_ns for earlier, later in zip(different, different[1:], strict=False))
 
@@ -174,7 +174,7 @@ def _united(spans: Sequence[Span]) -> list[Span]:
 
 
 def _bounded(spans: Sequence[Span]) -> list[Span]:
-    """Give each span of a host the time up to the next one; nothing is left between them."""
+    """Return the spans of a host with `begin_ns`, `end_ns` set: each lasts to the next, first and last are open."""
     begins = [ALWAYS[0], *(span.first_ns for span in spans[1:])]
     ends = [*begins[1:], ALWAYS[1]]
     return [replace(span, begin_ns=begin, end_ns=end) for span, begin, end in zip(spans, begins, ends, strict=True)]

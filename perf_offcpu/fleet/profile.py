@@ -34,7 +34,7 @@ _STATES = {
     state_letter(state): int(state)
     for state in (TaskState.UNINTERRUPTIBLE | TaskState.NOLOAD, *reversed(TaskState), TaskState(0))
 }
-"""The simplest state of each letter."""
+"""State letter → the simplest raw task state (TASK_* bits) that has the letter."""
 _HOUR = 3600 * 10**9
 _EPOCH = datetime.date(1970, 1, 1)
 _MOST = 1 << 62
@@ -51,7 +51,7 @@ def unit_of(events: Iterable[str]) -> str:
 
 
 def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) -> Profile:
-    """Return a profile with a sample for each group (KEYS, weight, waits, first_ns); UsageError: more than 63 bits."""
+    """Make a profile, one sample a group (KEYS, weight, waits, first_ns); raise UsageError if weights reach 2^62."""
     if sum(groups["weight"]) >= _MOST:
         raise UsageError(
             "the selected time is more than a picture can hold (146 years of waiting): "
@@ -80,7 +80,8 @@ def profile_of(tables: Tables, groups: Mapping[str, Sequence[Any]], title: str) 
 def tree_of(
     tables: Tables, comms: Sequence[str], stacks: Sequence[int], first_ns: Sequence[int], marks: Sequence[int]
 ) -> PathTree:
-    """Return the paths of stacks, one for equal names. `first_ns`: time of a sample of each; `marks`: its flags."""
+    """Return the tree of n stacks (ids) below their comms, by names of functions. `first_ns`: time of any sample with
+    the stack; `marks`: MARKS of its flags."""
     rows = len(stacks)
     groups: dict[str, Sequence[Any]] = {"comm": comms, "stack": stacks, "first_ns": first_ns, "marks": marks}
     groups |= {"event": [EVENT_NAME] * rows, "weight": [0] * rows, "waits": [0] * rows}

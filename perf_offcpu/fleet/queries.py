@@ -113,14 +113,14 @@ def is_column(key: str) -> bool:
 
 
 def folded(groups: Any, keys: Sequence[str]) -> Any:
-    """Return the sums of `grouped` summed up further, by a part of its keys."""
+    """Return the sums of `grouped` summed up further, by the columns `keys`, a part of its keys."""
     sums = {name: groups[name].sum() for name in SUMS if not name.endswith("_ns")}
     sums |= {"first_ns": groups.first_ns.min(), "last_ns": groups.last_ns.max()}
     return groups.group_by(list(keys)).aggregate(**sums) if keys else groups.aggregate(**sums)
 
 
 def ranked(groups: Any, limit: int | None, *, by: str = "weight") -> Any:
-    """Return the heaviest groups in order, each with number and weight of all groups as two columns."""
+    """Return at most `limit` groups, the largest `by` first, with number and weight of all: all_groups, all_weight."""
     import ibis
 
     keys = [name for name in groups.columns if name not in SUMS]
@@ -153,7 +153,7 @@ def _summed(samples: Any, keys: Sequence[str]) -> Any:
 
 @frozen
 class Gap:
-    """Time for which a host recorded nothing, for one cause."""
+    """Sum of the times for which a host recorded nothing, for one cause."""
 
     host: str
     cause: str
@@ -161,7 +161,7 @@ class Gap:
 
 
 def losses_of(selected: Selected) -> dict[tuple[str, bool], int]:
-    """Return (cause, True for a loss and False for a note) → count, of segments within time and hosts."""
+    """Return (cause, False for a note) → count, of segments of the selected hosts that overlap the selected time."""
     losses, selection = selected.tables.table("losses"), selected.selection
     conditions = [losses["count"] > 0, *in_hours(losses, replace(selection, since_ns=None))]
     if selection.since_ns is not None:
@@ -193,7 +193,7 @@ def gaps_of(selected: Selected) -> list[Gap]:
 
 
 def profile_of_selected(selected: Selected) -> Profile:
-    """Return the samples as a profile: a row for each comm, stack, state, system call and class; or UsageError."""
+    """Return the samples as a profile: a row for each combination of STACK_KEYS; raise UsageError without samples."""
     groups = selected.tables.engine.run(ranked(grouped(selected, STACK_KEYS), None))
     if not groups["stack"]:
         raise UsageError(f"{selected.tables.path}: no samples of {selected.selection.describe()}")

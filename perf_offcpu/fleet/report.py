@@ -38,7 +38,7 @@ _MOST_STACKS = 2000  # number of heaviest stacks among which stacks with the sam
 
 @frozen
 class Head:
-    """Describes a selection: source, hosts, recorded time, events; the lines above a view."""
+    """Facts on a selection for the lines above a view: source, hosts, recorded time, events."""
 
     source: str
     selection: str
@@ -56,14 +56,14 @@ class Head:
 
 @frozen
 class Row:
-    """Sums the samples with the same values of some keys; weights in the unit of the event (ns for time)."""
+    """Sum of the samples with the same values of some keys; weights in the unit of the event (ns for time)."""
 
     values: tuple[str, ...]  # printable, in the order of the keys
     weight: int
-    blocked: int
-    runq: int
+    blocked: int  # weight without `runq` and waits of class runqueue
+    runq: int  # ns of the weight after wake-ups
     waits: int
-    waits_are_exact: bool
+    waits_are_exact: bool  # False: sums of unknown numbers of waits make `waits` a lower bound
     samples: int
     recorded_ns: int = 0  # of the host, in a table of hosts
 
@@ -74,7 +74,7 @@ class Table:
 
     keys: tuple[str, ...]
     rows: list[Row]
-    groups: int  # also those over the limit
+    groups: int  # number of rows, those over the limit included
     weight: int  # of all groups
     by_blocked: bool = False
 
@@ -97,10 +97,10 @@ class StackRow:
 
 @frozen
 class StackTable:
-    """Holds the heaviest stacks by comm, in order, and number and weight of all of them."""
+    """Heaviest stacks by comm, in order, and number and weight of all stacks."""
 
     rows: list[StackRow]
-    stacks: int  # also those over the limit
+    stacks: int  # number of stacks, those over the limit included
     weight: int  # of all stacks
 
 

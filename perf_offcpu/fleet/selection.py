@@ -36,13 +36,13 @@ class Selection:
     idle: str = "show"  # `hide` leaves out threads that merely wait for work, `only` all others
 
     def describe(self) -> str:
-        """Return the choice as text; "everything" without criteria."""
+        """Return all criteria as text; "everything" without criteria."""
         parts = [*self._of_hosts(), *(f"{name} {'|'.join(values)}" for name, values in self._of_samples())]
         parts += [f"threads that merely wait for work {_IDLE[self.idle]}"] if self.idle in _IDLE else []
         return ", ".join(parts) or "everything"
 
     def describe_hosts(self) -> str:
-        """Return the choice of hosts and time as text; "everything" without criteria."""
+        """Return the criteria for hosts, labels and time as text; "everything" without criteria."""
         return ", ".join(self._of_hosts()) or "everything"
 
     def _of_hosts(self) -> list[str]:

@@ -30,11 +30,11 @@ _TINY = 1e-9  # spread, as a part of a row's mean, below which it is taken for a
 
 @frozen
 class Verdicts:
-    """p of n rows, adjusted for their number, by a permutation test."""
+    """p values of n rows, adjusted for their number, by a permutation test."""
 
     p: F64  # float64[n]
-    assignments: int  # how many were looked at, that of the data among them
-    exact: bool  # they are all that there are
+    assignments: int  # number of assignments of hosts that were tried, the one in the data included
+    exact: bool  # True if all possible assignments were tried
     least_p: float  # no p can be smaller
 
 
@@ -83,8 +83,8 @@ def _ratio(change: F64, error: F64) -> F64:
 def _verdicts(
     observed: F64, assignments: F64, statistic: Callable[[F64], F64], possible: float, twins: int
 ) -> Verdicts:
-    """Count the assignments, of all that are possible, that reach each |t|. `twins` assignments have the same |t| for
-    any data: 2 if sides can be swapped."""
+    """Return p of each row: the share of `assignments` whose largest |t| reaches the |t| of the row in `observed`.
+    `possible`: number of all assignments; `twins`: how many always have the same |t|, 2 if sides can be swapped."""
     size = np.abs(observed) * (1 - 1e-9)  # sums in another order differ by rounding
     reached = np.zeros(len(observed), np.int64)
     for index in range(0, len(assignments), _AT_ONCE):
@@ -98,7 +98,7 @@ def _verdicts(
 
 
 def _subsets(hosts: int, second: int) -> F64:
-    """Return float64[n, hosts], 1 for hosts of the second group: all ways to choose it if few, else random ones."""
+    """Return float64[n, hosts], 1 for the `second` hosts of the second group: all choices if few, else random ones."""
     if math.comb(hosts, second) <= _ASSIGNMENTS:
         chosen = np.array(list(itertools.combinations(range(hosts), second)), np.int64)
     else:
@@ -110,7 +110,7 @@ def _subsets(hosts: int, second: int) -> F64:
 
 
 def _signs(hosts: int) -> F64:
-    """Return float64[n, hosts] of 1 and -1: all of them if they are few, else random ones."""
+    """Return float64[n, hosts] of 1 and -1: all combinations of signs if they are few, else random ones."""
     if 2**hosts <= _ASSIGNMENTS:
         return np.array(list(itertools.product((1.0, -1.0), repeat=hosts)), np.float64)
     return np.random.default_rng(_SEED).choice((1.0, -1.0), (_ASSIGNMENTS, hosts))

@@ -33,11 +33,11 @@ _LATER = ("gaps",)  # tables that databases of this version may lack
 
 @mutable
 class Tables:
-    """Gives the tables of a dataset as Ibis tables of an engine."""
+    """Tables of a dataset as Ibis tables of an engine."""
 
     path: str  # of the dataset, as the user named it
     engine: Engine
-    dataset: Dataset | None  # None for a database, which has tables of these names
+    dataset: Dataset | None  # None for a database, which has tables under the same names
     opened: dict[str, Any]  # name → ibis Table
 
     def table(self, name: str) -> Any:
@@ -51,7 +51,7 @@ class Tables:
         return self.opened[name]
 
     def _check_columns(self, name: str, schema: Any) -> None:
-        """Raise UsageError unless the first file has our columns; engines compare the other files with it."""
+        """Raise UsageError unless the first file has the columns of TABLES; engines compare the other files with it."""
         import ibis
 
         for column in TABLES[name]:

@@ -208,7 +208,7 @@ def _losses(facts: Head) -> Iterator[str]:
 
 @frozen
 class _Rates:
-    """Formats rates of a selection, such as `Off-cpu ms` per second or `Instructions` per second."""
+    """Formatter of rates of a selection, such as `Off-cpu ms` per second or `Instructions` per second."""
 
     style: Style
     facts: Head

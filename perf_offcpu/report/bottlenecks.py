@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the bottlenecks of a cascade: the threads and devices where most waiting time ends, with stacks. Waits for a CPU
-end at [CPU]; their sums are those of the threads' budgets. Timers rank by the waits of other threads alone: a sleep
-that holds up nobody is no bottleneck."""
+end at [CPU] and are summed from the threads' budgets. Timers rank without the sleepers' own waits: a sleep that holds
+up no other thread is no bottleneck."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _TIMERS = DEVICES[2:]
 
 @frozen
 class StackHeld(HeavyStack):
-    """Stack in which threads of a bottleneck were while others waited for them."""
+    """Stack in which threads of a bottleneck were while other threads waited for them."""
 
     how: Held  # RUNNING: of CPU samples; WAITING: of a wait
 
 
 @frozen
 class Bottleneck:
-    """Component of the wait-for graph, a comm, a device or a knot of them, and the waits that end in it; ns."""
+    """Component of the wait-for graph in which waits end: a comm, a device, or several that wait for each other; ns."""
 
     members: tuple[str, ...]
-    is_knot: bool
-    held: dict[Held, int]
-    behind: list[tuple[str, int]]  # threads that waited for it, or for each other in it, the longest first
-    passed_on: list[tuple[str, int]]  # threads and devices that it waited for
+    is_knot: bool  # it waited for no other component
+    held: dict[Held, int]  # ns of the waits that end in it, by what it did in that time
+    behind: list[tuple[str, int]]  # (comm, ns) that waited for it, or for each other in it, the longest first
+    passed_on: list[tuple[str, int]]  # (comm or device, ns) that it waited for, the longest first
     stacks: list[StackHeld]
     other_stacks: int  # ns in further stacks
     no_stack: int  # ns of running without a CPU sample
 
     @property
     def held_ns(self) -> int:
-        """Return the ns of the waits that end in it."""
+        """Return the ns of the waits that end in the component."""
         return sum(self.held.values())
 
 
@@ -66,11 +66,11 @@ class Bottlenecks:
 
     source: str
     total_ns: int  # of all waits, those for a CPU included
-    unplaced_ns: int  # of waits that were only summed: no part of it
+    unplaced_ns: int  # of waits that were only summed: not in `total_ns`
     shown: list[Bottleneck]
-    others: int  # number of further threads and devices in which waits end
-    other_ns: int
-    dropped: int  # light edges that the search for knots dropped
+    others: int  # number of further components in which waits end
+    other_ns: int  # of the waits that end in these components
+    dropped: int  # number of light edges that the search for components dropped
     has_wakers: bool
 
 
@@ -136,7 +136,7 @@ def _bottleneck(component: Component, graph: Any, stacks: _Stacks) -> Bottleneck
 
 
 class _Stacks:
-    """Finds stacks of waits and CPU samples, with the weight that each holds."""
+    """Stacks of waits and CPU samples, each with the ns of waits that end in it."""
 
     def __init__(self, profile: Profile, timeline: Timeline, cascade: Cascade) -> None:
         self._profile = profile
@@ -160,7 +160,7 @@ class _Stacks:
         self._bare -= sum_by(label_of[track], parts, len(labels))
 
     def of(self, members: tuple[str, ...]) -> tuple[list[StackHeld], int, int]:
-        """Return (the heaviest stacks of some members, ns in their others, ns of running without a sample)."""
+        """Return (heaviest stacks of the nodes `members`, ns in their other stacks, ns of running without a sample)."""
         numbers = [self._label[member] for member in members]
         is_own, stacks = np.isin(self._of, numbers), list[StackHeld]()
         for state in (Held.WAITING, Held.RUNNING):

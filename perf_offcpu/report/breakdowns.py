@@ -30,7 +30,7 @@ class GroupRow:
     values: tuple[str, ...]  # printable, in the order of the keys
     total: Total
     runq: int  # ns of the weight between wake-up and running, as far as recorded
-    blocked: int  # the rest of the weight, without waits for a CPU alone
+    blocked: int  # the rest of the weight; nothing of waits of class runqueue
 
 
 @frozen
@@ -45,7 +45,7 @@ class GroupTable:
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:
-    """Group the samples of a profile by keys of `callpaths.keys`; BLOCKED sorts the rows, by class if it is alone."""
+    """Sum samples by `keys` of `callpaths.keys`. BLOCKED among them only sorts the rows; alone, rows are by class."""
     samples, by_blocked = profile.samples, BLOCKED in keys
     keys = [key for key in keys if key != BLOCKED] or ["class"]
     made = [column_of(key, profile, waits) for key in keys]
@@ -127,7 +127,7 @@ def histogram(samples: ProfileSamples) -> Histogram:
 
 @frozen
 class HeavyStack:
-    """Sums the samples of one comm with one stack."""
+    """Sum of the samples of one comm with one stack."""
 
     comm: str
     frames: tuple[Name, ...]  # root first
@@ -140,7 +140,7 @@ class HeavyStack:
 
 
 def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[HeavyStack]:
-    """Return the `most` heaviest stacks of samples, the heaviest first; `weight` is that of each of the `rows`."""
+    """Return the `most` heaviest stacks of the samples `rows`, heaviest first. `weight`: int64[rows], of each row."""
     tree = build_paths(profile.select(rows), PathOptions())
     total = sum_by(tree.of_sample.astype(np.int64), weight, len(tree))
     nodes = np.argsort(-total, kind="stable")[:most]
@@ -155,9 +155,9 @@ def heavy_stacks(profile: Profile, rows: I64, weight: I64, most: int) -> list[He
 
 @frozen
 class Oversleep:
-    """By how much sleeps that were not interrupted lasted longer than asked; ns."""
+    """Time by which sleeps that were not interrupted lasted longer than asked; ns."""
 
-    sleeps: int
+    sleeps: int  # number of sleeps that were not interrupted
     median: int  # time over the time asked for
     longest: int
     interrupted: int  # sleeps that ended earlier: by a signal, or because the recording ended

@@ -40,7 +40,7 @@ class LockReport:
 
 
 def report_of(profile: Profile, limit: int | None) -> LockReport:
-    """Sum up the locks of a profile. `limit`: most locks, each with its first holders; None for all of both."""
+    """Sum up the locks of a profile. `limit`: most locks, each with at most _HANDS holders; None: all of them."""
     chosen = np.isin(profile.samples.evsel, event_rows(profile)) & profile.is_offcpu()
     idle = of_idle_threads(profile, classify(profile).for_work)[chosen]
     subject = profile.select(chosen)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum the waits for each object: weight, number of threads, and the threads that held or released it. Objects of one
-name are one row. A thread that held a lock has the time of the waits in which it held it (`analysis.held_time`). If the
+name are one row. The weight of a holder is the time of waits while it held the lock (`analysis.held_time`). If the
 recorder did not read the words of locks (`--lock-owners`), the threads that ended the waits are shown instead, each
-with the whole waits."""
+with the whole time of these waits."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class ObjectRow:
     kind: str  # of `ObjectKind`, in lower case
     wait_class: str  # label of the class with most of the weight
     total: Total
-    threads: int  # that waited for it
+    threads: int  # number of threads that waited for it
     role: str  # HELD, RELEASED or ENDED
     by: dict[str, int]  # comm → weight of the waits, the largest first
 
@@ -61,10 +61,10 @@ class Hand:
     comm: str
     pid: int
     tid: int
-    weight: int  # of the waits: of a holder, the part of them in which it held the lock
-    times: int  # that it got the lock while others waited, or released it
-    function: str  # of the program, where it released it in most of them; "" not known
-    frames: tuple[Name, ...]  # the stack there, root first
+    weight: int  # of a holder, time of waits while it held the lock; else of the whole waits that it ended
+    times: int  # how often it got the lock while others waited; else how often it released the lock
+    function: str  # of the program, in which it released the lock, for most of the waits' weight; "" not known
+    frames: tuple[Name, ...]  # stack in which it released the lock, likewise; root first
 
 
 @frozen
@@ -79,24 +79,24 @@ class LockRow:
     hands: list[Hand]  # holders, or releasers, by weight of the waits
     more_hands: tuple[int, int]  # (threads, weight) over the limit
     weight_known: int  # weight of all hands
-    weight_unknown: int  # weight of the waits in which it is not known who held it; the rest followed the wake-up
+    weight_unknown: int  # weight of waits while the holder was not known; the rest of the weight followed wake-ups
 
 
 @frozen
 class LockTable:
-    """Holds the sums of the waits for the largest locks, heaviest first."""
+    """Sums of the waits for the largest locks, heaviest first."""
 
     rows: list[LockRow]
-    more: tuple[int, int]
-    refused: int  # waits whose recorded holder was not believed
+    more: tuple[int, int]  # (locks, weight) over the limit
+    refused: int  # waits whose recorded holder is not used
 
 
 @mutable
 class _Hands:
-    """Holders or releasers of objects as columns: after `is_held`, a row is a pair of thread and object (its rank)."""
+    """Holders of objects as columns of `analysis.held_time`: after `is_held`, a row is a pair of object and thread."""
 
-    is_held: Bool  # bool[objects]
-    of: I64  # the object
+    is_held: Bool  # bool[objects], True if any wait for the object has a known holder
+    of: I64  # rank of the object in `_Objects`
     tid: I64  # -1: not known
     weight: I64
     times: I64
@@ -109,7 +109,7 @@ class _Objects:
     def __init__(
         self, profile: Profile, waits: Waits, holders: Holders, limit: int | None, rows: I64, idle: Bool
     ) -> None:
-        """Group the samples `rows`, and keep `limit` groups: the largest weights that are not `idle`."""
+        """Group the samples `rows`, and keep the `limit` groups with most weight outside of `idle`, bool[samples]."""
         self.profile, self.samples, self.waits, self.holders = profile, profile.samples, waits, holders
         names = profile.objects.name[self.samples.object[rows]]
         first, group_of = group(names)
@@ -154,7 +154,7 @@ class _Objects:
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:
-        """Return the holders of those objects of which any wait has a known holder. `rank_of_name`: string → object."""
+        """Return the holders of objects that have a known holder. `rank_of_name`: int64[strings], rank; -1 not kept."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])
@@ -190,7 +190,7 @@ def _comms(profile: Profile, tid: I64 | I32, time_ns: I64) -> I64:
 
 
 def object_table(profile: Profile, waits: Waits, holders: Holders, limit: int | None = None) -> ObjectTable:
-    """Return the objects that the samples of a profile waited for, the next piece of work last."""
+    """Return the objects that the samples of a profile waited for; objects with only waits for work come last."""
     samples = profile.samples
     has_object = samples.object >= 0
     objects = _Objects(profile, waits, holders, limit, np.flatnonzero(has_object), waits.for_work)
@@ -201,7 +201,7 @@ def lock_table(
     profile: Profile, waits: Waits, holders: Holders, limit: int | None, hand_limit: int | None, idle: Bool
 ) -> LockTable:
     """Return the locks that the samples of a profile waited for, with at most `hand_limit` holders of each. `idle`:
-    bool[samples], waits of idle threads: objects of such waits alone come last."""
+    bool[samples], waits of idle threads: locks for which only idle threads wait come last."""
     samples = profile.samples
     kind = np.append(profile.objects.kind, np.uint16(0))[samples.object]
     is_lock = np.isin(kind, LOCKS)
@@ -238,7 +238,7 @@ def lock_table(
 
 
 def _hands(profile: Profile, holders: Holders, objects: _Objects) -> list[list[Hand]]:
-    """Return, for each object, the threads that held it, or if none is known, released it, by weight."""
+    """Return for each object the threads that held it, else (no holder known) that released it, heaviest first."""
     samples, strings, held, object_of = profile.samples, profile.strings, objects.held, objects.of
     hands: list[list[Hand]] = [[] for _ in range(objects.number)]
     released = np.flatnonzero((object_of >= 0) & (holders.released >= 0))

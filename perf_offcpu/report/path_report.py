@@ -19,12 +19,12 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable, thread_label
 
 VERSION = 1
-_SHOWN_RIVALS, _LEAST_RIVALS = 3, 10  # comms that are named, and CPU samples below which none is
+_SHOWN_RIVALS, _LEAST_RIVALS = 3, 10  # most comms that are named; fewest CPU samples by which comms are named
 
 
 @frozen
 class PathReport:
-    """Holds the sums of a critical path, by comm, state and function, and by hops; times in ns."""
+    """Sums of a critical path, by comm, state and function, and by hops; times in ns."""
 
     source: str  # the recording
     comm: str
@@ -36,14 +36,14 @@ class PathReport:
     rows: list[PathRow]
     hops: list[HopRow]
     rivals: dict[str, int]  # comm → CPU samples while the path was runnable, on the same CPU
-    has_wakers: bool  # whether the recording has any
+    has_wakers: bool  # True if any sample of the recording has a waker
     summed_ns: int  # waits of the path's threads that were summed: at most so much of RUNNING is waiting
-    preempted_ns: int  # of RUNNABLE, by budgets: when, is not known
+    preempted_ns: int  # part of RUNNABLE from budgets, which do not tell when it was
     losses: dict[str, int]
 
     @property
     def total_ns(self) -> int:
-        """Return the length of the window."""
+        """Return the length of the path in ns."""
         return self.end_ns - self.begin_ns
 
     def spent_ns(self, doing: Doing) -> int:

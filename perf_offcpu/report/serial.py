@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the functions that run while few threads of a program run, and waits that one thread alone ends."""
+"""Find the functions that run while few threads of a program run, and waits at whose end one thread alone ran."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -46,21 +46,21 @@ class SerialRow:
 
 @frozen
 class LoneWaits:
-    """Sum of the waits of one kind at whose end a single thread ran; ns."""
+    """Sum of the waits with the same comm, class, function and waker at whose end a single thread ran; ns."""
 
     comm: str
     wait_class: str
     function: str
     waker: str  # comm; "" unknown
-    waits: int
-    waited: int  # until the wake-up
-    one: int  # of that, time in which one thread ran
-    none: int  # of that, time in which no thread ran
+    waits: int  # number of waits
+    waited: int  # time until the wake-ups
+    one: int  # part of `waited` in which one thread ran
+    none: int  # part of `waited` in which no thread ran
 
 
 @frozen
 class SerialReport:
-    """Reports when few threads of a program ran: times by number of running threads, functions, waits; ns."""
+    """Report on when few threads of a program ran: times by number of running threads, functions, waits; ns."""
 
     source: str
     threads: int
@@ -87,9 +87,9 @@ class SerialReport:
 def serial_of(
     profile: Profile, timeline: Timeline, chosen: Bool, window: tuple[int, int] | None, stacks: int
 ) -> SerialReport:
-    """Return the report on when few threads of a program ran, and which waits one thread ends. `chosen`: bool[tracks of
-    the timeline], the program's threads. `window`: (begin, end) in the recording's clock; default: the life of the
-    program. `stacks`: the number of stacks wanted."""
+    """Return the report on when few threads of a program ran. `chosen`: bool[tracks of the timeline], the program's
+    threads. `window`: (begin, end) in the recording's clock; default: the life of the program. `stacks`: the number of
+    stacks wanted."""
     origin, samples = timeline.origin_ns, profile.samples
     table = WaitTable(profile, timeline)
     since_origin = None if window is None else (window[0] - origin, window[1] - origin)
@@ -111,7 +111,7 @@ def serial_of(
 
 
 def _preempted(profile: Profile, timeline: Timeline, chosen: Bool, recorded_ns: int) -> int:
-    """Return the ns for which the threads were preempted, by their budgets, less `recorded_ns`, in recorded waits."""
+    """Return the ns of preemption in the budgets of the threads less `recorded_ns`, the part recorded as waits."""
     budget = profile.budget
     tracks = [timeline.tracks[row] for row in np.flatnonzero(chosen).tolist()]
     ids = {(track.pid, track.tid) for track in tracks}
@@ -123,8 +123,8 @@ def _preempted(profile: Profile, timeline: Timeline, chosen: Bool, recorded_ns: 
 def _sampled(
     profile: Profile, timeline: Timeline, table: WaitTable, parallelism: Parallelism, chosen: Bool
 ) -> tuple[I64, I64, I64, I64]:
-    """Divide the time of each thread among its CPU samples: return rows, track, weight, alone, int64[k] each, by track.
-    A sample counts for more, the fewer threads ran at its moment."""
+    """Divide the time of each thread among its CPU samples; a sample gets more, the fewer threads ran at its moment.
+    Return (row, track, ns of `SerialRow.weight`, of `SerialRow.alone`) of k samples, int64[k] each, by track."""
     rows = of_one_event(profile, np.flatnonzero(timeline.moments & chosen[timeline.track]))
     moment, track = timeline.begin_ns[rows], timeline.track[rows]
     moment_of, wait = table.overlapping(track, moment, moment + 1)
@@ -148,7 +148,7 @@ def _rows(
     sums: dict[tuple[str, str], list[int]] = {}
 
     def add(index: int, name: str, *times: int, samples: int = 0) -> None:
-        """Add the time of a thread in a function, and in the same time the preemption of its budget."""
+        """Add (weight, alone) of a thread in a function; the preempted part of both, by its budget, goes to FOR_CPU."""
         ready = np.array(times, np.int64)
         queued = cpu_waits.of(np.full(2, index), ready)
         for label, values in ((name, [*(ready - queued).tolist(), samples]), (FOR_CPU, [*queued.tolist(), 0])):
@@ -169,7 +169,7 @@ def _rows(
 
 
 def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool) -> list[LoneWaits]:
-    """Return the waits of chosen threads at whose end one thread ran, by kind, the longest first."""
+    """Return the summed waits of chosen threads at whose end one thread ran, the largest `one` first."""
     is_chosen = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
     before = parallelism.numbers_at(table.queued - 1)
     ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)

@@ -44,7 +44,7 @@ def comment(text: str) -> str:
 
 
 def heading(text: str, style: Style) -> str:
-    """Return the title of a part."""
+    """Return a title as a bold comment line."""
     return style.paint(BOLD, comment(text))
 
 
@@ -54,7 +54,8 @@ def section(text: str, style: Style) -> tuple[str, str, str]:
 
 
 def amount(weight: int | None, unit: str, style: Style) -> str:
-    """Format a weight: time in the style's unit, three decimals rounded half up (ns: none); else a number."""
+    """Format a weight: ns (`unit` "ns") in `style.unit`, rounded half up to 3 decimals; other units as they are; None
+    as NOT_KNOWN."""
     if weight is None:
         return NOT_KNOWN
     if unit != "ns" or style.unit == "ns":
@@ -70,7 +71,7 @@ def time(ns: int, style: Style) -> str:
 
 
 def exact_amount(weight: int, unit: str, style: Style) -> str:
-    """Format a total in the unit and, if that rounds it, also exactly."""
+    """Format a total: `5.000 ms (5000123 ns)`, or ns alone if that is the style's unit; `7 events` if not a time."""
     if unit != "ns":
         return f"{weight} events"
     text = time(weight, style)
@@ -194,7 +195,7 @@ def pad(text: str, width: int, left: bool = False) -> str:
 
 
 def cut(text: str, width: int | None) -> str:
-    """Return the text, cut with an ellipsis if it is wider than the room."""
+    """Return the text, cut with an ellipsis if it is wider than `width` (None: no limit)."""
     if width is None or display_width(text) <= width:
         return text
     while text and display_width(text) > width - 1:

@@ -62,7 +62,7 @@ class ThreadRow:
     pid: int
     tid: int
     total: Total
-    beside: Total
+    beside: Total  # of the event `Summary.beside`
     idle_because: str = ""  # what an idle thread waits for, in most of its time; "" for others
 
 
@@ -98,7 +98,7 @@ class Summary:
     groups: breakdowns.GroupTable  # by class, or by the sort keys
     objects: ObjectTable  # what was waited for
     oversleep: Oversleep | None  # None if the times asked for are not known
-    deadlocks: list[list[DeadThread]]  # see `locks`
+    deadlocks: list[list[DeadThread]]  # see `causality.locks`
     functions: breakdowns.FunctionTable | None  # None unless asked for
     histogram: breakdowns.Histogram | None  # of off-cpu time only
     verdict: Verdict | None  # of off-cpu time only; None unless asked for
@@ -134,10 +134,10 @@ def summarize(
 ) -> Summary:
     """Sum up a profile with all samples of the threads to report, of all events.
 
-    `events` are those to report on, by default those of `analysis.select`; raise UsageError if one is not in the
-    recording, or their weights do not add up. `keys` are of `groups`, see `callpaths.keys`. With `children` functions
-    are summed up with all that they call. `whole_lives`: the profile has all samples of each thread; without them
-    there are no budgets. For `options` see `verdict_of`, for `budget_by` `budget_table`.
+    `events`: names of the events to report on, default as in `event_rows`; raise UsageError if the recording lacks one
+    of them, or their weights do not add up. `keys`: sort keys (`callpaths.keys`) of the table `groups`. `children`: sum
+    up functions with all that they call. `whole_lives`: the profile has all samples of each thread; if not, the summary
+    has no budgets. For `options` see `verdict_of`, for `budget_by` `budget_table`.
     """
     limits = limits or Limits()
     rows = event_rows(profile, events)
@@ -179,14 +179,14 @@ def summarize(
 
 
 def shows_waits(subject: Profile, events: list[Evsel]) -> bool:
-    """Return True if all samples are waits; of an event without samples, judge the name."""
+    """Return True if all samples are waits; without samples, if the only event has the name of the off-cpu event."""
     if len(subject.samples):
         return bool(subject.is_offcpu().all())
     return [event.name for event in events] == [EVENT_NAME]
 
 
 def _event_table(profile: Profile) -> dict[int, EventRow]:
-    """Return row in evsels → sum of its samples, for events that have any."""
+    """Return row in evsels → sum of its samples, for events that have samples."""
     first, group_of = group(profile.samples.evsel)
     samples = np.bincount(group_of, minlength=len(first)).tolist()
     totals = totals_of(profile.samples, group_of, len(first))
@@ -218,7 +218,7 @@ def _threads(
 
 
 def _reasons(profile: Profile, chosen: Bool, waits: Waits) -> dict[tuple[int, int], str]:
-    """Return (pid, tid) of each idle thread → the cause of most of its waiting time."""
+    """Return (pid, tid) of each idle thread → the text in `waits.purposes` for most of its waits' time."""
     samples, purpose = profile.samples, np.zeros(len(chosen), np.int32)
     purpose[chosen] = waits.purpose
     rows = np.flatnonzero(of_idle_threads(profile, purpose > 0) & (purpose > 0))
@@ -251,7 +251,7 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
 
 
 def _notes(samples: ProfileSamples) -> dict[LossCause, int]:
-    """Return cause → number of samples without stack, with a part of it, or of waits without begin or end."""
+    """Return cause (no stack, a part of the stack, a wait without begin or end, …) → number of samples, never 0."""
     notes = {losses.NO_STACK: int((samples.stack < 0).sum())}
     notes |= {cause: int(samples.has(flag).sum()) for flag, cause in _CAUSE_OF_FLAG.items()}
     return {cause: count for cause, count in notes.items() if count}

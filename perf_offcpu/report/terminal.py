@@ -58,7 +58,7 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
 
 
 def first_screen(summary: Summary) -> Iterator[str]:
-    """Yield the lines that come first: cut end, deadlocks and verdict."""
+    """Yield the lines that come first: losses by which the file ends early (`losses.CUT`), deadlocks, verdict."""
     for cause in losses.CUT:
         if count := summary.losses.get(cause):
             yield printable(f"Cut: {count} {cause}")
@@ -68,7 +68,7 @@ def first_screen(summary: Summary) -> Iterator[str]:
 
 
 def _sampling(summary: Summary, style: Style) -> Iterator[str]:
-    """Yield the difference between estimates from samples and exact counts."""
+    """Yield lines on how far estimates from samples differ from exact counts."""
     sampling = summary.meta.sampling
     if not sampling:
         return
@@ -128,7 +128,7 @@ def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
 
 
 def shares(weights: dict[str, int]) -> str:
-    """Return the only name, `S`, or several with their shares: `S 80% D 20%`."""
+    """Return the name of a single weight, `S`, or the names of several with their shares: `S 80% D 20%`."""
     whole = sum(weights.values())
     if len(weights) < 2:
         return "".join(weights)
@@ -146,7 +146,7 @@ def frame_lines(frames: Sequence[Name], style: Style) -> Iterator[str]:
 
 
 def collapsed(frames: Sequence[Name], style: Style) -> Iterator[str]:
-    """Return frames, root first, as lines; adjacent frames of one name are one line, with their number."""
+    """Yield frames (given root first) as lines in the style's order, adjacent frames of one name as one, counted."""
     for name, same in itertools.groupby(frames[::-1] if style.leaf_first else frames):
         times = sum(1 for _ in same)
         yield _frame(name, style) + (f" ({times} frames)" if times > 1 else "")

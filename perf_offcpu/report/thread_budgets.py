@@ -28,9 +28,9 @@ _REST_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """Time of a thread, or of several, inside the recording, by state, ns. All other columns add up to `wall`."""
+    """Time of a thread, or of several, inside the recording, by state, ns. The other times add up to `wall`."""
 
-    comm: str  # of the longest waiting thread; "" also for threads of several comms
+    comm: str  # "" unknown, and for threads of several comms
     pid: int  # -1 for threads of several processes
     tid: int  # -1 for several threads
     wall: int
@@ -50,8 +50,8 @@ class BudgetTable:
     derived: bool  # derived from waits; else counted by the collector
     by: str  # one of BUDGETS_BY: what the rows are
     more: int  # number of rows over the limit
-    rest: list[BudgetRow]  # the sums of their threads, a row a comm (the smallest are one row without a comm)
-    total: BudgetRow | None  # of all threads; None if there are none
+    rest: list[BudgetRow]  # threads over the limit, a row a comm; the smallest comms share a row, with comm ""
+    total: BudgetRow | None  # of all threads; None if there is no thread
 
 
 class Lives(NamedTuple):
@@ -90,7 +90,8 @@ def budget_table(profile: Profile, limit: int | None = None, by: str = "thread")
 
 
 def _rest(profile: Profile, lives: Lives, cut: Bool, limit: int) -> list[BudgetRow]:
-    """Return the sums by comm of the threads in `cut`, the longest lives first; the row `limit` is of all others."""
+    """Return at most `limit` sums by comm of the threads in `cut` (bool[threads]), the largest `wall` first; if there
+    are more comms, the last row is of all further ones."""
     first, group_of = group(lives.comm)
     weight = sum_by(np.where(cut, group_of, -1), lives.wall, len(first))
     has_rest = np.bincount(group_of[cut], minlength=len(first)) > 0
@@ -141,7 +142,7 @@ BLOCKED = {
 
 
 def counted_lives(profile: Profile) -> Lives:
-    """Return the sums of the budgets that each thread has: one for each time between pauses."""
+    """Return a row for each thread: the sum of its budgets, of which it has one for each time between pauses."""
     budget, tasks, comms = profile.budget, profile.tasks, profile.comms
     life = rows_at(tasks.tid, tasks.begin_ns, budget.tid, budget.end_ns)
     first, group_of = group(budget.tid, budget.pid, life)
@@ -164,7 +165,7 @@ def counted_lives(profile: Profile) -> Lives:
 
 
 def _cgroups(profile: Profile, tids: I32) -> I64:
-    """Return int64[n]: id of the cgroup of a sample of each thread; 0 for threads without any."""
+    """Return int64[n]: id of the cgroup of a sample of each thread; 0 for threads without samples."""
     samples = profile.samples
     first, _ = group(samples.tid)
     slot = np.searchsorted(samples.tid[first], tids)

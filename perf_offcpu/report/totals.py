@@ -20,7 +20,7 @@ from perf_offcpu.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Sums some samples: weight, number, longest wait."""
+    """Sum of some samples: weight, number, longest wait."""
 
     weight: int  # sum of periods, in the unit of the event (ns for time)
     count: int  # waits; of other events samples
@@ -29,7 +29,7 @@ class Total:
 
     @property
     def average(self) -> int | None:
-        """Return weight by count, rounded; None if the count is not exact."""
+        """Return weight / count, rounded; None if the count is 0 or not exact."""
         return (self.weight + self.count // 2) // self.count if self.count and self.count_is_exact else None
 
 
@@ -63,7 +63,7 @@ def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple
 
 
 def places_of(kept: I64, size: int) -> I64:
-    """Return int64[size]: the place in `kept` of each number; -1 for numbers that are not in it."""
+    """Return int64[size]: of each number below `size` its index in `kept`; -1 if `kept` does not have it."""
     place = np.full(size, -1, np.int64)
     place[kept] = np.arange(len(kept))
     return place
@@ -89,7 +89,7 @@ def sums_by_state(samples: ProfileSamples, group_of: I64, values: I64, groups: i
 
 
 def fields(row: object, names: str) -> dict[str, Any]:
-    """Return the named fields of a row, texts printable; `key=field` has another name in the document."""
+    """Return name → value of a row's fields, texts printable. `names`: FIELD or NAME=FIELD, separated by blanks."""
     named = [word.rpartition("=") for word in names.split()]
     values = {key or name: getattr(row, name) for key, _, name in named}
     return {key: printable(value) if isinstance(value, str) else value for key, value in values.items()}
@@ -111,6 +111,6 @@ def cut_fields(more: tuple[int, int]) -> dict[str, int]:
 
 
 def lost_fields(profile: Profile) -> dict[str, int]:
-    """Return sentence of a cause → number, of all that the recording lost."""
+    """Return the losses of a recording, without notes: printable sentence of the cause → number."""
     counts = losses.by_text(profile.losses)
     return {printable(str(cause)): count for cause, count in counts.items() if cause.is_loss}

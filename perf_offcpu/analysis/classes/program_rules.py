@@ -305,7 +305,8 @@ class Rules:
 
     Attributes:
         by_comm: True if some rule has a condition on the name of the thread.
-        by_caller: the rules with a condition on the caller of a function, a bit each.
+        rules: all rules, in order of precedence; bit i of a set of rules stands for `rules[i]`.
+        by_caller: set of the rules with a condition on the caller of a function.
     """
 
     def __init__(self, rules: Sequence[ProgramRule] = ()) -> None:
@@ -317,20 +318,20 @@ class Rules:
         self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
-        """Return the rules whose condition on frames a function name meets: bit i for rule i."""
+        """Return the set of the rules whose condition on frames a function name meets."""
         if not fits(self._any_frame, function):
             return 0
         patterns = enumerate(self._frames)
         return sum(1 << bit for bit, frames in patterns if self.rules[bit].frames and fits(frames, function))
 
     def of_caller(self, function: str) -> int:
-        """Return the bits of the rules of `by_caller` whose condition on callers a function name meets."""
+        """Return the set of the rules of `by_caller` whose condition on callers a function name meets."""
         ruled = ((bit, rule.callers) for bit, rule in enumerate(self.rules) if rule.callers)
         return sum(1 << bit for bit, callers in ruled if fits(pattern(callers), function))
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
-        """Return the first rule that fits a wait. `met`: the bits of `of_function` of all frames of the stack, joined;
-        `wait_class`: by the general rules; `syscall`: "" if it is not known; `comm`: "" if `by_comm` is False."""
+        """Return the first rule that fits a wait. `met`: set of the rules whose conditions on frames and callers the
+        stack meets; `wait_class`: by the general rules; `syscall`: "" if unknown; `comm`: "" if `by_comm` is False."""
         met |= self._without_frames
         while met:
             bit = (met & -met).bit_length() - 1

@@ -20,11 +20,7 @@ _KEYS = (*_TEXTS, *_EXPRESSIONS, "waits", "class", "idle")
 
 
 def read_rules(path: str) -> tuple[ProgramRule, ...]:
-    """Return the rules of a file, in its order.
-
-    Raises:
-        UsageError: the file cannot be read, is not TOML, or a rule is invalid.
-    """
+    """Return the rules of a file in order; raise UsageError if it is unreadable, not TOML, or has an invalid rule."""
     try:
         return parse_rules(read_regular(path, MAX_BYTES), path)
     except OSError as problem:
@@ -32,11 +28,7 @@ def read_rules(path: str) -> tuple[ProgramRule, ...]:
 
 
 def parse_rules(text: bytes, path: str) -> tuple[ProgramRule, ...]:
-    """Return the rules in the text of a file.
-
-    Raises:
-        UsageError: the text is not TOML, or a rule is invalid.
-    """
+    """Return the rules in the `text` of a file `path`; raise UsageError if it is not TOML or has an invalid rule."""
     try:
         tables = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as problem:  # ValueError: of TOML, UTF-8, and digits of a number
@@ -85,13 +77,8 @@ def _words(value: Any, where: str) -> str:
 
 
 def usual_rules() -> tuple[ProgramRule, ...]:
-    """Return the rules of perf-offcpu/rules.toml in the user's configuration directory; () without a file.
-
-    A file of another user is not read, as with sudo and a kept HOME.
-
-    Raises:
-        UsageError: as `read_rules`.
-    """
+    """Return the rules of perf-offcpu/rules.toml in the user's configuration directory; () if it cannot be read, or
+    belongs to another user, as under a sudo that keeps HOME. Raise UsageError as `parse_rules`."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     path = os.path.join(base, "perf-offcpu", "rules.toml")
     try:

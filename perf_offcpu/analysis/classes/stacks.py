@@ -28,19 +28,19 @@ _NO_SUFFIX = re.compile(r"(?!)")
 
 
 class Evidence(NamedTuple):
-    """What the rules find in the functions of a stack; stacks with equal findings share it. -1: none."""
+    """Findings of the rules in the functions of a stack; stacks with equal findings share a tuple. -1: not found."""
 
     in_kernel: int  # WaitClass by functions of the kernel
     in_user: int  # WaitClass by wrappers
-    file: int  # 1 if a wrapper for a system call on files is at the leaf
-    fault: int  # 1 if a page fault is in it
-    compat: int  # 1 if it is in a system call of a 32-bit program
-    has_kernel: int  # 1 if it has kernel frames
+    file: int  # 1 if a wrapper for a system call on files is near the leaf
+    fault: int  # 1 if a page fault is in the stack
+    compat: int  # 1 if the stack is in a system call of a 32-bit program
+    has_kernel: int  # 1 if the stack has kernel frames
     entry: int  # string: the system call by its entry function
     work_in_kernel: int  # 1 if functions of the kernel wait for work, 0 if they are at work
     means: int  # Means by wrappers
     exists: int  # 1 if there is a stack
-    rules: int  # rules of programs whose condition on frames the stack meets, a bit each
+    rules: int  # set (bits) of the rules of programs whose conditions on frames and callers the stack meets
     entry_name: str = ""  # the name of `entry`
 
 
@@ -97,18 +97,19 @@ class _Stacks:
         self.is_kernel, self.used = profile.frames.is_kernel(), used_frames(profile, stacks)
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n], by stack: the value of the innermost kernel function that `judge` knows, or -1."""
+        """Return int32[n]: of each stack the first result of `judge` that is not None, for kernel functions leaf first;
+        -1 if there is none."""
         return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
     def user(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n], by stack: the value of the innermost user function that `judge` knows, or -1."""
+        """Return int32[n] as `kernel`, but for user functions: the _WRAPPER_DEPTH innermost of each stack."""
         return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), _WRAPPER_DEPTH)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
         """Return the rules of programs that each stack meets by its functions and their callers.
 
         Returns:
-            (sets, set_of_stack): distinct sets of rules (bits), the last of them empty; int32[n].
+            (sets, set_of_stack): distinct sets of rules (bits), the last one empty; int32[n], index into sets.
         """
         number_of_set: dict[int, int] = {}
 
@@ -135,7 +136,8 @@ class _Stacks:
         return [*sets, 0], set_of_stack.reshape(-1).astype(np.int32)
 
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
-        """Return distinct sets of rules (bits) that a caller allows, and int32[nodes]: index of each node's set."""
+        """Return distinct sets of rules (bits), and int32[nodes]: index of the set of the rules whose condition on
+        callers the caller of each node meets."""
         known = {0: 0}  # without a caller
 
         def of_caller(function: str) -> int:

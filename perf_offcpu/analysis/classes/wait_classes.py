@@ -2,7 +2,7 @@
 """Declare the wait classes: meaning, colour and rules of each class, one row per class.
 
 A row names functions of the kernel, system calls, and wrappers in libc or Go's runtime that mean its class,
-and those of them that wait for the next piece of work. `classify` applies the rules: the function nearest to
+and which functions and calls wait for the next piece of work. `classify` applies the rules: the function nearest to
 the leaf that means a class decides; if two classes name it, the first one. Functions that serve all classes
 (schedule, schedule_timeout, wait_for_completion) are in no row, so their callers decide. Names are those of
 Linux 5.15 to 6.18, without the suffixes of compilers (`.constprop.0`). Rules of functions and wrappers are
@@ -20,19 +20,19 @@ from typing import NamedTuple
 
 
 class Work(enum.Enum):
-    """Says when waits of a class are waits for the next piece of work, as of idle threads."""
+    """Condition on which a wait of a class is a wait for the next piece of work, as the waits of idle threads are."""
 
     NEVER = enum.auto()
     ALWAYS = enum.auto()
-    BY_LOCK = enum.auto()  # by what wrappers mean, and by who ends the waits
+    BY_LOCK = enum.auto()  # by the meaning of the wrapper (`Means`), and by the threads that end the waits
     BY_FUNCTION = enum.auto()  # where the system call or a function of the kernel is for work
 
 
 class Means(enum.IntEnum):
     """Meaning of a futex by the name of the function of libc or Go's runtime that waits for it."""
 
-    LOCK = 0  # one that threads hold, or a meeting of threads: never for work
-    CONDITION = 1  # a condition variable, or a place to park in
+    LOCK = 0  # a lock that threads hold, a barrier or a join: never for work
+    CONDITION = 1  # a condition variable, or what parks a thread until another thread unparks it
     SEMAPHORE = 2
 
 
@@ -50,8 +50,8 @@ class ClassRow(NamedTuple):
 
 
 class WaitClass(enum.IntEnum):
-    """Classes of waits. A member is its number in columns; after OTHER they have the order of views and of the
-    rules."""
+    """Classes of waits. The value of a member is its number in columns. The members after OTHER stand in the order of
+    views and of the rules."""
 
     row: ClassRow
 
@@ -262,7 +262,7 @@ def class_of_wrapper(name: str) -> WaitClass | None:
 
 
 def meaning_of_wrapper(name: str) -> Means | None:
-    """Return what a function of libc or Go's runtime means for a futex; None for other functions."""
+    """Return the meaning of the futex that a function of libc or Go's runtime waits for; None for other functions."""
     return next((means for means, rules in _MEANINGS.items() if matches(rules, name)), None)
 
 

@@ -35,16 +35,16 @@ _FOR_VERDICT = 25
 class Row:
     """Sums of the samples with the same values; `before` and `after` are weights per second, unit or run."""
 
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # in the order of the table's keys
     frames: tuple[Name, ...]  # of a stack, root first
     old: Total
     new: Total
-    threads: tuple[int, int]
+    threads: tuple[int, int]  # number, old and new
     before: float
     after: float
-    busy_change: float  # of the change, by threads that are not idle
-    noise: float  # changes up to this one are noise
-    number: int  # of its group
+    busy_change: float  # the part of `change` by threads that are not idle
+    noise: float  # absolute changes up to this one are noise
+    number: int  # of its group in `Table.groups`
 
     @property
     def change(self) -> float:
@@ -65,7 +65,7 @@ class Cut:
     before: float  # their weight
     after: float
     grown: float  # sum of the changes above 0
-    shrunk: float  # sum of those below 0
+    shrunk: float  # sum of the changes below 0
     largest: float  # largest absolute change
 
 
@@ -77,13 +77,13 @@ class Table:
     rows: list[Row]
     more: Cut  # over the limit, not noise
     noise: Cut
-    errors: float  # standard errors that a change needs
+    errors: float  # largest change that is noise, in its standard errors
     groups: Groups
 
 
 @frozen
 class Comparison:
-    """Holds the tables of the comparison of two recordings."""
+    """Tables of the comparison of two recordings."""
 
     old: Side
     new: Side
@@ -92,7 +92,7 @@ class Comparison:
     total: Row
     groups: Table
     causes: Table | None  # classes and functions, for the verdict; of waits only
-    functions: Table | None  # the same, as many rows as wanted
+    functions: Table | None  # as `causes`, but cut to the limit of rows
     objects: Table | None  # what was waited for; None if neither recording has objects, or `groups` has them
     threads: Table
     stacks: Table
@@ -106,8 +106,8 @@ def compare(
     keys: Sequence[str] = ("class",),
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Comparison:
-    """Compare two recordings; the first table is by `keys`, see `callpaths.keys`. `limits`: most rows of tables, and of
-    stacks; None for all, also for noise. Raise UsageError if the recordings have no samples of one kind."""
+    """Compare two recordings; the first table is by `keys`, see `callpaths.keys`. `limits`: most rows of a table,
+    most stacks; None for all, noise included. Raise UsageError if the recordings have no samples of one kind."""
     unit = common_unit(old, new)
     rows_limit, stacks_limit = limits
     comparer = _Comparer(old, new, per)

@@ -33,7 +33,7 @@ from perf_offcpu.structs import mutable
 F64 = NDArray[np.float64]
 
 SLICES = 20
-ERRORS = 3.0  # smallest change that is not noise, in standard errors
+ERRORS = 3.0  # largest change that is noise in a small table, in standard errors
 _FALSE_TABLES = 0.05  # share of tables with at least one false row, in comparisons of recordings of the same load
 
 
@@ -44,7 +44,7 @@ def errors_needed(rows: int) -> float:
 
 @mutable
 class RecordedTime:
-    """Maps times to the recorded time, which is without pauses, gaps between recordings, and what windows leave out."""
+    """Recorded time: without pauses, gaps between recordings, and times that windows leave out."""
 
     edges: F64  # float64[2k], ns of the recording's clock: begin and end of each span, ascending
     total_ns: float
@@ -72,9 +72,10 @@ class RecordedTime:
 def variance_by_length(
     samples: ProfileSamples, group_of: I64, groups: int, *, threshold_ns: int = -1, whole_ns: float = math.inf
 ) -> tuple[F64, F64]:
-    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits. The
-    second is to be added where only one of two recordings has it. `threshold_ns`: no wait in a sum is longer; -1 not
-    known. `whole_ns`: recorded time that a thread can at most wait; infinite for a load that is not steady."""
+    """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits. To the
+    variance of a change, add how much `doubtful` differs between the recordings. `threshold_ns`: no wait in a sum is
+    longer; -1 not known. `whole_ns`: recorded time, the longest that a thread can wait; infinite if the load is not
+    steady."""
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
@@ -115,7 +116,7 @@ def variance_between_slices(samples: ProfileSamples, group_of: I64, groups: int,
 
 
 def _of_neighbours(sums: F64) -> F64:
-    """Return float64[groups]: variance of the sum of each row of slices, by the differences of neighbours."""
+    """Return float64[groups]: variance of the sum of each row of `sums` (slices), by the differences of neighbours."""
     slices = sums.shape[1]
     variance: F64 = (np.diff(sums, axis=1) ** 2).sum(axis=1) * (slices / (2 * (slices - 1)))
     return variance

@@ -64,7 +64,7 @@ def _recording(side: Side, unit: str, style: Style) -> str:
 
 
 class _Text:
-    """Formats a comparison, all times in one unit."""
+    """Formatter of a comparison, all times in one unit."""
 
     def __init__(self, comparison: Comparison, style: Style) -> None:
         self.comparison, self.style = comparison, style

@@ -27,10 +27,10 @@ from perf_offcpu.text import printable
 
 @frozen
 class Per:
-    """Says to what weights are related: a second, a run, or a unit of work."""
+    """Denominator of weights: a second, a run, or a unit of work."""
 
     name: str  # "second" of recorded time, "run", "unit" of work
-    program: str = ""  # that both recorded, where that decided for "run"
+    program: str = ""  # recorded by both sides, if "run" was chosen because of it; else ""
     units: tuple[float, float] = (1.0, 1.0)  # units of work of the old and of the new recording
 
     @property
@@ -41,16 +41,16 @@ class Per:
 
 @frozen
 class Side:
-    """Holds one recording of a comparison: compared samples, their waits and causes, and its scale."""
+    """One recording of a comparison: compared samples, their waits and causes, and its scale."""
 
     profile: Profile
     subject: Profile  # the samples that are compared
     is_offcpu: bool
     waits: Waits
     causes: Causes
-    idle: Bool  # bool[samples of subject], of threads that merely wait for work
+    idle: Bool  # bool[samples of subject], True for samples of threads that merely wait for work
     recorded: RecordedTime
-    scale: float  # turns weights into weights per second, unit or run
+    scale: float  # factor from weights to weights per second, unit or run
 
     @property
     def source(self) -> str:
@@ -86,7 +86,7 @@ def side_of(
 
 
 def common_unit(old: Side, new: Side) -> str:
-    """Return the common unit of weights; raise UsageError if they have no samples of one kind."""
+    """Return the unit of both sides' weights; raise UsageError without samples, or if their kinds or units differ."""
     for side, other in ((old, new), (new, old)):
         if other.is_offcpu and not side.is_offcpu:
             events = ", ".join(printable(event.name) for event in side.profile.evsels) or "none"
@@ -109,11 +109,11 @@ Values = tuple[tuple[str, ...], tuple[Name, ...]]  # values of a group, and the 
 
 @frozen
 class Groups:
-    """Numbers the groups of the samples of both recordings; `values` returns the values of given groups."""
+    """Groups of the samples of both recordings, numbered from 0; `values` returns the values of given groups."""
 
-    old: I64
-    new: I64
-    number: int
+    old: I64  # int64[samples of the old side], group of each
+    new: I64  # int64[samples of the new side], group of each
+    number: int  # of groups
     values: Callable[[Sequence[int]], list[Values]]
 
 
@@ -124,7 +124,7 @@ def everything(old: Side, new: Side) -> Groups:
 
 
 def by_keys(old: Side, new: Side, keys: Sequence[str]) -> Groups:
-    """Return the groups by keys of `callpaths.keys`; objects by the names that both runs have."""
+    """Return the groups by keys of `callpaths.keys`; objects by names that do not differ from run to run."""
 
     def values(side: Side) -> tuple[I64, list[tuple[str, ...]]]:
         made = [
@@ -156,7 +156,7 @@ def by_function(old: Side, new: Side) -> Groups:
 
 
 def _united(old: tuple[I64, list[tuple[str, ...]]], new: tuple[I64, list[tuple[str, ...]]]) -> Groups:
-    """Return the groups of both sides, given as (group of each sample, values of each group); equal values are one."""
+    """Join the groups of two sides, each given as (group of each sample, values of each group), by equal values."""
     number: dict[tuple[str, ...], int] = {}
     old_groups, new_groups = (
         np.array([number.setdefault(values, len(number)) for values in labels], np.int64)[groups]

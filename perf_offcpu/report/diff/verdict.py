@@ -34,9 +34,9 @@ class Verdict:
     worse: list[Row]
     better: list[Row]
     idle: tuple[Idle, Idle]  # of the old recording and of the new one
-    lost: tuple[int, int]  # number of causes of losses
-    comms: dict[int, list[str]]  # number of a row → threads, the longest waiting first
-    command: str  # shows what changed, as a picture
+    lost: tuple[int, int]  # number of causes of losses, in the old recording and the new one
+    comms: dict[int, list[str]]  # `Row.number` → comms of its threads, the longest waiting first
+    command: str  # command line that shows the changes as a flame graph
 
 
 def verdict_of(comparison: Comparison, options: Sequence[tuple[str, str]], diff: str) -> Verdict | None:

@@ -25,7 +25,7 @@ from perf_offcpu.text import printable, thread_label
 
 @frozen
 class Threads:
-    """Counts the threads of a cause, by comm."""
+    """Number of the threads of a cause, in all and by comm."""
 
     number: int
     comms: dict[str, int]  # comm → number of its threads; the longest waiting first
@@ -35,19 +35,19 @@ class Threads:
 class Peers:
     """Threads that held the awaited objects, or ended the waits; or the control groups of a quota."""
 
-    role: str  # HELD, RELEASED, ENDED or QUOTA_OF; "" if nobody is known
+    role: str  # HELD, RELEASED, ENDED or QUOTA_OF; "" if no peer is known
     comms: dict[str, int]  # comm → weight of the waits, the largest first
 
 
 @frozen
 class Place:
-    """Sums the waits of a cause in one function of the program; weights in ns."""
+    """Sum of the waits of a cause in one function of the program; weights in ns."""
 
     function: str  # "" not known
     weight: int
     threads: Threads
-    object: str  # name of what nearly all of it was waited for; "" for several, or none
-    mostly: str  # name of what more than half of it was waited for, if that is not nearly all; else ""
+    object: str  # name of the object that has at least SOLE_PERCENT of the weight; "" for several objects, or none
+    mostly: str  # name of the object that has more than half of the weight, but less than SOLE_PERCENT; else ""
     peers: Peers
 
 
@@ -63,15 +63,15 @@ class Cause:
     functions: int  # number of functions in which they wait
     places: list[Place]  # functions with much of the weight, the largest first
     peers: Peers
-    cpus: dict[str, float]  # of waits for a CPU, by budgets: how many its threads wanted, got; all
-    command: str  # shows it; "" for none
+    cpus: dict[str, float]  # of waits for a CPU, by budgets: mean CPUs its threads "wanted", "got"; "all" CPUs
+    command: str  # command line that shows the cause; "" for none
 
 
 class Kind(enum.IntEnum):
     """Says whether a wait counts in the verdict."""
 
     COUNTED = 0
-    ELSEWHERE = 1  # for work, or for the end of another recorded thread
+    ELSEWHERE = 1  # not counted, as `kinds` says: for work, for recorded threads or processes, naps
     IDLE = 2  # of an idle thread
 
 
@@ -84,12 +84,12 @@ _NAMED = [
 ]
 """Kinds of objects whose names say more than the class and the function."""
 _CAUSES, _PLACES = 8, 2
-_PLACE_PERCENT = 25  # of its cause: a function is named
+_PLACE_PERCENT = 25  # least share of its cause with which a function is named
 SOLE_PERCENT: Final = 90  # a function with this share of its cause is named alone
 
 
 class Cells(NamedTuple):
-    """Sums of waits by thread, cause and function: columns of equal length."""
+    """Sums of the waits that are equal in all of `pid` to `kind`, as columns: a row is a cell."""
 
     pid: I64
     tid: I64
@@ -97,7 +97,7 @@ class Cells(NamedTuple):
     wait_class: I64
     rule: I64
     function: I64
-    object: I64  # string: its name; 0 for none, and for what has no name of its own
+    object: I64  # string: name of the object; 0 for no object, and for a name that says no more than the class
     peer: I64  # string * 3 + index in _ROLES; -1 not known
     kind: I64  # Kind
     weight: I64  # without `runq`
@@ -113,7 +113,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, kind: I64) -> Cells:
-    """Return the waits summed up by thread, cause and function.
+    """Return the waits summed up to cells.
 
     Args:
         subject: the profile of the waits.
@@ -133,7 +133,7 @@ def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, k
 
 
 def named_objects(profile: Profile) -> U32:
-    """Return uint32[samples]: the string with the object's name; 0 where it says no more than the class."""
+    """Return uint32[samples]: string, the object's name; 0 where the name says no more than the class."""
     objects = profile.objects
     names = np.where(np.isin(objects.kind, _NAMED), objects.name, np.uint32(0))
     name: U32 = np.append(names, np.uint32(0))[profile.samples.object]
@@ -141,7 +141,7 @@ def named_objects(profile: Profile) -> U32:
 
 
 def _peers(profile: Profile, holders: Holders) -> I64:
-    """Return int64[samples]: `Cells.peer` of each."""
+    """Return int64[samples]: `Cells.peer` of each sample."""
     samples, comms = profile.samples, profile.comms
     is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
@@ -154,7 +154,7 @@ def _peers(profile: Profile, holders: Holders) -> I64:
 
 
 def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> list[Cause]:
-    """Return the largest causes of some cells, largest first. Their commands are for the caller to add."""
+    """Return the largest causes of some cells, largest first; their `command` and `cpus` are empty."""
     first, group_of = group(cells.wait_class, cells.rule)
     total = sum_by(group_of, cells.weight, len(first))
     found = [index for index in np.argsort(-total, kind="stable")[:_CAUSES].tolist() if total[index] > 0]
@@ -190,7 +190,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
 
 
 def _object(profile: Profile, cells: Cells) -> tuple[str, str]:
-    """Return the names of `Place.object` and `Place.mostly`; "" for none."""
+    """Return (`Place.object`, `Place.mostly`) of the cells of a place."""
     first, group_of = group(cells.object)
     sums = sum_by(group_of, cells.weight, len(first)).tolist()
     most = max(range(len(first)), key=lambda index: sums[index], default=-1)
@@ -215,7 +215,7 @@ def _peers_of(profile: Profile, cells: Cells) -> Peers:
 
 
 def threads_of(profile: Profile, pid: I64, tid: I64, comm: I64, weight: I64) -> Threads:
-    """Return the threads of some waits, the longest waiting first."""
+    """Return the threads of n waits, given as columns; comms with the largest weight first."""
     first, thread_of = group(comm, pid, tid)
     comm_row, comm_of = group(comm[first])
     sums = sum_by(comm_of[thread_of], weight, len(comm_row))

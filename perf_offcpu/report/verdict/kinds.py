@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell which waits count as causes: not those of idle threads, and not those that take as long as what is listed.
+"""Tell which waits count as causes in the verdict. Waits of idle threads do not.
 
-Waits for the next piece of work, for the end of another recorded thread or process, and for the output of a recorded
-child end when that does. Naps do not count, either, of a thread that does nothing else while others work, and whose
-waking up and whose end nobody waits for. In a recording of the whole machine, threads that hardly did anything but
-sleep or wait for data are idle, too.
+Nor do waits for the next piece of work, for the end of another recorded thread or process, and for the output of a
+recorded child: they last as long as the work, thread or child, whose time counts itself. Nor do naps: sleeps of a
+thread that does nothing else while other threads work, and for which other threads hardly wait. In a recording of the
+whole machine, threads that hardly did anything but sleep or wait for data are idle, too.
 """
 
 import re
@@ -28,15 +28,15 @@ _PASSIVE: Final = [
     WaitClass.CHILD,
     WaitClass.OTHER,
 ]
-"""Classes of waits by which a thread of a whole machine is not seen to do anything."""
+"""Classes of waits that do not show that their thread does anything, in a recording of the whole machine."""
 _PASSIVE_PERCENT, _NAPPING_PERCENT = 99, 90
 _AWAITED_PART: Final = 10
 _GENERATIONS: Final = 4
-"""Depth to which a process that writes into a pipe may be below the one that reads: `$(a | b)` in a shell."""
+"""Most generations from a process that reads a pipe to a descendant that writes into it: `$(a | b)` in a shell."""
 
 
 def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> I64:
-    """Return int64[waits]: the Kind of each.
+    """Return int64[waits]: the Kind of each wait.
 
     Args:
         profile: all samples of the threads.
@@ -75,7 +75,7 @@ def thread_ids(pid: I64 | I32, tid: I64 | I32) -> I64:
 
 
 def _by_descendants(subject: Profile) -> Bool:
-    """Return bool[waits]: waits that a process ended which the waiting process, or a child of it, has started."""
+    """Return bool[waits]: True if a descendant of the waiting process, within _GENERATIONS, ended the wait."""
     samples, tasks = subject.samples, subject.tasks
     parents, pid = np.append(tasks.parent, np.int32(-1)), samples.waker_pid
     below = np.zeros(len(pid), np.bool_)
@@ -86,13 +86,13 @@ def _by_descendants(subject: Profile) -> Bool:
 
 
 def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> Bool:
-    """Return bool[waits]: sleeps of threads that only sleep, and that no thread waits for, while others do something.
+    """Return bool[waits]: True for naps: sleeps of threads that only sleep, while other threads do something.
 
-    A lock that a thread takes for a moment (CPython's) is no reason to count its sleeps: others have to wait for a
-    tenth of them, or the thread for that lock or a CPU during a tenth of its time.
+    Sleeps are no naps if other threads waited for the sleeper for more than a tenth of its sleep, or if it waited for a
+    lock or a CPU for a tenth of its time: a lock that it takes for a moment (CPython's) is no reason to count them.
 
     Args:
-        left_out: bool[waits], those that do not count for another reason.
+        left_out: bool[waits], True for waits that do not count for another reason.
     """
     samples, budget = subject.samples, profile.budget
     is_sleep = waits.wait_class == WaitClass.SLEEP
@@ -111,7 +111,8 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> B
 
 
 def _of_passive_threads(profile: Profile, subject: Profile, passive: Bool, percent: int = _PASSIVE_PERCENT) -> Bool:
-    """Return bool[waits]: waits of threads of whose time, running included, `percent` or more are passive waits."""
+    """Return bool[waits]: True for waits of threads with `percent` or more of the time, running included, in `passive`
+    waits."""
     samples, budget = subject.samples, profile.budget
     ids = np.append(thread_ids(samples.pid, samples.tid), thread_ids(budget.pid, budget.tid))
     first, group_of = group(ids)

@@ -46,7 +46,7 @@ from perf_offcpu.text import basename, printable, thread_label
 
 _SHOWN_BLOCKED = 2
 _COMM_LENGTH = 15  # TASK_COMM_LEN without the NUL
-_MOST_OF_TIME = 0.95  # threads are named that have this part of the time together, the others not: many wait a little
+_MOST_OF_TIME = 0.95  # the longest waiting threads with this part of the time together are named: many wait a little
 _CAUSE_PERCENT = 1  # smaller causes are "others", but for the first
 
 
@@ -58,20 +58,20 @@ class BlockedThread:
     pid: int
     tid: int
     wait_class: str
-    object: str  # name of what it waits for; "" if that has no name of its own
+    object: str  # name of the object that it waits for; "" if that says no more than the class
     function: str
     weight: int
-    since: int  # ns; -1 not known
-    began_before: bool  # before the recording did
+    since: int  # begin of the wait, ns; -1 not known
+    began_before: bool  # the wait began before the recording
 
 
 @frozen
 class Loss:
-    """Describes the largest loss of a recording, for the verdict."""
+    """Largest loss of a recording, for the verdict."""
 
     cause: str
     count: int
-    percent: float | None  # of what `of` names
+    percent: float | None  # `count` in percent of the recording's number of `of`; None if `of` is ""
     of: str  # "waits", "addresses" or "samples"; "" for none of these
     causes: int  # number of causes of losses
 
@@ -87,15 +87,15 @@ class Verdict:
     causes: list[Cause]  # the largest first, until the rest is small
     others: int  # weight of all other causes
     unrecorded: int  # of `others`: blocked, but not recorded as a wait
-    elsewhere: list[Cause]  # waits for work and for the end of listed threads: not in `weight`
+    elsewhere: list[Cause]  # causes of waits that `kinds` does not count: not in `weight`
     idle_threads: int
     idle: int  # off-cpu time of idle threads
     still_blocked: int  # number of threads
-    longest_blocked: list[BlockedThread]  # waits that end elsewhere (see above) last
-    processes: str  # the recorded ones: "postgres 5173 and 8 more"; or their command, if nothing stands before it
+    longest_blocked: list[BlockedThread]  # the longest first, waits for work and for a thread's or child's end last
+    processes: str  # the recorded command, if it is found; else the processes: "postgres 5173 and 8 more"
     goroutines: bool  # Go's scheduler waited: goroutines that wait are no threads
     loss: Loss | None
-    command: str  # shows the first cause
+    command: str  # command line that shows the first cause
 
 
 def verdict_of(
@@ -109,7 +109,7 @@ def verdict_of(
     options: Sequence[tuple[str, str]] = (),
     whole_lives: bool = True,
 ) -> Verdict | None:
-    """Return the verdict on the waits of a profile; None if there are none.
+    """Return the verdict on the waits of a profile; None if it has neither waits nor budgets.
 
     Args:
         profile: all samples of the threads.
@@ -170,8 +170,8 @@ def verdict_of(
 
 
 def _processes(profile: Profile, budget: Budget) -> str:
-    """Return the command that was recorded; else name the first process of -p, or the one with most threads, and count
-    the others."""
+    """Return the recorded command; if the perf command line has none, `COMM PID and N more`: the first process of -p,
+    else the process with most threads, and the number of other processes."""
     samples, comms, words = profile.samples, profile.comms, profile.meta.cmdline
     strings = {profile.strings[row] for row in np.unique(comms.comm).tolist()}
     for at, word in enumerate(words[2:], 2):  # perf needs no "--" before a command
@@ -236,7 +236,7 @@ def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) ->
 
 
 def _loss(counts: Mapping[LossCause, int], profile: Profile, waits: ProfileSamples) -> Loss | None:
-    """Return the largest loss that the recorder reports; else of other stages; else of symbolization."""
+    """Return the largest loss: of causes `in_last_line`; else of stages but symbolization; else of symbolization."""
     if not counts:
         return None
     names = (Stage.NAMES, Stage.LINES)

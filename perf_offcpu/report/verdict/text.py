@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the verdict: a table of causes, largest first, and the sentences that need one."""
+"""Write the verdict: a table of causes, largest first, and sentences on facts that do not fit into the table."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ from perf_offcpu.text import basename, printable
 _WIDTH = 108  # 110 with "# "
 WIDTH = 98  # of the first screen, 100 with "# "
 _LEAST_WIDTH = 8  # of a column that is cut
-_ROOM = (0, 0, 20, 19, 12, 24)  # columns are cut evenly from these widths on, or up to them
+_ROOM = (0, 0, 20, 19, 12, 24)  # widths of columns; while a table is too wide, the column most above its width is cut
 _COMMS = 2
 _SHARE = "\N{NO-BREAK SPACE}%"
 _TITLES = ("Share", "Time", "Waits for", "In", "Threads", "Because of")
@@ -107,7 +107,7 @@ def _row(weight: int, whole: int, unit: Style, *texts: str) -> tuple[str, ...]:
 
 
 def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
-    """Return the cells of a cause's row; if it has several functions, also of their rows, with an empty share."""
+    """Return the cells of a cause's row and, unless one function has 90 % of it, of a row per place, without share."""
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
         texts = _place(cause.places[0], words)[:3]
