@@ -56,7 +56,7 @@ _NUMBERS = "pid tid cpu time_ns switch_out_ns wakeup_ns runq_ns longest_ns asked
 
 def to_dataframe(profile: Profile, library: str = "") -> Any:
     """Return the samples of a profile as a data frame with the columns COLUMNS. The library is "pandas" or "polars"; ""
-    is the first that is installed. Raises UsageError if it is not."""
+    is the first that is installed. Raises UsageError if the library is not installed."""
     makers = {"pandas": _pandas, "polars": _polars}
     wanted = [library] if library else list(makers)
     installed = [name for name in wanted if name in makers and importlib.util.find_spec(name)]
@@ -66,7 +66,7 @@ def to_dataframe(profile: Profile, library: str = "") -> Any:
 
 
 def _columns(profile: Profile) -> Iterator[tuple[str, Texts | tuple[NDArray[Any], Bool | None]]]:
-    """Yield (name, column) in the order of COLUMNS; a column is texts or (values, bool[n]: True if unknown; None)."""
+    """Yield (name, column) in the order of COLUMNS; a column is Texts or (values, unknown: bool[n] or None)."""
     samples, held = profile.samples, holders_of(profile).held
     made: dict[str, Any] = sample_texts(profile, classify(profile)) | {
         "period": (samples.period, None),

@@ -22,7 +22,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import MISSED_KERNEL_STACK, printable
 
 _MARKS = (*MARKS, MISSED_KERNEL_STACK)
-"""Marks by code; the first stands for none, the last is the only one below the frames."""
+"""Marks by code: 0 is no mark; the last one is put below the frames of a stack (at the leaf), the others above."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Locations:
         return self.strings.setdefault(text, len(self.strings))
 
     def _number(self, options: PathOptions) -> tuple[I64, Ragged]:
-        """Fill the tables; return (int64[samples]: row of each one's stack; stacks as location numbers, leaf first)."""
+        """Fill the tables; return (int64[samples]: row of a sample's stack; stacks as location numbers, leaf first)."""
         samples = self.profile.samples
         top, below = marks_of(samples)
         first, group_of = group(samples.stack, top, below)
@@ -80,7 +80,8 @@ class Locations:
         return ids[group_of].astype(np.int64), stacks
 
     def _frames_of(self, stacks: I64) -> Ragged:
-        """Return the frame of each location of each of `stacks` (-1: empty), leaf first: of several, the innermost."""
+        """Return the frames of each of `stacks` (-1: empty), one for each location, leaf first: of functions inlined
+        into each other the innermost."""
         profile = self.profile
         tree = PathTree([], profile.stacks.parent, profile.stacks.frame, profile.samples.stack)
         some = np.flatnonzero(stacks >= 0)
@@ -97,7 +98,7 @@ class Locations:
         return Ragged(offsets_of(counts), paths.values[kept][leaf_first])
 
     def _fill(self, used: I64, marks: list[int], options: PathOptions) -> tuple[U64, U64]:
-        """Add locations of `used` frames and of marks; return uint64 numbers: by place in `used`, and by mark code."""
+        """Add locations; return uint64 location numbers twice: by frame in `used`, and by code of a mark."""
         frames = self.profile.frames
         outer = self._outer()
         rows = used

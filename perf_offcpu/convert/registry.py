@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perf_offcpu.model.profile import Profile
 
 
-MIN_SHARE = 0.5  # percent of the total below which nothing is drawn of a graph
+MIN_SHARE = 0.5  # percent of the total below which nodes and edges of a graph are left out
 
 
 @frozen
@@ -38,9 +38,9 @@ class Options(PathOptions):
     unit: str = ""  # unit of time of the weights, a key of UNITS; "" as counted (ns for time)
     form: str = ""  # one of the forms that the format has, see `Format.forms`; "" is the first
     wakers: bool = False  # callgraph: wake-ups between threads instead of calls between functions
-    per_thread: bool = False  # with wakers: each thread by itself, not those of one comm as one
+    per_thread: bool = False  # graphs of threads: a node for each thread, not for each comm
     objects: bool = False  # show threads and the objects that they wait for, instead of calls
-    cascade: Cascade | None = None  # show waits with those that they hold up, instead of calls
+    cascade: Cascade | None = None  # show waits with the waits that they hold up, instead of calls
     path: PathTrack | None = None  # a critical path, on a track of its own
     svg: bool = False  # let graphviz draw it
     min_share: float = MIN_SHARE  # leave out rows below this percentage of the total
@@ -96,7 +96,7 @@ _V8_STRING = 2**29 - 24
 """The longest string of Chromium's JavaScript, and so the largest JSON text that a page can parse."""
 
 _FIREFOX, _PERFETTO = 500 * 10**6, 2**31
-"""Bytes that profiler.firefox.com and ui.perfetto.dev, in 32-bit WebAssembly, open."""
+"""Most bytes that profiler.firefox.com and ui.perfetto.dev, in 32-bit WebAssembly, open."""
 
 _json = partial(Format, most_bytes=_V8_STRING)
 _timed = partial(Format, options=_NO_STATE | {"path"}, needs_times=True)

@@ -95,9 +95,8 @@ class _Writer:
 
 
 def in_time(timeline: Timeline, track: Track, node: I64, weight: I64) -> tuple[I64, I64]:
-    """Return (node, weight) of a thread's placed samples in time order, and of the gaps around them. A gap reaches to
-    the begin of the next sample, or to the end of the recording; samples that overlap have none between them. The node
-    of a gap is -1."""
+    """Return (node, weight) of a thread's placed samples in time order, and of the gaps around them, node -1. A gap
+    ends at the begin of the next sample, or at the end of the recording; samples that overlap have no gap between."""
     rows = track.rows[timeline.placed[track.rows]]
     rows = rows[np.argsort(timeline.begin_ns[rows], kind="stable")]
     begin = np.append(timeline.begin_ns[rows], timeline.duration_ns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode the `offcpu-counters` samples: the collector's losses and limits, and what it says of threads."""
+"""Decode the `offcpu-counters` samples: the collector's losses and limits, budgets, wait objects and Python frames."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -69,7 +69,7 @@ BUDGET_SUMS = (
 _LIMIT = np.uint64(2**62)
 _FUNCTION = re.compile(r"(?P<name>[^\t]*)\t(?P<file>[^\t]*)\t(?P<line>[0-9]{1,9})\t(?P<call>[0-9]{1,9})")
 PythonRow = tuple[int, int, tuple[str, str], tuple[int, int]]
-"""A row of `PythonFrames`: (tid, time ns, (name, file), (line, line of the call))."""
+"""A row of `PythonFrames`: (tid, switch_out_ns, (name, file), (line, call))."""
 
 
 def is_counters(spec: EventSpec) -> bool:
@@ -94,7 +94,7 @@ class CollectorAccount:
     objects: dict[int, ObjectRow] = field(default_factory=dict)  # wait objects by id
 
     def take(self, payloads: Iterable[bytes], order: Order, counters: Losses) -> None:
-        """Add payloads of `offcpu-counters` samples, told apart by their magic; damaged ones count as BAD_SAMPLE."""
+        """Add payloads of `offcpu-counters` samples, distinguished by their magic; damaged ones count as BAD_SAMPLE."""
         for payload in payloads:
             magic = int.from_bytes(payload[:4], "little" if order == "<" else "big")
             if magic == BUDGET_MAGIC:
@@ -138,7 +138,7 @@ class CollectorAccount:
         return True
 
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
-        """Add events and ns to the note of a counter; of ns that are no sums (a period, a threshold) keep the most."""
+        """Add events and ns to the note of a counter; of SAMPLING_PERIOD and THRESHOLD_RAISED keep the largest ns."""
         count, known_ns = self.notes.get(cause.name, (0, 0))
         is_sum = cause not in (losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = count + events, known_ns + ns if is_sum else max(known_ns, ns)
@@ -150,7 +150,7 @@ class CollectorAccount:
 
 
 def _cause(name: str) -> LossCause:
-    """Return the LossCause of a counter's name; one made of this name if a newer recorder wrote it."""
+    """Return the LossCause that a counter names; if it is not known (a newer recorder's), make one with this name."""
     cause = losses.CAUSES.get(name)
     is_ours = cause is not None and cause.stage in (Stage.BPF, Stage.RECORDER)
     return cause if cause and is_ours else LossCause(Stage.RECORDER, name, f"collector: {name}")
@@ -173,8 +173,8 @@ def read_python(payload: bytes, order: Order) -> list[PythonRow]:
 
 
 def read_budgets(payload: bytes, order: Order) -> Budget | None:
-    """Return the budgets in a payload; None if it is damaged. Impossible rows (an end before the begin, times beyond
-    the clock's) are left out."""
+    """Return the budgets in a payload, one row a thread; None if it is damaged. Impossible rows (an end before the
+    begin, a time or sum of 2^62 ns or more) are left out."""
     if len(payload) < _HEAD:
         return None
     number = int(np.frombuffer(payload, f"{order}u2", 1, _HEAD - 2)[0])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches: decoded samples of one chunk, before they join the Recording. Memory is bounded by the columns that result,
-not by the file that is read: a `BatchCollector` takes batch after batch, and of the callchains, few of which are
-repeated many times, it keeps each different one once."""
+not by the file that is read: a `BatchCollector` takes batch after batch, and keeps each distinct callchain once
+(a recording has few distinct callchains, repeated many times)."""
 
 import functools
 from dataclasses import field, replace
@@ -23,7 +23,7 @@ class Batch:
 
     # `callchain` is a row of `callchains`; `comm` and `space` are not known yet
     samples: Samples = field(default_factory=Samples)
-    # raw words; empty if all rows are those of a table that the decoder was given
+    # raw words; empty if the `callchain` columns are rows of a `ChainTable` instead (`in_table`)
     callchains: Ragged = field(default_factory=Ragged)
     # bool[n], raw off-cpu samples of upstream perf, whose pid and tid may have to be exchanged once all tasks
     # are known (`decode.retype`)
@@ -31,7 +31,7 @@ class Batch:
     # user callchains that were sent later than the samples that they belong to; their `callchain` is a row of
     # `callchains`, too
     deferred: DeferredChains = field(default_factory=DeferredChains)
-    # context switches, to make waits of; their `callchain` likewise
+    # context switches, to make waits of; their `callchain` is a row of `callchains`, too
     switches: Switches = field(default_factory=Switches)
 
 
@@ -68,7 +68,7 @@ class BatchCollector:
         self._samples, self._deferred = GrowingTable(Samples), GrowingTable(DeferredChains)
         self._switches, self._from_upstream = GrowingTable(Switches), GrowingArray("?")
         self.chains = ChainTable()
-        """The distinct callchains so far. In a batch without own callchains, `callchain` is a row of them."""
+        """The distinct callchains so far. In a batch without own callchains, `callchain` is a row of this table."""
 
     def add(self, batch: Batch) -> None:
         """Append the samples, deferred callchains and switches of a batch."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Join budgets and waits that go on from one file of a recording to the next. `record --switch-output` writes into each
-file the budgets of threads, and for threads that are still blocked at its end the time so far. The whole wait is in the
-file in which it ends, and alone counts in joined files."""
+file the budgets of threads, and a sample with the time so far of each thread that is still blocked at its end. The file
+in which the wait ends has a sample of the whole wait; in joined files only this sample counts."""
 
 from typing import Any
 
@@ -19,15 +19,15 @@ Borders = tuple[I32, I64]
 
 
 def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
-    """Return bool[n]: True for a row if, in every pair, its first column equals the second column of the row before."""
+    """Return bool[n]: True for row i if a[i] == b[i - 1] in every pair of columns (a, b); False for row 0."""
     result = np.zeros(len(pairs[0][0]), np.bool_)
     result[1:] = np.all([later[1:] == earlier[:-1] for later, earlier in pairs], axis=0)
     return result
 
 
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
-    """Return all budgets, by (tid, begin), with the rows of one life of a thread in several files added. Such rows
-    begin in the very ns in which the row before ended; rows of separate recordings do not."""
+    """Return (all budgets by (tid, begin), the borders). Rows that one life of a thread has in several files are summed
+    to one row: each begins in the very ns in which the row before ended; rows of separate recordings do not."""
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
     goes_on = repeats((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))
@@ -41,9 +41,9 @@ def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
 
 
 def without_continued(samples: Samples, borders: Borders, end_ns: int) -> Samples:
-    """Drop samples of threads still blocked at the end of a file, if their wait goes on in a later file. It does where
-    the thread's budget goes on; where budgets are missing, if a later sample is of the wait. Samples of threads still
-    blocked at the end of the whole recording (`end_ns`) stay."""
+    """Drop samples of threads still blocked at the end of a file, if their wait goes on in a later file: the
+    thread's budget goes on then (`borders`), or, where budgets are missing, a later sample has the same tid and
+    switch_out_ns. Samples of threads still blocked at the end of the whole recording (`end_ns`) stay."""
     rows = np.flatnonzero(samples.has(SampleFlag.STILL_BLOCKED) & (samples.time_ns < end_ns))
     if not len(rows):
         return samples
@@ -78,8 +78,8 @@ def _marked(samples: Samples, rows: I64) -> Samples:
 
 
 def _repeated(samples: Samples, rows: I64) -> Bool:
-    """Return bool[len(rows)]: True if a later sample has the tid and switch_out_ns, so the wait, of the sample."""
-    # Those few moments are looked for in all samples; to sort all would take a third of the time of a report.
+    """Return bool[len(rows)]: True if a later sample has the same tid and switch_out_ns: it is of the same wait."""
+    # These few switch_out_ns are looked for in all samples; to sort all would take a third of the time of a report.
     began_ns = distinct(samples.switch_out_ns[rows])
     others = np.flatnonzero((samples.switch_out_ns >= 0) & is_among(samples.switch_out_ns, began_ns))
     wait, wait_of_other = _numbered(*((samples.tid[some], samples.switch_out_ns[some]) for some in (rows, others)))

@@ -94,7 +94,7 @@ class PendingChains(NamedTuple):
 
     is_pending: Bool  # bool[n]
     kept: I64  # int64[n], words that stay; all words of a callchain that is not pending
-    cookie: U64  # uint64[n], 0 where there is none
+    cookie: U64  # uint64[n], 0 for a callchain without cookie
 
 
 def pending_chains(chains: Ragged) -> PendingChains:
@@ -110,8 +110,8 @@ def pending_chains(chains: Ragged) -> PendingChains:
 
 
 def merge_deferred(recording: Recording) -> Recording:
-    """Return the recording with completed samples, and without deferred records. Merged callchains have an ordinary
-    USER marker. Others keep their kernel part, lose marker and cookie, are flagged UNMERGED and counted."""
+    """Merge the deferred callchains into the samples, with an ordinary USER marker; no deferred records are left.
+    Samples whose record never came keep their kernel part, lose marker and cookie, are flagged UNMERGED and counted."""
     samples, deferred, chains = recording.samples, recording.deferred, recording.callchains
     merged = DeferredMatcher(deferred, chains).merge(chains, samples.callchain, samples.tid, samples.time_ns)
     if not len(merged.samples):
@@ -125,7 +125,7 @@ def merge_deferred(recording: Recording) -> Recording:
     space[completed] = np.where(walked >= 0, walked, space[completed])
     flags[unmerged] |= np.uint32(SampleFlag.UNMERGED | SampleFlag.NO_USER_STACK)
     callchains, ids = unique_rows(Ragged.concat([chains, merged.chains]))
-    # The stack of a waker may be that of a sample, the one of its sched_waking.
+    # The callchain of a waker may be the callchain of a sample: of its sched_waking.
     successor = np.arange(len(chains), dtype=np.int32)
     successor[samples.callchain[merged.samples]] = callchain[merged.samples]
     none = np.int32(-1)
@@ -142,12 +142,12 @@ def merge_deferred(recording: Recording) -> Recording:
 
 
 class MergedChains(NamedTuple):
-    """Holds m samples whose user part was deferred, and their callchains with it, or without one that never came."""
+    """Holds m samples whose user part was deferred, and their new callchains, without user parts that never came."""
 
     samples: I64  # int64[m], rows of the samples
-    deferred: I32  # int32[m], the deferred record of each, -1 where it never came
-    chains: Ragged  # the callchains that they have now
-    row: I32  # int32[m], rows of `chains`
+    deferred: I32  # int32[m], the row in DeferredChains of each sample's user part, -1 where it never came
+    chains: Ragged  # the distinct new callchains
+    row: I32  # int32[m], the row in `chains` of each sample
 
 
 class DeferredMatcher:
@@ -169,7 +169,7 @@ class DeferredMatcher:
         return pair
 
     def merge(self, chains: Ragged, chain: I32 | I64, tid: I32, time_ns: I64) -> MergedChains:
-        """Return the pending ones of n samples and their new callchains. `chain`: int[n], rows of `chains`, -1 none."""
+        """Return the pending samples and their new callchains. `chain`: int[n], rows of `chains` by sample, -1 none."""
         pending = pending_chains(chains)
         # A sample without a callchain has row -1: the False at the end.
         rows = np.flatnonzero(np.append(pending.is_pending, False)[chain])
@@ -186,8 +186,8 @@ class DeferredMatcher:
 
     def find(self, tid: I32, time_ns: I64, cookie: U64) -> I32:
         """Return int32[n]: the deferred record of each sample, -1 none. It is the nearest one of the same thread and
-        cookie at or after the sample, else the last one before it. Without a cookie (0) only a later one can be
-        meant."""
+        cookie at or after the sample, else the last one before it. Without a cookie (0) only a record at or
+        after the sample can be meant."""
         if not len(self.deferred):
             return np.full(len(tid), -1, np.int32)
         code = np.minimum(np.searchsorted(self._cookies, cookie), len(self._cookies) - 1)
@@ -205,7 +205,7 @@ class DeferredMatcher:
 
 def deferred_as_samples(recording: Recording) -> Recording:
     """Return the recording with each deferred callchain, not merged, as a sample of period 0 at its time. `perf script
-    --no-merge-callchains` shows them so, to look into the matching. The callchain begins as that of the sample ends:
+    --no-merge-callchains` shows them so, to look into the matching. It begins as the sample's own callchain ends:
     USER_DEFERRED, the cookie (not in the v12 form), USER and the addresses."""
     deferred = recording.deferred
     if not len(deferred):

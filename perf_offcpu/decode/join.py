@@ -5,8 +5,8 @@ A *host* here is a machine from one boot to the next: ids of processes, CPUs, cg
 hold only within one. Two recordings are of the same host if host name, kernel release and place of the kernel
 in memory (KASLR moves it at each boot) agree, and their offsets to the wall clock, if known, too.
 
-*Clock*: recordings of one host and one clock need no change. Others meet on CLOCK_REALTIME, by their
-CLOCK_DATA (`perf record -k mono`, and all of this project's), or on request all at the begin of the first.
+*Clock*: recordings of one host and one clock need no change. Other recordings are moved to CLOCK_REALTIME by
+their CLOCK_DATA (`perf record -k mono`, and all of this project's), or on request so that all begin with the first.
 
 Recordings of one host become one: a process in two of them is one process, a wait that went on from one file
 of `record --switch-output` into the next counts once. Names, maps and processes that a recording found at its
@@ -46,7 +46,7 @@ class JoinOptions:
     # all recordings begin at the same moment, whatever their clocks say; implies `apart`, because a process
     # that is in two of them would be in two places at once
     from_start: bool = False
-    prefix: bool = True  # let comms and cgroups begin with the host's name, if there are several
+    prefix: bool = True  # let comms and cgroups begin with the host's name, if there are several hosts
 
 
 class Host(NamedTuple):
@@ -84,7 +84,7 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
 
 
 def _host(parts: list[tuple[Recording, int, int]], clockid: int) -> Host:
-    """Join the recordings of one host; each part: (recording, ns to add to its times, its begin before that)."""
+    """Join the recordings of one host; a part is (recording, ns to add to its times, its begin before the addition)."""
     begins = [begin + delta for _, delta, begin in parts]
     # Tasks and maps that a later recording found at its begin are known from then on only.
     since = [begin - 1 if begin > min(begins) else 0 for begin in begins]
@@ -194,7 +194,7 @@ def _later(delta: int) -> Renumber:
 
 
 def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recording:
-    """Join recordings of one host, on one clock; since[i]: when recording i began and found tasks, 0 for the first."""
+    """Join recordings of one host and clock; since[i]: begin_ns of the tasks that recording i found at its begin."""
     joined = join(recordings, cpus)
     budget, borders = joined_budget([joined.budget])
     samples = seen_again(without_continued(joined.samples, borders, joined.meta.end_ns))
@@ -216,8 +216,8 @@ def _joined(recordings: list[Recording], since: list[int], cpus: int) -> Recordi
 
 
 def _lives(tasks: Tasks, since: I64) -> Tasks:
-    """Merge the rows that several recordings have of one life of a thread. A thread that a recording found at its begin
-    is the last of an earlier recording with its tid, unless that one ended before. A birth in two recordings is one."""
+    """Merge the rows that several recordings have of one life of a thread: consecutive rows of a tid and pid with the
+    same begin, or of which the later begins when its recording did (in `since`) and the earlier had not ended then."""
     tasks = tasks.take(np.lexsort((tasks.begin_ns, tasks.tid)))
     begin, end = tasks.begin_ns, tasks.end_ns
     is_begin = np.isin(begin[1:], since) & ((end[:-1] < 0) | (end[:-1] > begin[1:]))
@@ -241,7 +241,7 @@ def _distinct_dsos(dsos: Dsos) -> tuple[Dsos, I64]:
 
 
 def _maps(maps: Maps) -> Maps:
-    """Return the mappings by (space, start); of kernel mappings that overlap, the first recording's."""
+    """Return the mappings by (space, start), less kernel mappings that overlap an earlier one in this order."""
     is_kernel = maps.space == KERNEL_SPACE
     kernel, others = maps.take(is_kernel), maps.take(~is_kernel)
     kernel = kernel.take(np.argsort(kernel.start, kind="stable"))
@@ -251,7 +251,7 @@ def _maps(maps: Maps) -> Maps:
 
 
 def _symbols(symbols: KernelSymbols) -> KernelSymbols:
-    """Return the symbols by address; of several at one, the last recording's."""
+    """Return the symbols by address; of several symbols at one address, the last recording's."""
     symbols = symbols.take(np.argsort(symbols.start, kind="stable"))
     is_last = np.append(~repeats((symbols.start, symbols.start))[1:], True)[: len(symbols)]
     return symbols.take(is_last)

@@ -161,7 +161,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
 
 
 def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
-    """Return `dsos`; one whose maps have no build-id gets that of its path in the header, if there is just one."""
+    """Return `dsos`, where a dso without build-id gets the build-id of its path in the header, if there is just one."""
     ids_of_path: dict[int, set[str]] = {}
     for entry in features.build_ids():
         path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
@@ -217,7 +217,7 @@ def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
     period_ns = account.notes.get(losses.SAMPLING_PERIOD.name, (0, 0))[1]
     if not period_ns:
         return Sampling()
-    # Those that could not be sent were summed, or are counted as lost.
+    # Waits whose sample could not be sent were summed, or are counted as lost.
     ended = (account.notes.get(cause.name, (0, 0)) for cause in (losses.SAMPLES, losses.UNSAMPLED))
     number, ns = map(sum, zip(*ended, strict=True))
     is_single = samples.has(SampleFlag.SAMPLED | SampleFlag.BEGAN_BEFORE) & ~samples.has(SampleFlag.STILL_BLOCKED)

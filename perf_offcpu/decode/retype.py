@@ -123,8 +123,8 @@ class Payload:
         return tail
 
     def _extension(self, size: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Return the fields of the extensions by name: "unknown" where a payload lacks them. A fixed part that does not
-        fit into its sample is damaged: nothing of it is believed."""
+        """Return the fields of the extensions by name; a field that a payload lacks is `unknown`. A fixed part that
+        does not fit into its sample is damaged: nothing of it is believed."""
         readable = self.ours & ~self.is_other_version & (self.extension_at + size <= self.end)
         size_read = np.where(readable, np.minimum(size, np.uint16(abi.EXTENSION_SIZE)), np.uint16(0))
         fields: dict[str, NDArray[Any]] = {
@@ -145,7 +145,7 @@ class Payload:
         return fields
 
     def cgroup(self) -> U64:
-        """Return the cgroup id after each callchain, uint64[n], 0 where there is none."""
+        """Return the cgroup id after each callchain, uint64[n], 0 if it is absent."""
         if bool((self.ours & self.sound).all()):
             return self.tail["cgroup"]
         place = self.chain_words + 3
@@ -224,9 +224,8 @@ def _estimate(samples: Samples) -> None:
 
 
 def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
-    """Count the off-cpu samples with thread ids that no other record of the recording has. BPF programs write ids of
-    the first pid namespace, COMM, FORK and other records have ids of the recorder's. Where these differ, names are
-    missing."""
+    """Count the off-cpu samples with thread ids that no other record has, so that names are missing: BPF programs write
+    ids of the first pid namespace, COMM, FORK and other records have ids of the recorder's namespace."""
     if not len(tasks):
         return 0
     waits = samples.tid[samples.has(SampleFlag.OFFCPU)]
@@ -234,10 +233,10 @@ def count_foreign_ids(samples: Samples, tasks: Tasks) -> int:
 
 
 def repair_ids(samples: Samples, from_upstream: Bool, tasks: Tasks) -> Samples:
-    """Return the samples with pid = tgid; upstream's exchanged ones are flagged REPAIRED_IDS. COMM, FORK and EXIT
-    records name the process of each thread (`tasks`, whatever the time). Of other threads, samples with a dummy time
-    are taken for sums, which perf writes in order. Where `from_upstream`, `pid` holds the payload's low half, `tid` its
-    high half."""
+    """Return the samples with pid = tgid; samples of upstream perf whose ids are exchanged here are flagged
+    REPAIRED_IDS. `tasks` names the process of each thread that has a COMM, FORK or EXIT record (whatever the time). If
+    it does not decide, ids are exchanged, but for samples with a dummy time: these are sums, which perf writes right.
+    Where `from_upstream` (bool[n]), `pid` holds the low half of the payload's first word, `tid` its high half."""
     if not from_upstream.any():
         return samples
     low, high = samples.pid, samples.tid

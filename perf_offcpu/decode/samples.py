@@ -35,8 +35,8 @@ _OFFCPU_CONFIGS = (SoftwareConfig.BPF_OUTPUT, SoftwareConfig.CPU_CLOCK)
 
 
 def is_offcpu(spec: EventSpec) -> bool:
-    """Return whether an evsel's samples are off-cpu time. By perf's rule that is a bpf-output event of that name; or a
-    cpu-clock one, which `inject` makes of it."""
+    """Return whether an evsel's samples are off-cpu time: by perf's rule, if it is a bpf-output event named
+    `offcpu-time`; or if it is a cpu-clock event of this name, which `inject` makes of the bpf-output event."""
     is_software = spec.attr.type == PerfType.SOFTWARE
     return spec.name == abi.EVENT_NAME and is_software and spec.attr.config in _OFFCPU_CONFIGS
 

@@ -113,7 +113,7 @@ class SnapshotStore:
 
 
 class _Words:
-    """Appends uint64 words, in memory up to `memory` bytes, then all in an unnamed file; False if the disk is full."""
+    """Holds uint64 words, in an unnamed file if over `memory` bytes; `append` returns False if the disk is full."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._held = memory, GrowingArray("u8")
@@ -165,7 +165,7 @@ class CallerRows:
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
         self.awaited: dict[int, int] = {}
-        """Number of each caller whose copy has not come yet."""
+        """The number, from 0, of each caller that `find` was asked for before its copy came."""
 
     def note(self, callers: U64, rows: I64 | I32) -> None:
         """Note the row of each caller (n of both); a caller noted before keeps its row."""
@@ -183,7 +183,8 @@ class CallerRows:
         return np.array(rows, np.int64)[place]
 
     def settled(self, rows: I32, counters: Losses) -> I32:
-        """Return `rows`, after the last sample, with each -2 - k of `find` replaced by a row; -1, counted, without."""
+        """Return `rows` with each -2 - k of `find` replaced by the row of caller k of `awaited`, or by -1, counted, if
+        its copy never came. To be called after the last sample."""
         waiting = np.flatnonzero(rows < -1)
         if not len(waiting):
             return rows
@@ -202,8 +203,8 @@ def callers_of(data: NDArray[np.uint8], columns: Columns, order: Order) -> U64:
 
 
 def with_callers(snapshot: I32, callers: U64, known: CallerRows) -> I32:
-    """Return int32[n], the snapshots of samples; a sample without snapshot (-1) gets that of its caller. It is less
-    than -1 where the copy may still come, for `CallerRows.settled`. New callers are added to `known`."""
+    """Return int32[n], the snapshots of samples; a sample without snapshot (-1) gets the snapshot of its
+    caller, or less than -1 if this may still come, for `known.settled`. New callers are added to `known`."""
     if not callers.any():
         return snapshot
     own, others = (np.flatnonzero((callers != 0) & chosen) for chosen in (snapshot >= 0, snapshot < 0))

@@ -16,7 +16,7 @@ from perf_offcpu.model.callchains import StackWords
 from perf_offcpu.model.columns import I64, U64
 from perf_offcpu.model.growing import GrowingArray
 
-_GAP: Final = 1 << 14  # bytes between two stacks that are read, too: a call costs more than they do
+_GAP: Final = 1 << 14  # most bytes between two stacks that are read with them: another call would cost more
 _WORD: Final = 8
 Bytes = NDArray[np.uint8]
 
@@ -45,7 +45,7 @@ class StackPositions:
     def __init__(self) -> None:
         self._starts, self._words = GrowingArray("i8"), GrowingArray("i8")
         self._sources: list[OpenFile | U64 | None] = []
-        self._first: list[int] = []  # the first row in each of them
+        self._first: list[int] = []  # the first row of each source
         self._room = np.empty(0, np.uint8)
 
     def __len__(self) -> int:

@@ -45,9 +45,8 @@ _BLOCK = 1 << 15
 
 
 def _keys(samples: Samples, known: Bool) -> Iterator[tuple[slice, Bool, I64]]:
-    """Yield (rows, usable, keys) of each block of samples. usable is bool[rows]: whether a sample has a callchain to
-    cut and a known address space; keys are int64 of these only, the space in the upper half, the callchain in the
-    lower."""
+    """Yield (rows, usable, keys) of each block of samples. usable: bool[rows], whether a sample has a callchain to
+    cut and a known address space; keys: int64[usable samples], space << 32 | callchain."""
     for index in range(0, len(samples), _BLOCK):
         rows = slice(index, index + _BLOCK)
         space, chain = samples.space[rows], samples.callchain[rows]
@@ -71,7 +70,7 @@ def _shortened(pairs: I64, recording: Recording) -> tuple[I64, Ragged]:
 
 
 def _renumbered(samples: Samples, known: Bool, pairs: I64, ids: I32) -> I32:
-    """Return int32[n]: the samples' new callchain rows; `ids` has those of all old rows, then those of all `pairs`."""
+    """Return int32[n]: the samples' new callchain rows; `ids`: the new row of each old callchain, then of each pair."""
     callchain = samples.callchain.copy()
     first_pair = len(ids) - len(pairs)
     for rows, usable, keys in _keys(samples, known):

@@ -46,14 +46,14 @@ class RewriteOptions:
     merge: bool = True
     pipe: bool = False  # write the pipe form
     compress: bool = False  # write compressed records; not in the pipe form
-    # a recording of context switches without off-cpu event gets one, of the waits between; it is read to memory
+    # a recording of switches without off-cpu event gets one, of the waits between switches; it is read into memory
     switches: bool = False
     keep_stacks: bool = False  # copies of user stacks stay in samples that have them; else they are left out
     search: Search | None = None  # where files are looked up to unwind copies; None: they are not unwound
 
 
 def is_raw_offcpu(spec: EventSpec) -> bool:
-    """Return True if an evsel's samples are raw off-cpu samples with all fields to become ordinary ones."""
+    """Return True if an evsel's samples are raw off-cpu samples with all fields that ordinary samples need."""
     is_raw = spec.attr.config == SoftwareConfig.BPF_OUTPUT and spec.attr.sample_type & _NEEDED == _NEEDED
     return is_raw and is_offcpu(spec)
 
@@ -64,9 +64,8 @@ def has_stacks(spec: EventSpec) -> bool:
 
 
 def written_events(specs: Sequence[EventSpec], options: RewriteOptions, features: Features) -> list[EventSpec]:
-    """Return the events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice. Where no
-    event has ids, samples cannot be told apart; then all are the first event's, and perf reads them so only if it is
-    the only one."""
+    """Return the events as they are written: named, with attrs of the size that perf 6.1 knows, no id twice. Without
+    any ids all samples are taken for the first event's, and perf does so only if this is the only event written."""
     taken, events, damage = {0}, list[EventSpec](), Losses()
     tracepoints = tracepoint_formats(features.bodies.get(Feature.TRACING_DATA, b""), damage)
     for spec in specs if any(spec.ids for spec in specs) else specs[:1]:
@@ -90,8 +89,8 @@ _SAMPLE_TYPES, _READ_FORMATS = reduce(or_, SampleType), reduce(or_, ReadFormat)
 
 
 def _cut(attr: Attr, merge: bool) -> Attr:
-    """Return the attr without fields newer than perf 6.1, which takes them for damage. Samples lose the fields that
-    follow from it. The flags that ask for deferred callchains stay unless `merge` completes these."""
+    """Return the attr without fields and bits newer than perf 6.1, which takes them for damage; samples lose fields
+    accordingly. Flags that ask for deferred callchains stay, unless `merge` puts these callchains into samples."""
     deferring = attr.flags & (AttrFlag.DEFER_CALLCHAIN | AttrFlag.DEFER_OUTPUT)
     cut = attr.cut()._replace(
         sample_type=attr.sample_type & _SAMPLE_TYPES,
@@ -122,8 +121,8 @@ def written_features(
 
 
 def _is_whole(bit: int, body: bytes, order: Order) -> bool:
-    """Return whether perf can read a feature. From 7.0 on it refuses a file for a damaged one; any perf does for
-    formats of tracepoints that are cut."""
+    """Return whether perf can read a feature. perf 7.0 and later refuse a file with a damaged feature; any perf refuses
+    a file with truncated formats of tracepoints."""
     damage = Losses()
     if bit == Feature.TRACING_DATA:
         return bool(tracepoint_formats(body, damage)) and not damage
@@ -136,8 +135,8 @@ def _is_whole(bit: int, body: bytes, order: Order) -> bool:
 
 
 def _sample_time(body: bytes, span: tuple[int, int], order: Order) -> dict[int, bytes]:
-    """Return {SAMPLE_TIME: body} with the times in `span`, or as recorded if sane; {} without any. perf 7.2 includes
-    the dummy times of sums, and writes only zeros for a pipe."""
+    """Return {SAMPLE_TIME: body}: the recorded `body` if its times include `span` and are sane, else a body with the
+    times of `span`; {} if `span` has none. perf 7.2 includes dummy times of sums, and writes only zeros to a pipe."""
     first, last = span
     if first < 0:
         return {}

@@ -75,7 +75,7 @@ _INTERVAL = 27  # binary digits of 0.13 s in ns: a thread id is not used again s
 
 
 class LateExits:
-    """Finds the EXITs that precede a wait of their thread, moves them after it, and leaves them out elsewhere."""
+    """Finds the EXITs that precede a wait of their thread, moves them after it, and leaves them out where they were."""
 
     def __init__(self) -> None:
         self._exits: list[tuple[I64, I32, I64, Chunk]] = []  # numbers among all EXITs, tids, times, records

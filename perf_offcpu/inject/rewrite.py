@@ -54,7 +54,7 @@ _HEADER_TYPES = (
     RecordType.HEADER_BUILD_ID,
     RecordType.HEADER_FEATURE,
 )
-"""Records of the pipe form whose content the writer repeats."""
+"""Types of records of the pipe form that are not copied: the writer writes its own from attrs and features."""
 
 _TRACE_TYPES = (RecordType.AUXTRACE_INFO, RecordType.AUXTRACE, RecordType.AUXTRACE_ERROR)
 _TASK_TYPES = frozenset[int]({RecordType.COMM, RecordType.FORK, RecordType.EXIT})
@@ -134,8 +134,8 @@ class Survey:
 class TimedRecords:
     """Inserts records by their time: sums that had none, added waits, moved EXITs. perf sorts as it reads: at
     each FINISHED_ROUND it delivers the records up to the highest time before the previous FINISHED_ROUND, and warns of
-    earlier records that follow. So a sum goes before the first FINISHED_ROUND with a time before it that is not lower
-    than its own. `parts` are (times int64[n] ns, records)."""
+    earlier records that follow. So a record goes right before the first FINISHED_ROUND that comes after a time not
+    lower than its own. `parts` are (times int64[n] ns, records)."""
 
     def __init__(self, parts: Iterable[tuple[I64, Chunk]], events: Events) -> None:
         self.events, filled = events, [part for part in parts if len(part[0])]
@@ -198,7 +198,7 @@ class _Rewriter:
         return stages
 
     def _unwinder(self) -> Unwinder | None:
-        """Return the unwinder of copies of user stacks; None if it has nothing to unwind, or no rules to."""
+        """Return the unwinder of copies of user stacks; None without copies, `options.search`, or a known machine."""
         tasks, search = self.survey.tasks, self.options.search
         arch = recorded_arch(self.features, self.recorded.specs)
         if search is None or arch not in MACHINES or not any(map(has_stacks, self.recorded.specs)):
@@ -209,7 +209,7 @@ class _Rewriter:
         return Unwinder(recording, search)
 
     def _moved_exits(self) -> list[tuple[I64, Chunk]]:
-        """Return a list of (int64[n] times in ns, n EXIT records) to insert; [] without re-typing and added waits."""
+        """Return a list of (int64[n] times in ns, n EXIT records) to insert; [] if no sample is re-typed or added."""
         exits = self.survey.exits
         if self.waits:
             all_rows = np.arange(len(self.waits.times))

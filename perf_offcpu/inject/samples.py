@@ -102,7 +102,7 @@ def model_fields(samples: Samples) -> dict[str, NDArray[Any]]:
 
 
 def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
-    """Return RAW's columns for (offsets, bytes) of whole words; 4 zeros follow, so that its size, too, is aligned."""
+    """Return RAW's columns for (offsets, bytes) of whole words; 4 zeros follow, so that raw_size + raw are, too."""
     return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
 
 
@@ -121,7 +121,7 @@ class SampleRewriter:
         self.shapes = [spec.shape for spec in written]
 
     def rewrite(self, chunk: Chunk, with_untimed: bool) -> Chunk:
-        """Return the records of a chunk, with samples as they are written; sums with a dummy time stay if asked."""
+        """Return the chunk with its samples rewritten; sums with a dummy time are left out unless `with_untimed`."""
         kept = chunk.types != RecordType.SAMPLE
         placed = []
         for number, rows in samples_by_event(chunk, self.events, self.done.losses):

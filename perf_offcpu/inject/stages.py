@@ -90,7 +90,8 @@ def cut_user_parts(batch: SampleBatch) -> SampleBatch:
 
 
 def drop_references(batch: SampleBatch) -> SampleBatch:
-    """Return the batch without registers of samples whose copy is in another one: perf would unwind their one word."""
+    """Return the batch without registers and stack of samples whose copy is in another sample: perf would unwind from
+    the one word that they have for a stack."""
     if not has_stacks(batch.spec):
         return batch
     columns, kept = batch.columns, has_snapshot(batch.columns)
@@ -108,8 +109,8 @@ class StackUnwinder:
     Args:
         unwinder: of the recording, whose tasks and maps `tasks` has.
         late: copies that samples refer to before they come.
-        keep: samples with a copy keep it; only those that refer to one are unwound.
-        done: stacks that were unwound, and those that could not be to their root, are counted here.
+        keep: samples with a copy keep it; only samples that refer to the copy of another sample are unwound.
+        done: counts the stacks that were unwound, and the stacks that could not be unwound to their root.
     """
 
     def __init__(self, unwinder: Unwinder, tasks: TaskReplay, late: LateCopies, keep: bool, done: Rewritten) -> None:
@@ -117,7 +118,7 @@ class StackUnwinder:
         snapshots, samples, callers = late.release()
         spaces = tasks.attribute(samples).space
         self._callers, self._of_callers = CallerRows(), unwinder.unwind_all(snapshots, spaces, 0, Losses())
-        """Rows of callers, and their user callchains."""
+        """`_callers`: the row of each caller in `_of_callers`, which holds their user callchains."""
         self._callers.note(callers, np.arange(len(callers)))
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:

@@ -26,7 +26,8 @@ from perf_offcpu.perfdata.write.writer import RECORD_SIZE_MAX
 from perf_offcpu.structs import frozen
 
 _WORDS_MAX = (RECORD_SIZE_MAX - 512) // 8
-"""Most words of callchains in a sample: its own count twice, in the field and in the payload, its waker's once."""
+"""Most words of callchains in a sample: the words of its own callchain, which is in the field and in the payload,
+count twice, the words of its waker's once."""
 
 _PLACES_OF_ID = SampleType.IDENTIFIER | SampleType.ID | SampleType.ADDR | SampleType.STREAM_ID | SampleType.CPU
 """Fields that decide where samples and trailers have their id, and that must be as in the other events."""
@@ -45,8 +46,9 @@ class WaitRecords:
 
 
 def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None:
-    """Return the waits between switches; None for a recording without switches or with an off-cpu event. The whole
-    recording is read into memory. Only switches that are no wait are counted, no other losses."""
+    """Return the waits between switches; None for a recording without switches, with an off-cpu event, or whose samples
+    have no id (counted). The whole recording is read into memory. Counted are switches that are no wait and callchains
+    that are too long for a record, no other losses."""
     recording = merge_deferred(read_recording(reader))
     specs = reader.events.specs
     if len(recording.evsels) == len(specs):
@@ -66,7 +68,7 @@ def wait_records(reader: PerfDataReader, counters: Losses) -> WaitRecords | None
 
 
 def _spec(evsel: Evsel, specs: Sequence[EventSpec]) -> EventSpec | None:
-    """Return the spec of the added event; None if its samples could not be told apart by id."""
+    """Return the spec of the added event; None if its samples could not be distinguished by id."""
     ids = [number for spec in specs for number in spec.ids]
     sample_type = specs[0].attr.sample_type
     kind = sample_type & _PLACES_OF_ID | _OWN

@@ -33,7 +33,7 @@ _INTERRUPT = -2
 
 
 def graph_of(profile: Profile, title: str, per_thread: bool, min_share: float) -> Any:
-    """Return the graph, a `networkx.DiGraph`, unless `per_thread` with one node for the threads of one name. Edges of
+    """Return the graph, a `networkx.DiGraph`; threads of one comm share a node unless `per_thread`. Edges of
     less than `min_share` percent of all waits for objects are left out."""
     import networkx
 

@@ -28,7 +28,7 @@ _LIGHT = 0.5  # edges of less than this part of the heaviest edge of a component
 
 @frozen
 class Component:
-    """Describes threads, or comms, that wait for each other in turn, or a single one."""
+    """Describes threads, or comms, that wait for each other in turn, or a single thread or comm."""
 
     members: tuple[str, ...]  # labels, the largest weight first
     held: int  # ns: the weight that ends in them
@@ -128,7 +128,7 @@ def _mark_knots(graph: Any) -> None:
 
 
 def _to_drop(part: Any) -> list[tuple[str, str]]:
-    """Return the fewest lightest edges without which a component splits; [] if it stays one without all light ones."""
+    """Return the lightest edges, as few as split the component; [] if it does not split without any light edge."""
     import networkx
 
     inner = sorted(part.edges(data="weight"), key=lambda edge: (edge[2], edge[:2]))

@@ -60,7 +60,7 @@ class Rows:
         return Rows(len(rows), tuple(part.take(rows) for part in self.parts))
 
     def where(self, present: Bool) -> Rows:
-        """Return the strings, those where `present` (bool[n]) is False emptied."""
+        """Return the strings, with an empty string where `present` (bool[n]) is False."""
         masked = (_Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts)
         return Rows(self.count, tuple(masked))
 

@@ -62,10 +62,9 @@ def running_sums(group_of: I64, values: I64) -> I64:
 
 
 def array_items(values: I64, decimals: int = 0, null: Bool | None = None) -> Iterator[str]:
-    """Yield numbers that are not negative as the items of a JSON array, without brackets, in parts. Formatting a
-    million numbers one by one takes seconds; here the digits of a block of numbers are a matrix, and the matrix without
-    its leading zeros is the text. `decimals`: number of digits after the point: 1500 with three is `1.500`. `null`:
-    bool[n], where to write `null` instead."""
+    """Yield numbers that are not negative as the items of a JSON array, without brackets, in parts. To be fast,
+    the digits of a block of numbers are a matrix, and the matrix without its leading zeros is the text. `decimals`:
+    number of digits after the point: 1500 with three is `1.500`. `null`: bool[n], where to write `null` instead."""
     for begin in range(0, len(values), _BLOCK):
         end = min(begin + _BLOCK, len(values))
         is_null = np.zeros(end - begin, np.bool_) if null is None else null[begin:end]

@@ -47,7 +47,7 @@ _KEYS = {"woken by": "waker", "held by": "holder"}  # detail → its key in the 
 def _schema(
     name: str, description: str, tooltip: str, label: str, fields: dict[str, str], *display: str
 ) -> dict[str, Any]:
-    """Return a type of markers, shown in the panels `display`, too; all fields (key → label) but "runq" are texts."""
+    """Return the schema of a marker type, also shown in panels `display`; `fields`: key → label, texts but "runq"."""
     formats = {"runq": "duration"}
     return {
         "name": name,

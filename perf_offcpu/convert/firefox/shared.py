@@ -73,7 +73,8 @@ class StringArray:
 
 
 def table(length: int, **columns: I64 | bool | None) -> Iterator[str]:
-    """Yield the JSON of a table of int64[length] columns, negatives as null but in _MINUS_ONE; None, bool: repeated."""
+    """Yield the JSON of a table. A column is int64[length], with null for negatives except in _MINUS_ONE; or one value
+    (None, bool) for all rows."""
     yield "{"
     for name, values in columns.items():
         yield f'"{name}":['
@@ -94,7 +95,7 @@ class SharedTables:
         self.profile, self.strings = profile, StringArray()
         self.tree, self.waker_node = paths_with_wakers(profile, options, merged=False)
         self.node, self.waits = self.tree.of_sample.astype(np.int64), classify(profile)
-        """Ends of the stack and (`waker_node`) of the waker's in the tree, -1 none; classes of the waits."""
+        """Tree nodes where the stack and (`waker_node`) the waker's stack end, -1 none; `waits`: wait classes."""
         self.category = np.where(profile.is_offcpu(), CATEGORY_OF_CLASS[self.waits.wait_class], _OWN)
         """Category of the innermost frame; -1 for the category of its code."""
         ends, own = np.append(self.node, self.waker_node), np.full(len(self.node), _OWN)
@@ -105,7 +106,7 @@ class SharedTables:
         self._add_libs()
 
     def _add_stacks(self, node: I64, category: I64) -> I64:
-        """Return int64[n]: for each pair of node (-1 none) and category, the row of the stack that ends so; -1 none."""
+        """Add stacks; return int64[n]: the row of the stack to `node` (-1 none) whose leaf has `category`."""
         parent = self.tree.parent.astype(np.int64)
         inner = np.zeros(len(parent), np.bool_)
         inner[parent[parent >= 0]] = True

@@ -50,9 +50,8 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 def describe(profile: Profile, options: Options) -> dict[str, Any]:
-    """Return the document that the page's script reads. It has title, facts, unit, names and nodes as columns, a layer
-    of weights for waiting ("off") and for running ("on"), each only if it has samples, and the series of the
-    tooltip."""
+    """Return the document that the page's script reads: title, facts, unit, names and nodes as columns, a layer of
+    weights for waiting ("off") and for running ("on"), each only if it has samples, and series for the tooltip."""
     both, is_old = with_older(profile, options.diff)
     tree = build_paths(both, options)
     order, off = preorder(tree), both.is_offcpu()
@@ -134,7 +133,7 @@ def series(profile: Profile, place: I64, rows: I64) -> dict[str, list[int]]:
 
 
 def _by_waker(profile: Profile, rows: I64) -> list[tuple[str, I64]]:
-    """Return (comm of a waker, those of `rows` it woke) by falling weight; last, all other known wakers together."""
+    """Return (comm of a waker, the `rows` that it woke) by falling weight; last, all other known wakers together."""
     tracks, waker = with_wakers(profile, timeline_of(profile))
     names, of_track = np.unique([*(track.comm for track in tracks), "an interrupt"], return_inverse=True)
     interrupt = profile.samples.has(SampleFlag.WAKER_INTERRUPT)

@@ -12,13 +12,13 @@ its labels here and a column of indices; labels are those of `report --sort`, so
 name and sum in both. A key that most recordings lack is left out where it has one value only.
 
 Waits, moments and other samples are each sorted by thread and begin, so that a page finds the waits of a
-thread in a span by bisection. Begins are stored as differences to the end before, which are small. A weight
+thread in a span by bisection. Begins are stored as small differences to the end of the row before. A weight
 is `hi * 10^9 + lo`, and each part is summed for itself: JavaScript's numbers are exact up to 2^53, in ns 104
 days, and sums over threads may be longer.
 
-A column is its least value and, of the differences to it, as many bytes as the largest one needs, all lowest
-bytes first. Bytes of one significance resemble each other, so they compress well, and a plane that is zero
-costs nothing. The page unpacks them with the browser's DecompressionStream.
+A column is stored as its least value and the differences to it, in as many bytes as the largest difference
+needs: first the lowest byte of all values, then the next. Bytes of one significance (a plane) resemble each
+other, so they compress well. The page unpacks them with the browser's DecompressionStream.
 """
 
 import base64

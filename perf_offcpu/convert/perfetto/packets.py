@@ -32,7 +32,7 @@ def thread_uuid(track: _Tracks) -> _Tracks:
 
 
 def packet(*fields: bytes) -> bytes:
-    """Return one TracePacket with these encoded fields, of the only sequence."""
+    """Return one TracePacket with these encoded fields, of the trace's only packet sequence."""
     return field(_PACKET, _LATER + b"".join(fields))
 
 
@@ -95,7 +95,7 @@ _BLOCK = 1 << 14
 
 
 class Interned:
-    """Numbers strings of InternedData as they come; `parts` are the encoded fields of all of them."""
+    """Numbers strings of InternedData as they come; `parts` are the encoded fields of all strings so far."""
 
     def __init__(self) -> None:
         self.parts, self._iids = list[bytes](), dict[int, dict[str, int]]()
@@ -123,7 +123,8 @@ class Interned:
 
 
 def frames(tree: PathTree, names: int) -> bytes:
-    """Return InternedData of a tree's names: event name, function and frame of name i have iid names + i + 1."""
+    """Return InternedData of the names of a tree: name i has iid names + i + 1 as event name, as function and as frame.
+    `names`: the number of event names interned before."""
     dsos = {dso: row for row, dso in enumerate(sorted({name.dso for name in tree.names}), 1)}
     parts = []
     for dso, iid in dsos.items():
@@ -137,7 +138,7 @@ def frames(tree: PathTree, names: int) -> bytes:
 
 
 def callstacks(tree: PathTree, nodes: I64, names: int) -> Iterable[bytes]:
-    """Yield, in blocks, the callstacks of distinct nodes, outermost frame first: nodes[i] has iid i + 1."""
+    """Yield, in blocks, the callstacks of distinct nodes, outermost frame first. Node n has iid n + 1."""
     for begin in range(0, len(nodes), _BLOCK):
         block = nodes[begin : begin + _BLOCK]
         paths = tree.paths(block)

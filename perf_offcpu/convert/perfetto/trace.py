@@ -183,7 +183,7 @@ class _Writer:
 
 def state_packets(profile: Profile, timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
     """Yield packets with each thread's state from switch-out, from wake-up and from switch-in on. The CPU a thread left
-    is not in a sample: it is the CPU on which it went on after its previous wait."""
+    is not in a sample: it is taken to be the CPU on which the thread went on after its previous wait."""
     samples = profile.samples
     asleep = np.array([_TASK_STATES.get(state.letter, 0) for state in STATES])[state_codes(samples)]
     waits = np.flatnonzero(timeline.waits & (asleep > 0) & (samples.tid > 0))
@@ -216,7 +216,7 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
 
 
 def _counts(since: I64, until: I64) -> tuple[I64, I64]:
-    """Return int64[m] twice: the ends of the intervals, ascending, and the number of open intervals from each on."""
+    """Return int64[m] twice: the times at which intervals begin or end, ascending; the number open from then on."""
     times = np.concatenate([since, until])
     order = np.argsort(times, kind="stable")
     change = np.where(order < len(since), 1, -1)

@@ -68,7 +68,7 @@ class Waits(Table):
 
 def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses) -> Waits:
     """Return all waits. Waits of one thread do not overlap; the idle threads have none. Births and exits in `tasks`
-    separate the threads of a tid that is used again. Waits that last end at the last moment of the recording,
+    separate the threads of a tid that is used again. A wait that nothing ended lasts to the end of the recording,
     `last_ns`. Switches that are no wait are counted."""
     if not len(switches):
         return Waits()
@@ -87,12 +87,12 @@ def find_waits(switches: Switches, tasks: Tasks, last_ns: int, counters: Losses)
 class _Outcome(enum.IntEnum):
     """Says what an edge is: the begin of a wait, or an out or in that makes no wait, and why."""
 
-    NOTHING = 0  # it begins no wait, or ends one that is found at its begin
-    WAIT = 1
-    LASTS = 2
-    NO_END = 3
-    NO_BEGIN = 4
-    BEGAN_BEFORE = 5
+    NOTHING = 0  # it begins no wait, or it ends a wait, which the edge at the wait's begin stands for
+    WAIT = 1  # an out; the next edge ends the wait
+    LASTS = 2  # an out; the wait goes on at the end of the recording
+    NO_END = 3  # an out whose in was lost
+    NO_BEGIN = 4  # an in whose out was lost
+    BEGAN_BEFORE = 5  # an in, the first edge of its thread: the out was before the recording
 
 
 _CAUSE_OF_OUTCOME = {
@@ -135,7 +135,7 @@ def _of_threads_with(is_out: Bool, edges: Edges) -> Bool:
 def _sees_all_ends(switches: Switches) -> bool:
     """Return whether all switch-ins are recorded, whatever thread ran before. SWITCH records come in pairs. The
     tracepoint alone sees them if it is recorded of the whole machine, idle threads included; `perf record -e
-    sched:sched_switch COMMAND` has only what leaves the command's threads."""
+    sched:sched_switch COMMAND` has only the switch-outs of the command's threads."""
     from_idle = (switches.kind == SwitchKind.SWITCH) & (switches.tid == 0)
     return bool(from_idle.any()) or _has_records(switches)
 
@@ -188,9 +188,9 @@ def _count_breaks(switches: Switches) -> int:
 
 def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
     """Return bool[k]: True if records may have been lost within [begin, end]. A LOST record reports losses since the
-    record before it in the ring of its CPU. By time that is the last but one: the sample after LOST was begun earlier,
-    before its stack was walked. Where records have no CPU, the loss was at any time before. (A ring that stays full to
-    the end leaves no LOST record.)"""
+    record before it in its CPU's ring: of the records with earlier times the last but one, because the last can be the
+    sample after LOST in the ring, whose time was taken before its stack was walked. Without CPU numbers the loss can be
+    at any earlier time. (A ring that stays full to the end leaves no LOST record.)"""
     is_lost = switches.kind == SwitchKind.LOST
     lost, others = np.flatnonzero(is_lost), np.flatnonzero(~is_lost)
     if not len(lost) or not len(begin):
@@ -203,7 +203,7 @@ def _in_gaps(switches: Switches, begin: I64, end: I64) -> Bool:
     before = np.maximum(before, 0)
     is_neighbour &= cpu[before] == switches.cpu[lost]
     since = np.sort(np.where(is_neighbour, time_ns[before], -1))
-    # Gaps that begin before the wait ends, less those that end before it begins, are those within it.
+    # The gaps that begin before the wait ends, less the gaps that end before it begins, overlap it.
     is_within: Bool = np.searchsorted(since, end) > np.searchsorted(until, begin)
     return is_within
 
@@ -227,11 +227,11 @@ class History:
         return cls(tid[order], time_ns[order], kind[order], row[order])
 
     def last(self, kind: EventKind) -> I64:
-        """Return int64[n]: the last row of this kind up to each row, of any thread; -1 if there is none."""
+        """Return int64[n]: the last row of this kind up to each row, of any thread; -1 if no row is."""
         return np.maximum.accumulate(np.where(self.kind == kind, np.arange(len(self.kind)), -1))
 
     def next(self, kind: EventKind) -> I64:
-        """Return int64[n]: the first row of this kind from each row on, of any thread; n if there is none."""
+        """Return int64[n]: the first row of this kind from each row on, of any thread; n if no row is."""
         places = np.where(self.kind == kind, np.arange(len(self.kind)), len(self.kind))
         return np.minimum.accumulate(places[::-1])[::-1]
 
@@ -289,7 +289,7 @@ def edges_of(history: History) -> Edges:
 
 
 def _neighbours(history: History, place: I64) -> tuple[I8, I8, I8]:
-    """Return (kind, before, after), int8[m]: of the events `place`, and of those next to each in its thread (NONE)."""
+    """Return int8[m] thrice: EventKind of each event in `place`; of the events before and after it in its thread."""
     kind, tid = history.kind[place], history.tid[place]
     before, after = np.full((2, len(place)), NONE, np.int8)
     same = tid[1:] == tid[:-1]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Add waits between context switches to a recording, as off-cpu samples next to the recorded samples.
 
-They are the samples of a recording with an off-cpu event: one for each wait, at the moment of the switch-in,
-whose period is the time off the CPU. So all that uses a Recording works on them. Each has
+They are like the samples of a recording with an off-cpu event: one for each wait, at the moment of the switch-in,
+whose period is the time off the CPU. So all code that uses a Recording works on them. Each has
 
 * the stack of the switch-out, where one was sampled (no stack is better than the stack of another moment);
-* the state, if sched_switch was recorded. Threads that stayed runnable (preempted ones, and those that
-  yielded) are flagged PREEMPTED: all their time off the CPU is run-queue delay;
+* the state, if sched_switch was recorded. Threads that stayed runnable (were preempted, or yielded)
+  are flagged PREEMPTED: all their time off the CPU is run-queue delay;
 * wake-up, waker and run-queue delay, if sched_waking or sched_wakeup was recorded. Samples of these are taken
-  in the thread that wakes, so their stack is that of the waker. Where an interrupt woke the waker is 0,
-  the idle thread's number, flagged WAKER_INTERRUPT: the interrupted thread has nothing to do with it.
+  in the thread that wakes, so their stack is the waker's. If an interrupt woke the thread, the waker
+  is 0, the idle thread's number, flagged WAKER_INTERRUPT: the interrupted thread has nothing to do with it.
 """
 
 import numpy as np

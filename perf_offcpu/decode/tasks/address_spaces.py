@@ -26,8 +26,8 @@ _MAX_ADDRESS = 2**64
 MAX_MAPPINGS = 1 << 18  # most mappings of one space: four times what the kernel allows a process (vm.max_map_count)
 
 _FREE_COPIES, _COPIES_PER_MAP = 1 << 20, 32
-"""The number of mappings that may be copied into new versions of spaces: at first, and more for each in the
-file. Real recordings stay far below; a hostile one could ask for the square of its records."""
+"""How many mappings may be copied into new versions of spaces: so many in any case, and so many more for each
+mapping in the file. Real recordings stay far below; a hostile one could ask for the square of its records."""
 
 
 class Mapping(NamedTuple):
@@ -49,7 +49,7 @@ class Mapping(NamedTuple):
 
 @mutable
 class _Space:
-    """Holds one version of an address space: mappings sorted by start, not overlapping; `previous`: row or -1."""
+    """Holds one version of an address space: mappings sorted by start, not overlapping; `previous` as in `Spaces`."""
 
     pid: int
     begin_ns: int
@@ -84,13 +84,13 @@ class AddressSpaces:
 
     def __init__(self) -> None:
         self.forgotten = 0
-        """Mappings that were not applied because there are impossibly many: no name rather than a wrong one."""
+        """Number of mappings not applied because there are impossibly many: no name rather than a wrong one."""
         self._copies_left = _FREE_COPIES
         self._kernel, self._spaces = _Space(-1, 0), list[_Space]()
         self._current, self._timeline = dict[int, int](), list[tuple[int, int, int]]()
         self._shared, self._execing = set[int](), set[int]()
         self._run_of: dict[int, tuple[MapRuns, int]] = {}
-        """By row of `_spaces`: (runs, number of the run) that holds all its mappings; its _Space is empty then."""
+        """By row of `_spaces`: (runs, number of the run) that holds all its mappings; see `_space`."""
 
     def map(self, pid: int, mapping: Mapping, time_ns: int) -> None:
         """Apply a mapping of a process (pid -1: the kernel), in a new version of its space if it replaces others."""
@@ -160,8 +160,7 @@ class AddressSpaces:
 
     def exec(self, pid: int, time_ns: int) -> None:
         """Begin a new image of a process, with the first mapping that follows. Until then the process is in execve(),
-        whose caller is code of the old image. An old image that was not recorded is unknown, not the same as the new
-        one."""
+        whose caller is code of the old image. An old image that was not recorded is unknown."""
         if pid not in self._current and time_ns > 0:
             self._timeline.append((pid, 0, UNKNOWN_SPACE))
         self._execing.add(pid)

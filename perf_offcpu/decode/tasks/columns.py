@@ -66,7 +66,7 @@ class TaskRecords:
 
 
 def task_records(chunk: Chunk, kinds: Set[int], events: Events, counters: Losses) -> list[TaskRecords]:
-    """Return the records of each type in `kinds` that the chunk has; those that do not fit their layout are counted."""
+    """Return the records of each type in `kinds` that the chunk has; records that do not fit their type are counted."""
     # One count finds the types that a chunk lacks, which are most.
     present = np.flatnonzero(np.bincount(np.minimum(chunk.types, 255).astype(np.uint8))).tolist()
     return [_of_type(kind, chunk, events, counters) for kind in present if kind in kinds]
@@ -136,7 +136,7 @@ class MapEvents(Table):
 
 @mutable
 class MapRuns:
-    """Holds mappings in runs: between two forks or execs of a process (see the module)."""
+    """Holds mappings in runs. A run is all mappings of a process between two of its forks or execs (see the module)."""
 
     maps: MapEvents  # by run, and within it by first address
     cuts: I64  # int64[runs + 1]: run i is rows `cuts[i]` to `cuts[i + 1]`
@@ -145,7 +145,7 @@ class MapRuns:
 
 
 def map_runs(maps: MapEvents, pids: I32, times: I64, numbers: I64) -> MapRuns:
-    """Cut mappings (in any order) into runs: those of a process between two of n forks or execs (pids, times, …)."""
+    """Cut mappings (in any order) into runs: a run ends at the next of n forks or execs (`pids`, …) of its process."""
     kept = len(maps)
     pid, time, number = (
         np.concatenate(pair) for pair in ((maps.pid, pids), (maps.time_ns, times), (maps.number, numbers))

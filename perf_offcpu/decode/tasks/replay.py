@@ -249,7 +249,7 @@ class TaskReplay:
         self._comms.append((tid, pid, time_ns, comm))
 
     def _live(self, tid: int, pid: int, time_ns: int, born: bool) -> None:
-        """Add a life of a thread if none is open; `born`: it begins now, even if no exit was recorded, else at 0."""
+        """Begin a life of a thread: if `born` at time_ns, even if the last is open; else at 0 if none is open."""
         if tid in self._task_of and not born:
             return
         self._task_of[tid] = len(self._tasks)
