@@ -62,14 +62,14 @@ class Ragged:
         return cls(offsets_of(lengths), np.concatenate([part.values for part in parts]))
 
     def take(self, rows: I64 | I32) -> Ragged:
-        """Return some rows, in the given order (a row may repeat); -1 yields an empty one."""
+        """Return the rows `rows`, in this order (a row may repeat); -1 yields an empty row."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + (rows >= 0)] - starts
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * starts, lengths, 8)))
 
     @classmethod
     def beside(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Concatenate row by row: row i is row i of each part in turn; all parts have n rows."""
+        """Join row by row: row i of the result is row i of each part, one after the other; all parts have n rows."""
         offsets = offsets_of(np.sum([part.lengths for part in parts], axis=0))
         values, offset = np.empty(int(offsets[-1]), np.uint64), 8 * offsets[:-1]
         for part in parts:
@@ -83,7 +83,7 @@ class Ragged:
         return Ragged(*gather_rows(self.values.view(np.uint8), Rows(8 * self.offsets[:-1], lengths, 8)))
 
     def replaced(self, rows: I64, others: Ragged) -> Ragged:
-        """Return the rows with those at `rows` (int64[m], distinct) replaced by the m rows of `others`."""
+        """Return all rows, where row `rows[i]` (int64[m], distinct) is replaced by row i of `others`."""
         if not len(rows):
             return self
         row = np.arange(len(self))
@@ -102,7 +102,7 @@ class Ragged:
 
 
 def spread(starts: I64, lengths: I64, offsets: I64) -> I64:
-    """Return start, start + 1, …, `lengths` numbers of each row in turn (ragged arange): int64[sum(lengths)]."""
+    """Return int64[sum(lengths)]: for each i, lengths[i] numbers from starts[i] on; `offsets` = offsets_of(lengths)."""
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
 
 
@@ -137,7 +137,8 @@ def _mixed(words: U64) -> U64:
 
 
 def _hash_block(mixed: U64, offsets: I64) -> U64:
-    """Return uint64[n], hashes of ragged rows: running powers, divided by the power at which a row begins."""
+    """Return uint64[n], the hash of each row (0 if empty) without its length. `mixed`, the words of all rows, is
+    overwritten: word i is multiplied by base^i; a row's sum is divided by the power of its first word."""
     powers, inverses = _powers(len(mixed).bit_length())
     mixed *= powers[: len(mixed)]
     filled = np.flatnonzero(offsets[1:] > offsets[:-1])
@@ -149,7 +150,7 @@ def _hash_block(mixed: U64, offsets: I64) -> U64:
 
 @functools.lru_cache(maxsize=32)
 def _powers(bits: int) -> tuple[U64, U64]:
-    """Return the powers of the hash's base and of its inverse modulo 2^64, from 0 to 2^bits."""
+    """Return (base^i, base^-i) modulo 2^64 of the hash's base: uint64[2^bits + 1] each, i from 0 to 2^bits."""
     tables = []
     for base in (_BASE, pow(_BASE, -1, 2**64)):
         table = np.full((1 << bits) + 1, base, np.uint64)
@@ -159,7 +160,7 @@ def _powers(bits: int) -> tuple[U64, U64]:
 
 
 def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
-    """Return the distinct rows in order of first appearance, and int32[n], the index of each row in them."""
+    """Return (distinct rows in order of first appearance; int32[n]: which distinct row equals row i of `chains`)."""
     if not len(chains):
         return Ragged(), np.empty(0, np.int32)
     first, ids = first_of_each(hash_rows(chains))
@@ -172,7 +173,8 @@ def unique_rows(chains: Ragged) -> tuple[Ragged, I32]:
 
 
 def first_of_each(keys: U64) -> tuple[I64, I32]:
-    """Number distinct keys by appearance: (int64[k], where each is first; int32[n], the number of each key)."""
+    """Number the k distinct keys by appearance. Return (int64[k], index in `keys` of the first key with each number;
+    int32[n], the number of each key)."""
     order = np.argsort(keys)
     ascending = keys[order]
     is_new = np.append(True, ascending[1:] != ascending[:-1])[: len(keys)]
@@ -223,9 +225,9 @@ class StoredStacks(Protocol):
 
 @mutable
 class Snapshots:
-    """User registers and stack words of n threads, 64-bit tasks, as columns."""
+    """User registers and stack words of n samples of 64-bit tasks, as columns."""
 
-    # uint64[n], the registers of each, a bit for each of perf's numbers (attr.sample_regs_user)
+    # uint64[n]: bit r is set if the snapshot has the register of perf's number r (attr.sample_regs_user)
     mask: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     registers: Ragged = field(default_factory=Ragged)  # their values, lowest number first
     stack: Ragged | StoredStacks = field(default_factory=Ragged)  # words of the stack, lowest address first

@@ -17,7 +17,7 @@ from perf_offcpu.model.growing import GrowingArray
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BITS = 10
 MAX_STEPS = 100
-"""By accident, one hash in 2^100 takes that many; hashes made to collide would take as many as there are."""
+"""Slots that are tried for one hash. One hash in 2^100 needs more by accident, but hashes may be made to collide."""
 
 
 class ChainTable:
@@ -28,7 +28,7 @@ class ChainTable:
         self._offsets.append(np.zeros(1, np.int64))
         self._index = HashIndex()
         self._by_words: dict[bytes, int] | None = None
-        """Words of each row; used from the first collision of hashes on, by accident one in 2^64, or made."""
+        """Words of a chain → its row; None until two distinct chains have one hash, by accident or made so."""
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -115,7 +115,7 @@ class HashIndex:
         return rows
 
     def add(self, hashes: U64, rows: I32) -> bool:
-        """Add new, distinct hashes; False if one takes more than MAX_STEPS: the index is then of no more use."""
+        """Add new, distinct hashes with their rows; False if MAX_STEPS do not suffice: the index is then unusable."""
         self._used += len(hashes)
         if 2 * self._used > len(self._rows):
             filled = np.flatnonzero(self._rows >= 0)
@@ -142,5 +142,5 @@ class HashIndex:
         return ((hashes * _MIX) >> self._shift).view(np.int64)
 
     def _step(self, hashes: U64) -> I64:
-        """Return int64[n], distances between the slots of a hash; odd, so that they lead through all slots."""
+        """Return int64[n]: distance from a slot tried for a hash to the next slot; odd, so that all slots are tried."""
         return (hashes.view(np.int64) & self._mask) | 1

@@ -34,10 +34,9 @@ Domain = Literal[
     "", "strings", "comm", "evsels", "callchains", "snapshots", "spaces", "dsos", "stacks", "frames",
     "time", "since", "task", "cpu", "cgroup", "objects", "object_ids",
 ]  # fmt: skip
-"""Meaning of the values of a column: rows of that field of a Recording or Profile ("comm": rows of
-strings that are names of threads), times, times since when a row holds (0: before the recording), ids of
-processes and threads, CPUs, ids of cgroups and of wait objects. "": something that means the same in every
-recording."""
+"""What the values of a column are. The name of a field of Recording or Profile: row ids in that table ("comm": rows of
+`strings` that hold a comm). "time": ns. "since": ns from which a row is valid, 0 before the recording. "task": pid or
+tid. "cpu", "cgroup", "object_ids": ids of CPUs, cgroups, wait objects. "": what means the same in every recording."""
 
 Renumber = Callable[[NDArray[Any]], NDArray[Any]]  # returns the new values of a column
 
@@ -79,7 +78,8 @@ class Table:
 
     @classmethod
     def filled(cls, rows: int, **columns: Any) -> Self:
-        """Make a table of n = `rows` rows: given columns, converted to their dtype, elsewhere sentinels or 0."""
+        """Make a table of `rows` rows. Given columns are converted to their dtype (one value for all rows makes a
+        read-only column); other columns are filled, writable, with their sentinel or 0."""
         table = cls.sparse(rows, **columns)
         for name in cls.columns:
             if columns.get(name) is None:
@@ -88,7 +88,7 @@ class Table:
 
     @classmethod
     def sparse(cls, rows: int, **columns: Any) -> Self:
-        """Make a table as `filled` does, but a column of one value, given or not, takes no memory and cannot be set."""
+        """Make a table as `filled` does, but a column that is left out is read-only: one value without memory."""
         arrays = {}
         for name, declared in cls.columns.items():
             value = columns.pop(name, None)
@@ -98,8 +98,7 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Make a table of tuples in column order: for rare records, never for samples. The last columns may be left
-        out."""
+        """Make a table of tuples in column order; all may lack the same last columns. Slow: for rare records only."""
         return cls.filled(len(rows), **dict(zip(cls.columns, zip(*rows, strict=True), strict=False)))
 
     @classmethod
@@ -109,14 +108,14 @@ class Table:
         return cls(*(np.concatenate([getattr(t, name) for t in parts]) for name in cls.columns if parts))
 
     def take(self, rows: Any) -> Self:
-        """Return the rows of an index array, slice or mask; a column of one repeated value still takes no memory."""
+        """Return a table of the rows that an index array, slice or mask selects; broadcast columns stay broadcast."""
         if isinstance(rows, np.ndarray) and rows.ndim == 1:
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return type(self)(*(_taken(getattr(self, name), rows, count) for name in self.columns))
         return type(self)(*(getattr(self, name)[rows] for name in self.columns))
 
     def reorder(self, rows: NDArray[np.int64]) -> None:
-        """Reorder the rows in place, column by column, without a second table; no other table may share the columns."""
+        """Make row i the old row `rows[i]`, in place. Old columns are overwritten: no other table may share them."""
         room: dict[np.dtype[Any], NDArray[Any]] = {}
         for name in self.columns:
             old = getattr(self, name)
@@ -173,7 +172,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
-    """Return bool[n]: True if the value is in `ascending`; np.isin() without that import."""
+    """Return bool[n]: True if values[i] is in `ascending` (sorted); np.isin() without its import of numpy.ma."""
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
     place = np.searchsorted(ascending, values)
@@ -213,7 +212,7 @@ class Strings:
         return np.fromiter((self.intern(text) for text in texts), np.uint32)
 
     def find(self, text: str) -> int:
-        """Return the row of a text; -1 if there is none."""
+        """Return the row of a text; -1 if it is not interned."""
         return self._ids.get(text, -1)
 
     def copy(self) -> Self:

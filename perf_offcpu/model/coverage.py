@@ -9,7 +9,7 @@ Time = TypeVar("Time", int, float)
 
 
 def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
-    """Return (begin, end) of the union of spans, ascending; spans that touch are one, empty ones none."""
+    """Return the union of spans as disjoint (begin, end), ascending; touching spans are merged, empty spans dropped."""
     union: list[tuple[Time, Time]] = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
         if union and begin <= union[-1][1]:
@@ -20,20 +20,20 @@ def united(spans: Iterable[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
 
 
 def gaps(spans: Sequence[tuple[Time, Time]]) -> list[tuple[Time, Time]]:
-    """Return (end of a span, begin of the next) for adjacent spans, which are in the order of time."""
+    """Return (end of a span, begin of the next span) for each two consecutive `spans`, which are in order of time."""
     return [(earlier, later) for (_, earlier), (later, _) in pairwise(spans)]
 
 
 class Sampling(NamedTuple):
-    """Facts that a recording has on its sampling of waits by length (`record --off-cpu-period`). Totals are those of
-    the waits that ended: as the recorder counted and as samples estimate them."""
+    """Facts that a recording has on its sampling of waits by length (`record --off-cpu-period`). Totals are of waits
+    that ended: the recorder's exact counts, and estimates from the samples."""
 
-    period_ns: int = 0  # of waiting of a thread for each sample; 0: every wait was recorded
+    period_ns: int = 0  # ns of waiting for which a thread gets one sample; 0: every wait was recorded
     waits: int = 0  # exact number of waits
     waits_ns: int = 0  # their exact time
     estimated_waits: int = 0  # counts of the samples
     estimated_ns: int = 0  # weights of the samples
-    longest_period_ns: int = 0  # the longest one that a limit of the rate chose; 0 if none was longer
+    longest_period_ns: int = 0  # the longest period that the limit of the sample rate chose; 0 if never longer
 
     def __bool__(self) -> bool:
         """Return whether waits were sampled."""

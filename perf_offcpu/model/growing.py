@@ -31,7 +31,7 @@ class GrowingArray:
         return self._used // self.dtype.itemsize
 
     def append(self, values: NDArray[Any]) -> None:
-        """Add values of that dtype; raise BufferError if the mapping has to move and a view of it is alive."""
+        """Append values of the array's dtype; raise BufferError if the mapping must grow while a view of it exists."""
         if len(values):
             self.extend(len(values))[:] = values
 
@@ -76,8 +76,8 @@ Kind = TypeVar("Kind", bound=Table)
 
 
 class GrowingColumn:
-    """Column that grows, and takes no memory as long as all of its values are the same. In a recording with millions of
-    samples, a third of the columns are so: fields that no sample has."""
+    """Column that grows, and takes no memory as long as all of its values are equal, as in a third of the columns of a
+    recording with millions of samples: fields that no sample has."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._array = GrowingArray(dtype)
@@ -85,7 +85,7 @@ class GrowingColumn:
         self._value = np.zeros(1, dtype)
 
     def interleave(self, parts: Sequence[NDArray[Any]], runs: Sequence[I64 | slice], count: int) -> None:
-        """Append `count` values: those of part i go to the places `runs[i]`, counted from the old end."""
+        """Append `count` values: `parts[i]` becomes rows `runs[i]`, counted from the old end: all of 0 to count - 1."""
         if not len(self._array):
             if not self._repeated:
                 self._value = next(part[:1].copy() for part in parts if len(part))
@@ -99,7 +99,7 @@ class GrowingColumn:
             room[run] = part
 
     def release(self) -> NDArray[Any]:
-        """Return the values, not copied, and leave the column empty; one repeated value cannot be set."""
+        """Return the values, not copied, and leave the column empty. An array of one repeated value is read-only."""
         repeated, self._repeated = self._repeated, 0
         if repeated and not len(self._array):
             return np.broadcast_to(self._value[0], repeated)
@@ -124,14 +124,14 @@ class GrowingTable(Generic[Kind]):
         self.interleave([table], [np.arange(len(table))])
 
     def interleave(self, tables: Sequence[Kind], places: Sequence[I64]) -> None:
-        """Append rows of several tables at places (int64[], ascending), from the old end on; together 0 to n - 1."""
+        """Append n rows: those of `tables[i]` become rows `places[i]` (int64, ascending), counted from the old end."""
         count = sum(map(len, places))
         runs = [_as_run(place) for place in places]
         for name, column in self._columns.items() if count else ():
             column.interleave([getattr(table, name) for table in tables], runs, count)
 
     def release(self) -> Kind:
-        """Return the rows, not copied, and leave the table empty. Columns of one value cannot be set."""
+        """Return the rows, not copied, and leave the table empty. Columns of one repeated value are read-only."""
         return self._kind(**{name: column.release() for name, column in self._columns.items()})
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Join Recordings, or Profiles, to one: rows one after the other, ids of rows renumbered. Each column declares the
 meaning of its values (`columns.Domain`), so one function serves all tables. Strings, events and callchains that are
-equal become one row; the rows of other tables stay apart. The users sort the result: `decode.join` joins the recordings
-of one host, `symbolize.load` the profiles of several."""
+equal become one row; the rows of other tables stay apart. The callers sort the result: `decode.join` joins the
+recordings of one host, `symbolize.load` the profiles of several hosts."""
 
 import dataclasses
 from collections import Counter
@@ -29,14 +29,14 @@ It exceeds all pids, which end at 4 194 304. It is decimal, so that the old pid 
 
 
 def host_of(tids: NDArray[Any], meta: Meta) -> NDArray[Any]:
-    """Return the number of the host of each tid, a row of `meta.hosts`; 0 for unknown ids, and for one host. Ids of
-    damaged recordings can exceed those of all hosts: the last one has them."""
+    """Return the host of each tid, an index in `meta.hosts`; 0 for unknown ids, and if there is one host. Ids beyond
+    those of all hosts (in damaged recordings) are the last host's."""
     hosts: NDArray[Any] = np.clip(tids // PID_STEP, 0, max(len(meta.hosts) - 1, 0))
     return hosts
 
 
 def is_idle_task(tids: NDArray[Any]) -> Bool:
-    """Return bool[n]: the ids of idle tasks, which are 0 on each host; they are no threads."""
+    """Return bool[n]: True for the tid of an idle task (0 on each host, so k * PID_STEP), which is no thread."""
     idle: Bool = tids % PID_STEP == 0
     return idle
 
@@ -99,9 +99,9 @@ def join(parts: Sequence[Part], nr_cpus: int) -> Part:
 
 
 def _to_object_ids(tables: Sequence[WaitObjects], number: int) -> Renumber:
-    """Return a function from the ids of a recording to ids of the joined table: its rows, from 1 on. Several recordings
-    may give one id to different objects, so each keeps its own descriptions; an id that another file of its recording
-    describes means that one. Ids without description become 0."""
+    """Return a function from object ids of recording `number` to ids in the joined table: row + 1. Recordings may use
+    one id for different objects, so an id means the object in its own table; if it is not there, in the first other
+    table that has it (it may be another file of the recording). Ids in no table become 0."""
     first = offsets_of(np.array([len(table) for table in tables], np.int64))
 
     def change(ids: NDArray[Any]) -> NDArray[Any]:
@@ -125,7 +125,7 @@ def _key(evsel: Evsel) -> tuple[object, ...]:
 
 
 def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int, str]:
-    """Return the build-id of each path; a path whose build-id differs between profiles is left out."""
+    """Return path (row in `strings`) → build-id in hex; a path whose build-id differs between profiles is left out."""
     build_ids: dict[int, set[str]] = {}
     for profile in profiles:
         for row, build_id in profile.build_ids.items():
@@ -164,7 +164,7 @@ def _listed(texts: Sequence[str], comma: str = ", ") -> str:
 
 
 def joined_sampling(parts: Sequence[Sampling]) -> Sampling:
-    """Return the sampling of several recordings; the longest period stands for all."""
+    """Return the sampling of several recordings together: totals are summed, of each period the longest is taken."""
     names = Sampling._fields
     longest = {name: max((getattr(part, name) for part in parts), default=0) for name in names if "period" in name}
     return Sampling(**{name: sum(getattr(part, name) for part in parts) for name in names} | longest)

@@ -12,7 +12,7 @@ _BLOCK = 1 << 16  # number of look-ups per step, so that intermediate columns st
 
 
 def rows_at(ids: I32, begins: I64, wanted: I32, times: I64) -> I32:
-    """Return int32[n]: the row of a table of (id, begin), sorted so, that is valid for each (id, time).
+    """Return int32[n]: the row valid for each (wanted[i], times[i]) in a table sorted by (id, begin): `ids`, `begins`.
 
     A row is valid until the next row of the same id. The result is the last row of the id with begin <= time (of time
     -1: the last row), else its first row (assumed to be valid before its record), -1 if the id is not in the table.
@@ -68,7 +68,7 @@ class KernelMap(NamedTuple):
 
 
 def kernel_map(recording: Recording) -> KernelMap:
-    """Return the mapping of the kernel itself, not of its modules; an empty KernelMap if there is none."""
+    """Return the mapping of the kernel itself, not of its modules; an empty KernelMap if it was not recorded."""
     maps, dsos, strings = recording.maps, recording.dsos, recording.strings
     for row in np.flatnonzero(maps.space == KERNEL_SPACE).tolist():
         path = strings[int(dsos.path[maps.dso[row]])]
@@ -79,9 +79,9 @@ def kernel_map(recording: Recording) -> KernelMap:
 
 
 def find_mappings(maps: Maps, table: Spaces, spaces: I32, addresses: U64) -> I32:
-    """Return the mapping of each (address space, address): int32[n], rows of `maps`; NO_MAP where there is none. An
-    address that an image does not map is looked up in the image that it replaced: that one called execve(), and until
-    it returns, the caller's frames are addresses of the old image. `spaces` are rows of `table`, -1 the kernel's."""
+    """Return the mapping of each (address space, address): int32[n], rows of `maps`; NO_MAP if it is not mapped. An
+    address that a space does not map is looked up in the space it replaced (`table.previous`): execve() is called in
+    the old image, and until it returns, frames have addresses of that image. `spaces`: rows of `table`, -1 kernel."""
     row = _find(maps, spaces, addresses)
     missing = np.flatnonzero((row == NO_MAP) & (spaces >= 0))
     before = table.previous[spaces[missing]]

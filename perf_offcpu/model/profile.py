@@ -26,13 +26,14 @@ class ProgramRule(NamedTuple):
     program: str  # the program or library, for people
     meaning: str  # what is waited for, for people
     frames: str = ""  # functions, one of which is in the stack
-    callers: str = ""  # functions, one of which called that of `frames`
+    callers: str = ""  # functions, one of which called the function that `frames` matches
     comm: str = ""  # names of threads
     syscall: str = ""
-    # labels of the classes by the general rules that the rule is about; "" all but run queue and page fault
+    # labels of classes: the rule is for waits to which the general rules gave one of these classes; "": all
+    # classes but runqueue, throttled, stopped and fault
     waits: str = ""
-    wait_class: str = ""  # label of the class of such waits; "" leaves it as it is
-    for_work: bool | None = None  # the thread waits for its next piece of work; None leaves it as it is
+    wait_class: str = ""  # label of the class that the wait gets; "": it keeps the class of the general rules
+    for_work: bool | None = None  # True: the thread waits for its next piece of work; None: the rule does not say
 
 
 _KERNEL_DSOS = ("[kernel.kallsyms]", "[kernel]", "[guest.kernel.kallsyms]")
@@ -80,10 +81,10 @@ class ObjectFact(IntFlag):
     BY_PEERS = 2  # threads that waited for it, too, ended waits
     BY_OTHERS = 4  # threads that never waited for it ended waits
     BY_STRANGERS = 8  # threads of processes that are not recorded ended waits
-    SHARED = 16  # processes share it, so that others may hold it which never wait here
+    SHARED = 16  # processes share it: threads may hold it that never wait for it in the recording
     THREAD = 32  # the word in which the kernel clears the id of a thread that exits: pthread_join()
-    MUTEX = 64  # its waiters expect what a contended mutex has, of glibc and others
-    RWLOCK = 128  # its waiters expect what a contended pthread_rwlock_t has
+    MUTEX = 64  # its waiters expect in the futex word the value of a contended mutex, of glibc and others
+    RWLOCK = 128  # its waiters expect in the futex word the value of a contended pthread_rwlock_t
     CIRCLE = 256  # one thread waits for it, whose signals end, in turn, waits of the threads that signal it
 
 

@@ -55,7 +55,7 @@ _task = partial(column, "i4", sentinel=-1, domain="task")
 
 
 class SampleColumns(Table):
-    """Columns that Samples and ProfileSamples share; those of off-cpu time hold their sentinel on ordinary samples."""
+    """Columns that Samples and ProfileSamples share; columns about waits hold sentinels where a sample is no wait."""
 
     time_ns: I64 = _time("sample time; for off-cpu the end of the (last) wait")
     period: I64 = column("i8", "weight, in the unit of its event (ns for off-cpu and cpu-clock)")
@@ -79,12 +79,12 @@ class SampleColumns(Table):
     holder_tid: I32 = _task("thread that held the lock at the begin; if still blocked, at the end")
 
     def length_ns(self) -> I64:
-        """Return int64[n]: how long each wait lasted; of sums their whole time."""
+        """Return int64[n], ns: `period`, which is a sum of waits where AGGREGATED; `longest_ns` where SAMPLED."""
         sampled = self.has(SampleFlag.SAMPLED) & (self.longest_ns >= 0)
         return np.where(sampled, self.longest_ns, self.period) if sampled.any() else self.period
 
     def delay_ns(self) -> I64:
-        """Return int64[n]: the run-queue delay within the length of each wait; -1 unknown."""
+        """Return int64[n], ns: the run-queue delay within `length_ns()`, as `runq_ns` within `period`; -1 unknown."""
         length = self.length_ns()
         if length is self.period:
             return self.runq_ns
@@ -262,9 +262,9 @@ class Meta:
     last_ns: int = -1
     kernel_build_id: str = ""
     source: str = ""  # the file, as the user named it
-    # (begin, end) of each recorded time, ascending, if there are pauses or if recordings were joined
+    # (begin, end) of each span that was recorded, ascending, if there are pauses or if recordings were joined
     parts: Spans = ()
-    hosts: tuple[Spans, ...] = ()  # the recorded times of each host, if several were joined
+    hosts: tuple[Spans, ...] = ()  # the recorded spans of each host, if recordings of several hosts were joined
 
     @property
     def recorded(self) -> Spans:
@@ -273,18 +273,18 @@ class Meta:
 
     @property
     def pauses(self) -> Spans:
-        """Return (begin, end) of each pause, and between joined recordings: when no host was recorded."""
+        """Return (begin, end) of each span in which no host was recorded: a pause, or a gap between recordings."""
         return tuple(gaps(self.parts))
 
     def pauses_of(self, hosts: Iterable[int]) -> Spans:
-        """Return (begin, end) of each time in which none of some hosts, given by number, was recorded."""
+        """Return (begin, end) of each span in which no host of `hosts`, indices in `self.hosts`, was recorded."""
         if not self.hosts:
             return self.pauses
         return tuple(gaps(united(span for host in hosts for span in self.hosts[host])))
 
     @property
     def paused_ns(self) -> int:
-        """Return the time of `pauses` from the first to the last timed sample, a part of `duration_ns`."""
+        """Return the ns of `pauses` between the first and the last timed sample or record, a part of `duration_ns`."""
         spans = ((max(begin, self.first_ns), min(end, self.last_ns)) for begin, end in self.pauses)
         return sum(max(end - begin, 0) for begin, end in spans)
 

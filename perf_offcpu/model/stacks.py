@@ -65,9 +65,9 @@ def path_lengths(parent: I32, nodes: I64) -> I64:
 
 
 def paths_of_nodes(parent: I32, nodes: I64, *, leaf_first: bool = False) -> tuple[I64, I64]:
-    """Return the nodes on the way from the root to each of some nodes, root first by default.
+    """Return the paths from the root to each of k `nodes` (>= 0), root first by default, both ends included.
 
-    Returns (offsets, path): int64[k + 1], where each path begins; int64[n], its nodes.
+    Returns (offsets, path): int64[k + 1] and int64[]; nodes of path i are `path[offsets[i]:offsets[i + 1]]`.
     """
     offsets = offsets_of(path_lengths(parent, nodes))
     path = np.empty(int(offsets[-1]), np.int64)

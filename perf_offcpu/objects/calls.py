@@ -92,13 +92,13 @@ def exported(image: ElfImage, names: set[bytes]) -> set[bytes]:
 
 
 def is_signal_return(image: ElfImage, offsets: U64) -> Bool:
-    """Return bool[n]: True if at the file offset is a signal trampoline: before this return address is no call."""
+    """Return bool[n]: True if a signal trampoline begins at the file offset: no call precedes this return address."""
     code = _SIGNAL_RETURNS.get(image.machine, b"")
     return np.array([bool(code) and _bytes(image, offset, len(code)) == code for offset in offsets.tolist()], np.bool_)
 
 
 def _bytes(image: ElfImage, offset: int, size: int) -> bytes:
-    """Return `size` bytes at a file offset, zeros for those before the file; only zeros if it ends within them."""
+    """Return `size` bytes at a file offset: zeros for negative offsets; all zeros if the file ends before the last."""
     before = max(0, -offset)
     inside = offset + size <= image.source.size
     data = image.source.read(offset + before, size - before) if inside else b""

@@ -81,7 +81,7 @@ def find_dso(recording: Recording, dso: int, search: Search) -> ElfFile:
 
 
 def open_dso(recording: Recording, dso: int, search: Search, stack: ExitStack) -> ElfImage:
-    """Open the file of a dso for the life of `stack`; `[vdso]` is the running kernel's. Raises Refused without it."""
+    """Open the file of a dso for the life of `stack`; `[vdso]` is the running kernel's. Raises Refused if none fits."""
     dsos, meta = recording.dsos, recording.meta
     name, hex_id = (recording.strings[int(ids[dso])] for ids in (dsos.path, dsos.build_id))
     build_id = bytes.fromhex(hex_id)
@@ -149,9 +149,8 @@ def same_build(first: bytes, second: bytes) -> bool:
 def _by_build_id(
     name: str, build_id: bytes, search: Search, pids: Sequence[int], others: Sequence[str], stack: ExitStack
 ) -> ElfImage | None:
-    """Open the same object at another path, identified by its build-id; None if there is none. `pids` are processes
-    that had it mapped, `others` paths that the recording has for it elsewhere, as of files below another root
-    directory."""
+    """Open the same object at another path, identified by its build-id; None if no path has it. `pids` are processes
+    that had it mapped, `others` further paths that the recording has for the build-id."""
     paths = [path for unpadded in _unpadded(build_id) for path in objects_by_build_id(unpadded, search)]
     if search.processes and _is_plain(name):
         paths += objects_of_processes(name, pids)
@@ -166,8 +165,8 @@ def _by_build_id(
 
 
 def _unpadded(build_id: bytes) -> Iterator[bytes]:
-    """Yield a recorded build-id, and shorter ones if it may be padded: files without the size pad with zeros. Zeros at
-    the end may be its own: of one SHA-1 in 256, the last byte is 0."""
+    """Yield a recorded build-id, then shorter ones if it may be padded with zeros, as in recordings without its size.
+    Zeros at the end may be its own: of one SHA-1 in 256, the last byte is 0."""
     least = len(build_id.rstrip(b"\0"))
     for length in dict.fromkeys((len(build_id), *_SHORT_IDS, least)):
         if least <= length <= len(build_id):
@@ -196,8 +195,8 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
 
 
 def _acting_devices() -> set[int]:
-    """Return st_dev of all mounts on and below /proc and /sys: links may lead there unseen. Containers mount files of
-    their disk there, too: of such a device, reading does nothing."""
+    """Return st_dev of all mounts on and below /proc and /sys but those of disks: links may lead there unseen, and
+    reading can act. Containers mount files of their disk there, too, which can be read without effect."""
     try:
         mounts = kernel_lines(read_kernel("/proc/self/mountinfo"))
     except OSError:

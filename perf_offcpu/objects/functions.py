@@ -54,9 +54,9 @@ class ElfFile:
 
 
 def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
-    """Return uint64[n]: the addresses at which segments place bytes of the file; NO_ADDRESS for none. The first segment
-    in file order applies, executable ones first. The kernel maps whole pages, so bytes that no segment holds belong to
-    the executable one that shares their page."""
+    """Return uint64[n]: the virtual address of each file offset; NO_ADDRESS if it is in no segment. Of several segments
+    with the offset, executable ones go first, then the first in the file. The kernel maps whole pages, so a byte in no
+    segment belongs to the executable segment that shares its page."""
     result = np.full(len(offsets), NO_ADDRESS)
     start, stop, shift = _file_ranges(loads[loads["p_filesz"] > 0])
     for i in range(len(start)):
@@ -66,7 +66,7 @@ def file_offset_to_vaddr(loads: Rows, offsets: U64) -> U64:
 
 
 def _file_ranges(loads: Rows) -> tuple[U64, U64, U64]:
-    """Return (start, stop, shift) of file ranges [start, stop), best first; file offset + shift mod 2^64: address."""
+    """Return (start, stop, shift) of file ranges, best first: offsets in [start, stop) plus shift are addresses."""
     executable = (loads["p_flags"] & np.uint64(elf.SegmentFlag.X)) != 0
     exact = loads[np.argsort(~executable, kind="stable")[:_MAX_SEGMENTS]]
     paged = loads[np.flatnonzero(executable)[:_MAX_SEGMENTS]]
@@ -138,8 +138,8 @@ def _mini_debug(image: ElfImage) -> list[tuple[Symbols, bytes]]:
 
 def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -> tuple[Symbols, bytes]:
     """Return the rows of one symbol table section that can name or bound code, and its string bytes. `starts`
-    (uint64[number of sections]) are addresses of the sections of an unlinked object, from which its symbols count;
-    symbols of sections at NO_ADDRESS are left out."""
+    (uint64[number of sections]) are the addresses of an unlinked object's sections, added to st_value; symbols of
+    sections at NO_ADDRESS are left out."""
     if table.size > MAX_SYMBOLS * elf.SYM[image.bits].size():
         raise FormatError(image.path, "symbol table", f"{table.size} bytes are too many", table.offset)
     strings_section = image.section(table.link)
@@ -154,7 +154,7 @@ def listed_symbols(image: ElfImage, table: Section, starts: U64 | None = None) -
 
 
 def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | None) -> Symbols:
-    """Return the symbols defined in sections that perf keeps, as columns in native byte order."""
+    """Drop the ELF symbols in `rows` that perf ignores; return the others as columns in native byte order."""
     section = rows["st_shndx"].astype(np.intp)
     kind, binding, visibility = rows["st_info"] & 15, rows["st_info"] >> 4, rows["st_other"] & 3
     function = (kind == elf.SymbolType.FUNC) | (kind == elf.SymbolType.GNU_IFUNC)
@@ -182,7 +182,7 @@ def _counted(image: ElfImage, rows: NDArray[Any], strings: bytes, starts: U64 | 
 
 
 def _holds(image: ElfImage, part: bytes) -> Bool:
-    """Return bool[sections]: True if the name contains `part`, perf's test for labels (elf_sec__filter)."""
+    """Return bool[sections]: True if the section's name contains `part`, perf's test for labels (elf_sec__filter)."""
     return np.array([part in name for name in image.section_names], bool)
 
 

@@ -38,7 +38,7 @@ _MEMORY: Final = ("//anon", "/dev/zero", "/anon_hugepage", "[heap]", "[stack", "
 _PYTHON: Final = re.compile(r"py::(?P<name>.+?):(?P<file>.*)", re.DOTALL)
 _PLACE: Final = re.compile(r"(?<=.):(?P<line>\d{1,9})(?::\d{1,9})?$")
 _KIND: Final = re.compile(r"[A-Za-z]:")
-"""Node's names: `JS:*handle /srv/app.js:12:9`, read from their end, so that no name takes long."""
+"""Kind of function in Node's names, `JS:*handle /srv/app.js:12:9`. They are read from the end: no name takes long."""
 
 
 class JitName(NamedTuple):
@@ -65,7 +65,7 @@ class PerfMaps:
         return self._tables[pid]
 
     def text_of(self, pid: int) -> bytes | LossCause:
-        """Return the text of the map of a process, or the reason why there is none to trust."""
+        """Return the text of the map of a process, or the reason why it has no trustworthy map."""
         born, died = self._lifetime(pid)
         cause = losses.NO_PERF_MAP
         for path in perf_map_paths(pid, self.symfs):
@@ -99,7 +99,7 @@ def perf_map_paths(pid: int, symfs: str) -> Iterator[str]:
 
 
 def _namespaced_pid(pid: int) -> int:
-    """Return the pid of a running process in its own pid namespace; 0 if that is this one, or unknown."""
+    """Return the pid of a running process in its own pid namespace; 0 if that is the namespace of /proc, or unknown."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             match = re.search(rb"^NStgid:((?:\t\d+)+)$", file.read(1 << 16), re.MULTILINE)
@@ -208,7 +208,7 @@ def _not_replaced(start: U64, size: U64) -> I64:
 
 
 def _next(following: array[int], place: int) -> int:
-    """Return the first open place (following[i] == i) from `place` on, and shorten the links that lead to it."""
+    """Return the first open index i (following[i] == i) from `place` on, and shorten the links that lead to it."""
     while following[place] != place:
         following[place] = following[following[place]]
         place = following[place]
@@ -216,7 +216,7 @@ def _next(following: array[int], place: int) -> int:
 
 
 def _close(following: array[int], low: int, high: int) -> int:
-    """Close the open places from `low` to before `high`, and return their number."""
+    """Close the open indices in [low, high), by linking each to the next index, and return their number."""
     count, place = 0, _next(following, low)
     while place < high:
         following[place] = place + 1

@@ -136,7 +136,7 @@ _CRC_BLOCK: Final = 1 << 20
 
 
 def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack) -> ElfImage | None:
-    """Open an object's debug file that has section `wanted`, for the life of `stack`; return None if there is none."""
+    """Open an object's debug file that has section `wanted`, for the life of `stack`; return None if no file has it."""
     link, crc = debug_link(image)
     for path, by_crc in _candidates(image, link, search):
         with suppress(OSError, FormatError), ExitStack() as attempt:  # a damaged file is passed over
@@ -148,7 +148,7 @@ def open_debug(image: ElfImage, search: Search, wanted: bytes, stack: ExitStack)
 
 
 def _candidates(image: ElfImage, link: str, search: Search) -> Iterator[tuple[str, bool]]:
-    """Yield (path, True if, without build-ids, the CRC decides whether it is the debug file), best first."""
+    """Yield (path of a possible debug file, True if its CRC may identify it where build-ids lack), best first."""
     yield from ((path, False) for path in debug_by_build_id(image.build_id, search))
     yield from ((path, True) for path in debug_by_link(image.path, link, search))
     if image.build_id:

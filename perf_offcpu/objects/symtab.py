@@ -59,7 +59,7 @@ def alias_rank(untyped: Bool, weak: Bool, global_: Bool) -> U8:
 
 
 def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Join (symbols, string bytes) in the given order to one such pair; the bytes of a single table are not copied."""
+    """Join tables to one (symbols, string bytes), in the given order; the bytes of a single table are not copied."""
     tables, blobs, offset = [Symbols()], list[bytes](), 0
     for rows, strings in parts:
         if len(rows):
@@ -71,7 +71,7 @@ def join(parts: Iterable[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
 
 
 class SymbolTable:
-    """Names addresses by n disjoint or nested ranges [start, end) (uint64[n]), sorted by start; no start is twice."""
+    """Names addresses by n ranges [start, end) (uint64[n]), sorted by distinct starts; see the module for overlaps."""
 
     def __init__(self, rows: Symbols, strings: bytes) -> None:
         self._strings: bytes | memoryview = strings
@@ -180,7 +180,7 @@ def _best_aliases(keep: I64, rows: Symbols, end: U64, strings: bytes) -> I64:
 
 
 def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
-    """Return (leading underscores, at most 8, without the `_` of `_Z`, `_R`; bytes) of each name, int64[n] each."""
+    """Return (number of leading underscores, at most 8, 0 for `_Z…` and `_R…`; length in bytes), int64[n] each."""
     text = np.frombuffer(strings, np.uint8)
     starts = names.astype(np.int64)
     length = _ends_of_names(starts, text) - starts
@@ -197,7 +197,7 @@ def _name_shape(names: U32, strings: bytes) -> tuple[I64, I64]:
 
 
 def _ends_of_names(starts: I64, text: U8) -> I64:
-    """Return the offset of the first NUL from each offset on; the length of the text where there is none. The text is
+    """Return int64[n]: the offset of the first NUL at or after starts[i]; len(text) without a NUL. The text is
     scanned in steps, and only where names begin: a table may consist of NULs."""
     order = np.argsort(starts)
     sought, ends = starts[order], np.full(len(starts), len(text), np.int64)

@@ -83,7 +83,8 @@ def zstd_library() -> Any:
 
 
 def joined(pieces: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """Yield all bytes, and those before an exception, in pieces of at least `least` but the last: each costs a step."""
+    """Yield the bytes of `pieces`, also if they end in an exception, in larger pieces: at least `least` bytes, but for
+    the last. Each piece costs the caller a step."""
     waiting, size = list[bytes](), 0
     try:
         for piece in pieces:

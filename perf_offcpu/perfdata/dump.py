@@ -154,7 +154,7 @@ class _Dump:
                 yield from self._extension(raw, stop)
 
     def _extension(self, raw: bytes, offset: int) -> Lines:
-        """Yield the fixed part of an off-cpu payload's extension as far as its size goes, then the rest."""
+        """Yield the fixed part of an off-cpu payload's extension as far as its size goes, then the remaining bytes."""
         head, _, _ = offcpu.fixed_part(8).unpack_sound(raw, self.order, None, offset, len(raw))
         if head.get("magic") != offcpu.EXTENSION_MAGIC:
             return

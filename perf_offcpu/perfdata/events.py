@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the evsel of each record by the ids in the records, and read the trailers and times of records, as columns.
 
-Each evsel has one id per CPU or thread. Samples hold it at a place that follows from sample_type, other kernel
-records in their trailer (`abi.sample.TRAILER`), which is laid out by the sample_type of the event that wrote the
-record and is found from the record's end: perf demands that all events agree on the place of the id
-(tools/perf/util/evlist.c: evlist__event2evsel, evlist__valid_sample_type, tools/perf/util/evsel.c:
-__evsel__sample_id_pos). Id 0 is the first event's: perf's own records, which describe what was there before, have a
-trailer of zeros.
+Each evsel has one id per CPU or thread. Samples hold it at a place that follows from sample_type, other kernel records
+in their trailer (`abi.sample.TRAILER`), which is laid out by the sample_type of the event that wrote the record and is
+found from the record's end: perf demands that all events agree on the place of the id (tools/perf/util/evlist.c:
+evlist__event2evsel, evlist__valid_sample_type, tools/perf/util/evsel.c: __evsel__sample_id_pos). Id 0 is the first
+event's: perf's own records, which describe what was there before, have a trailer of zeros.
 
 The kernel writes one mapping to all events that ask for mappings, and for those with attr.build_id it sets
 MISC_MMAP_BUILD_ID in a header that all of them share; it never clears the flag (kernel/events/core.c:
 perf_event_mmap_output(), seen in 6.18). While one recorder asks for build-ids, as perf 7.2 does, the records of all
 others have the flag, too, over maj, min and ino. perf 6.1 takes the major number for a length and overruns its stack
 (abort in util/build-id.c). Such records are recognized because build-ids have at most 20 bytes, and an event that did
-not ask gets none. Records that perf synthesized stay as they are, and so do sizes of 20 or 16 bytes, as build-ids
-have.
+not ask gets none. Records that perf synthesized stay as they are, and so do sizes of 20 or 16 bytes, as build-ids have.
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +44,7 @@ class EventSpec:
 
     @property
     def shape(self) -> SampleShape:
-        """The shape of its samples."""
+        """Which fields the event's samples have."""
         return SampleShape.of(self.attr)
 
     def named(self) -> Self:
@@ -57,8 +55,8 @@ class EventSpec:
 
 
 class Events:
-    """Looks up the evsels of a recording by id: elsewhere, an evsel is its row in `specs`, in file order. `are_all` is
-    True if the recording has no others, so the records of a single one need no ids."""
+    """Looks up evsels by the ids in records. The result, here and elsewhere, is a row in `specs`, which are in file
+    order. `are_all`: the recording has no other events, so records need no ids if there is only one event."""
 
     def __init__(self, specs: list[EventSpec], order: Order, *, are_all: bool = True) -> None:
         self.specs, self.order = specs, order
@@ -99,7 +97,7 @@ class Events:
 
 
 def sample_id_place(kind: SampleType) -> int | None:
-    """Return the u64 word of a sample's payload that holds the event's id; None if samples have no id."""
+    """Return the index of the u64 word of a sample's payload that is the event's id; None if samples have no id."""
     if kind & SampleType.IDENTIFIER:
         return 0
     before = SampleType.IP | SampleType.TID | SampleType.TIME | SampleType.ADDR
@@ -127,7 +125,8 @@ class Trailers:
 
 
 def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) -> Trailers:
-    """Read the trailers of records `rows`; samples have none. `unknown`: the evsel for unknown ids, -1: not read."""
+    """Read the trailers of records `rows`; samples have none. A trailer with an unknown id is read as one of evsel
+    `unknown`, or not at all if `unknown` is -1."""
     owners = owners_of(chunk, rows, events)
     trailers = Trailers(
         np.where(owners == UNKNOWN, np.int32(unknown), owners),
@@ -141,7 +140,7 @@ def read_trailers(chunk: Chunk, rows: I64, events: Events, unknown: int = -1) ->
 
 
 def id_place(kind: SampleType) -> int | None:
-    """Return the u64 words from an event's id to a record's end, None without id (__perf_evsel__calc_is_pos())."""
+    """Return how many u64 words before a record's end its event's id is; None without (__perf_evsel__calc_is_pos())."""
     if kind & SampleType.IDENTIFIER:
         return 1
     return 1 + (kind & (SampleType.CPU | SampleType.STREAM_ID)).bit_count() if kind & SampleType.ID else None
@@ -204,7 +203,7 @@ _SIZES = (16, 20)
 
 
 def without_leaked_flags(chunk: Chunk, events: Events) -> Chunk:
-    """Return the chunk with the `miscs` that its MMAP2 records should have; the bytes stay as they are."""
+    """Return the chunk without MISC_MMAP_BUILD_ID in `miscs` of MMAP2 records without build-id; `data` is unchanged."""
     flagged = (chunk.types == RecordType.MMAP2) & ((chunk.miscs & _FLAG) != 0)
     rows = np.flatnonzero(flagged & (chunk.sizes > _SIZE_AT))
     if not len(rows):

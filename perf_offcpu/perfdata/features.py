@@ -83,7 +83,7 @@ class Features:
         return specs
 
     def named(self, specs: list[EventSpec]) -> list[EventSpec]:
-        """Return events with names from EVENT_DESC, matched by position, and its ids if they have none."""
+        """Return events with names, and ids if they have none, from EVENT_DESC if it lists as many, else unchanged."""
         described = self.event_specs()
         if len(described) != len(specs):
             return specs

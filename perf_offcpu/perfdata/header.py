@@ -164,7 +164,7 @@ class _HeadReader:
             self._count_missing(max(table_at + len(bits) * _SECTION_SIZE, self._end_of_features()))
 
     def _end_of_features(self) -> int:
-        """Return the end of the features if the file ends within the last one; 0 if not, or if places are wrong."""
+        """Return where the last feature should end if the file ends within it; 0 if not, or if offsets are wrong."""
         sections = [(begin, begin + size) for begin, size in self.feature_sections.values()]
         last = max((begin for begin, end in sections if end <= self.size), default=0)
         is_cut = any(last <= begin <= self.size < end for begin, end in sections)
@@ -183,7 +183,7 @@ class _HeadReader:
         return body
 
     def _feature_bits(self) -> list[int]:
-        """Return the set bits. Foreign 32-bit recorders have words of 32 bits: perf checks for HOSTNAME."""
+        """Return the numbers of the set bits. 32-bit big-endian recorders swap halves of words: HOSTNAME reveals it."""
         bits = _bits_of(self.header["features"])
         if self.order == ">" and Feature.HOSTNAME not in bits:
             swapped = _bits_of([word << 32 & 2**64 - 1 | word >> 32 for word in self.header["features"]])
@@ -203,8 +203,8 @@ _TYPES = np.array([R.HEADER_ATTR, R.HEADER_BUILD_ID, R.HEADER_FEATURE, R.EVENT_U
 
 class PipeHead:
     """Collects events and features from header records. `specs` are evsels in the header of a file whose recorder was
-    killed before it wrote their names; it may have written them as records, too. `features` are extended by those of
-    the records. `events` are the evsels so far; replaced, not changed, when one is added or named."""
+    killed before it wrote their names; it may have written them as records, too. Features in records are added to
+    `features`. `events` are the evsels so far; the object is replaced, not changed, when an evsel is added or named."""
 
     def __init__(self, features: Features, order: Order, counters: Losses, specs: Sequence[EventSpec] = ()) -> None:
         self.features, self.order, self.counters = features, order, counters

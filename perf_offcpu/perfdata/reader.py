@@ -5,9 +5,9 @@
         for chunk in reader.chunks():
             ...
 
-`events` and `features` are complete for files from the start; in the pipe form they arrive as records and are
-read before the chunk with these is yielded. Compressed records are yielded decompressed. Damage is counted in
-`counters`; `header` describes what raises.
+`events` and `features` are complete for files from the start; in the pipe form they arrive as records, and are read
+before the chunk that holds these records is yielded. Compressed records are yielded decompressed. Damage is counted in
+`counters`; the module `header` says which damage raises.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ _COMPRESSED_TYPES = (RecordType.COMPRESSED, RecordType.COMPRESSED2)
 
 
 class PerfDataReader:
-    """Reads one open recording. Use `open`, and as a context manager. `head` has its form and the places of its
-    sections, `events` its evsels (of a pipe, those so far), `features` its header features, `counters` damage and
-    losses so far."""
+    """Reads one open recording: a context manager, made by `open`. `head`: its form (file, pipe) and where its sections
+    are; `events`: its evsels (of a pipe, so far); `features`: its header features; `counters`: damage and losses."""
 
     def __init__(self, source: Source, directory: str = "") -> None:
         self.stream, self.path, self.directory = source.stream, directory or source.name, directory
@@ -73,8 +72,8 @@ class PerfDataReader:
     @contextlib.contextmanager
     def repeatable(cls, path: str | os.PathLike[str]) -> Iterator[Callable[[], PerfDataReader]]:
         """Open a recording that is read several times, a pipe too (its copy is kept in TMPDIR). Yields a function that
-        returns a reader at the beginning and ends the readers before. Raises FormatError as `open`, RecordingError if
-        there is no room for the copy."""
+        returns a new reader at the beginning; do not use earlier readers after that. Raises FormatError as `open`,
+        RecordingError if there is no room for the copy."""
         directory, main = _parts_of(str(path))
         source = open_source(main, seekable=True, fifo=not directory)
 
@@ -103,7 +102,7 @@ class PerfDataReader:
             return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
-        """Yield all records once, in file order, decompressed; if asked, each after its compressed record."""
+        """Yield all records once, in file order, decompressed; `with_compressed`: also the compressed ones, first."""
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:
             self.stream.seek(begin)
@@ -114,7 +113,7 @@ class PerfDataReader:
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
-        """Yield the next `left` bytes (None: all) in blocks, each after the scanner's rest; count missing bytes."""
+        """Yield the next `left` bytes (None: all) in blocks that begin with the scanner's rest; count missing bytes."""
         while left is None or left > 0:
             rest = scanner.take_rest()
             # New memory each time: chunks are not copied out of it.

@@ -30,7 +30,7 @@ _ODD_SIZES = (_R.HEADER_TRACING_DATA, _R.HEADER_BUILD_ID, _R.HEADER_FEATURE, _R.
 
 _SHORT_WINDOW = 4096  # bytes of the first walk after such a record: a walk on into its blob is for nothing
 _Part = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint16]]
-"""Places, types, miscs and sizes of consecutive records."""
+"""Offsets, types, miscs and sizes of consecutive records in a buffer."""
 
 
 @mutable
@@ -102,7 +102,7 @@ class Scanner:
         self.stopped, self._skip = False, 0
 
     def _records(self, walk: _Walk) -> tuple[list[_Part], int]:
-        """Return the complete records of a buffer, without blobs between them, and where they end."""
+        """Return (complete records of a buffer, without blobs between them; offset after the last record or blob)."""
         raw = np.frombuffer(walk.data, np.uint8)
         parts: list[_Part] = []
         offset = self._skip_blob(walk.data, 0)
@@ -137,7 +137,7 @@ class Scanner:
         return end + self._skip_blob(walk.data, end)
 
     def _skip_blob(self, data: Buffer, offset: int) -> int:
-        """Return the number of bytes from `offset` on that belong to a blob."""
+        """Consume the bytes of a blob that `data` has from `offset` on; return their number, 0 outside of a blob."""
         skipped = min(self._skip, len(data) - offset)
         if self._is_tracing_data:
             self.tracing_data += data[offset : offset + min(skipped, MAX_TRACING_DATA - len(self.tracing_data))]
@@ -160,8 +160,8 @@ class _Walk:
         self._views: dict[int, memoryview] = {}
 
     def records(self, offset: int, window: int) -> tuple[NDArray[np.int64], int, bool]:
-        """Find whole records from `offset` on, in about `window` bytes. Returns (starts, end, is_sound): where they
-        begin and end, and whether the rest can still become a record."""
+        """Find whole records from `offset` on, in about `window` bytes. Returns (starts, end, is_sound): the offset of
+        each record, the offset after the last, and False if no record can begin there."""
         stop, size = min(offset + window, len(self.data)), 0
         parts: list[NDArray[np.int64]] = []
         while offset < stop:
@@ -193,7 +193,7 @@ class _Walk:
         return view
 
     def _odd_size(self, offset: int) -> int:
-        """Return the size of a whole record that is no multiple of 8; 0 if it is cut, -1 if impossible."""
+        """Return the size of the record at `offset`, perhaps no multiple of 8; 0 if it is cut, -1 if impossible."""
         if len(self.data) - offset < HEADER_SIZE:
             return 0
         kind, size = self.header(offset)
@@ -213,9 +213,9 @@ _BATCH = 256  # records that are walked between looks for a run
 
 
 def _walk_chain(sizes: memoryview, place: int, stop: int, end: int) -> NDArray[np.int64]:
-    """Return the offsets, in 16-bit words, of complete and plausible records from `place` to `stop`. An event without
-    callchains, or with the same one always, writes records of one size: such a run is compared at once. After each
-    failed search for a run, the walk waits twice as long before the next."""
+    """Return the offsets of plausible records from `place` to `stop` that end at most at `end`, all in 16-bit words. An
+    event without callchains, or always with the same callchain, writes runs of records of one size, which are compared
+    at once. After each failed search for a run, the walk waits twice as long before the next search."""
     halves = np.frombuffer(sizes, np.uint16)
     parts = [np.empty(0, np.int64)]
     wait = pause = 1

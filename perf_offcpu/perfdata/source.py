@@ -25,7 +25,7 @@ MAX_RATIO = 1000  # a packed recording that grows more than this (and beyond `_I
 
 @mutable
 class Source:
-    """Holds an open stream with a recording, and what is known of it."""
+    """Holds an open stream with a recording, its name and size, and whether it is damaged."""
 
     stream: BinaryIO  # at the first byte of the recording; seekable if `size` is known
     name: str  # for messages
@@ -61,7 +61,7 @@ def open_file(path: str, *, fifo: bool = False) -> int:
 
 
 def _source(fd: int, name: str, seekable: bool) -> Source:
-    """Return the source for an open file; the descriptor is closed with the stream, or if there is none."""
+    """Return the source for an open file. `fd` is closed with the source's stream, or before an error is raised."""
     info = os.fstat(fd)
     regular = stat.S_ISREG(info.st_mode) and os.lseek(fd, 0, os.SEEK_CUR) == 0
     stream = os.fdopen(fd, "rb", buffering=0 if regular else io.DEFAULT_BUFFER_SIZE)

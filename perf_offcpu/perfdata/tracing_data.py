@@ -155,8 +155,7 @@ def tracing_data_body(
     headers: tuple[bytes, bytes], systems: Mapping[bytes, Sequence[bytes]], order: Order = "<"
 ) -> bytes:
     """Return the body for tracepoints of a machine with 8-byte longs. `headers` is the content of tracefs's
-    events/header_page and events/header_event, `systems` that of the `format` files of the tracepoints of each system
-    by name."""
+    events/header_page and events/header_event, `systems` name of a system → content of its tracepoints' `format`."""
     machine = {"big_endian": int(order == ">"), "long_size": 8, "page_size": mmap.PAGESIZE}
     parts = [MAGIC, _VERSION, MACHINE.pack(machine, order)]
     for name, header in zip((b"header_page\0", b"header_event\0"), headers, strict=True):

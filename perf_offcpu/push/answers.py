@@ -31,7 +31,7 @@ def export_answer(data: bytes) -> Answer:
 
 
 def error_text(data: bytes, content_type: str) -> str:
-    """Return the reason in the body of an HTTP error, printable; "" if there is none."""
+    """Return the reason in the body of an HTTP error, printable; "" if it states no reason."""
     if content_type in {"application/x-protobuf", "application/protobuf"}:
         return shown(_last(data, 2))
     if content_type == "application/json":
@@ -44,7 +44,7 @@ def error_text(data: bytes, content_type: str) -> str:
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:
-    """Return the seconds of an HTTP Retry-After header (number or date); None without header."""
+    """Return the seconds that an HTTP Retry-After header (number or date) means; None without a valid header."""
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
         return _bounded(float(text[:9]))

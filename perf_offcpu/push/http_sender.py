@@ -23,8 +23,8 @@ _SERVER = frozenset({401, 403, 404, 405, 407, 421, *_NEVER})
 
 
 class _HeadReader:
-    """File from which http.client reads the head of an answer. It takes an end of the connection for the end of the
-    head, and so `HTTP/1.1 200` for success; this raises instead."""
+    """File from which http.client reads the head of an answer. http.client takes the end of the connection for the end
+    of the head, and so a cut `HTTP/1.1 200` for success; this class raises IncompleteRead instead."""
 
     def __init__(self, file: Any) -> None:
         self.file, self._lines = file, 0
@@ -152,8 +152,8 @@ class HttpSender:
 
 
 def _connect_to(address: tuple[str, int], timeout_s: float, _: object = None) -> socket.socket:
-    """Connect to the first address of a name that answers. All addresses share the time, of which
-    socket.create_connection gives each of them all: a name may have thousands."""
+    """Connect to the first address of a name that answers. All addresses share `timeout_s`; socket.create_connection()
+    would allow it for each address, of which a name may have thousands."""
     until_s, problem = time.monotonic() + timeout_s, OSError("the name has no address")
     places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     for left, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):

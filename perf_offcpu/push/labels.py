@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the labels of profiles and spell them for each kind of server. Labels have OpenTelemetry's names, with dots.
-Pyroscope and Parca replace dots in OTLP by underscores. In their own messages this module does, so that a label has the
-same name in a server for each protocol."""
+Pyroscope and Parca replace dots in OTLP by underscores. For their own protocols this module does it, so that a label
+has the same name in a server, whatever the protocol."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -2,7 +2,7 @@
 """Make the messages that push a profile: bytes that can be kept and sent later. A message of Pyroscope is a PushRequest
 (api/push/v1/push.proto of https://github.com/grafana/pyroscope), one of Parca a WriteRawRequest
 (proto/parca/profilestore/v1alpha1/profilestore.proto of https://github.com/parca-dev/parca), over HTTP in the JSON of
-protobuf; both hold pprof. `otlp` has the third."""
+protobuf; both hold pprof. Messages of the third kind are made by `otlp`."""
 
 import base64
 import gzip
@@ -27,7 +27,7 @@ _LEVEL = 1
 
 
 class Form(NamedTuple):
-    """Encodes and wraps the request of a kind of server, by two functions."""
+    """The two functions that make a request for a kind of server."""
 
     encode: Callable[[Waits, Mapping[str, str]], bytes]  # waits and labels → profile, whose size is limited
     wrap: Callable[[bytes, Mapping[str, str]], bytes]  # profile and labels → request

@@ -71,7 +71,7 @@ def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
 
 
 def _by_kind(texts: Iterable[str], targets: Sequence[Target]) -> dict[str, str]:
-    """Return the header file of each kind of server; "" stands for the only target."""
+    """Return kind of server → its header file ("": of the only target); UsageError if its target is unclear."""
     files: dict[str, str] = {}
     for text in texts:
         kind, _, path = text.partition("=")

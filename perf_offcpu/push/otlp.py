@@ -50,7 +50,7 @@ class _Dictionary:
         self._attributes = {b"": 0}
 
     def profile(self, waits: Waits) -> bytes:
-        """Return the encoded Profile message of some waits, and add what it refers to."""
+        """Return the encoded Profile message of some waits; add the entries to which it refers to the tables."""
         string, meta = self.tables.string, waits.profile.meta
         name, unit = waits.content.types[0]
         samples = b"".join(self._samples(waits.content))

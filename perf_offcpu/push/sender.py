@@ -13,7 +13,7 @@ from perf_offcpu.structs import frozen
 
 
 def tls_context(ca: str) -> ssl.SSLContext:
-    """Return a context that checks a server by the authorities in PEM, "" for the system's; or raise UsageError."""
+    """Return a context that trusts the authorities in `ca` (PEM; "": the system's); UsageError if `ca` is invalid."""
     try:
         return ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, TypeError, ValueError) as problem:
@@ -21,7 +21,7 @@ def tls_context(ca: str) -> ssl.SSLContext:
 
 
 def authorities(ca: str) -> bytes:
-    """Return PEM for gRPC, which does not use the system's list: of `ca`, "" the system's; or raise UsageError."""
+    """Return the certificates of `ca` ("": the system's, which gRPC does not use itself) as PEM; UsageError if none."""
     certificates = tls_context(ca).get_ca_certs(binary_form=True)
     if not certificates:
         raise UsageError("grpcs: the system has no certificates of authorities: name some with --push-ca")
@@ -83,7 +83,7 @@ def pause_s(attempt: int, after_s: float | None) -> float:
 
 
 def send_until(sender: Sender, body: bytes, deadline_s: float, waiting: Callable[[RetryLater, float], None]) -> Answer:
-    """Send a message; if the server may accept it later, try again until a moment of time.monotonic(). `waiting` is
+    """Send a message; if the server may accept it later, try again until `deadline_s` of time.monotonic(). `waiting` is
     called before each pause with the failure and the length of the pause. Raise RetryLater if the next attempt would be
     after the deadline, Refused if the server will never accept the message."""
     attempt = 0

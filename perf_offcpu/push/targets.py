@@ -18,7 +18,7 @@ class Server:
 
     word: str  # before the equals sign of a target
     path: str  # of the request over HTTP
-    whole_path: str  # a URL that ends with it has the path
+    whole_path: str  # `path` is appended to URLs that do not end with this
     headers: Mapping[str, str]  # of HTTP
     http: Form
     grpc: Form | None = None
@@ -90,7 +90,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target of `KIND=URL`; raise UsageError for other texts, and parts without a meaning here."""
+    """Return the target of `KIND=URL`; raise UsageError for other texts, and for URLs with query, user or fragment."""
     kind, equals, url = text.partition("=")
     if not equals or kind not in SERVERS:
         raise UsageError(f"'{printable(text)}' is not a push target: {', '.join(f'{word}=URL' for word in SERVERS)}")
@@ -115,7 +115,7 @@ def parse_target(text: str) -> Target:
 
 
 def _split(server: Server, url: str) -> tuple[SplitResult, int | None]:
-    """Return the parts of a URL and its port; raise UsageError."""
+    """Return the parts of a URL and its port; raise UsageError if it is no URL for this server."""
     shown = f"{server.word}={printable(url)}"
     try:
         parts = urlsplit(url)

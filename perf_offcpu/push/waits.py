@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Select the waits of a profile that are pushed, and cut them into parts that servers accept. A value is off-CPU time
 in ns of one stack and set of labels. Labels of samples become labels of series in Pyroscope (5000 series by default)
-and columns in Parca, so the only ones are comm and class of the wait. Threads, objects and other details stay in
-recordings and datasets."""
+and columns in Parca, so samples have two labels only: comm and class of the wait. Threads, objects and other details
+stay in recordings and datasets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def waits_of(profile: Profile) -> Waits:
 
 
 def _thread_names(profile: Profile) -> tuple[list[str], I64]:
-    """Return names of threads, OTHERS for those with little off-CPU time, and int64[samples]: index in them."""
+    """Return (names of threads, the last OTHERS if there are too many; int64[samples], index of each sample's name)."""
     first, group_of = group(profile.samples.comm)
     weights = sum_by(group_of, np.where(profile.is_offcpu(), profile.samples.period, 0), len(first)).tolist()
     comms = [printable(profile.strings[row]).strip() or UNKNOWN for row in profile.samples.comm[first].tolist()]
@@ -77,8 +77,8 @@ def _thread_names(profile: Profile) -> tuple[list[str], I64]:
 
 
 def encode_parts(waits: Waits, encode: Callable[[Waits], bytes]) -> Iterator[tuple[Waits, bytes]]:
-    """Yield (part, encoded) of at most MOST_BYTES and MOST_SAMPLES; a stack with its labels is in one part. `encode`
-    returns the message before compression, whose size is limited. Nothing is yielded without waits."""
+    """Cut waits into parts of at most MOST_SAMPLES pairs (stack, labels) and MOST_BYTES encoded (a single pair may
+    exceed it); yield (part, encoded). `encode` returns bytes before compression. Without waits, yield nothing."""
     pending = [waits] if len(waits.profile.samples) else []
     while pending:
         part = pending.pop()

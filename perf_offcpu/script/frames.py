@@ -78,7 +78,7 @@ class FrameTexts:
         return self._line(self._frame[stack]) if stack >= 0 else ""
 
     def lines(self, stack: int) -> str:
-        """Return all frames, leaf first, a line each with its newline; "" for -1."""
+        """Return the frames of a stack row, leaf first, a line each with its newline; "" for -1."""
         text = self._stacks.get(stack)
         if text is None:
             text = self._stacks[stack] = self._joined(stack)

@@ -145,7 +145,7 @@ class _Printer:
         return format_distinct(ids, lambda number: f"{number:7} ")
 
     def _shows_frames(self, evsel: Evsel) -> bool:
-        """Return True if an event's frames show: by default not of tracepoints if none has callchains."""
+        """Return True if frames are printed for an event: by default not for tracepoints, if no tracepoint has any."""
         if not _is_tracepoint(evsel) or not self._fields.asked.isdisjoint(FRAME_FIELDS):
             return True
         return any(_is_tracepoint(other) and _has_callchain(other) for other in self._profile.evsels)
@@ -199,7 +199,7 @@ _MINUTE_NS = 60 * 10**9
 
 
 def header_lines(profile: Profile) -> Iterator[str]:
-    """Return facts about machine and run in lines with `#`, as `perf script --header` does; without unknown ones."""
+    """Yield known facts about machine and run as lines that begin with `#`, as `perf script --header` does."""
     meta = profile.meta
     facts = {
         "captured on": _captured(meta),
@@ -225,8 +225,8 @@ def header_lines(profile: Profile) -> Iterator[str]:
 
 def _captured(meta: Meta) -> str:
     """Return the date of the first sample; "" if the recording has no wall clock. perf notes the wall clock and the
-    clock of its events before the first sample. Inside a time namespace it sees another clock than the kernel that
-    takes the samples; where perf's is ahead, that shows."""
+    clock of its events before the first sample. In a time namespace its clock differs from that of the kernel, which
+    takes the samples: perf's note may then be later than all samples, and the result is a text that says so."""
     if not meta.wall_clock_ns or meta.first_ns < 0:
         return ""
     if meta.wall_clock_at_ns > max(meta.last_ns, meta.end_ns) + _MINUTE_NS:

@@ -39,7 +39,7 @@ from perf_offcpu.objects.symtab import NO_ADDRESS
 from perf_offcpu.symbolize.frames import Locations, SymbolNames
 
 _PROBLEMS: Final = (Refused, FormatError, OSError)
-"""A file that cannot be read names no calls; as a file with functions it is counted as a loss elsewhere."""
+"""Errors that leave the calls of a file unknown; they are counted as losses where its functions are read."""
 
 
 class _Call(NamedTuple):
@@ -97,7 +97,7 @@ def name_by_calls(
 
 
 def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offsets: I64) -> I64:
-    """Return int64[m]: indices into `values` (rows of all chains) of unnamed locations with a return address next."""
+    """Return int64[m]: indices in `values` (rows of all chains) of unnamed locations followed by a return address."""
     is_return = (locations.cpumode == CpuMode.USER) & (locations.ip != locations.lookup)
     is_last = np.zeros(len(values) + 1, np.bool_)
     is_last[offsets - 1] = True
@@ -115,7 +115,7 @@ def _used(count: int, *columns: I64) -> I64:
 
 
 def _symbols(code: _Code, inner: I64, outer: I64, strings: Strings) -> I64:
-    """Return int64[n], strings: the function called before return address `outer` that led to `inner`; 0 none."""
+    """Return int64[n], strings: the name for location inner[i] by the call before its caller outer[i]; 0 if unknown."""
     symbols, calls = np.zeros(len(inner), np.int64), code.calls(_used(len(code.dso), outer))
     has_call = np.zeros(len(code.dso), np.bool_)
     has_call[list(calls)] = True
@@ -130,7 +130,7 @@ class _Code:
     """Reads the code of locations in the files that their mappings name.
 
     Args:
-        rows: the locations, ascending.
+        rows: the locations to read, as ascending rows of `locations`.
     """
 
     def __init__(self, recording: Recording, locations: Locations, rows: I64, search: Search) -> None:
@@ -147,7 +147,7 @@ class _Code:
         self.shift = locations.ip - locations.lookup
 
     def calls(self, callers: I64) -> dict[int, _Call]:
-        """Return row in `callers` (of return addresses) → the function called before it; unknown ones are left out."""
+        """Return location row of a return address in `callers` → function that the call before it calls, if known."""
         calls = dict[int, _Call]()
         for dso in distinct(self.dso[callers]).tolist():
             rows = callers[self.dso[callers] == dso]
@@ -163,7 +163,7 @@ class _Code:
         return calls
 
     def names(self, frames: I64, calls: Sequence[_Call]) -> list[str | bytes]:
-        """Return the name of frames[i], a row, as the function that calls[i] called; "" if it is not certain."""
+        """Return for each frames[i], a location row, the name of the function in calls[i]; "" if it is not certain."""
         names: list[str | bytes] = [""] * len(frames)
         dso_of_frame = self.dso[frames]
         for dso in distinct(dso_of_frame).tolist():

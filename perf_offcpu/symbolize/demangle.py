@@ -8,16 +8,14 @@ perf asks GNU's demangler for the name alone: no parameters, no return type, no 
     _ZNSt6vectorIiSaIiEE9push_backEOi                      std::vector<int, std::allocator<int> >::push_back
     _ZN4core3fmt9Formatter9write_str17h0123456789abcdefE   core::fmt::Formatter::write_str
 
-The library is multi-demangle (Rust, MIT licence; a fork of symbolic-demangle), the only one on PyPI that can
-leave parameters out and survives deep nesting. But a hostile name makes it take time and memory without bound
-(100 MB a second: `_ZNKSt4hashIRKSbIwSt11char` with its last part repeated), and Rust aborts the process when
-memory runs out. So it runs in a process of its own (demangle_child.py), with bounds for time and memory; a
-name on which that process dies stays mangled. Where the library is missing (perf's own Python sees no virtual
-environment), all names stay mangled.
+The library is multi-demangle (Rust, MIT licence; a fork of symbolic-demangle), the only one on PyPI that can leave
+parameters out and survives deep nesting. But a hostile name makes it take time and memory without bound (100 MB a
+second: `_ZNKSt4hashIRKSbIwSt11char` with its last part repeated), and Rust aborts the process when memory runs out. So
+it runs in a process of its own (demangle_child.py), with bounds for time and memory; a name on which that process dies
+stays mangled. Where the library is missing (perf's own Python sees no virtual environment), all names stay mangled.
 
 Differences from perf: template arguments that are functions or expressions, thunks (no parameters here) and
-abbreviations such as std::istream, together 0.4 % of the functions of libstdc++, LLVM, clang, the JVM, rustc
-and cargo.
+abbreviations such as std::istream, together 0.4 % of the functions of libstdc++, LLVM, clang, the JVM, rustc and cargo.
 """
 
 import os

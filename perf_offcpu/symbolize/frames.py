@@ -40,7 +40,7 @@ class Locations(Table):
 
 
 def find_locations(chains: Ragged, spaces: I32) -> tuple[Locations, Ragged]:
-    """Return the distinct locations of n callchains of raw words (`spaces`: of each), and the chains as their rows."""
+    """Return (distinct locations in n callchains of raw words; the chains as location rows). `spaces`: each chain's."""
     words = chains.values
     is_marker = words >= np.uint64(CallchainContext.MAX)
     mode, is_exact, is_cookie = _modes(chains, is_marker)

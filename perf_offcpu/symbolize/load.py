@@ -40,8 +40,8 @@ def join_profiles(
     """Join recordings by host, name their addresses and join the profiles.
 
     Args:
-        recordings: without snapshots, deferred callchains still apart.
-        symbols: kernel symbols that they name are of the first host's kernel, and of others of that build.
+        recordings: without snapshots, and with deferred callchains that are not merged.
+        symbols: kernel symbols that they name serve for the first host, and for others with its kernel build.
         merge: complete samples whose user callchain was deferred; else deferred callchains become samples.
 
     Raises:
@@ -92,7 +92,7 @@ def _moved(profile: Profile, number: int, first_cpu: int, prefix: str) -> Profil
 
 
 def _of_host(objects: Objects, strings: Strings, prefix: str) -> Objects:
-    """Return wait objects with the name of their host before their own, because each host has its own."""
+    """Return wait objects with `prefix`, the name of their host, before their names: hosts share no objects."""
     texts = {
         name: strings.intern_all(f"{prefix}{strings[row]}" for row in getattr(objects, name).tolist())
         for name in ("name", "stable")

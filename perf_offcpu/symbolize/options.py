@@ -19,7 +19,7 @@ class SymbolizeOptions:
         keep_ips: frames keep the addresses in their processes (`Frames.ip`), so the same code in two
             processes makes two frames.
         inline: inlined functions get frames of their own, and frames have source lines.
-        srcline: frames have source lines; without `inline`, the innermost.
+        srcline: frames have source lines; without `inline`, the line of the innermost inlined function.
         force: accept maps of generated code (/tmp/perf-PID.map) of any user.
         cache: keeps symbol tables and source lines between runs; None: nothing is kept.
         other_kernel: kallsyms, vmlinux and SYMFS/proc/kallsyms are not of the recorded kernel, and not used.

@@ -7,10 +7,9 @@
 Each step works on distinct values: a recording of a million waits has some thousand callchains and some
 thousand addresses.
 
-Python functions of threads that hang: CPython's C function that interprets, once for each entry into the
-interpreter, runs all functions that this entry has called. They stand above it, towards the leaf, named as
-functions of a perf map. Where a stack has another number of its calls than the functions say, part of it is
-unknown: all stand above the call next to the leaf.
+Python functions of threads that hang (`recording.python`): one call of CPython's C function that interprets runs
+several Python functions. Their frames are inserted above the call's, towards the leaf, named as in a perf map. If a
+stack has more or fewer of these calls than the functions need, all are inserted above the call next to the leaf.
 """
 
 import re
@@ -213,8 +212,8 @@ _INTERPRETS: Final = re.compile(r"_?PyEval_EvalFrame(Default|Ex)(\..*)?")
 def with_python_functions(
     recording: Recording, frames: Frames, chains: Ragged, pair_of: I32, strings: Strings
 ) -> tuple[Frames, Ragged, I32]:
-    """Return (frames, chains, pair_of) with frames of Python functions appended, and chains with these. `chains`: rows
-    of frames, leaf first. `pair_of`: the chain of each sample, then of each waker, if any has one."""
+    """Return (frames, chains, pair_of): frames of Python functions are appended to `frames`, chains with them to
+    `chains` (rows of frames, leaf first). `pair_of`: chain of each sample, then of each waker, if any has one."""
     samples, python = recording.samples, recording.python
     functions = Frames.filled(len(python), line=python.line, cpumode=np.full(len(python), CpuMode.USER))
     functions.symbol = strings.intern_all(

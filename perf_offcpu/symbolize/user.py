@@ -40,7 +40,7 @@ class UserNames:
         self._perf_maps = PerfMaps(recording, self.search.symfs, force=options.force)
 
     def name(self, addresses: U64, map_rows: I32) -> SymbolNames:
-        """Return the names of n addresses; `map_rows`: int[n], the row of each one's mapping in maps."""
+        """Return the names of n addresses, with a row for each; `map_rows`: int32[n], rows in maps that hold them."""
         maps, dsos = self.recording.maps, self.recording.dsos
         dso_of_address = maps.dso[map_rows]
         file_offsets = addresses - maps.start[map_rows] + maps.pgoff[map_rows]

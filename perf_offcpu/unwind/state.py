@@ -97,7 +97,8 @@ class WalkState:
         return is_known
 
     def register(self, lanes: I64, number: int) -> Value:
-        """Return a register in the current frames; note lanes in `lost` if it is not followed. IndexError: no such."""
+        """Return register `number` of the current frames; note `lanes` in `lost` if it is not followed. Raises
+        IndexError if there is no such register."""
         if number == self.registers.pc:
             return Value(self.pc[lanes], np.ones(len(lanes), np.bool_))
         if number >= len(self.values):
@@ -127,7 +128,7 @@ class WalkState:
         return ahead
 
     def go_on(self, lanes: I64, sp: U64, pc: U64, exact: bool) -> None:
-        """Advance the walks `lanes` to the caller's frame; `exact`: it was interrupted at `pc`, no return address."""
+        """Advance the walks `lanes` to the caller; `exact`: it was interrupted at `pc`, which is no return address."""
         self.sp[lanes] = sp
         if self.has_exact and not exact:
             self.known[lanes] &= self._kept

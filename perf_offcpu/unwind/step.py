@@ -124,7 +124,7 @@ class Walk(WalkState):
         self.go_on(lanes, cfa, ra, exact=False)
 
     def _not_simple(self, lanes: I64, rule: I64) -> None:
-        """Advance the walks `lanes` at rule sets that are not simple or are none; end walks at the root."""
+        """Advance the walks `lanes`, whose rule sets are OUTSIDE, NO_CFI or not simple; end walks at the root."""
         rules = self.rules
         bare = rule <= NO_CFI
         self._by_frame_pointer(lanes[bare], rule[bare])
@@ -143,7 +143,7 @@ class Walk(WalkState):
     # Code without rules
 
     def _frame(self, lanes: I64) -> tuple[U64, U64, U64, Bool]:
-        """Return a column each: frame pointer, the word there, the return address above, True if that is in code."""
+        """Return (frame pointer, word there, return address above, True if that was read and is in code or 0)."""
         fp = self.fp[lanes]
         below, has_below = self.read(lanes, fp)
         ra, has_ra = self.read(lanes, fp + _WORD)

@@ -83,7 +83,7 @@ def _go_roots(image: ElfImage, registers: Registers) -> CfiTable:
 
 
 def _sections(image: ElfImage, debug: ElfImage | None) -> list[Section]:
-    """Return .eh_frame and .debug_frame of the file, else .debug_frame of its debug file if that can be read."""
+    """Return .eh_frame and .debug_frame of the file; if it has no .debug_frame, that of its debug file, if readable."""
     sections = frame_sections(image)
     if debug is not None and all(section.is_eh for section in sections):
         with suppress(OSError):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn copies of user stacks into callchains. Recording to Recording, before symbolization.
 
-The kernel cannot walk the stacks of programs built without frame pointers, as most distributions ship them.
-But their files hold for every address the rules to find the caller's frame (.eh_frame). So a recording with
-registers and the top of the stack, by `perf record --call-graph dwarf` or this project's `cfi`, is unwound
-here. The kernel part of the recorded callchain stays; the user part, the kernel's walk along frame pointers,
-is replaced.
+The kernel cannot walk the stacks of programs built without frame pointers, as most distributions ship them. But their
+files hold for every address the rules to find the caller's frame (.eh_frame). So a recording with registers and the top
+of the stack, by `perf record --call-graph dwarf` or this project's `cfi`, is unwound here. The kernel part of the
+recorded callchain stays; the user part, the kernel's walk along frame pointers, is replaced.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Unwinder:
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:
-        """Unwind all snapshots by batches; count cut ones in `counters` (`stack_bytes`: attr.sample_stack_user)."""
+        """Unwind all snapshots in batches; count cut stacks in `counters` (`stack_bytes`: attr.sample_stack_user)."""
         every = np.arange(len(snapshots))
         batches = [every[first : first + BATCH] for first in range(0, len(snapshots), BATCH)]
         unwound = Unwound.concat([self.unwind(snapshots, rows, spaces[rows]) for rows in batches])
@@ -100,7 +99,8 @@ class Unwinder:
 
 
 def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: Losses) -> None:
-    """Count cut callchains by cause; a copy of `words` was too small if it is `stack_bytes` or four times that long."""
+    """Count cut callchains by cause. Larger copies would help where a copy of words[i] words ended too early though it
+    has the full size: `stack_bytes`, or four times that, but less than LARGEST_COPY."""
     is_exhausted, size = unwound.ends == End.EXHAUSTED, 8 * words
     more_would_help = ((size == stack_bytes) | (size == 4 * stack_bytes)) & (size < LARGEST_COPY)
     counters.add(losses.COPY_EXHAUSTED, int((is_exhausted & more_would_help).sum()))
@@ -179,7 +179,7 @@ def _finished(recording: Recording, samples: Samples, chains: Ragged, counters: 
 
 
 def _registers(snapshots: Snapshots, rows: I64 | I32, registers: Registers) -> tuple[U64, U64]:
-    """Return (values uint64[registers, n] by DWARF number, known uint64[n]: that bit is set if the value is known)."""
+    """Return (values uint64[registers, n] by DWARF number, known uint64[n]: bit r is set if register r is known)."""
     values = np.zeros((registers.count, len(rows)), np.uint64)
     known_bits = np.zeros(len(rows), np.uint64)
     masks, begins = snapshots.mask[rows], snapshots.registers.offsets[rows]

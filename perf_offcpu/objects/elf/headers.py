@@ -11,8 +11,8 @@ file, and a file that was read before is read without pyelftools:
     head       class, 1 if little-endian, e_type, e_machine
     sections   section headers, rows of SECTION as words
     segments   program headers, rows of SEGMENT as words
-    names      the string table of section names; empty if there is none
-    build_id   the GNU build-id, from note sections or else note segments; empty if there is none
+    names      the string table of section names; empty if the file has none
+    build_id   the GNU build-id, from note sections or else note segments; empty if the file has none
 """
 
 import functools
@@ -78,7 +78,7 @@ MAX_SECTION: Final = 1 << 30
 
 
 class Source:
-    """Reads bytes of known size: of an open file (`fd`), or in memory (`fd` -1). `path` names them in errors."""
+    """Reads `content`: a file by its descriptor (`fd`), or bytes (`fd` is -1). `path` names it in errors."""
 
     def __init__(self, path: str, content: int | bytes) -> None:
         self.path, self._content = path, content

@@ -35,7 +35,7 @@ from perf_offcpu.structs import frozen
 _MAX_SECTION_NAME: Final = 128
 _ORDERS: Final[tuple[Order, Order]] = (">", "<")
 _COMPRESSION: Final = {"ELFCOMPRESS_ZLIB": "zlib", "ELFCOMPRESS_ZSTD": "zstd", 2: "zstd"}
-"""By ch_type: pyelftools up to 0.33 has no name for the second."""
+"""ch_type as pyelftools shows it (up to 0.33 it shows zstd as 2) → kind for `uncompress`."""
 
 
 @frozen
@@ -99,18 +99,18 @@ class ElfImage:
         return len(types) > 0 and not (types != SectionType.NOBITS).any()
 
     def section(self, index: int) -> Section | None:
-        """Return a section by number; None if there is none."""
+        """Return a section by number; None if the number is out of range."""
         if not 0 <= index < len(self.sections):
             return None
         row, fields = self.sections[index], ("type", "flags", "addr", "offset", "size", "link", "entsize")
         return Section(index, self.section_names[index], *(int(row[f"sh_{field}"]) for field in fields))
 
     def section_named(self, name: bytes) -> Section | None:
-        """Return the first section of that name; None if there is none."""
+        """Return the first section of that name; None if no section has it."""
         return self.section(self.section_names.index(name)) if name in self.section_names else None
 
     def section_of_type(self, type_: SectionType) -> Section | None:
-        """Return the first section of that type; None if there is none."""
+        """Return the first section of that type; None if no section has it."""
         rows = np.flatnonzero(self.sections["sh_type"] == type_)
         return self.section(int(rows[0])) if len(rows) else None
 
@@ -136,7 +136,7 @@ class ElfImage:
             raise FormatError(self.path, part, str(problem), section.offset) from None
 
     def array(self, section: Section, layout: Layout) -> NDArray[Any]:
-        """Return a section of `layout` entries as a structured array in the file's byte order; cut a torn end."""
+        """Return a section of `layout` entries as a structured array in file byte order, without an incomplete last."""
         dtype, data = layout.dtype(self.order), self.content(section)
         return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
 

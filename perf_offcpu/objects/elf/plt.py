@@ -108,7 +108,7 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Return slot → name of the function in its relocation; slots ascend, `known_symbols` name targets of IFUNCs."""
+    """Return slot address → name of the function in its relocation; slots ascend, `known_symbols` name IFUNCs' code."""
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write many records from whole columns at once, by the tables that `columnar` reads; join records of chunks.
+"""Write many records from whole columns at once, the reverse of `binary.columnar`; merge the records of chunks.
 
 Each record has a cursor; a field is scattered to all cursors and advances them. So one pass over the
 *fields* writes any number of records.
@@ -171,8 +171,8 @@ def _sample_writer(
 
 
 def woven(parts: Sequence[tuple[I64, Chunk]]) -> Chunk:
-    """Return the records of all parts, interleaved, in one new chunk. Of a part (places int64[n], chunk), records are
-    sorted by their places; those of one place in the order of the parts."""
+    """Merge the records of several chunks into a new one. A part is (places int64[n], chunk with n records): records of
+    all parts are sorted by place; at equal places, in the order of the parts."""
     columns = zip(*((place, chunk.types, chunk.miscs, chunk.sizes) for place, chunk in parts), strict=True)
     places, types, miscs, sizes = map(np.concatenate, columns)
     order = np.argsort(places, kind="stable")

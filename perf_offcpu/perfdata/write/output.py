@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a file on disk as a whole or not at all: recordings, and what `inject` writes.
 
-Room on the disk can be held for the end of the file, so that it gets one even if the disk runs full.
+Space on the disk can be reserved for the end of the file, so that it can be written even if the disk runs full.
 
 Bytes go into a new hidden file next to the wanted one, with mode 0600 (a recording shows what others do).
 `commit` renames it in one step; without it, nothing is left and an older file is as it was. As `perf record`
@@ -70,7 +70,7 @@ class AtomicFile:
         return held
 
     def commit(self) -> None:
-        """Rename the file to its path; an older file is replaced, or kept. Raises RecordingError if it cannot be."""
+        """Rename the file to its path; an older file is replaced, or kept if `keep_old`. RecordingError on failure."""
         if not self._hidden:
             return
         name = self.path.name

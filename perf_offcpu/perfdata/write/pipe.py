@@ -46,7 +46,7 @@ _SYNTHESIZED = frozenset(Feature) - {
 
 
 def event_names(events: Iterable[EventSpec], order: Order) -> Iterator[bytes]:
-    """Yield a record with the name of each event, which a killed recorder does not write as a feature."""
+    """Yield an EVENT_UPDATE record with the name of each event that has ids: a killed recorder writes no EVENT_DESC."""
     for event in events:
         if event.ids:
             values = {"kind": EVENT_UPDATE_NAME, "id": event.ids[0], "data": encoded(event.name) + b"\0"}
@@ -54,8 +54,8 @@ def event_names(events: Iterable[EventSpec], order: Order) -> Iterator[bytes]:
 
 
 class PipeWriter:
-    """Writes one recording in pipe form; the counterpart of `FileWriter`. `features` (bit → body) are complete: in this
-    form they come first; `counters` counts those that do not fit. Raises RecordingError if it cannot be written;
+    """Writes one recording in pipe form; the counterpart of `FileWriter`. `features` (bit → body) are complete, because
+    they come first; `counters` counts features that do not fit. Raises RecordingError if it cannot be written;
     UsageError if an event has more ids than the form has room for, or the byte order is not this machine's: perf 6.1
     then exchanges pid and tid in samples, and does not swap features."""
 

@@ -19,11 +19,11 @@ from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.events import Events, EventSpec, id_place, read_trailers, sample_id_place
 from perf_offcpu.perfdata.scan import HEADER_SIZE, Chunk
 
-_EVENT_UPDATE_CPUS, _CPU_MAP_RANGE = 3, 2  # the last forms of these records
+_EVENT_UPDATE_CPUS, _CPU_MAP_RANGE = 3, 2  # the largest `kind` and `type` of these records that perf knows
 
 
 def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
-    """Return bool[len(chunk)]: records that fit their type, samples and unknown types included; count the others."""
+    """Return bool[len(chunk)]: True if a record fits its layout, is a SAMPLE or of unknown type; count the others."""
     rows = np.flatnonzero(chunk.types != RecordType.SAMPLE)
     trailers = read_trailers(chunk, rows, events)
     kinds = chunk.types[rows]
@@ -42,8 +42,8 @@ def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
 
 def readable_events(events: Events) -> Events:
     """Return the first event and the events that agree with it: perf can read these in one file. perf finds the id of a
-    record before it knows whose record it is, so all events have to have it at the same place; where one does not (its
-    attr is damaged), perf refuses the file. Its records become those of an unknown event."""
+    record before it knows whose record it is, so all events have to have it at the same place; if one does not (its
+    attr is damaged), perf refuses the file. Records of the events left out become records of an unknown event."""
     first = events.specs[:1]
     if first and sample_id_place(first[0].attr.sample_type) is None:
         return Events(first, events.order)  # samples cannot be told apart: all are the first event's
@@ -92,7 +92,7 @@ _NAMING_EVENTS = (RecordType.ID_INDEX, RecordType.EVENT_UPDATE, RecordType.CPU_M
 
 
 def _is_sensible(kind: int, values: dict[str, Any], ids: set[int]) -> bool:
-    """Return True if an ID_INDEX or EVENT_UPDATE names only `ids`, and that or a CPU_MAP is of a kind perf knows."""
+    """Return True if ID_INDEX and EVENT_UPDATE name only `ids`, and perf knows the kind of EVENT_UPDATE and CPU_MAP."""
     if kind == RecordType.ID_INDEX:
         return ids.issuperset(entry["id"] for entry in values["entries"])
     if kind == RecordType.EVENT_UPDATE:

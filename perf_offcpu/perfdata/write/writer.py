@@ -49,7 +49,7 @@ class FileWriter:
         self._write([self._header(data_size=0, bits=()), ids, attrs])
 
     def append(self, *pieces: Buffer) -> None:
-        """Add whole records; of those that do not fit on the disk, the first ones stay and FileFullError is raised."""
+        """Append whole records. If the disk is too full for all, the first ones stay, and FileFullError is raised."""
         try:
             write_all(self._fd, pieces)
         except OSError as problem:
@@ -137,7 +137,7 @@ _IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 def whole_records(pieces: Sequence[Buffer], limit: int, order: Order) -> tuple[int, int]:
-    """Return (bytes, number) of the records, which may go on from piece to piece, that fit into `limit` bytes."""
+    """Return (bytes, number) of the records that are whole in the first `limit` bytes of the joined pieces."""
     data = b"".join(pieces)
     offset = records = 0
     while offset + _RECORD_HEADER_SIZE <= min(limit, len(data)):
@@ -152,8 +152,8 @@ def pack_record(
     record_type: int, misc: int, values: Mapping[str, Any], trailer: bytes = b"", order: Order = "<"
 ) -> bytes:
     """Return a record from the fields of its layout in `abi.records`, by name. Kernel records other than SAMPLE have a
-    `trailer` as long as the first event's, all zero in records that describe the state before the recording ("first
-    event", "deliver now"). Raises LayoutError if the values do not fit the layout, or the record would be too large."""
+    `trailer` as long as the first event's, all zero in records that describe the state before the recording (id: the
+    first event's; no time). Raises LayoutError if values do not fit the layout, or the record would be too large."""
     payload = RECORD_LAYOUTS[record_type].pack(values, order, misc)
     return frame_record(record_type, misc, payload + trailer, order)
 

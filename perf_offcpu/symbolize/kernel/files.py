@@ -77,7 +77,7 @@ def _state() -> tuple[object, ...] | None:
 
 
 def _lasting_columns(kallsyms: Kallsyms) -> dict[str, Array]:
-    """Return the columns of the symbols that last."""
+    """Return a table as columns for the cache, without symbols that come and go (see the module)."""
     passing = [row for row, name in enumerate(kallsyms.modules) if name.startswith(_PASSING)]
     rows = np.flatnonzero(~np.isin(kallsyms.module, passing))
     addresses = [kallsyms.references.get(name, int(NO_ADDRESS)) for name in REFERENCES]
@@ -135,10 +135,11 @@ def find_kallsyms(
     """Find the best kallsyms of the recorded kernel.
 
     Args:
+        is_running: the running kernel is the recorded one.
         in_symfs: SYMFS/proc/kallsyms is of the recorded kernel.
 
     Returns:
-        (kallsyms, its path, False), or (None, "", True if others had hidden addresses).
+        (kallsyms, its path, False), or (None, "", True if a kallsyms exists but hides its addresses).
     """
     hidden = is_running
     for path in _kallsyms_paths(build_id, search, is_running, in_symfs):
@@ -163,7 +164,7 @@ def _kallsyms_paths(build_id: bytes, search: Search, is_running: bool, in_symfs:
 
 
 def find_vmlinux(build_id: bytes, release: str, search: Search) -> ElfFile | None:
-    """Read the functions of an ELF file with the build-id of the recorded kernel; None if there is none. `release`: of
+    """Read the functions of an ELF file with the build-id of the recorded kernel; None without a file. `release`: of
     the recorded kernel; "" if none was recorded: the running kernel's."""
     for path in _vmlinux_paths(build_id, release or os.uname().release, search) if build_id else ():
         with suppress(OSError, FormatError), open_elf(path, search.cache) as image:

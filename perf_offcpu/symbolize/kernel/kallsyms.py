@@ -42,7 +42,7 @@ _EVERY_OTHER: Final = {
     8: np.uint64(0x0000FFFF0000FFFF),
     16: np.uint64(0x00000000FFFFFFFF),
 }
-"""Every other nibble, byte and half word, by the distance to the next."""
+"""Bits by which a number is shifted to join its neighbour → mask of the results: every other byte, u16, u32."""
 
 
 @frozen
@@ -52,8 +52,8 @@ class Kallsyms:
     symbols: SymbolTable  # the functions; `symbols.name(row)` has no module
     module: I32  # int32[len(symbols)], index into `modules`; -1 for the kernel itself
     modules: tuple[str, ...]  # names as perf shows them, with brackets: `[nf_nat]`, `[bpf]`
-    references: dict[str, int]  # addresses of the listed REFERENCES
-    damaged: int = 0  # number of lines of another form than the one above
+    references: dict[str, int]  # name → address of the symbols in REFERENCES, if listed
+    damaged: int = 0  # number of lines that are not as the module describes
     hidden: bool = False  # True if addresses were withheld (kernel.kptr_restrict): then there are no symbols
     is_partial: bool = False  # True if the kernel may have symbols that are not in the table (see `running`)
 
@@ -69,7 +69,7 @@ class Kallsyms:
         return self.modules[self.module[row]] if self.module[row] >= 0 else ""
 
     def delta(self, name: str, recorded: int) -> int | None:
-        """Return the distance from the recorded address of a reference symbol (0 unknown) to this boot's."""
+        """Return this boot's address of a reference symbol minus `recorded` (0 unknown); None if either is unknown."""
         now = self.references.get(name)
         return None if now is None or not recorded else now - recorded
 

@@ -210,7 +210,7 @@ def shown_name(path: str) -> str:
 
 
 def section_starts(image: ElfImage) -> U64:
-    """Return uint64[number of sections]: the offset of each in the loaded code; NO_ADDRESS for others."""
+    """Return uint64[number of sections]: offset in the loaded code, NO_ADDRESS for data and initialization code."""
     sections, offset = image.sections, 0
     align = np.maximum(sections["sh_addralign"], np.uint64(1))
     starts = np.full(len(sections), NO_ADDRESS)

@@ -47,7 +47,7 @@ class NoLines(Exception):
     """Raised if an object has no source lines.
 
     Args:
-        cause: the reason; None if it was built without.
+        cause: the reason; None if it was built without source lines.
         detail: what the reader of its DWARF reported; else "".
     """
 

@@ -40,7 +40,7 @@ _NOUNS: Final = {
     "condition": Noun(re.compile(r"_*pthread_cond_\w+|cnd_\w*wait"), 48),
     "semaphore": Noun(re.compile(r"sem_\w*wait|__new_sem_\w+|_*do_futex_wait\w*"), 32),
 }
-"""Kind → functions; a stack is searched leaf first, because a condition variable ends with its mutex."""
+"""Kind → functions; in a stack the match next to the leaf counts: pthread_cond_wait() ends by taking a mutex."""
 _UNNAMED: Final = "futex"
 _NOUN_OF_FACT: Final = {ObjectFact.THREAD: "thread", ObjectFact.MUTEX: "lock", ObjectFact.RWLOCK: "rwlock"}
 _OTHER_NOUN: Final = Noun(re.compile(r"(?!)"), 4)
@@ -60,7 +60,7 @@ class FutexName(NamedTuple):
 
     text: str
     stable: str
-    is_shared: bool  # by the processes that have memory of that name
+    is_shared: bool  # True if it is in memory that several processes can map under this name
 
 
 def futex_names(
@@ -130,7 +130,8 @@ def _leaf(path: str) -> str:
 
 
 def _usual(rows: np.ndarray[tuple[int], np.dtype[np.int64]], row: I32, values: I32) -> I32:
-    """Return int32[rows]: the most frequent of `values` >= 0 among the samples whose `row` it is; -1 for none."""
+    """Return int32[rows]: the most frequent value >= 0 in samples of object rows[i]; -1 if no sample has one. `row`
+    (object) and `values`: int32[samples]."""
     places = np.flatnonzero((row >= 0) & (values >= 0))
     keys, counts = np.unique(row[places].astype(np.int64) << 32 | values[places], return_counts=True)
     order = np.lexsort((counts, keys >> 32))

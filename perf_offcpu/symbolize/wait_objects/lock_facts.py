@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what recorded waits tell of locks and semaphores, without the name of any function.
 
-Who ended the waits: threads that end each other's waits share a lock; an object whose waits only others end
-passes work. A wait that ended as its thread did says neither: an exit wakes all threads of its process.
+Who ended the waits: threads that end each other's waits share a lock; an object passes work if only threads that
+never wait for it end the waits. A wait that ended when its own thread exited does not count: the exit of a process
+wakes all of its threads.
 
-What the first waiter asked for: the kernel clears the word of a thread that exits, and wakes who waits for it
-without FUTEX_PRIVATE_FLAG; the word has the thread's id until then (set_tid_address(2)). Mutexes and rwlocks
-of glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c).
+What the first waiter asked for: the kernel clears the word of a thread that exits, and wakes threads that wait for
+it without FUTEX_PRIVATE_FLAG; the word has the thread's id until then (set_tid_address(2)). Mutexes and rwlocks of
+glibc have fixed values while threads wait (sysdeps/nptl/lowlevellock.h, nptl/pthread_rwlock_common.c).
 """
 
 import re
@@ -121,7 +122,7 @@ def _is_public(recording: Recording) -> Bool:
 
 
 def ended_by_exit(recording: Recording, rows: Bool) -> Bool:
-    """Return bool[n], the waits in `rows` (bool[samples]): True if another process's exit ended it, after its EXIT."""
+    """Return bool[n], for samples in mask `rows`: True if a thread of another process ended the wait after its EXIT."""
     samples, tasks = recording.samples.take(rows), recording.tasks
     end_ns = np.append(tasks.end_ns, -1)[rows_at(tasks.tid, tasks.begin_ns, samples.waker_tid, samples.wakeup_ns)]
     exits: Bool = (end_ns >= 0) & (end_ns <= samples.wakeup_ns + _INEXACT_NS) & (samples.waker_pid != samples.pid)

@@ -52,7 +52,7 @@ _MORE = re.compile(r" and \d+ more$|(?<=^\[pidfd\]) of \d+$")
 
 @frozen
 class _Named:
-    """Holds the names of one object: for people, and without what differs from run to run."""
+    """Holds the names of one object: `text` for people, `stable` without parts that differ from run to run."""
 
     text: str
     stable: str
@@ -102,9 +102,9 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
 
 
 def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple[str, ObjectKind, Bool]]:
-    """Return (name, kind, bool[samples]: True for its waits) of sleeps, children and signals, in calls that name no
-    object. A shell waits for its children in sigsuspend(), until one exits. poll() without descriptors and time limit
-    waits for a signal."""
+    """Return (name, kind, bool[samples]: True for waits of this kind) of sleeps, waits for children and for signals, in
+    system calls that name no object. A shell waits for its children in sigsuspend(), until a child exits. poll()
+    without descriptors and time limit waits for a signal."""
     samples, bare = recording.samples, (row < 0) & is_wait
     kind = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))[row]
     is_time = (kind == ObjectKind.DESCRIPTORS) & (np.append(recording.objects.number, np.int32(-1))[row] == 0)
@@ -117,7 +117,7 @@ def _without_object(recording: Recording, row: I32, is_wait: Bool) -> list[tuple
 
 
 def _apart(named: Sequence[_Named]) -> list[str]:
-    """Return the text of each name, with its mark appended if objects of other marks have the same text."""
+    """Return the text of each name, with its mark appended if an object with another mark has the same text."""
     marks: dict[str, set[str]] = {}
     for thing in named:
         marks.setdefault(thing.text, set()).add(thing.mark)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the process at the other end of a pipe or socket. Two ends of one connection name each other: the addresses of
 TCP and UDP sockets are exchanged, a Unix socket has the inode of its peer, and a pipe is one inode for both. Where both
-processes waited, the samples say who they are. Else the recorder's word counts, if it had looked; else, of a pipe, the
-process that ended most of the waits: who writes wakes who reads."""
+processes waited, the samples say who they are. Else the peer counts that the recorder noted (`peer_pid`); else, for a
+pipe, the process that ended most of the waits: writers wake readers."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -32,8 +32,8 @@ class OtherEnds:
     """Finds other ends among the objects of one recording.
 
     Args:
-        rows: objects by row.
-        users: processes that waited for each.
+        rows: row in the recording's objects → object.
+        users: row → processes that waited for the object.
         wakers: processes that ended most waits of a process for an object (`rows.wakers_of`).
     """
 
@@ -74,7 +74,7 @@ class OtherEnds:
         return self._recorded(socket)
 
     def of_pipe(self, row: int, pid: int) -> Process | None:
-        """Return the process at the other end of a pipe, seen from one process; None if unknown."""
+        """Return the process at the other end of a pipe, seen from process `pid`; None if unknown."""
         pipe, users = self._rows[row], self._users.get(row, ())
         own_end = next((user for user in users if user.pid == pid), User(pid, 0, 0, 0))
         peers = [user for user in users if user.pid != pid and not _same_end(own_end, user)]

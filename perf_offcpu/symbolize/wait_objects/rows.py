@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait objects of a recording as rows of texts and numbers, and who waited for them how."""
+"""The wait objects of a recording as rows of texts and numbers, and the processes that waited for them."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -114,8 +114,8 @@ def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
     process at the other end.
 
     Returns:
-        (row, pid, of): int64[entries], the object and, of pipes, the process, else -1; int64[samples], the
-        entry of each sample, -1 for none.
+        (row, pid, entry_of_sample): int64[entries], row of the object; int64[entries], process that waited if it is
+        a pipe, else -1; int64[samples], the entry of each sample, -1 for none.
     """
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     rows = np.flatnonzero(row >= 0)

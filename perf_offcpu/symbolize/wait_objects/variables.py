@@ -120,7 +120,7 @@ def _read(recording: Recording, dso: int, search: Search) -> _File | None:
 
 
 def _address_in(loads: Rows, recording: Recording, row: int, address: int) -> int | None:
-    """Return the virtual address in the file of a process's address, by map `row`; None outside of its segments."""
+    """Return the file's virtual address for an address of a process, by map `row`; None outside of all segments."""
     maps = recording.maps
     code = int(file_offset_to_vaddr(loads, maps.pgoff[row : row + 1])[0])
     if code == int(NO_ADDRESS):

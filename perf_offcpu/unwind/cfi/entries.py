@@ -5,7 +5,7 @@ A CIE holds the common part of many functions; an FDE describes one function and
 entry by entry, because only the length of an entry tells where the next begins. The contents of the entries are then
 read for all of them at once.
 
-Source: Linux Standard Base Core 5, 10.6; DWARF 5, 7.6. A number of more than ten bytes, which no producer writes, is
+Source: Linux Standard Base Core 5, 10.6; DWARF 5, 7.6. A LEB128 of more than ten bytes, which no producer writes, is
 cut at ten; values are taken modulo 2^64.
 """
 
@@ -24,7 +24,7 @@ MAX_BYTES = 10
 
 
 class Pe(enum.IntEnum):
-    """DW_EH_PE_*: encoding of an address in .eh_frame. Low four bits: its form; high ones: what it is relative to."""
+    """DW_EH_PE_*: encoding of an address in .eh_frame. Low four bits: size, sign; high bits: what it is relative to."""
 
     ABSPTR, UDATA2, UDATA4, UDATA8, SDATA2, SDATA4, SDATA8 = 0x00, 0x02, 0x03, 0x04, 0x0A, 0x0B, 0x0C
     PCREL = 0x10
@@ -196,7 +196,7 @@ def _augmentation(letters: bytes, data: bytes, offset: int, end: int) -> tuple[i
 
 
 def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> Fdes:
-    """Read FDEs of which these are int64[n]: row of the CIE, offset of the address range, offset after the entry."""
+    """Read n FDEs (row of the CIE, offset of the address range, offset after the entry); leave out unusable FDEs."""
     parts = []
     encodings = cies.encoding[cie]
     for encoding in distinct(encodings).tolist():
@@ -218,7 +218,7 @@ def _read_fdes(section: Section, cies: Cies, cie: I64, begin: I64, end: I64) -> 
 
 
 def _after_augmentation(section: Section, cies: Cies, cie: I64, offsets: I64, end: I64) -> I64:
-    """Return int64[n]: the offset of each FDE's instructions, if `offsets` are those after its address range."""
+    """Return int64[n]: the offset of each FDE's instructions; offsets[i] is the offset after its address range."""
     rows = np.flatnonzero(cies.has_augmentation[cie])
     length, text_at = read_leb128(section.data, np.minimum(offsets[rows], section.size))
     first = offsets.copy()
@@ -227,7 +227,7 @@ def _after_augmentation(section: Section, cies: Cies, cie: I64, offsets: I64, en
 
 
 def _without_overlaps(fdes: Fdes) -> Fdes:
-    """Return FDEs sorted by start: of equal starts the first in the section alone, ranges cut where the next begins."""
+    """Sort FDEs by start. Of FDEs with one start the first in the section stays; a range ends where the next begins."""
     fdes = fdes.take(np.argsort(fdes.start, kind="stable"))
     fdes = fdes.take(np.append(True, fdes.start[1:] != fdes.start[:-1])[: len(fdes)])
     if len(fdes):

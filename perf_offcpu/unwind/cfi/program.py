@@ -59,7 +59,7 @@ class Cfa(enum.IntEnum):
 
 @mutable
 class Rows:
-    """Hold n rows of rules, sorted by address: how to find the caller's CFA and registers at each."""
+    """Hold n rows of rules, sorted by address: how to find the CFA and the caller's registers at each."""
 
     start: model.U64  # uint64[n], sorted: each row holds up to the start of the next
     rules: I64  # int64[n, registers + 1], the CFA's last
@@ -67,7 +67,7 @@ class Rows:
 
 
 def run_programs(section: Section, cies: Cies, fdes: Fdes, registers: int) -> Iterator[Rows]:
-    """Yield the rows of BATCH FDEs at a time; a damaged FDE has none. `registers`: the number that is followed."""
+    """Yield the rows of BATCH FDEs at a time; damaged FDEs have no rows. `registers`: how many have a rule."""
     initial = _initial_rules(section, cies, registers)
     steps = MAX_ALL_STEPS
     for first in range(0, len(fdes), BATCH):

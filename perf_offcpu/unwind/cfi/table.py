@@ -6,8 +6,8 @@ and each set is stored once. Addresses are those of the file (as p_vaddr and st_
 
 The rules also tell if a file was built with frame pointers. Code with frame pointers finds the caller's frame from
 the frame pointer nearly everywhere; code without them only in the few functions that need one (alloca, realigned
-stacks). So the share of functions that ever do decides. Small functions do not count, and a few hundred, spread over
-the file, are enough.
+stacks). So the share of functions that do it anywhere decides. Small functions do not count, and a few hundred, spread
+over the file, are enough.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ class CfiTable:
     # int32[rows], row in `rules`; NO_RULES after the end of a function
     rule: I32 = field(default_factory=lambda: np.empty(0, np.int32))
     # int64[sets, registers + 2]: a rule (`cfi.program`) of each register, of the CFA, and 1 for the frame of a
-    # signal handler. The value of the rule of an expression is its number.
+    # signal handler, else 0. The value of an expression's rule is its index in `expressions`.
     rules: I64 = field(default_factory=lambda: np.empty((0, 2), np.int64))
     expressions: list[bytes] = field(default_factory=list)  # bytes of the distinct expressions
 
@@ -62,7 +62,7 @@ class CfiTable:
         return are_expressions and bool(((register >= 0) & (register < registers)).all())
 
     def lookup(self, addresses: model.U64) -> I32:
-        """Return int32[n]: the row in `rules` for each address of the file, NO_RULES where there is none."""
+        """Return int32[n]: the row in `rules` for each address of the file, NO_RULES if no rule set covers it."""
         if not len(self):
             return np.full(len(addresses), NO_RULES, np.int32)
         slot = np.searchsorted(self.start, addresses, side="right") - 1
@@ -162,7 +162,7 @@ def _number_expressions(rules: I64, section: Section) -> tuple[I64, list[bytes]]
 
 
 def _set_numbers(rules: I64, sets: dict[bytes, int]) -> I32:
-    """Return int32[n], the numbers of n rule sets; `sets` is bytes of a set → its number, and gets the new ones."""
+    """Return int32[n], the numbers of n rule sets; `sets`: bytes of a set → its number; new sets are added to it."""
     if not len(rules):
         return np.empty(0, np.int32)
     first, inverse = _unique(rules)
