@@ -105,14 +105,14 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
 
 
 def _in_circle(waker: I32, sleeper: I32) -> Bool:
-    """Return bool[n]: True if waker[i] and sleeper[i], which may be the same thread, are in one circle of wake-ups."""
-    import networkx
-
-    pairs, pair = np.unique(np.stack([waker, sleeper], axis=1), axis=0, return_inverse=True)
-    circles = networkx.strongly_connected_components(networkx.DiGraph(pairs.tolist()))
-    circle_of = {tid: number for number, circle in enumerate(circles) for tid in circle}
-    inside = [circle_of[one] == circle_of[other] for one, other in pairs.tolist()]
-    return np.array(inside, np.bool_)[pair.reshape(-1)]
+    """Return bool[n]: True for wake-ups by threads that are woken in turn, of threads that wake others in turn, and so
+    on: those in circles of wake-ups, and between circles."""
+    inside = np.ones(len(waker), np.bool_)
+    while True:
+        still = inside & np.isin(waker, sleeper[inside]) & np.isin(sleeper, waker[inside])
+        if (still == inside).all():
+            return inside
+        inside = still
 
 
 def _is_public(recording: Recording) -> Bool:
