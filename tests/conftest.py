@@ -100,9 +100,10 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 
 
 @pytest.fixture(autouse=True)
-def own_build_ids() -> Iterator[None]:
+def own_build_ids_and_umask() -> Iterator[None]:
     """Remove files kept by build-id after each test: they would name addresses in recordings of others."""
     yield
+    os.umask(0o022)
     if os.path.lexists(kept := os.environ["PERF_BUILDID_DIR"]):
         shutil.rmtree(kept)
 

@@ -163,9 +163,6 @@ def _dump(path: str) -> None:
 
 def _inject(path: str) -> None:
     """Rewrite it; what comes out must be readable without any loss but those that were not its own."""
-    fd = os.memfd_create("out")
-    try:
-        rewrite(path, fd, "out", RewriteOptions())
-        load_recording(f"/proc/self/fd/{fd}").check()
-    finally:
-        os.close(fd)
+    with open(os.memfd_create("out"), "w+b") as out:
+        rewrite(path, out.fileno(), "out", RewriteOptions())
+        load_recording(f"/proc/self/fd/{out.fileno()}").check()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small recordings made by hand: a few events, and records one by one."""
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,12 +86,9 @@ def write(
     path: Path, events: list[EventSpec], records: Iterable[bytes], features: Mapping[int, bytes] | None = None
 ) -> Path:
     """A file of these events and records, in this order; `features` are added to names, host and CPUs."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        writer = FileWriter(fd, events, str(path))
+    with path.open("w+b") as file:
+        writer = FileWriter(file.fileno(), events, str(path))
         for record in records:
             writer.append(record)
         writer.finish(FEATURES | {Feature.EVENT_DESC: event_desc_body(events)} | dict(features or {}))
-    finally:
-        os.close(fd)
     return path

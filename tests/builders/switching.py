@@ -5,7 +5,6 @@ played."""
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -106,16 +105,13 @@ def write_switches(
         type=PerfType.TRACEPOINT, config=ID, sample_period=1, sample_type=SAMPLE_TYPE, flags=AttrFlag.SAMPLE_ID_ALL
     )
     specs = [EventSpec(attr, "sched:sched_switch", (number + 1,)) for number in range(events)]
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        writer = FileWriter(fd, specs, str(path), order)
+    with path.open("w+b") as file:
+        writer = FileWriter(file.fileno(), specs, str(path), order)
         for begin in range(0, len(table), piece):
             for spec in specs:
                 writer.append(_records(table.part(slice(begin, begin + piece)), text, order, spec.ids[0]))
         body = tracing_data(order, ("sched", [text]))
         writer.finish({Feature.TRACING_DATA: body, Feature.EVENT_DESC: event_desc_body(specs, order)})
-    finally:
-        os.close(fd)
 
 
 def _records(rows: SwitchTable, text: str, order: Order, event_id: int) -> bytes:

@@ -114,12 +114,9 @@ def rewritten(path: Path, *, pipe: bool = False, compress: bool = False) -> byte
 @contextmanager
 def as_file(data: bytes) -> Iterator[Path]:
     """A file in memory that holds these bytes."""
-    fd = os.memfd_create("recording")
-    try:
-        os.write(fd, data)
-        yield Path(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
+    with open(os.memfd_create("recording"), "wb", buffering=0) as file:
+        file.write(data)
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _derived(data: bytes, make: Any) -> bytes:

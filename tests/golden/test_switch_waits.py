@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.injected import inject
 from builders.perf_text import Printed, parse
 from builders.stock_perf import perf, with_names
 
 from perf_offcpu import losses
 from perf_offcpu.decode.load import load_recording
-from perf_offcpu.inject.header import RewriteOptions
-from perf_offcpu.inject.rewrite import rewrite
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 
@@ -149,12 +148,11 @@ def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any]
     return list(zip(rows, waits, strict=True))
 
 
-def test_there_are_as_many_as_in_the_text(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
+def test_they_are_as_many_as_in_the_text_and_end_when_the_thread_comes_in(
+    pairs: list[tuple[dict[str, Any], Wait]],
+) -> None:
     assert len(pairs) == 145
     assert sum(wait.end is None for _, wait in pairs) == 13
-
-
-def test_they_end_when_the_thread_comes_in(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
     last = max(row["time_ns"] for row, _ in pairs)
     for row, wait in pairs:
         lasts = bool(row["flags"] & SampleFlag.STILL_BLOCKED)
@@ -169,6 +167,9 @@ def test_states(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
     for row, wait in pairs:
         assert row["state"] == STATES[wait.state]
         assert bool(row["flags"] & SampleFlag.PREEMPTED) == wait.state.startswith("R")
+    runnable = [row for row, wait in pairs if wait.state.startswith("R")]
+    assert len(runnable) >= 10
+    assert all(row["runq_ns"] == row["period"] for row in runnable), "preempted threads waited for a CPU only"
 
 
 def test_stacks_are_perfs_but_for_garbage_at_the_root(
@@ -207,12 +208,6 @@ def test_wake_ups_and_wakers(pairs: list[tuple[dict[str, Any], Wait]], recording
     assert wakers["thread"] >= 10 and wakers["interrupt"] >= 10
 
 
-def test_preempted_threads_waited_for_a_cpu_only(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
-    runnable = [row for row, wait in pairs if wait.state.startswith("R")]
-    assert len(runnable) >= 10
-    assert all(row["runq_ns"] == row["period"] for row in runnable)
-
-
 def test_switches_without_a_wait_are_counted(recording: Recording, expected: Expected) -> None:
     assert expected.losses
     for cause in (losses.END_NOT_RECORDED, losses.BEGIN_NOT_RECORDED, losses.BEGIN_UNKNOWN):
@@ -237,8 +232,7 @@ def test_recorded_samples_stay(recording: Recording) -> None:
 
 def test_perf_shows_what_inject_adds(recording: Recording, tmp_path: Path) -> None:
     injected = tmp_path / "out.data"
-    with injected.open("w+b") as out:
-        rewrite(str(DATA / "sched.data"), out.fileno(), str(injected), RewriteOptions(switches=True))
+    inject(DATA / "sched.data", injected, switches=True)
     shown: Counter[tuple[str, ...]] = Counter()
     for line in perf("script", "-G", "-F", "comm,tid,event,period", "-i", injected).splitlines():
         match = re.match(r"^ *(.+?) +\d+ +(\d+) +offcpu-time:", line)

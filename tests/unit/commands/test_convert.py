@@ -115,11 +115,8 @@ def test_links_are_followed_and_modes_obey_the_umask(recording: Path) -> None:
     Path("link").symlink_to("real")
     assert main(["convert", "--folded", "-o", "link"]) == 0
     assert Path("link").is_symlink() and total(Path("real").read_text("utf-8")) == TOTAL_NS
-    old = os.umask(0o027)
-    try:
-        assert main(["convert", "--folded", "-o", "new"]) == 0
-    finally:
-        os.umask(old)
+    os.umask(0o027)
+    assert main(["convert", "--folded", "-o", "new"]) == 0
     assert stat.S_IMODE(os.stat("new").st_mode) == 0o640
 
 
@@ -166,12 +163,6 @@ def test_a_file_too_large_for_viewers_is_reported(
     assert "long waits with --min-dur, or use --perfetto" in capsys.readouterr().err
 
 
-def test_a_pipe_closed_early_ends_quietly(recording: Path) -> None:
-    script = f"{sys.executable} -m perf_offcpu convert -f --chrome-trace -o - | head -c 10"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert len(done.stdout) == 10 and done.stderr == ""
-
-
 @pytest.mark.parametrize("binary", [True, False])
 def test_a_full_disk_is_reported_with_the_files_name(binary: bool) -> None:
     with pytest.raises(OSError, match="No space left") as caught, open_output("/dev/full", binary=binary) as out:
@@ -184,12 +175,8 @@ def test_who_may_read_the_output_may_read_all_recordings(own: int, old: int, mod
     for name, bits in (("x.data", own), ("old.data", old)):
         shutil.copy(DEMO, tmp_path / name)
         (tmp_path / name).chmod(bits)
-    umask = os.umask(0o022)
-    try:
-        words = ["-i", str(tmp_path / "x.data"), "--diff", str(tmp_path / "old.data")]
-        assert main(["convert", "--folded", *words, "-o", str(tmp_path / "out")]) == 0
-        assert main(["report", "--html", str(tmp_path / "page"), *words[:2]]) == 0
-    finally:
-        os.umask(umask)
+    words = ["-i", str(tmp_path / "x.data"), "--diff", str(tmp_path / "old.data")]
+    assert main(["convert", "--folded", *words, "-o", str(tmp_path / "out")]) == 0
+    assert main(["report", "--html", str(tmp_path / "page"), *words[:2]]) == 0
     assert (tmp_path / "out").stat().st_mode & 0o777 == mode
     assert (tmp_path / "page").stat().st_mode & 0o777 == own

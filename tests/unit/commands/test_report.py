@@ -68,13 +68,6 @@ def test_a_terminal_gets_colours_and_lines_that_fit() -> None:
     assert on_terminal(70, TERM="dumb") == plain
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    with subprocess.Popen([*COMMAND, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        assert running.stdout is not None and running.stderr is not None
-        running.stdout.close()
-        assert running.stderr.read() == b"" and running.wait(timeout=60) == 141
-
-
 @pytest.mark.parametrize(
     ("columns", "options"), [(80, []), (80, ["--sort", "comm,class,syscall,state,waker,cgroup"]), (160, ["-g", "none"])]
 )

@@ -110,10 +110,10 @@ def test_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert refused(capsys, "script", "-i", str(DATA / "atend.data"), *options).startswith("perf-offcpu script: ")
 
 
-@pytest.mark.parametrize("verb", ["script", "dump"])
-def test_a_reader_that_goes_away_ends_it_quietly(verb: str) -> None:
-    command: list[str | Path] = [PROGRAM, verb, "-i", DATA / "direct.data"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize("words", ["script", "dump", "report --json", "convert --chrome-trace -o -"])
+def test_a_reader_that_goes_away_ends_it_quietly(words: str) -> None:
+    command: list[str | Path] = [PROGRAM, *words.split(), "-f", "-i", DATA / "direct.data"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096) as process:
         assert process.stdout and process.stderr
         assert process.stdout.readline()
         process.stdout.close()

@@ -24,43 +24,38 @@ from perf_offcpu.perfdata.compressed import joined
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.compress}
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "perf.data"
-
-
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("name", ["direct", "pipe"])
-def test_a_packed_recording_is_the_recording(packer: str, name: str, path: Path) -> None:
-    path.write_bytes(PACKERS[packer](zoo.fixture(name)))
+def test_a_packed_recording_is_the_recording(packer: str, name: str, perf_data: Path) -> None:
+    perf_data.write_bytes(PACKERS[packer](zoo.fixture(name)))
     with zoo.as_file(zoo.fixture(name)) as plain:
-        assert_same(load_recording(plain), load_recording(path))
+        assert_same(load_recording(plain), load_recording(perf_data))
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_of_a_damaged_packed_recording_what_can_be_unpacked(packer: str, path: Path) -> None:
+def test_of_a_damaged_packed_recording_what_can_be_unpacked(packer: str, perf_data: Path) -> None:
     data = PACKERS[packer](zoo.fixture("direct"))
-    path.write_bytes(data[: len(data) * 3 // 4])
+    perf_data.write_bytes(data[: len(data) * 3 // 4])
     try:
-        recording = load_recording(path)
+        recording = load_recording(perf_data)
     except FormatError as problem:
         assert "nothing in it is whole" in str(problem)
     else:
         assert recording.losses[losses.BAD_WRAPPER] == 1
 
 
-def test_a_packed_bomb_is_refused(path: Path) -> None:
-    path.write_bytes(zeros_packed(3 * 10**9, zoo.minimal()))
+def test_a_packed_bomb_is_refused(perf_data: Path) -> None:
+    perf_data.write_bytes(zeros_packed(3 * 10**9, zoo.minimal()))
     with pytest.raises(FormatError, match="it grows more than 1000-fold"):
-        load_recording(path)
+        load_recording(perf_data)
 
 
 @pytest.mark.parametrize("data", [zoo.minimal(), gzip.compress(zoo.minimal()), zoo.fixture("pipe")])
-def test_any_form_through_a_fifo(data: bytes, path: Path) -> None:
-    os.mkfifo(path)
-    writer = threading.Thread(target=path.write_bytes, args=(data,))
+def test_any_form_through_a_fifo(data: bytes, perf_data: Path) -> None:
+    os.mkfifo(perf_data)
+    writer = threading.Thread(target=perf_data.write_bytes, args=(data,))
     writer.start()
-    recording = load_recording(path)
+    recording = load_recording(perf_data)
     writer.join()
     assert len(recording.samples) in (2, 546)
     assert losses.FILE_CUT not in recording.losses

@@ -22,6 +22,11 @@ TARGETS = [f"{word}=http://h" for word in SERVERS] + [f"{word}=grpc://h:1" for w
 LABELS = {"service": "web", "host": "db7", "region": "eu-1"}
 
 
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def stored(target: str, body: bytes) -> list[Series]:
     """Return what the server stores."""
     parsed = parse_target(target)
@@ -39,7 +44,6 @@ def is_otlp(target: str) -> bool:
     return parse_target(target).form in (OTLP_HTTP, OTLP_GRPC)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_stacks_and_weights_are_those_of_folded_lines(target: str) -> None:
     profile = some_waits()
     ((message, series),) = pushed(target, profile, LABELS)
@@ -52,7 +56,6 @@ def test_stacks_and_weights_are_those_of_folded_lines(target: str) -> None:
     assert message.samples == (offcpu > 0).sum()
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_type_labels_and_times(target: str) -> None:
     profile = some_waits()
     ((_, series),) = pushed(target, profile, LABELS)
@@ -72,7 +75,6 @@ def test_type_labels_and_times(target: str) -> None:
     assert (labels["host_name"], labels["service_name"]) == ("db7", "unknown_service")
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_no_waits_no_message_and_a_profile_without_wall_clock_ended_now(target: str) -> None:
     for builder in (ProfileBuilder(), ProfileBuilder().sample("a", ["main"], 5, event="cpu-clock")):
         assert list(messages(parse_target(target).form, builder.build(), {})) == []
@@ -80,7 +82,6 @@ def test_no_waits_no_message_and_a_profile_without_wall_clock_ended_now(target: 
     assert series.total == 5  # the rules have looked at the time
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_large_profiles_are_several_messages(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each within the limits; together they are the profile, and no stack is in two of them."""
     profile = recent(large_profile(300, 200))
@@ -103,7 +104,6 @@ def test_large_profiles_are_several_messages(target: str, monkeypatch: pytest.Mo
     assert sum(message.weight_ns for message, _ in sent) == one.total
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_threads_of_many_names_share_a_label(target: str) -> None:
     builder = ProfileBuilder()
     for number in range(100):
@@ -116,7 +116,6 @@ def test_threads_of_many_names_share_a_label(target: str) -> None:
     assert series.by_label(name) == expected | {(waits.OTHERS, ("main",)): others}
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_equal_entries_are_one(target: str) -> None:
     """Functions of one name in several files, and the frames of several recordings of one program."""
     builder = ProfileBuilder()
@@ -128,7 +127,6 @@ def test_equal_entries_are_one(target: str) -> None:
     assert {path for path, _, _ in series.addresses} == {"/bin/a", "/bin/b", "/lib/libc.so.6"}
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_where_the_kernel_is_loaded_is_not_told(target: str) -> None:
     builder = ProfileBuilder()
     for offset in (0x10, 0x20):

@@ -24,11 +24,8 @@ def write(path: Path, text: bytes, keep_old: bool = True) -> None:
 
 def test_committed_file_is_private(tmp_path: Path) -> None:
     path = tmp_path / "perf.data"
-    before = os.umask(0)
-    try:
-        write(path, b"one")
-    finally:
-        os.umask(before)
+    os.umask(0)
+    write(path, b"one")
     assert path.read_bytes() == b"one"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert names(tmp_path) == ["perf.data"]

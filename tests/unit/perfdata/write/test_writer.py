@@ -57,15 +57,10 @@ def sample(event_id: int, time_ns: int) -> bytes:
 
 
 @pytest.fixture
-def fd(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+def fd(perf_data: Path) -> Iterator[int]:
+    fd = os.open(perf_data, os.O_RDWR | os.O_CREAT)
     yield fd
     os.close(fd)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 def records(path: Path) -> list[tuple[int, bytes]]:
@@ -76,14 +71,14 @@ def records(path: Path) -> list[tuple[int, bytes]]:
         return found
 
 
-def test_what_was_written_is_read(fd: int, path: Path) -> None:
+def test_what_was_written_is_read(fd: int, perf_data: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
     written = [comm(7, b"seven"), sample(11, 100), sample(12, 200)]
     writer.append(written[0])
     writer.append(*(memoryview(record) for record in written[1:]))
     writer.finish(FEATURES)
-    assert [data for _, data in records(path)] == written
-    with PerfDataReader.open(path) as reader:
+    assert [data for _, data in records(perf_data)] == written
+    with PerfDataReader.open(perf_data) as reader:
         assert described(reader.events.specs) == described(EVENTS)
         assert reader.features.text(Feature.HOSTNAME) == "here"
         assert reader.features.cmdline() == ("perf-offcpu", "record", "-a", "caf\udce9")
@@ -92,42 +87,42 @@ def test_what_was_written_is_read(fd: int, path: Path) -> None:
         assert sorted(reader.features.bodies) == sorted(FEATURES)
 
 
-def test_stock_perf_opens_it_without_a_word(fd: int, path: Path) -> None:
+def test_stock_perf_opens_it_without_a_word(fd: int, perf_data: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
     writer.append(kernel_map())
     writer.append(comm(7, b"seven"), sample(11, 100), sample(12, 200))
     writer.finish(FEATURES)
     for command in (["report", "--header-only"], ["script"], ["report", "--stdio"]):
-        perf(*command, "-i", path, quiet=True)
-    assert perf("script", "-F", "comm,tid,event", "-i", path).split() == ["seven", "7", "cpu-clock:"] * 2
+        perf(*command, "-i", perf_data, quiet=True)
+    assert perf("script", "-F", "comm,tid,event", "-i", perf_data).split() == ["seven", "7", "cpu-clock:"] * 2
 
 
-def test_ids_that_come_later_stand_at_the_end(fd: int, path: Path) -> None:
+def test_ids_that_come_later_stand_at_the_end(fd: int, perf_data: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out")
     writer.append(kernel_map())
     writer.append(comm(7, b"seven"), sample(11, 100), sample(99, 200))
     later = [replace(CLOCK, ids=(*CLOCK.ids, 99)), *EVENTS[1:]]
     writer.learn_ids(later)
     writer.finish(FEATURES)
-    with PerfDataReader.open(path) as reader:
+    with PerfDataReader.open(perf_data) as reader:
         assert [spec.ids for spec in reader.events.specs] == [spec.ids for spec in later]
         assert reader.features.text(Feature.HOSTNAME) == "here"
-    assert perf("script", "-F", "tid,event", "-i", path, quiet=True).split() == ["7", "cpu-clock:"] * 2
+    assert perf("script", "-F", "tid,event", "-i", perf_data, quiet=True).split() == ["7", "cpu-clock:"] * 2
 
 
-def test_without_finish_it_is_known_as_a_killed_recorders(fd: int, path: Path) -> None:
+def test_without_finish_it_is_known_as_a_killed_recorders(fd: int, perf_data: Path) -> None:
     FileWriter(fd, EVENTS, "out").append(comm(7, b"seven"), sample(11, 100))
-    assert [kind for kind, _ in records(path)] == [RecordType.COMM, RecordType.SAMPLE]
-    with PerfDataReader.open(path) as reader:
+    assert [kind for kind, _ in records(perf_data)] == [RecordType.COMM, RecordType.SAMPLE]
+    with PerfDataReader.open(perf_data) as reader:
         assert losses.NO_END in reader.counters
         assert [spec.ids for spec in reader.events.specs] == [(11, 12), (13, 14)]
 
 
-def test_big_endian(fd: int, path: Path) -> None:
+def test_big_endian(fd: int, perf_data: Path) -> None:
     writer = FileWriter(fd, EVENTS, "out", ">")
     writer.append(pack_record(RecordType.COMM, 0, {"pid": 1, "tid": 2, "comm": b"big"}, TRAILER, ">"))
     writer.finish({Feature.HOSTNAME: text_body("there", ">"), Feature.EVENT_DESC: event_desc_body(EVENTS, ">")})
-    with PerfDataReader.open(path) as reader:
+    with PerfDataReader.open(perf_data) as reader:
         assert reader.order == ">"
         assert described(reader.events.specs) == described(EVENTS)
         assert reader.features.text(Feature.HOSTNAME) == "there"
@@ -146,7 +141,7 @@ def full_at(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_of_what_does_not_fit_the_whole_records_that_do_are_kept(fd: int, path: Path) -> None:
+def test_of_what_does_not_fit_the_whole_records_that_do_are_kept(fd: int, perf_data: Path) -> None:
     some = [sample(11, time_ns) for time_ns in range(10)]
     fitting = 100 // len(some[0])
     assert fitting == 2
@@ -162,10 +157,10 @@ def test_of_what_does_not_fit_the_whole_records_that_do_are_kept(fd: int, path: 
     assert os.fstat(fd).st_size == writer.data_offset + writer.data_size
     writer.append(sample(12, 5))
     writer.finish(FEATURES)
-    assert [data for _, data in records(path)] == [comm(7, b"seven"), *some[:fitting], sample(12, 5)]
+    assert [data for _, data in records(perf_data)] == [comm(7, b"seven"), *some[:fitting], sample(12, 5)]
 
 
-def test_a_compressed_file_that_is_full_ends_in_plain_records(fd: int, path: Path) -> None:
+def test_a_compressed_file_that_is_full_ends_in_plain_records(fd: int, perf_data: Path) -> None:
     noise = random.Random(4)
     some = [sample(11, noise.getrandbits(62)) for _ in range(10_000)]
     file = FileWriter(fd, EVENTS, "out")
@@ -177,7 +172,7 @@ def test_a_compressed_file_that_is_full_ends_in_plain_records(fd: int, path: Pat
     assert caught.value.taken == caught.value.records * len(some[0])
     writer.append(sample(12, 5))
     writer.finish(FEATURES)
-    assert [data for _, data in records(path)] == [comm(7, b"seven"), *some[: caught.value.records], sample(12, 5)]
+    assert [data for _, data in records(perf_data)] == [comm(7, b"seven"), *some[: caught.value.records], sample(12, 5)]
 
 
 def test_many_pieces_through_short_writes() -> None:
