@@ -115,11 +115,8 @@ def is_allowed(room: str, other: str) -> bool:
     return LAYER_OF.get(other, len(LAYERS)) < LAYER_OF[room] and (room, other) not in FORBIDDEN
 
 
-def test_every_room_has_a_layer() -> None:
+def test_every_room_has_a_layer_and_imports_go_with_the_flow() -> None:
     assert {room_of(path) for path in modules()} <= set(LAYER_OF)
-
-
-def test_imports_go_with_the_flow() -> None:
     arrows = {(path, other) for path in modules() for other in rooms_imported(path)}
     wrong = [(name_of(path), other) for path, other in arrows if not is_allowed(room_of(path), other)]
     assert not wrong, f"these import against the flow, or a room that does not exist: {sorted(wrong)}"

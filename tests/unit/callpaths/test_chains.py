@@ -128,9 +128,6 @@ def test_folded_stacks_continue_with_the_waker_upside_down(profile: Profile) -> 
         "s;main;--;w 1_[w] 50", "s;main;lock;--;try_to_wake_up_[w];un:lock_[w];main_[w];w 1_[w] 1200",
         "s;main;run 60", "s;main;sleep;--;hrtimer_wakeup_[w];[interrupt] 40", "w_1;main 3",
     ]  # fmt: skip
-
-
-def test_labels_by_options(profile: Profile) -> None:
     folded = converted("folded", profile, waker_stack=True, tid=True, kernel=True, state=True)
     waker = "try_to_wake_up_[w];un:lock_[w];main_[w];w 1-7/7_[w]"
     assert folded.splitlines()[1] == f"s-100/8;main;lock;[state unknown];--;{waker} 1200"

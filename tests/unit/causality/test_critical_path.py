@@ -288,14 +288,9 @@ BY_HAND = [
 
 def test_the_path_is_the_one_found_by_hand() -> None:
     profile = load_profile([str(PERF_DATA / "sched.data")], SymbolizeOptions())
-    timeline = timeline_of(profile)
-    thread = choose_thread(timeline, Selection(tids=(KWORKER,)))
-    path = critical_path(profile, timeline, thread, 145_079_000_000, 145_096_318_000)
-    columns = (path.track.tolist(), path.doing.tolist(), path.begin_ns.tolist(), path.end_ns.tolist())
-    assert [
-        (path.tracks[track].comm, Doing(doing).name, in_perf(begin), in_perf(end))
-        for track, doing, begin, end in zip(*columns, strict=True)
-    ] == BY_HAND
+    path = follow(profile, KWORKER, (145_079_000_000, 145_096_318_000))
+    comm = {track.tid: track.comm for track in path.tracks}
+    assert [(comm[tid], doing, *map(in_perf, times)) for tid, doing, *times in segments(path)] == BY_HAND
 
 
 def in_perf(ns: int) -> str:

@@ -74,11 +74,13 @@ def put(source: Path, target: str) -> None:
 @pytest.mark.parametrize(("place", "tail"), [("debug_roots", ".debug"), ("buildid_dir", "/debug"), ("symfs", "/debug")])
 def test_debug_files_are_found_by_build_id(built: Built, copy: Path, tmp_path: Path, place: str, tail: str) -> None:
     root = str(tmp_path / "root")
-    roots: dict[str, Any] = {"debug_roots": (root,), "buildid_dir": root, "symfs": root}
+    roots: dict[str, Any] = {"debug_roots": (f"{root}/nothing", root), "buildid_dir": root, "symfs": root}
     search = Search(**{place: roots[place]})
     assert not is_named(copy, search)
     put(built.debug, by_build_id(root, built.build_id, tail))
     assert is_named(copy, search)
+    whole = load_elf_symbols(str(built.whole)).symbols
+    assert names_of(load_elf_symbols(str(copy), search).symbols) == names_of(whole)
 
 
 def test_debug_roots_below_symfs_and_the_cache_of_debuginfod_are_used(built: Built, copy: Path, tmp_path: Path) -> None:

@@ -154,19 +154,6 @@ class TestFileOffsets:
 
 
 class TestSeparateDebugFiles:
-    def test_the_debug_file_of_the_same_build_gives_local_functions(self, tmp_path: Path) -> None:
-        program = compiled(tmp_path, "-Wl,--build-id=0xabcdef0123456789")
-        debug = tmp_path / "debug" / ".build-id" / "ab" / "cdef0123456789.debug"
-        debug.parent.mkdir(parents=True)
-        subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True, timeout=60)
-        whole = load_elf_symbols(str(program))
-        subprocess.run(["strip", program], check=True, timeout=60)
-        stripped = load_elf_symbols(str(program))
-        again = load_elf_symbols(str(program), Search(debug_roots=(str(tmp_path / "nothing"), str(tmp_path / "debug"))))
-        assert "hidden" not in names_of(stripped.symbols)
-        assert names_of(again.symbols) == names_of(whole.symbols)
-        assert "hidden" in names_of(whole.symbols)
-
     @pytest.mark.parametrize("content", [b"", b"no ELF", ElfBuilder([Sym("f", 1)], build_id=b"ot").build()])
     def test_a_damaged_or_foreign_debug_file_is_passed_over(self, tmp_path: Path, content: bytes) -> None:
         program, debug = tmp_path / "program", tmp_path / ".build-id" / "61" / "62.debug"
