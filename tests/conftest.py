@@ -44,10 +44,12 @@ if PATIENCE != 1:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out."""
+    """Everything in tests/kernel is marked so: `-m "not kernel"` leaves it out. Others need root, no more."""
     for item in items:
         if item.path.is_relative_to(TESTS / "kernel"):
             item.add_marker("kernel")
+        elif item.get_closest_marker("kernel"):
+            item.add_marker("beside")
 
 
 @pytest.hookimpl(tryfirst=True)

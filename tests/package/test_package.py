@@ -149,7 +149,6 @@ def test_installed_script_works_by_hand_and_inside_perf(prefix: Path) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_installed_program_records(prefix: Path, tmp_path: Path) -> None:
     program = prefix / "bin/perf-offcpu"
     run(program, "record", "--", "sleep", "0.05", cwd=tmp_path)

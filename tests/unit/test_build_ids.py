@@ -88,7 +88,6 @@ def test_vdso_is_read_from_memory() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
     """A running program whose file was deleted still has its build-id; a device is not opened."""
     copy = tmp_path / "sleep"
@@ -117,7 +116,6 @@ def test_cache_follows_the_mapping_not_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_kernel_build_id_is_that_of_file() -> None:
     shown = subprocess.run(["perf", "buildid-list", "-k"], capture_output=True, text=True, check=True)
     assert kernel_build_id().hex() == shown.stdout.strip()

@@ -108,7 +108,6 @@ class TestDirectory:
                 cache.write(name, COLUMNS)
 
     @pytest.mark.kernel
-    @pytest.mark.beside
     def test_another_users_directory_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "cache").mkdir()
         os.chown(tmp_path / "cache", 65534, 65534)

@@ -142,7 +142,6 @@ def test_watch_tells_when_the_last_one_has_ended() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_watch_of_a_thread_tells_when_it_ends_before_its_process() -> None:
     """Linux 6.9 and later; before, the recording goes on until the process has ended."""
     with waiting_thread() as tid:

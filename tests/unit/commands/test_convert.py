@@ -140,7 +140,6 @@ def test_a_locale_without_utf8_changes_nothing(recording: Path) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_a_stranger_s_recording_needs_force(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.chown(recording, 12345, -1)
     assert main(["convert", "--folded", "-o", "-"]) == 1

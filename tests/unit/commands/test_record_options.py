@@ -53,12 +53,12 @@ def test_every_other_option() -> None:
 @pytest.mark.parametrize("argv", [
     ("-c", "0"), ("-F", "0"), ("-F", "x"), ("-r", "-1"), ("-o", "-", "-z"), ("--compression-level", "23"),
     ("--switch-max-files", "3"), ("--call-graph", "lbr"), ("-z0", "--", "true"), ("-z23", "--", "true"),
-    ("-zx", "--", "true"),
+    ("-zx", "--", "true"), ("--call-graph", "dwarf"), ("--call-graph", "fp,4096"), ("--call-graph", "cfi,"),
+    ("--call-graph", "cfi,100"), ("--call-graph", "cfi,32769"), ("--call-graph", "cfi", "--no-stack-bytes"),
 ])  # fmt: skip
 def test_impossible_values_name_the_option(argv: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError) as problem:
+    with pytest.raises(UsageError, match=argv[0].rstrip("023x")):
         options(*argv)
-    assert argv[0].lstrip("-")[0] in str(problem.value)
 
 
 def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
@@ -82,15 +82,6 @@ def test_rotation() -> None:
 ])  # fmt: skip
 def test_how_user_stacks_are_taken(argv: tuple[str, ...], stack_bytes: int) -> None:
     assert options(*argv).stack_bytes == stack_bytes
-
-
-@pytest.mark.parametrize("argv", [
-    ("--call-graph", "dwarf"), ("--call-graph", "fp,4096"), ("--call-graph", "cfi,"), ("--call-graph", "cfi,100"),
-    ("--call-graph", "cfi,32769"), ("--call-graph", "cfi", "--no-stack-bytes"),
-])  # fmt: skip
-def test_other_ways_are_refused(argv: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="--call-graph"):
-        options(*argv)
 
 
 @pytest.mark.parametrize("option", ["-p", "-t", "-u", "-C", "-G", "--comm"])

@@ -4,7 +4,7 @@
 import fnmatch
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,6 @@ Sums = dict[tuple[Any, ...], list[int]]
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return connect()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 def rows(path: Path, engine: Engine, selection: Selection, keys: list[str]) -> Sums:
@@ -137,45 +131,45 @@ def test_sums_of_random_selections(engine: Engine, waits: list[Row], selection: 
     assert found == expected(waits, selection, keys)
 
 
-def test_a_day_of_a_large_fleet_is_more_than_63_bits_hold(engine: Engine, folder: Path) -> None:
+def test_a_day_of_a_large_fleet_is_more_than_63_bits_hold(engine: Engine, tmp_path: Path) -> None:
     builder = DatasetBuilder().host("web1")
     for _ in range(5):
         builder.wait("web1", (1 << 63) - 1, **{"class": "lock"})
-    found = rows(builder.write(folder), engine, Selection(), ["class"])
+    found = rows(builder.write(tmp_path), engine, Selection(), ["class"])
     assert found == {("lock",): [5 * ((1 << 63) - 1)] * 2 + [0, 5]}
 
 
-def test_a_host_that_goes_back_to_an_older_label(engine: Engine, folder: Path) -> None:
+def test_a_host_that_goes_back_to_an_older_label(engine: Engine, tmp_path: Path) -> None:
     builder = DatasetBuilder()
     for half, version in enumerate("121"):
         begin = BEGIN + half * HOUR // 2
         builder.host("web1", {"version": version}, begin_ns=begin, end_ns=begin + HOUR // 2)
         builder.wait("web1", 10**half, time_ns=begin + 5)
-    path = builder.write(folder)
+    path = builder.write(tmp_path)
     weights = {key: sums[0] for key, sums in rows(path, engine, Selection(), ["version"]).items()}
     assert weights == {("1",): 101, ("2",): 10}
     selected = select(open_tables(str(path), engine), Selection(labels={"version": ("2",)}))
     assert [span.recorded_ns for span in selected.spans] == [HOUR // 2]
 
 
-def test_recorded_time_is_cut_to_the_selected_time(engine: Engine, folder: Path) -> None:
+def test_recorded_time_is_cut_to_the_selected_time(engine: Engine, tmp_path: Path) -> None:
     builder = DatasetBuilder().host("web1")
     builder.host("web1")  # written again: the same segment
     builder.host("web1", begin_ns=BEGIN + HOUR, end_ns=BEGIN + 2 * HOUR)
     builder.wait("web1", 1)
-    tables = open_tables(str(builder.write(folder)), engine)
+    tables = open_tables(str(builder.write(tmp_path)), engine)
     selection = Selection(since_ns=BEGIN + HOUR // 2, until_ns=BEGIN + HOUR + 7)
     assert [span.recorded_ns for span in select(tables, selection).spans] == [HOUR // 2 + 7]
 
 
-def test_all_keys_are_columns(engine: Engine, folder: Path) -> None:
-    path = DatasetBuilder().host("web1").wait("web1", 5, ["main"]).write(folder)
+def test_all_keys_are_columns(engine: Engine, tmp_path: Path) -> None:
+    path = DatasetBuilder().host("web1").wait("web1", 5, ["main"]).write(tmp_path)
     for key in KEYS:
         assert [sums[0] for sums in rows(path, engine, Selection(), [key]).values()] == [5]
 
 
-def test_wrong_choices(engine: Engine, folder: Path) -> None:
-    tables = open_tables(str(DatasetBuilder().host("web1", {"service": "web"}).wait("web1", 5).write(folder)), engine)
+def test_wrong_choices(engine: Engine, tmp_path: Path) -> None:
+    tables = open_tables(str(DatasetBuilder().host("web1", {"service": "web"}).wait("web1", 5).write(tmp_path)), engine)
     wrong: Mapping[str, Selection] = {
         "--host web9: no host": Selection(hosts=("web9",)),
         "no host has a label 'servce' (labels: service)": Selection(labels={"servce": ("web",)}),

@@ -177,7 +177,6 @@ def test_without_a_build_id_a_file_changed_since_is_refused(without_id: Built) -
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 class TestProcesses:
     """The file is gone from its path, but a process has it mapped."""
 

@@ -80,7 +80,6 @@ def test_a_link_out_of_bounds_is_not_followed_and_one_to_a_file_is(tmp_path: Pat
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     fifo, device = tmp_path / "fifo", tmp_path / "device"
     os.mkfifo(fifo)

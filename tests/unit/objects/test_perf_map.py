@@ -100,7 +100,6 @@ class TestWhichAreBelieved:
         return str(path)
 
     @pytest.mark.kernel
-    @pytest.mark.beside
     def test_another_users_map_is_not_nor_its_link_to_a_good_one(self, path: str, tmp_path: Path) -> None:
         link = tmp_path / "link.map"
         link.symlink_to(path)
@@ -177,7 +176,6 @@ class TestSymbolize:
         assert len(self.frames(self.profile(symfs=str(tmp_path)))) == 3
 
     @pytest.mark.kernel
-    @pytest.mark.beside
     def test_a_refused_map_is_named_and_forced(self, map_file: Path) -> None:
         os.chown(map_file, 65534, 65534)
         profile = self.profile()

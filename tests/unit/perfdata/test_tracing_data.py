@@ -61,7 +61,6 @@ def test_formats_of_old_kernels() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_every_tracepoint_of_this_kernel() -> None:
     files = list(events_directory("all").glob("*/*/format"))
     assert len(files) > 100, "needs root"

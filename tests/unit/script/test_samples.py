@@ -102,20 +102,14 @@ def test_system_calls_have_names_and_waits_a_class() -> None:
     ]  # fmt: skip
 
 
-def test_ids() -> None:
+def test_ids_cpus_and_cgroups() -> None:
     profile = ProfileBuilder().sample("a", [], 1, pid=4, tid=123456).sample("b", [], 1, pid=-1, tid=-1).build()
     assert text(profile, "tid").splitlines() == [" 123456 ", "     -1 "]
     assert text(profile, "pid").splitlines() == ["      4 ", "     -1 "]
     assert text(profile, "pid,tid").splitlines() == ["      4/123456  ", "     -1/-1      "]
-
-
-def test_cpus_are_left_out_where_an_event_has_none() -> None:
     builder = ProfileBuilder().sample("a", [], 1, cpu=3).sample("b", [], 1, event="cpu-clock", cpu=-1)
     assert "[" not in text(builder.build(), "-ip,-sym,-dso,-symoff")
     assert text(builder.build(), "cpu") == "[003] \n[  -] \n"
-
-
-def test_cgroups() -> None:
     builder = ProfileBuilder(cgroups={9: "/system.slice/x\n"}).sample("a", [], 1, cgroup=9)
     assert text(builder.sample("b", [], 1, cgroup=10).build(), "cgroup") == "/system.slice/x\\n \n- \n"
 

@@ -93,7 +93,6 @@ HARMS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_is_damaged_or_not_ours_alone_is_written_anew(recipe: Recipe, files: DiskCache, harm: str) -> None:
     cache = ProgramCache(files)
@@ -131,7 +130,6 @@ class TestPlace:
         assert [one.stat().st_mode & 0o777 for one in (path, *list(path.parents)[:3])] == [0o600, 0o700, 0o700, 0o700]
 
     @pytest.mark.kernel
-    @pytest.mark.beside
     def test_the_home_of_somebody_else(self, place: Path, recipe: Recipe) -> None:
         os.chown(place, 65534, 65534)
         assert not self.keeps(recipe) and list(place.iterdir()) == []
@@ -143,7 +141,6 @@ class TestPlace:
         assert self.keeps(recipe)
 
     @pytest.mark.kernel
-    @pytest.mark.beside
     def test_a_link_to_a_place_of_somebody_else(self, place: Path, tmp_path: Path, recipe: Recipe) -> None:
         (tmp_path / "theirs").mkdir()
         os.chown(tmp_path / "theirs", 65534, 65534)

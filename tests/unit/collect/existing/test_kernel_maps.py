@@ -60,7 +60,6 @@ def test_hidden_addresses_make_no_kernel_map(maps: KernelMaps, monkeypatch: pyte
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_running_kernel_has_a_map_that_holds_its_symbols() -> None:
     lines = Path("/proc/kallsyms").read_bytes().splitlines()
     (address,) = [int(line[:16], 16) for line in lines if line.endswith(b" T schedule")]

@@ -183,7 +183,6 @@ def test_records_are_where_a_walk_finds_them(count: int, longest: int) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_records_of_this_kernel_are_where_a_walk_finds_them() -> None:
     data = VMLINUX_BTF.read_bytes()
     header, offset, length = struct.unpack_from("=4x3I", data)

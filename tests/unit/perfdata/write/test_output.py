@@ -81,7 +81,6 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_room_held_on_the_disk_is_there_when_it_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "256K") as disk:
         with AtomicFile(disk / "perf.data", reserve=64 << 10) as output:

@@ -136,7 +136,6 @@ def test_the_running_kernels_functions_are_found_at_their_addresses() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_the_running_kernels_build_id_is_the_one_in_its_notes() -> None:
     build_id = kernel_build_id()
     assert 8 <= len(build_id) <= 20

@@ -108,7 +108,6 @@ def test_columns_that_are_no_table_are_refused() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.beside
 def test_what_is_not_in_the_kept_table_is_looked_up_in_the_kernels_own(kernel: Kernel, cache: DiskCache) -> None:
     """Programs of BPF come and go; the recording does not say their names either."""
 

@@ -16,7 +16,7 @@ from perf_offcpu import losses
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.objects.functions import load_elf_symbols
-from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.search import Search, by_build_id
 from perf_offcpu.symbolize.lines import names as lines
 from perf_offcpu.symbolize.lines.names import Lines, NoLines, load_lines
 from perf_offcpu.symbolize.lines.symcache import Symcache
@@ -123,16 +123,11 @@ class TestDebugFiles:
         subprocess.run(["strip", "-g", "-o", stripped, program], check=True, timeout=60)
         with pytest.raises(NoLines, match=r"^$"):
             loaded(stripped)
-        build_id = elf_build_id(str(program))
-        place = tmp_path / "root" / ".build-id" / build_id.hex()[:2] / f"{build_id.hex()[2:]}.debug"
+        place = Path(by_build_id(str(tmp_path / "root"), elf_build_id(str(program)), ".debug"))
         place.parent.mkdir(parents=True)
         shutil.copy(debug, place)
         found = loaded(stripped, Search(debug_roots=(str(tmp_path / "root"),)))
         assert chains(found, marks_of(program)) == list(EXPECTED.values())
-
-    def test_split_dwarf_is_named_as_what_prevents_lines(self, tmp_path: Path) -> None:
-        with pytest.raises(NoLines, match=re.escape(losses.DWARF_SPLIT.text)):
-            loaded(build(tmp_path, "-gsplit-dwarf"))
 
     def test_a_file_replaced_by_another_build_has_none(self, program: Path) -> None:
         with pytest.raises(NoLines, match=r"^$"):
