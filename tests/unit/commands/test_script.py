@@ -92,10 +92,9 @@ def test_standard_input_gives_the_same(script: Script) -> None:
     assert done.stdout.decode() == script("pipe")
 
 
-def test_damage_is_reported_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "cut.data"
-    path.write_bytes((DATA / "direct.data").read_bytes()[:60_004])
-    assert main(["script", "-i", str(path)]) == 2
+def test_damage_is_reported_on_standard_error(perf_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    perf_data.write_bytes((DATA / "direct.data").read_bytes()[:60_004])
+    assert main(["script", "-i", str(perf_data)]) == 2
     out, err = capsys.readouterr()
     assert 100 < len(parse(out)) < 509 and err.count("bytes missing") == 1
     lines = [line for line in err.splitlines() if "no name" in line]  # other causes show in the frames

@@ -95,15 +95,14 @@ def test_stacks_stay_in_the_files_that_they_are_in(tmp_path: Path, gap: int) -> 
     assert stacks_of(snapshots, []) == []
 
 
-def test_what_the_file_has_lost_meanwhile_is_missing(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"".join(SAMPLES))
-    store = SnapshotStore(Losses(), 0, lambda _: os.open(path, os.O_RDONLY))
+def test_what_the_file_has_lost_meanwhile_is_missing(perf_data: Path) -> None:
+    perf_data.write_bytes(b"".join(SAMPLES))
+    store = SnapshotStore(Losses(), 0, lambda _: os.open(perf_data, os.O_RDONLY))
     add(store, chunk_of(SAMPLES))
     snapshots = store.release()
-    os.truncate(path, len(b"".join(SAMPLES[:3])) + 8 * 4 + 3)  # three bytes into the first word of the second
+    os.truncate(perf_data, len(b"".join(SAMPLES[:3])) + 8 * 4 + 3)  # three bytes into the first word of the second
     assert stacks_of(snapshots, [0, 1]) == [[10, 11, 12], []]
-    os.truncate(path, 0)
+    os.truncate(perf_data, 0)
     assert stacks_of(snapshots, [0, 1]) == [[], []]
 
 

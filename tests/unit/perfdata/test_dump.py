@@ -82,14 +82,13 @@ def test_the_counts_at_the_end_are_those_of_the_records() -> None:
 
 
 @pytest.mark.parametrize("name", ["atend", "deferred"])
-def test_a_foreign_byte_order_says_the_same(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "big.data"
-    path.write_bytes(big_endian(DATA / f"{name}.data"))
-    native, foreign = (records_of(one) for one in (DATA / f"{name}.data", path))
+def test_a_foreign_byte_order_says_the_same(name: str, perf_data: Path) -> None:
+    perf_data.write_bytes(big_endian(DATA / f"{name}.data"))
+    native, foreign = (records_of(one) for one in (DATA / f"{name}.data", perf_data))
     for ours, theirs in zip(native, foreign, strict=True):
         ours.fields.pop("raw", None), theirs.fields.pop("raw", None)
         assert theirs == ours
-    assert any(line.endswith("big-endian") for line in lines_of(path)[:1])
+    assert any(line.endswith("big-endian") for line in lines_of(perf_data)[:1])
 
 
 def patched(tmp_path: Path, changes: dict[int, bytes], name: str = "direct") -> Path:

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import pytest
 from builders import hosts
 from builders.hosts import comms_of
 from builders.recording import BASE, TRACKING, S, comm, event, sample, side, task, write
@@ -44,24 +45,17 @@ def maps(pid: int, path: str, time: int, addr: int = 0x1000) -> bytes:
                 filename=path.encode())  # fmt: skip
 
 
-def test_a_name_holds_from_its_time_on_whatever_the_order_of_the_file(tmp_path: Path) -> None:
-    recording = load(
-        tmp_path, at(50, 7, 7), at(10, 7, 7), comm(CLOCK, 7, 7, "late", 40), comm(CLOCK, 7, 7, "early", 0),
-        at(40, 7, 7),
-    )  # fmt: skip
-    assert comms_of(recording) == ["early", "late", "late"]
-
-
-def test_a_thread_is_named_as_its_creator_until_it_says_otherwise(tmp_path: Path) -> None:
-    recording = load(
-        tmp_path, comm(CLOCK, 7, 7, "main"), fork(7, 8, 7, 20), at(30, 7, 8), comm(CLOCK, 7, 8, "worker", 40),
-        at(50, 7, 8),
-    )  # fmt: skip
-    assert comms_of(recording) == ["main", "worker"]
-
-
-def test_an_unknown_thread_is_named_by_its_number_and_the_idle_one_by_perf(tmp_path: Path) -> None:
-    assert comms_of(load(tmp_path, at(10, 7, 9), at(20, 0, 0))) == [":9", "swapper"]
+@pytest.mark.parametrize(("records", "names"), [
+    # A name holds from its time on, whatever the order of the file.
+    ([at(50, 7, 7), at(10, 7, 7), comm(CLOCK, 7, 7, "late", 40), comm(CLOCK, 7, 7, "early", 0), at(40, 7, 7)],
+     ["early", "late", "late"]),
+    # A thread is named as its creator until it says otherwise.
+    ([comm(CLOCK, 7, 7, "main"), fork(7, 8, 7, 20), at(30, 7, 8), comm(CLOCK, 7, 8, "worker", 40), at(50, 7, 8)],
+     ["main", "worker"]),
+    ([at(10, 7, 9), at(20, 0, 0)], [":9", "swapper"]),  # an unknown one by its number, the idle one as by perf
+])  # fmt: skip
+def test_names_of_threads(records: list[bytes], names: list[str], tmp_path: Path) -> None:
+    assert comms_of(load(tmp_path, *records)) == names
 
 
 def test_dead_threads_keep_their_names_and_reused_numbers_get_new_ones(tmp_path: Path) -> None:

@@ -22,22 +22,20 @@ def write(path: Path, text: bytes, keep_old: bool = True) -> None:
         output.commit()
 
 
-def test_committed_file_is_private(tmp_path: Path) -> None:
-    path = tmp_path / "perf.data"
+def test_committed_file_is_private(perf_data: Path, tmp_path: Path) -> None:
     os.umask(0)
-    write(path, b"one")
-    assert path.read_bytes() == b"one"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    write(perf_data, b"one")
+    assert perf_data.read_bytes() == b"one"
+    assert stat.S_IMODE(perf_data.stat().st_mode) == 0o600
     assert names(tmp_path) == ["perf.data"]
 
 
-def test_without_commit_nothing_has_happened(tmp_path: Path) -> None:
-    path = tmp_path / "perf.data"
-    path.write_bytes(b"older")
-    with AtomicFile(path, keep_old=True) as output:
+def test_without_commit_nothing_has_happened(perf_data: Path, tmp_path: Path) -> None:
+    perf_data.write_bytes(b"older")
+    with AtomicFile(perf_data, keep_old=True) as output:
         os.write(output.fd, b"half")
     assert names(tmp_path) == ["perf.data"]
-    assert path.read_bytes() == b"older"
+    assert perf_data.read_bytes() == b"older"
 
 
 @pytest.mark.parametrize(("texts", "keep_old", "old"), [

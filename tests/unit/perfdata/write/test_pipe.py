@@ -22,16 +22,15 @@ from perf_offcpu.perfdata.write.pipe import PipeWriter
 CLOCK = event("cpu-clock", (1, 2), BASE)
 
 
-def test_everything_of_the_header_arrives(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
+def test_everything_of_the_header_arrives(perf_data: Path) -> None:
     build_ids = [BuildId(-1, 2, "ab" * 20, b"/bin/a"), BuildId(-1, 1, "cd" * 16, b"[kernel.kallsyms]")]
     features = FEATURES | {Feature.BUILD_ID: build_id_body(build_ids), Feature.EVENT_DESC: event_desc_body([CLOCK])}
     features |= {Feature.TRACING_DATA: b"formats of 18 byte"}
-    with open(path, "wb", buffering=0) as file:
+    with open(perf_data, "wb", buffering=0) as file:
         writer = PipeWriter(file.fileno(), [CLOCK], features, "pipe")
         writer.append(comm(CLOCK, 7, 7, "seven"), sample(CLOCK, tid=7, time=5))
         writer.finish(features)
-    with PerfDataReader.open(path) as reader:
+    with PerfDataReader.open(perf_data) as reader:
         kinds = [kind for chunk in reader.chunks() for kind in chunk.types.tolist()]
         assert reader.head.is_pipe
         (spec,) = reader.events.specs
