@@ -173,7 +173,7 @@ class Ledger:
         self._forget_origins()
 
     def _forget_origins(self) -> None:
-        """Forget origins of which all recordings are delivered."""
+        """Forget each `Origin` (boot, labels) whose recordings are all delivered, and all but the newest _KEPT."""
         before = sorted(run for run in self._origins if run <= self.done)[:-1]
         kept = sorted(self._origins.keys() - before)[-_KEPT:]
         self._origins = {run: self._origins[run] for run in kept}

@@ -148,5 +148,5 @@ class Spool:
 
 
 def message_name(recording: str, key: str, number: int) -> str:
-    """Return the file name of message `number` made from a recording, for the server with this key."""
+    """Return the file name of message `number` made from a recording; `key` is a hash that names the server."""
     return f"{recording}.push-{key}-{number:04}"

@@ -100,8 +100,8 @@ class Unpacker:
 
 
 class BoundedStream:
-    """Reads a decompressed, seekable archive: at most `limit` bytes are read or passed, and never much at once. tarfile
-    takes the sizes of headers from the file and reads so much."""
+    """Reads a decompressed, seekable archive for tarfile, which trusts sizes in headers. Raises tarfile.TarError for a
+    read of more than _MAX_READ bytes, and for a read or seek that begins more than `limit` bytes from the start."""
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
         self._stream, self._limit = stream, limit

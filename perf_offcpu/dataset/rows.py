@@ -123,7 +123,7 @@ def _same_text(text: str, rows: int) -> Texts:
 
 
 def _known(texts: Texts) -> Texts:
-    """Return a column of texts in which "" stands for missing texts."""
+    """Return the column with the text "" in each row that has no text (code -1)."""
     return Texts([*texts.texts, ""], np.where(texts.codes < 0, len(texts.texts), texts.codes))
 
 

@@ -84,7 +84,7 @@ class SampleColumns(Table):
         return np.where(sampled, self.longest_ns, self.period) if sampled.any() else self.period
 
     def delay_ns(self) -> I64:
-        """Return int64[n], ns: the run-queue delay within `length_ns()`, as `runq_ns` within `period`; -1 unknown."""
+        """Return int64[n], ns: `runq_ns`, scaled by `length_ns()` / `period` where these differ; -1 unknown."""
         length = self.length_ns()
         if length is self.period:
             return self.runq_ns

@@ -36,7 +36,7 @@ class Component:
 
 
 def labels_of(cascade: Cascade, per_thread: bool) -> tuple[list[str], I64]:
-    """Return (the distinct labels of nodes, int64[nodes]: the row in them of each node's label)."""
+    """Return (labels, int64[nodes]: index of each node's label): COMM, if `per_thread` COMM-PID/TID, or a device."""
     names = [f"{track.comm}-{track.pid}/{track.tid}" if per_thread else track.comm for track in cascade.tracks]
     names += DEVICES
     rows = {name: row for row, name in enumerate(dict.fromkeys(names))}

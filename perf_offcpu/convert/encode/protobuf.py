@@ -118,7 +118,7 @@ def _width(value: int) -> int:
 
 
 def _same_width(left: U64, width: int) -> Rows:
-    """Encode numbers that all take the same number of bytes, as times usually do."""
+    """Encode the numbers `left` as varints, each of which needs `width` bytes, as those of times usually do."""
     data = np.empty((len(left), width), np.uint8)
     for place in range(width):
         data[:, place] = left & np.uint64(0x7F)
