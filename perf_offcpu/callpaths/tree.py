@@ -25,6 +25,7 @@ from dataclasses import field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu import text
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.callpaths.chains import WAKER_DELIMITER, waker_name, wakers_once
@@ -36,19 +37,8 @@ from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.model.stacks import path_lengths, paths_of_nodes
 from perf_offcpu.structs import mutable
-from perf_offcpu.text import (
-    KERNEL_SUFFIX,
-    MISSED_KERNEL_STACK,
-    MISSED_STACK,
-    MISSED_USER_STACK,
-    NO_STACK,
-    TRUNCATED,
-    basename,
-    frame_label,
-    thread_label,
-)
 
-MARKS = ("", TRUNCATED, MISSED_USER_STACK, MISSED_STACK, NO_STACK)
+MARKS = ("", text.TRUNCATED, text.MISSED_USER_STACK, text.MISSED_STACK, text.NO_STACK)
 """Labels of the marks between a root and its frames, by the first code that `marks_of` returns; "" is no mark."""
 
 
@@ -92,7 +82,7 @@ def build_paths(profile: Profile, options: PathOptions, *, rooted: bool = True, 
     base = builder.add_roots([column[first] for column in roots], len(first))
     base = builder.add_leaves(base, top[first], MARKS)
     leaf = builder.add_stacks(base, samples.stack[first].astype(np.int64))
-    leaf = builder.add_leaves(leaf, below[first], ("", MISSED_KERNEL_STACK))
+    leaf = builder.add_leaves(leaf, below[first], ("", text.MISSED_KERNEL_STACK))
     if options.state:
         codes = (state[first] + 1).astype(np.uint8)
         leaf = builder.add_leaves(leaf, codes, ("", *(f"[{task_state.words}]" for task_state in STATES)))
@@ -154,9 +144,9 @@ def name_frames(profile: Profile, rows: I64, options: PathOptions) -> tuple[list
     columns = (column[first].tolist() for column in (frames.symbol, frames.dso, frames.address, kernel))
     names = []
     for symbol, dso, code, in_kernel in zip(*columns, strict=True):
-        label = frame_label(strings[symbol], strings[dso], code if options.addrs else None)
-        suffix = KERNEL_SUFFIX if in_kernel and options.kernel else ""
-        names.append(Name(label + suffix, basename(strings[dso]), NameKind(in_kernel)))
+        label = text.frame_label(strings[symbol], strings[dso], code if options.addrs else None)
+        suffix = text.KERNEL_SUFFIX if in_kernel and options.kernel else ""
+        names.append(Name(label + suffix, text.basename(strings[dso]), NameKind(in_kernel)))
     return names, group_of
 
 
@@ -196,7 +186,7 @@ class _Builder:
             return np.full(groups, -1)
         first, group_of = group(*columns)
         rows = zip(*(column[first].tolist() for column in columns), strict=True)
-        labels = [thread_label(self._profile.strings[comm], *ids) for comm, *ids in rows]
+        labels = [text.thread_label(self._profile.strings[comm], *ids) for comm, *ids in rows]
         self._new_names([Name(label, "", NameKind.ROOT) for label in labels])
         return self._add(np.full(len(group_of), -1), group_of)
 

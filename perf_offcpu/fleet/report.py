@@ -10,21 +10,10 @@ import numpy as np
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet import queries
 from perf_offcpu.fleet.engine import records
 from perf_offcpu.fleet.profile import path_names, tree_of, unit_of
-from perf_offcpu.fleet.queries import (
-    IDLE,
-    NUMBERS,
-    Gap,
-    Selected,
-    column_of,
-    folded,
-    gaps_of,
-    grouped,
-    host_names,
-    losses_of,
-    ranked,
-)
+from perf_offcpu.fleet.queries import IDLE, Selected, column_of, folded, grouped, host_names, ranked
 from perf_offcpu.fleet.selection import in_hours
 from perf_offcpu.structs import frozen
 from perf_offcpu.text import UNKNOWN, id_text, printable
@@ -51,7 +40,7 @@ class Head:
     unit: str  # of weights: "ns", or "" for occurrences
     losses: dict[str, int]
     notes: dict[str, int]
-    gaps: tuple[Gap, ...]  # longest first
+    gaps: tuple[queries.Gap, ...]  # longest first
 
 
 @frozen
@@ -109,7 +98,7 @@ def head_of(selected: Selected) -> Head:
     spans, selection = selected.spans, selected.selection
     unit = unit_of(selection.events)
     _check_events(selected)
-    lost = losses_of(selected)
+    lost = queries.losses_of(selected)
     return Head(
         source=printable(selected.tables.path),
         selection=printable(selection.describe()),
@@ -122,7 +111,7 @@ def head_of(selected: Selected) -> Head:
         unit=unit,
         losses={cause: count for (cause, is_loss), count in lost.items() if is_loss},
         notes={cause: count for (cause, is_loss), count in lost.items() if not is_loss},
-        gaps=tuple(gaps_of(selected)),
+        gaps=tuple(queries.gaps_of(selected)),
     )
 
 
@@ -209,7 +198,7 @@ def _all(columns: dict[str, list[Any]]) -> tuple[int, int]:
 def _label(key: str, value: Any, hosts: dict[str, str]) -> str:
     if key == "host":
         return hosts.get(value) or printable(value)
-    if key in NUMBERS:
+    if key in queries.NUMBERS:
         return id_text(value)
     return printable(value) or ("[none]" if key in OBJECT_KEYS else UNKNOWN)
 

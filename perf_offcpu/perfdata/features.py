@@ -8,15 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perf_offcpu import losses
+from perf_offcpu.abi import features
 from perf_offcpu.abi.attr import ATTR_SIZE_PERF_6_1, unpack_attr
-from perf_offcpu.abi.features import (
-    BUILD_ID_ENTRY,
-    BUILD_ID_FIXED_SIZE,
-    EVENT_DESC_ENTRY,
-    EVENT_DESC_HEADER,
-    FEATURE_LAYOUTS,
-    Feature,
-)
+from perf_offcpu.abi.features import BUILD_ID_FIXED_SIZE, Feature
 from perf_offcpu.abi.records import Misc
 from perf_offcpu.binary.fields import Order, padding, to_int
 from perf_offcpu.errors import LayoutError
@@ -50,7 +44,7 @@ class Features:
         """Return the fields of a feature that has a layout; None if it is absent or damaged."""
         body = self.bodies.get(feature)
         try:
-            return None if body is None else FEATURE_LAYOUTS[feature].unpack(body, self.order)
+            return None if body is None else features.FEATURE_LAYOUTS[feature].unpack(body, self.order)
         except LayoutError:
             self.counters.add(losses.BAD_FEATURE)
             return None
@@ -71,11 +65,11 @@ class Features:
         if not body:
             return specs
         try:
-            head, offset = EVENT_DESC_HEADER.unpack_from(body, self.order, None, 0, len(body))
+            head, offset = features.EVENT_DESC_HEADER.unpack_from(body, self.order, None, 0, len(body))
             for _ in range(min(head["nr"], MAX_EVENTS)):
                 end = offset + head["attr_size"]
                 attr = unpack_attr(body[offset:end], self.order)
-                entry, offset = EVENT_DESC_ENTRY.unpack_from(body, self.order, None, end, len(body))
+                entry, offset = features.EVENT_DESC_ENTRY.unpack_from(body, self.order, None, end, len(body))
                 specs.append(EventSpec(attr, _decoded(entry["name"]), tuple(entry["ids"])))
         except LayoutError:
             self.counters.add(losses.BAD_FEATURE)
@@ -97,7 +91,7 @@ class Features:
             size = to_int(body[offset + 6 : offset + 8], self.order)
             if size < BUILD_ID_FIXED_SIZE or offset + size > len(body):
                 break
-            entry = BUILD_ID_ENTRY.unpack(body, self.order, None, offset, offset + size)
+            entry = features.BUILD_ID_ENTRY.unpack(body, self.order, None, offset, offset + size)
             length = entry["build_id_size"] if entry["misc"] & Misc.BUILD_ID_SIZE else BUILD_ID_BYTES
             build_id, cpumode = entry["build_id"][:length].hex(), entry["misc"] & Misc.CPUMODE_MASK
             result.append(BuildId(entry["pid"], cpumode, build_id, entry["filename"]))
@@ -111,7 +105,7 @@ def _decoded(text: bytes) -> str:
 
 def feature_body(feature: Feature, order: Order = "<", **values: Any) -> bytes:
     """Return the body of a feature from its layout's fields; raise LayoutError if one is missing or does not fit."""
-    return FEATURE_LAYOUTS[feature].pack(values, order)
+    return features.FEATURE_LAYOUTS[feature].pack(values, order)
 
 
 def text_body(text: str, order: Order = "<") -> bytes:
@@ -126,11 +120,11 @@ def cmdline_body(argv: Iterable[str], order: Order = "<") -> bytes:
 
 def event_desc_body(events: Sequence[EventSpec], order: Order = "<") -> bytes:
     """Return the body of EVENT_DESC: names and ids of the events, in the order of the attr table."""
-    head = EVENT_DESC_HEADER.pack({"nr": len(events), "attr_size": ATTR_SIZE_PERF_6_1}, order)
+    head = features.EVENT_DESC_HEADER.pack({"nr": len(events), "attr_size": ATTR_SIZE_PERF_6_1}, order)
     for event in events:
         # The number of ids comes before the name, so that it cannot be taken from the array after it.
         entry = {"nr_ids": len(event.ids), "name": encoded(event.name), "ids": event.ids}
-        head += event.attr.pack(ATTR_SIZE_PERF_6_1, order) + EVENT_DESC_ENTRY.pack(entry, order)
+        head += event.attr.pack(ATTR_SIZE_PERF_6_1, order) + features.EVENT_DESC_ENTRY.pack(entry, order)
     return head
 
 
@@ -142,7 +136,7 @@ def build_id_body(entries: Iterable[BuildId], order: Order = "<") -> bytes:
         values: dict[str, Any] = {"type": 0, "misc": entry.cpumode | Misc.BUILD_ID_SIZE, "reserved": b""}
         values |= {"size": BUILD_ID_FIXED_SIZE + length + padding(length), "pid": entry.pid}
         values |= {"build_id": build_id, "build_id_size": len(build_id), "filename": entry.filename}
-        body += BUILD_ID_ENTRY.pack(values, order)
+        body += features.BUILD_ID_ENTRY.pack(values, order)
     return body
 
 

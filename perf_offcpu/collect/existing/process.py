@@ -20,15 +20,7 @@ from typing import Any, Final, NamedTuple
 from perf_offcpu import losses
 from perf_offcpu.abi.records import PROT_EXEC, CpuMode, Misc, RecordType
 from perf_offcpu.collect.existing import maps
-from perf_offcpu.collect.existing.maps import (
-    MappedBuildIds,
-    Mapping,
-    build_id_of_memory,
-    key_of,
-    parse_maps,
-    read_build_id,
-    read_maps,
-)
+from perf_offcpu.collect.existing.maps import Mapping
 from perf_offcpu.collect.existing.records import MOST_NAME, TOO_LONG, mmap2, synthesized
 from perf_offcpu.collect.system.helper import is_too_much_left
 from perf_offcpu.files import read_kernel
@@ -88,7 +80,7 @@ class ProcessReader:
 
     def __init__(
         self,
-        build_ids: MappedBuildIds,
+        build_ids: maps.MappedBuildIds,
         data_maps: bool,
         is_known: Callable[[Any, bytes], bool],
         note: Callable[[int], None],
@@ -145,7 +137,7 @@ class ProcessReader:
     def _add_maps(self, pid: int, tids: list[int]) -> None:
         # A process whose first thread has ended has its mappings under the other threads alone.
         others = [tid for tid in tids if tid != pid][:_MOST_TRIED]
-        tid, text = next(((tid, text) for tid in (pid, *others) if (text := read_maps(tid))), (pid, b""))
+        tid, text = next(((tid, text) for tid in (pid, *others) if (text := maps.read_maps(tid))), (pid, b""))
         if text:  # kernel threads have none
             namespaces = _namespaces(pid, tid)
             self._add((_MAPS, pid), namespaces + text, lambda: namespaces + self._maps(pid, tid, text))
@@ -154,7 +146,7 @@ class ProcessReader:
         left = max(SHARED_BYTES - self.mapped_bytes, 0) // 8
         room = min(max(LEAST_BYTES, min(MOST_BYTES, left)), ALL_BYTES - self.mapped_bytes)
         records, size = [], 0
-        for mapping in parse_maps(text, self._lost):
+        for mapping in maps.parse_maps(text, self._lost):
             is_code = b"x" in mapping.permissions
             is_data = self._data_maps and mapping.inode > 0 and mapping.permissions.startswith(b"r-")
             if not is_code and not is_data:
@@ -190,7 +182,7 @@ class ProcessReader:
             return self._vdso
         if not mapping.inode:
             return b""
-        key = key_of(mapping.device, mapping.inode, mapping.name)
+        key = maps.key_of(mapping.device, mapping.inode, mapping.name)
         known = self._build_ids.get(key)
         if known is not None:
             return known
@@ -204,7 +196,7 @@ class ProcessReader:
     def _read_build_id(self, tid: int, mapping: Mapping, key: bytes) -> bytes:
         self._note(device_number(mapping.device))
         try:
-            build_id = read_build_id(tid, mapping.start, mapping.end, mapping.inode, mapping.name, maps=True)
+            build_id = maps.read_build_id(tid, mapping.start, mapping.end, mapping.inode, mapping.name, maps=True)
         finally:
             self._note(0)
         if build_id is None:
@@ -243,7 +235,7 @@ def _namespaces(pid: int, tid: int) -> bytes:
 
 
 def _vdso_build_id() -> bytes:
-    for mapping in parse_maps(read_kernel("/proc/self/maps")):
+    for mapping in maps.parse_maps(read_kernel("/proc/self/maps")):
         if mapping.name == b"[vdso]":
-            return build_id_of_memory(mapping.start, mapping.end - mapping.start)
+            return maps.build_id_of_memory(mapping.start, mapping.end - mapping.start)
     return b""

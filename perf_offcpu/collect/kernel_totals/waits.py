@@ -17,17 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perf_offcpu.abi import offcpu
 from perf_offcpu.abi.machine import ABI_64
-from perf_offcpu.abi.offcpu import (
-    BLANK_EXTENSION,
-    PAYLOAD,
-    UNKNOWN_U32,
-    UNKNOWN_U64,
-    WHOLE_EXTENSION,
-    Kind,
-    Lost,
-    WaitFlag,
-)
+from perf_offcpu.abi.offcpu import PAYLOAD, UNKNOWN_U32, UNKNOWN_U64, WHOLE_EXTENSION, Kind
 from perf_offcpu.abi.records import CpuMode
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.binary.fields import U32, Field
@@ -98,7 +90,7 @@ def wait_samples(
     """
     fields = {name: rows[name] for name in _FROM_ROWS}
     padding = {"padding": 0, "raw_padding": 0}
-    raw = {**BLANK_EXTENSION, **fields, **padding, **payload, "callchain": callchains}
+    raw = {**offcpu.BLANK_EXTENSION, **fields, **padding, **payload, "callchain": callchains}
     nothing = np.zeros(len(rows) + 1, np.int64)
     columns: dict[str, Column] = {
         **dict.fromkeys(("cpu", "cpu_res", "regs_user_abi", "stack_user_dyn_size"), 0),
@@ -147,7 +139,7 @@ def with_user_stacks(last: LastTasks, again: Callable[[], LastTasks], copy_bytes
         copies[row] = user_stack.copy
         if empty[row]:
             user[row] = np.array(user_stack.frames, np.uint64)
-            tasks["lost"][row] |= 0 if user_stack.frames else np.uint32(Lost.USER_STACK)
+            tasks["lost"][row] |= 0 if user_stack.frames else np.uint32(offcpu.Lost.USER_STACK)
     return replace(last, tasks=tasks, user=tuple(user), copies=tuple(copies))
 
 
@@ -193,7 +185,7 @@ def _chain(kernel: U64, user: U64) -> U64:
 
 
 def _payload(tasks: NDArray[Any], end: U64) -> dict[str, Column]:
-    runnable = (tasks["flags"] & np.uint32(WaitFlag.PREEMPTED)) != 0
+    runnable = (tasks["flags"] & np.uint32(offcpu.WaitFlag.PREEMPTED)) != 0
     woken = (tasks["wakeup_ns"] != 0) & ~runnable
     wakeup = np.maximum(tasks["wakeup_ns"], tasks["switch_out_ns"])
     waited = end - tasks["switch_out_ns"]

@@ -19,17 +19,8 @@ from perf_offcpu.cache import DiskCache
 from perf_offcpu.errors import FormatError
 from perf_offcpu.files import open_regular
 from perf_offcpu.model.columns import Bool
-from perf_offcpu.objects.elf.headers import (
-    MAX_SECTION,
-    SECTION,
-    SEGMENT,
-    Rows,
-    Source,
-    own_errors,
-    read_headers,
-    structs_of,
-    uncompress,
-)
+from perf_offcpu.objects.elf import headers
+from perf_offcpu.objects.elf.headers import SEGMENT, Rows, Source, uncompress
 from perf_offcpu.structs import frozen
 
 _MAX_SECTION_NAME: Final = 128
@@ -58,10 +49,10 @@ class ElfImage:
 
     def __init__(self, source: Source, cache: DiskCache | None = None) -> None:
         self.source, self.path = source, source.path
-        columns = read_headers(source, cache)
+        columns = headers.read_headers(source, cache)
         bits, is_little, self.type, self.machine = columns["head"].tolist()
         self.bits, self.order = ElfClass(bits), _ORDERS[is_little]
-        self.sections, self._segments = columns["sections"].view(SECTION), columns["segments"].view(SEGMENT)
+        self.sections, self._segments = columns["sections"].view(headers.SECTION), columns["segments"].view(SEGMENT)
         self._names, self.build_id = columns["names"].tobytes(), columns["build_id"].tobytes()
 
     @cached_property
@@ -119,7 +110,7 @@ class ElfImage:
         section = self.section_named(name)
         return section is not None and section.type != SectionType.NOBITS
 
-    def content(self, section: Section, most: int = MAX_SECTION) -> bytes:
+    def content(self, section: Section, most: int = headers.MAX_SECTION) -> bytes:
         """Return at most `most` bytes of a section, uncompressed; b"" for one that occupies no file space."""
         part = f"section {section.name.decode('ascii', 'replace')}"
         if section.type == SectionType.NOBITS:
@@ -127,8 +118,8 @@ class ElfImage:
         data = self.source.read_exactly(part, section.offset, section.size, most)
         if not section.flags & SectionFlag.COMPRESSED:
             return data
-        header = structs_of(self.bits, self.order).Elf_Chdr
-        with own_errors(self.path, part, section.offset):
+        header = headers.structs_of(self.bits, self.order).Elf_Chdr
+        with headers.own_errors(self.path, part, section.offset):
             kind = header.parse(data)["ch_type"]
         try:
             return uncompress(_COMPRESSION.get(kind, str(kind)), data[header.sizeof() :], most)

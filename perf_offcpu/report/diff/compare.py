@@ -11,19 +11,9 @@ import numpy as np
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.report.diff import sides
 from perf_offcpu.report.diff.noise import ERRORS, F64, errors_needed, variance_between_slices, variance_by_length
-from perf_offcpu.report.diff.sides import (
-    FUNCTION_KEYS,
-    OBJECT,
-    Groups,
-    Per,
-    Side,
-    by_function,
-    by_keys,
-    by_stack,
-    common_unit,
-    everything,
-)
+from perf_offcpu.report.diff.sides import FUNCTION_KEYS, OBJECT, Groups, Per, Side
 from perf_offcpu.report.totals import Total, places_of, totals_of
 from perf_offcpu.structs import frozen
 
@@ -108,27 +98,27 @@ def compare(
 ) -> Comparison:
     """Compare two recordings; the first table is by `keys`, see `callpaths.keys`. `limits`: most rows of a table,
     most stacks; None for all, noise included. Raise UsageError if the recordings have no samples of one kind."""
-    unit = common_unit(old, new)
+    unit = sides.common_unit(old, new)
     rows_limit, stacks_limit = limits
     comparer = _Comparer(old, new, per)
     causes = objects = None
     if new.is_offcpu:
         limit = rows_limit and max(rows_limit, _FOR_VERDICT)
-        causes = comparer.table(FUNCTION_KEYS, by_function(old, new), limit)
+        causes = comparer.table(FUNCTION_KEYS, sides.by_function(old, new), limit)
     if OBJECT not in keys and any((side.subject.samples.object >= 0).any() for side in (old, new)):
-        objects = comparer.table((OBJECT,), by_keys(old, new, (OBJECT,)), rows_limit)
+        objects = comparer.table((OBJECT,), sides.by_keys(old, new, (OBJECT,)), rows_limit)
     return Comparison(
         old=old,
         new=new,
         per=per,
         unit=unit,
-        total=comparer.table((), everything(old, new), None).rows[0],
-        groups=comparer.table(tuple(keys), by_keys(old, new, keys), rows_limit),
+        total=comparer.table((), sides.everything(old, new), None).rows[0],
+        groups=comparer.table(tuple(keys), sides.by_keys(old, new, keys), rows_limit),
         causes=causes,
         functions=causes and comparer.table(FUNCTION_KEYS, causes.groups, rows_limit),
         objects=objects,
-        threads=comparer.table(("comm",), by_keys(old, new, ("comm",)), rows_limit),
-        stacks=comparer.table(("comm",), by_stack(old, new), stacks_limit),
+        threads=comparer.table(("comm",), sides.by_keys(old, new, ("comm",)), rows_limit),
+        stacks=comparer.table(("comm",), sides.by_stack(old, new), stacks_limit),
     )
 
 

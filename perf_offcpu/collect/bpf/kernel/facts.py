@@ -20,14 +20,7 @@ from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache
 from perf_offcpu.collect.bpf.kernel import members
-from perf_offcpu.collect.bpf.kernel.members import (
-    KERNEL_NEEDED,
-    Defines,
-    all_offsets,
-    machine_offsets,
-    object_members,
-    task_members,
-)
+from perf_offcpu.collect.bpf.kernel.members import Defines
 from perf_offcpu.collect.bpf.kernel.probes import has_may_goto
 from perf_offcpu.collect.bpf.object import KERNEL_FUNCTION
 from perf_offcpu.collect.system import btf as types_of_kernel
@@ -75,12 +68,12 @@ def explore(btf: Btf) -> KernelFacts:
     missing = [name for name in _TRACEPOINTS if name not in found and name not in _OPTIONAL]
     if missing or not btf.member("task_struct", "bpf_storage"):
         what = f"the tracepoint {missing[0]} in its BTF" if missing else "BPF task storage"
-        raise CapabilityError(f"kernel {platform.release()} lacks {what}", KERNEL_NEEDED)
+        raise CapabilityError(f"kernel {platform.release()} lacks {what}", members.KERNEL_NEEDED)
     symbols = read_kernel_if_any(str(KALLSYMS))
     defines = {
-        **task_members(btf),
+        **members.task_members(btf),
         **_registers(btf),
-        **object_members(btf),
+        **members.object_members(btf),
         **_preempt_count(btf),
         "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
     }
@@ -97,7 +90,7 @@ def setting_defines() -> Defines:
 def _registers(btf: Btf) -> Defines:
     """Return the constants for saved user registers (offsets in struct pt_regs, and which of them can be used)."""
     row = MACHINES.get(platform.machine())
-    offsets = machine_offsets(btf, _REGISTERS)
+    offsets = members.machine_offsets(btf, _REGISTERS)
     register = btf.member(*row.members["REGS_SYSCALL"][0].split(".", 1)) if row else None
     can = btf.has_string("BPF_FUNC_task_pt_regs")  # dd6e10fbd9fb, Linux 5.15
     return {
@@ -128,7 +121,7 @@ def _preempt_count(btf: Btf) -> Defines:
     of_task = btf.member("task_struct", "thread_info.preempt.count")
     if of_task:
         return {**common, "OFFCPU_PREEMPT_COUNT": 1, "PREEMPT_COUNT": of_task.offset}
-    run_queue = all_offsets(btf, {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_RQ": "cfs_rq.rq"})
+    run_queue = members.all_offsets(btf, {"TASK_CFS_RQ": "task_struct.se.cfs_rq", "CFS_RQ_RQ": "cfs_rq.rq"})
     count = _distance(btf, "preempt_count", "__preempt_count")
     if not run_queue["TASK_CFS_RQ"] or count is None:
         return {**common, "OFFCPU_PREEMPT_COUNT": 0}
