@@ -215,6 +215,13 @@ PROGRAM_RULES = (
     ),
     ProgramRule(
         "MariaDB",
+        "the next task of its pool",
+        frames=r"tpool::thread_pool_generic::(wait_for_tasks|get_task|worker_main)",
+        waits="lock",
+        for_work=True,
+    ),
+    ProgramRule(
+        "MariaDB",
         "a metadata lock: another statement uses the table",
         frames=r"MDL_wait::timed_wait MDL_context::acquire_lock\w*",
         waits="lock",
