@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
@@ -356,7 +357,8 @@ def main() -> None:
     os.close(HANGS[1])
     time.sleep(0.2)
     listed = ",".join(map(str, pids.values()))
-    runs = [recorded([word.replace("{pids}", listed) for word in words]) for words in commands]
+    with ThreadPoolExecutor(len(commands) if SCALE == 1 else 1) as pool:
+        runs = list(pool.map(lambda words: recorded([word.replace("{pids}", listed) for word in words]), commands))
     os.kill(innocent, signal.SIGTERM)
     os.waitpid(innocent, 0)
     with open(f"{PLACE}/naps") as file:

@@ -249,7 +249,7 @@ def test_each_recording_has_other_numbers_of_stacks(callers: Path, tmp_path: Pat
 
 
 STORM = """
-end=$(($(date +%s) + 4))
+end=$(($(date +%s) + 3))
 while [ $(date +%s) -lt $end ]; do for i in 1 2 3 4 5 6 7 8; do (sleep 0.003; :) & done; wait; done
 """
 

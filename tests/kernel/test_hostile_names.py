@@ -17,7 +17,7 @@ from perf_offcpu.model.recording import Recording
 pytestmark = pytest.mark.beside
 
 HERE = Path(__file__).parent
-SECONDS = float(os.environ.get("PERF_OFFCPU_HOSTILE_SECONDS", "2"))
+SECONDS = float(os.environ.get("PERF_OFFCPU_HOSTILE_SECONDS", "1"))
 PROGRAM = Path(sys.executable).with_name("perf-offcpu")
 
 

@@ -43,7 +43,7 @@ MOST_KB = 200 << 10
 KB_OF_THREAD = 12
 """Further memory, and size of the file, for each thread that waits."""
 LONGEST_S = {1: 250, 2: 1500}
-"""Time of a test by its scale; some 20 s, and some 300 s on an idle machine."""
+"""Time of a test by its scale; some 10 s, and some 300 s on an idle machine."""
 THREADS = 100_000
 """Number of threads of a process in hostile_processes.py, at scale 2."""
 
