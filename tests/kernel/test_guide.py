@@ -59,6 +59,7 @@ def test_a_command_of_the_guide(step: Step, examples: Path, environment: dict[st
     assert not problem, problem
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", list(steps(DOCUMENTS / "overhead.md")), ids=lambda step: f"line-{step.line}")
 def test_a_command_of_the_page_about_overhead(step: Step, environment: dict[str, str]) -> None:
     problem = run(step, DOCUMENTS.parent, environment)
