@@ -99,7 +99,7 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
 
 
 def default_spool() -> str:
-    """Return the spool of systemd's StateDirectory=, of root, or of the user."""
+    """Return the path of the spool: below systemd's $STATE_DIRECTORY, else below root's or the user's own."""
     state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if not state:
         home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")

@@ -26,7 +26,7 @@ _KNOWN_S: Final = 240.0  # least time over which the cost is measured before the
 
 
 class _Factor:
-    """Base of a value that is doubled and halved. `factor`: the chosen value by the configured one, a power of two."""
+    """Base of a value that is doubled and halved. `factor`: the chosen value divided by the configured one."""
 
     def __init__(self) -> None:
         self.factor, self._changed_s = 1, float("-inf")

@@ -81,7 +81,7 @@ class Metrics:
             self._values[name, label] = value
 
     def value(self, name: str, label: str | None = None) -> float:
-        """Return the value of a metric with a label, or the sum over all labels; 0 before it is set."""
+        """Return the value of a metric under `label` (None: the sum over all labels); 0 before it is set."""
         with self._lock:
             values = ((key, value) for (metric, key), value in self._values.items() if metric == name)
             return sum(value for key, value in values if label in (None, key))

@@ -58,7 +58,7 @@ class Selection:
 
 
 def select(profile: Profile, selection: Selection) -> Profile:
-    """Return the profile with the chosen samples only."""
+    """Return the profile with only the chosen samples, of the chosen events."""
     return select_events(select_samples(profile, selection), selection.events)
 
 
@@ -127,7 +127,7 @@ def _select_waits(profile: Profile, selection: Selection) -> Profile:
 
 
 def _of_threads(profile: Profile, selection: Selection) -> Bool:
-    """Return bool[samples]: the samples of the chosen threads, CPUs and cgroups."""
+    """Return bool[samples]: True if comm, pid, tid, CPU and cgroup each match the selection."""
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.comms:

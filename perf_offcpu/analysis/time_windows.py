@@ -34,7 +34,7 @@ _SLICE = re.compile(f"{_PERCENT}(?:/(\\d+))?")
 
 @frozen
 class Window:
-    """Span of time in ns, or part of the recording. Both ends are included, except where `is_part`."""
+    """Span of time in ns, or part of the recording. Both ends are included, but not the end of a part (`is_part`)."""
 
     begin: Fraction | None  # None if it is open
     end: Fraction | None  # None if it is open

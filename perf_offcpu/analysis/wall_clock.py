@@ -31,7 +31,7 @@ def wall_clock(profile: Profile, names: Sequence[str] = (), *, whole_lives: bool
     """Return the samples of waits and of one on-CPU event, with weights in ns.
 
     Args:
-        names: the events to use instead, any number of them.
+        names: events to use in place of all off-CPU events and the one on-CPU event.
         whole_lives: the profile has all samples of each thread; add waits for a CPU from their budgets.
 
     Raises:

@@ -132,7 +132,7 @@ class _Judge:
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""
 
     def wait_class(self, evidence: Evidence, number: int, syscall: str, state: str, thing: int) -> WaitClass:
-        """Return the class. `number`, `syscall`: its call; `state`: letter; `thing`: code of `object_codes`."""
+        """Return the class. `number`, `syscall`: system call, its name; `state`: letter; `thing`: of `object_codes`."""
         if state == "R":
             return WaitClass.RUNQUEUE
         if state in ("T", "t"):
