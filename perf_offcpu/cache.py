@@ -100,7 +100,7 @@ class DiskCache:
         return Directory.private(self.directory, make=make)
 
     def _shrink(self, directory: Directory) -> None:
-        """Remove `_OWN_NAME` files: the least recently used beyond the limit, and temporary files of crashes."""
+        """Remove files of this class (`_OWN_NAME`): the least recently used beyond `limit`, and old temporary files."""
         own_names = filter(_OWN_NAME.fullmatch, directory.names())
         files = [
             (status.st_mtime, status.st_size, name)

@@ -237,7 +237,7 @@ _COMPAT_ENTRY = re.compile(
 
 
 def syscall_names(arch: str, *, compat: bool = False) -> Mapping[int, str]:
-    """Return number → name of system calls on an architecture (`uname -m`), {} if unknown; `compat`: of 32-bit code."""
+    """Return number → name of system calls on `arch` (`uname -m`), of 32-bit programs if `compat`; {} if unknown."""
     name = next((table for pattern, table in _ALIASES if pattern.fullmatch(arch)), arch)
     return _names(_COMPAT.get(name, name) if compat else name)
 

@@ -305,5 +305,5 @@ class Agent:
 
 
 def _recording(config: AgentConfig) -> tuple[object, ...]:
-    """Return the options whose change needs another recorder process; labels hold for all of its recordings."""
+    """Return the options whose change needs another recorder process, all of whose files have the same labels."""
     return config.period_ns, config.segment_s, config.max_cpu, config.record, config.labels

@@ -61,7 +61,7 @@ class Cost:
             self._bpf_s += self._s_per_switch * (self._switches - before)
 
     def bpf_share(self) -> float:
-        """Return the part of a CPU that BPF programs would have taken since the last call without a pause."""
+        """Return the part of a CPU that BPF programs would have taken since the last call, had no pause been made."""
         now, (before_s, before) = time.monotonic(), self._began
         self._began = now, context_switches()
         return self._s_per_switch * (self._began[1] - before) / max(now - before_s, 1e-3)

@@ -236,7 +236,7 @@ def completed(recording: Recording, after_ns: int, clock: ClockPair, period_ns: 
 
 
 def _completed_parts(recording: Recording, end_ns: int) -> Spans:
-    """Return (begin, end) of each time between pauses; the last, if no account has it, begins at its first sample."""
+    """Return (begin, end) of each recorded time: of the accounts, then from the first later sample to `end_ns`."""
     meta, times = recording.meta, recording.samples.time_ns
     if not meta.end_ns or end_ns <= meta.end_ns:
         return meta.parts

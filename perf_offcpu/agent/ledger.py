@@ -86,7 +86,7 @@ class Ledger:
             return self._origins[max(runs)] if runs else Origin(self._boot_id, None)
 
     def begin_run(self, cause: str, labels: Mapping[str, str] | None = None) -> int:
-        """Return the number of the recorder's next run; `cause` is why the last one ended, for the gap between."""
+        """Count another run of the recorder; return its number. `cause`: why the last one ended, for the gap."""
         with self._lock:
             self.run += 1
             if labels is not None:

@@ -95,7 +95,7 @@ class Worker(ABC):
         return self._thread.ident is None or self._thread.is_alive()
 
     def close(self, patience_s: float) -> None:
-        """End the thread; it works for at most `patience_s` more, while work succeeds. The rest stays in the spool."""
+        """End the thread after at most `patience_s` more of successful work; work not done stays in the spool."""
         until = time.monotonic() + patience_s
         self.wake()
         while self.pending() and not self.backoff.failures and time.monotonic() < until:

@@ -85,7 +85,7 @@ def _usual(profile: Profile) -> list[int]:
 
 
 def _sample_ns(event: Evsel) -> int:
-    """Return the ns that a sample stands for: 1 per unit of its period if that is a time, 0 if unknown."""
+    """Return the ns of each sample, taken at a frequency; 1 if the event's periods are ns already; 0 if unknown."""
     if event.unit == "ns":
         return 1
     attr = event.attr

@@ -79,7 +79,7 @@ def deadlocks_of(profile: Profile, waits: Waits, holders: Holders) -> list[list[
 
 
 def _ended_circles(samples: ProfileSamples, holders: Holders, begin: I64, end: I64) -> list[list[int]]:
-    """Return the rows of each circle at the ends of the longest waits that a timer ended; a set of threads once."""
+    """Return circles, as rows of samples, that stood when a timer ended a wait in them: at most one per set of tids."""
     has_holder = (holders.held >= 0) & ~samples.has(SampleFlag.STILL_BLOCKED | SUM_FLAGS)
     timed_out = has_holder & samples.has(SampleFlag.WAKER_INTERRUPT)
     circles: dict[frozenset[int], list[int]] = {}
@@ -114,7 +114,7 @@ def circles_of(successor: dict[int, int]) -> list[list[int]]:
 
 
 def ends_after(deadlock: list[DeadThread]) -> int:
-    """Return the timeout that ends a circle, ns after its wait began; -1 if no wait has one: a deadlock."""
+    """Return the shortest timeout of the waits in a circle, ns after that wait began; -1: no timeout, a deadlock."""
     return min((thread.asked_ns for thread in deadlock if thread.asked_ns >= 0), default=-1)
 
 

@@ -54,7 +54,7 @@ class Parallelism:
         return sum_by(np.minimum(self.number, most), self.length, most + 1)
 
     def sum_until(self, sums: I64, moment: I64) -> I64:
-        """Return int64[n]: the ns of `sums`, which is `alone` or `none`, from `begin` to each moment."""
+        """Return int64[n]: `sums` (the column `alone` or `none`) interpolated at each moment, clipped to the window."""
         return _at(self.time, sums, np.clip(moment, self.begin, self.end)).astype(np.int64)
 
 

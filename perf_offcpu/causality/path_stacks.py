@@ -151,7 +151,7 @@ def _product(weight: I64, part: I64, whole: I64) -> I64:
 
 
 def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack: I64) -> Iterator[list[int]]:
-    """Yield the frames of each cell's stack, leaf first; rows after the profile's are states, then wakers."""
+    """Yield each cell's frame rows, leaf first: rows of `profile.frames`, after them those of states, then comms."""
     recorded_frames = len(profile.frames)
     state_frame = {state: recorded_frames + row for row, state in enumerate(_STATES)}
     first_comm = recorded_frames + len(_STATES)

@@ -126,7 +126,7 @@ class _Judge:
         self._names = {compat: syscall_names(arch, compat=compat) for compat in (False, True)}
 
     def syscall(self, evidence: Evidence, number: int) -> str:
-        """Return the name of the system call, or its number; "" outside of system calls, and if it is unknown."""
+        """Return the system call's name, or `number` if it has none; without a number: by the stack, else ""."""
         if number == SYSCALL_UNKNOWN:
             return evidence.entry_name
         return self._names[evidence.compat >= 0].get(number, str(number)) if number >= 0 else ""

@@ -45,7 +45,7 @@ other system calls (flock(), fsync(), futex()) say more than the object and stay
 
 
 def object_codes(profile: Profile) -> I16:
-    """Return int16[samples]: WaitClass of each object, plus _CONNECTED, _INWARD (opened by a client); -1: no class."""
+    """Return int16[samples]: WaitClass | _CONNECTED | _INWARD (see `objects.inward`) of each object; -1: no class."""
     objects, strings = profile.objects, profile.strings
     if not len(objects):
         return np.broadcast_to(np.int16(_NONE), len(profile.samples))
@@ -103,5 +103,5 @@ def is_connected(code: int) -> bool:
 
 
 def answers(code: int) -> bool:
-    """Return True if a code of `object_codes` is that of a pipe, or of a connection that no client opened."""
+    """Return True if a code is that of a pipe or connection to another process that is known to be no client."""
     return is_connected(code) and not code & _INWARD
