@@ -35,7 +35,7 @@ class Registers:
 
 
 class RegisterWords(NamedTuple):
-    """Indices of u64 words in struct pt_regs as user space knows it (user_pt_regs on arm64); `number`: of all words."""
+    """Indices of u64 words in struct pt_regs as user space knows it (user_pt_regs on arm64); `number`: how many."""
 
     number: int
     ip: int

@@ -19,7 +19,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @frozen
 class Track:
-    """Thread that has samples, or that woke a thread (then without rows)."""
+    """Thread that has samples, or that has none but woke another thread."""
 
     pid: int  # tgid; -1 unknown
     tid: int  # thread id; -1 unknown

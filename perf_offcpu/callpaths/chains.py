@@ -45,7 +45,7 @@ def _wakers_of(profile: Profile, options: PathOptions) -> tuple[list[Name], I64]
 
 
 def wakers_once(profile: Profile, options: PathOptions, *, known: bool = True) -> WakerChains:
-    """Return chains of one hop, the direct waker. `known`: False for chains without hops (trees show no wakers)."""
+    """Return chains of one hop, the direct waker; or of no hop if `known` is False, for trees without wakers."""
     if not known:
         return WakerChains([], np.zeros(len(profile.samples), np.int64), [])
     names, name = _wakers_of(profile, options)

@@ -181,7 +181,7 @@ class _Builder:
         return len(self.names) - len(names)
 
     def add_roots(self, columns: list[NDArray[np.integer]], groups: int) -> I64:
-        """Add a root for each distinct row of columns (comm, pid, tid); return int64[groups], -1 if no columns."""
+        """Add a root for each distinct row of `columns` (comm, pid, tid); return int64[groups]: its node, or -1."""
         if not columns:
             return np.full(groups, -1)
         first, group_of = group(*columns)
@@ -203,7 +203,7 @@ class _Builder:
         return leaf
 
     def add_inverted(self, node: I64, stack: I64) -> I64:
-        """Add the frames of each group's `stack` (-1 none) below its `node`, leaf first; return the last node."""
+        """Add each group's `stack` (-1 none) below its `node`, leaf first; return int64[groups]: the last node."""
         parent, frame = self._profile.stacks.parent, self._profile.stacks.frame
         levels: list[NDArray[np.integer]] = [np.unique(stack[stack >= 0])]
         while len(levels[-1]):

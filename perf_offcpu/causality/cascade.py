@@ -162,8 +162,8 @@ class _Steps(WaitTable):
         self._add_moments(timeline)
 
     def _awake_until(self) -> I64:
-        """Return int64[w]: the wake-up; or the begin of a wait of the waker, if the waker waits at that time. A thread
-        on another CPU becomes runnable a little after its wake-up: the waker may sleep already."""
+        """Return int64[w]: until when each wait's waker was awake: the wake-up, or if the waker waits at that time, the
+        begin of its wait. A thread on another CPU becomes runnable a little after its wake-up."""
         until = self.queued.copy()
         woken = np.flatnonzero(self.waker >= 0)
         span_of, wait = self.overlapping(self.waker[woken], self.queued[woken] - 1, self.queued[woken])

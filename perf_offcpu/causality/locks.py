@@ -27,7 +27,7 @@ _MOST_TIMED_OUT = 32  # waits at whose ends circles are looked for
 
 @frozen
 class DeadThread:
-    """One thread of a circle: it waits for a lock that the next one in the list holds, the last for the first's."""
+    """One thread of a circle: it waits for a lock that the next thread holds; after the last comes the first."""
 
     comm: str
     pid: int

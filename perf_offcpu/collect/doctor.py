@@ -101,7 +101,7 @@ def _bcc() -> Result:
 
 
 def _compiled_before() -> str:
-    """Return words ("; it was compiled …") on cached programs, usable without a compiler; "" if there are none."""
+    """Return "; it was compiled …" if programs for this kernel are cached, which need no compiler; else ""."""
     try:
         cache, kernel = ProgramCache.usual(), explore(Btf.load()).defines | setting_defines()
         count = cache.count(Recipe(bpf_dir() / PROGRAM, kernel, {}, (), ())) if cache else 0

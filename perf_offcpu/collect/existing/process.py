@@ -47,7 +47,7 @@ _THREADS, _MAPS = "threads", "maps"
 
 
 class Part(NamedTuple):
-    """The records of one process that are of one kind: `key` is ("threads" or "maps", pid)."""
+    """Records of the threads, or of the maps, of one process; `key`: ("threads" or "maps", pid)."""
 
     key: tuple[str, int]
     content: bytes  # hash of the text that the records were made of; b"" if they are to be made again at the next scan

@@ -225,7 +225,7 @@ class OutputFile:
             self._disk.close()
 
     def _learn_ids(self) -> None:
-        """Add the ids of events on CPUs that came online since the file was begun."""
+        """Add to the file's events their ids on CPUs that came online since the file was begun."""
         if self._disk is not None:
             self._plain.learn_ids(self.collector.events)
 

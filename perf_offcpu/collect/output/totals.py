@@ -89,7 +89,7 @@ class KernelTotals:
         self._due = time.monotonic() + self._pace_s
 
     def last_tasks(self, *, copied: bool = True) -> LastTasks:
-        """Return the states of tasks with user stacks, polled objects, lock holders; `copied`: and copies of stacks."""
+        """Return the states of tasks, plus user stacks, polled objects, lock holders and, if `copied`, stack copies."""
         copy_bytes = self._waits.attr.sample_stack_user if copied else 0
         unread, again = self._collector.unread, self._program.last_tasks
         last = with_user_stacks(again(), again, copy_bytes, unread)
@@ -102,8 +102,8 @@ class KernelTotals:
         return self.last_tasks().unless_disturbed(self._program.last_tasks(), drained_ns)
 
     def unwritten(self, last: LastTasks | None = None) -> Iterator[Piece]:
-        """Return drained records that are not written yet, for a file that is almost full. `last`: as in `write`, if
-        that was not called with it."""
+        """Return drained records that are not written yet, for a file that is almost full. `last`: states of tasks at
+        its end; used only if `write` has not begun to write this drain."""
         if self._pending is not None:
             drained, self._pending = self._pending.result(), None
             return self._pieces(drained, last)
