@@ -92,7 +92,7 @@ def stable_order(group_of: I64) -> I64:
 
 
 def max_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
-    """Return int64[groups]: the largest value (none below -1) of each group; -1 for an empty group."""
+    """Return int64[groups]: the largest of the `values` (at least -1 each) of each group; -1 for an empty group."""
     largest = np.full(groups + 1, -1, np.int64)
     np.maximum.at(largest, group_of, values)
     return largest[:-1]

@@ -2,7 +2,7 @@
 """Parse `--time`, with the syntax of perf report and perf script.
 
     1107.25,1107.5      from … to, in seconds of the recording's clock; either may be missing
-    1.0,1.5 2.0,2.5     several
+    1.0,1.5 2.0,2.5     several windows
     10%-20%,40%-50%     parts of the time from the first to the last sample
     10%/2               the second tenth
     20%                 the first fifth

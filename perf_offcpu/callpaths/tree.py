@@ -58,7 +58,7 @@ class PathTree:
         return len(self.parent)
 
     def total(self, values: NDArray[np.int64]) -> I64:
-        """Return int64[n]: the sum of a sample column over the samples that end at each node (exclusive)."""
+        """Return int64[n]: the sum of `values` (one per sample) over the samples that end at each node (exclusive)."""
         return sum_by(self.of_sample.astype(np.int64), values, len(self))
 
     def paths(self, nodes: I64) -> Ragged:
@@ -218,7 +218,7 @@ class _Builder:
         return node
 
     def _name_frames(self, levels: Sequence[NDArray[np.integer]], *, of_waker: bool = False) -> I64:
-        """Add names for the frames of all levels (rows in stacks); return int64[frames]: the name, -1 unused."""
+        """Add names for frames of `levels` (rows in stacks); return int64[frames]: name of each, -1 not in levels."""
         used: Bool = np.zeros(len(self._profile.frames), np.bool_)
         for level in levels:
             used[self._profile.stacks.frame[level]] = True

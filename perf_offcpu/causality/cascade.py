@@ -56,7 +56,7 @@ _DEVICE_OF = {
 
 
 class Held(enum.IntEnum):
-    """State of a thread while it holds the weight of waits that it delays: columns of `held_ns`."""
+    """State of a thread while it holds the weight of waits that it delays; index of a column of `held_ns`."""
 
     RUNNING = 0  # on a CPU, or in a wait that was only summed
     RUNNABLE = 1  # waiting for a CPU, or preempted by its budget

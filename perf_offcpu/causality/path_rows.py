@@ -128,7 +128,7 @@ def hop_rows(path: CriticalPath, chains: Chains) -> list[HopRow]:
 
 
 def rivals(profile: Profile, timeline: Timeline, path: CriticalPath) -> dict[str, int]:
-    """Return comm → number of CPU samples on the CPU that the path's thread waited for at that time, most first."""
+    """Return comm → number of its CPU samples taken on the CPU for which the path's thread waited then, most first."""
     samples = profile.samples
     waiting = np.flatnonzero((path.doing == Doing.RUNNABLE) & (path.wait >= 0))
     cpu = samples.cpu[path.wait[waiting]].astype(np.int64)

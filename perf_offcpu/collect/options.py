@@ -67,7 +67,7 @@ class RecordOptions(WaitOptions):
 
 
 def bpf_config(options: RecordOptions, deferred_stacks: bool) -> OffCpuConfig:
-    """Return the configuration of the BPF program. `deferred_stacks`: as in RecordOptions, if the kernel can."""
+    """Return the configuration of the BPF program. `deferred_stacks`: True if asked for, and the kernel can."""
     target = options.target
     entries = sum(map(len, (target.ids, target.users, target.cpus, target.groups, target.comms)))
     return OffCpuConfig(

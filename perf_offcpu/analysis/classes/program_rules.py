@@ -308,7 +308,7 @@ class Rules:
     """Matches the rules on programs, in order of precedence, with functions and waits.
 
     Args:
-        rules: the rules of the user, before the rules of the table.
+        rules: the user's rules, which precede those of the table.
 
     Attributes:
         by_comm: True if some rule has a condition on the name of the thread.

@@ -45,7 +45,7 @@ class LastTasks:
         return np.flatnonzero(self.tasks["waits"])
 
     def stand_still(self, later: LastTasks) -> NDArray[np.bool_]:
-        """Return bool[n], per row of `tasks`: True if the task has switched no more by a `later` iteration."""
+        """Return bool[n], per row of `tasks`: True if a `later` iteration finds as many switches of the task."""
         return _are_among(self.tasks, later.tasks, ("tid", "nr_switches"))
 
     def unless_disturbed(self, later: LastTasks, drained_ns: int) -> LastTasks:

@@ -52,7 +52,7 @@ _OPTIONAL_TRACKER_FLAGS = (AttrFlag.CGROUP, AttrFlag.KSYMBOL | AttrFlag.BPF_EVEN
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Parts of attrs that the running kernel accepts: read_format of all events, flags of tracker and of sampling."""
+    """Parts of attrs that the running kernel accepts: read_format of all, flags of tracker and on-CPU events."""
 
     read_format: ReadFormat = ReadFormat.ID | ReadFormat.LOST
     tracker_flags: AttrFlag = AttrFlag(0)
@@ -108,7 +108,7 @@ def sampling_attr(
     stack_bytes: int = 0,
 ) -> Attr:
     """Return the attr of an on-CPU event with callchains: a sample every `period` events or, if 0, at `frequency_hz`.
-    The event's own terms go first, except a tracepoint's default period of 1. `all_cgroups`: samples have the cgroup.
+    The event's own terms prevail, except a tracepoint's default period of 1. `all_cgroups`: samples have the cgroup.
     With `stack_bytes` callchains have the kernel part only, as in perf: the user part is unwound from the stack."""
     if event.frequency_hz or (event.period and not (event.is_tracepoint and period)):
         frequency_hz, period = event.frequency_hz, event.period

@@ -121,9 +121,9 @@ class FileSeries:
         return self._requests.take_rotate() or rotation.is_due(self.current.size, self.current.age_s)
 
     def _rotate(self) -> None:
-        """Go on in a new file; the old one gets its end when the sums of its time are complete. It takes all
-        samples until existing tasks are written to the new file, which else could have samples of a process that ended
-        before its records were written. Side-band records of this time go into both files."""
+        """Go on in a new file; the old one gets its end when the sums of its time are complete. Until
+        existing tasks are written to the new file, the old one takes all samples: a process may end before its records
+        are written. Side-band records of this time go into both files."""
         new = self.while_draining(self._open_next)
         old = self.current
         try:
