@@ -76,7 +76,7 @@ class _Columnar:
             self._array(field, is_present)
 
     def _claim(self, sizes: I64 | int) -> I64:
-        """Advance the cursors by `sizes` bytes, return where they were; too short records lose `ok`, do not advance."""
+        """Advance the cursors by `sizes` bytes, return where they were; a record too short stays, its `ok` False."""
         left = self.limit - self.at
         fits = (left >= sizes) & (np.asarray(sizes) >= 0)
         self.columns.ok &= fits

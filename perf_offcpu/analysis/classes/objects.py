@@ -74,7 +74,7 @@ def object_facts(profile: Profile) -> U16:
 def work_of_lock(facts: int, means: Means | None) -> str:
     """Return what brings the next work, in words, if waits for a lock or semaphore are idle; "" if they are not.
     Condition variable: idle unless only its own waiters end its waits. Semaphore: idle if only threads that never wait
-    for it end its waits, or no thread does and no other process shares it. Neither is idle if threads end each
+    for it end its waits, or no thread does and no other process shares it. No lock is idle if threads end each
     other's waits, by one lock each: a runtime's locks, and queues of limited length. Futex of unknown wrapper: idle
     if several threads wait for it, only other threads end the waits, and it does not look like a mutex or rwlock.
     `facts`: ObjectFact. `means`: meaning of the wrapper; None if unknown."""
