@@ -116,7 +116,12 @@ class Agent:
             self._start_recorder()
         if not (self._delivery.busy_since and now - self._delivery.busy_since > STUCK_S):
             self._notifier.alive()
-        times = (self._end_segment(now), self._keeper.keep_duty(now, self._recorder), until or now + TICK_S)
+        times = (
+            self._end_segment(now),
+            self._keeper.keep_duty(now, self._recorder),
+            self._keeper.measure_bpf(self._recorder),
+            until or now + TICK_S,
+        )
         next_s = min(now + TICK_S, *times)
         try:
             kind, text = self._mail.get(timeout=max(0.0, next_s - now))

@@ -6,13 +6,15 @@ is chosen so that no window of `window_s` seconds exceeds its share, even if the
 
 On a busy machine recording may cost several times the budget: the BPF programs run at each context switch. A pause
 until the budget has recovered would leave out half an hour, perhaps the one that matters later. So a part of each
-minute is recorded, and the rest of it is a gap with the cause `budget`.
+minute is recorded, whatever the debt, and the rest of it is a gap with the cause `budget`. The part begins at a random
+moment of the minute: what programs do at each full minute must be seen neither always nor never.
 
 A file may stay open over a pause. Otherwise it ends with the pause and a new one begins after it, which has to be
 described, read and symbolized, too: about half a second of CPU time. Where programs start all the time, following them
 costs more than that.
 """
 
+import random
 from collections import deque
 from typing import Final
 
@@ -44,6 +46,7 @@ class Bucket:
 
 HOUR_S: Final = 3600.0
 RECENT_S: Final = 600.0
+_START_PART: Final = 0.5  # largest part of the budget that repays the start
 
 
 class CpuBudget:
@@ -51,13 +54,17 @@ class CpuBudget:
 
     def __init__(self, part: float) -> None:
         self.part = part
-        self.is_counting = False  # until `begin`: the start (compiling, first symbol tables) is not counted
+        self.is_counting = False  # until `begin`: the start (compiling, first symbol tables) is repaid later
+        self._start_s = self._repaid_s = 0.0  # CPU time of the start that is not repaid yet, and per second
         self.bucket = Bucket(part * HOUR_S, HOUR_S, 0.0)  # the CPU time that may be spent at once
         self._notes: deque[tuple[float, float]] = deque()
 
     def begin(self, now_s: float) -> None:
-        """Begin to count, with a full bucket; CPU time of the start is not counted."""
+        """Begin to count, with a full bucket. CPU time of the start is repaid over an hour, or longer where it would
+        take more than half of the budget: at once, it would stop recording."""
         self.bucket = Bucket(self.part * HOUR_S, HOUR_S, now_s)
+        self._start_s = self.spent_s
+        self._repaid_s = min(self._start_s / HOUR_S, _START_PART * self.part)
         while len(self._notes) > 1:
             self._notes.popleft()
         self.is_counting = True
@@ -65,16 +72,25 @@ class CpuBudget:
     def note(self, cpu_s: float, now_s: float) -> None:
         """Account the CPU time of all parts of the agent since their start, a total that never falls."""
         spent = cpu_s - self._notes[-1][1] if self._notes else 0.0
+        elapsed_s = now_s - self._notes[-1][0] if self._notes else 0.0
         self._notes.append((now_s, cpu_s))
         while len(self._notes) > 2 and self._notes[1][0] <= now_s - RECENT_S:
             self._notes.popleft()
         if self.is_counting:
-            self.bucket.spend(max(0.0, spent), now_s)
+            repaid = min(self._start_s, self._repaid_s * elapsed_s)
+            self._start_s -= repaid
+            self.bucket.spend(max(0.0, spent) + repaid, now_s)
 
     def change(self, part: float) -> None:
         """Set another part of one CPU as limit."""
         self.part = part
         self.bucket.change(part * HOUR_S)
+        self._repaid_s = min(self._repaid_s, _START_PART * part)
+
+    @property
+    def free_part(self) -> float:
+        """Return the part of one CPU that the start leaves to the present."""
+        return self.part - (self._repaid_s if self._start_s > 0 else 0.0)
 
     @property
     def spent_s(self) -> float:
@@ -103,27 +119,26 @@ class Pauses:
     """State of a recorder that pauses in each minute, and whether it follows processes meanwhile."""
 
     def __init__(self) -> None:
-        self.paused = False  # recording is off until the next minute
+        self.paused = False  # recording is off until the part of the next minute
         self.following = False  # the recorder follows processes meanwhile
         self._cpu_s, self._costly_until_s = 0.0, 0.0
 
-    def begin(self, now_s: float, cpu_s: float, is_short: bool) -> None:
-        """Begin a pause; `cpu_s` is the CPU time of the recorder so far, `is_short`: the pause ends with the minute."""
-        self.paused, self.following = True, is_short and now_s >= self._costly_until_s
+    def begin(self, now_s: float, cpu_s: float) -> None:
+        """Begin a pause; `cpu_s` is the CPU time of the recorder so far."""
+        self.paused, self.following = True, now_s >= self._costly_until_s
         self._cpu_s = cpu_s
 
-    def look(self, now_s: float, cpu_s: float) -> None:
-        """At the end of a minute, find out whether following processes is too costly; arguments as of `begin`."""
+    def end(self, now_s: float, cpu_s: float) -> None:
+        """End a pause, and find out whether following processes was too costly; arguments as of `begin`."""
+        self.paused = False
         if self.following and cpu_s - self._cpu_s > COSTLY_S:
             self._costly_until_s = now_s + _FOR_S
-        self._cpu_s = cpu_s
 
 
 MINUTE_S: Final = 60.0
 LEAST_S: Final = 3.0
-"""Shortest part of a minute that is recorded; if the budget is overdrawn by more than `DEEPEST` bursts, 0."""
-DEEPEST: Final = 2.0  # number of bursts; a burst is the CPU time that may be spent at once
-_SURPRISE: Final = 0.5  # number of bursts by which one minute may overdraw the budget
+"""Shortest part of a minute that is recorded, whatever it costs."""
+_SURPRISE: Final = 0.5  # bursts (CPU time that may be spent at once) by which one minute may overdraw the budget
 _REPAID_S: Final = 600.0  # time in which an overdraft is compensated
 _SMOOTHING: Final = 0.3  # weight of the last minute in the averages: its recordings are delivered in later minutes
 _WHOLE: Final = 0.9  # part above which the whole minute is recorded: each begin and end of a file costs CPU time, too
@@ -138,9 +153,10 @@ class Duty:
     """Chooses the part of each minute that is recorded, by the CPU budget."""
 
     def __init__(self) -> None:
-        self.recorded_s = MINUTE_S  # of each minute, from its start on; `MINUTE_S` or more: all
+        self.recorded_s = MINUTE_S  # of each minute; `MINUTE_S` or more: all
+        self.begin_s = 0.0  # when the part of this minute begins, from the minute's begin on
         self._cost_s = self._seconds = self._before_s = 0.0
-        self._unproven = 0  # minutes
+        self._unproven, self._unproven_level_s = 0, 0.0  # minutes; level of the budget when they began
         self._per_bpf = _PER_BPF
         self._level_s = 0.0  # of the budget when the minute began
 
@@ -174,20 +190,19 @@ class Duty:
         once_s = max(0.0, self._cost_s - self._per_bpf * bpf_share * self._seconds)
         expected_s = MINUTE_S * (self._per_bpf * bpf_share + once_s / segment_s)
         self.recorded_s = self._choose(budget, self._cost_s if is_measured else expected_s)
+        self.begin_s = random.uniform(0, MINUTE_S - self.recorded_s)
         if was_whole == self.is_whole:
             return False
-        self._unproven = _UNPROVEN if self.is_whole else 0
+        self._unproven, self._unproven_level_s = (_UNPROVEN if self.is_whole else 0), min(0.0, self._level_s)
         return True
 
     def _choose(self, budget: CpuBudget, whole_s: float) -> float:
         """Return the seconds of each minute to record; `whole_s`: CPU time of a minute that is recorded as a whole."""
         level, limit = budget.bucket.level, budget.bucket.limit
-        if level < -DEEPEST * limit:
-            return 0.0
         each = max(self._cost_s / self._seconds if self._seconds else 0.0, 1e-6)
-        allowed = MINUTE_S * budget.part + (min(0.0, level - limit / 2) * MINUTE_S / _REPAID_S)
-        room_s = max(allowed, _ROOM * MINUTE_S * budget.part)
-        patient = self.is_whole and level > (-limit / 2 if self._unproven else 0)
+        allowed = MINUTE_S * budget.free_part + (min(0.0, level - limit / 2) * MINUTE_S / _REPAID_S)
+        room_s = max(allowed, _ROOM * MINUTE_S * budget.free_part)
+        patient = self.is_whole and level > (self._unproven_level_s - limit / 2 if self._unproven else 0)
         if patient or whole_s <= room_s:
             return MINUTE_S
         part = max(LEAST_S, allowed / each)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep a running agent to `--max-cpu`: measure its CPU time, and choose how much it records. As the cost approaches the
-budget, first segments become longer, then the sampling period; last, only a part of each minute is recorded."""
+budget, first segments become longer, then a part of each minute is recorded; last, the sampling period rises."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
-from perf_offcpu.agent.budget import MINUTE_S, CpuBudget, Duty, Pauses
+from perf_offcpu.agent.budget import LEAST_S, MINUTE_S, RECENT_S, CpuBudget, Duty, Pauses
 from perf_offcpu.agent.config import AgentConfig
 from perf_offcpu.agent.cost import Cost
 from perf_offcpu.agent.metrics import Metrics
@@ -14,6 +14,7 @@ from perf_offcpu.agent.recorder import PAUSE, RESUME, ROTATE, Recorder
 
 LONGEST_SEGMENT_S: Final = 300.0
 _WINDOW_S: Final = 240.0
+_SHORTEST_PAUSE_S: Final = 1.0
 _LONGER_ABOVE, _SHORTER_BELOW = 0.9, 0.4
 
 
@@ -97,6 +98,8 @@ class BudgetKeeper:
         self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
         self.period, self.length = Period(config.period_ns), SegmentLength(config.segment_s)
         self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
+        self._began_s, self._since_s = self._minute_s, 0.0  # begin of the agent; of recording in this minute, 0 none
+        self._is_over = self._is_partial = False  # this minute's part is recorded; parts of minutes are
         metrics.set("recorded_part", 1)
 
     def change(self, config: AgentConfig) -> None:
@@ -110,14 +113,24 @@ class BudgetKeeper:
         """Measure CPU time and memory of all parts of the agent."""
         metrics, cost = self._metrics, self._cost
         cost.measure(recorder)
-        parts = cost.parts()
-        self._budget.note(sum(parts.values()), time.monotonic())
+        parts, now = cost.parts(), time.monotonic()
+        self._budget.note(sum(parts.values()), now)
+        if not self._budget.is_counting and now - self._began_s > RECENT_S:  # no segment can be delivered
+            self._budget.begin(now)
         for part, seconds in parts.items():
             metrics.set("cpu_seconds_total", seconds, part)
         for part, size in cost.memory(recorder).items():
             metrics.set("resident_bytes", size, part)
         metrics.set("cpu_share", self._budget.recent())
         metrics.set("cpu_share_limit", self._config.max_cpu)
+
+    def measure_bpf(self, recorder: Recorder | None) -> float:
+        """Measure the BPF programs; return the time of the next call, monotonic s."""
+        return self._cost.bpf.step(recorder)
+
+    def note_change(self, recorder: Recorder | None) -> None:
+        """Note that the recorder has begun to record, or has paused or ended."""
+        self._cost.bpf.turn(recorder)
 
     def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
         """Choose length and period of the next segments; a delivered segment had `samples` in `seconds` recorded."""
@@ -130,6 +143,9 @@ class BudgetKeeper:
         if not self.length.is_longest and self.period.factor == 1:
             return  # longer segments first: they lose nothing
         before = self.period.ns
+        if self._duty.is_whole and self.period.factor == 1:
+            return  # a part of each minute next: it is recorded as before
+        samples *= min(1.0, self._duty.recorded_s / MINUTE_S)
         if seconds > 0 and self.period.adapt(budget, samples / seconds, now):
             word = "raised" if self.period.ns > before else "lowered"
             self._metrics.add("budget_raises_total", float(self.period.ns > before))
@@ -140,43 +156,54 @@ class BudgetKeeper:
 
     def keep_duty(self, now: float, recorder: Recorder | None) -> float:
         """Pause or resume, as the budget allows for this minute; return the time of the next call, monotonic s."""
+        is_recording = recorder is not None and recorder.is_recording and not self.pauses.paused
+        self._since_s = (self._since_s or now) if is_recording else 0.0
         if now >= self._minute_s + MINUTE_S:
-            self._begin_minute(now, recorder)
-        end_s = self._minute_s + self._duty.recorded_s
-        is_over = not self._duty.is_whole and now >= end_s
-        if not self.pauses.paused and (is_over or self._duty.ends_early(self._budget)):
-            self._recorded_s = now - self._minute_s
-            self._begin_pause(now, recorder)
-        return self._minute_s + MINUTE_S if self.pauses.paused or self._duty.is_whole else end_s
-
-    def _begin_minute(self, now: float, recorder: Recorder | None) -> None:
-        recorded_s = self._recorded_s if self.pauses.paused else MINUTE_S
-        self._recorded_s, self._minute_s = 0.0, now
-        if self._duty.adapt(self._budget, recorded_s, self._cost.bpf_share(), self.length.seconds):
-            consequence = "recording goes on" if self._duty.is_whole else "a part of each minute is recorded"
-            self._say(f"--max-cpu {self._config.max_cpu:.3%}: {consequence}")
-        self._metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
+            self._begin_minute(now)
+        duty, end_s = self._duty, self._minute_s + MINUTE_S
+        begin_s, recorded_s = self._minute_s + duty.begin_s, self._recorded(now)
         if self.pauses.paused:
-            self._end_pause(now, recorder)
+            if not self._is_over and now >= begin_s:
+                self._end_pause(now, recorder)
+            return end_s if self._is_over else begin_s
+        early = duty.ends_early(self._budget) and recorded_s >= LEAST_S
+        self._is_over = early or recorded_s >= duty.recorded_s < MINUTE_S
+        if self._is_over or now < begin_s - _SHORTEST_PAUSE_S:
+            self._begin_pause(now, recorder)
+            return end_s if self._is_over else begin_s
+        return min(end_s, now + max(0.0, duty.recorded_s - recorded_s)) if is_recording else end_s
+
+    def _recorded(self, now: float) -> float:
+        """Return the seconds of this minute that have been recorded."""
+        return self._recorded_s + (now - self._since_s if self._since_s else 0.0)
+
+    def _begin_minute(self, now: float) -> None:
+        recorded_s, self._recorded_s, self._minute_s, self._is_over = self._recorded(now), 0.0, now, False
+        self._since_s = now if self._since_s else 0.0
+        self._duty.adapt(self._budget, recorded_s, self._cost.bpf.share(), self.length.seconds)
+        if recorded_s < LEAST_S and not self.pauses.paused:
+            self._duty.begin_s = 0.0  # the recorder was starting
+        self._metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))
+        if self._is_partial and self._duty.is_whole:
+            self._is_partial = False
+            self._say(f"--max-cpu {self._config.max_cpu:.3%}: whole minutes are recorded again")
 
     def _begin_pause(self, now: float, recorder: Recorder | None) -> None:
-        self._cost.note_bpf(was_recording=True)
+        if not self._is_partial:
+            self._is_partial = True
+            self._say(
+                f"--max-cpu {self._config.max_cpu:.3%}: a part of each minute is recorded, at least {LEAST_S:g} s"
+            )
+        self._recorded_s, self._since_s = self._recorded(now), 0.0
         self._metrics.add("budget_pauses_total")
-        self.pauses.begin(now, recorder.cpu_s() if recorder else 0.0, self._duty.recorded_s > 0)
+        self.pauses.begin(now, recorder.cpu_s() if recorder else 0.0)
         if recorder is not None:
             recorder.command(PAUSE)
             if not self.pauses.following:
                 recorder.command(ROTATE)
 
     def _end_pause(self, now: float, recorder: Recorder | None) -> None:
-        """Resume recording at the begin of a minute; if this minute is left out, too, stop following processes."""
-        self.pauses.look(now, recorder.cpu_s() if recorder else 0.0)
-        if self._duty.recorded_s:
-            self.pauses.paused, self.resumed_s = False, now
-            self._cost.note_bpf(was_recording=False)
-            if recorder is not None:
-                recorder.command(RESUME)
-        elif self.pauses.following:
-            self.pauses.following = False
-            if recorder is not None:
-                recorder.command(ROTATE)
+        self.pauses.end(now, recorder.cpu_s() if recorder else 0.0)
+        self.resumed_s = now
+        if recorder is not None:
+            recorder.command(RESUME)

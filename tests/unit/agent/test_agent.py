@@ -54,10 +54,10 @@ def test_file_that_ends_in_a_pause_is_followed_by_a_gap(agent: Agent) -> None:
 def test_file_that_another_has_followed_before_the_pause_is_not(agent: Agent) -> None:
     """It gets its end when the sums of its time are complete, when the agent may have asked for a pause."""
     rotations: list[str] = []
-    recorder: Any = SimpleNamespace(is_recording=True, command=rotations.append)
+    recorder: Any = SimpleNamespace(is_recording=True, command=rotations.append, pid=0)
     agent._recorder = recorder
     agent._on_recording("")
-    agent._keeper.pauses.begin(0.0, 0.0, is_short=True)
+    agent._keeper.pauses.begin(0.0, 0.0)
     agent._on_complete(FIRST)
     agent._end_segment(time.monotonic())
     assert not rotations, "the segment that grows is not over"

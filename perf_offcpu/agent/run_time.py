@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimate the CPU time of the recorder's BPF programs. The kernel measures it on request only (BPF_ENABLE_STATS, by a
+descriptor: nothing stays switched on), for some ns of each run of any program, so it is asked in short windows.
+
+    second:  |  1100 switches  |  980  |  60 000  |  61 000  |
+    window:          ▂                              ▂           run time in it → ns per switch
+
+The switches of each second are counted. A second is booked by the rate of seconds of its own kind, because a switch
+takes 0.36 us where CPUs are busy and several us where they are idle. The kind is a power of two of switches a second.
+A second of a kind not measured yet waits for its rate, and the next second begins with a window. A rate is the run time
+of windows by the switches that their seconds had on average in such a time: a window in the quiet part of a busy second
+has few switches, and several times as much run time for each, which is no rate of busy seconds."""
+
+import contextlib
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from perf_offcpu.agent.recorder import Recorder
+from perf_offcpu.files import read_kernel
+
+SECOND_S: Final = 1.0
+WINDOW_S: Final = 0.05
+_EVERY: Final = 4  # mean number of seconds for each window
+_PATIENCE: Final = 10
+"""Number of seconds that a second waits for the rate of its kind; then the nearest kind has to do: it was shorter than
+the time until a window."""
+_MOST_S: Final = 5e-6  # run time for each switch, of a kind not measured; other events make it more on quiet machines
+_KEPT: Final = 0.9  # weight of a rate's earlier windows at each new one
+_FIELD: Final = re.compile(rb"^(prog_id|run_time_ns):\s*(\d+)$", re.MULTILINE)
+_SWITCHES: Final = re.compile(rb"^ctxt (\d+)$", re.MULTILINE)
+
+
+def context_switches() -> int:
+    """Return the number of context switches of all CPUs since the boot."""
+    match = _SWITCHES.search(read_kernel("/proc/stat"))
+    return int(match[1]) if match else 0
+
+
+class Programs:
+    """Reads run times of the BPF programs of a process, and keeps which of its descriptors are programs."""
+
+    def __init__(self) -> None:
+        self._pid, self._files = 0, list[str]()
+
+    def find(self, pid: int) -> None:
+        """Look for the descriptors of a process that are programs, each program once."""
+        folder, files = f"/proc/{pid}/fdinfo", dict[int, str]()
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError, KeyError):
+                    files[_fields(f"{folder}/{name}")[b"prog_id"]] = f"{folder}/{name}"
+        self._pid, self._files = pid, list(files.values())
+
+    def run_ns(self, pid: int) -> int:
+        """Return the run time of all programs of a process so far, ns; raise OSError if it has other descriptors now.
+        It grows only while the kernel measures it."""
+        if pid != self._pid or not self._files:
+            self.find(pid)
+        try:
+            return sum(_fields(file)[b"run_time_ns"] for file in self._files)
+        except (OSError, KeyError):
+            self._pid = 0
+            raise OSError from None
+
+
+def _fields(path: str) -> dict[bytes, int]:
+    """Return the fields of a program's fdinfo; none of those of another descriptor."""
+    fields = {name: int(value) for name, value in _FIELD.findall(read_kernel(path))}
+    return fields if b"run_time_ns" in fields else {}
+
+
+class Window(NamedTuple):
+    """Time in which the kernel measures: its begin and end, and the run time at its begin."""
+
+    stats_fd: int
+    pid: int
+    begin_s: float
+    end_s: float
+    run_ns: int
+
+
+class _Unbooked(NamedTuple):
+    """A second that waits for the rate of its kind."""
+
+    kind: int
+    switches: int
+    number: int  # of the second
+
+
+class RunTime:
+    """Estimates the run time of a recorder's BPF programs; `step` is to be called again at the time it returns."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.booked_s = 0.0
+        self._programs, self._clock = Programs(), clock
+        self._rates: dict[int, tuple[float, float]] = {}  # kind → (run time, s; mean switches) of its windows
+        self._unbooked: list[_Unbooked] = []
+        self._sample: tuple[float, float] | None = None  # run time and length of the window of this second, s
+        self._window: Window | None = None
+        self._window_s = float("inf")  # when the window of this second begins
+        self._number, self._is_recording = 0, False
+        self._began_s, self._switches = clock(), context_switches()
+        self._possible = 0.0, self._began_s  # run time without pauses since a time
+
+    def step(self, recorder: Recorder | None) -> float:
+        """Begin or end a window or a second if it is time; return when the next is due, monotonic s."""
+        now = self._clock()
+        if now >= self._began_s + SECOND_S:
+            self.turn(recorder)
+        elif self._window is not None:
+            if now >= self._window.end_s:
+                self._close()
+        elif recorder is not None and now >= self._window_s:
+            self._open(recorder.pid)
+        return min(self._began_s + SECOND_S, self._window.end_s if self._window else self._window_s)
+
+    def turn(self, recorder: Recorder | None) -> None:
+        """End this second, and begin another one; to be called also when recording begins or pauses."""
+        self._close()
+        now, switches = self._clock(), context_switches()
+        elapsed_s, count = now - self._began_s, switches - self._switches
+        kind = int(count / max(elapsed_s, 1e-3)).bit_length()
+        if self._sample is not None:
+            run_s, length_s = self._sample
+            before_s, before = self._rates.get(kind, (0.0, 0.0))
+            self._rates[kind] = _KEPT * before_s + run_s, _KEPT * before + count * length_s / elapsed_s
+        if self._is_recording:
+            self._unbooked.append(_Unbooked(kind, count, self._number))
+        self._book()
+        self._possible = self._possible[0] + self._nearest(kind) * count, self._possible[1]
+        was_recording, self._is_recording = self._is_recording, recorder is not None and recorder.is_recording
+        if recorder is not None and self._is_recording and not was_recording:
+            self._programs.find(recorder.pid)
+        self._sample, self._began_s, self._switches, self._number = None, now, switches, self._number + 1
+        self._window_s = float("inf")
+        if self._is_recording and self._unbooked:
+            self._window_s = now
+        elif self._is_recording and random.random() * _EVERY < 1:
+            self._window_s = now + random.uniform(0, SECOND_S - WINDOW_S)
+
+    def share(self) -> float:
+        """Return the part of a CPU that the programs would have taken since the last call without a pause."""
+        (possible_s, since_s), now = self._possible, self._clock()
+        self._possible = 0.0, now
+        return possible_s / max(now - since_s, 1e-3)
+
+    def _book(self) -> None:
+        """Book the seconds whose rate is known, and those that have waited for long."""
+        unbooked = []
+        for second in self._unbooked:
+            if self._rate(second.kind) is None and self._number - second.number < _PATIENCE:
+                unbooked.append(second)
+            else:
+                self.booked_s += self._nearest(second.kind) * second.switches
+        self._unbooked = unbooked
+
+    def _rate(self, kind: int) -> float | None:
+        run_s, switches = self._rates.get(kind, (0.0, 0.0))
+        return run_s / switches if switches else None
+
+    def _nearest(self, kind: int) -> float:
+        """Return the rate of a kind or, if it is not known, of the nearest one, s per switch; 0 if none is known."""
+        if (own := self._rate(kind)) is not None:
+            return own
+        kinds = sorted(self._rates, key=lambda known: abs(known - kind))
+        return next((min(rate, _MOST_S) for known in kinds if (rate := self._rate(known)) is not None), 0.0)
+
+    def _open(self, pid: int) -> None:
+        from perf_offcpu.collect.bpf.syscall import enable_stats
+
+        self._window_s = float("inf")
+        with contextlib.suppress(OSError):
+            fd = enable_stats()
+            try:
+                run_ns, now = self._programs.run_ns(pid), self._clock()
+                self._window = Window(fd, pid, now, now + WINDOW_S, run_ns)
+            except OSError:
+                os.close(fd)
+
+    def _close(self) -> None:
+        """End a window; its counts are the sample of this second if it was long enough."""
+        window, self._window = self._window, None
+        if window is None:
+            return
+        try:
+            run_s = (self._programs.run_ns(window.pid) - window.run_ns) / 1e9
+            length_s = self._clock() - window.begin_s
+            if run_s >= 0 and length_s >= WINDOW_S / 2:
+                self._sample = run_s, length_s
+        except OSError:  # the recorder has ended
+            pass
+        finally:
+            os.close(window.stats_fd)
