@@ -20,7 +20,7 @@ from perf_offcpu.agent.cost import keep_no_free_memory
 from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint, Notifier
 from perf_offcpu.agent.keeper import BudgetKeeper
-from perf_offcpu.agent.ledger import BUDGET, Ledger, boot_id
+from perf_offcpu.agent.ledger import BUDGET, LOOK_NS, ON, STOPPED, Ledger, boot_id
 from perf_offcpu.agent.recorder import ROTATE, Recorder
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
 from perf_offcpu.agent.spool import Spool, run_of
@@ -35,10 +35,11 @@ END_OF_RECORDER_S: Final = 20.0
 LAST_DELIVERY_S: Final = 30.0
 UNHURRIED_S: Final = 600.0
 """Time for the last deliveries after --duration; LAST_DELIVERY_S after a signal, when a service manager waits."""
+_LACK_S: Final = 1.0  # time that may be missing in a minute
 _SOUND_S: Final = 30.0
 """Time of running after which a start counts as successful: the pause after the next failure is short."""
 
-STOPPED, RECORDER, RELOAD = "stopped", "recorder", "reload"
+RECORDER, RELOAD = "recorder", "reload"
 """Causes of gaps, in addition to the causes of lost segments."""
 SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
 
@@ -66,7 +67,7 @@ class Agent:
         self._notifier = Notifier()
         self._open_sinks(self.config)
         port = self.config.port
-        self.endpoint = Endpoint(port, self.metrics.text, self.problem) if port else None
+        self.endpoint = Endpoint(port, self.ledger.text, self.problem, self.lack) if port else None
 
     def run(self) -> bool:
         """Record and deliver until a signal, or for the duration; return whether a segment was delivered or is left."""
@@ -102,6 +103,17 @@ class Agent:
         if expected and (recorder is None or not recorder.is_recording):
             return "the recorder does not record"
         return ""
+
+    def lack(self) -> str:
+        """Return how much of the last minute was not recorded, and the main cause; "" if all was, or it just began."""
+        now_ns = time.monotonic_ns()
+        gaps = self.ledger.off(now_ns - LOOK_NS, now_ns)
+        lost_s = sum(gaps.values()) / 1e9
+        cause = max(gaps, key=gaps.__getitem__, default=STOPPED)
+        if lost_s < _LACK_S or cause == STOPPED:
+            return ""
+        minute_s = LOOK_NS / 1e9
+        return f"degraded: recorded {max(0.0, minute_s - lost_s):.0f} s of the last {minute_s:.0f} ({cause})"
 
     def _step(self, until: float | None) -> None:
         """Do the work that is due, then wait a moment, at most until `until` (monotonic s), for messages of threads."""
@@ -148,11 +160,16 @@ class Agent:
 
     def _on_recording(self, _text: str) -> None:
         self._in_pause, self._segment_began_s = False, self._segment_began_s or time.monotonic()
+        self.ledger.mark(ON)
+        self._keeper.note_change(self._recorder)
         self.metrics.set("recording", 1)
         self._notifier.send(f"STATUS=recording, one sample for {self._keeper.period.ns / 1e6:g} ms of waiting")
 
     def _on_paused(self, _text: str) -> None:
         self._in_pause = True
+        self.ledger.mark(BUDGET)
+        self.ledger.save()
+        self._keeper.note_change(self._recorder)
         self.metrics.set("recording", 0)
         self._notifier.send("STATUS=recording pauses, to keep to --max-cpu")
 
@@ -172,10 +189,13 @@ class Agent:
         self.metrics.set("recording", 0)
         self._complete.clear()
         self._delivery.wake()
-        if recorder is None or recorder.was_stopped:
+        self._keeper.note_change(None)
+        was_stopped = recorder is None or recorder.was_stopped
+        self._next_cause = self._next_cause if was_stopped else RECORDER
+        self.ledger.mark(BUDGET if self._keeper.pauses.paused else self._next_cause)
+        if was_stopped:
             return
         self.metrics.add("recorder_failures_total")
-        self._next_cause = RECORDER
         if self._is_sound():
             self._backoff.worked()
         pause_s = self._backoff.failed()
@@ -210,6 +230,7 @@ class Agent:
     def _start_recorder(self) -> None:
         self.spool.tidy()  # a recorder that was killed
         run = self.ledger.begin_run(self._next_cause, dict(self.config.labels))
+        self.ledger.mark(self._next_cause)
         self.ledger.save()
         self._next_cause, self._started_s = RECORDER, time.monotonic()
         self._in_pause, self._segment_began_s = False, 0.0
@@ -296,6 +317,8 @@ class Agent:
         if recorder is not None:
             recorder.end(END_OF_RECORDER_S)
             self._recorder = None
+        self._keeper.note_change(None)
+        self.ledger.mark(STOPPED)
         self._delivery.close(LAST_DELIVERY_S if self._ending else UNHURRIED_S)
         if left := len(self.spool.recordings()):
             self._say(f"{left} segments stay in the spool; the next agent delivers them")

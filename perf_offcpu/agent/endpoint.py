@@ -44,12 +44,15 @@ class _Client:
 
 class Endpoint:
     """Serves /metrics and /health by HTTP in a thread, on a port; 0: any free port. `metrics` returns the text of
-    /metrics, `health` the present failure as a sentence, "" for none. Raise UsageError if the port is taken."""
+    /metrics, `health` the present failure as a sentence, "" for none, and `lack` what is less than wanted without one.
+    Raise UsageError if the port is taken."""
 
-    def __init__(self, port: int, metrics: Callable[[], str], health: Callable[[], str]) -> None:
+    def __init__(
+        self, port: int, metrics: Callable[[], str], health: Callable[[], str], lack: Callable[[], str] = str
+    ) -> None:
         self._pages: dict[bytes, Callable[[], tuple[int, str]]] = {
             b"/metrics": lambda: (200, metrics()),
-            b"/health": lambda: (503, f"{problem}\n") if (problem := health()) else (200, "ok\n"),
+            b"/health": lambda: (503, f"{problem}\n") if (problem := health()) else (200, f"{lack() or 'ok'}\n"),
         }
         try:
             self._listener = socket.create_server((ADDRESS, port), backlog=_ACCEPT_QUEUE)

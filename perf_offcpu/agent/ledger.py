@@ -6,11 +6,15 @@
 Each segment is accounted once, in order, after its delivery. Time between two segments (the recorder did not
 run, the spool was full, a file was damaged) is therefore a gap, even if nothing else noticed the loss. So the
 times of segments and gaps add up to the time from the first segment to the last.
+
+Marks say when recording went off, and why, and when it went on. They split a gap by causes, and tell the gap that
+lasts, before the next segment is delivered.
 """
 
 import functools
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +26,11 @@ from perf_offcpu.model.recording import Spans
 VERSION: Final = 1
 UNKNOWN: Final = "unknown"
 BUDGET: Final = "budget"  # cause of gaps: the recorder pauses to keep to --max-cpu, which is its only reason to pause
+STOPPED: Final = "stopped"  # no agent ran
+ON: Final = ""  # in place of a cause: it is recorded
 CLOCK_STEP_NS: Final = 100_000_000
+LOOK_NS: Final = 60 * 10**9  # time of which marks are kept after its segments are delivered
+_MARKS: Final = 4096  # largest number of marks: spool and state stay small where nothing can be delivered
 _KEPT: Final = 64  # largest number of causes, and of origins
 _AFTER: Final = "~"
 """Last character of the key of a gap: the key sorts between the names of the recordings around the gap."""
@@ -32,6 +40,13 @@ class Missing(NamedTuple):
     """Length of a time that is in no segment, and its cause."""
 
     ns: int
+    cause: str
+
+
+class Mark(NamedTuple):
+    """Time from which on, for a cause, nothing is recorded; or it is (`ON`)."""
+
+    ns: int  # CLOCK_MONOTONIC
     cause: str
 
 
@@ -58,6 +73,12 @@ class Ledger:
         self._first_run: int = state["first_run"] if self._same_boot else self.run + 1
         self._clocks: dict[str, tuple[int, int]] = state["clocks"]
         self._origins: dict[str, Origin] = state["origins"]  # first run with an origin, as in names → origin
+        self._marks: list[Mark] = state["marks"] if self._same_boot else []
+        if self._same_boot:  # a killed agent did not note its end
+            ages_s = [spool.age_s(name) for name in spool.recordings()[-1:]]
+            self.mark(STOPPED, max(state["saved_ns"], *(time.monotonic_ns() - int(age * 1e9) for age in ages_s), 1))
+        else:
+            self.mark(STOPPED)
         self._causes: dict[str, str] = state["causes"]  # run, recording or gap after it (`_AFTER`) → cause
 
     def is_of_this_boot(self, name: str) -> bool:
@@ -100,19 +121,64 @@ class Ledger:
         with self._lock:
             self._note(f"{name}{_AFTER}", cause)
 
+    def mark(self, cause: str, now_ns: int | None = None) -> None:
+        """Note that from now on nothing is recorded, for a cause; or that it is recorded (`ON`)."""
+        with self._lock:
+            if not self._marks or self._marks[-1].cause != cause:
+                self._marks.append(Mark(now_ns or time.monotonic_ns(), cause))
+                del self._marks[:-_MARKS]
+
+    def off(self, begin_ns: int, end_ns: int) -> dict[str, int]:
+        """Return cause → ns of a time that nothing was recorded, by the marks."""
+        sums: dict[str, int] = {}
+        with self._lock:
+            for ns, cause in self._pieces(begin_ns, end_ns):
+                if cause != ON:
+                    sums[cause] = sums.get(cause, 0) + ns
+        return sums
+
+    def text(self) -> str:
+        """Return the metrics, in which gaps grow while they last."""
+        with self._lock:
+            since_ns, now_ns = self._end_ns if self._same_boot else 0, time.monotonic_ns()
+            gaps = self.off(since_ns, now_ns) if since_ns else {}
+            return self.metrics.text({cause: ns / 1e9 for cause, ns in gaps.items()})
+
+    def _pieces(self, begin_ns: int, end_ns: int) -> list[Missing]:
+        """Return the parts of a time by the marks, in order, each with its cause or `ON`."""
+        pieces, at_ns, state = list[Missing](), begin_ns, ON
+        for ns, cause in [*(mark for mark in self._marks if mark.ns < end_ns), Mark(end_ns, ON)]:
+            if ns > at_ns:
+                pieces.append(Missing(ns - at_ns, state))
+                at_ns = ns
+            state = cause
+        return pieces
+
     def drop(self, name: str, cause: str) -> None:
         """Note that a recording will not be delivered."""
         with self._lock:
             self.metrics.add("segments_lost_total", 1, cause)
             self._note(name, cause)
 
-    def missing(self, name: str, begin_ns: int, utc_ns: int) -> Missing | None:
-        """Return the time missing before a recording that begins at `begin_ns`, or None. `utc_ns`: as of `deliver`."""
+    def missing(self, name: str, begin_ns: int, utc_ns: int) -> list[Missing]:
+        """Return the times missing before a recording that begins at `begin_ns`. `utc_ns`: as of `deliver`."""
         with self._lock:
             if not self._end_ns:
-                return None
-            ns = begin_ns - self._end_ns if self._same_boot else begin_ns + utc_ns - self._end_utc_ns
-            return Missing(ns, self._cause_before(name)) if ns > 0 else None
+                return []
+            if not self._same_boot:
+                ns = begin_ns + utc_ns - self._end_utc_ns
+                return [Missing(ns, self._cause_before(name))] if ns > 0 else []
+            gaps, pieces = list[Missing](), self._pieces(self._end_ns, begin_ns)
+            marked = [cause for _, cause in pieces]
+            for number, ns in enumerate(piece.ns for piece in pieces):
+                # ON: it was recorded, and lost; or the end of recording was noted late.
+                near = [other for other in (*marked[number:], *reversed(marked[:number])) if other != ON]
+                cause = marked[number] or self._cause_before(name, near[0] if near else "")
+                if gaps and gaps[-1].cause == cause:
+                    gaps[-1] = Missing(gaps[-1].ns + ns, cause)
+                else:
+                    gaps.append(Missing(ns, cause))
+            return gaps
 
     def deliver(self, name: str, parts: Spans, utc_ns: int) -> None:
         """Account a delivered segment, the gap before it, and its pauses. `parts` are the recorded times,
@@ -122,12 +188,14 @@ class Ledger:
             self.done = max(self.done, name)
             self._causes = {key: value for key, value in self._causes.items() if key > self.done}
             self._clocks = {key: value for key, value in self._clocks.items() if key > self.done}
+            before = [mark for mark in self._marks if mark.ns < self._end_ns - LOOK_NS]
+            self._marks = self._marks[max(0, len(before) - 1) :]
             self._forget_origins()
 
     def _account(self, name: str, parts: Spans, utc_ns: int) -> None:
         begin_ns, end_ns = parts[0][0], parts[-1][1]
         recorded_ns = sum(end - begin for begin, end in parts)
-        if gap := self.missing(name, begin_ns, utc_ns):
+        for gap in self.missing(name, begin_ns, utc_ns):
             self.metrics.add("gap_seconds_total", gap.ns / 1e9, gap.cause)
         if self._end_ns:
             step_ns = self._end_ns + utc_ns - self._end_utc_ns
@@ -151,6 +219,8 @@ class Ledger:
                 "first_run": self._first_run,
                 "end_ns": self._end_ns,
                 "end_utc_ns": self._end_utc_ns,
+                "saved_ns": time.monotonic_ns(),
+                "marks": self._marks,
                 "causes": self._causes,
                 "clocks": self._clocks,
                 "origins": self._origins,
@@ -178,12 +248,14 @@ class Ledger:
         kept = sorted(self._origins.keys() - before)[-_KEPT:]
         self._origins = {run: self._origins[run] for run in kept}
 
-    def _cause_before(self, name: str) -> str:
-        """Return the cause of the gap before a recording: the cause of the last recording dropped in the gap, else of
-        the last pause in the same run of the recorder, else of the start of this run."""
+    def _cause_before(self, name: str, marked: str = "") -> str:
+        """Return the cause of the gap before a recording: the cause of the last recording dropped in the gap, else the
+        one of its marks, else of the last pause in the same run of the recorder, else of the start of this run."""
         since = [key for key in sorted(self._causes) if self.done < key < name and "." in key]
         dropped = [key for key in since if not key.endswith(_AFTER)]
         paused = [key for key in since if key.endswith(_AFTER) and run_of(key) == run_of(name)]
+        if marked and not dropped:
+            return marked
         last = (dropped or paused or [f"{run_of(name):08}"])[-1]
         return self._causes.get(last, UNKNOWN)
 
@@ -194,15 +266,17 @@ def _parsed(text: bytes) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(text) if text else {"version": VERSION}
         if state["version"] != VERSION:
             return _parsed(b"")
-        numbers = {name: int(state.get(name, 0)) for name in ("run", "first_run", "end_ns", "end_utc_ns")}
+        numbers = {name: int(state.get(name, 0)) for name in ("run", "first_run", "end_ns", "end_utc_ns", "saved_ns")}
         texts = {name: str(state.get(name, "")) for name in ("boot_id", "done")}
         clocks = {name: (int(utc), int(mono)) for name, (utc, mono) in state.get("clocks", {}).items()}
         origins = {run: Origin(str(boot), _texts(labels)) for run, (boot, labels) in state.get("origins", {}).items()}
         counters = {name: float(value) for name, value in state.get("counters", {}).items()}
         causes = _texts(state.get("causes", {}))
+        marks = [Mark(int(ns), str(cause)) for ns, cause in state.get("marks", [])]
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return _parsed(b"")
-    return {**numbers, **texts, "clocks": clocks, "origins": origins, "counters": counters, "causes": causes}
+    lists = {"clocks": clocks, "origins": origins, "counters": counters, "causes": causes, "marks": marks}
+    return {**numbers, **texts, **lists}
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

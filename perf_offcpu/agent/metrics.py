@@ -63,6 +63,7 @@ class Metrics:
     def __init__(self, counters: Mapping[str, float] | None = None) -> None:
         self._lock = threading.Lock()
         self._values: dict[tuple[str, str], float] = {}
+        self._shown: dict[str, float] = {}  # cause → largest seconds of gaps in `text`
         for key, value in (counters or {}).items():
             name, _, label = key.partition("|")
             if name in METRICS and METRICS[name].kind == "counter":
@@ -92,10 +93,16 @@ class Metrics:
             counts = {key: value for key, value in self._values.items() if METRICS[key[0]].kind == "counter"}
         return {f"{name}|{label}" if label else name: value for (name, label), value in counts.items()}
 
-    def text(self) -> str:
-        """Return all metrics in the text format of Prometheus."""
+    def text(self, gaps: Mapping[str, float] | None = None) -> str:
+        """Return all metrics in the text format of Prometheus. `gaps`: cause → seconds of gaps that are not counted
+        yet; a sum never falls when they are counted, and a little shorter."""
         with self._lock:
-            values = sorted(self._values.items())
+            sums = dict(self._values)
+            for cause in {*self._shown, *(gaps or {})}:
+                seconds = sums.get(("gap_seconds_total", cause), 0.0) + (gaps or {}).get(cause, 0.0)
+                self._shown[cause] = max(self._shown.get(cause, 0.0), seconds)
+                sums["gap_seconds_total", cause] = self._shown[cause]
+            values = sorted(sums.items())
         return "".join(
             _lines(metric, [(label, value) for (name, label), value in values if name == metric.name])
             for metric in METRICS.values()

@@ -136,8 +136,8 @@ class DatasetSink:
         self._url, self._dataset = url, open_dataset(url, make=True)
         self._labels = labels
 
-    def write(self, profile: Profile, origin: Origin, missing: Missing | None = None) -> int:
-        """Write a segment, which replaces a segment of the same time, and the gap before it; return its bytes. Raise
+    def write(self, profile: Profile, origin: Origin, missing: Sequence[Missing] = ()) -> int:
+        """Write a segment, which replaces a segment of the same time, and the gaps before it; return its bytes. Raise
         PerfOffcpuError if it cannot be written."""
         from perf_offcpu.dataset.rows import host_of
         from perf_offcpu.dataset.segment import write_segment
@@ -162,11 +162,12 @@ def _named(place: str, problem: OSError) -> PerfOffcpuError:
     return PerfOffcpuError(f"{place}: {problem.strerror or problem}")
 
 
-def _gaps(profile: Profile, missing: Missing | None) -> list[Gap]:
+def _gaps(profile: Profile, missing: Sequence[Missing]) -> list[Gap]:
     from perf_offcpu.dataset.rows import Gap, span_of
 
     span = span_of(profile)
-    before = [Gap(span.begin_ns - missing.ns, span.begin_ns, missing.cause)] if missing else []
+    ends = [span.begin_ns - sum(gap.ns for gap in missing[number:]) for number in range(1, len(missing) + 1)]
+    before = [Gap(end - gap.ns, end, gap.cause) for gap, end in zip(missing, ends, strict=True)]
     return before + [Gap(begin[1], end[0], BUDGET) for begin, end in pairwise(span.parts)]
 
 

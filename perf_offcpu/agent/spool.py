@@ -119,6 +119,11 @@ class Spool:
         status = self._status(name)
         return status.st_size if status else 0
 
+    def age_s(self, name: str) -> float:
+        """Return the seconds since a file was written last; 0 if it is not there."""
+        status = self._status(name)
+        return max(0.0, time.time() - status.st_mtime) if status else 0.0
+
     def _status(self, name: str) -> os.stat_result | None:
         return None if name in (STATE, LOCK) else self._directory.status(name)
 

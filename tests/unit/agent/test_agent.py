@@ -14,6 +14,7 @@ import pytest
 
 from perf_offcpu.agent.agent import Agent
 from perf_offcpu.agent.config import AgentConfig
+from perf_offcpu.agent.ledger import Mark
 from perf_offcpu.agent.spool import message_name
 from perf_offcpu.cli import main
 
@@ -39,7 +40,7 @@ def run(tmp_path: Path, *more: str) -> int:
 def cause_between(agent: Agent, name: str, following: str) -> str:
     """Return the cause of a gap between two files."""
     agent.ledger.deliver(name, ((1000, 2000),), 0)
-    assert (missing := agent.ledger.missing(following, 3000, 0))
+    (missing,) = agent.ledger.missing(following, 3000, 0)
     return missing.cause
 
 
@@ -80,6 +81,22 @@ def test_other_labels_begin_another_recorder(tmp_path: Path) -> None:
     agent._on_reload("")
     assert stops == ["reload"]
     agent.spool.close()
+
+
+def test_a_reload_in_a_pause_is_its_cause_only_when_the_pause_is_over(agent: Agent) -> None:
+    agent._recorder = SimpleNamespace(stop=list, was_stopped=True, is_recording=False, pid=0)  # type: ignore[assignment]
+    agent._on_recording("")
+    assert agent.lack() == ""
+    agent._keeper.pauses.begin(0.0, 0.0)
+    agent._on_paused("")
+    agent._stop_recorder("reload")
+    agent._on_ended("0")
+    assert agent.ledger._marks[-1].cause == "budget"
+    agent.ledger._marks = [Mark(1, ""), Mark(time.monotonic_ns() - 57 * 10**9, "budget")]
+    assert agent.lack() == "degraded: recorded 3 s of the last 60 (budget)"
+    agent._keeper.pauses.end(0.0, 0.0)
+    agent.ledger.mark(agent._next_cause)
+    assert agent.ledger._marks[-1].cause == "reload"
 
 
 def test_messages_for_a_server_that_is_not_named_any_more_are_counted(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def before_writing(place: Place, monkeypatch: pytest.MonkeyPatch, step: Callable
 
     def stepping(profile: Profile, origin: Origin, missing: object) -> int:
         step(profile)
-        return write(profile, origin, None)
+        return write(profile, origin, ())
 
     monkeypatch.setattr(sink, "write", stepping)
 
@@ -119,18 +119,18 @@ def test_a_pause_is_the_cause_of_the_gap_after_it_in_the_same_run(place: Place) 
     ledger, other_run = place.ledger, "00000002.data.2026112214020000"
     ledger.begin_run("stopped")
     ledger.deliver(FIRST, ((10, 20),), 1000)
-    assert ledger.end_before(SECOND) == 20 and ledger.missing(SECOND, 20, 1000) is None
+    assert ledger.end_before(SECOND) == 20 and ledger.missing(SECOND, 20, 1000) == []
     ledger.pause(FIRST, "budget")
     assert ledger.end_before(SECOND) == 0, "the file does not begin where the one before ends"
-    assert ledger.missing(SECOND, 50, 1000) == (30, "budget")
+    assert ledger.missing(SECOND, 50, 1000) == [(30, "budget")]
     ledger.save()
     place.renew()
-    assert place.ledger.missing(SECOND, 50, 1000) == (30, "budget")
+    assert place.ledger.missing(SECOND, 50, 1000) == [(30, "budget")]
     place.ledger.begin_run("recorder")
-    assert place.ledger.missing(other_run, 60, 1000) == (40, "recorder")
+    assert place.ledger.missing(other_run, 60, 1000) == [(40, "recorder")]
     place.ledger.deliver(SECOND, ((50, 60),), 1000)
     assert place.value("gap_seconds_total", "budget") == 30e-9
-    assert place.ledger.missing("00000001.data.2026112214020000", 61, 1000) == (1, "unknown")
+    assert place.ledger.missing("00000001.data.2026112214020000", 61, 1000) == [(1, "unknown")]
 
 
 def test_pauses_within_a_segment_are_gaps(place: Place) -> None:
@@ -138,7 +138,7 @@ def test_pauses_within_a_segment_are_gaps(place: Place) -> None:
     ledger.begin_run("stopped")
     ledger.deliver(FIRST, ((10 * second, 40 * second), (70 * second, 90 * second), (95 * second, 100 * second)), 0)
     assert place.value("gap_seconds_total", "budget") == 35 and place.value("recorded_seconds_total") == 55
-    assert ledger.missing(SECOND, 100 * second, 0) is None
+    assert ledger.missing(SECOND, 100 * second, 0) == []
 
 
 def test_agent_killed_anywhere_delivers_nothing_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,11 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def endpoint(metrics: Metrics) -> Iterator[Endpoint]:
-    problems = iter(["", "the recorder does not record"])
-    found = Endpoint(0, metrics.text, lambda: next(problems))
+    problems, lacks = (
+        iter(["", "", "the recorder does not record"]),
+        iter(["", "degraded: recorded 3 s of the last 60"]),
+    )
+    found = Endpoint(0, metrics.text, lambda: next(problems), lambda: next(lacks))
     yield found
     found.close()
 
@@ -70,6 +73,7 @@ def test_pages(endpoint: Endpoint, metrics: Metrics) -> None:
         Endpoint(endpoint.port, str, str)
     assert get(endpoint, "/metrics?x=1") == (200, metrics.text())
     assert get(endpoint, "/health") == (200, "ok\n")
+    assert get(endpoint, "/health") == (200, "degraded: recorded 3 s of the last 60\n")
     assert get(endpoint, "/health") == (503, "the recorder does not record\n")
     assert get(endpoint, "/../etc/passwd")[0] == 404 and get(endpoint, "/metrics", "POST")[0] == 501
 
