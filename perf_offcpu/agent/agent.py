@@ -8,6 +8,7 @@
 Recording goes on if delivery fails: a full spool loses its oldest recordings, and they are counted.
 """
 
+import os
 import queue
 import signal
 import time
@@ -25,6 +26,7 @@ from perf_offcpu.agent.recorder import ROTATE, Recorder
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
 from perf_offcpu.agent.spool import Spool, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.resources import version
 
 TICK_S: Final = 1.0
 MEASURE_S: Final = 10.0  # time between two looks at the cost and at the spool
@@ -75,6 +77,7 @@ class Agent:
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         handlers = {number: signal.signal(number, self._note_signal) for number in signals}
         until = None if self._duration_s is None else time.monotonic() + self._duration_s
+        self._say(f"version {version()}, Linux {os.uname().release}, {described(self.config)}")
         self._delivery.start()
         try:
             self._notifier.send("READY=1", "STATUS=starting the recorder")
@@ -220,7 +223,7 @@ class Agent:
             before, self.config = self.config, config
             self._keeper.change(config)
             self.metrics.add("reloads_total", 1, "done")
-            self._say("the configuration was read again")
+            self._say(f"the configuration was read again: {described(config)}")
             if _recording(before) != _recording(config):
                 self._stop_recorder(RELOAD)
         self._notifier.send("READY=1")
@@ -330,6 +333,16 @@ class Agent:
             self.endpoint.close()
         self.spool.close()
         return left
+
+
+def described(config: AgentConfig) -> str:
+    """Return the main settings as words; URLs of servers, which may hold credentials, are left out."""
+    to = [f"dataset {config.dataset}"] * bool(config.dataset) + [f"{len(config.push)} servers"] * bool(config.push)
+    recording = (
+        f"one sample for {config.period_ns / 1e6:g} ms of waiting (no threshold), segments of {config.segment_s} s"
+    )
+    options = f"record {' '.join(config.record) or 'without options'}"
+    return f"{recording}, --max-cpu {config.max_cpu * 100:g}, {', '.join(to)}, spool {config.spool}, {options}"
 
 
 def _recording(config: AgentConfig) -> tuple[object, ...]:

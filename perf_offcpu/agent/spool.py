@@ -4,6 +4,7 @@
     00000003.data.2026112214050112       a recording, by run of the recorder and start time
     00000003.data.2026112214050112.push-KEY-0   a message for a server, made from it
     state.json                           the account (`ledger`)
+    agent.lock                           held by the agent
     lock                                 held by the agent and by its recorder
 
 Names sort in the order of recording, even if the wall clock is set: the number of the run comes first, and a
@@ -23,6 +24,7 @@ from perf_offcpu.files import FileRefusedError, read_bounded
 
 STATE: Final = "state.json"
 LOCK: Final = "lock"
+AGENT_LOCK: Final = "agent.lock"
 _RECORDING: Final = re.compile(r"\d{8}\.data\.\d{16}")
 _MESSAGE: Final = re.compile(r"(\d{8}\.data\.\d{16})\.push-([0-9a-f]{8})-(\d{4})")
 _MAX_STATE: Final = 1 << 20
@@ -44,30 +46,30 @@ class Spool:
         with contextlib.ExitStack() as stack:
             try:
                 self._directory = stack.enter_context(Directory.private(self.path, make=True))
-                self.lock_fd = self._open_lock()
+                agent_fd = self._open_lock(AGENT_LOCK)
+                stack.callback(os.close, agent_fd)
+                self.lock_fd = self._open_lock(LOCK)
             except OSError as problem:
                 raise UsageError(f"--spool {path}: {problem.strerror}") from None
             stack.callback(os.close, self.lock_fd)
-            self._lock(patience_s)
+            self._lock(agent_fd, 0, "another agent uses it; stop that one, or give this one a spool of its own")
+            self._lock(self.lock_fd, patience_s, "the recorder of an agent that has ended still uses it")
             self._resources = stack.pop_all()
 
-    def _open_lock(self) -> int:
+    def _open_lock(self, name: str) -> int:
         with contextlib.suppress(FileExistsError):
-            return self._directory.create(LOCK)
-        return self._directory.open_regular(LOCK, owners={os.geteuid()})
+            return self._directory.create(name)
+        return self._directory.open_regular(name, owners={os.geteuid()})
 
-    def _lock(self, patience_s: float) -> None:
+    def _lock(self, fd: int, patience_s: float, holder: str) -> None:
         until = time.monotonic() + patience_s
         while True:
             try:
-                fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    raise UsageError(
-                        f"--spool {self.path}: another agent, or its recorder, uses it; stop that one, or "
-                        "give this one a spool of its own"
-                    ) from None
+                    raise UsageError(f"--spool {self.path}: {holder}") from None
                 time.sleep(0.1)
 
     def close(self) -> None:
@@ -125,7 +127,7 @@ class Spool:
         return max(0.0, time.time() - status.st_mtime) if status else 0.0
 
     def _status(self, name: str) -> os.stat_result | None:
-        return None if name in (STATE, LOCK) else self._directory.status(name)
+        return None if name in (STATE, LOCK, AGENT_LOCK) else self._directory.status(name)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""

@@ -18,6 +18,9 @@ DEFAULT = "duckdb"
 _MEMORY_LIMIT = "1500MB"
 """Memory limit of DuckDB, without Python, Arrow and the result; larger queries use temporary files."""
 _SPARK = {"sql.session.timeZone": "UTC", "ui.enabled": "false", "ui.showConsoleProgress": "false"}
+_WITHOUT_TABLES = ("duckdb", "pyspark", "datafusion", "polars")
+"""Engines of Ibis that run in a process and read files: by a URL, they would not look for tables in the dataset."""
+_DATABASES = "clickhouse://HOST/DB, trino://HOST/CATALOG/SCHEMA"
 _INSTALL = "pip install 'perf-offcpu[fleet]'"
 _READ = """
 FROM read_parquet([{files}], hive_partitioning = true, hive_types = {{'date': DATE, 'hour': INTEGER}})"""
@@ -217,8 +220,8 @@ def _by_url(url: str) -> Engine:
     if "://" not in url:
         raise UsageError(f"--engine {url}: give duckdb, spark:MASTER, or a URL such as clickhouse://HOST/DB")
     scheme = url.partition("://")[0]
-    if scheme in ("duckdb", "pyspark"):  # their tables would be looked for there, and not in the dataset
-        raise UsageError(f"--engine {url}: give duckdb, or spark:MASTER")
+    if scheme in _WITHOUT_TABLES:
+        raise UsageError(f"--engine {url}: give duckdb, or spark:MASTER, or the URL of a database: {_DATABASES}")
     try:
         backend = ibis.connect(url)
     except ImportError as problem:

@@ -52,7 +52,8 @@ class Row:
     blocked: int  # weight without `runq` and waits of class runqueue
     runq: int  # ns of the weight after wake-ups
     waits: int
-    waits_are_exact: bool  # False: sums of unknown numbers of waits make `waits` a lower bound
+    waits_are_exact: bool  # False: `waits` is an estimate where waits were sampled, or a lower bound (`are_counted`)
+    are_counted: bool  # False: sums of unknown numbers of waits make `waits` a lower bound
     samples: int
     recorded_ns: int = 0  # of the host, in a table of hosts
 
@@ -178,12 +179,13 @@ def _table(
 ) -> Table:
     columns = selected.tables.engine.run(ranked(groups, limit, by="blocked" if by_blocked else "weight"))
     names, recorded = host_names(selected), selected.recorded
+    is_sampled = EVENT_NAME in selected.selection.events and any(span.period_ns for span in selected.spans)
     values = records(columns, [column_of(key) for key in keys])
     sums = records(columns, ("weight", "blocked", "runq", "waits", "uncounted", "samples"))
     rows = [
         Row(
             tuple(_label(key, value, names) for key, value in zip(keys, group, strict=True)),
-            *(weight, blocked, runq, waits, not uncounted, samples),
+            *(weight, blocked, runq, waits, not uncounted and not is_sampled, not uncounted, samples),
             recorded_ns=recorded[group[0]] if keys == ("host",) else 0,
         )
         for group, (weight, blocked, runq, waits, uncounted, samples) in zip(values, sums, strict=True)

@@ -141,7 +141,7 @@ def _columns(table: Table, facts: Head, style: Style) -> Iterator[Column]:
         cells = [say.amount(value, facts.unit, style) for value in values]
         return Column(f"{title} {_unit(facts, style)}".rstrip(), cells, spare=spare)
 
-    totals = [Total(row.weight, row.waits, row.waits_are_exact) for row in rows]
+    totals = [Total(row.weight, row.waits, row.are_counted) for row in rows]
     yield Column("Share", [say.share(row.weight, table.weight) for row in rows])
     yield amounts(title, [row.weight for row in rows])
     yield Column("Waits" if is_waits else "Samples", list(map(say.count_text, totals)), spare=1)

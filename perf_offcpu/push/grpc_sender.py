@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send messages over gRPC: OTLP's Export and Parca's WriteRaw. The only module that imports grpc. Messages are bytes
 already, so the calls need no generated classes. Errors after which a message is sent again are those of
-https://opentelemetry.io/docs/specs/otlp/#failures: RESOURCE_EXHAUSTED only with a RetryInfo, because servers also
-return it for a message that is too large."""
+https://opentelemetry.io/docs/specs/otlp/#failures, and RESOURCE_EXHAUSTED also without a RetryInfo: servers that are
+busy return it without one, and servers for a message that is too large with words that say so."""
 
 import os
 import threading
@@ -20,6 +20,9 @@ _DETAILS = "grpc-status-details-bin"
 _GRACE_S = 1.0
 _BAD_CERTIFICATES = "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "not in peer certificate"
 """Words in the details of UNAVAILABLE that mean a wrong certificate, for which gRPC has no code."""
+
+_TOO_LARGE = "larger than max", "exceeds maximum size", "too large"
+"""Words in the details of RESOURCE_EXHAUSTED, of gRPC in C and Go, Java, and Rust."""
 
 
 class GrpcSender:
@@ -77,8 +80,11 @@ class GrpcSender:
         text = f"{self._target}: {code}: {shown(details.encode('utf-8', 'replace'))}"
         if code in _SERVER or any(words in details for words in _BAD_CERTIFICATES):
             return ServerRefused(text)
-        if code in _LATER or (code == "RESOURCE_EXHAUSTED" and after_s is not None):
-            return RetryLater(text, after_s, was_answered=code == "RESOURCE_EXHAUSTED")
+        is_busy = code == "RESOURCE_EXHAUSTED" and (
+            after_s is not None or not any(words in details for words in _TOO_LARGE)
+        )
+        if code in _LATER or is_busy:
+            return RetryLater(text, after_s, was_answered=is_busy)
         return Refused(text)
 
 

@@ -2,6 +2,7 @@
 """Delivery: each recording once, whatever fails in between; what is lost is counted, with its cause."""
 
 import errno
+import os
 import shutil
 import threading
 import time
@@ -333,9 +334,13 @@ def test_damaged_account_is_begun_again(place: Place, text: str) -> None:
 
 def test_spool_has_one_user_and_is_private(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path / "spool"), patience_s=0)
-    with pytest.raises(UsageError, match="another agent, or its recorder, uses it"):
-        Spool(str(tmp_path / "spool"), patience_s=0)
+    with pytest.raises(UsageError, match="another agent uses it; stop that one"):
+        Spool(str(tmp_path / "spool"))
+    recorder_fd = os.dup(spool.lock_fd)
     spool.close()
+    with pytest.raises(UsageError, match="the recorder of an agent that has ended still uses it"):
+        Spool(str(tmp_path / "spool"), patience_s=0)
+    os.close(recorder_fd)
     (tmp_path / "spool").chmod(0o777)
     with pytest.raises(UsageError, match="others may write"):
         Spool(str(tmp_path / "spool"), patience_s=0)

@@ -94,6 +94,9 @@ def test_report_of_some(dataset: Path, capsys: pytest.CaptureFixture[str]) -> No
     rows = {(row["host"], row["class"]): row["weight"] for row in table["rows"]}
     classes = {"lock": 3_000_000, "disk": 1_000_000}
     assert rows == {(host, name): ns for host in ("web1", "web2") for name, ns in classes.items()}
+    assert all(row["waits_are_exact"] for row in table["rows"])
+    sampled = json.loads(run(capsys, "report", dataset, "--label", "service=db", "--json"))["tables"][0]["rows"]
+    assert sampled and not any(row["waits_are_exact"] for row in sampled), "an estimate"
 
 
 def test_stacks_of_equal_names_are_one(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,6 +239,8 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
     ("report DATASET --engine mysql", "give duckdb, spark:MASTER, or a URL"),
     ("report DATASET --engine mysql://x/y", "pip install 'ibis-framework[mysql]'"),
     ("report DATASET --engine duckdb://DATASET/x", "give duckdb, or"),
+    ("report DATASET --engine datafusion://", "give duckdb, or spark:MASTER, or the URL of a database: clickhouse://"),
+    ("report DATASET --engine polars://", "give duckdb, or spark:MASTER, or the URL of a database: clickhouse://"),
     ("compact DATASET/hosts", "no dataset: it has no folder samples"),
     ("expire DATASET/hosts --older-than 1d", "no dataset: it has no folder samples"),
     ("report DATASET --engine nosuch://x", "cannot connect"),
