@@ -111,12 +111,10 @@ class Agent:
         """Return how much of the last minute was not recorded, and the main cause; "" if all was, or it just began."""
         now_ns = time.monotonic_ns()
         gaps = self.ledger.off(now_ns - LOOK_NS, now_ns)
-        lost_s = sum(gaps.values()) / 1e9
-        cause = max(gaps, key=gaps.__getitem__, default=STOPPED)
-        if lost_s < _LACK_S or cause == STOPPED:
+        recorded_s, cause = (LOOK_NS - sum(gaps.values())) / 1e9, max(gaps, key=gaps.__getitem__, default=STOPPED)
+        if recorded_s > LOOK_NS / 1e9 - _LACK_S or cause == STOPPED:
             return ""
-        minute_s = LOOK_NS / 1e9
-        return f"degraded: recorded {max(0.0, minute_s - lost_s):.0f} s of the last {minute_s:.0f} ({cause})"
+        return f"degraded: recorded {recorded_s:.0f} s of the last {LOOK_NS / 1e9:.0f} ({cause})"
 
     def _step(self, until: float | None) -> None:
         """Do the work that is due, then wait a moment, at most until `until` (monotonic s), for messages of threads."""
@@ -134,7 +132,7 @@ class Agent:
         times = (
             self._end_segment(now),
             self._keeper.keep_duty(now, self._recorder),
-            self._keeper.measure_bpf(self._recorder),
+            self._keeper.bpf.step(self._recorder),
             until or now + TICK_S,
         )
         next_s = min(now + TICK_S, *times)
@@ -164,7 +162,7 @@ class Agent:
     def _on_recording(self, _text: str) -> None:
         self._in_pause, self._segment_began_s = False, self._segment_began_s or time.monotonic()
         self.ledger.mark(ON)
-        self._keeper.note_change(self._recorder)
+        self._keeper.bpf.turn(self._recorder)
         self.metrics.set("recording", 1)
         self._notifier.send(f"STATUS=recording, one sample for {self._keeper.period.ns / 1e6:g} ms of waiting")
 
@@ -172,7 +170,7 @@ class Agent:
         self._in_pause = True
         self.ledger.mark(BUDGET)
         self.ledger.save()
-        self._keeper.note_change(self._recorder)
+        self._keeper.bpf.turn(self._recorder)
         self.metrics.set("recording", 0)
         self._notifier.send("STATUS=recording pauses, to keep to --max-cpu")
 
@@ -192,7 +190,7 @@ class Agent:
         self.metrics.set("recording", 0)
         self._complete.clear()
         self._delivery.wake()
-        self._keeper.note_change(None)
+        self._keeper.bpf.turn(None)
         was_stopped = recorder is None or recorder.was_stopped
         self._next_cause = self._next_cause if was_stopped else RECORDER
         self.ledger.mark(BUDGET if self._keeper.pauses.paused else self._next_cause)
@@ -320,7 +318,7 @@ class Agent:
         if recorder is not None:
             recorder.end(END_OF_RECORDER_S)
             self._recorder = None
-        self._keeper.note_change(None)
+        self._keeper.bpf.turn(None)
         self.ledger.mark(STOPPED)
         self._delivery.close(LAST_DELIVERY_S if self._ending else UNHURRIED_S)
         if left := len(self.spool.recordings()):
@@ -337,12 +335,9 @@ class Agent:
 
 def described(config: AgentConfig) -> str:
     """Return the main settings as words; URLs of servers, which may hold credentials, are left out."""
-    to = [f"dataset {config.dataset}"] * bool(config.dataset) + [f"{len(config.push)} servers"] * bool(config.push)
-    recording = (
-        f"one sample for {config.period_ns / 1e6:g} ms of waiting (no threshold), segments of {config.segment_s} s"
-    )
-    options = f"record {' '.join(config.record) or 'without options'}"
-    return f"{recording}, --max-cpu {config.max_cpu * 100:g}, {', '.join(to)}, spool {config.spool}, {options}"
+    period = f"one sample for {config.period_ns / 1e6:g} ms of waiting (no threshold), segments of {config.segment_s} s"
+    place = f"dataset {config.dataset or 'none'}, {len(config.push)} servers, spool {config.spool}"
+    return f"{period}, --max-cpu {config.max_cpu * 100:g}, {place}, record {' '.join(config.record)}".rstrip()
 
 
 def _recording(config: AgentConfig) -> tuple[object, ...]:

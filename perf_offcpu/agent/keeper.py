@@ -96,6 +96,7 @@ class BudgetKeeper:
         self.resumed_s = 0.0  # time.monotonic() at the end of the last pause; 0 none
         self._config, self._metrics, self._say = config, metrics, say
         self._cost, self._budget = Cost(), CpuBudget(config.max_cpu)
+        self.bpf = self._cost.bpf
         self.period, self.length = Period(config.period_ns), SegmentLength(config.segment_s)
         self._duty, self._minute_s, self._recorded_s = Duty(), time.monotonic(), 0.0
         self._began_s, self._since_s = self._minute_s, 0.0  # begin of the agent; of recording in this minute, 0 none
@@ -123,14 +124,6 @@ class BudgetKeeper:
             metrics.set("resident_bytes", size, part)
         metrics.set("cpu_share", self._budget.recent())
         metrics.set("cpu_share_limit", self._config.max_cpu)
-
-    def measure_bpf(self, recorder: Recorder | None) -> float:
-        """Measure the BPF programs; return the time of the next call, monotonic s."""
-        return self._cost.bpf.step(recorder)
-
-    def note_change(self, recorder: Recorder | None) -> None:
-        """Note that the recorder has begun to record, or has paused or ended."""
-        self._cost.bpf.turn(recorder)
 
     def after_segment(self, samples: float, seconds: float, recorder: Recorder | None) -> None:
         """Choose length and period of the next segments; a delivered segment had `samples` in `seconds` recorded."""
@@ -180,7 +173,7 @@ class BudgetKeeper:
     def _begin_minute(self, now: float) -> None:
         recorded_s, self._recorded_s, self._minute_s, self._is_over = self._recorded(now), 0.0, now, False
         self._since_s = now if self._since_s else 0.0
-        self._duty.adapt(self._budget, recorded_s, self._cost.bpf.share(), self.length.seconds)
+        self._duty.adapt(self._budget, recorded_s, self.bpf.share(), self.length.seconds)
         if recorded_s < LEAST_S and not self.pauses.paused:
             self._duty.begin_s = 0.0  # the recorder was starting
         self._metrics.set("recorded_part", min(1.0, self._duty.recorded_s / MINUTE_S))

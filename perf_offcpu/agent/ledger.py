@@ -140,8 +140,8 @@ class Ledger:
     def text(self) -> str:
         """Return the metrics, in which gaps grow while they last."""
         with self._lock:
-            since_ns, now_ns = self._end_ns if self._same_boot else 0, time.monotonic_ns()
-            gaps = self.off(since_ns, now_ns) if since_ns else {}
+            is_known = self._end_ns and self._same_boot
+            gaps = self.off(self._end_ns, time.monotonic_ns()) if is_known else {}
             return self.metrics.text({cause: ns / 1e9 for cause, ns in gaps.items()})
 
     def _pieces(self, begin_ns: int, end_ns: int) -> list[Missing]:

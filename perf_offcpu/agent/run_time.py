@@ -5,11 +5,10 @@ descriptor: nothing stays switched on), for some ns of each run of any program, 
     second:  |  1100 switches  |  980  |  60 000  |  61 000  |
     window:          ▂                              ▂           run time in it → ns per switch
 
-The switches of each second are counted. A second is booked by the rate of seconds of its own kind, because a switch
-takes 0.36 us where CPUs are busy and several us where they are idle. The kind is a power of two of switches a second.
-A second of a kind not measured yet waits for its rate, and the next second begins with a window. A rate is the run time
-of windows by the switches that their seconds had on average in such a time: a window in the quiet part of a busy second
-has few switches, and several times as much run time for each, which is no rate of busy seconds."""
+The switches of each second are counted. A second is booked by the rate of seconds of its own kind (a power of two of
+switches a second): a switch takes 0.36 us where CPUs are busy, and several us where they are idle. A second of a kind
+not measured yet waits for its rate, and the next one begins with a window. A rate is the run time of windows by the
+mean switches of their seconds, because a window in the quiet part of a busy second has few of its own."""
 
 import contextlib
 import os
@@ -25,9 +24,7 @@ from perf_offcpu.files import read_kernel
 SECOND_S: Final = 1.0
 WINDOW_S: Final = 0.05
 _EVERY: Final = 4  # mean number of seconds for each window
-_PATIENCE: Final = 10
-"""Number of seconds that a second waits for the rate of its kind; then the nearest kind has to do: it was shorter than
-the time until a window."""
+_PATIENCE: Final = 10  # seconds that a second waits for the rate of its kind; then the nearest kind has to do
 _MOST_S: Final = 5e-6  # run time for each switch, of a kind not measured; other events make it more on quiet machines
 _KEPT: Final = 0.9  # weight of a rate's earlier windows at each new one
 _FIELD: Final = re.compile(rb"^(prog_id|run_time_ns):\s*(\d+)$", re.MULTILINE)
@@ -50,7 +47,7 @@ class Programs:
         """Look for the descriptors of a process that are programs, each program once."""
         folder, files = f"/proc/{pid}/fdinfo", dict[int, str]()
         with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
+            for name in os.listdir(folder):  # direct: a folder of the kernel's
                 with contextlib.suppress(OSError, KeyError):
                     files[_fields(f"{folder}/{name}")[b"prog_id"]] = f"{folder}/{name}"
         self._pid, self._files = pid, list(files.values())
@@ -83,14 +80,6 @@ class Window(NamedTuple):
     run_ns: int
 
 
-class _Unbooked(NamedTuple):
-    """A second that waits for the rate of its kind."""
-
-    kind: int
-    switches: int
-    number: int  # of the second
-
-
 class RunTime:
     """Estimates the run time of a recorder's BPF programs; `step` is to be called again at the time it returns."""
 
@@ -98,7 +87,7 @@ class RunTime:
         self.booked_s = 0.0
         self._programs, self._clock = Programs(), clock
         self._rates: dict[int, tuple[float, float]] = {}  # kind → (run time, s; mean switches) of its windows
-        self._unbooked: list[_Unbooked] = []
+        self._unbooked: list[tuple[int, int, int]] = []  # seconds that wait for a rate: kind, switches, number
         self._sample: tuple[float, float] | None = None  # run time and length of the window of this second, s
         self._window: Window | None = None
         self._window_s = float("inf")  # when the window of this second begins
@@ -124,14 +113,14 @@ class RunTime:
         now, switches = self._clock(), context_switches()
         elapsed_s, count = now - self._began_s, switches - self._switches
         kind = int(count / max(elapsed_s, 1e-3)).bit_length()
-        if self._sample is not None:
+        if self._sample is not None and count:
             run_s, length_s = self._sample
             before_s, before = self._rates.get(kind, (0.0, 0.0))
             self._rates[kind] = _KEPT * before_s + run_s, _KEPT * before + count * length_s / elapsed_s
         if self._is_recording:
-            self._unbooked.append(_Unbooked(kind, count, self._number))
+            self._unbooked.append((kind, count, self._number))
         self._book()
-        self._possible = self._possible[0] + self._nearest(kind) * count, self._possible[1]
+        self._possible = self._possible[0] + self._rate(kind) * count, self._possible[1]
         was_recording, self._is_recording = self._is_recording, recorder is not None and recorder.is_recording
         if recorder is not None and self._is_recording and not was_recording:
             self._programs.find(recorder.pid)
@@ -150,24 +139,18 @@ class RunTime:
 
     def _book(self) -> None:
         """Book the seconds whose rate is known, and those that have waited for long."""
-        unbooked = []
-        for second in self._unbooked:
-            if self._rate(second.kind) is None and self._number - second.number < _PATIENCE:
-                unbooked.append(second)
+        waiting, self._unbooked = self._unbooked, []
+        for kind, switches, number in waiting:
+            if kind not in self._rates and self._number - number < _PATIENCE:
+                self._unbooked.append((kind, switches, number))
             else:
-                self.booked_s += self._nearest(second.kind) * second.switches
-        self._unbooked = unbooked
+                self.booked_s += self._rate(kind) * switches
 
-    def _rate(self, kind: int) -> float | None:
-        run_s, switches = self._rates.get(kind, (0.0, 0.0))
-        return run_s / switches if switches else None
-
-    def _nearest(self, kind: int) -> float:
+    def _rate(self, kind: int) -> float:
         """Return the rate of a kind or, if it is not known, of the nearest one, s per switch; 0 if none is known."""
-        if (own := self._rate(kind)) is not None:
-            return own
-        kinds = sorted(self._rates, key=lambda known: abs(known - kind))
-        return next((min(rate, _MOST_S) for known in kinds if (rate := self._rate(known)) is not None), 0.0)
+        nearest = min(self._rates, key=lambda known: abs(known - kind), default=kind)
+        run_s, switches = self._rates.get(nearest, (0.0, 1.0))
+        return run_s / switches if nearest == kind else min(run_s / switches, _MOST_S)
 
     def _open(self, pid: int) -> None:
         from perf_offcpu.collect.bpf.syscall import enable_stats

@@ -4,8 +4,7 @@
 import re
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,27 +46,11 @@ def taken(agent: int, recorder: int) -> list[float]:
 def at_a_look(port: int, agent: int, recorder: int) -> tuple[list[float], list[float]]:
     """Return what the agent has booked, and what the kernel has, just after the agent has looked."""
     before = booked(port)
-    now = before
-
-    def has_looked() -> bool:
-        nonlocal now
-        now = booked(port)
-        return now != before
-
-    until(has_looked, 30)
-    return now, taken(agent, recorder)
-
-
-def busy() -> None:
-    subprocess.run(["timeout", str(PHASE_S), "perf", "bench", "sched", "pipe", "-l", "100000000"], check=False)
-
-
-def quiet() -> None:
-    time.sleep(PHASE_S)
+    until(lambda: booked(port) != before, 30)
+    return booked(port), taken(agent, recorder)
 
 
 def test_account_agrees_with_the_kernel(tmp_path: Path, measured: None) -> None:
-    phases: list[Callable[[], None]] = [quiet, busy, quiet, busy]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     place = Place(tmp_path)
@@ -76,8 +59,8 @@ def test_account_agrees_with_the_kernel(tmp_path: Path, measured: None) -> None:
         recorder = recorder_of(agent)
         place.wait_for_segments(2)
         looks = [at_a_look(port, agent.pid, recorder)]
-        for phase in phases:
-            phase()
+        for load in (["sleep"], ["perf", "bench", "sched", "pipe", "-l"]) * 2:
+            subprocess.run(["timeout", str(PHASE_S), *load, "100000000"], check=False)
             looks.append(at_a_look(port, agent.pid, recorder))
     print(*looks, *place.said, sep="\n")
     for part, name in enumerate(PARTS):

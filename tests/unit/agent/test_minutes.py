@@ -29,7 +29,7 @@ class World:
         self.recorder: Any = SimpleNamespace(is_recording=True, cpu_s=lambda: 0.0, command=self._command)
         self.spans: list[list[float]] = [[self.now, self.now]]
         self.said: list[str] = []
-        bpf = SimpleNamespace(share=lambda: self.load / 2, turn=lambda _: None)
+        bpf = SimpleNamespace(share=lambda: self.load / 2)
         cost: Any = SimpleNamespace(
             bpf=bpf, measure=lambda _: None, memory=lambda _: {}, parts=lambda: {"agent": self.cpu_s}
         )
