@@ -7,8 +7,8 @@ descriptor: nothing stays switched on), for some ns of each run of any program, 
 
 The switches of each second are counted. A second is booked by the rate of seconds of its own kind (a power of two of
 switches a second): a switch takes 0.36 us where CPUs are busy, and several us where they are idle. A second of a kind
-not measured yet waits for its rate, and the next one begins with a window. A rate is the run time of windows by the
-mean switches of their seconds, because a window in the quiet part of a busy second has few of its own."""
+not measured yet waits for its rate, and the next one begins with a window. A rate is the run time of windows by their
+switches, or by half of what their seconds had on average: windows in the quiet parts of busy seconds have too few."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from perf_offcpu.files import read_kernel
 
 SECOND_S: Final = 1.0
 WINDOW_S: Final = 0.05
-_EVERY: Final = 4  # mean number of seconds for each window
+_EVERY: Final = 3  # mean number of seconds for each window
 _PATIENCE: Final = 10  # seconds that a second waits for the rate of its kind; then the nearest kind has to do
 _MOST_S: Final = 5e-6  # run time for each switch, of a kind not measured; other events make it more on quiet machines
 _KEPT: Final = 0.9  # weight of a rate's earlier windows at each new one
@@ -71,13 +71,14 @@ def _fields(path: str) -> dict[bytes, int]:
 
 
 class Window(NamedTuple):
-    """Time in which the kernel measures: its begin and end, and the run time at its begin."""
+    """Time in which the kernel measures: its begin and end, and counts at its begin."""
 
     stats_fd: int
     pid: int
     begin_s: float
     end_s: float
     run_ns: int
+    switches: int
 
 
 class RunTime:
@@ -86,9 +87,9 @@ class RunTime:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.booked_s = 0.0
         self._programs, self._clock = Programs(), clock
-        self._rates: dict[int, tuple[float, float]] = {}  # kind → (run time, s; mean switches) of its windows
+        self._rates: dict[int, tuple[float, ...]] = {}  # kind → (run time, s; switches; mean switches) of its windows
         self._unbooked: list[tuple[int, int, int]] = []  # seconds that wait for a rate: kind, switches, number
-        self._sample: tuple[float, float] | None = None  # run time and length of the window of this second, s
+        self._sample: tuple[float, float, float] | None = None  # run time, switches and length of its window, s
         self._window: Window | None = None
         self._window_s = float("inf")  # when the window of this second begins
         self._number, self._is_recording = 0, False
@@ -114,9 +115,9 @@ class RunTime:
         elapsed_s, count = now - self._began_s, switches - self._switches
         kind = int(count / max(elapsed_s, 1e-3)).bit_length()
         if self._sample is not None and count:
-            run_s, length_s = self._sample
-            before_s, before = self._rates.get(kind, (0.0, 0.0))
-            self._rates[kind] = _KEPT * before_s + run_s, _KEPT * before + count * length_s / elapsed_s
+            run_s, in_window, length_s = self._sample
+            new, before = (run_s, in_window, count * length_s / elapsed_s), self._rates.get(kind, (0.0, 0.0, 0.0))
+            self._rates[kind] = tuple(_KEPT * old + value for old, value in zip(before, new, strict=True))
         if self._is_recording:
             self._unbooked.append((kind, count, self._number))
         self._book()
@@ -149,8 +150,9 @@ class RunTime:
     def _rate(self, kind: int) -> float:
         """Return the rate of a kind or, if it is not known, of the nearest one, s per switch; 0 if none is known."""
         nearest = min(self._rates, key=lambda known: abs(known - kind), default=kind)
-        run_s, switches = self._rates.get(nearest, (0.0, 1.0))
-        return run_s / switches if nearest == kind else min(run_s / switches, _MOST_S)
+        run_s, in_windows, mean = self._rates.get(nearest, (0.0, 0.0, 1.0))
+        rate = run_s / max(in_windows, mean / 2)
+        return rate if nearest == kind else min(rate, _MOST_S)
 
     def _open(self, pid: int) -> None:
         from perf_offcpu.collect.bpf.syscall import enable_stats
@@ -160,7 +162,7 @@ class RunTime:
             fd = enable_stats()
             try:
                 run_ns, now = self._programs.run_ns(pid), self._clock()
-                self._window = Window(fd, pid, now, now + WINDOW_S, run_ns)
+                self._window = Window(fd, pid, now, now + WINDOW_S, run_ns, context_switches())
             except OSError:
                 os.close(fd)
 
@@ -171,9 +173,9 @@ class RunTime:
             return
         try:
             run_s = (self._programs.run_ns(window.pid) - window.run_ns) / 1e9
-            length_s = self._clock() - window.begin_s
+            length_s, switches = self._clock() - window.begin_s, context_switches() - window.switches
             if run_s >= 0 and length_s >= WINDOW_S / 2:
-                self._sample = run_s, length_s
+                self._sample = run_s, switches, length_s
         except OSError:  # the recorder has ended
             pass
         finally:

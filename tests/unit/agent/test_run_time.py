@@ -58,7 +58,7 @@ def test_each_second_is_booked_by_the_rate_of_its_kind(monkeypatch: pytest.Monke
     for _ in range(20):
         machine.run(30)
         assert abs(machine.cost.booked_s - machine.run_s) <= 0.05 * machine.run_s + 3 * 0.024
-    assert machine.measured_s < 0.03 * machine.now, "the kernel measures in a small part of the time"
+    assert machine.measured_s < 0.04 * machine.now, "the kernel measures in a small part of the time"
     assert all(not os.path.exists(f"/proc/self/fd/{fd}") for fd in machine.fds[:-1])
 
 
