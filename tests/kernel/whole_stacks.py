@@ -22,7 +22,7 @@ AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-group
 STACKS = Path(__file__).parents[1] / "workload" / "stacks"
 BASH = "for i in 1 2 3 4 5; do sleep 0.01 | cat; read -t 0.01 x; done; (sleep 0.02); wait"
 ENOUGH = 0.99  # share of waits, and of their time, that have to reach the root
-ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3", "[libc.so.6]"}
+ROOTS = {"_start", "clone", "clone3", "__clone", "__clone3", "__GI___clone3", "[libc.so.6]"}
 """The last: clone3() is not exported, so that it has no name where libc's debug symbols are not installed."""
 _USER_HALF = np.uint64(1 << 63)
 
