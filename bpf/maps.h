@@ -151,7 +151,8 @@ struct offcpu_switch {
 
 #define STACK_WORDS 128			/* mapped_files.h needs 70 in 6.18 */
 #define CHAIN_WORDS (2 * (1 + OFFCPU_FRAMES))	/* two parts, each a marker and its frames */
-#define SAMPLE_WORDS (CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + CHAIN_WORDS)
+#define TCP_WORDS 8			/* room for struct offcpu_tcp; a power of two */
+#define SAMPLE_WORDS (CHAIN_WORDS + 1 + OFFCPU_EXTENSION_WORDS + CHAIN_WORDS + TCP_WORDS)
 
 /*
  * Payload of a sample. It begins like upstream's, struct offcpu_data of
@@ -176,6 +177,8 @@ struct offcpu_scratch {
 	u32 early_task;			/* tid they belong to */
 	u64 early_since_ns;		/* begin of the wait they belong to */
 	struct offcpu_object object;
+	volatile u32 tcp_nr;		/* 0 if `tcp` is not of this wait */
+	struct offcpu_tcp tcp;
 	u64 stack[STACK_WORDS];		/* of the kernel, above the stack pointer of a sleeper */
 	struct offcpu_payload sample;
 };

@@ -65,7 +65,7 @@
  *	INTERRUPT_MASK				which of its bits say that an interrupt is served
  *	OFFCPU_READ_ONLY_CAST, OFFCPU_WORD	a kernel function and a type, to read it
  *	OFFCPU_SYSCALL_NUMBERS			size of the table of system calls
- *	TASK_*, FILE_*, SOCK_*, REGS_*, ...	offsets of members; 0: this kernel lacks it
+ *	TASK_*, FILE_*, SOCK_*, TCP_*, ...	offsets of members; 0: this kernel lacks it
  *
  * What differs from boot to boot is no constant of the compiler: enum offcpu_late. OFFCPU_LATE
  * begins the numbers that stand for it (loops.h).
@@ -354,6 +354,10 @@ static __always_inline void describe_object(struct offcpu_run *run, struct offcp
 	find_object(run, false, fd ? *fd : -1);
 	last->object_id = object->id;
 	last->asked_ns = object->asked_ns;
+	run->to->tcp_nr = 0;
+	read_tcp(run->to);
+	last->tcp_nr = run->to->tcp_nr;
+	__builtin_memcpy(last->tcp, &run->to->tcp, sizeof(last->tcp));
 	last->object_lost = object->lost;
 	if (wait.blocker)
 		last->holder_tid = run->storage->blocker_tid;

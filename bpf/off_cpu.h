@@ -308,6 +308,25 @@ struct offcpu_budget_key {
 	u64 begin_ns;
 };
 
+#define OFFCPU_TCP_NR 12		/* members of struct offcpu_tcp */
+
+/*
+ * Facts about the TCP connection that a wait was for, when it ended: the rows of the table TCP in
+ * perf_offcpu/abi/offcpu.py. Times in ticks are counted back from then.
+ */
+struct offcpu_tcp {
+	u32 state;			/* enum in net/tcp_states.h */
+	u32 tick_us;			/* length of a tick */
+	u32 srtt_us, min_rtt_us;
+	u32 rtt_us;			/* round trip of the last segment acknowledged */
+	u32 retransmits;		/* timeouts of what is not acknowledged yet */
+	u32 total_retrans;		/* segments retransmitted since the connection began */
+	u32 packets_out;		/* segments not acknowledged yet */
+	u32 segments_in;		/* segments with data received */
+	u32 sent_ticks, received_ticks;	/* since the last data */
+	u32 window_ticks;		/* in which the peer's window was full, since the begin */
+};
+
 #define OFFCPU_REGS 34			/* words of struct pt_regs on arm64 up to pc; x86 has 21 */
 
 /*
@@ -333,6 +352,8 @@ struct offcpu_last {
 	u64 asked_ns;			/* or OFFCPU_NOT_KNOWN */
 	u32 object_lost;		/* OFFCPU_OBJECT_* */
 	u32 holder_tid;			/* or OFFCPU_NO_ID */
+	u32 tcp_nr;			/* OFFCPU_TCP_NR, or 0: no TCP connection */
+	u32 tcp[OFFCPU_TCP_NR];		/* struct offcpu_tcp */
 	u64 regs[OFFCPU_REGS];		/* struct pt_regs of user mode, 0 for kernel threads */
 	u32 nr_kernel, nr_user;
 };
@@ -364,6 +385,8 @@ struct offcpu_extension {
 	u64 asked_ns;			/* time after which the system call was to end by itself */
 	u32 holder_tid;			/* of the lock, or OFFCPU_NO_ID */
 	u32 object_lost;		/* OFFCPU_OBJECT_* */
+	u32 tcp_offset;			/* from `magic` to struct offcpu_tcp, in bytes */
+	u32 tcp_nr;			/* u32 words of it, 0 none: later versions have more */
 	u8 end[];
 };
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "callers.h"
-#include "objects.h"
+#include "tcp.h"
 
 /* include/uapi/linux/perf_event.h */
 #define PERF_CONTEXT_KERNEL ((u64)-128)
@@ -121,6 +121,19 @@ static __always_inline u32 append_waker(const struct offcpu_run *run, u32 at)
 }
 #endif
 
+/* Append the facts about a TCP connection to a payload. Return the number of its words. */
+static __always_inline u32 append_tcp(const struct offcpu_run *run, u32 at)
+{
+	u32 size = run->to->tcp_nr * sizeof(u32);
+
+	barrier_var(at);
+	if (!OFFCPU_OBJECTS || at > SAMPLE_WORDS - TCP_WORDS)
+		return at;
+	size &= TCP_WORDS * sizeof(u64) - 1;
+	bpf_probe_read_kernel(&run->to->sample.words[at], size, &run->to->tcp);
+	return at + size / sizeof(u64);
+}
+
 /* Write the sleeper's callchain to the sample in scratch. Return the number of its words. */
 static __always_inline u32 append_callchain(const struct offcpu_run *run)
 {
@@ -191,6 +204,8 @@ static __always_inline void describe_wait(const struct offcpu_run *run,
 	to->object_id = object->id;
 	to->asked_ns = object->asked_ns;
 	to->object_lost = object->lost;
+	to->tcp_offset = sizeof(*to) + waker_nr * sizeof(u64);
+	to->tcp_nr = run->to->tcp_nr;
 	if (object->kind == OFFCPU_OBJECT_KERNEL_LOCK)
 		to->holder_tid = storage->blocker_tid;
 	else if (OFFCPU_LOCK_OWNERS)
@@ -235,6 +250,7 @@ static __always_inline bool send_sample(const struct offcpu_run *run)
 	sample->nr = nr;
 	sample->words[nr] = wait->cgroup;
 	describe_wait(run, (void *)&sample->words[nr + 1], end - nr - 1 - OFFCPU_EXTENSION_WORDS);
+	end = append_tcp(run, end);
 	if (end > SAMPLE_WORDS)
 		return false;
 	error = submit(run->ctx, wait->copy, sample,
@@ -355,6 +371,7 @@ static __always_inline void account(struct offcpu_run *run)
 	run->to = scratch.lookup(&zero);
 	if (!run->to)
 		return;
+	run->to->tcp_nr = 0;
 	if (OFFCPU_OBJECTS && is_fault(wait)) {
 		find_mapped(run);
 		wait->object_id = run->to->object.id;
@@ -373,6 +390,7 @@ static __always_inline void account(struct offcpu_run *run)
 	if (OFFCPU_OBJECTS && !is_sum(wait)) {
 		if (!wait->object_id)
 			find_object(run, OFFCPU_AT_EXIT, -1);
+		read_tcp(run->to);
 		count_unknown(run->to->object.lost, wait->ns);
 	}
 	if (send_sample(run)) {

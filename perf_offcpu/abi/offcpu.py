@@ -106,6 +106,8 @@ EXTENSION = Layout(
     Field("asked_ns", U64, unknown=UNKNOWN_U64, doc="ns after which the system call was to end by itself"),
     Field("holder_tid", U32, unknown=UNKNOWN_U32, doc="thread that held the lock waited for"),
     Field("object_lost", U32, doc="ObjectLost"),
+    Field("tcp_offset", U32, doc="bytes from `magic` to the facts about a TCP connection"),
+    Field("tcp_nr", U32, doc="u32 words of these facts, 0 none"),
     source="bpf/off_cpu.h: struct offcpu_extension",
 )
 """The fixed part of the extension.
@@ -114,6 +116,25 @@ A new field (u32 or u64) is a row at the end, a member at the end of the C struc
 keep it, a column of the same name in `model.recording.SampleColumns`. `unknown` is what a writer puts where
 it has no value, and what a reader takes for fields that an older writer did not know.
 """
+
+TCP = Layout(
+    "offcpu-time TCP facts",
+    Field("state", U32, doc="of the connection, as in net/tcp_states.h: 1 established, 2 SYN sent"),
+    Field("tick_us", U32, doc="length of a tick of the kernel, us"),
+    Field("srtt_us", U32, doc="smoothed round trip, us; the time until the peer acknowledges is in it"),
+    Field("min_rtt_us", U32, doc="shortest round trip of the last minutes, us; 4294967295 none"),
+    Field("rtt_us", U32, doc="round trip of the last segment that was acknowledged, us"),
+    Field("retransmits", U32, doc="timeouts of the segment that the peer has not acknowledged yet"),
+    Field("total_retrans", U32, doc="segments retransmitted since the connection began, SYN included"),
+    Field("packets_out", U32, doc="segments that the peer has not acknowledged yet"),
+    Field("segments_in", U32, doc="segments with data received since the connection began"),
+    Field("sent_ticks", U32, doc="ticks since data was sent, retransmitted data included"),
+    Field("received_ticks", U32, doc="ticks since data was received"),
+    Field("window_ticks", U32, doc="ticks in which the peer's window was full, since the connection began"),
+    source="bpf/off_cpu.h: struct offcpu_tcp",
+)
+"""Facts about the TCP connection that was waited for, when the wait ended or, if it did not, at the end of the
+recording: a variable part of the extension. Ticks are counted back from that time."""
 
 EXTENSION_SIZE = EXTENSION.size()
 WHOLE_EXTENSION = (*EXTENSION.fields, *([Field("padding", U32)] if EXTENSION_SIZE % 8 else []))

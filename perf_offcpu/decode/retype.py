@@ -79,6 +79,7 @@ def retype(
     result.ip, result.cpumode = _leaf(chains)
     if payload.ours.any():
         _apply_extension(result, payload.extension)
+        payload.read_tcp(result)
     wakers = payload.waker_chains()
     if len(wakers.values):
         woken = np.flatnonzero(wakers.lengths)
@@ -152,6 +153,20 @@ class Payload:
         inside = self.words > place
         values = gather_u64(self.data, np.where(inside, self.at + 8 * place, 0), self.order)
         return np.where(inside, values, np.uint64(0))
+
+    def read_tcp(self, samples: Samples) -> None:
+        """Set the columns `tcp_…` of n samples; they stay 0 where the facts are absent, are shorter than this version
+        knows them, or would not lie inside their sample."""
+        counts = self.extension["tcp_nr"].astype(np.int64)
+        if not counts.any():
+            return
+        begin, size = self.extension_at + self.extension["tcp_offset"], abi.TCP.size()
+        rows = np.flatnonzero((4 * counts >= size) & (begin + 4 * counts <= self.end))
+        facts = read_columns(abi.TCP, self.data, begin[rows], begin[rows] + size, self.order).scalars
+        for name, values in facts.items():
+            column = np.zeros(len(counts), np.uint32)
+            column[rows] = values
+            setattr(samples, f"tcp_{name}", column)
 
     def waker_chains(self) -> Ragged:
         """Return n callchains of wakers, raw words; empty if absent, or if it would not lie inside its sample."""

@@ -51,6 +51,7 @@ _comm = partial(column, "u4", domain="comm")
 _time = partial(column, "i8", unit="ns", sentinel=-1, domain="time")
 _since = partial(column, "i8", unit="ns", domain="since")
 _spent = partial(column, "i8", unit="ns")
+_tcp = partial(column, "u4")
 _task = partial(column, "i4", sentinel=-1, domain="task")
 
 
@@ -77,6 +78,19 @@ class SampleColumns(Table):
     cgroup: U64 = column("u8", "cgroup id, 0 unknown", domain="cgroup")
     asked_ns: I64 = _spent("time after which the system call was to end by itself", sentinel=-1)
     holder_tid: I32 = _task("thread that held the lock at the begin; if still blocked, at the end")
+
+    tcp_state: U32 = _tcp("state of the TCP connection waited for; 0 no facts about one")
+    tcp_tick_us: U32 = _tcp("length of a tick, us")
+    tcp_srtt_us: U32 = _tcp("smoothed round trip, us")
+    tcp_min_rtt_us: U32 = _tcp("shortest round trip, us")
+    tcp_rtt_us: U32 = _tcp("round trip of the last segment acknowledged, us")
+    tcp_retransmits: U32 = _tcp("timeouts of the segment not acknowledged yet")
+    tcp_total_retrans: U32 = _tcp("segments retransmitted since the connection began")
+    tcp_packets_out: U32 = _tcp("segments not acknowledged yet")
+    tcp_segments_in: U32 = _tcp("segments with data received since the connection began")
+    tcp_sent_ticks: U32 = _tcp("ticks from the last data sent to the end of the wait")
+    tcp_received_ticks: U32 = _tcp("ticks from the last data received to the end of the wait")
+    tcp_window_ticks: U32 = _tcp("ticks in which the peer's window was full, since the connection began")
 
     def length_ns(self) -> I64:
         """Return int64[n], ns: `period`, which is a sum of waits where AGGREGATED; `longest_ns` where SAMPLED."""

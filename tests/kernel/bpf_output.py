@@ -132,13 +132,15 @@ def parse(body: bytes) -> Wait:
     (cgroup,) = struct.unpack_from("=Q", raw, 24 + 8 * nr)
     at = 24 + 8 * nr + 8
     magic, version, size = struct.unpack_from("=4sHH", raw, at)
-    assert (magic, version, size) == (b"OFCP", 2, 112)
+    assert (magic, version, size) == (b"OFCP", 2, 120)
     (
         kind, waker_at, waker_nr, flags, lost, state, syscall, waker_pid, waker_tid,
-        wakeup, out, count, longest, runq, _caller, object_id, asked, _holder, _object_lost,
-    ) = struct.unpack_from("=IHHIIIiIIQQQQQQQQII", raw, at + 8)  # fmt: skip
+        wakeup, out, count, longest, runq, _caller, object_id, asked, _holder, _object_lost, tcp_at, tcp_nr,
+    ) = struct.unpack_from("=IHHIIIiIIQQQQQQQQIIII", raw, at + 8)  # fmt: skip
     assert waker_at == (size if waker_nr else 0)
-    assert at + size + 8 * waker_nr <= raw_size < at + size + 8 * waker_nr + 8  # perf pads the field
+    end = at + size + 8 * waker_nr + 4 * tcp_nr
+    assert tcp_at in (0, size + 8 * waker_nr) and tcp_nr in ((0, 12) if tcp_at else (0,))
+    assert end <= raw_size < end + 8  # perf pads the field
     waker_chain = struct.unpack_from(f"={waker_nr}Q", raw, at + size)
     kernel, user = split(chain)
     waker = waker_pid, waker_tid

@@ -38,7 +38,10 @@ Stacks = tuple[NDArray[np.int64], U64]
 BATCH = 8192  # sums that are packed at once: some MB
 
 # The kernel pads raw data so that it ends on 8 bytes together with its size field of 4.
-_RAW = Layout("raw data of an offcpu-time sample", *PAYLOAD.fields, *WHOLE_EXTENSION, Field("raw_padding", U32))
+_TCP_FACTS = Field("tcp", U32, count="tcp_nr")
+_RAW = Layout(
+    "raw data of an offcpu-time sample", *PAYLOAD.fields, *WHOLE_EXTENSION, _TCP_FACTS, Field("raw_padding", U32)
+)
 _FROM_ROWS = ("pid", "tid", "cgroup", "flags", "lost", "state", "syscall")
 """Members that `struct offcpu_sum` and `struct offcpu_last` have in common with the payload."""
 
@@ -90,8 +93,9 @@ def wait_samples(
     """
     fields = {name: rows[name] for name in _FROM_ROWS}
     padding = {"padding": 0, "raw_padding": 0}
-    raw = {**offcpu.BLANK_EXTENSION, **fields, **padding, **payload, "callchain": callchains}
     nothing = np.zeros(len(rows) + 1, np.int64)
+    no_tcp = {"tcp": (nothing, np.empty(0, np.uint32))}
+    raw = {**offcpu.BLANK_EXTENSION, **fields, **padding, **no_tcp, **payload, "callchain": callchains}
     columns: dict[str, Column] = {
         **dict.fromkeys(("cpu", "cpu_res", "regs_user_abi", "stack_user_dyn_size"), 0),
         **dict.fromkeys(("callchain", "regs_user"), (nothing, np.empty(0, np.uint64))),
@@ -199,5 +203,7 @@ def _payload(tasks: NDArray[Any], end: U64) -> dict[str, Column]:
         "switch_out_ns": tasks["switch_out_ns"],
         "longest_ns": waited,
         "runq_ns": np.where(runnable, waited, delay),
-        **{name: tasks[name] for name in ("object_id", "asked_ns", "holder_tid", "object_lost")},
+        **{name: tasks[name] for name in ("object_id", "asked_ns", "holder_tid", "object_lost", "tcp_nr")},
+        "tcp_offset": np.where(tasks["tcp_nr"] > 0, 8 * EXTENSION_WORDS, 0),
+        "tcp": (offsets_of(tasks["tcp_nr"].astype(np.int64)), tasks["tcp"][tasks["tcp_nr"] > 0].reshape(-1)),
     }

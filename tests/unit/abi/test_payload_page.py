@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[3] / "Documentation" / "payload-format.md"
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        offcpu.PAYLOAD, offcpu.EXTENSION, counters.COUNTERS, counters.COUNTER, counters.BUDGETS,
+        offcpu.PAYLOAD, offcpu.EXTENSION, offcpu.TCP, counters.COUNTERS, counters.COUNTER, counters.BUDGETS,
         counters.BUDGET, counters.PYTHON, wait_objects.OBJECTS, wait_objects.OBJECT,
     )
 }  # fmt: skip

@@ -3,11 +3,12 @@
 namespaces, files and locks. 0 means that this kernel lacks the member: no optional member is first in its structure."""
 
 import platform
+import time
 from collections.abc import Mapping, Sequence
 
 from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.system.btf import Btf
-from perf_offcpu.errors import CapabilityError
+from perf_offcpu.errors import CapabilityError, FormatError
 
 Defines = dict[str, int | str]  # preprocessor constants of the BPF program
 
@@ -205,6 +206,21 @@ _MMAP_LOCK = {
     "RWSEM_WAITER_TYPE": "rwsem_waiter.type",
 }
 """The lock of a process's mappings, and the list of its waiters."""
+_TCP = {
+    "TCP_STATE": "sock.__sk_common.skc_state",
+    "TCP_RETRANSMITS": "inet_connection_sock.icsk_retransmits",
+    "TCP_LAST_RECEIVED": "inet_connection_sock.icsk_ack.lrcvtime",
+    "TCP_LAST_SENT": "tcp_sock.lsndtime",
+    "TCP_SRTT": "tcp_sock.srtt_us",
+    "TCP_RTT": "tcp_sock.rack.rtt_us",
+    "TCP_TOTAL_RETRANS": "tcp_sock.total_retrans",
+    "TCP_PACKETS_OUT": "tcp_sock.packets_out",
+    "TCP_DATA_SEGS_IN": "tcp_sock.data_segs_in",
+    "TCP_CHRONO_START": "tcp_sock.chrono_start",
+    "TCP_CHRONO_STAT": "tcp_sock.chrono_stat",
+}
+"""Facts about a TCP connection. A tcp_sock begins with an inet_connection_sock, and that with a sock."""
+_COARSE_CLOCK = 6  # CLOCK_MONOTONIC_COARSE: its resolution is a tick of the kernel (CONFIG_HZ)
 _HEAD_BYTES = 96  # HEAD_BYTES in bpf/descriptors.h: the first bytes of an inode, socket or item of epoll, read at once
 _IN_HEAD = {"INODE_MODE", "INODE_INO", "INODE_SB", "SOCK_FAMILY", "SOCK_NUM", "SOCK_DPORT", *_IPV6}
 _ARGUMENTS = ("TASK_STATUS", "REGS_PSTATE", "TASK_KERNEL_SP", *(f"REGS_ARG_{number}" for number in range(4)))
@@ -230,6 +246,7 @@ def object_members(btf: Btf) -> Defines:
         **all_offsets(btf, _FORK),
         **all_offsets(btf, _MAPPED),
         **_kernel_locks(btf),
+        **_tcp(btf),
     }
     can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
     return found if can else dict.fromkeys(found, 0)
@@ -241,3 +258,16 @@ def _kernel_locks(btf: Btf) -> Defines:
     invalidate = {"INODE_INVALIDATE_LOCK": mapping.offset + lock.offset if mapping and lock else 0}
     owner = offsets(btf, {"RW_SEMAPHORE_OWNER": "rw_semaphore.owner"})
     return {**all_offsets(btf, _KERNEL_LOCKS), **owner, **all_offsets(btf, _MMAP_LOCK), **invalidate}
+
+
+def _tcp(btf: Btf) -> Defines:
+    """Return constant → offset for the facts about a TCP connection; TCP_SRTT is 0 if the kernel lacks any. Which time
+    is running (TCP_CHRONO_TYPE) is a bit field before Linux 6.8, and not read there."""
+    first = btf.member("tcp_sock", "rtt_min"), btf.member("minmax_sample", "v")
+    found = all_offsets(btf, _TCP) if all(first) else dict.fromkeys(_TCP, 0)
+    try:
+        found |= offsets(btf, {"TCP_CHRONO_TYPE": "tcp_sock.chrono_type"})
+    except FormatError:
+        found["TCP_CHRONO_TYPE"] = 0
+    min_rtt = sum(member.offset for member in first if member)
+    return {**found, "TCP_MIN_RTT": min_rtt, "TCP_TICK_US": round(1e6 * time.clock_getres(_COARSE_CLOCK))}
