@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.network import LABELS, network_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I64, Bool, Strings
 from perf_offcpu.model.lookup import rows_at
@@ -31,6 +32,7 @@ def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
     """Return name (as in `convert.dataframe.COLUMNS`) → column of texts of all samples."""
     samples, offcpu = profile.samples, profile.is_offcpu()
     events = [event.name for event in profile.evsels]
+    network = network_of(profile, waits).cause
     has_object, has_cgroup = samples.object >= 0, (samples.cgroup != 0) | np.bool_(0 in profile.cgroups)
     kinds = {int(kind): kind.name.lower() for kind in ObjectKind}
     kind, object_ = (np.append(column, 0)[samples.object] for column in (profile.objects.kind, profile.objects.name))
@@ -42,6 +44,7 @@ def sample_texts(profile: Profile, waits: Waits) -> dict[str, Texts]:
         "syscall": Texts(list(map(printable, waits.syscall_names)), _only(waits.syscall > 0, waits.syscall)),
         "object": named(object_, profile.strings, has_object),
         "object_kind": _by_value(kind, lambda number: kinds.get(number, kinds[0]), has_object),
+        "network": merged(LABELS, network.astype(np.int64), network > 0),
         "waker_comm": _waker_comms(profile),
         "cgroup": _by_value(samples.cgroup, lambda number: profile.cgroups.get(number, str(number)), has_cgroup),
     }

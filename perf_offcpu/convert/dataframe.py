@@ -40,6 +40,7 @@ COLUMNS = {
     "syscall": "system call waited in",
     "object": "what exactly was waited for (Documentation/wait-objects.md)",
     "object_kind": "file, socket, pipe, futex, …",
+    "network": "of a connection: why the wait took so long (Documentation/wait-objects.md)",
     "holder_tid": "thread that held the lock when the wait began; if still blocked, at the end",
     "asked_ns": "time after which the system call was to end by itself",
     "waker_pid": "process of the thread that woke it",

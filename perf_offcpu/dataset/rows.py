@@ -100,6 +100,7 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
         "syscall": texts["syscall"],
         "object_kind": texts["object_kind"],
         "object": texts["object"],
+        "network": texts["network"],
         "waker_pid": (samples.waker_pid, samples.waker_pid < 0),
         "waker_tid": (samples.waker_tid, samples.waker_tid < 0),
         "waker_comm": texts["waker_comm"],

@@ -68,7 +68,7 @@ def _stack(row: StackRow) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict, meta: Meta) -> dict[str, Any]:
-    blocked = "comm pid tid wait_class object function weight since began_before"
+    blocked = "comm pid tid wait_class object network function weight since began_before"
     numbers = "weight threads running runq others unrecorded goroutines idle_threads idle still_blocked command"
     return {
         "lines": list(map(printable, lines_of(verdict, meta))),
@@ -88,7 +88,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
 
 def _waiting(row: Cause | Place) -> dict[str, Any]:
     peers = fields(row.peers, "role comms")
-    return {"threads": row.threads.number, "comms": row.threads.comms, "peers": peers}
+    return {"threads": row.threads.number, "comms": row.threads.comms, "peers": peers, "network": row.network}
 
 
 def _budget(table: BudgetTable) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def object_fields(table: ObjectTable) -> dict[str, Any]:
 
 def row_fields(row: ObjectRow) -> dict[str, Any]:
     """Return an object as the fields of a JSON document."""
-    return fields(row, "name kind wait_class") | total_fields(row.total) | fields(row, "threads role by")
+    return fields(row, "name kind wait_class") | total_fields(row.total) | fields(row, "threads role by network")
 
 
 def lock_fields(lock: LockRow) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.held_time import held_time
 from perf_offcpu.analysis.holders import Holders
+from perf_offcpu.analysis.network import LABELS, network_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
@@ -43,6 +44,7 @@ class ObjectRow:
     threads: int  # number of threads that waited for it
     role: str  # HELD, RELEASED or ENDED
     by: dict[str, int]  # comm → weight of the waits, the largest first
+    network: dict[str, int]  # of a connection: cause (`analysis.network`) → weight, the largest first
 
 
 @frozen
@@ -122,6 +124,7 @@ class _Objects:
         self.of[rows] = places_of(kept, len(first))[group_of]
         self.first = rows[first[kept]]
         self.number = len(kept)
+        self.network = network_of(profile, waits).cause
         self.held = self._held(places_of(names[first[kept]].astype(np.int64), len(profile.strings)))
 
     def rows(self) -> list[ObjectRow]:
@@ -139,6 +142,7 @@ class _Objects:
             waiters(samples, self.of, number).tolist(),
             self.held.is_held.tolist(),
             self._by(),
+            sums_by_label(self.of, self.network, LABELS.__getitem__, samples.period, number),
         )
         return [
             ObjectRow(
@@ -149,8 +153,9 @@ class _Objects:
                 threads,
                 HELD if is_held else RELEASED if kind in _RELEASED else ENDED,
                 by,
+                {label: ns for label, ns in network.items() if label},
             )
-            for name, kind, weight_of_class, total, threads, is_held, by in zip(*columns, strict=True)
+            for name, kind, weight_of_class, total, threads, is_held, by, network in zip(*columns, strict=True)
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:

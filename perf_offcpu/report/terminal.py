@@ -15,7 +15,7 @@ from perf_offcpu.model.recording import Meta
 from perf_offcpu.report import style as say
 from perf_offcpu.report import tables
 from perf_offcpu.report.breakdowns import Oversleep
-from perf_offcpu.report.objects import HELD, RELEASED
+from perf_offcpu.report.objects import HELD, RELEASED, ObjectRow
 from perf_offcpu.report.style import Column, Style, cut
 from perf_offcpu.report.summary import StackRow, Summary
 from perf_offcpu.report.tables import coloured_table, share_colours, total_columns
@@ -186,7 +186,7 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
         Column("Threads", [str(row.threads) for row in rows], spare=5),
         say.names("Class", (row.wait_class for row in rows), spare=2),
         say.names("Object", (row.name for row in rows)),
-        say.names("By", (by_text(row.role, row.by, row.total.weight) for row in rows), spare=6),
+        say.names("By", (_network(row) or by_text(row.role, row.by, row.total.weight) for row in rows), spare=6),
     ]
     yield from coloured_table(columns, style, share_colours((row.total.weight for row in rows), summary))
     yield from say.more_rows(table.more, "object", summary.unit, style)
@@ -194,6 +194,13 @@ def objects(summary: Summary, style: Style) -> Iterator[str]:
         without = say.exact_amount(table.without, summary.unit, style)
         yield say.comment(f"without an object: {without}")
     yield from _oversleep(summary.oversleep, style)
+
+
+def _network(row: ObjectRow) -> str:
+    """Return `peer slow 97%, retransmissions 3%`, of a connection; "" if half of the time is not known, or more."""
+    whole = row.total.weight
+    parts = [f"{cause} {100 * weight / whole:.0f}%" for cause, weight in [*row.network.items()][:_SHOWN]]
+    return ", ".join(parts) if 2 * sum(row.network.values()) > whole else ""
 
 
 def by_text(role: str, by: Mapping[str, int], whole: int) -> str:

@@ -42,6 +42,7 @@ OWN_FIELDS = {
     "syscall": "system call waited in; none: a page fault, preemption, a kernel thread",
     "object": "what exactly is waited for: a lock, file, connection, …; `_` stands for blanks",
     "holder": "thread that held the lock when the wait began; if still blocked, at the end",
+    "network": "of a connection: why it took so long, such as peer_slow:_answered_after_150_ms; `_` stands for blanks",
     "asked": "ns after which the system call was to end by itself",
     "count": "number of waits",
     "longest": "ns: the longest of them",

@@ -26,6 +26,7 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.holders import holders_of
+from perf_offcpu.analysis.network import network_of, texts_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I32, I64, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -274,6 +275,7 @@ class WaitTexts:
             "class": (lambda: self._waits.wait_class[rows], lambda number: WaitClass(number).label),
             "object": (lambda: waits.object, self._object),
             "holder": (lambda: self._held[rows], format_known),
+            "network": (lambda: self._network[1][rows], self._network_text),
             "asked": (lambda: waits.asked_ns, format_known),
             "count": (lambda: waits.count, str),
             "longest": (lambda: waits.longest_ns, format_known),
@@ -287,6 +289,13 @@ class WaitTexts:
     @functools.cached_property
     def _waits(self) -> Waits:
         return classify(self._profile)
+
+    @functools.cached_property
+    def _network(self) -> tuple[list[str], I64]:
+        return texts_of(network_of(self._profile, self._waits))
+
+    def _network_text(self, code: int) -> str:
+        return self._network[0][code].replace(" ", "_") or UNKNOWN_VALUE
 
     @functools.cached_property
     def _held(self) -> I32:

@@ -77,11 +77,11 @@ def test_rows(library: str) -> None:
         **{"cpu": 2, "offcpu": True, "sum": False, "count": 1, "longest_ns": None, "switch_out_ns": 40},
         **{"wakeup_ns": 50, "runq_ns": 0, "state": "S", "wait_class": "lock", "syscall": "futex"},
         **{"waker_pid": 8, "waker_tid": 9, "waker_comm": "waker", "cgroup": "/user.slice"},
-        **{"object": "m in a", "object_kind": "futex", "holder_tid": 9, "asked_ns": None},
+        **{"object": "m in a", "object_kind": "futex", "network": None, "holder_tid": 9, "asked_ns": None},
         "stack": "main;f:g;futex_wait",
     }
     unknown = {"time_ns", "cpu", "switch_out_ns", "wakeup_ns", "runq_ns", "state", "syscall"}
-    unknown |= {"waker_pid", "waker_tid", "waker_comm", "object", "object_kind", "holder_tid", "asked_ns"}
+    unknown |= {"waker_pid", "waker_tid", "waker_comm", "object", "object_kind", "network", "holder_tid", "asked_ns"}
     assert {name for name, value in summed.items() if value is None} == unknown
     assert (summed["sum"], summed["count"], summed["comm"], summed["cgroup"]) == (True, 3, "b\\n", "6")
     assert (cpu["offcpu"], cpu["wait_class"], cpu["cgroup"], cpu["period"]) == (False, None, None, 3)

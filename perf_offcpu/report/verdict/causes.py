@@ -15,6 +15,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
+from perf_offcpu.analysis.network import LABELS, network_of
 from perf_offcpu.model.columns import I64, U32, Bool
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
@@ -49,6 +50,7 @@ class Place:
     object: str  # name of the object that has at least SOLE_PERCENT of the weight; "" for several objects, or none
     mostly: str  # name of the object that has more than half of the weight, but less than SOLE_PERCENT; else ""
     peers: Peers
+    network: dict[str, int]  # label of analysis.network → weight, the largest first; empty if half of it is not known
 
 
 @frozen
@@ -63,6 +65,7 @@ class Cause:
     functions: int  # number of functions in which they wait
     places: list[Place]  # functions with much of the weight, the largest first
     peers: Peers
+    network: dict[str, int]  # as in `Place`
     cpus: dict[str, float]  # of waits for a CPU, by budgets: mean CPUs its threads "wanted", "got"; "all" CPUs
     command: str  # command line that shows the cause; "" for none
 
@@ -99,6 +102,7 @@ class Cells(NamedTuple):
     function: I64
     object: I64  # string: name of the object; 0 for no object, and for a name that says no more than the class
     peer: I64  # string * 3 + index in _ROLES; -1 not known
+    network: I64  # NetworkCause
     kind: I64  # Kind
     weight: I64  # without `runq`
     runq: I64  # waiting for a CPU
@@ -124,7 +128,7 @@ def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, k
     samples = subject.samples
     who = (samples.pid, samples.tid, samples.comm)
     what = (waits.wait_class, waits.rule, causes.function, named_objects(subject))
-    facts = (*who, *what, _peers(subject, holders), kind)
+    facts = (*who, *what, _peers(subject, holders), network_of(subject, waits).cause, kind)
     first, group_of = group(*facts)
     columns = [fact[first].astype(np.int64) for fact in facts]
     delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
@@ -173,7 +177,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
     places = []
     for index in large:
         part, name = cells.take(function_of == index), causes.names[cells.function[first[index]]]
-        facts = (part.threads(profile), *_object(profile, part), _peers_of(profile, part))
+        facts = (part.threads(profile), *_object(profile, part), _peers_of(profile, part), _network(part))
         places.append(Place(name, weights[index], *facts))
     return Cause(
         WaitClass(cells.wait_class[0]).label,
@@ -184,6 +188,7 @@ def _cause(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> Caus
         len(first),
         places,
         _peers_of(profile, cells),
+        _network(cells),
         {},
         "",
     )
@@ -212,6 +217,13 @@ def _peers_of(profile: Profile, cells: Cells) -> Peers:
         return Peers("", {})
     role, comms = max(by_role.items(), key=lambda item: sum(item[1].values()))
     return Peers(_ROLES[role], comms)
+
+
+def _network(cells: Cells) -> dict[str, int]:
+    """Return label of each NetworkCause → weight, if they are known for half of the weight or more; else nothing."""
+    sums = sum_by(cells.network, cells.weight, len(LABELS)).tolist()
+    causes = {LABELS[code]: sums[code] for code in sorted(range(1, len(LABELS)), key=lambda code: -sums[code])}
+    return {label: ns for label, ns in causes.items() if ns} if 2 * sum(sums[1:]) >= sum(sums) else {}
 
 
 def threads_of(profile: Profile, pid: I64, tid: I64, comm: I64, weight: I64) -> Threads:

@@ -23,6 +23,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
+from perf_offcpu.analysis.network import network_of, texts_of
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I64, Bool, distinct
@@ -59,6 +60,7 @@ class BlockedThread:
     tid: int
     wait_class: str
     object: str  # name of the object that it waits for; "" if that says no more than the class
+    network: str  # why the peer has not answered; "" not known
     function: str
     weight: int
     since: int  # begin of the wait, ns; -1 not known
@@ -209,7 +211,7 @@ def _waits_for_cpu(profile: Profile, budget: Budget, busy: Cells, options: Seque
         cpus = {"wanted": (ran + waited) / span, "got": ran / span, "all": profile.meta.nr_cpus}
     threads = threads_of(profile, pid[rows], tid[rows], comm[rows], weight[rows])
     label, command = WaitClass.RUNQUEUE.label, _command(options, view)
-    return [Cause(label, "", "", whole, threads, 1, [], Peers("", {}), cpus, command)]
+    return [Cause(label, "", "", whole, threads, 1, [], Peers("", {}), {}, cpus, command)]
 
 
 def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) -> tuple[int, list[BlockedThread]]:
@@ -218,6 +220,7 @@ def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) ->
     elsewhere = waits.for_work[rows] | (waits.wait_class[rows] == WaitClass.CHILD)
     order = rows[np.lexsort((-samples.period[rows], elsewhere))]
     before, names = samples.has(SampleFlag.BEGAN_BEFORE), named_objects(profile)
+    network, text_of = texts_of(network_of(profile, waits))
     longest = [
         BlockedThread(
             comm=thread_label(profile.strings[samples.comm[row]]),
@@ -225,6 +228,7 @@ def _still_blocked(profile: Profile, waits: Waits, causes: Causes, kind: I64) ->
             tid=int(samples.tid[row]),
             wait_class=WaitClass(waits.wait_class[row]).label,
             object=printable(profile.strings[int(names[row])]),
+            network=network[text_of[row]],
             function=causes.names[causes.function[row]],
             weight=int(samples.period[row]),
             since=int(samples.switch_out_ns[row]),

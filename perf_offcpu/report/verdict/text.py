@@ -111,10 +111,10 @@ def _rows(cause: Cause, whole: int, unit: Style) -> list[tuple[str, ...]]:
     words, sole = _thing(cause), len(cause.places) == 1 and 10 * cause.places[0].weight >= 9 * cause.weight
     if sole:
         texts = _place(cause.places[0], words)[:3]
-        return [_row(cause.weight, whole, unit, *texts, _peers(cause.peers))]
+        return [_row(cause.weight, whole, unit, *texts, _reason(cause))]
     where = f"{cause.functions} functions" if cause.functions > 1 else ""
     reason = "got {got:.1f} of {all}, wanted {wanted:.1f}".format(**cause.cpus) if cause.cpus else ""
-    reason = reason or _peers(cause.peers)
+    reason = reason or _reason(cause)
     rows = [_row(cause.weight, whole, unit, words, where, _threads(cause.threads), reason)]
     for place in cause.places:
         rows.append(_row(place.weight, 0, unit, *_place(place, "")))
@@ -130,7 +130,14 @@ def _thing(cause: Cause) -> str:
 def _place(place: Place, words: str) -> tuple[str, str, str, str]:
     name = place.object or (place.mostly and f"mostly {place.mostly}")
     thing = f"{words}: {name}" if name and words else name or words
-    return thing, place.function, _threads(place.threads), _peers(place.peers)
+    return thing, place.function, _threads(place.threads), _reason(place)
+
+
+def _reason(row: Cause | Place) -> str:
+    """Return `peer slow 97 %, retransmissions 3 %`, or the threads that ended the waits."""
+    whole = sum(row.network.values())
+    parts = [f"{label} {_percent(weight, whole)}" for label, weight in list(row.network.items())[:_COMMS]]
+    return ", ".join([*row.network] if len(row.network) == 1 else parts) or _peers(row.peers)
 
 
 def _peers(peers: Peers) -> str:
@@ -193,6 +200,7 @@ def _blocked_thread(thread: BlockedThread) -> str:
     where = f" in {thread.function}" if thread.function else ""
     longer = " or longer" if thread.began_before else ""
     what = f"{thread.wait_class}: {thread.object}" if thread.object else thread.wait_class
+    what += f"; {thread.network}" if thread.network else ""
     return f"{thread.comm} {thread.tid}{where} ({what}) for {time_text(thread.weight)}{longer}"
 
 
