@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slow server, or one that loses packets, and its client: network.py server|client ADDRESS SCENE ROUNDS.
+
+The kernel drops packets by a classic BPF filter of the server's sockets, before TCP sees them, as if they had been lost
+on the way: half of the packets with data (scenes loss, both), all packets until a line comes on standard input
+(handshake). The server answers after SLOW_S (slow, both), or reads little (full).
+
+The server writes when it received each request, the client the begin and end of each of its waits, and how often it has
+retransmitted and its smoothed round trip, as TCP_INFO has them; times in ns of CLOCK_MONOTONIC, round trips in us."""
+
+import ctypes
+import socket
+import struct
+import sys
+import time
+
+PORT = 7070
+SLOW_S = 0.15
+BLOCK = bytes(1 << 20)
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM in linux/filter.h
+PASS = 0xFFFFFFFF
+WITH_DATA = 40  # bytes; a segment without data has 20 to 32
+LOSS = 0x80000000  # of 2^32
+RTT, TOTAL_RETRANS = 68, 100  # offsets in struct tcp_info
+
+
+def drop(sock: socket.socket, above: int, loss: int) -> None:
+    """Drop a part, `loss` of 2^32, of the packets from `above` bytes on that the socket, or one that it accepts,
+    receives."""
+    code = [
+        (0x80, 0, 0, 0),  # A = length of the packet
+        (0x35, 0, 2, above),  # if less, pass
+        (0x20, 0, 0, RANDOM),
+        (0x35, 0, 1, loss),  # if less, drop
+        (0x06, 0, 0, PASS),
+        (0x06, 0, 0, 0),
+    ]
+    text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in code))
+    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", len(code), ctypes.addressof(text)))
+
+
+def serve(connection: socket.socket, scene: str) -> None:
+    """Answer requests until the client closes the connection."""
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if scene in ("loss", "both"):
+            drop(connection, WITH_DATA, LOSS)
+        while connection.recv(1 << 16):
+            print(time.monotonic_ns(), flush=True)
+            if scene == "full":
+                time.sleep(0.02)
+                continue
+            if scene in ("slow", "both"):
+                time.sleep(SLOW_S)
+            connection.sendall(b"answer" * 12)
+
+
+def server(address: str, scene: str) -> None:
+    """Serve one connection; a line on standard output says that the server is ready."""
+    with socket.create_server((address, PORT)) as listener:
+        if scene == "full":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        if scene == "handshake":
+            drop(listener, 0, PASS)
+        print("ready", flush=True)
+        if scene == "handshake":
+            sys.stdin.readline()
+            listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+        serve(listener.accept()[0], scene)
+
+
+def client(address: str, scene: str, rounds: int) -> None:
+    """Connect, and wait for the server."""
+
+    def note(begin: int) -> None:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        facts = (struct.unpack_from("I", info, offset)[0] for offset in (TOTAL_RETRANS, RTT))
+        print(begin, time.monotonic_ns(), *facts, flush=True)
+
+    print("connecting", flush=True)
+    begin = time.monotonic_ns()
+    with socket.create_connection((address, PORT)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        note(begin)
+        for _ in range(rounds):
+            begin = time.monotonic_ns()
+            if scene == "full":
+                sock.sendall(BLOCK)
+            else:
+                sock.sendall(b"request" * 10)
+                sock.recv(100)
+            note(begin)
+
+
+if __name__ == "__main__":
+    role, address, scene, rounds = sys.argv[1:]
+    if role == "server":
+        server(address, scene)
+    else:
+        client(address, scene, int(rounds))
