@@ -19,6 +19,9 @@ TICKS = 100
 PARTS = ("agent", "recorder", "bpf")
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture
 def measured() -> Iterator[None]:
     """Let the kernel measure BPF programs all the time."""

@@ -204,6 +204,6 @@ def _payload(tasks: NDArray[Any], end: U64) -> dict[str, Column]:
         "longest_ns": waited,
         "runq_ns": np.where(runnable, waited, delay),
         **{name: tasks[name] for name in ("object_id", "asked_ns", "holder_tid", "object_lost", "tcp_nr")},
-        "tcp_offset": np.where(tasks["tcp_nr"] > 0, 8 * EXTENSION_WORDS, 0),
+        "tcp_offset": np.where(tasks["tcp_nr"] > 0, 8 * offcpu.EXTENSION_WORDS, 0),
         "tcp": (offsets_of(tasks["tcp_nr"].astype(np.int64)), tasks["tcp"][tasks["tcp_nr"] > 0].reshape(-1)),
     }
