@@ -88,7 +88,8 @@ def _cause(cause: Cause) -> dict[str, Any]:
 
 def _waiting(row: Cause | Place) -> dict[str, Any]:
     peers = fields(row.peers, "role comms")
-    return {"threads": row.threads.number, "comms": row.threads.comms, "peers": peers, "network": row.network}
+    network = {label: part._asdict() for label, part in row.network.items()}
+    return {"threads": row.threads.number, "comms": row.threads.comms, "peers": peers, "network": network}
 
 
 def _budget(table: BudgetTable) -> dict[str, Any]:

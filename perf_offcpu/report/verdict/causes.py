@@ -40,6 +40,13 @@ class Peers:
     comms: dict[str, int]  # comm → weight of the waits, the largest first
 
 
+class NetworkWaits(NamedTuple):
+    """Waits of one cause for connections."""
+
+    weight: int
+    waits: int  # number
+
+
 @frozen
 class Place:
     """Sum of the waits of a cause in one function of the program; weights in ns."""
@@ -50,7 +57,7 @@ class Place:
     object: str  # name of the object that has at least SOLE_PERCENT of the weight; "" for several objects, or none
     mostly: str  # name of the object that has more than half of the weight, but less than SOLE_PERCENT; else ""
     peers: Peers
-    network: dict[str, int]  # label of analysis.network → weight, the largest first; empty if half of it is not known
+    network: dict[str, NetworkWaits]  # label of `analysis.network` → waits, the largest first; {} if mostly not known
 
 
 @frozen
@@ -65,7 +72,7 @@ class Cause:
     functions: int  # number of functions in which they wait
     places: list[Place]  # functions with much of the weight, the largest first
     peers: Peers
-    network: dict[str, int]  # as in `Place`
+    network: dict[str, NetworkWaits]  # as in `Place`
     cpus: dict[str, float]  # of waits for a CPU, by budgets: mean CPUs its threads "wanted", "got"; "all" CPUs
     command: str  # command line that shows the cause; "" for none
 
@@ -106,6 +113,7 @@ class Cells(NamedTuple):
     kind: I64  # Kind
     weight: I64  # without `runq`
     runq: I64  # waiting for a CPU
+    waits: I64  # number of waits
 
     def take(self, rows: Bool | I64) -> Cells:
         """Return the cells of a mask or of row numbers."""
@@ -133,7 +141,7 @@ def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, k
     columns = [fact[first].astype(np.int64) for fact in facts]
     delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
     blocked = samples.period - delay
-    return Cells(*columns, *(sum_by(group_of, values, len(first)) for values in (blocked, delay)))
+    return Cells(*columns, *(sum_by(group_of, values, len(first)) for values in (blocked, delay, samples.count)))
 
 
 def named_objects(profile: Profile) -> U32:
@@ -219,11 +227,12 @@ def _peers_of(profile: Profile, cells: Cells) -> Peers:
     return Peers(_ROLES[role], comms)
 
 
-def _network(cells: Cells) -> dict[str, int]:
-    """Return label of each NetworkCause → weight, if they are known for half of the weight or more; else nothing."""
-    sums = sum_by(cells.network, cells.weight, len(LABELS)).tolist()
-    causes = {LABELS[code]: sums[code] for code in sorted(range(1, len(LABELS)), key=lambda code: -sums[code])}
-    return {label: ns for label, ns in causes.items() if ns} if 2 * sum(sums[1:]) >= sum(sums) else {}
+def _network(cells: Cells) -> dict[str, NetworkWaits]:
+    """Return label of each NetworkCause → waits, if they are known for half of the weight or more; else nothing."""
+    sums, waits = (sum_by(cells.network, column, len(LABELS)).tolist() for column in (cells.weight, cells.waits))
+    largest = sorted(range(1, len(LABELS)), key=lambda code: -sums[code])
+    causes = {LABELS[code]: NetworkWaits(sums[code], waits[code]) for code in largest if sums[code]}
+    return causes if 2 * sum(sums[1:]) >= sum(sums) else {}
 
 
 def threads_of(profile: Profile, pid: I64, tid: I64, comm: I64, weight: I64) -> Threads:
