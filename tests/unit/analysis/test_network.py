@@ -3,7 +3,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from builders.profile import ProfileBuilder
 from builders.recording import BASE, S, comm, event, raw_wait, sample, write
@@ -82,12 +81,9 @@ def texts(*waits: dict[str, Any], inward: bool = False, name: str = "tcp 10.0.0.
      "handshake: 1 SYN retransmission"),
 ])  # fmt: skip
 def test_the_rules(wait: dict[str, Any], text: str) -> None:
-    assert texts(wait) == [text]
-
-
-def test_a_client_owes_nothing() -> None:
-    silent = {"flags": OPEN, "tcp": {"received_ticks": 90}}
-    assert texts({}, silent, inward=True) == [UNKNOWN, UNKNOWN]
+    assert texts(dict(wait)) == [text]
+    if text.startswith(("peer slow", "no answer yet")) and wait.get("syscall") != CONNECT:
+        assert texts(dict(wait), inward=True) == [UNKNOWN], "a client owes nothing"
 
 
 def test_totals_are_those_since_the_previous_sample() -> None:
@@ -105,7 +101,7 @@ def test_udp() -> None:
     nothing: dict[str, Any] = {"tcp": None}
     timed_out = nothing | {"syscall": POLL, "asked_ns": 160 * MS}
     waits = [nothing | {"flags": OPEN}, timed_out, nothing | {"flags": SampleFlag(0)}]
-    silent = ["no answer yet", "no answer in 160 ms"]
+    silent = "no answer yet", "no answer in 160 ms"
     assert texts(*map(dict, waits), name="udp 10.0.0.2:53") == [*silent, "name server: answered after 160 ms"]
     assert texts(*map(dict, waits), name="udp 10.0.0.2:99") == [*silent, UNKNOWN]
 
@@ -127,7 +123,5 @@ def test_payloads(tmp_path: Any) -> None:
     records = [sample(waits, time=5 + number, raw=payload) for number, payload in enumerate(payloads)]
     write(tmp_path / "a.data", [waits], [comm(waits, 70, 71, "thread"), *records])
     samples = load_recording(tmp_path / "a.data").samples
-    assert len(samples) == len(payloads)
     assert samples.tcp_state.tolist() == [0, 0, 1, 1, 0, 0]
     assert samples.tcp_window_ticks.tolist() == [0, 0, words, words, 0, 0]
-    assert isinstance(samples.tcp_state, np.ndarray)

@@ -15,13 +15,11 @@ import sys
 import time
 
 PORT = 7070
-SLOW_S = 0.15
-BLOCK = bytes(1 << 20)
+SLOW_S, BLOCK = 0.15, bytes(1 << 20)
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM in linux/filter.h
 PASS = 0xFFFFFFFF
 WITH_DATA = 40  # bytes; a segment without data has 20 to 32
-LOSS = 0x80000000  # of 2^32
 RTT, TOTAL_RETRANS = 68, 100  # offsets in struct tcp_info
 
 
@@ -45,7 +43,7 @@ def serve(connection: socket.socket, scene: str) -> None:
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if scene in ("loss", "both"):
-            drop(connection, WITH_DATA, LOSS)
+            drop(connection, WITH_DATA, 1 << 31)
         while connection.recv(1 << 16):
             print(time.monotonic_ns(), flush=True)
             if scene == "full":
@@ -95,7 +93,4 @@ def client(address: str, scene: str, rounds: int) -> None:
 
 if __name__ == "__main__":
     role, address, scene, rounds = sys.argv[1:]
-    if role == "server":
-        server(address, scene)
-    else:
-        client(address, scene, int(rounds))
+    server(address, scene) if role == "server" else client(address, scene, int(rounds))
