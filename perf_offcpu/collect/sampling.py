@@ -109,7 +109,7 @@ class SamplingEvents(SharingEvents):
             perf_event.set_filter(event.fds[cpu], self._filter_fd)
 
     def reopen(self, cpu: int, starting: bool = True) -> None:
-        """Open the events on a CPU that came online, if the target has it."""
+        """Do as `SharingEvents.reopen`, unless the target is limited to other CPUs."""
         if not self._options.target.cpus or cpu in self._options.target.cpus:
             super().reopen(cpu, starting)
 
@@ -137,7 +137,7 @@ def copy_sizes(stack_bytes: int) -> dict[str, int]:
 
 
 class CopyEvents(SharingEvents):
-    """Open the events for other sizes of stack copies than the owner's; none if its samples have no copies.
+    """Open the events for other sizes of stack copies than the owner's; no events if the owner copies no stacks.
     `set_output` is called with CPU, descriptor and BPF map (`copy_sizes`) of each event."""
 
     def __init__(self, owner: CpuEvent, set_output: Callable[[int, int, str], None]) -> None:

@@ -216,7 +216,7 @@ class Session:
                 files.drain()
 
     def _go_on(self, waiter: Waiter) -> None:
-        """Go on after a pause, in the same file or a new one, and acknowledge the command."""
+        """Go on after a pause, in the same file or a new one, and acknowledge the command of `--control`."""
         if not self.files.is_between:
             self._follow_cpus(waiter)  # before waits are recorded of what started there
         self.files.resume()

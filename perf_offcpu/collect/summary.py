@@ -93,7 +93,7 @@ class Summary:
 
     def complete(self, collector: Collector, sums: int, file_bytes: int, options: RecordOptions) -> None:
         """Add the numbers that are known at the end of a recording. `sums`: number of sums written. `file_bytes`: size
-        of the last file; 0 if it is in the sum of all files already."""
+        of the last file; 0 if `self.file_bytes` includes it already."""
         self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         self.sums = sums + self.events(losses.SNAPSHOTS)
         self.oncpu_samples, self.ring_fullest = collector.oncpu_samples(), collector.rings.fullest

@@ -125,8 +125,8 @@ _USUAL: Final = {"event": ("-e", "none"), "mmap_pages": ("-m", "2M")}
 
 
 def _defaults(words: tuple[str, ...]) -> list[str]:
-    """Return the agent's defaults for record, without defaults that the given options replace. Raise UsageError if a
-    word is no option of record, or an option that the agent sets itself."""
+    """Return the options that the agent gives to record, without those that `words` replace. Raise UsageError
+    if a word is no option of record, or an option that the agent sets itself."""
     from perf_offcpu.commands.shared.parsers import make_parsers
 
     parser = make_parsers(("record",))[1]["record"]

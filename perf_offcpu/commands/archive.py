@@ -122,7 +122,7 @@ def pack(args: argparse.Namespace, output: str) -> Saved:
 
 
 def _add_recording(archive: tarfile.TarFile, path: str) -> None:
-    """Add the recording, or the regular files of a directory. A link to the recording is followed."""
+    """Add the recording: a file, or the regular files of a directory. A link to the recording is followed."""
     if not os.path.isdir(path):  # direct: asks for the kind of what the user named
         _add_file(archive, open_regular(path), RECORDING)
         return

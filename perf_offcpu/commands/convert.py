@@ -198,7 +198,7 @@ def _critical_path(args: argparse.Namespace) -> int:
 
 
 def prepared(args: argparse.Namespace, profile: Profile, options: Options) -> tuple[Profile, Options]:
-    """Return the profile with the samples of the named events only, and the options with the head of a page."""
+    """Return the profile with the samples of the named events only, and the options, with the head of a page."""
     if "sentences" in FORMATS[args.format].options:
         options = with_head(options, args, profile)
     return _chosen(args, profile), options
@@ -257,7 +257,7 @@ def _chosen(args: argparse.Namespace, profile: Profile) -> Profile:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """Return the options of the format, and remove SHOW from `args.pid`, `tid`, `state`; other values select waits."""
+    """Return the format's options. SHOW in `args.pid`, `tid` or `state` is one: only values that select waits stay."""
     given: dict[str, Any] = {}
     for name in ("pid", "tid", "state"):
         values = getattr(args, name)

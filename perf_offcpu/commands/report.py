@@ -286,7 +286,7 @@ def _per(text: str | None, old: Meta, new: Meta) -> Per:
 
 
 def _program(meta: Meta) -> str:
-    """Return the program that a recording without pauses ran; "" without a program, and for `sleep`, no workload."""
+    """Return the program that a recording ran; "" for none, for `sleep` (no workload), and if the recording paused."""
     command = () if meta.parts else meta.cmdline
     words = command[command.index("--") + 1 :] if "--" in command else ()
     name = words[0] if words else ""

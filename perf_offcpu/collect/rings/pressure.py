@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how long rings fill while the recorder does not look, and what it does meanwhile. From one drain to the next
-the recorder writes, works, waits for a CPU or waits in the kernel. Sleep until a ring wakes the recorder does not
-count. The longest time between two drains is shown; times in which a ring became full are added up, because what the
-recorder did in them is the cause of losses."""
+"""Measure how long rings fill from one drain to the next, and what the recorder does in that time: it writes, works,
+waits for a CPU or waits in the kernel. Time in which the recorder sleeps until a ring wakes it does not count. The
+longest time between two drains is shown; times in which a ring became full are added up, because what the recorder
+did in them is the cause of losses."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ class TimeSpent(NamedTuple):
 
     @property
     def kernel_s(self) -> float:
-        """The seconds that are left: waiting in the kernel for something else than the file."""
+        """Seconds in which the thread waited in the kernel, but not for the file: `elapsed_s` less the other fields."""
         return max(0.0, self.elapsed_s - self.file_s - self.cpu_s - self.runnable_s)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Pressure:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Count the time that the block waits as waiting for the file."""
+        """Count the time for which the thread waits in the block as waiting for the file."""
         before = self._waited()
         try:
             yield
@@ -110,7 +110,7 @@ class Pressure:
 
     @contextmanager
     def draining(self, fill: Callable[[], float]) -> Iterator[None]:
-        """Measure the time from the last drain to this one, which the block makes. `fill` returns, after the block, the
+        """Measure the time since the drain before; the block makes the new drain. `fill` returns, after the block, the
         fill of the fullest ring that was drained, 0 to 1."""
         now = self._now()
         spent = TimeSpent(*(end - begin for end, begin in zip(now, self._drained, strict=True)))
@@ -123,7 +123,7 @@ class Pressure:
             self._drained = now
 
     def _waited(self) -> float:
-        """Return the seconds that this thread was not runnable, from any origin."""
+        """Return the seconds, since an arbitrary moment, in which this thread neither ran nor was runnable."""
         while True:
             wall = self._wall()
             waited = wall - self._cpu() - self._runnable()

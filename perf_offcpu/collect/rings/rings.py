@@ -60,9 +60,9 @@ class Ring:
     OSError: it cannot be mapped.
 
     Attributes:
-        fullest: most bytes that any drain found in the ring, or that were written while it drained.
-        recent: the most since the last call of `Rings.recent_fill`.
-        last: the most of the last drain.
+        fullest: most bytes that were in the ring at once, at the begin of any drain or while it went on.
+        recent: most bytes, measured likewise, of the drains since the last call of `Rings.recent_fill`.
+        last: most bytes, measured likewise, of the last drain.
     """
 
     def __init__(self, fd: int, data_bytes: int) -> None:
@@ -129,7 +129,7 @@ class Rings:
 
     Args:
         name: name of the event.
-        attr_for: returns its attr for the number of bytes at which a ring wakes the recorder. The kernel takes the
+        attr_for: returns the event's attr, given the bytes at which a ring wakes the recorder. The kernel takes this
             number when the ring is mapped, so a smaller ring needs another event.
         data_bytes: wanted size of each ring without its control page.
         say: is called with a sentence when rings become smaller than wanted.
@@ -155,7 +155,7 @@ class Rings:
             say(f"ring buffers of {data_bytes >> 10} kB per CPU are not to be had, using {self.data_bytes >> 10} kB")
 
     def _map(self, owner: CpuEvent) -> bool:
-        """Map a ring of `data_bytes` for each CPU; return False if that failed and smaller rings may do."""
+        """Map a ring of `data_bytes` for each CPU; return False if the kernel refuses, but may accept smaller rings."""
         self.owner = owner
         try:
             for cpu, fd in owner.fds.items():
@@ -222,7 +222,7 @@ def default_ring_bytes(cpus: int, copies: bool = False) -> int:
 
 
 def wakeup_bytes(data_bytes: int) -> int:
-    """Return the bytes in a ring at which it wakes the recorder; the rest is room until the recorder comes."""
+    """Return the bytes in a ring at which it wakes the recorder; until the drain, records go into the room left."""
     return min(data_bytes // 4, MAX_WAKEUP_BYTES)
 
 
@@ -238,8 +238,8 @@ def _refusal(problem: OSError, data_bytes: int) -> PerfOffcpuError:
 
 
 def parse_ring_size(text: str) -> int:
-    """Parse perf's `-m`, pages or a size with a suffix; return bytes of a ring of a CPU. They are rounded up to a power
-    of two of pages. Raises UsageError: it is no such number, or beyond what can be mapped."""
+    """Parse perf's `-m`, a number of pages or a size with a suffix; return the bytes of the ring of one CPU, rounded up
+    to a power of two of pages. Raises UsageError: the text is no such number, or beyond what can be mapped."""
     size = parse_size("-m", text, ("pages", mmap.PAGESIZE), least="1B", most="1G")
     pages = -(-size // mmap.PAGESIZE)
     return (1 << (pages - 1).bit_length()) * mmap.PAGESIZE

@@ -122,7 +122,7 @@ class SideBand:
             self._next = None
 
     def append(self, *pieces: Buffer) -> None:
-        """Mend whole records and append them to the sink. FileFullError: none of them counts as written."""
+        """Mend whole records and append them to the sink. Raises FileFullError: no record counts as written then."""
         assert self.sink is not None
         data = bytearray().join(pieces)
         try:
@@ -211,7 +211,7 @@ def _name_of(record: memoryview) -> bytes:
 
 
 def _read_build_id(item: tuple[object, object, tuple[int, int, int, int, bytes]]) -> tuple[bytes, bytes] | None:
-    """Return (build-id, path as the recorder sees it, b"" if as in the record); None if the file was not found."""
+    """Return (build-id, path that the recorder sees or b"" if it is that of the record); None if no file was found."""
     pid, start, end, inode, name = item[2]
     build_id = read_build_id(pid, start, end, inode, name, maps=False)
     return None if build_id is None else (build_id, path_here(pid, start, end, name))

@@ -21,10 +21,10 @@ class Waiter:
     Args:
         rings: descriptors that become readable when a ring has filled.
         endings: descriptors that end the recording when one of them becomes readable.
-        signals: end the recording, too.
+        signals: signals of the recording, some of which end it.
         watch: the targets; the end of the last one ends the recording.
         duration_s: time from now after which the recording ends; None for no limit.
-        control: commands, which end a wait when they come.
+        control: commands of `--control`; one that comes ends a wait, not the recording.
     """
 
     def __init__(

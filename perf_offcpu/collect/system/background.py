@@ -64,7 +64,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def side_by_side(first: Callable[[], object], second: Callable[[], object]) -> None:
-    """Run `first` in a thread and `second` here until both have ended; raise the error of `second`, else `first`."""
+    """Run `first` in a thread and `second` here until both end; raise the error of `second`, else that of `first`."""
     future = in_background(first)
     try:
         second()

@@ -38,8 +38,8 @@ class Group:
 
 
 def find_groups(names: Iterable[str]) -> tuple[Group, ...]:
-    """Look up groups by paths below a mount point, or relative to that of cgroup v2, else of a v1 hierarchy. Raises
-    TargetError: there is no such group; UsageError: they are of different hierarchies."""
+    """Look up groups by paths with a mount point, or below one: that of cgroup v2, else of a v1 hierarchy. Raises
+    TargetError: there is no such group; UsageError: groups are of different hierarchies, or one has no controller."""
     mounted = hierarchies(read_kernel(MOUNTS))
     groups = tuple(_find_group(name, mounted) for name in names)
     if len({group.controller for group in groups}) > 1:

@@ -117,7 +117,7 @@ class Describer:
         return objects
 
     def described_again(self, rows: NDArray[Any]) -> list[Described]:
-        """Describe again the epoll instances `rows` that still watch descriptors, which may be others by now."""
+        """Describe again those epoll instances in `rows` that still watch descriptors, perhaps others than before."""
         return [described for described in self.describe(rows) if described["name"] != EPOLL]
 
     def _add_names(self, rows: NDArray[Any], texts: list[Texts]) -> None:

@@ -166,7 +166,7 @@ class Mounts:
         the file system: major << 20 | minor.
 
         Returns:
-            The path from the recorder's root; that from the root of the file system where it is not mounted
+            The path from the recorder's root; the path from the root of the file system if that is not mounted
             here; or the last names of a path that is too long or too deep.
         """
         parts = names.rstrip(b"\0").split(b"\0")

@@ -28,7 +28,7 @@ _MOST_NAMED: Final = 3
 
 
 class Socket(NamedTuple):
-    """A socket as /proc/PID/net shows it: its printable name and its direction."""
+    """A socket as /proc/PID/net shows it: its printable name, whether it is a client's, whether it listens."""
 
     name: bytes  # tcp 10.0.0.7:5432, tcp listen 0.0.0.0:80, unix /run/x.sock; b"" without an address
     is_outward: bool  # a client's: it has no path of its own, or no socket listens on its local port
@@ -125,7 +125,7 @@ def _first_lines(path: str) -> Iterator[bytes]:
 
 
 def _address(text: str) -> bytes:
-    """Return as `endpoint` an address in hexadecimal words of these tables; b"" for port 0, which no socket has."""
+    """Return the text that `endpoint` makes of a hexadecimal address in /proc/PID/net; b"" for port 0: no socket's."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[offset : offset + 8])[::-1] for offset in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6

@@ -98,7 +98,7 @@ def open_output(path: str, *, binary: bool, inputs: Iterable[str] = ()) -> Itera
     to it. A FIFO or device is written directly.
 
     Args:
-        inputs: recordings that the output shows; its mode lets no user read it who may not read all of them.
+        inputs: recordings that the output shows; its mode lets others read it only if the modes of all inputs do.
 
     Raises:
         UsageError: bytes for a terminal, or the name of a directory.

@@ -125,7 +125,7 @@ def whole_profile_from_args(args: argparse.Namespace, *, keep_ips: bool = False,
 
 def every_wait_from_args(args: argparse.Namespace, option: str, instead: str = "") -> Profile:
     """Read and symbolize without selecting, for an analysis that follows threads from wait to wait. Raise UsageError if
-    the recording has samples of the waits only; `instead` is a remedy besides a new recording."""
+    only a sample of the waits was recorded; its text names `option`, and `instead`, a remedy other than recording."""
     profile = whole_profile_from_args(args)
     if profile.meta.sampling:
         raise UsageError(
@@ -253,13 +253,13 @@ def kept_options(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def whole_lives(args: argparse.Namespace) -> bool:
-    """Return True if threads were selected as a whole, with all their samples."""
+    """Return True unless an option selects only a part of the samples of threads."""
     return not any(getattr(args, name) for name in _PARTS)
 
 
 def with_head(options: Options, args: argparse.Namespace, profile: Profile) -> Options:
-    """Return the options of a format with the head of a page: the verdict, and the words that select its samples. The
-    profile has the selected samples of all events."""
+    """Return the options of a format with the head of a page: the verdict, and the command line's words that select the
+    samples of the page. `profile` has the selected samples of all events."""
     from perf_offcpu.report.summary import head_of
 
     kept, path = kept_options(args), bool(getattr(args, "critical_path", False))
