@@ -98,7 +98,7 @@ class Locations:
         return Ragged(offsets_of(counts), paths.values[kept][leaf_first])
 
     def _fill(self, used: I64, marks: list[int], options: PathOptions) -> tuple[U64, U64]:
-        """Add locations; return uint64 location numbers twice: by frame in `used`, and by code of a mark."""
+        """Add locations; return uint64 location numbers twice: of each frame in `used`, and of each row of `_MARKS`."""
         frames = self.profile.frames
         outer = self._outer()
         rows = used
@@ -154,7 +154,7 @@ def _add(table: dict[T, int], row: T) -> int:
 
 
 def _between(inner: U64, rows: Ragged, outer: U64) -> Ragged:
-    """Return the rows with inner[i] put before row i and outer[i] after it, where they are not 0."""
+    """Return the rows, with the number inner[i] put in front of the values of row i and outer[i] behind; 0: nothing."""
     offsets = offsets_of(rows.lengths + (inner > 0) + (outer > 0))
     values: U64 = np.empty(offsets[-1], np.uint64)
     is_mark: Bool = np.zeros(len(values), np.bool_)

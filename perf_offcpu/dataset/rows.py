@@ -182,7 +182,7 @@ def gap_columns(gaps: Sequence[Gap], host: Host) -> dict[str, Any]:
 
 
 def host_columns(profile: Profile, host: Host, offset_ns: int, parts: Spans) -> dict[str, Any]:
-    """Return the columns of HOSTS: a row for each part of the recorded time."""
+    """Return the columns of HOSTS: a row for each span in `parts`. `offset_ns`: value of `clock_offset_ns`."""
     import pyarrow as pa
 
     number = len(parts)

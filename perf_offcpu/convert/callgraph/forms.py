@@ -2,7 +2,7 @@
 """Write graphs for graphviz, Gephi, yEd, networkx and the terminal. The graph is of calls between functions (`calls`),
 of wake-ups between threads (`wakeups`), of threads that wait for each other (`waits`), or of threads and the objects
 for which they wait (`objects`). Nodes and edges of less than `min_share` of the total are left out, because they would
-hide the others; the graph has their number."""
+hide heavier ones; the graph's attribute `left_out` is their number."""
 
 import functools
 import io
@@ -132,7 +132,7 @@ def _node_lines(node: dict[str, Any], unit: str) -> Iterator[str]:
 
 
 def _fill(node: dict[str, Any], weight: int, facts: dict[str, Any]) -> str:
-    """Return DOT's quoted "hue saturation value": bluer is heavier; if compared, red has grown, green has shrunk."""
+    """Return DOT's quoted "hue saturation value": blue by weight / facts["total"], or red if grown, green if shrunk."""
     if "change" in node:
         part = min(abs(node["change"]) / max(facts["total"], 1), 1)
         return f'"{_GROWN if node["change"] > 0 else _SHRUNK} {0.02 + 0.7 * part:.3f} 1.0"'

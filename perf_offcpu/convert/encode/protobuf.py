@@ -118,7 +118,7 @@ def _width(value: int) -> int:
 
 
 def _same_width(left: U64, width: int) -> Rows:
-    """Encode the numbers `left` as varints, each of which needs `width` bytes, as those of times usually do."""
+    """Encode n numbers as varints, one a row, if each needs exactly `width` bytes, as times usually do."""
     data = np.empty((len(left), width), np.uint8)
     for place in range(width):
         data[:, place] = left & np.uint64(0x7F)
@@ -166,7 +166,7 @@ def messages(number: int, body: Rows) -> Rows:
 
 
 def lengths(number: int, values: I64) -> Rows:
-    """Encode, per row, the tag of length-delimited field `number` and the length in `values`: its bytes come after."""
+    """Encode, per row, the tag of length-delimited field `number` and its length, from `values`, without content."""
     return joined(constant(varint(number << 3 | _LENGTH), len(values)), varints(values))
 
 

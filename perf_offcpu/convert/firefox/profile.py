@@ -47,7 +47,7 @@ _KEYS = {"woken by": "waker", "held by": "holder"}  # detail → its key in the 
 def _schema(
     name: str, description: str, tooltip: str, label: str, fields: dict[str, str], *display: str
 ) -> dict[str, Any]:
-    """Return the schema of a marker type, also shown in panels `display`; `fields`: key → label, texts but "runq"."""
+    """Return the schema of a marker type. `display`: further panels. `fields`: key → label; text, but "runq" a time."""
     formats = {"runq": "duration"}
     return {
         "name": name,
@@ -87,7 +87,7 @@ def write(profile: Profile, out: TextIO, options: Options) -> None:
 
 
 class _Thread(NamedTuple):
-    """Describes a thread of the file: the samples `rows` of a track, by time; times are ns since the origin."""
+    """Describes a thread of the file: the samples `rows` of a track, by time, in ns since `Timeline.origin_ns`."""
 
     track: int
     kind: str  # "" for its waits, ON_CPU or NO_PLACE
@@ -280,7 +280,7 @@ def _ms(ns: int) -> str:
 
 
 def _columns(names: I64, begin_ns: I64, end_ns: I64, phase: I64, category: I64) -> Iterator[str]:
-    """Yield the JSON of the columns of n markers after `data`, and the end of their table; times in ns."""
+    """Yield JSON that closes the column `data` of n markers, adds the other columns and ends the table; times in ns."""
     columns = {
         "name": array_items(names),
         "startTime": array_items(begin_ns, _MS_DIGITS),

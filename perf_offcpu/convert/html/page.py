@@ -146,7 +146,7 @@ def _pauses(meta: Meta, timeline: Timeline) -> list[list[list[float | None]]]:
 
 
 def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[str, I64]]:
-    """Return (keys with title and labels, in order; "key.NAME" → int64[samples], each one's index in these labels)."""
+    """Return (keys with title and labels, in order; "key.NAME" → int64[samples], index of a sample's label in them)."""
     keys, ranks = [], {}
     for key, title in _KEYS.items():
         column, label = column_of(key, profile, waits)
@@ -229,7 +229,7 @@ _UNKNOWN_TIME = -1
 
 
 class Rows:
-    """Holds the order of a profile's samples in a page: waits, moments and others, each by thread and begin."""
+    """Holds the order of samples in a page: waits, moments (on-CPU), samples without place; by thread and begin."""
 
     def __init__(self, timeline: Timeline, tracks: int) -> None:
         kind = np.where(timeline.waits, 0, np.where(timeline.moments, 1, 2))
