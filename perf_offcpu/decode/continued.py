@@ -26,8 +26,8 @@ def repeats(*pairs: tuple[NDArray[Any], NDArray[Any]]) -> Bool:
 
 
 def joined_budget(parts: list[Budget]) -> tuple[Budget, Borders]:
-    """Return (all budgets by (tid, begin), the borders). Rows that one life of a thread has in several files are summed
-    to one row: each begins in the very ns in which the row before ended; rows of separate recordings do not."""
+    """Return (budgets by (tid, begin), borders: tid and ns where a thread goes on from file to file). Rows that meet at
+    a border are summed: one begins in the very ns in which the other ended; rows of separate recordings do not meet."""
     budget = Budget.concat(parts)
     budget = budget.take(np.lexsort((budget.end_ns, budget.begin_ns, budget.tid)))
     goes_on = repeats((budget.begin_ns, budget.end_ns), (budget.tid, budget.tid), (budget.pid, budget.pid))

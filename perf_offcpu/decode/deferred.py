@@ -3,7 +3,7 @@
 
 With attr.defer_callchain the kernel ends a sample's callchain with a marker and a cookie, and walks the
 user stack once, when the thread returns to user space: a CALLCHAIN_DEFERRED record with that cookie
-completes all samples of the visit. Two forms exist, distinguished by their content:
+completes all samples that the thread had since it entered the kernel. Two forms exist, distinguished by content:
 
               sample ends with            record
     final     … USER_DEFERRED, cookie     cookie, nr, ips[nr]

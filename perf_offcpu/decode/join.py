@@ -66,7 +66,7 @@ def join_by_host(recordings: Sequence[Recording], options: JoinOptions | None = 
     """Join the recordings of each host, and put all on one clock; hosts in order of their first recordings.
 
     Args:
-        recordings: without snapshots, that is unwound.
+        recordings: without snapshots of user stacks, which unwinding has replaced by callchains.
 
     Raises:
         UsageError: architectures differ, or a clock is not known.

@@ -60,7 +60,7 @@ class StackPositions:
         self._words.append(words)
 
     def settle(self, source: OpenFile | U64) -> None:
-        """Set the source of stacks that were added without source."""
+        """Set the source, a file or words in memory, of the stacks that were added with source None."""
         self._sources = [source if known_source is None else known_source for known_source in self._sources]
 
     @property

@@ -116,7 +116,7 @@ class Comparison:
 
 
 def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Comparison:
-    """Compare two selections, first by the keys; raise UsageError if there are not two hosts on each side."""
+    """Compare two selections by `keys`, by comm and by stack; raise UsageError if there are not two hosts per side."""
     needed = [*keys, *(key for key in STACK if key not in keys)]
     sides = _Sides(cube_of(before, needed), cube_of(after, needed))
     tables = [_by_keys(sides, keys_of_table) for keys_of_table in dict.fromkeys((tuple(keys), ("comm",)))]
@@ -160,7 +160,7 @@ class _Sides:
     def changes(
         self, keys: tuple[str, ...], labels: Sequence[Key], frames: Sequence[tuple[Name, ...]], sides: Sequence[F64]
     ) -> Changes:
-        """Return the changes of `labels`, values of `keys`. `sides`: rates before and after, float64[hosts, labels]."""
+        """Return changes of `labels`, values of `keys`, with `frames`. `sides`: rates before/after, [hosts, labels]."""
         before, after = sides
         verdicts = compare_pairs(after - before) if self.paired else compare_groups(before, after)
         means = [side.mean(axis=0).tolist() for side in sides]

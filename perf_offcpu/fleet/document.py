@@ -16,7 +16,7 @@ _ROW = "weight blocked runq waits waits_are_exact samples"
 
 
 def report(head: Head, tables: Sequence[Table], idle: int, causes: FleetCauses | None) -> dict[str, Any]:
-    """Return the JSON document of `fleet report`. `idle`: weight in the tables of threads that wait for work."""
+    """Return the JSON document of `fleet report`. `idle`: weight, in `tables`, of threads that wait for work."""
     ranking: dict[str, Any] | None = None
     if causes is not None:
         rows = [_cause(cause, head) for cause in causes.causes]

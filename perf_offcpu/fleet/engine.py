@@ -65,7 +65,7 @@ class Engine:
         return self.backend.table(name)
 
     def notes(self, files: list[str], key: str) -> dict[str, str]:
-        """Return value of `key` in Parquet files' metadata → a file that has it; {} for engines other than DuckDB."""
+        """Return (value that metadata of Parquet files has for `key`) → one of the files with it; {} unless DuckDB."""
         if self.name != "duckdb" or not files:
             return {}
         query = _NOTES.format(files=", ".join(map(_quoted, files)), key=_quoted(key))
@@ -96,8 +96,8 @@ class Engine:
 
     def run(self, expression: Any, *, of_rows: bool = True) -> dict[str, list[Any]]:
         """Return the columns of a table expression: name → Python values, decimals as integers. Raise EngineError if
-        the engine refuses the query, or if the result has a null although `of_rows`: the expression only reads columns
-        that perf-offcpu writes without nulls."""
+        the engine refuses the query, or if the result has a null. A null is accepted without `of_rows`, which says that
+        the expression only reads columns that perf-offcpu writes without nulls."""
         with self.asked():
             columns: dict[str, list[Any]] = self.backend.to_pyarrow(expression).to_pydict()
         if of_rows and (nulls := [name for name, column in columns.items() if None in column]):

@@ -65,7 +65,7 @@ def compare_pairs(change: F64) -> Verdicts:
 
 
 def _welch(second: F64, values: F64, scale: F64) -> F64:
-    """Return float64[assignments, rows]: Welch's t. `second` [assignments, hosts]: 1 for the second group, else 0."""
+    """Return Welch's t [assignments, rows]. `second` [assignments, hosts]: 1 in group 2. `scale`: added to errors."""
     sums, squares = values.sum(axis=0), (values**2).sum(axis=0)
     n2 = second.sum(axis=1)[:, None]
     n1 = len(values) - n2

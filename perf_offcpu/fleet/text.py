@@ -264,7 +264,7 @@ def _method(compared: Comparison) -> Iterator[str]:
 
 
 def _changes(table: Changes, rates: _Rates, limit: int | None) -> Iterator[str]:
-    """Return the significant rows of a table, and the number of its other rows."""
+    """Yield the lines of the significant rows of a table, at most `limit`, and the numbers of rows left out."""
     real = [row for row in table.rows if row.is_significant]
     if table.keys == STACK:
         yield from say.section(f"Stacks, {rates.subject} per second of a host, root first", rates.style)

@@ -84,8 +84,8 @@ def rewrite(path: str, out_fd: int, out_path: str, options: RewriteOptions | Non
 class Survey:
     """Gathers, in the first pass, facts that a sample may need long before they are recorded: the process of its
     thread (to exchange pid and tid where upstream swapped them), the end of that thread (the time of a sum), and its
-    deferred user callchain (each different one is kept once, with 28 bytes for each record). And a pipe begins with
-    features that hold the time of its last sample."""
+    deferred user callchain (each different callchain is kept once, and 28 bytes for each record). Also the time of the
+    last sample, which is in the features: a pipe begins with these."""
 
     def __init__(self, reader: PerfDataReader, adds_waits: bool) -> None:
         self.reader, self._adds_waits = reader, adds_waits

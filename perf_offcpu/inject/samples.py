@@ -102,7 +102,7 @@ def model_fields(samples: Samples) -> dict[str, NDArray[Any]]:
 
 
 def raw_fields(payload: tuple[I64, U8]) -> dict[str, Column]:
-    """Return RAW's columns for (offsets, bytes) of whole words; 4 zeros follow, so that raw_size + raw are, too."""
+    """Return RAW's columns for (offsets, bytes) of whole words; 4 zeros more make raw_size and raw whole words, too."""
     return {"raw": payload, "raw_size": np.diff(payload[0]) + 4}
 
 

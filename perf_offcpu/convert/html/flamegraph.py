@@ -106,7 +106,7 @@ def preorder(tree: PathTree) -> I64:
 
 
 def _layer(kind: str, tree: PathTree, profile: Profile, rows: Bool, order: I64) -> dict[str, Any]:
-    """Return the exclusive weights (`hi * 10^9 + lo`) and counts of the samples in `rows`, by node in preorder."""
+    """Return layer `kind`: own weights (hi * 10^9 + lo), counts of samples where `rows` is True; by node in `order`."""
     samples = profile.samples
     hi, lo = np.divmod(tree.total(np.where(rows, samples.period, 0))[order], _GIGA)
     count = tree.total(np.where(rows, samples.count, 0))[order]

@@ -109,7 +109,7 @@ class SwitchDecoder:
     def of_samples(
         self, data: NDArray[np.uint8], columns: Columns, ok: Bool, samples: Samples, events: Events, number: int
     ) -> Switches:
-        """Return rows for the `ok` samples of evsel `number`; none for other events, and for a repeated event."""
+        """Return rows for the `ok` samples of evsel `number`; none if it records no switches, or repeats an evsel."""
         self._read_kinds(events.specs)
         kind, config = _kind_of(events.specs[number])
         is_switch = (kind, config) == (PerfType.SOFTWARE, SoftwareConfig.CONTEXT_SWITCHES)
@@ -123,7 +123,7 @@ class SwitchDecoder:
         return self._of_tracepoint(tracepoint, _Raw(data, columns.arrays["raw"], ok, tracepoint, events.order), samples)
 
     def _read_kinds(self, specs: Sequence[EventSpec]) -> None:
-        """Note the first evsel of each (type, config), once for each list of specs: it can have thousands."""
+        """Note the first evsel of each (type, config), only if `specs` has changed: the list can be thousands long."""
         if specs is self._specs and len(specs) == self._count:
             return
         self._specs, self._count = specs, len(specs)

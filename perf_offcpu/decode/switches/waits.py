@@ -7,7 +7,7 @@ whose period is the time off the CPU. So all code that uses a Recording works on
 * the stack of the switch-out, where one was sampled (no stack is better than the stack of another moment);
 * the state, if sched_switch was recorded. Threads that stayed runnable (were preempted, or yielded)
   are flagged PREEMPTED: all their time off the CPU is run-queue delay;
-* wake-up, waker and run-queue delay, if sched_waking or sched_wakeup was recorded. Samples of these are taken
+* wake-up, waker and run-queue delay, if sched_waking or sched_wakeup was recorded. Their samples are taken
   in the thread that wakes, so their stack is the waker's. If an interrupt woke the thread, the waker
   is 0, the idle thread's number, flagged WAKER_INTERRUPT: the interrupted thread has nothing to do with it.
 """

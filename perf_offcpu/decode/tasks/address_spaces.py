@@ -121,7 +121,7 @@ class AddressSpaces:
         self._put(space, where, mapping)
 
     def map_run(self, runs: MapRuns, run: int) -> bool:
-        """Apply sound run number `run` if it begins an address space; return False if it does not or is too large."""
+        """Apply sound run number `run` if it begins a space and is not too large; return whether it was applied."""
         first, size = int(runs.first[run]), int(runs.cuts[run + 1] - runs.cuts[run])
         pid = int(runs.maps.pid[first])
         number = self._current.get(pid, -1)
@@ -160,7 +160,7 @@ class AddressSpaces:
 
     def exec(self, pid: int, time_ns: int) -> None:
         """Begin a new image of a process, with the first mapping that follows. Until then the process is in execve(),
-        whose caller is code of the old image. An old image that was not recorded is unknown."""
+        whose caller is code of the old image. If no space of the process is known, the old image's space is unknown."""
         if pid not in self._current and time_ns > 0:
             self._timeline.append((pid, 0, UNKNOWN_SPACE))
         self._execing.add(pid)

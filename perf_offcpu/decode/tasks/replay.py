@@ -89,7 +89,7 @@ class TaskNotes:
         return self.strings.intern(values["comm"]), misc & _COMM_EXEC
 
     def _task(self, misc: int, _: dict[str, Any]) -> Note:
-        """Return (nonzero if a FORK only says that there was such a thread,)."""
+        """Return (nonzero if a FORK only says that its thread was there when a file of the recording began,)."""
         return (misc & _FORK_EXEC,)
 
     def _mmap(self, misc: int, values: dict[str, Any]) -> Note | None:
