@@ -21,8 +21,9 @@ from perf_offcpu.model.columns import I32, I64, Bool
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.text import SYMBOL_SUFFIX, frame_label
 
-_WRAPPER_DEPTH = 4
-"""Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own."""
+_WRAPPER_DEPTH, _LOCK_DEPTH = 4, 8
+"""Number of user frames, from the leaf on, that can be wrappers: further up a `read` is the program's own. With debug
+symbols, glibc 2.41 has six frames, two of them inlined, below pthread_cond_wait()."""
 _NONE = -1
 _NO_SUFFIX = re.compile(r"(?!)")
 
@@ -64,7 +65,7 @@ def evidence_of_stacks(profile: Profile, programs: Rules) -> tuple[list[Evidence
         found_in.kernel(lambda _: 1),
         found_in.kernel(entry),
         found_in.kernel(rules.is_for_work_in_kernel),
-        found_in.user(rules.meaning_of_wrapper),
+        found_in.user(rules.meaning_of_wrapper, _LOCK_DEPTH),
         np.ones(len(found_in.stacks), np.int32),
     )
     met_sets, met = found_in.met_rules(programs)
@@ -101,9 +102,9 @@ class _Stacks:
         -1 if there is none."""
         return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
-    def user(self, judge: Callable[[str], int | None]) -> I32:
-        """Return int32[n] as `kernel`, but for user functions: the _WRAPPER_DEPTH innermost of each stack."""
-        return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), _WRAPPER_DEPTH)
+    def user(self, judge: Callable[[str], int | None], depth: int = _WRAPPER_DEPTH) -> I32:
+        """Return int32[n] as `kernel`, but for user functions: the `depth` innermost of each stack."""
+        return self._first(self._judged(judge, self.used & ~self.is_kernel, SYMBOL_SUFFIX), depth)
 
     def met_rules(self, programs: Rules) -> tuple[list[int], I32]:
         """Return the rules of programs that each stack meets by its functions and their callers.

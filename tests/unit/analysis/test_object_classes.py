@@ -132,11 +132,21 @@ def test_of_several_classes_the_most_frequent_counts_and_waits_for_a_cpu_do_not(
     assert classes_of(builder.build())[-2:] == ["pipe", "disk"], "a sum with a class keeps it"
 
 
+GLIBC_2_41 = (
+    *("pthread_cond_wait", "__pthread_cond_wait_common", "__futex_abstimed_wait_cancelable64"),
+    *(
+        "__futex_abstimed_wait_common",
+        "__futex_abstimed_wait_common64",
+        "__syscall_cancel",
+        "__internal_syscall_cancel",
+    ),
+)
 CONDITION, SEMAPHORE, MUTEX = ("pthread_cond_wait",), ("sem_wait", "[libc]"), ("pthread_mutex_lock",)
 
 
 @pytest.mark.parametrize(("wrapper", "facts", "for_work"), [
     (CONDITION, 0, True), (CONDITION, F.BY_OTHERS, True), (CONDITION, F.BY_PEERS | F.SEVERAL, False),
+    (GLIBC_2_41, 0, True),
     (CONDITION, F.BY_PEERS | F.BY_OTHERS, True), (CONDITION, F.BY_STRANGERS, True), (SEMAPHORE, 0, True),
     (SEMAPHORE, F.SHARED, False), (SEMAPHORE, F.SHARED | F.BY_OTHERS, True), (SEMAPHORE, F.BY_STRANGERS, False),
     (SEMAPHORE, F.BY_PEERS | F.BY_OTHERS, False), (MUTEX, F.BY_OTHERS | F.SEVERAL, False),
