@@ -90,8 +90,8 @@ def cut_user_parts(batch: SampleBatch) -> SampleBatch:
 
 
 def drop_references(batch: SampleBatch) -> SampleBatch:
-    """Return the batch without registers and stack of samples whose copy is in another sample: perf would unwind from
-    the one word that they have for a stack."""
+    """Return the batch with no registers and stack in samples that refer to another sample's copy of them: perf would
+    unwind from the single word in their stack field."""
     if not has_stacks(batch.spec):
         return batch
     columns, kept = batch.columns, has_snapshot(batch.columns)
@@ -107,8 +107,8 @@ class StackUnwinder:
     """Unwinds copies of user stacks.
 
     Args:
-        unwinder: of the recording, whose tasks and maps `tasks` has.
-        late: copies that samples refer to before they come.
+        unwinder, tasks: of the same recording; `tasks` finds the address space of each sample.
+        late: the copies that come in the file after the first sample that refers to them.
         keep: samples with a copy keep it; only samples that refer to the copy of another sample are unwound.
         done: counts the stacks that were unwound, and the stacks that could not be unwound to their root.
     """
@@ -122,7 +122,7 @@ class StackUnwinder:
         self._callers.note(callers, np.arange(len(callers)))
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """Return the batch with unwound callchains; samples without a copy get the stack of their caller's copy."""
+        """Return the batch with unwound callchains; a sample without a copy gets that of its `caller` number."""
         if batch.chains is None or not has_stacks(batch.spec):
             return batch
         counters = Losses() if self.keep else self.done.losses
@@ -147,7 +147,7 @@ class StackUnwinder:
         return replace(batch, chains=batch.chains.replaced(rows, completed), extensions=extensions)
 
     def _note_callers(self, batch: SampleBatch, snapshot: I32, unwound: Unwound) -> I32:
-        """Keep the stacks of new callers; return int32[n]: each sample's row of `_of_callers`, negative for none."""
+        """Add callchains of new callers to `_of_callers`; return int32[n]: each sample's row there, negative: none."""
         callers = callers_of(batch.chunk.data, batch.columns, batch.order)
         new = np.flatnonzero((callers != 0) & (snapshot >= 0))
         row = np.full(len(batch), -1, np.int32)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write waits between context switches as records: off-cpu time for any perf, recorded without BPF. Their event is
-added to those of the recording, so its samples must have their id at the same place as all others. A recording of one
-event whose samples have no id has no room for a second."""
+"""Write waits between context switches as records: off-cpu time for any perf, recorded without BPF. They are samples of
+an event that is added to the recording, and have their id at the same place as the samples of its other events. If the
+recorded samples have no id, as a single event's may, no event can be added."""
 
 from collections.abc import Sequence
 

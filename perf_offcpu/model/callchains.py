@@ -137,8 +137,8 @@ def _mixed(words: U64) -> U64:
 
 
 def _hash_block(mixed: U64, offsets: I64) -> U64:
-    """Return uint64[n], the hash of each row (0 if empty) without its length. `mixed`, the words of all rows, is
-    overwritten: word i is multiplied by base^i; a row's sum is divided by the power of its first word."""
+    """Return uint64[n], the hash of each row (0 if empty) before its length counts. `mixed`, the words of all rows, is
+    overwritten: word i is multiplied by base^i; the sum of a row that begins at word k is divided by base^k."""
     powers, inverses = _powers(len(mixed).bit_length())
     mixed *= powers[: len(mixed)]
     filled = np.flatnonzero(offsets[1:] > offsets[:-1])

@@ -88,7 +88,7 @@ class Table:
 
     @classmethod
     def sparse(cls, rows: int, **columns: Any) -> Self:
-        """Make a table as `filled` does, but a column that is left out is read-only: one value without memory."""
+        """Make a table as `filled` does, but each column not given is read-only: one value in memory for all rows."""
         arrays = {}
         for name, declared in cls.columns.items():
             value = columns.pop(name, None)
@@ -98,7 +98,7 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Make a table of tuples in column order; all may lack the same last columns. Slow: for rare records only."""
+        """Make a table of equally long tuples, values of the first columns, in order. Slow: for rare records only."""
         return cls.filled(len(rows), **dict(zip(cls.columns, zip(*rows, strict=True), strict=False)))
 
     @classmethod
@@ -137,7 +137,7 @@ class Table:
         return table
 
     def renumbered(self, changes: Mapping[str, Renumber]) -> Self:
-        """Return the table with the columns of some domains changed (domain → function); other columns are shared."""
+        """Return the table with `changes[domain]` applied to the columns of that `Domain`; other columns are shared."""
         domains = {name: declared.domain for name, declared in self.columns.items() if declared.domain in changes}
         return self.with_columns(**{name: changes[domain](getattr(self, name)) for name, domain in domains.items()})
 

@@ -85,7 +85,7 @@ class GrowingColumn:
         self._value = np.zeros(1, dtype)
 
     def interleave(self, parts: Sequence[NDArray[Any]], runs: Sequence[I64 | slice], count: int) -> None:
-        """Append `count` values: `parts[i]` becomes rows `runs[i]`, counted from the old end: all of 0 to count - 1."""
+        """Append `count` values: `parts[i]` becomes rows `runs[i]`, counted from the old end; the runs cover all."""
         if not len(self._array):
             if not self._repeated:
                 self._value = next(part[:1].copy() for part in parts if len(part))

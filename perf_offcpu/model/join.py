@@ -46,7 +46,7 @@ _IDS = SampleType.IDENTIFIER | SampleType.ID | SampleType.STREAM_ID
 
 
 def to_rows(rows: NDArray[Any]) -> Renumber:
-    """Return a function that replaces each row id by the entry of `rows` at it; -1 stays."""
+    """Return a function that replaces each row id `i` by `rows[i]`; -1 stays."""
     rows = np.append(rows.astype(np.int64), -1)
     return lambda ids: rows[ids].astype(ids.dtype)
 
@@ -62,7 +62,7 @@ def shifted(by: int) -> Renumber:
 
 
 def renumbered(part: Part, changes: Mapping[str, Renumber]) -> Part:
-    """Return a recording or profile with the columns of some domains changed (domain → function) in all tables."""
+    """Return a recording or profile with `changes[domain]` applied to the columns of that domain in all tables."""
     tables: dict[str, Any] = {name: table.renumbered(changes) for name, table in tables_of(part).items()}
     return dataclasses.replace(part, **tables)
 
@@ -134,7 +134,7 @@ def _joined_build_ids(profiles: Sequence[Profile], strings: Strings) -> dict[int
 
 
 def _joined_meta(metas: Sequence[Meta], nr_cpus: int) -> Meta:
-    """Return the meta of the joined parts; texts that differ are listed."""
+    """Return the meta of the joined parts; a text that differs between them becomes a list with commas."""
     clock = next((meta for meta in metas if meta.wall_clock_ns), metas[0])
     commands = dict.fromkeys(meta.cmdline for meta in metas if meta.cmdline)
     builds = {meta.kernel_build_id for meta in metas}

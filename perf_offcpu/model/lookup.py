@@ -46,7 +46,7 @@ _MAX_ID = 1 << 22  # all thread ids are smaller (the kernel's PID_MAX_LIMIT)
 
 
 def _first_row(first_rows: I32 | None, ids: I32, wanted: I32) -> I32:
-    """Return int32[n]: first row in `ids` of each wanted id, -1 none; `first_rows`: id → row + 1, None unknown."""
+    """Return int32[n]: first row in `ids` of each wanted id, -1 none. `first_rows[id]`: that row + 1; None: search."""
     if first_rows is None:
         slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         return np.where(ids[slot] == wanted, slot, -1).astype(np.int32)
