@@ -48,7 +48,7 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
 
 
 def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
-    """Return (targets of direct calls, slots of calls through a slot), uint64[n] addresses; NO_ADDRESS for others."""
+    """Return two uint64[n]: the address that call i calls directly, the slot that it calls through; else NO_ADDRESS."""
     code = b"".join(_bytes(image, last + 1 - _LONGEST, _LONGEST) for last in offsets.tolist())
     text = np.frombuffer(code, np.uint8).reshape(-1, _LONGEST)
     last_words = np.arange(len(text), dtype=np.int64) * _LONGEST + 3

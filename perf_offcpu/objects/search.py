@@ -48,7 +48,7 @@ class Search:
 
     @classmethod
     def usual(cls, symfs: str | None = None, buildid_dir: str | None = None, cache: DiskCache | None = None) -> Self:
-        """Return the directories of the options, else of the environment, else the defaults."""
+        """Return a Search in the given directories; where None, in those of the environment, else in the defaults."""
         home, environ = os.path.expanduser("~"), os.environ
         cached = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
         buildid_dir = buildid_dir or environ.get("PERF_BUILDID_DIR") or f"{home}/.debug"

@@ -115,7 +115,7 @@ class _HeadReader:
         return FileHead(self.order, False, events, features, self.feature_sections, *places)
 
     def _count_missing(self, end: int) -> None:
-        """Count bytes as FILE_CUT if a part of the file should reach to offset `end`, beyond the file."""
+        """Count as FILE_CUT the bytes that the file lacks if it should reach to offset `end`."""
         self.counters.add(losses.FILE_CUT, min(max(0, end - self.size), _MOST_MISSING))
 
     def _bytes(self, offset: int, size: int, what: str) -> bytes:
@@ -183,7 +183,7 @@ class _HeadReader:
         return body
 
     def _feature_bits(self) -> list[int]:
-        """Return the numbers of the set bits. 32-bit big-endian recorders swap halves of words: HOSTNAME reveals it."""
+        """Return the set bits; 32-bit big-endian recorders swap halves of words: HOSTNAME is set if swapped back."""
         bits = _bits_of(self.header["features"])
         if self.order == ">" and Feature.HOSTNAME not in bits:
             swapped = _bits_of([word << 32 & 2**64 - 1 | word >> 32 for word in self.header["features"]])

@@ -102,7 +102,7 @@ class PerfDataReader:
             return None
 
     def chunks(self, *, with_compressed: bool = False) -> Iterator[Chunk]:
-        """Yield all records once, in file order, decompressed; `with_compressed`: also the compressed ones, first."""
+        """Yield all records, in file order, decompressed; `with_compressed`: each compressed one before its content."""
         begin, end = self.head.data_offset, self.head.data_end
         if end is not None:
             self.stream.seek(begin)

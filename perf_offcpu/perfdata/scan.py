@@ -63,7 +63,7 @@ class Chunk:
 
 
 class Scanner:
-    """Turns pieces of a stream, which begins at `file_offset`, into chunks of whole records, and counts other bytes."""
+    """Turns pieces of a stream, which begins at `file_offset`, into chunks of whole records; counts damaged bytes."""
 
     def __init__(self, order: Order, counters: Losses, file_offset: int = 0, origin: str = "") -> None:
         self.order, self.counters, self.origin = order, counters, origin
@@ -102,7 +102,7 @@ class Scanner:
         self.stopped, self._skip = False, 0
 
     def _records(self, walk: _Walk) -> tuple[list[_Part], int]:
-        """Return (complete records of a buffer, without blobs between them; offset after the last record or blob)."""
+        """Return (complete records; offset after them and their blobs, the data after AUXTRACE and TRACING_DATA)."""
         raw = np.frombuffer(walk.data, np.uint8)
         parts: list[_Part] = []
         offset = self._skip_blob(walk.data, 0)

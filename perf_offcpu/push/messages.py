@@ -27,7 +27,7 @@ _LEVEL = 1
 
 
 class Form(NamedTuple):
-    """The two functions that make a request for a kind of server."""
+    """Functions that make a request for a kind of server: `encode` makes a profile, `wrap` the request with it."""
 
     encode: Callable[[Waits, Mapping[str, str]], bytes]  # waits and labels → profile, whose size is limited
     wrap: Callable[[bytes, Mapping[str, str]], bytes]  # profile and labels → request

@@ -71,7 +71,7 @@ def open_sender(target: Target, options: SendOptions | None = None) -> Sender:
 
 
 def _by_kind(texts: Iterable[str], targets: Sequence[Target]) -> dict[str, str]:
-    """Return kind of server → its header file ("": of the only target); UsageError if its target is unclear."""
+    """Return kind of server ("": the only target's) → header file; UsageError if a file is not for one target."""
     files: dict[str, str] = {}
     for text in texts:
         kind, _, path = text.partition("=")

@@ -50,7 +50,7 @@ class Stubs:
 
 
 def plt_symbols(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]]) -> tuple[Symbols, bytes]:
-    """Return (symbols of PLT stubs, string bytes of their names); `known_symbols` name the targets of IFUNCs."""
+    """Return (symbols of PLT stubs, string bytes of their names); `known_symbols` name resolvers of IFUNCs."""
     rows, strings = list[tuple[int, ...]](), bytearray(b"\0")
 
     def add(start: int, size: int, name: bytes) -> None:
@@ -108,7 +108,7 @@ def _stubs_of_arm64(image: ElfImage, section: Section) -> Stubs:
 
 
 def slot_names(image: ElfImage, known_symbols: Sequence[tuple[Symbols, bytes]], slots: U64) -> Names:
-    """Return slot address → name of the function in its relocation; slots ascend, `known_symbols` name IFUNCs' code."""
+    """Return slot address → function in its relocation. `slots` ascend; `known_symbols` name IFUNCs' resolvers."""
     names: Names = {}
     dynamic = image.section_of_type(elf.SectionType.DYNSYM)
     sections = map(image.section_named, (b".rela.dyn", b".rela.plt")) if len(slots) else ()

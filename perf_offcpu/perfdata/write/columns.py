@@ -80,7 +80,7 @@ def pack_columns(
 
 
 class _Writer:
-    """Writes n structures of one layout from columns: `offsets` int64[n + 1] at once, their bytes by `written`."""
+    """Writes n structures of one layout from columns; `offsets` (int64[n + 1]) of the bytes that `written` returns."""
 
     def __init__(
         self, layout: Layout, columns: Mapping[str, Column], count: int, order: Order, shape: Shape, alignment: int = 1

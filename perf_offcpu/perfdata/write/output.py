@@ -39,7 +39,7 @@ def _hold(directory: Directory, size: int) -> int:
 class AtomicFile:
     """Writes a file as a whole or not at all: a context manager, at whose end it is removed unless committed. A device
     as /dev/null is written to directly. With `keep_old`, a file that is already there is kept as `path`.old. `reserve`
-    bytes are held until `release`, where that can be. Raises RecordingError if it, or these, cannot be made there."""
+    bytes on disk are held until `release`, where possible. Raises RecordingError if disk space or file is refused."""
 
     def __init__(self, path: str | Path, keep_old: bool = False, reserve: int = 0) -> None:
         self.path, self.keep_old = Path(path), keep_old

@@ -23,7 +23,7 @@ _EVENT_UPDATE_CPUS, _CPU_MAP_RANGE = 3, 2  # the largest `kind` and `type` of th
 
 
 def readable_records(chunk: Chunk, events: Events, counters: Losses) -> Bool:
-    """Return bool[len(chunk)]: True if a record fits its layout, is a SAMPLE or of unknown type; count the others."""
+    """Return bool[len(chunk)]: False, counted, if a record (no SAMPLE) has no known event or misfits a known layout."""
     rows = np.flatnonzero(chunk.types != RecordType.SAMPLE)
     trailers = read_trailers(chunk, rows, events)
     kinds = chunk.types[rows]
