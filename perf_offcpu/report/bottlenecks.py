@@ -62,7 +62,7 @@ class Bottleneck:
 
 @frozen
 class Bottlenecks:
-    """Holds the bottlenecks with the largest weight, ns, and sums of what is left out."""
+    """Holds the bottlenecks with the largest weight (ns), and sums of the bottlenecks that are not shown."""
 
     source: str
     total_ns: int  # of all waits, those for a CPU included

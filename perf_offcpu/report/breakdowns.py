@@ -45,7 +45,7 @@ class GroupTable:
 
 
 def group_table(profile: Profile, waits: Waits, keys: Sequence[str], limit: int | None = None) -> GroupTable:
-    """Sum samples by `keys` of `callpaths.keys`. BLOCKED among them only sorts the rows; alone, rows are by class."""
+    """Sum samples by `keys` of `callpaths.keys`. The key BLOCKED only sorts rows; if it is alone, rows are by class."""
     samples, by_blocked = profile.samples, BLOCKED in keys
     keys = [key for key in keys if key != BLOCKED] or ["class"]
     made = [column_of(key, profile, waits) for key in keys]
@@ -105,7 +105,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Waits of a report by length. Of sums only the total is known."""
+    """Waits of a report by length; samples that are sums of waits are in `sums` and `summed` only."""
 
     buckets: list[Bucket]  # ascending; the first and the last are not empty, those between may be
     sums: int  # number of samples that are sums

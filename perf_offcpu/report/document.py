@@ -148,7 +148,7 @@ def lock_fields(lock: LockRow) -> dict[str, Any]:
 
 
 def deadlock_fields(circles: list[list[DeadThread]]) -> dict[str, Any]:
-    """Return circles of waiting threads as fields of a document; circles that time out, or have ended, are apart."""
+    """Return circles of waiting threads as `timed_circles`, if any wait has a timeout, and else as `deadlocks`."""
     columns = "comm pid tid lock function weight began_before asked_ns is_over"
     documents: dict[str, Any] = {"deadlocks": [], "timed_circles": []}
     for circle in circles:

@@ -95,7 +95,7 @@ class LockTable:
 
 @mutable
 class _Hands:
-    """Holders of objects as columns of `analysis.held_time`: after `is_held`, a row is a pair of object and thread."""
+    """Time that threads held objects (`analysis.held_time`): `is_held` by object, other columns by (object, tid)."""
 
     is_held: Bool  # bool[objects], True if any wait for the object has a known holder
     of: I64  # rank of the object in `_Objects`
@@ -159,7 +159,7 @@ class _Objects:
         ]
 
     def _held(self, rank_of_name: I64) -> _Hands:
-        """Return the holders of objects that have a known holder. `rank_of_name`: int64[strings], rank; -1 not kept."""
+        """Return known holders of objects. `rank_of_name`: int64[strings], rank of the object so named; -1 not kept."""
         with_holder = self.of[(self.holders.held >= 0) & (self.of >= 0)]
         is_held = np.bincount(with_holder, minlength=self.number) > 0
         time = held_time(self.profile, self.holders, np.append(is_held, False)[self.of])

@@ -148,7 +148,7 @@ def _rows(
     sums: dict[tuple[str, str], list[int]] = {}
 
     def add(index: int, name: str, *times: int, samples: int = 0) -> None:
-        """Add (weight, alone) of a thread in a function; the preempted part of both, by its budget, goes to FOR_CPU."""
+        """Add `times` (weight, alone) of track `index` in function `name`, their preempted parts to FOR_CPU instead."""
         ready = np.array(times, np.int64)
         queued = cpu_waits.of(np.full(2, index), ready)
         for label, values in ((name, [*(ready - queued).tolist(), samples]), (FOR_CPU, [*queued.tolist(), 0])):
@@ -169,7 +169,7 @@ def _rows(
 
 
 def _lone_waits(profile: Profile, table: WaitTable, parallelism: Parallelism, chosen: Bool) -> list[LoneWaits]:
-    """Return the summed waits of chosen threads at whose end one thread ran, the largest `one` first."""
+    """Return the summed waits of chosen threads at whose end one thread ran, by `LoneWaits.one`, descending."""
     is_chosen = np.append(chosen, np.zeros(len(table.tracks) - len(chosen), np.bool_))[table.track]
     before = parallelism.numbers_at(table.queued - 1)
     ends = (table.queued > parallelism.begin) & (table.queued <= parallelism.end) & (table.queued > table.begin)

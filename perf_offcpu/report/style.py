@@ -30,7 +30,7 @@ class Style:
 
     @property
     def order(self) -> str:
-        """Return the order of frames, for titles."""
+        """Return `leaf first` or `root first`, as titles of stacks say."""
         return "leaf first" if self.leaf_first else "root first"
 
     def paint(self, code: str, text: str) -> str:

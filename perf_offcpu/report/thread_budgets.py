@@ -44,7 +44,7 @@ class BudgetRow:
 
 @frozen
 class BudgetTable:
-    """Budgets by thread or a sum of threads, the longest waiting first."""
+    """Budgets of threads, or of groups of threads (`by`), the longest waiting first."""
 
     rows: list[BudgetRow]
     derived: bool  # derived from waits; else counted by the collector

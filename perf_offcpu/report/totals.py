@@ -55,8 +55,8 @@ def totals_of(samples: ProfileSamples, group_of: I64, groups: int, rows: Bool | 
 
 
 def heaviest(weight: I64, limit: int | None, beside: I64 | None = None) -> tuple[I64, tuple[int, int]]:
-    """Return (rows, cut): the heaviest rows in order, and (number, weight) of the rows over the limit. Rows of equal
-    weight are ordered by `beside`."""
+    """Return (rows, cut): the heaviest rows in order, and (number, weight) of the rows over the limit. Of rows of
+    equal weight, the row with the larger `beside` comes first."""
     order = np.lexsort((np.zeros_like(weight) if beside is None else -beside, -weight))
     kept = order[:limit]
     return kept, (len(order) - len(kept), int(weight.sum()) - int(weight[kept].sum()))

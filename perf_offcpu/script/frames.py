@@ -89,7 +89,7 @@ class FrameTexts:
         return text
 
     def deferred(self, stack: int) -> tuple[str, str]:
-        """Return (cookie, lines) of a deferred callchain; cookie is "" if it has none."""
+        """Return (` [cookie: 1f]`, or "" without a cookie; lines) of a deferred callchain, whose leaf is `stack`."""
         frame = self._frame[stack] if stack >= 0 else -1
         if frame >= 0 and self._frames.cpumode[frame] == CpuMode.UNKNOWN:
             return f" [cookie: {int(self._frames.ip[frame]):x}]", self.lines(self._parent[stack])

@@ -107,7 +107,7 @@ def _places_with_callers(locations: Locations, unnamed: Bool, values: I64, offse
 
 
 def _used(count: int, *columns: I64) -> I64:
-    """Return the distinct values of columns of row numbers below `count`, ascending."""
+    """Return the distinct row numbers (all below `count`) that any of `columns` holds, ascending."""
     used = np.zeros(count, np.bool_)
     for column in columns:
         used[column] = True

@@ -82,7 +82,7 @@ class WalkState:
         return self.read_at(away, self.begins.take(lanes), self.lengths.take(lanes))
 
     def read_at(self, away: U64, begins: I64, lengths: I64) -> Value:
-        """Return the words `away` bytes above the stack pointer of each copy (`begins`, `lengths` in `self.words`)."""
+        """Return the words `away` bytes from the start of copies: `lengths[i]` words at `begins[i]` of `self.words`."""
         index = (away >> _THREE).view(np.int64)  # 61 bits
         is_known: Bool = index < lengths
         is_known &= (away & _IN_WORD) == 0

@@ -143,7 +143,7 @@ class Walk(WalkState):
     # Code without rules
 
     def _frame(self, lanes: I64) -> tuple[U64, U64, U64, Bool]:
-        """Return (frame pointer, word there, return address above, True if that was read and is in code or 0)."""
+        """Return (frame pointer, word there, word above: return address, True if it was read and is in code or 0)."""
         fp = self.fp[lanes]
         below, has_below = self.read(lanes, fp)
         ra, has_ra = self.read(lanes, fp + _WORD)

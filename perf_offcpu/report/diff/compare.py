@@ -49,7 +49,7 @@ class Row:
 
 @frozen
 class Cut:
-    """Sums of rows that are not shown; rates as in `Row`."""
+    """Sums of rows that a table does not show; weights are per second, unit or run."""
 
     rows: int
     before: float  # their weight
@@ -97,7 +97,7 @@ def compare(
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Comparison:
     """Compare two recordings; the first table is by `keys`, see `callpaths.keys`. `limits`: most rows of a table,
-    most stacks; None for all, noise included. Raise UsageError if the recordings have no samples of one kind."""
+    most stacks; None for all, noise included. Raise UsageError as `common_unit`."""
     unit = sides.common_unit(old, new)
     rows_limit, stacks_limit = limits
     comparer = _Comparer(old, new, per)
@@ -127,7 +127,7 @@ class _Comparer:
         self.sides, self.per = (old, new), per
 
     def table(self, keys: tuple[str, ...], groups: Groups, limit: int | None) -> Table:
-        """Return the table of groups, at most `limit` rows (None: all, and noise stays)."""
+        """Return the table of groups: at most `limit` rows, none of noise; if None, all rows, those of noise last."""
         group_of_side = groups.old, groups.new
         before, after = (
             sum_by(part, side.subject.samples.period, groups.number).astype(np.float64) * side.scale

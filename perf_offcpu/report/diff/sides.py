@@ -41,7 +41,7 @@ class Per:
 
 @frozen
 class Side:
-    """One recording of a comparison: compared samples, their waits and causes, and its scale."""
+    """One recording of a comparison: compared samples, their waits and causes, and the factor of its weights."""
 
     profile: Profile
     subject: Profile  # the samples that are compared
@@ -86,7 +86,7 @@ def side_of(
 
 
 def common_unit(old: Side, new: Side) -> str:
-    """Return the unit of both sides' weights; raise UsageError without samples, or if their kinds or units differ."""
+    """Return the unit of weights; UsageError if no side has samples, one alone is off-cpu time, or units differ."""
     for side, other in ((old, new), (new, old)):
         if other.is_offcpu and not side.is_offcpu:
             events = ", ".join(printable(event.name) for event in side.profile.evsels) or "none"
@@ -109,7 +109,7 @@ Values = tuple[tuple[str, ...], tuple[Name, ...]]  # values of a group, and the 
 
 @frozen
 class Groups:
-    """Groups of the samples of both recordings, numbered from 0; `values` returns the values of given groups."""
+    """Groups of the samples of both recordings, numbered from 0; `values` returns keys and frames of given groups."""
 
     old: I64  # int64[samples of the old side], group of each
     new: I64  # int64[samples of the new side], group of each

@@ -99,7 +99,7 @@ SOLE_PERCENT: Final = 90  # a function with this share of its cause is named alo
 
 
 class Cells(NamedTuple):
-    """Sums of the waits that are equal in all of `pid` to `kind`, as columns: a row is a cell."""
+    """Sums of waits as columns: a row (cell) sums the waits that have its values in the columns `pid` to `kind`."""
 
     pid: I64
     tid: I64

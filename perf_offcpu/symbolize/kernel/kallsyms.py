@@ -205,7 +205,7 @@ def _runs(raw: U8, start: I64, end: I64) -> Iterator[tuple[int, int]]:
 
 
 def _symbols(lines: _Lines, rows: I64, module: I32) -> Symbols:
-    """Return the lines in `rows`, which are sorted by address, as symbols of size 0, each with its limit."""
+    """Return lines `rows`, sorted by address, as symbols of size 0; a module's last is limited to its page."""
     start, type_ = lines.address[rows], lines.type[rows]
     limit = np.full(len(rows), NO_ADDRESS)
     last_of_module = np.flatnonzero(module[1:] != module[:-1])

@@ -105,8 +105,8 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
 
 
 def _in_circle(waker: I32, sleeper: I32) -> Bool:
-    """Return bool[n]: True for wake-ups by threads that are woken in turn, of threads that wake others in turn, and so
-    on: those in circles of wake-ups, and between circles."""
+    """Return bool[n]: True for wake-ups in a circle, or on a path from circle to circle. The waker of each is woken by
+    one of these wake-ups, and its sleeper is the waker of one."""
     inside = np.ones(len(waker), np.bool_)
     while True:
         still = inside & np.isin(waker, sleeper[inside]) & np.isin(sleeper, waker[inside])

@@ -155,7 +155,7 @@ class _Namer:
         return _numbered(thing) or _file(thing)
 
     def is_inward(self, row: int, pid: int) -> bool:
-        """Return True if an event of an object is work that comes in, not an answer: see `model.profile`."""
+        """Return True if the other end of a pipe or socket is a client, in the same process, or not known."""
         row_of_object = self._rows[row]
         if row_of_object.kind == ObjectKind.PIPE:
             peer = self._ends.of_pipe(row, pid)

@@ -34,7 +34,7 @@ class OtherEnds:
     Args:
         rows: row in the recording's objects → object.
         users: row → processes that waited for the object.
-        wakers: processes that ended most waits of a process for an object (`rows.wakers_of`).
+        wakers: (row, pid) → process that ended most of the waits of process `pid` for it (`rows.wakers_of`).
     """
 
     def __init__(

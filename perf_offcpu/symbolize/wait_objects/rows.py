@@ -108,7 +108,7 @@ def is_in(recording: Recording, names: str) -> Bool:
 
 
 def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:
-    """Split objects that several processes have at different ends.
+    """List the waited-for objects as entries: a pipe has one for each process that waited for it, others have one.
 
     Both ends of a pipe are one object to the kernel; to each process it is another one, named after the
     process at the other end.

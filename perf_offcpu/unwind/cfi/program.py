@@ -169,7 +169,7 @@ class _Machine:
         self.state[lanes, self.registers] = np.where(sound, rule, Kind.INVALID)
 
     def _cfa(self, lanes: I64) -> tuple[I64, I64]:
-        """Return (register, offset) of the current CFA; register -1 for a CFA of another kind."""
+        """Return (register, offset), the sum of which is the current CFA; register -1 if its rule is no such sum."""
         rule = self.state[lanes, self.registers]
         is_register = rule & 7 == Kind.REGISTER
         return np.where(is_register, rule >> 3 & 0xFF, -1), rule >> 11

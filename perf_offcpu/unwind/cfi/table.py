@@ -141,7 +141,7 @@ def _is_expression(rules: I64) -> model.Bool:
 
 
 def renumbered(rules: I64, shift: int) -> I64:
-    """Return the rules with `shift` added to the numbers of their expressions, which follow `shift` others."""
+    """Return the rules with `shift` added to the numbers of expressions: `shift` other expressions come first."""
     return np.where(_is_expression(rules), rules + (shift << 3), rules)
 
 
