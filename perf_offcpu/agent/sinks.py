@@ -128,7 +128,7 @@ class Worker(ABC):
 
 
 class DatasetSink:
-    """Writes segments to the dataset at `url`; `labels` are for recordings whose own labels are not known."""
+    """Writes segments to the dataset at `url`; `labels` are for segments whose origin has no labels (None)."""
 
     def __init__(self, url: str, labels: dict[str, str]) -> None:
         from perf_offcpu.dataset.dataset import open_dataset

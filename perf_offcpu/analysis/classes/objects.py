@@ -103,5 +103,5 @@ def is_connected(code: int) -> bool:
 
 
 def answers(code: int) -> bool:
-    """Return True if a code is that of a pipe or connection to another process that is known to be no client."""
+    """Return True if a code of `object_codes` says that the other end is another process, known to be no client."""
     return is_connected(code) and not code & _INWARD

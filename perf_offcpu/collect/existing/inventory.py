@@ -57,7 +57,7 @@ class Inventory:
         yield frame_record(RecordType.FINISHED_INIT, 0, b"", NATIVE)
 
     def later_records(self) -> Iterator[bytes]:
-        """Yield records of control groups and of all tasks with their maps, with the time of this scan instead of 0."""
+        """Yield records of control groups, tasks and maps that exist now, with the time of this scan instead of 0."""
         self._tasks.map_all()  # children of the target, too
         for records in (cgroup_records(self._tasks.lost), self._tasks.records()):
             since_ns = now_ns()  # a later time for tasks: some are born while groups are listed

@@ -97,7 +97,7 @@ class _Labels:
         self._of_tid = {track.tid: track for track in timeline.tracks}
 
     def sleepers(self) -> I64:
-        """Return int64[samples]: the label number of the thread of each sample."""
+        """Return int64[samples]: index in `texts` of the label of the thread that each sample is of."""
         rows = np.array([self._row(self._text(track)) for track in self._tracks], np.int64)
         return rows[self._of_sample]
 
