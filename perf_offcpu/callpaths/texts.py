@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
-from perf_offcpu.analysis.network import LABELS, network_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I64, Bool, Strings
 from perf_offcpu.model.lookup import rows_at

@@ -9,11 +9,11 @@ import numpy as np
 from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
 from perf_offcpu.analysis.causes import causes_of, program_functions
 from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.held_time import held_time
 from perf_offcpu.analysis.holders import Holders
-from perf_offcpu.analysis.network import LABELS, network_of
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
@@ -44,7 +44,7 @@ class ObjectRow:
     threads: int  # number of threads that waited for it
     role: str  # HELD, RELEASED or ENDED
     by: dict[str, int]  # comm → weight of the waits, the largest first
-    network: dict[str, int]  # of a connection: cause (`analysis.network`) → weight, the largest first
+    network: dict[str, int]  # of a connection: cause (`analysis.classes.network`) → weight, the largest first
 
 
 @frozen

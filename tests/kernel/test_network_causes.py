@@ -17,7 +17,7 @@ import pytest
 from kernel.recorder import PROGRAM
 
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.network import Network, NetworkCause, network_of, texts_of
+from perf_offcpu.analysis.classes.network import Network, NetworkCause, network_of, texts_of
 from perf_offcpu.model.columns import I64
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.symbolize.load import load_profile

@@ -97,13 +97,13 @@ def classify(profile: Profile) -> Waits:
     names, purposes = {"": 0}, {"": 0}
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     for index, values in enumerate(rows):
-        row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing, known = values
+        row, number, state, was_preempted, was_throttled, is_wait, of_comm, thing, object_fact = values
         evidence = evidences[row]
         name = judge.syscall(evidence, number)
         syscalls[index] = names.setdefault(name, len(names))
         letter = state_letter(state, bool(was_preempted))
         wait_class = judge.wait_class(evidence, number, name, letter, thing) if is_wait else WaitClass.OTHER
-        work = judge.work(evidence, wait_class, name, letter, thing, known) if is_wait else ""
+        work = judge.work(evidence, wait_class, name, letter, thing, object_fact) if is_wait else ""
         rule = programs.find(evidence.rules, wait_class, name, profile.strings[of_comm]) if is_wait else None
         if was_throttled and is_wait:
             wait_class = WaitClass.THROTTLED

@@ -57,8 +57,8 @@ def object_codes(profile: Profile) -> I16:
         if kind == ObjectKind.SOCKET and strings[protocol] == "unix":
             wait_class = WaitClass.PIPE
         if kind in (ObjectKind.ANONYMOUS, ObjectKind.DESCRIPTORS):
-            text, _, of = strings[name].partition(" of ")
-            wait_class = WaitClass.DISK if text == "[io_uring]" and of else _OF_NAME.get((kind, text), wait_class)
+            text, _, file = strings[name].partition(" of ")
+            wait_class = WaitClass.DISK if text == "[io_uring]" and file else _OF_NAME.get((kind, text), wait_class)
         if facts & ObjectFact.THREAD:
             wait_class = WaitClass.CHILD
         if wait_class is not None:

@@ -12,10 +12,10 @@ import numpy as np
 from perf_offcpu.abi.wait_objects import LOCKS, ObjectKind
 from perf_offcpu.analysis.causes import Causes
 from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
-from perf_offcpu.analysis.network import LABELS, network_of
 from perf_offcpu.model.columns import I64, U32, Bool
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
@@ -57,7 +57,9 @@ class Place:
     object: str  # name of the object that has at least SOLE_PERCENT of the weight; "" for several objects, or none
     mostly: str  # name of the object that has more than half of the weight, but less than SOLE_PERCENT; else ""
     peers: Peers
-    network: dict[str, NetworkWaits]  # label of `analysis.network` → waits, the largest first; {} if mostly not known
+    network: dict[
+        str, NetworkWaits
+    ]  # label of `analysis.classes.network` → waits, the largest first; {} if mostly not known
 
 
 @frozen

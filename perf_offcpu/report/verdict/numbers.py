@@ -20,10 +20,10 @@ import numpy as np
 from perf_offcpu import losses
 from perf_offcpu.analysis.causes import Causes, causes_of
 from perf_offcpu.analysis.classes.classify import Waits
+from perf_offcpu.analysis.classes.network import network_of, texts_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
-from perf_offcpu.analysis.network import network_of, texts_of
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import LossCause, Stage
 from perf_offcpu.model.columns import I64, Bool, distinct

@@ -10,7 +10,7 @@ from builders.recording import BASE, S, comm, event, raw_wait, sample, write
 from perf_offcpu.abi.offcpu import BLANK_EXTENSION, EXTENSION, EXTENSION_SIZE, TCP
 from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.classes.classify import classify
-from perf_offcpu.analysis.network import network_of, texts_of
+from perf_offcpu.analysis.classes.network import network_of, texts_of
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.recording import SampleFlag
 
