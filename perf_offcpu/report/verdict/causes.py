@@ -57,9 +57,7 @@ class Place:
     object: str  # name of the object that has at least SOLE_PERCENT of the weight; "" for several objects, or none
     mostly: str  # name of the object that has more than half of the weight, but less than SOLE_PERCENT; else ""
     peers: Peers
-    network: dict[
-        str, NetworkWaits
-    ]  # label of `analysis.classes.network` → waits, the largest first; {} if mostly not known
+    network: dict[str, NetworkWaits]  # label of a NetworkCause → waits, largest first; {} if mostly not known
 
 
 @frozen
