@@ -151,7 +151,7 @@ class DatasetSink:
             raise _named(self._dataset.url, problem) from problem
 
     def _open_again(self) -> None:
-        """Open the dataset at the URL anew, if possible: it may have been removed, or something mounted there."""
+        """Open the dataset at the URL again, if possible: it may have been removed, or something mounted there."""
         from perf_offcpu.dataset.dataset import open_dataset
 
         with contextlib.suppress(OSError, PerfOffcpuError):

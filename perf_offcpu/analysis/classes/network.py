@@ -56,7 +56,7 @@ LABELS: Final = (
 
 
 class Operation(enum.IntEnum):
-    """What the system call of a wait does with a socket."""
+    """Uses of a socket by the system call of a wait."""
 
     OTHER = 0
     RECEIVE = 1
@@ -104,7 +104,7 @@ class Before(NamedTuple):
 
     retransmissions: I64  # since then; since the begin of the connection if there is no previous sample
     window_ns: I64  # time in which the peer's window was full, likewise
-    gap_ns: I64  # from the end of that sample to the begin of this one; -1 if there is none
+    gap_ns: I64  # from the end of that sample to the begin of this one; -1 without such a sample
 
 
 def network_of(profile: Profile, waits: Waits) -> Network:

@@ -18,7 +18,7 @@ _CONDITION = {
     ObjectFact.BY_STRANGERS: "a condition that other processes signal",
 }
 _SEMAPHORE = {0: "a semaphore that nobody posted", ObjectFact.BY_OTHERS: "a semaphore that only other threads post"}
-"""What brings the next work, by ObjectFact of the threads that ended waits (0: no thread did), as in _CONDITION."""
+"""Source of work by ObjectFact of the threads that ended waits (0: no thread did); _CONDITION has the same form."""
 _CONNECTED, _INWARD = 1 << 8, 1 << 9
 _OF_KIND = {
     ObjectKind.FILE: WaitClass.DISK,
