@@ -105,19 +105,19 @@ class EnableStats(ctypes.Structure):
 BARE: dict[str, Any] = {"budget": False, "wakers": False}
 THREADS: dict[str, Any] = {"short_waits": ShortWaits.THREADS}
 DROP: dict[str, Any] = {"short_waits": ShortWaits.DROP}
+STACKS: dict[str, Any] = {"threshold_ns": NEVER, "short_waits": ShortWaits.STACKS}
 
 FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "reference: two walks at switch-out": lambda: references.walking(2),
     "reference: one walk at switch-out": lambda: references.walking(1),
     "reference: programs that do nothing": references.doing_nothing,
-    "sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **BARE)),
-    "sums by stack, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, wakers=False)),
-    "sums by stack, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER)),
-    "sums by stack and caller": lambda: ours(OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192, **BARE)),
-    "sums by stack and caller, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192)),
-    "sums by stack and caller, lock owners": lambda: ours(
-        OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192, lock_owners=True)
-    ),
+    "sums by stack": lambda: ours(OffCpuConfig(**STACKS, **BARE)),
+    "sums by stack, budget": lambda: ours(OffCpuConfig(**STACKS, wakers=False)),
+    "sums by stack, budget, wakers": lambda: ours(OffCpuConfig(**STACKS)),
+    "sums by stack and caller": lambda: ours(OffCpuConfig(**STACKS, copy_bytes=8192, **BARE)),
+    "sums by stack and caller, budget, wakers": lambda: ours(OffCpuConfig(**STACKS, copy_bytes=8192)),
+    "sums by stack and caller, lock owners": lambda: ours(OffCpuConfig(**STACKS, copy_bytes=8192, lock_owners=True)),
+    "stacks drawn, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, copy_bytes=8192)),
     "sums without stacks": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, **BARE)),
     "sums without stacks, budget": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS, wakers=False)),
     "sums without stacks, budget, wakers": lambda: ours(OffCpuConfig(threshold_ns=NEVER, **THREADS)),
@@ -130,7 +130,7 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "every wait, lock owners": lambda: ours(OffCpuConfig(threshold_ns=0, lock_owners=True)),
     "every wait, no kernel stacks": lambda: ours(OffCpuConfig(threshold_ns=0, kernel_stacks=False)),
     "every wait, wakers' stacks": lambda: ours(OffCpuConfig(threshold_ns=0, waker_stacks=True)),
-    "in sched_switch: sums by stack": lambda: ours(OffCpuConfig(threshold_ns=NEVER, in_switch=True)),
+    "in sched_switch: sums by stack": lambda: ours(OffCpuConfig(**STACKS, in_switch=True)),
     "in sched_switch: without stacks": lambda: ours(OffCpuConfig(threshold_ns=NEVER, in_switch=True, **THREADS)),
     "in sched_switch: every wait": lambda: ours(OffCpuConfig(threshold_ns=0, in_switch=True)),
 }

@@ -13,6 +13,10 @@ by length (`--off-cpu-period`). Printed are
 * how many of such stacks of all runs, and bins, were within 3 standard errors (or one period, the most by
   which a single wait is rounded: few waits have no normal distribution), and the bias of the sums of time and
   of waits over all runs, with its standard error;
+* with `--short`, instead of all this, the user stacks of waits under 1 ms alone, next to the sums of the default
+  form, which takes a stack for each ms P of a thread's short waits (or, with `--short stacks`, next to those of
+  `--short-waits stacks`). The variance of the time T of a stack is T times P at most, as if waits were drawn
+  independently;
 * the same against the totals that the sampling recorder counts itself: what each recorder does in a wait
   makes it longer for the other one, which is no error of the sampling.
 
@@ -135,7 +139,7 @@ def recorder(output: Path, pid: int, *options: str) -> Iterator[None]:
         process.wait(120)
 
 
-def run_once(command: Sequence[str], period_ms: float, directory: Path, bins: Bins) -> Run:
+def run_once(command: Sequence[str], period_ms: float, directory: Path, bins: Bins, short: str) -> Run:
     """Record one run of a command by both recorders."""
     every, sampled = directory / "every.data", directory / "sampled.data"
     # The shell waits for SIGCONT, then becomes the command; both recorders know it by then.
@@ -143,12 +147,14 @@ def run_once(command: Sequence[str], period_ms: float, directory: Path, bins: Bi
         ["sh", "-c", 'kill -STOP $$; exec "$@"', "sh", *command], stdout=subprocess.DEVNULL, cwd=directory
     )
     os.waitpid(shell.pid, os.WUNTRACED)
-    with (
-        recorder(every, shell.pid, "--off-cpu-thresh", "0"),
-        recorder(sampled, shell.pid, "--off-cpu-period", str(period_ms)),
-    ):
+    forms = ["--off-cpu-thresh", "0"], ["--off-cpu-period", str(period_ms)]
+    if short:
+        forms = forms[0], ["--short-waits", short]
+    with recorder(every, shell.pid, *forms[0]), recorder(sampled, shell.pid, *forms[1]):
         os.kill(shell.pid, signal.SIGCONT)
         shell.wait(120)
+    if short:
+        return compare_short(load(every), load(sampled))
     return compare(load(every), load(sampled), round(period_ms * MS), bins)
 
 
@@ -179,15 +185,33 @@ def compare(exact: Profile, sampled: Profile, period: int, bins: Bins) -> Run:
     return run
 
 
-def names_of(profile: Profile) -> list[Stack]:
-    """Return comm and kernel functions of each sample, which both recorders take alike."""
+def compare_short(exact: Profile, drawn: Profile) -> Run:
+    """Return the tallies of all stacks of short waits."""
+    run = Run(own=drawn.meta.sampling)
+    for profile, is_exact in ((exact, True), (drawn, False)):
+        samples, names = profile.samples, names_of(profile, kernel=False)
+        is_short = profile.is_offcpu() & (samples.period < MS) & ~samples.has(SampleFlag.STILL_BLOCKED)
+        for row in np.flatnonzero(is_short if is_exact else samples.has(SampleFlag.AGGREGATED)).tolist():
+            tally, weight = run.stacks[names[row]], int(samples.period[row])
+            if is_exact:
+                tally.exact += weight
+                tally.variance += weight * MS
+            else:
+                tally.estimate += weight
+    return run
+
+
+def names_of(profile: Profile, *, kernel: bool = True) -> list[Stack]:
+    """Return comm and functions of each sample, which both recorders take alike."""
     frames, stacks, strings = profile.frames, profile.stacks, profile.strings
     known: dict[int, Stack] = {-1: ()}
+    is_kernel = frames.is_kernel()
 
     def functions(row: int) -> Stack:
         if row not in known:
-            name = strings[int(frames.symbol[stacks.frame[row]])] or "?"
-            known[row] = (*functions(int(stacks.parent[row])), name)
+            frame, parent = int(stacks.frame[row]), functions(int(stacks.parent[row]))
+            name = strings[int(frames.symbol[frame])] or "?"
+            known[row] = parent if is_kernel[frame] and not kernel else (*parent, name)
         return known[row]
 
     samples = profile.samples
@@ -200,18 +224,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--period", type=float, default=1.0, metavar="MS")
+    parser.add_argument("--short", nargs="?", const="sampled", default="", help="compare stacks of waits under 1 ms")
     parser.add_argument("program", nargs="*", help=", ".join(PROGRAMS))
     args = parser.parse_args()
     for name in args.program or PROGRAMS:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
             directory, bins = Path(place), Bins()
             command = PROGRAMS[name](directory)
-            runs = [run_once(command, args.period, directory, bins) for _ in range(args.runs)]
-            report(name, runs, bins, round(args.period * MS))
+            runs = [run_once(command, args.period, directory, bins, args.short) for _ in range(args.runs)]
+            report(name, runs, bins, round(args.period * MS), args.short)
     return 0
 
 
-def report(name: str, runs: list[Run], bins: Bins, period: int) -> None:
+def report(name: str, runs: list[Run], bins: Bins, period: int, short: str) -> None:
     """Print the stacks of the first run, the histogram, and the totals of all."""
     print(f"\n{name}: {len(runs)} runs")
     print("exact ms   by samples   difference   standard errors   stack of the first run")
@@ -222,13 +247,16 @@ def report(name: str, runs: list[Run], bins: Bins, period: int) -> None:
             f"{one.exact / MS:8.1f}   {one.estimate / MS:10.1f}   {difference / one.exact:+10.2%}   "
             f"{difference / error:+15.2f}   {where}"
         )
+    heavy = [one for run in runs for one in run.heavy().values()]
+    inside = sum(one.is_inside(period) for one in heavy)
+    if short:
+        print(f"within {ERRORS} standard errors: {inside} of {len(heavy)} stacks", flush=True)
+        return
     print("   waits   by samples   standard error   at edges   from us on")
     for power in np.flatnonzero(bins.exact).tolist():
         exact, estimate, edges = (each[power] for each in (bins.exact, bins.estimate, bins.at_edges))
         error = math.sqrt(bins.variance[power])
         print(f"{exact:8.0f}   {estimate:10.0f}   {error:14.1f}   {edges:8.0f}   {2**power / 1000:.1f}")
-    heavy = [one for run in runs for one in run.heavy().values()]
-    inside = sum(one.is_inside(period) for one in heavy)
     filled = bins.exact > 0
     print(
         f"within {ERRORS} standard errors: {inside} of {len(heavy)} stacks, "

@@ -15,6 +15,8 @@
 
 /* User stacks are walked at switch-out, into the task's storage. */
 #define WALK_AT_SWITCH_OUT (OFFCPU_SUM_STACKS || !OFFCPU_AT_EXIT)
+/* With callers (callers.h) the check of a stack has another meaning. */
+#define KEEPS_HASH (OFFCPU_SUM_STACKS && !OFFCPU_SUM_CALLERS)
 
 struct task_struct;
 
@@ -61,12 +63,13 @@ struct offcpu_task {
 	u32 flags;			/* of the present wait: OFFCPU_PREEMPTED_WAIT, ... */
 	u32 waker_flags;		/* OFFCPU_WAKER_INTERRUPT */
 	struct offcpu_phase phase;	/* of sampling: see period.h */
+	u32 draws;			/* number of short waits whose stack was taken */
 	u64 clock;			/* of the run queue, at the switch-out or when found */
 	u64 queued_ns;			/* the kernel's run-queue delay of the task by then */
 	u64 blocker;			/* lock of the kernel when the wait began, 0 none */
 	u32 blocker_tid;		/* who held it then, or OFFCPU_NO_ID */
 	u32 holder_tid;			/* who held the lock when the wait began, or OFFCPU_NO_ID */
-#if OFFCPU_SUM_STACKS
+#if KEEPS_HASH
 	u64 kept_hash;			/* of `user`, valid while user.check is not 0 */
 	u32 kept_generation;
 #endif
@@ -125,7 +128,8 @@ struct offcpu_wait {
 	u32 waker_tid;			/* 0 unknown */
 	u32 generation;
 	u32 sampled;			/* 1: long enough for a sample, within the rate */
-	u32 first;			/* with OFFCPU_SUM_CALLERS: see is_sum() */
+	u64 drawn;			/* ns for which its stack is taken, 0 it is not */
+	u32 first;			/* see is_sum() */
 	u32 lost;			/* OFFCPU_LOST_* for its sum */
 	u32 sample_lost;		/* the same for its sample */
 };
@@ -242,10 +246,10 @@ static __always_inline struct offcpu_rate *rate_of(const struct offcpu_control *
 	return ctl->max_rate ? rate.lookup(&zero) : NULL;
 }
 
-/* Whether a wait is the first of its callers, sent as a sum with a copy of its stack. */
+/* Whether a short wait is sent, as a sum of one, with the first copy of its stack. */
 static __always_inline bool is_sum(const struct offcpu_wait *wait)
 {
-	return OFFCPU_SUM_CALLERS && wait->first;
+	return (OFFCPU_SUM_CALLERS || OFFCPU_SUM_DRAWN) && wait->first;
 }
 
 /* Whether a mode counts as a wait. */

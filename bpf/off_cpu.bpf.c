@@ -6,8 +6,8 @@
  * sched_waking) waker and time. The costly work is done when the wait has ended, by its length:
  *
  *	wait >= threshold	one raw sample (perf_offcpu/abi/offcpu.py) with both stacks
- *	shorter			added to a sum per thread, state, system call, cgroup and user
- *				stack, or left out
+ *	shorter			added to a sum per thread, state, system call and cgroup; its
+ *				user stack is taken if it is drawn (output.h); or left out
  *
  * The end of a wait is traced where the kernel allows most:
  *
@@ -37,6 +37,7 @@
  * offcpu_control; constants are those that would cost something unused:
  *
  *	OFFCPU_AT_EXIT, OFFCPU_BY_PROBE		see above: the contexts differ
+ *	OFFCPU_SUM_DRAWN			stacks of some short waits, drawn by length
  *	OFFCPU_SUM_STACKS			sums by user stack: 1 KB a task, a walk every wait
  *	OFFCPU_SUM_CALLERS			sums by callers without frame pointers (callers.h):
  *						650 bytes a task, a read of the stack every wait

@@ -406,6 +406,7 @@ struct offcpu_extension {
 #define OFFCPU_BEGAN_BEFORE 8		/* the wait began before the recording */
 #define OFFCPU_THROTTLED_WAIT 16	/* with PREEMPTED_WAIT: for its group's quota of CPU time */
 #define OFFCPU_SAMPLED_WAIT 32		/* stands for others: the weight is no length */
+#define OFFCPU_DRAWN 64			/* of a sum: weight of the waits drawn for their stack */
 
 /* lost */
 #define OFFCPU_LOST_USER_STACK 1

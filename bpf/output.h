@@ -14,8 +14,9 @@
 #define ENOSPC 28
 
 #define RATE_FIRST_NS 1000		/* the first step of a threshold of 0 */
-#define SUM_FLAGS (OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT)
-#define SUM_FLAGS_SHIFT 27		/* to the top of 32 bits, where states have none */
+#define SUM_FLAGS \
+	(OFFCPU_PREEMPTED_WAIT | OFFCPU_YIELDED | OFFCPU_THROTTLED_WAIT | OFFCPU_DRAWN)
+#define SUM_FLAGS_SHIFT 25		/* to the top of 32 bits, where states have none */
 #define CGROUP_MULTIPLIER 0x9e3779b97f4a7c15ULL	/* 2^64 / golden ratio: not the one of mix() */
 
 static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
@@ -33,12 +34,17 @@ static __always_inline struct offcpu_sum_key sum_key(struct offcpu_wait *wait)
 	return key;
 }
 
+static __always_inline bool is_drawn(const struct offcpu_wait *wait)
+{
+	return OFFCPU_SUM_DRAWN && wait->flags & OFFCPU_DRAWN;
+}
+
 /* Add a wait to its sum. No atomics: two waits of one thread never end at the same time. */
 static __always_inline void add_wait(struct offcpu_sum *sum, struct offcpu_wait *wait)
 {
 	sum->total_ns += wait->ns;
-	sum->count += 1;
-	sum->longest_ns = max(sum->longest_ns, wait->ns);
+	sum->count += is_drawn(wait) ? wait->count : 1;
+	sum->longest_ns = max(sum->longest_ns, wait->length);
 	sum->last_switch_in_ns = wait->switch_in_ns;
 	if (wait->runq_ns != OFFCPU_NOT_KNOWN) {
 		sum->runq_ns += wait->runq_ns;
@@ -318,6 +324,14 @@ static __always_inline bool may_send(const struct offcpu_control *ctl, struct of
 	return false;
 }
 
+/* Have a wait sent with a copy of its stack as a sum, even if of one wait: it has no waker. */
+static __always_inline void mark_first(struct offcpu_wait *wait)
+{
+	wait->first = true;
+	wait->wakeup_ns = 0;
+	wait->flags &= SUM_FLAGS;
+}
+
 /* Sum a wait; false if it is to be sent: the map is full, or the wait the first of its callers. */
 static __always_inline bool sum_wait(const struct offcpu_run *run)
 {
@@ -340,10 +354,7 @@ static __always_inline bool sum_wait(const struct offcpu_run *run)
 	if (!sum && wait->caller) {
 		keep_user_stack(run);
 		if (is_first(run->ctl, wait->caller)) {
-			/* A sum, even if of one wait: it has no waker. */
-			wait->first = true;
-			wait->wakeup_ns = 0;
-			wait->flags &= SUM_FLAGS;
+			mark_first(wait);
 			return false;
 		}
 	}
@@ -353,6 +364,61 @@ static __always_inline bool sum_wait(const struct offcpu_run *run)
 	count(OFFCPU_SUM_MAP_FULL, wait->ns);
 	return false;
 }
+
+#if OFFCPU_SUM_DRAWN
+#define AT_ONE_PERIOD 8			/* draws of a thread until its period doubles */
+#define DOUBLINGS 5
+
+/*
+ * Draw a short wait for its stack, or not: one for each period of the short waits of a thread. The
+ * period is short at first, so that threads with few short waits have stacks, too.
+ *
+ * Sums of short waits have no stack. User space shares each among the stacks of the waits that were
+ * drawn from it, by weight (collect/kernel_totals/drawn_stacks.py).
+ */
+static __always_inline void draw_stack(const struct offcpu_run *run)
+{
+	struct offcpu_phase *phase = &run->storage->phase;
+	struct offcpu_wait *wait = run->wait;
+
+	u32 doublings = min(run->storage->draws / AT_ONE_PERIOD, DOUBLINGS);
+	u64 period = run->ctl->period_ns >> (DOUBLINGS - doublings);
+
+	wait->drawn = fill_phase(phase, period, wait->length) * period;
+}
+
+/*
+ * Sum the weight of a drawn wait, and the number of waits that it stands for, by its stack. Return
+ * whether the wait is to be sent with a copy of the stack: then it is not in the sum that is to be
+ * shared by these weights, and does not stand for itself.
+ */
+static __always_inline bool sum_drawn(const struct offcpu_run *run)
+{
+	struct offcpu_wait *wait = run->wait;
+	bool first = wait->copied && wait->copy != OFFCPU_COPY_BARE;
+	u32 flags = wait->flags;
+
+	run->storage->draws += 1;
+	wait->flags |= OFFCPU_DRAWN;
+	wait->ns = wait->drawn;
+	wait->count = max(wait->ns / max(wait->length, 1), 1);
+	if (first) {
+		wait->ns -= min(wait->ns, wait->length);
+		wait->count -= 1;
+	}
+	wait->caller = wait->copied;
+	keep_user_stack(run);	/* for those who do not unwind, too */
+	if (!sum_instead(wait))
+		count(OFFCPU_STACK_MAP_FULL, 0);
+	wait->flags = flags;
+	wait->ns = wait->length;
+	wait->caller = wait->stack = 0;
+	wait->count = 1;
+	if (first)
+		mark_first(wait);
+	return first;
+}
+#endif
 
 /* Account a completed wait: sum it or send it, and if one fails do the other. */
 static __always_inline void account(struct offcpu_run *run)
@@ -376,16 +442,25 @@ static __always_inline void account(struct offcpu_run *run)
 		find_mapped(run);
 		wait->object_id = run->to->object.id;
 	}
-	if (!wait->sampled && sum_wait(run))
+	wait->drawn = 0;
+#if OFFCPU_SUM_DRAWN
+	if (!wait->sampled)
+		draw_stack(run);
+#endif
+	if (!wait->sampled && !wait->drawn && sum_wait(run))
 		return;
 #if !WALK_AT_SWITCH_OUT
 	run->user = &run->to->user;
 	run->user->nr = run->user->lost = 0;
-	if (!ctl->defer_user)
+	if (!ctl->defer_user || wait->drawn)
 		take_user_stack(run->ctx, ctl, run->task, run->user, NULL, OFFCPU_COPIES);
 #endif
 #if OFFCPU_COPIES
 	plan_copy(run);
+#endif
+#if OFFCPU_SUM_DRAWN
+	if (wait->drawn && !sum_drawn(run) && sum_wait(run))
+		return;
 #endif
 	if (OFFCPU_OBJECTS && !is_sum(wait)) {
 		if (!wait->object_id)

@@ -79,7 +79,24 @@ static __always_inline u64 random_below(u64 end)
 	return random * (end >> 32) + (random * (u32)end >> 32);
 }
 
-/* Add a wait to the phase of its thread. Return how many periods it fills; 0: it is no sample. */
+/* Add a wait to the phase of its thread. Return how many periods it fills. */
+static __always_inline u64 fill_phase(struct offcpu_phase *phase, u64 period, u64 ns)
+{
+	u64 periods;
+
+	if (phase->period_ns != period) {
+		phase->period_ns = period;
+		phase->accumulated = random_below(period);
+	}
+	phase->accumulated += ns;
+	if (phase->accumulated < period) /* most waits need no division */
+		return 0;
+	periods = phase->accumulated / period;
+	phase->accumulated -= periods * period;
+	return periods;
+}
+
+/* The same, for a sample; 0: the wait is none. */
 static __always_inline u64 draw_periods(const struct offcpu_control *ctl,
 					struct offcpu_rate *limit, struct offcpu_phase *phase,
 					u64 now, u64 ns)
@@ -91,16 +108,8 @@ static __always_inline u64 draw_periods(const struct offcpu_control *ctl,
 	period = period_of(ctl, limit);
 	if (!period)
 		return 0;
-	if (phase->period_ns != period) {
-		phase->period_ns = period;
-		phase->accumulated = random_below(period);
-	}
-	phase->accumulated += ns;
-	if (phase->accumulated < period) /* most waits need no division */
-		return 0;
-	periods = phase->accumulated / period;
-	phase->accumulated -= periods * period;
-	if (limit)
+	periods = fill_phase(phase, period, ns);
+	if (limit && periods)
 		__sync_fetch_and_add(&limit->sent, 1);
 	return periods;
 }

@@ -72,7 +72,7 @@ static __always_inline u64 seed_of(const struct offcpu_control *ctl, struct task
 	return seed ^ seed >> 32;
 }
 
-#if OFFCPU_SUM_STACKS
+#if OFFCPU_SUM_STACKS || OFFCPU_SUM_DRAWN
 /* Hash a stack twice: a 64-bit hash to find it by, and a check for stacks that share the first. */
 static __always_inline u64 hash_stack(const struct offcpu_control *ctl,
 				      struct offcpu_stack *stack, u64 seed)
@@ -110,25 +110,31 @@ static __always_inline bool keep_stack(struct offcpu_stack_key *key, struct offc
 static __always_inline void keep_user_stack(const struct offcpu_run *run)
 {
 	struct offcpu_stack_key key = {.generation = run->wait->generation};
-	struct offcpu_task *storage = run->storage;
 	struct offcpu_wait *wait = run->wait;
 
 	wait->lost = run->user->lost;
 	if (!run->user->nr)
 		return;
-	/* With callers (callers.h) the check has another meaning. */
-	if (OFFCPU_SUM_CALLERS || !run->user->check || !storage->kept_hash ||
-	    storage->kept_generation != key.generation) {
-		storage->kept_hash = 0;
-		key.hash = hash_stack(run->ctl, run->user, seed_of(run->ctl, run->task));
-		if (!keep_stack(&key, run->user)) {
-			wait->lost = OFFCPU_LOST_USER_STACK;
-			return;
-		}
-		storage->kept_hash = key.hash;
-		storage->kept_generation = key.generation;
+#if KEEPS_HASH
+	struct offcpu_task *storage = run->storage;
+
+	if (run->user->check && storage->kept_hash &&
+	    storage->kept_generation == key.generation) {
+		wait->stack = storage->kept_hash;
+		return;
 	}
-	wait->stack = storage->kept_hash;
+	storage->kept_hash = 0;
+#endif
+	key.hash = hash_stack(run->ctl, run->user, seed_of(run->ctl, run->task));
+	if (!keep_stack(&key, run->user)) {
+		wait->lost = OFFCPU_LOST_USER_STACK;
+		return;
+	}
+#if KEEPS_HASH
+	storage->kept_hash = key.hash;
+	storage->kept_generation = key.generation;
+#endif
+	wait->stack = key.hash;
 }
 #endif
 

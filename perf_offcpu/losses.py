@@ -117,6 +117,7 @@ _recorder = partial(LossCause, Stage.RECORDER)
 MISSED_RUNS = _recorder(
     "missed-runs", "switches not traced because the BPF program was already running on that CPU", in_last_line=True
 )
+STACK_PERIOD = _recorder("stack-period", "period of user stacks of short waits, ns", is_loss=False)
 SAMPLING_PERIOD = _recorder("sampling-period", "period of off-cpu samples, ns", is_loss=False)
 THRESHOLD_RAISED = _recorder(
     "threshold-raised", "times that the threshold rose to limit the rate of samples (--max-rate)"

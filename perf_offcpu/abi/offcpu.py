@@ -42,6 +42,7 @@ class WaitFlag(enum.IntFlag):
     BEGAN_BEFORE = 1 << 3  # the wait began before the recording
     THROTTLED = 1 << 4  # with PREEMPTED: the thread's control group had used up its quota of CPU time
     SAMPLED = 1 << 5  # one of many, drawn by length: `offcpu_ns` is its weight, `longest_ns` its length
+    DRAWN = 1 << 6  # of a SUM: its part of an exact sum, estimated by the waits that were drawn for their stack
     UNTIMED = 1 << 15  # the time of the sample is a guess, set by `inject` for sums without a time of their own
 
 

@@ -140,7 +140,7 @@ class CollectorAccount:
     def _note(self, cause: LossCause, events: int, ns: int) -> None:
         """Add events and ns to the note of a counter; of SAMPLING_PERIOD and THRESHOLD_RAISED keep the largest ns."""
         count, known_ns = self.notes.get(cause.name, (0, 0))
-        is_sum = cause not in (losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
+        is_sum = cause not in (losses.STACK_PERIOD, losses.SAMPLING_PERIOD, losses.THRESHOLD_RAISED)
         self.notes[cause.name] = count + events, known_ns + ns if is_sum else max(known_ns, ns)
 
     def parts(self) -> Spans:

@@ -214,9 +214,11 @@ def _read_meta(events: Events, features: Features, path: str, samples: Samples, 
 
 def _sampling(account: CollectorAccount, samples: Samples) -> Sampling:
     """Return period, number and sums of waits sampled by length; an empty Sampling if all waits were recorded."""
-    period_ns = account.notes.get(losses.SAMPLING_PERIOD.name, (0, 0))[1]
+    period_ns, stack_period_ns = (
+        account.notes.get(cause.name, (0, 0))[1] for cause in (losses.SAMPLING_PERIOD, losses.STACK_PERIOD)
+    )
     if not period_ns:
-        return Sampling()
+        return Sampling(stack_period_ns=stack_period_ns)
     # Waits whose sample could not be sent were summed, or are counted as lost.
     ended = (account.notes.get(cause.name, (0, 0)) for cause in (losses.SAMPLES, losses.UNSAMPLED))
     number, ns = map(sum, zip(*ended, strict=True))

@@ -34,6 +34,8 @@ class Sampling(NamedTuple):
     estimated_waits: int = 0  # counts of the samples
     estimated_ns: int = 0  # weights of the samples
     longest_period_ns: int = 0  # the longest period that the limit of the sample rate chose; 0 if never longer
+    stack_period_ns: int = 0
+    """Time of a thread's short waits, ns, for which one user stack was taken; 0: of each, or of none."""
 
     def __bool__(self) -> bool:
         """Return whether waits were sampled."""

@@ -26,7 +26,7 @@ def document(summary: Summary) -> dict[str, Any]:
     """Return the summary as dicts, lists, integers and printable texts."""
     meta, event = summary.meta, summary.beside
     machine = fields(meta, "file=source hostname os_release arch cpus=nr_cpus")
-    command = {"command": list(map(printable, meta.cmdline))}
+    command = {"command": list(map(printable, meta.cmdline)), **fields(meta.sampling, "stack_period_ns")}
     subject = {"events": list(map(printable, summary.subject)), **fields(summary, "offcpu=is_offcpu unit")}
     return {
         "version": VERSION,
@@ -62,7 +62,7 @@ def _stack(row: StackRow) -> dict[str, Any]:
         **total_fields(row.total),
         **fields(row, "states classes"),
         "syscalls": {printable(name): weight for name, weight in row.syscalls.items() if name},
-        "still_blocked": row.still_blocked,
+        **fields(row, "still_blocked error_ns"),
         "frames": list(map(frame, row.frames)),
     }
 

@@ -21,7 +21,7 @@ from perf_offcpu.callpaths.tree import build_paths
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.causality.locks import DeadThread, deadlocks_of, sentence_of
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import Bool
+from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Evsel, Meta, SampleFlag
 from perf_offcpu.report import breakdowns
@@ -77,6 +77,7 @@ class StackRow:
     classes: dict[str, int] = field(default_factory=dict)  # weight by wait class, largest first
     syscalls: dict[str, int] = field(default_factory=dict)  # weight by call, largest first; "" unknown
     still_blocked: int = 0  # number of its samples that were still blocked when the recording ended
+    error_ns: int = 0  # standard error of its weight, at most: of waits whose stack was drawn; 0: the weight is exact
 
 
 @frozen
@@ -240,6 +241,7 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
         sums_by_label(row_of, waits.wait_class, lambda code: WaitClass(code).label, weight, number),
         sums_by_label(row_of, waits.syscall, lambda row: waits.syscall_names[row], weight, number),
         np.bincount(row_of[subject.is_still_blocked()] + 1, minlength=number + 1)[1:].tolist(),
+        _errors(row_of, samples, subject.meta.sampling.stack_period_ns, number),
     )
     paths = tree.paths(tree.of_sample[first[kept]].astype(np.int64))
     rows = []
@@ -248,6 +250,15 @@ def _stacks(subject: Profile, waits: Waits, limit: int | None) -> tuple[list[Sta
         states.pop("", None)
         rows.append(StackRow(comm.label, tuple(frames), total, states, *others))
     return rows, cut
+
+
+def _errors(row_of: I64, samples: ProfileSamples, period_ns: int, number: int) -> list[int]:
+    """Return the standard error, ns, of the time of each row of stacks, as if its waits were drawn independently
+    (a Poisson process with one draw for each `period_ns`); the draws of one thread vary less."""
+    drawn = samples.has(SampleFlag.DRAWN)
+    weight = np.bincount(row_of[drawn] + 1, samples.period[drawn].astype(np.float64), number + 1)[1:]
+    errors: list[int] = np.rint(np.sqrt(weight * period_ns)).astype(np.int64).tolist()
+    return errors
 
 
 def _notes(samples: ProfileSamples) -> dict[LossCause, int]:

@@ -70,6 +70,13 @@ def first_screen(summary: Summary) -> Iterator[str]:
 def _sampling(summary: Summary, style: Style) -> Iterator[str]:
     """Yield lines on how far estimates from samples differ from exact counts."""
     sampling = summary.meta.sampling
+    if sampling.stack_period_ns:
+        short = f"{summary.meta.threshold_ns / 1e6:g} ms"
+        period = f"{sampling.stack_period_ns / 1e6:g} ms"
+        yield say.comment(
+            f"Waits under {short}: exact sums; a stack was taken for each {period} of them in a thread, so"
+        )
+        yield say.comment("that a stack's part of a sum is an estimate (+-: its standard error).")
     if not sampling:
         return
     limited = " (--max-rate)" if sampling.longest_period_ns else ""
@@ -122,6 +129,8 @@ def _stack_facts(row: StackRow, summary: Summary, style: Style) -> str:
     if summary.is_offcpu:
         calls = {f"{printable(name)}()": part for name, part in row.syscalls.items() if name}
         parts += [shares(row.states), shares(row.classes), shares(calls)]
+    if row.error_ns:
+        parts.append(f"+-{say.amount(row.error_ns, summary.unit, style)}")
     if row.still_blocked:
         parts.append(f"{row.still_blocked} still blocked at the end")
     return "  ".join(filter(None, parts))

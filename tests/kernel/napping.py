@@ -22,6 +22,7 @@ from kernel.bpf_output import Rings, Wait, parse
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
+from perf_offcpu.collect.kernel_totals.drawn_stacks import DrawnStacks
 
 NEVER = 10**12  # a threshold that no wait reaches
 ROUNDS = 20
@@ -119,12 +120,17 @@ def parted(rings: Rings) -> tuple[list[Wait], list[Wait]]:
     return [w for w in waits if w.kind != 4], [w for w in waits if w.kind == 4]
 
 
+def drained_sums(program: OffCpuProgram) -> Any:
+    """Return the sums as the recorder writes them: each with the stacks of the waits drawn from it."""
+    return DrawnStacks().share(program.maps.drain().sums, end_of_file=True)
+
+
 def record_napper(napper: Path, **options: Any) -> tuple[list[Tally], list[Wait], Any, dict[str, int]]:
     """Record one run with options of `watched`; return (its counts, samples, sums, counters)."""
     with watched(napper, **options) as (one, program, rings):
         tallies = one.go()
         program.disable()
-        (waits, before), sums, counters = parted(rings), program.maps.drain().sums, program.counters()
+        (waits, before), sums, counters = parted(rings), drained_sums(program), program.counters()
     # Its main thread waited for the word to go.
     assert {w.tid for w in before} <= {one.pid} and len(before) <= 1
     counters["samples"] -= len(before)

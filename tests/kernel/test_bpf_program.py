@@ -27,9 +27,11 @@ from kernel.napping import (
     watched,
 )
 
-from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits
+from perf_offcpu.abi.offcpu import WaitFlag
+from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS, OffCpuConfig, ShortWaits
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, kept_facts
 from perf_offcpu.collect.bpf.maps import ProgramMaps
+from perf_offcpu.collect.kernel_totals.drawn_stacks import DrawnStacks
 
 
 @both_forms
@@ -153,7 +155,8 @@ def test_user_frames_are_those_of_the_kernels_own_walk(
 
 @both_forms
 def test_short_waits_are_summed_by_thread_state_and_stack(napper: Path, in_switch: bool) -> None:
-    with watched(napper, threshold_ns=NEVER, in_switch=in_switch) as (one, program, rings):
+    config = {"threshold_ns": NEVER, "short_waits": ShortWaits.STACKS, "in_switch": in_switch}
+    with watched(napper, **config) as (one, program, rings):
         tallies = one.go()
         program.disable()
         (sums, stacks, _), counters = program.maps.drain(), program.counters()
@@ -188,6 +191,30 @@ def is_of(program: Path, tally: Tally, ips: Any, offsets: Any, row: int) -> bool
         return is_in(program, "vfork", frames[0])
     own = f"{tally.kind}_thread"
     return own in program_symbols(program) and is_in(program, own, frames[0])
+
+
+def test_sums_are_exact_and_stacks_of_drawn_waits_are_theirs(napper: Path) -> None:
+    with watched(napper, threshold_ns=NEVER) as (one, program, _):
+        tallies = one.go()
+        program.disable()
+        (drained, stacks, _), counters = program.maps.drain(), program.counters()
+    assert unexpected(counters) <= {"samples", "samples_ns"}
+    drawn = (drained["flags"] & WaitFlag.DRAWN) != 0
+    assert set(drained["stack"][~drawn]) == {0}
+    weight, number = (int(drained[name][drawn].sum()) for name in ("total_ns", "count"))
+    assert weight % (STACK_PERIOD_NS / 32) == 0
+    sums = DrawnStacks().share(drained, end_of_file=True)
+    assert abs(weight - sums["total_ns"].sum()) <= STACK_PERIOD_NS * len(np.unique(sums["tid"]))
+    assert sums["count"].sum() / 2 < number < 2 * sums["count"].sum()
+    for name in ("total_ns", "count"):
+        assert sums[name].sum() == drained[name][~drawn].sum()
+    offsets, ips = stacks.find(sums["stack"])
+    balance = Balance(counters, False)
+    for tally in (t for t in tallies if t.waits and t.kind not in ("vfork", "child")):
+        mine = np.flatnonzero((sums["tid"] == tally.tid) & (sums["syscall"] == tally.syscall))
+        balance.check(tally, *(int(sums[name][mine].sum()) for name in ("count", "total_ns")), around=2)
+        right = [i for i in mine if is_of(napper, tally, ips, offsets, i)]
+        assert sums["total_ns"][right].sum() > 0.9 * sums["total_ns"][mine].sum()
 
 
 @both_forms
@@ -239,7 +266,8 @@ def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
 
 def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> None:
     parts, finished = [], threading.Event()
-    with watched(napper, threshold_ns=NEVER, rounds=100) as (one, program, _):
+    config = {"threshold_ns": NEVER, "short_waits": ShortWaits.STACKS}
+    with watched(napper, rounds=100, **config) as (one, program, _):
         tallies: list[Tally] = []
         thread = threading.Thread(target=lambda: (tallies.extend(one.go()), finished.set()))
         thread.start()
@@ -266,6 +294,7 @@ def test_draining_while_recording_loses_and_doubles_nothing(napper: Path) -> Non
 def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
     tallies, waits, sums, counters = record_napper(napper, threshold_ns=NEVER, sum_entries=4)
     assert 0 < len(sums) <= 4
+    assert min(w.flags & ~2 for w in waits) == max(w.flags & ~2 for w in waits) == 0
     assert len(waits) == counters["sum_map_full"] == counters["samples"] > 0
     assert counters["sum_map_full_ns"] == sum(w.ns for w in waits)
     assert counters["waits_lost"] == 0
@@ -273,10 +302,13 @@ def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
 
 
 @pytest.mark.beside
-def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path) -> None:
-    tallies, _, sums, counters = record_napper(napper, threshold_ns=NEVER, stack_entries=2)
-    without = sums[sums["stack"] == 0]
-    assert counters["stack_map_full"] == without["count"].sum() > 0
+@pytest.mark.parametrize("short_waits", [ShortWaits.SAMPLED, ShortWaits.STACKS])
+def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path, short_waits: ShortWaits) -> None:
+    tallies, _, sums, counters = record_napper(napper, threshold_ns=NEVER, stack_entries=2, short_waits=short_waits)
+    drawn = (sums["flags"] & WaitFlag.DRAWN) != 0
+    without = sums[(sums["stack"] == 0) & (drawn | (short_waits is ShortWaits.STACKS))]
+    number = counters["stack_map_full"]
+    assert number == without["count"].sum() > 0 if short_waits is ShortWaits.STACKS else number >= len(without) > 0
     assert np.all(without["lost"] == 1)
     Balance(counters, not ENDS_IN_SLEEPER).check_all(tallies, sums, [])
 

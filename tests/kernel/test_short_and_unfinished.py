@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from builders.program import run as perf_offcpu
 from kernel.bpf_output import NOT_KNOWN
-from kernel.napping import MS, NEVER, both_forms, kernel_name, parted, record_napper, waits_of, watched
+from kernel.napping import MS, NEVER, both_forms, drained_sums, kernel_name, parted, record_napper, waits_of, watched
 
 from perf_offcpu.collect.bpf.config import ShortWaits
 from perf_offcpu.decode.load import load_recording
@@ -49,7 +49,7 @@ def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, i
         tallies = one.go()
         program.disable()
         seconds = time.monotonic() - begin
-        waits, sums = waits_of(rings), program.maps.drain().sums
+        waits, sums = waits_of(rings), drained_sums(program)
         counters, rate = program.counters(), program.maps.rate()
     assert len(waits) <= 100 * (seconds + 0.2) + 20
     assert counters["rate_limited"] == sums["count"].sum() > 0

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from perf_offcpu.errors import UsageError
 
 DEFAULT_THRESHOLD_NS = 1_000_000
+STACK_PERIOD_NS = 1_000_000
+"""Time of a thread's waits under the threshold for which one user stack is taken (`ShortWaits.SAMPLED`), ns."""
 
 
 class Targets(enum.StrEnum):
@@ -25,7 +27,8 @@ class Targets(enum.StrEnum):
 class ShortWaits(enum.StrEnum):
     """Ways to handle waits under the threshold."""
 
-    STACKS = "stacks"  # sum them by thread, state, system call, cgroup and user stack
+    SAMPLED = "sampled"  # sum them by thread, state, system call and cgroup; take the stacks of some, by their time
+    STACKS = "stacks"  # sum them by user stack, too: each wait's stack is walked
     THREADS = "threads"  # sum them without stack: they cost no stack walk
     DROP = "drop"  # leave them out; count only their number and time
 
@@ -51,7 +54,7 @@ class WaitOptions:
 
     threshold_ns: int = DEFAULT_THRESHOLD_NS  # shortest wait that becomes a sample; 0: every wait
     off_cpu_period_ns: int = 0  # off-CPU time of a thread for each sample; 0: use the threshold instead
-    short_waits: ShortWaits = ShortWaits.STACKS  # what becomes of waits under the threshold
+    short_waits: ShortWaits = ShortWaits.SAMPLED  # what becomes of waits under the threshold
     min_block_ns: int = 0  # shorter waits are left out and counted
     max_rate: int = 0  # samples a second above which the threshold rises by itself; 0 for any number
     kernel_stacks: bool = True  # callchains of samples have a kernel part

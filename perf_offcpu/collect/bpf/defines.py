@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf_offcpu.abi.syscalls import SYSCALL_NUMBERS
-from perf_offcpu.collect.bpf.config import MODES, OffCpuConfig, ShortWaits, Targets
+from perf_offcpu.collect.bpf.config import MODES, STACK_PERIOD_NS, OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts
 from perf_offcpu.collect.bpf.kernel.members import controller_offset
 from perf_offcpu.collect.bpf.kernel.probes import pid_namespace_level
@@ -46,13 +46,17 @@ def option_defines(config: OffCpuConfig, facts: KernelFacts, at_exit: bool, by_p
     follows_callers = facts.defines["TASK_MM"] and facts.defines["OFFCPU_FRAME_POINTERS"]
     copies = at_exit and config.copy_bytes > 0 and bool(follows_callers)
     known_early = config.off_cpu_period_ns > 0 or config.threshold_ns < EARLY_BELOW_NS
-    sum_stacks = config.short_waits is ShortWaits.STACKS and not config.off_cpu_period_ns
+    with_stacks = config.short_waits in (ShortWaits.STACKS, ShortWaits.SAMPLED) and not config.off_cpu_period_ns
+    # Where a wait does not end in the sleeper's context, its stack must be walked before its length is known.
+    sum_drawn = with_stacks and at_exit and config.short_waits is ShortWaits.SAMPLED
+    sum_stacks = with_stacks and not sum_drawn
     return {
         "OFFCPU_LATE": f"{LATE_VALUE:#x}ULL",
         "OFFCPU_AT_EXIT": int(at_exit),
         "OFFCPU_BY_PROBE": int(by_probe),
         "OFFCPU_KERNEL_EARLY": int(at_exit and config.kernel_stacks and known_early),
         "OFFCPU_SAMPLING": int(config.off_cpu_period_ns > 0),
+        "OFFCPU_SUM_DRAWN": int(sum_drawn),
         "OFFCPU_SUM_STACKS": int(sum_stacks),
         "OFFCPU_SUM_CALLERS": int(copies and sum_stacks),
         "OFFCPU_COPIES": int(copies),
@@ -84,7 +88,7 @@ def control_values(config: OffCpuConfig, modes: Sequence[str], at_exit: bool) ->
     targets = config.targets
     return {
         "threshold_ns": config.least_ns,
-        "period_ns": config.off_cpu_period_ns,
+        "period_ns": config.off_cpu_period_ns or STACK_PERIOD_NS,
         "min_block_ns": config.min_block_ns,
         **_rate_window(config),
         "states": sum(1 << modes.index(MODES[letter]) for letter in set(config.states)),

@@ -60,6 +60,8 @@ class OffCpuProgram:
         self._probe: Kprobe | None = None
         self._links: list[int] = []
         self._maps: ProgramMaps | None = None
+        self.draws_stacks = False
+        """Whether sums of short waits are without stack, and stacks are taken from some of these waits."""
         check_privileges()
         facts = kept_facts() if use_cache else explore(Btf.load())
         self._tracepoints = defines.tracepoints_of(self.config, facts)
@@ -90,6 +92,7 @@ class OffCpuProgram:
         by_probe = self._probe is not None
         options = defines.option_defines(self.config, facts, self.ends_at_exit, by_probe)
         options |= defines.target_defines(self.config)
+        self.draws_stacks = bool(options["OFFCPU_SUM_DRAWN"])
         late = defines.late_values(facts)
         values = [late.get(name, 0) for name in header.enums["late"]]
         control = defines.control_values(self.config, header.enums["mode"], self.ends_at_exit)

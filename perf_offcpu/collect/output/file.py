@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Buffer
+from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS
 from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import Counter, Span, counters_sample, lost_records
 from perf_offcpu.collect.events.perf_event import NATIVE
@@ -242,6 +243,8 @@ class OutputFile:
         counters = counts.counters | self._inventory.take_losses() | dict(more)
         if period := self.options.off_cpu_period_ns:
             counters[losses.SAMPLING_PERIOD] = Counter(1, period)
+        elif self.collector.program.draws_stacks:
+            counters[losses.STACK_PERIOD] = Counter(1, STACK_PERIOD_NS)
         sample = counters_sample(self.collector.counters_event, self._span(recording), counters)
         self.append(*lost_records(counts.lost), sample)
         return ended

@@ -17,6 +17,7 @@ from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.kernel_totals.budgets import BATCH as BUDGETS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.budgets import BudgetShares, budget_samples
+from perf_offcpu.collect.kernel_totals.drawn_stacks import DrawnStacks
 from perf_offcpu.collect.kernel_totals.waits import BATCH as SUMS_AT_ONCE
 from perf_offcpu.collect.kernel_totals.waits import still_blocked_samples, sum_samples, with_user_stacks
 from perf_offcpu.collect.output.file import OutputFile, Piece
@@ -39,6 +40,7 @@ class KernelTotals:
         self._shares = BudgetShares(self._program.maps.header.enums["mode"])
         self._pending: Future[Drained] | None = None
         self._unwritten: Iterator[Piece] = iter(())
+        self._drawn = DrawnStacks()
         self._pace_s = LONGEST_PACE_S
         self._due = time.monotonic() + self._pace_s
         self.sums = 0
@@ -71,7 +73,9 @@ class KernelTotals:
         drained = stepping_until(self._pending, self._drain)
         self._pending = None
         self._set_pace(drained)
-        self._unwritten = pieces = self._pieces(drained, last)  # now: the disk may be full from here on
+        self._unwritten = pieces = self._pieces(
+            drained, last, end_of_file=last is not None
+        )  # now: the disk may be full from here on
         self._drain()  # copies of stacks precede the sums of their callers
         for piece in pieces:
             try:
@@ -106,16 +110,16 @@ class KernelTotals:
         its end; used only if `write` has not begun to write this drain."""
         if self._pending is not None:
             drained, self._pending = self._pending.result(), None
-            return self._pieces(drained, last)
+            return self._pieces(drained, last, end_of_file=True)
         return self._unwritten
 
     def remaining(self) -> Iterator[Piece]:
         """Drain the BPF maps after the end and yield records of all that they held, for a file that is almost full."""
-        return self._pieces(self._program.maps.drain(), self.last_tasks(copied=False))
+        return self._pieces(self._program.maps.drain(), self.last_tasks(copied=False), end_of_file=True)
 
-    def _pieces(self, drained: Drained, last: LastTasks | None) -> Iterator[Piece]:
+    def _pieces(self, drained: Drained, last: LastTasks | None, *, end_of_file: bool) -> Iterator[Piece]:
         """Yield all records; the most useful come first: threads that wait now, then budgets, then sums. `last`: the
-        states of tasks at the end of the file; None: the file goes on."""
+        states of tasks at the end of the file; None: not known, or the file goes on."""
         end_ns = last.end_ns if last else now_ns()
         if last is not None:
             for number, blocked in still_blocked_samples(self._waits, last):
@@ -127,9 +131,10 @@ class KernelTotals:
             # Budgets that are drained from here on, also of threads that ended at that moment, are shared.
             self._shares.note(last.budgets)
         yield from self._budget_pieces(drained.budgets, end_ns)
-        packed = sum_samples(self._waits, drained.sums, drained.stacks.find(drained.sums["stack"]))
+        sums = self._drawn.share(drained.sums, end_of_file=end_of_file)
+        packed = sum_samples(self._waits, sums, drained.stacks.find(sums["stack"]))
         for batch, records in enumerate(packed):
-            rows = drained.sums[batch * SUMS_AT_ONCE :][:SUMS_AT_ONCE]
+            rows = sums[batch * SUMS_AT_ONCE :][:SUMS_AT_ONCE]
             yield Piece(losses.SUMS_UNWRITTEN, rows["total_ns"], records)
 
     def _budget_pieces(self, budgets: NDArray[Any], time_ns: int) -> Iterator[Piece]:

@@ -48,8 +48,9 @@ _STACKS = """
 --all-cgroups: record the cgroup of on-CPU samples
 """
 _WAITS = """
---short-waits: waits below the threshold: stacks, summed by user stack as perf does; threads, summed by
-  thread, state and system call only, which costs least; drop, counted only (default: stacks)
+--short-waits: waits below the threshold: sampled, summed by thread, state and system call, with the stacks
+  of some; stacks, summed by user stack as perf does; threads, without stack; drop, counted only
+  (default: sampled)
 --min-block TIME: leave out waits shorter than this (a bare number is us); they are counted
 --max-rate N: at most about N off-cpu samples per second: the threshold rises to keep to it, and the waits
   below it are summed; with --off-cpu-period, the period rises and falls (N is 10 or more)
@@ -100,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser.add_argument_group("waits"),
         _WAITS,
-        short_waits={"choices": [choice.value for choice in ShortWaits], "default": ShortWaits.STACKS.value},
+        short_waits={"choices": [choice.value for choice in ShortWaits], "default": ShortWaits.SAMPLED.value},
         min_block={"default": "0"},
         max_rate=_NUMBER,
         switch_states={"default": "S,D,I,T,t,Q"},

@@ -26,7 +26,7 @@ def test_document() -> None:
         {
             "comm": "sh", "weight": 2**60 + 1, "count": 1, "count_is_exact": True, "average": 2**60 + 1,
             "longest": 2**60 + 1, "states": {"S": 2**60 + 1}, "classes": {"other": 2**60 + 1}, "syscalls": {},
-            "still_blocked": 0,
+            "still_blocked": 0, "error_ns": 0,
             "frames": [
                 {"name": "main", "dso": "sh", "kind": "user"},
                 {"name": "schedule", "dso": "[kernel.kallsyms]", "kind": "kernel"},
