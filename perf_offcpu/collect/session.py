@@ -34,6 +34,7 @@ from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.control import RecordingSignals, Requests
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output.series import FileSeries
+from perf_offcpu.collect.rings.priority import DrainPriority
 from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.collect.rings.waiter import FLUSH_S, STEADY_FLUSH_S, Waiter
 from perf_offcpu.collect.summary import Summary
@@ -111,6 +112,8 @@ class Session:
         self.requests = Requests(options.control, options.off_cpu_period_ns, options.rotation is not None, signals, say)
         self.files = FileSeries(options, collector, self.requests, say)
         self.hotplug = Hotplug(collector, options.output == STANDARD_OUTPUT, say)
+        # Recordings that run for days stay within what the machine can spare.
+        self.priority = DrainPriority(not options.is_steady and not options.realtime_priority)
         self.paused = False
 
     def run(
@@ -166,11 +169,16 @@ class Session:
 
     def _loop(self, waiter: Waiter) -> bool:
         """Copy rings to the file until something ends the recording (return True) or pauses it (return False)."""
+        with self.priority.raised():
+            return self._copy(waiter)
+
+    def _copy(self, waiter: Waiter) -> bool:
         flush_s = STEADY_FLUSH_S if self.options.is_steady else FLUSH_S
         next_look = time.monotonic()
         next_show = next_look + PROGRESS_S
         while not self._wait(waiter, flush_s):
             self.files.drain()
+            self.priority.adapt()
             if self.requests.obey("disable"):
                 return False
             if self.requests.stopping:
