@@ -161,6 +161,7 @@ class _Comparer:
                 part,
                 groups,
                 threshold_ns=side.profile.meta.threshold_ns,
+                stack_period_ns=side.profile.meta.sampling.stack_period_ns,
                 whole_ns=max(side.recorded.total_ns, 1.0) if steady else np.inf,
             )
             variance += side.scale**2 * known

@@ -3,7 +3,8 @@
 
 Waits occur at random, with random lengths: the variance of the sum of n independent waits is the sum of their
 squares (a compound Poisson process). The waits in a sum of short waits are taken to be as long as its longest
-one, which is an upper bound; if that is unknown, as long as the recorder's threshold.
+one, which is an upper bound; if that is unknown, as long as the recorder's threshold. Where the stacks of some
+were taken, one for each period, the time of a stack times this period is added.
 
 Two properties of a steady load change this. A thread that waits nearly all the time cannot wait longer by
 chance: if it spends the share p of the time in waits of a row, their variance is (1 - p)^2 times the sum of
@@ -70,19 +71,27 @@ class RecordedTime:
 
 
 def variance_by_length(
-    samples: ProfileSamples, group_of: I64, groups: int, *, threshold_ns: int = -1, whole_ns: float = math.inf
+    samples: ProfileSamples,
+    group_of: I64,
+    groups: int,
+    *,
+    threshold_ns: int = -1,
+    stack_period_ns: int = 0,
+    whole_ns: float = math.inf,
 ) -> tuple[F64, F64]:
     """Return (variance, doubtful) of the weight of each group, float64[groups], by number and lengths of waits. To the
     variance of a change, add how much `doubtful` differs between the recordings. `threshold_ns`: no wait in a sum is
-    longer; -1 not known. `whole_ns`: recorded time, the longest that a thread can wait; infinite if the load is not
-    steady."""
+    longer; -1 not known. `stack_period_ns`: of the stacks in sums (`Sampling`). `whole_ns`: recorded time, the longest
+    that a thread can wait; infinite if the load is not steady."""
     first, cell = group(group_of, samples.pid, samples.tid)
     weight, waits = (sum_by(cell, values, len(first)) for values in (samples.period, samples.count))
     squares = np.bincount(cell, _squares(samples, threshold_ns), len(first))
     left = squares * (1 - np.clip(weight / whole_ns, 0, 1)) ** 2
     doubtful = (squares - left) / (waits + 1)
     by_group = [np.zeros(groups) + np.bincount(group_of[first], values, groups) for values in (left, doubtful)]
-    return by_group[0], by_group[1]
+    drawn = samples.has(SampleFlag.DRAWN)
+    by_draw = np.bincount(group_of[drawn], samples.period[drawn].astype(np.float64), groups) * stack_period_ns
+    return by_group[0] + by_draw, by_group[1]
 
 
 def _squares(samples: ProfileSamples, threshold_ns: int) -> F64:

@@ -90,6 +90,9 @@ def test_a_sum_is_of_waits_as_long_as_its_longest() -> None:
     unknown = samples.with_columns(longest_ns=np.array([-1], np.int64))
     assert by_length(unknown, threshold_ns=400) == (400_000, 0)
     assert by_length(unknown) == (1_000_000, 0)
+    drawn = samples.with_columns(flags=samples.flags | np.uint32(SampleFlag.DRAWN))
+    assert by_length(drawn, stack_period_ns=500) == (30_000 + 500_000, 0)
+    assert by_length(samples, stack_period_ns=500) == (30_000, 0)
 
 
 def test_more_rows_need_a_larger_change() -> None:
