@@ -120,8 +120,9 @@ _TAKEN: Final = (
 """Options of record that the agent sets itself."""
 
 
-_USUAL: Final = {"event": ("-e", "none"), "mmap_pages": ("-m", "2M")}
-"""Argument of record → option and value that are the agent's default: no on-CPU samples, and small rings."""
+_USUAL: Final = {"event": ("-e", "none"), "mmap_pages": ("-m", "2M"), "compression_level": ("--compression-level", "0")}
+"""Argument of record → option and value that are the agent's default: no on-CPU samples, small rings, and segments,
+which are read once, as they are."""
 
 
 def _defaults(words: tuple[str, ...]) -> list[str]:

@@ -166,7 +166,7 @@ def test_a_compressed_recording(tmp_path: Path) -> None:
 
 def test_our_own_recording(waiter: Path, tmp_path: Path) -> None:
     path = tmp_path / "perf.data"
-    perf_offcpu("record", "-o", path, "--", waiter, "--rounds", "3", cwd=tmp_path)
+    perf_offcpu("record", "-z0", "-o", path, "--", waiter, "--rounds", "3", cwd=tmp_path)
     records = dumped(path)
     assert own_events(records) == events_of(perf("script", "-D", "-i", path))
     text = perf_offcpu("dump", "-i", path).stdout

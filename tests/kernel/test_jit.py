@@ -37,8 +37,8 @@ def folded(cwd: Path, name: str = "perf.data") -> Stacks:
 
 
 def recorded(cwd: Path, *command: str | Path) -> Stacks:
-    """Record every wait of a command."""
-    run("-q", "--off-cpu-thresh", "0", "--", *command, cwd=cwd)
+    """Record every wait of a command, in a file that `perf inject` reads."""
+    run("-q", "-z0", "--off-cpu-thresh", "0", "--", *command, cwd=cwd)
     return folded(cwd)
 
 

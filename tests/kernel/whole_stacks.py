@@ -43,8 +43,8 @@ def compiled(name: str, directory: Path, *flags: str) -> Path:
 
 
 def record(output: Path, *arguments: str | Path, options: tuple[str, ...] = (), event: str = "none") -> None:
-    """Record a command's waits of 0.1 ms and more, and an on-CPU event."""
-    how = ("-q", "-e", event, "--off-cpu-thresh", "0.1", *options, "-o", str(output))
+    """Record a command's waits of 0.1 ms and more, and an on-CPU event, without compression: tests look into files."""
+    how = ("-q", "-z0", "-e", event, "--off-cpu-thresh", "0.1", *options, "-o", str(output))
     run("record", *how, "--", *arguments, timeout_s=120)
 
 

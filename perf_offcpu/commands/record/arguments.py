@@ -109,14 +109,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     recording = parser.add_argument_group("recording")
     add_options(recording, _OUTPUT, output={"default": "perf.data"})
-    for level in range(MAX_COMPRESSION_LEVEL + 1):  # attached, as in perf: a word after -z is the command
+    for level in ("", *range(MAX_COMPRESSION_LEVEL + 1)):  # attached, as in perf: a word after -z is the command
         recording.add_argument(
-            f"-z{level or ''}",
+            f"-z{level}",
             dest="compression_level",
             action="store_const",
-            default=0,
-            const=level or 1,
-            help=argparse.SUPPRESS if level else "compress with zstd; -zN: at level N, 1 to 22",
+            const=1 if level == "" else level,
+            help="compress with zstd at level 1 (default for files); -zN: at level N, 0 (none) to 22"
+            if level == ""
+            else argparse.SUPPRESS,
         )
     details = dict.fromkeys(("compression_level", "switch_max_files", "realtime", "until_exit"), _NUMBER)
     details |= {"ready_fd": {"type": int}, "switch_output": {"nargs": "?", "const": "signal"}}

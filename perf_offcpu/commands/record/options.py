@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib.util
 import os
 import platform
 import re
@@ -129,6 +130,9 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
 def _compression_level(args: argparse.Namespace) -> int:
     from perf_offcpu.perfdata.compressed import zstd_library
 
+    if args.compression_level is None:
+        has_zstd = importlib.util.find_spec("zstandard") is not None
+        return int(has_zstd and args.output != STDOUT)
     level = int(args.compression_level)
     if not 0 <= level <= MAX_COMPRESSION_LEVEL:
         raise UsageError(f"--compression-level {level}: 1 to {MAX_COMPRESSION_LEVEL}, or 0 for none")

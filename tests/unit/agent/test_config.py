@@ -41,9 +41,10 @@ def test_file_and_command_line_say_the_same(tmp_path: Path) -> None:
     more = "--spool-size 64M --port 0 --push parca=http://a --label service=shop -- -G shop".split()
     from_file, from_line = parsed("-c", str(file)), parsed(*words, *more)
     assert from_file == from_line and from_file.max_bytes == 2 << 30
-    assert from_file.record == ("-e", "none", "-m", "2M", "-G", "shop")
+    assert from_file.record == ("-e", "none", "-m", "2M", "--compression-level", "0", "-G", "shop")
     record = parsed("--dataset", "d", "--", "-ecpu-clock", "-F", "19").record
-    assert record == ("-m", "2M", "-ecpu-clock", "-F", "19"), "options of record replace the agent's defaults"
+    usual = ("-m", "2M", "--compression-level", "0")
+    assert record == (*usual, "-ecpu-clock", "-F", "19"), "options of record replace the agent's defaults"
 
 
 def test_command_line_holds_over_the_file_and_labels_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

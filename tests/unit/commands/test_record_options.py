@@ -52,7 +52,7 @@ def test_every_other_option() -> None:
 
 @pytest.mark.parametrize("argv", [
     ("-c", "0"), ("-F", "0"), ("-F", "x"), ("-r", "-1"), ("-o", "-", "-z"), ("--compression-level", "23"),
-    ("--switch-max-files", "3"), ("--call-graph", "lbr"), ("-z0", "--", "true"), ("-z23", "--", "true"),
+    ("--switch-max-files", "3"), ("--call-graph", "lbr"), ("-z23", "--", "true"),
     ("-zx", "--", "true"), ("--call-graph", "dwarf"), ("--call-graph", "fp,4096"), ("--call-graph", "cfi,"),
     ("--call-graph", "cfi,100"), ("--call-graph", "cfi,32769"), ("--call-graph", "cfi", "--no-stack-bytes"),
 ])  # fmt: skip
@@ -62,7 +62,8 @@ def test_impossible_values_name_the_option(argv: tuple[str, ...]) -> None:
 
 
 def test_compression_levels_are_attached_and_leave_the_command_alone() -> None:
-    assert options().compression_level == 0
+    assert options().compression_level == 1
+    assert options("-o", "-").compression_level == options("-z0").compression_level == 0
     found = options("-z", "sleep", "1")
     assert (found.compression_level, found.command) == (1, ("sleep", "1"))
     assert options("-z22", "sleep").compression_level == 22
