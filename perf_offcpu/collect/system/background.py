@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from perf_offcpu.collect.system.privileges import niceness
+
 T = TypeVar("T")
 
 NAP_S = 0.02  # time between two steps of `stepping_until`
@@ -48,8 +50,10 @@ class Future(Generic[T]):
 def in_background(work: Callable[[], T]) -> Future[T]:
     """Begin `work` in a thread, which does not keep the process from ending; return its future result."""
     future: Future[T] = Future()
+    take_niceness = niceness()
 
     def run() -> None:
+        take_niceness()
         try:
             future.set_result(work())
         except BaseException as problem:

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from perf_offcpu.collect.system.privileges import READING, keep_capabilities
+from perf_offcpu.collect.system.privileges import READING, keep_capabilities, niceness
 from perf_offcpu.files import read_kernel
 
 PATIENCE_S: Final = 1.0  # time after which an item counts as stuck; halved after each such item
@@ -135,12 +135,14 @@ class Helper:
         except OSError:
             return False
         # No handler of the recorder runs in the child, neither now nor later.
+        take_niceness = niceness()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12, where threads exist
                 self._pid = os.fork()
             if not self._pid:
+                take_niceness()
                 _serve(self._work, theirs)
         except OSError:
             ours.close()

@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import resource
+from collections.abc import Callable
 from typing import Final
 
 from perf_offcpu.errors import CapabilityError
@@ -145,3 +146,15 @@ def raise_priority(realtime: int) -> None:
                 f"real-time priority {realtime} is not to be had ({problem.strerror})",
                 "run as root, with a priority from 1 to 99",
             ) from None
+
+
+def niceness() -> Callable[[], None]:
+    """Return a function that gives the thread or process that calls it the nice value of this thread: what a real-time
+    thread starts (`rings.priority`) begins with nice 0. Where that is not allowed, it does nothing."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def take() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+    return take
