@@ -41,7 +41,7 @@ from other_tools import Stats
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import Command
-from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits
+from perf_offcpu.collect.bpf.config import OffCpuConfig, ShortWaits, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
 from perf_offcpu.collect.events.evsels import offcpu_attr, probe_support
 from perf_offcpu.collect.rings.rings import Rings
@@ -130,6 +130,7 @@ FORMS: dict[str, Callable[[], AbstractContextManager[Stats]]] = {
     "every wait, lock owners": lambda: ours(OffCpuConfig(threshold_ns=0, lock_owners=True)),
     "every wait, no kernel stacks": lambda: ours(OffCpuConfig(threshold_ns=0, kernel_stacks=False)),
     "every wait, wakers' stacks": lambda: ours(OffCpuConfig(threshold_ns=0, waker_stacks=True)),
+    "threads that no target selects": lambda: ours(OffCpuConfig(targets=Targets.PIDS)),
     "in sched_switch: sums by stack": lambda: ours(OffCpuConfig(**STACKS, in_switch=True)),
     "in sched_switch: without stacks": lambda: ours(OffCpuConfig(threshold_ns=NEVER, in_switch=True, **THREADS)),
     "in sched_switch: every wait": lambda: ours(OffCpuConfig(threshold_ns=0, in_switch=True)),

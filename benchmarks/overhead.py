@@ -42,13 +42,15 @@ BEGIN, END = "<!-- begin: benchmarks/overhead.py -->", "<!-- end -->"
 
 Form = Callable[[], AbstractContextManager[Stats]]
 TWO_WALKS = "two walks of the user stack at each switch-out, as `perf record --off-cpu` makes"
+PERF = "`perf record --off-cpu`"
 REFERENCES: dict[str, Form] = {
     "BPF programs that return at once, at the same hooks": references.doing_nothing,
     "one walk of the user stack at each switch-out, summed": partial(references.walking, 1),
     TWO_WALKS: partial(references.walking, 2),
 }
 OURS = {
-    "**the default**": ("sums by stack and caller, budget, wakers", []),
+    "**the default**": ("stacks drawn, budget, wakers", []),
+    "`--short-waits stacks`": ("sums by stack and caller, budget, wakers", ["--short-waits", "stacks"]),
     "`--short-waits threads`": ("sums without stacks, budget, wakers", ["--short-waits", "threads"]),
     "`--off-cpu-period 1`": ("sampled by length, 1 ms", ["--off-cpu-period", "1"]),
     "`--lock-owners`": ("sums by stack and caller, lock owners", ["--lock-owners"]),
@@ -103,20 +105,21 @@ def markdown(table: dict[str, Cells], rounds: int) -> str:
     perf = subprocess.check_output(["perf", "--version"], text=True).split()[-1]
     cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     load = os.getloadavg()[1]
+    base = PERF if PERF in table else TWO_WALKS
     lines = [
         f"{datetime.date.today()}, commit {commit.strip()}, Linux {platform.release().partition('-')[0]},",
         f"{os.cpu_count()} CPUs ({cpu[1] if cpu else platform.machine()}), perf {perf}; {rounds} rounds; "
         f"load average {load:.1f}.",
         "",
-        "| recorded | ns of BPF per switch | ratio to two walks | us per operation | ratio to bare |",
+        f"| recorded | ns of BPF per switch | ratio to {base} | us per operation | ratio to bare |",
         "|---|---:|---:|---:|---:|",
     ]
     for row, cells in table.items():
         name = f"{row} ({cells.lost} lost: does not count)" if cells.lost else row
         if cells.ratio:
             low, middle, high = cells.ratio
-            two_walks = cells.ns_per_switch / table[TWO_WALKS].ns_per_switch
-            in_bpf, ratio = (f"{cells.ns_per_switch:.0f} | {two_walks:.2f}", f"{middle:.2f} ({low:.2f}-{high:.2f})")
+            part = cells.ns_per_switch / table[base].ns_per_switch
+            in_bpf, ratio = (f"{cells.ns_per_switch:.0f} | {part:.2f}", f"{middle:.2f} ({low:.2f}-{high:.2f})")
         else:
             in_bpf, ratio = "0 | 0", "1"
         lines.append(f"| {name} | {in_bpf} | {cells.us_per_operation:.2f} | {ratio} |")
@@ -138,7 +141,7 @@ def main() -> None:
     forms = REFERENCES | {name: partial(other_tools.at_work, command) for name, command in tools.items()}
     if options.perf:
         command = [options.perf, "record", "--off-cpu", "-g", "-a", "-e", "dummy", "-o", "/dev/null"]
-        forms["`perf record --off-cpu`"] = partial(other_tools.at_work, command)
+        forms[PERF] = partial(other_tools.at_work, command)
     text = markdown(measure(forms, options.loops, options.rounds), options.rounds)
     print(text)
     if options.write:

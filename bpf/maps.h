@@ -123,7 +123,8 @@ struct offcpu_wait {
 	u64 object_id;			/* of a page fault, 0 none */
 	u64 stack;			/* hash of the user stack for its sum, 0 none */
 	u64 caller;			/* hash of the callers for its sum, 0 unknown */
-	u64 copied;			/* hash of the stack for its sample, 0 unknown */
+	u64 copied;			/* number of the stack for its sample, 0 unknown */
+	u64 hash;			/* of what was found in the stack, 0 unknown */
 	u32 copy;			/* enum offcpu_copy */
 	u32 waker_tid;			/* 0 unknown */
 	u32 generation;

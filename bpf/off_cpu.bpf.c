@@ -261,7 +261,7 @@ static __always_inline void finish_wait(struct offcpu_run *run)
 	wait->syscall = syscall_of(task, wait->flags);
 	wait->cgroup = cgroup_of(task);
 	wait->blocker = wait->mode > OFFCPU_PREEMPTED ? storage->blocker : 0;
-	wait->object_id = wait->stack = wait->caller = wait->copied = 0;
+	wait->object_id = wait->stack = wait->caller = wait->copied = wait->hash = 0;
 	wait->copy = OFFCPU_COPY_FIRST;
 	wait->generation = run->ctl->generation;
 	wait->first = false;
@@ -388,17 +388,29 @@ static __always_inline void note_switch(struct offcpu_switch *last, struct task_
 		walk_early(next, last->wait.switch_out_ns);
 }
 
+/* Whether a task is known not to be recorded: at once, since such tasks must not pay for others. */
+static __always_inline bool is_stranger(const struct offcpu_control *ctl, struct task_struct *task)
+{
+	return ctl->all_found && !has_storage(task);
+}
+
 /* tp_btf/sched_switch(bool preempt, struct task_struct *prev, *next, unsigned int prev_state) */
 int offcpu_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
-	u64 now = bpf_ktime_get_ns();
+	struct offcpu_control *ctl = get_control();
 	struct offcpu_switch *last;
 	u32 zero = 0;
+	u64 now;
 
 	last = switched.lookup(&zero);
-	if (!last)
+	if (!last || !ctl)
 		return 0;
+	if (is_stranger(ctl, prev) && is_stranger(ctl, next)) {
+		last->next = 0;
+		return 0;
+	}
+	now = bpf_ktime_get_ns();
 	if (OFFCPU_AT_EXIT)
 		note_switch(last, next, now);
 	else
@@ -437,13 +449,16 @@ static __always_inline void finish_drawn(void *ctx, struct offcpu_switch *last)
 /* tp_btf/sched_exit_tp(bool is_switch), or with OFFCPU_BY_PROBE kprobe/finish_task_switch */
 int offcpu_switched(u64 *ctx)
 {
-	struct task_struct *task;
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct offcpu_control *ctl = get_control();
 	struct offcpu_switch *last;
 	u32 zero = 0;
 	u64 now;
 
+	if (!(OFFCPU_BY_PROBE || ctx[0]) || !ctl || is_stranger(ctl, task))
+		return 0;
 	last = switched.lookup(&zero);
-	if (!last || !(OFFCPU_BY_PROBE || ctx[0]))
+	if (!last)
 		return 0;
 	if (OFFCPU_SAMPLING) {
 		finish_drawn(ctx, last);
@@ -453,7 +468,6 @@ int offcpu_switched(u64 *ctx)
 	 * The task has been on its CPU since the switch: interrupts may have come since then. But
 	 * if that was not traced, as of some tasks it is not, the time is that of another switch.
 	 */
-	task = bpf_get_current_task_btf();
 	now = last->next == (u64)task ? last->now : 0;
 	last->now = 0;
 	end_wait(ctx, task, now ? now : bpf_ktime_get_ns(), &last->wait);

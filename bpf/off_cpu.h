@@ -122,6 +122,7 @@ struct offcpu_control {
 	u32 states;			/* which modes are waits: bits by enum offcpu_mode */
 	u32 copy_bytes;			/* size of copies of stacks, 0 none */
 	u8 everybody;			/* all tasks are targets */
+	u8 all_found;			/* all targets have a storage */
 	u8 by_process, by_thread, by_user, by_cpu;	/* the map `targets` holds such ids */
 	u8 by_comm;			/* the map `comms` holds names of threads */
 	u8 kernel_threads;		/* kernel threads are recorded */

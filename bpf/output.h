@@ -471,7 +471,7 @@ static __always_inline void account(struct offcpu_run *run)
 	if (send_sample(run)) {
 #if OFFCPU_COPIES
 		if (wait->copied && wait->copy != OFFCPU_COPY_BARE)
-			snapshots.update(&wait->copied, &ctl->epoch);
+			note_copy(run);
 #endif
 	} else if ((!wait->sampled && !is_sum(wait)) || !sum_instead(wait)) {
 		count(OFFCPU_WAITS_LOST, wait->ns);

@@ -139,9 +139,15 @@ static __always_inline struct offcpu_task *create_storage(struct task_struct *ta
 	return storage;
 }
 
+/* Whether a task may have a storage: without the look-up, for tasks that no BPF program knows. */
+static __always_inline bool has_storage(struct task_struct *task)
+{
+	return !TASK_BPF_STORAGE || FIELD(void *, task, TASK_BPF_STORAGE);
+}
+
 static __always_inline struct offcpu_task *find_storage(struct task_struct *task)
 {
-	return tasks.task_storage_get(task, 0, 0);
+	return has_storage(task) ? tasks.task_storage_get(task, 0, 0) : NULL;
 }
 
 /* The storage of a task with the wanted properties, created if it is a target; else NULL. */
@@ -150,5 +156,7 @@ static __always_inline struct offcpu_task *recorded(const struct offcpu_control 
 {
 	struct offcpu_task *storage = find_storage(task);
 
-	return storage || !is_target(ctl, task) ? storage : create_storage(task);
+	if (storage || ctl->all_found || !is_target(ctl, task))
+		return storage;
+	return create_storage(task);
 }

@@ -204,7 +204,7 @@ def test_sums_are_exact_and_stacks_of_drawn_waits_are_theirs(napper: Path) -> No
     weight, number = (int(drained[name][drawn].sum()) for name in ("total_ns", "count"))
     assert weight % (STACK_PERIOD_NS / 32) == 0
     sums = DrawnStacks().share(drained, end_of_file=True)
-    assert abs(weight - sums["total_ns"].sum()) <= STACK_PERIOD_NS * len(np.unique(sums["tid"]))
+    assert abs(weight - int(sums["total_ns"].sum())) <= STACK_PERIOD_NS * len(np.unique(sums["tid"]))
     assert sums["count"].sum() / 2 < number < 2 * sums["count"].sum()
     for name in ("total_ns", "count"):
         assert sums[name].sum() == drained[name][~drawn].sum()

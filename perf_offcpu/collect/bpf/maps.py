@@ -154,6 +154,8 @@ class ProgramMaps:
         """Record a target, if the config chooses tasks by its kind. `target`: pid or tid in the recorder's own pid
         namespace, uid or CPU. `kind`: `process`, `thread`, `user` (effective uid) or `cpu` (`enum offcpu_target_kind`).
         `mode`: `target_active`, or `target_armed` to record a process from its next exec on (`enum offcpu_target`)."""
+        if self._control["all_found"]:
+            self.set_control(all_found=0)
         key = _u32(self.header.enums["target_kind"].index(kind)) + _u32(target)
         self._set("targets", key, self.header.enums["target"].index(mode))
 

@@ -27,7 +27,7 @@ from perf_offcpu.collect.bpf import defines
 from perf_offcpu.collect.bpf import syscall as bpf_syscall
 from perf_offcpu.collect.bpf.attr import AttachType, ProgramInfo, ProgramType
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe, build
-from perf_offcpu.collect.bpf.config import OffCpuConfig
+from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.header import read_header
 from perf_offcpu.collect.bpf.kernel.facts import KernelFacts, explore, kept_facts, setting_defines
 from perf_offcpu.collect.bpf.kernel.probes import check_privileges
@@ -166,6 +166,9 @@ class OffCpuProgram:
         self.maps.start()
         if _FIRST in self._programs:
             bpf_syscall.run_iterator(self._programs[_FIRST])
+            config = self.config
+            gains_properties = config.by_user or config.by_comm or config.by_group is not None
+            self.maps.set_control(all_found=config.targets is not Targets.ALL and not gains_properties)
 
     def disable(self) -> None:
         """Stop recording; when this returns no program runs any more and no sample follows."""

@@ -19,6 +19,7 @@ _POINTER = 8
 _TASK = {
     "TASK_STATE": "task_struct.__state",
     "TASK_FLAGS": "task_struct.flags",
+    "TASK_BPF_STORAGE": "task_struct.bpf_storage",
     "TASK_PID": "task_struct.pid",
     "TASK_TGID": "task_struct.tgid",
     "TASK_START_TIME": "task_struct.start_time",
