@@ -23,6 +23,8 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
+pytestmark = pytest.mark.beside
+
 WORKLOAD = Path(__file__).parents[1] / "workload" / "objects" / "network.py"
 CLIENT, SERVER, MS = "10.77.0.1", "10.77.0.2", 1_000_000
 TICK_NS = round(1e9 * time.clock_getres(6))  # CLOCK_MONOTONIC_COARSE
@@ -110,7 +112,8 @@ def shares(scene: Scene, rows: I64) -> dict[NetworkCause, float]:
     return {cause: weight[cause] / weight.sum() for cause in NetworkCause if weight[cause]}
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("slow", 8), ("loss", 16), ("both", 12)])
+@pytest.mark.alone  # the programs' times and TCP's differ where others take the CPU
+@pytest.mark.parametrize(("name", "rounds"), [("slow", 4), ("loss", 6), ("both", 6)])
 def test_the_slow_peer_and_lost_packets(tmp_path: Path, link: Link, name: str, rounds: int) -> None:
     scene = play(tmp_path, link, name, rounds)
     samples, network, rows = scene.profile.samples, scene.network, np.flatnonzero(scene.profile.samples.tcp_state)
@@ -136,7 +139,7 @@ def test_the_slow_peer_and_lost_packets(tmp_path: Path, link: Link, name: str, r
 
 
 def test_the_full_window(tmp_path: Path, link: Link) -> None:
-    scene = play(tmp_path, link, "full", 24)
+    scene = play(tmp_path, link, "full", 6)
     assert shares(scene, np.flatnonzero(scene.profile.samples.tcp_state))[NetworkCause.WINDOW] >= 0.99
 
 
@@ -157,7 +160,7 @@ def test_a_connection_that_is_not_made(tmp_path: Path, link: Link) -> None:
         assert listener.stdout and listener.stdout.readline() == "ready\n"
         with subprocess.Popen(client, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout and process.stdout.readline() == "connecting\n"
-            subprocess.run([*PROGRAM, "-o", file, "-p", str(process.pid), "--duration", "1.5"], check=True)
+            subprocess.run([*PROGRAM, "-o", file, "-p", str(process.pid), "--duration", "1.2"], check=True)
             process.kill()
         listener.kill()
     profile = load_profile([str(file)], SymbolizeOptions(inline=False))

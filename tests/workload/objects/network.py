@@ -2,48 +2,51 @@
 """A slow server, or one that loses packets, and its client: network.py server|client ADDRESS SCENE ROUNDS.
 
 The kernel drops packets by a classic BPF filter of the server's sockets, before TCP sees them, as if they had been lost
-on the way: half of the packets with data (scenes loss, both), all packets until a line comes on standard input
-(handshake). The server answers after SLOW_S (slow, both), or reads little (full).
+on the way: packets with data for some time after each answer (scenes loss, both), all packets until a line comes on
+standard input (handshake). The server answers after SLOW_S (slow, both), or reads little (full).
 
 The server writes when it received each request, the client the begin and end of each of its waits, and how often it has
 retransmitted and its smoothed round trip, as TCP_INFO has them; times in ns of CLOCK_MONOTONIC, round trips in us."""
 
 import ctypes
+import itertools
 import socket
 import struct
 import sys
+import threading
 import time
 
 PORT = 7070
 SLOW_S, BLOCK = 0.15, bytes(1 << 20)
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
-RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM in linux/filter.h
 PASS = 0xFFFFFFFF
+LOSSES_S = (0.25, 0.05, 0)  # after three answers; TCP repeats a packet after some 200 ms, then after twice that
 WITH_DATA = 40  # bytes; a segment without data has 20 to 32
 RTT, TOTAL_RETRANS = 68, 100  # offsets in struct tcp_info
 
 
-def drop(sock: socket.socket, above: int, loss: int) -> None:
-    """Drop a part, `loss` of 2^32, of the packets from `above` bytes on that the socket, or one that it accepts,
-    receives."""
+def drop(sock: socket.socket, above: int) -> None:
+    """Drop the packets from `above` bytes on that the socket, or one that it accepts, receives."""
     code = [
         (0x80, 0, 0, 0),  # A = length of the packet
-        (0x35, 0, 2, above),  # if less, pass
-        (0x20, 0, 0, RANDOM),
-        (0x35, 0, 1, loss),  # if less, drop
-        (0x06, 0, 0, PASS),
+        (0x35, 0, 1, above),  # if less, pass
         (0x06, 0, 0, 0),
+        (0x06, 0, 0, PASS),
     ]
     text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in code))
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", len(code), ctypes.addressof(text)))
+
+
+def pass_all(sock: socket.socket) -> None:
+    """Drop no more."""
+    sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
 
 def serve(connection: socket.socket, scene: str) -> None:
     """Answer requests until the client closes the connection."""
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if scene in ("loss", "both"):
-            drop(connection, WITH_DATA, 1 << 31)
+        losses_s = itertools.cycle(LOSSES_S if scene in ("loss", "both") else (0,))
         while connection.recv(1 << 16):
             print(time.monotonic_ns(), flush=True)
             if scene == "full":
@@ -51,6 +54,9 @@ def serve(connection: socket.socket, scene: str) -> None:
                 continue
             if scene in ("slow", "both"):
                 time.sleep(SLOW_S)
+            if loss_s := next(losses_s):
+                drop(connection, WITH_DATA)
+                threading.Timer(loss_s, pass_all, [connection]).start()
             connection.sendall(b"answer" * 12)
 
 
@@ -60,11 +66,11 @@ def server(address: str, scene: str) -> None:
         if scene == "full":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         if scene == "handshake":
-            drop(listener, 0, PASS)
+            drop(listener, 0)
         print("ready", flush=True)
         if scene == "handshake":
             sys.stdin.readline()
-            listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+            pass_all(listener)
         serve(listener.accept()[0], scene)
 
 
