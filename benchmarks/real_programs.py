@@ -70,6 +70,9 @@ class Scenario(NamedTuple):
     urgent: bool = False  # runs with real-time priority
 
 
+AT_ONCE = "right at once"
+
+
 class Outcome(NamedTuple):
     """A scenario, its truth, and the first rows of the report."""
 
@@ -81,7 +84,7 @@ class Outcome(NamedTuple):
     def place(self) -> str:
         """Where the cause stands."""
         hits = [bool(re.search(self.scenario.right, row)) for row in self.rows]
-        return "right at once" if hits[:1] == [True] else "in the table" if any(hits) else "wrong"
+        return AT_ONCE if hits[:1] == [True] else "in the table" if any(hits) else "wrong"
 
 
 def scenarios() -> list[Scenario]:
@@ -180,8 +183,11 @@ def rows(report: subprocess.CompletedProcess[str]) -> list[str]:
 def page(outcomes: list[Outcome]) -> str:
     """Return the page of the results."""
     counts = Counter(one.place for one in outcomes)
-    numbers = ", ".join(f"{counts[place]} {place}" for place in ("right at once", "in the table", "wrong"))
-    cells = ((one.scenario.name, one.scenario.cause, one.truth or "-", one.rows[0], one.place) for one in outcomes)
+    numbers = ", ".join(f"{counts[place]} {place}" for place in (AT_ONCE, "in the table", "wrong"))
+    cells = (
+        (one.scenario.name, one.scenario.cause, one.truth or "-", one.rows[0], one.place.replace(AT_ONCE, ""))
+        for one in outcomes
+    )
     table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells)
     return f"""# Real programs
 
@@ -190,7 +196,7 @@ other means. `scripts/real-programs --write` makes this page; benchmarks/real_pr
 
 {len(outcomes)} scenarios on Linux {platform.release()} with {os.cpu_count()} CPUs: {numbers}.
 
-| program | what it waits for | by other means | first row of the report | |
+| program | what it waits for | by other means | first row of the report | else |
 |---|---|---|---|---|
 {table}
 """
