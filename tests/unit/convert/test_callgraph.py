@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of calls and of wake-ups: their numbers, and that other programs read them."""
+"""Graphs of calls, wake-ups, cascades and objects: their numbers, and that other programs read them."""
 
 import io
 import json
@@ -13,10 +13,15 @@ import pytest
 from builders.converted import converted
 from builders.large import large_profile
 from builders.profile import Code, ProfileBuilder, kernel
+from builders.waits import wait
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.causality.cascade import cascade_of
 from perf_offcpu.convert.callgraph import calls, wakeups
+from perf_offcpu.convert.callgraph.waits import components, graph_of
 from perf_offcpu.convert.registry import FORMATS, Options
 from perf_offcpu.errors import CapabilityError
 from perf_offcpu.model.coverage import Sampling
@@ -169,3 +174,176 @@ def test_large_totals_are_exact() -> None:
     total = sum(profile.samples.period.tolist())
     assert sum(node["own"] for _, node in graph.nodes(data=True)) == total
     assert graph.nodes["namespace_0::Type0::function_0"]["inclusive"] == total
+
+
+Waits = list[tuple[int, int, int, int]]
+
+
+def profile_of(waits: Waits) -> Profile:
+    """Waits are (tid, begin, end, waker); waker 0 is a device."""
+    builder = ProfileBuilder()
+    for tid, begin, end, waker in waits:
+        wait(builder, tid, begin, end, waker=waker or 99, flags=SampleFlag(0) if waker else SampleFlag.WAKER_INTERRUPT)
+    return builder.build()
+
+
+def graph(waits: Waits, *, per_thread: bool = False, min_share: float = 0) -> Any:
+    profile = profile_of(waits)
+    return graph_of(cascade_of(profile, timeline_of(profile)), "title", per_thread, min_share)
+
+
+def graph_text(profile: Profile, **options: Any) -> str:
+    cascade = cascade_of(profile, timeline_of(profile))
+    return converted("callgraph", profile, **{"min_share": 0, "cascade": cascade, **options})
+
+
+SERVICE: Waits = [
+    # client (1) asks the server (2), which asks the third (3); the third computes most of the time.
+    *((1, 100 * at + 2, 100 * at + 98, 2) for at in range(5)),
+    *((2, 100 * at + 6, 100 * at + 94, 3) for at in range(5)),
+    *((3, 100 * at - 4, 100 * at + 5, 2) for at in range(1, 5)),
+    *((2, 100 * at - 1, 100 * at + 2, 1) for at in range(1, 5)),
+]
+
+
+def test_light_edges_of_threads_that_serve_each_other_are_dropped() -> None:
+    found = graph(SERVICE)
+    assert networkx.is_strongly_connected(found) and found.graph["knots"] == ["disk"]
+    assert {edge[:2] for edge in found.edges(data="dropped") if edge[2]} == {("server", "client"), ("disk", "server")}
+    first = components(found)[0]
+    assert (first.members, first.is_knot) == (("disk",), True)
+    assert first.held == found.nodes["disk"]["held_running"]
+
+
+def test_threads_that_share_a_lock_stay_one_knot() -> None:
+    """Each waits for the one before it; all edges weigh about the same."""
+    begins = ((tid, 30 * turn + 10 * tid) for turn in range(9) for tid in (4, 5, 6))
+    found = graph([(tid, begin, begin + 20, 4 + (tid - 2) % 3) for tid, begin in begins])
+    knots = [one for one in components(found) if one.is_knot]
+    assert [set(knot.members) for knot in knots] == [{"t4", "t5", "t6"}] and found.graph["dropped"] == 0
+
+
+def test_threads_of_one_comm_are_one_or_each_by_itself() -> None:
+    profile = wait(ProfileBuilder(), 5, 0, 10, waker=6).build()
+    profile.samples.comm[:] = profile.strings.intern("pool")
+    cascade = cascade_of(profile, timeline_of(profile))
+    assert list(graph_of(cascade, "", True, 0).edges) == [("pool-5/5", "[unknown]-6/6")]
+
+
+def test_small_edges_are_left_out_and_said() -> None:
+    waits = [(1, 0, 1000, 2), (3, 0, 3, 2), (2, 1500, 1501, 0)]
+    found = graph(waits, min_share=1)
+    assert list(found.edges) == [("client", "server")]
+    assert found.graph["left_out"] == 2 and found.graph["held_left_out"] == 1
+    assert "2 below 1 % left out" in graph_text(profile_of(waits), form="text", min_share=1.0)
+
+
+def test_forms() -> None:
+    profile = profile_of([*SERVICE, (3, 600, 700, 0)])
+    lines = graph_text(profile, form="text")
+    assert "client -> server" in lines and "disk -> [interrupt]" in lines and "(dropped)" in lines
+    assert "light edges dropped" in lines
+    read = networkx.node_link_graph(json.loads(graph_text(profile, form="json")), edges="edges")
+    assert set(read.edges) == set(networkx.parse_graphml(graph_text(profile, form="graphml")).edges)
+    assert sum(held for _, held in read.nodes(data="held")) == read.graph["total"]
+    dot = graph_text(profile, form="dot")
+    assert "style=dashed" in dot and "knot 1" in dot
+    subprocess.run(["dot", "-Tsvg"], input=dot, text=True, check=True, capture_output=True)
+
+
+WAITS = st.tuples(st.integers(1, 6), st.integers(0, 60), st.integers(1, 30), st.integers(0, 7))
+
+
+@given(st.lists(WAITS, min_size=1, max_size=30))
+def test_held_weights_of_components_sum_to_all_waits(waits: Waits) -> None:
+    found = graph([(tid, begin, begin + length, waker) for tid, begin, length, waker in waits])
+    parts = components(found)
+    assert sum(part.held for part in parts) == found.graph["total"] > 0
+    assert sorted(name for part in parts for name in part.members) == sorted(found)
+    assert any(part.is_knot for part in parts)
+
+
+@pytest.mark.parametrize("form", ["text", "dot", "json", "graphml", "gexf"])
+def test_nothing_waited(form: str) -> None:
+    assert graph_text(ProfileBuilder().sample("a", ["f"], 5, event="cpu-clock").build(), form=form)
+
+
+LOCK = 'ledger "x" in bank'
+TASKS = [(tid, 10, 0, -1) for tid in (11, 12, 13)]
+
+
+def bank() -> Profile:
+    """Two workers wait for a lock that audit holds or releases; one for a socket; a name is a comm, too."""
+    builder = ProfileBuilder(tasks=TASKS, comms=[(11, 10, 0, "worker"), (12, 10, 0, "worker"), (13, 10, 0, "audit")])
+    lock = builder.thing(LOCK)
+    socket = builder.thing("tcp 10.0.0.7:80", ObjectKind.SOCKET)
+    same = builder.thing("worker", ObjectKind.FILE)
+    waits: list[tuple[str, int, int, int, dict[str, Any]]] = [
+        ("worker", 11, lock, 600, {"holder_tid": 13}), ("worker", 12, lock, 300, {"waker_tid": 13, "waker_pid": 10}),
+        ("worker", 11, socket, 80, {"waker_tid": 0, "waker_pid": 0, "flags": SampleFlag.WAKER_INTERRUPT}),
+        ("worker", 11, socket, 20, {"waker_tid": 7, "waker_pid": 7, "flags": SampleFlag.WAKER_INTERRUPT}),
+        ("audit", 13, same, 50, {"waker_tid": 12, "waker_pid": 10}), ("audit", 13, -1, 5000, {}),
+    ]  # fmt: skip
+    for comm, tid, thing, weight, more in waits:
+        builder.sample(comm, ["main"], weight, pid=10, tid=tid, object=thing, switch_out_ns=5, **more)
+    return builder.build()
+
+
+def written(profile: Profile, form: str, *, per_thread: bool = False, min_share: float = 0) -> str:
+    options = {"objects": True, "form": form, "per_thread": per_thread, "min_share": min_share}
+    return converted("callgraph", profile, **options)
+
+
+def edges(profile: Profile, *, per_thread: bool = False) -> set[tuple[str, str, str, int, int]]:
+    text = written(profile, "json", per_thread=per_thread)
+    found = networkx.node_link_graph(json.loads(text), edges="edges").edges(data=True)
+    return {(one, other, edge["what"], edge["weight"], edge["count"]) for one, other, edge in found}
+
+
+def test_edges_by_name_or_thread() -> None:
+    assert edges(bank()) == {
+        ("worker (thread)", LOCK, "waited", 900, 2), (LOCK, "audit", "held", 900, 2),
+        ("worker (thread)", "tcp 10.0.0.7:80", "waited", 100, 2), ("tcp 10.0.0.7:80", "[interrupt]", "ended", 100, 2),
+        ("audit", "worker", "waited", 50, 1), ("worker", "worker (thread)", "ended", 50, 1),
+    }  # fmt: skip
+    assert edges(bank(), per_thread=True) >= {
+        ("worker-10/11", LOCK, "waited", 600, 1), (LOCK, "audit-10/13", "held", 900, 2),
+        ("worker", "worker-10/12", "ended", 50, 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["dot", "graphml", "gexf", "json", "text"])
+def test_every_form(form: str) -> None:
+    text = written(bank(), form)
+    if form == "dot":
+        done = subprocess.run(["dot", "-Tplain"], input=text, capture_output=True, text=True, check=True)
+        assert "ledger" in done.stdout and "shape=ellipse" in text
+    if form == "graphml":
+        assert networkx.parse_graphml(text).nodes[LOCK]["role"] == "object"
+    if form == "text":
+        assert f" -> {LOCK}" in text and f"{LOCK} -> audit (held)" in text
+
+
+def test_light_edges_are_left_out() -> None:
+    found = json.loads(written(bank(), "json", min_share=50))
+    assert {edge["weight"] for edge in found["edges"]} == {900}
+    assert (found["graph"]["left_out"], found["graph"]["total"]) == (4, 1050)
+
+
+def test_deadlocks_are_marked() -> None:
+    builder = ProfileBuilder(tasks=TASKS)
+    a, b, c = (builder.thing(name) for name in "abc")
+    for tid, lock, holder in ((11, b, 12), (12, a, 11), (13, c, 11)):
+        builder.sample(
+            "t", [], 10, pid=10, tid=tid, object=lock, holder_tid=holder, flags=SampleFlag.STILL_BLOCKED, time_ns=900
+        )
+    profile = builder.build()
+    found = json.loads(written(profile, "json", per_thread=True))
+    assert found["graph"]["deadlocks"] == ["t-10/11 -> b -> t-10/12 -> a"]
+    assert {node["id"] for node in found["nodes"] if node["critical"]} == {"a", "b", "t-10/11", "t-10/12"}
+    assert "Deadlock: t-10/11 -> b" in written(profile, "text", per_thread=True)
+
+
+def test_nothing_to_show_is_a_graph() -> None:
+    assert edges(ProfileBuilder().build()) == set()
+    assert edges(ProfileBuilder().sample("a", [], 5).build()) == set()
