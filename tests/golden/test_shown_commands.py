@@ -71,7 +71,7 @@ def test_a_command_that_reads(
 
 @pytest.mark.parametrize("where", DELIVERING)
 def test_a_command_that_delivers_has_known_options(where: str) -> None:
-    """Servers and time are missing here: tests/kernel/test_agent.py and test_push.py run the verbs."""
+    """Servers and time are missing here: tests/kernel/test_agent.py and test_dataset.py run the verbs."""
     _, verb, *words = shlex.split(DELIVERING[where])
     parser = make_parsers((verb,))[1][verb]
     args = parser.parse_args(parser.attached(words))

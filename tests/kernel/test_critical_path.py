@@ -5,11 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from builders.program import run as perf_offcpu
 from kernel.recorder import report, run
-
-pytestmark = pytest.mark.beside
 
 REQUESTS, SLEEP_MS, BACKEND_MS, FRONTEND_MS = 10, 20, 8, 4
 CHAIN = f"""

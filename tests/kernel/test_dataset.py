@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings that were just made have the same totals in a dataset as in the report, to the nanosecond."""
+"""Fresh recordings have the same totals in a dataset and on each kind of server as in the report, to the nanosecond."""
 
 import os
 import time
@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from builders import program
+from builders.push.servers import receiver
 from kernel.recorder import report, run
 
 from perf_offcpu.dataset.dataset import open_dataset
+from perf_offcpu.push.targets import SERVERS
 
 pytestmark = pytest.mark.beside
 
@@ -63,3 +65,21 @@ def _same(dataset: Any, report: dict[str, Any], begin_ns: int, end_ns: int) -> N
     assert sum(row["runnable_ns"] + row["preempted_ns"] for row in budgets) == total["runnable"]
     assert sum(row["end_ns"] - row["begin_ns"] for row in budgets) == total["wall"]
     assert {row["cause"]: row["count"] for row in tables["losses"] if row["is_loss"]} == report["losses"]
+
+
+def test_a_recording_arrives_whole(waiter: Path, tmp_path: Path) -> None:
+    done = program.run("record", "--", waiter, "--rounds", "5", cwd=tmp_path)
+    folded = program.run("convert", "--folded", "-o", "-", cwd=tmp_path)
+    lines = [line.rpartition(" ") for line in folded.stdout.splitlines()]
+    expected = Counter({tuple(stack.split(";")): int(weight) for stack, _, weight in lines})
+    with receiver() as found:
+        url = f"http://127.0.0.1:{found.port}"
+        targets = [f"{server}={url}" for server in SERVERS]
+        done = program.run("push", *targets, "--label", "service=waiter", cwd=tmp_path)
+        assert done.stderr == ""
+    for series, server in zip(found.stored, SERVERS.values(), strict=True):
+        name = "thread.name" if server.export_answers else "thread_name"  # of OTLP, or of pprof
+        stacks = Counter({(comm, *stack): value for (comm, stack), value in series.by_label(name).items()})
+        assert stacks == +expected and stacks.total() > 0
+        assert series.duration_ns > 0
+        assert any(build_id for _, build_id, _ in series.addresses)

@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,13 +62,17 @@ class Made(NamedTuple):
 
 def made_beside(directory: Path, scale: int, *names: str, kinds: str = "all", most_kb: int = MOST_KB) -> Made:
     """Make recordings beside hostile processes; each once before, because compiling takes memory."""
+
+    def compile_for(name: str) -> None:
+        words = [*RECORDINGS[name].replace("{pids}", str(os.getpid())).split(), "--duration", "0.1"]
+        program.run("record", *words, "-o", directory / f"before.{name}")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compile_for, names))
     commands: list[str | Path] = []
     for name in names:
-        options = RECORDINGS[name]
-        words = [*options.replace("{pids}", str(os.getpid())).split(), "--duration", "0.1"]
-        assert program.run("record", *words, "-o", directory / "before.data").returncode == 0
         output = directory / f"{name}.data"
-        commands += ["--", *program.PROGRAM, "record", *options.split(), "-o", str(output)]
+        commands += ["--", *program.PROGRAM, "record", *RECORDINGS[name].split(), "-o", str(output)]
     words = [sys.executable, str(HERE / "hostile_processes.py"), str(scale), *kinds.split(), *map(str, commands)]
     done = subprocess.run(
         ["unshare", "-m", *words], capture_output=True, timeout=LONGEST_S[scale] * program.PATIENCE, check=False
