@@ -110,8 +110,6 @@ def _stream() -> Any:
 
 
 class TraceProcessor:
-    """One trace in Perfetto's trace processor."""
-
     def __init__(self, browser: Browser, address: str, trace: bytes) -> None:
         self._browser, self._seq = browser, 0
         browser.open(f"{address}/package.json")
@@ -137,7 +135,6 @@ class TraceProcessor:
         return list(stream.msg)
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
         values: list[Any] = []
         columns: list[str] = []
         for message in self._ask(self._request(_QUERY, sql=sql)):

@@ -59,7 +59,6 @@ def is_up(sessions: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """Return the profiler's JSON answer to a command."""
     if shutil.which("node") is None:
         pytest.skip("no node here (Debian: nodejs)")
     folder = tmp_path_factory.mktemp("ff")

@@ -53,7 +53,6 @@ def simple() -> Profile:
 
 @pytest.fixture
 def shown(show: Show) -> Profile:
-    """The page of `simple()`, already open."""
     show(profile := simple())
     return profile
 

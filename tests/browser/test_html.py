@@ -60,7 +60,6 @@ def threads(number: int = 3) -> Profile:
 
 @pytest.fixture
 def shown(show: Show) -> Profile:
-    """The page of `threads()`, already open."""
     show(profile := threads())
     return profile
 

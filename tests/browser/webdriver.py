@@ -76,7 +76,6 @@ class Browser:
             raise AssertionError(json.load(error)["value"]["message"]) from None
 
     def open(self, url: str) -> None:
-        """Load a page and wait for it."""
         self._call("POST", "/url", {"url": url})
 
     def show(self, page: Path, is_ready: str) -> None:
@@ -99,11 +98,9 @@ class Browser:
         self.run_async("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));")
 
     def click(self, x: float, y: float) -> None:
-        """Click at a place in the window."""
         self._pointer(x, y, press=True)
 
     def hover(self, x: float, y: float) -> None:
-        """Move the mouse to a place in the window."""
         self._pointer(x, y, press=False)
 
     def _pointer(self, x: float, y: float, *, press: bool) -> None:
@@ -127,7 +124,6 @@ class Browser:
         self.settle()
 
     def prefer(self, scheme: str) -> None:
-        """Set the color scheme, "dark" or "light"."""
         self._devtools("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
         self.settle()
 
@@ -144,10 +140,8 @@ class Browser:
         return str(self._call("GET", "/screenshot"))
 
     def screenshot(self, path: Path) -> None:
-        """Write a picture of the page."""
         path.write_bytes(base64.b64decode(self.picture()))
 
 
 def text(browser: Browser, id_: str) -> str:
-    """Return the text of an element."""
     return str(browser.run("return document.getElementById(arguments[0]).textContent", id_))

@@ -28,7 +28,6 @@ def budget(tid: int, begin: int, end: int, **spent: int) -> dict[str, Any]:
 
 
 def budgets(*rows: dict[str, Any], order: Order = "<") -> bytes:
-    """Return the payload of budgets."""
     return abi.BUDGETS.pack({"magic": abi.BUDGET_MAGIC, "version": abi.BUDGET_VERSION, "budgets": list(rows)}, order)
 
 

@@ -48,7 +48,6 @@ class BtfBuilder:
         return self._add("", Kind.FUNC_PROTO, len(arguments), 0, b"".join(struct.pack("=II", 0, t) for t in arguments))
 
     def per_cpu(self, variables: dict[str, int]) -> None:
-        """Per-CPU variables by name, with their offsets."""
         entries = b"".join(
             struct.pack("=III", self._add(name, Kind.VAR, 0, 1, struct.pack("=I", 1)), offset, 4)
             for name, offset in variables.items()

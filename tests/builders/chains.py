@@ -40,5 +40,4 @@ def recording_of_chains(
 
 
 def chains_of(recording: Recording) -> list[list[int]]:
-    """Return the callchain of each sample."""
     return [recording.callchains.row(row).tolist() for row in recording.samples.callchain.tolist()]

@@ -38,7 +38,6 @@ class Step:
 
 
 def steps(page: Path) -> Iterator[Step]:
-    """The commands of a page, in order."""
     text = page.read_text()
     for block in _FENCE.finditer(text):
         yield from _steps(block[1].splitlines(), text.count("\n", 0, block.start(1)) + 1)

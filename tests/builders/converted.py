@@ -17,5 +17,4 @@ def converted_bytes(name: str, profile: Profile, **options: Any) -> bytes:
 
 
 def converted(name: str, profile: Profile, **options: Any) -> str:
-    """Return the text that `convert --NAME` writes."""
     return converted_bytes(name, profile, **options).decode()

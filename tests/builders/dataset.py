@@ -95,7 +95,6 @@ class DatasetBuilder:
 def write_part(
     path: Path, name: str, hour: int, rows: Sequence[Mapping[str, Any]], part: str = "a", version: int = VERSION
 ) -> None:
-    """Write one file of a table."""
     folder = path / name / time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(hour * 3600))
     folder.mkdir(parents=True, exist_ok=True)
     fields, arrays = [], []

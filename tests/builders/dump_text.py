@@ -26,7 +26,6 @@ class Dumped:
     problems: list[str] = field(default_factory=list)
 
     def number(self, name: str) -> int:
-        """The value of an integer field."""
         return int(self.fields[name][0], 0)
 
     def words(self, name: str) -> list[int]:
@@ -35,7 +34,6 @@ class Dumped:
 
 
 def parse(lines: Iterable[str]) -> list[Dumped]:
-    """The records of a dump, in its order."""
     records: list[Dumped] = []
     for line in lines:
         head = _HEAD.match(line)

@@ -31,8 +31,6 @@ class Sym:
 
 @dataclass(frozen=True)
 class Sec:
-    """One section."""
-
     name: str
     addr: int = 0
     data: bytes = b""
@@ -45,8 +43,6 @@ class Sec:
 
 @dataclass(frozen=True)
 class Load:
-    """One PT_LOAD segment."""
-
     offset: int
     vaddr: int
     filesz: int

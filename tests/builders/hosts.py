@@ -67,5 +67,4 @@ def wait(time: int, pid: int = 7, tid: int = 7, ns: int = 100, **values: Any) ->
 
 
 def comms_of(recorded: Recording | Profile) -> list[str]:
-    """Return the name of the thread of each sample."""
     return [recorded.strings[row] for row in recorded.samples.comm.tolist()]

@@ -8,7 +8,6 @@ from perf_offcpu.collect.bpf.syscall import call
 
 
 def program_ids() -> set[int]:
-    """Return the ids of all programs that are loaded now."""
     ids: set[int] = set()
     attr = ObjectId()
     while True:

@@ -23,7 +23,6 @@ def elf_build_id(path: str) -> bytes:
 
 
 def names_of(table: SymbolTable) -> list[str]:
-    """Return the names of a table, in the order of addresses."""
     return [*map(table.name, range(len(table)))]
 
 

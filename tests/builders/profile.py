@@ -42,7 +42,6 @@ Stack = Sequence[Any]
 
 
 def kernel(symbol: str, dso: str = "[kernel.kallsyms]") -> Code:
-    """A kernel function."""
     return Code(symbol, dso, kernel=True)
 
 
@@ -99,7 +98,6 @@ class ProfileBuilder:
         return [self._codes.setdefault(code, len(self._codes)) for code in codes]
 
     def build(self) -> Profile:
-        """The profile, checked."""
         parent, frame, both = build_stack_tree(Ragged.from_lists(self._chains + self._waker_chains))
         stack, waker_stack = np.split(both, [len(self._chains)])
         given, defaults = {name for row in self._rows for name in row}, ProfileSamples.filled(1)
@@ -144,5 +142,4 @@ def functions_of(profile: Profile, stack: int) -> list[str]:
 
 
 def classes_of(profile: Profile) -> list[str]:
-    """Return the label of the wait class of each sample."""
     return [WaitClass(number).label for number in classify(profile).wait_class.tolist()]

@@ -61,7 +61,6 @@ def _main(
     command: Sequence[str], cwd: Path, environment: Mapping[str, str], outputs: Sequence[str],
     debug_roots: Sequence[str],
 ) -> None:  # fmt: skip
-    """Become the run: this is the new process."""
     search.DEBUG_ROOTS = debug_roots
     for fd, place in enumerate(outputs, 1):
         opened = os.open(place, os.O_WRONLY)

@@ -61,7 +61,6 @@ def side(spec: EventSpec, kind: RecordType, misc: int = 0, *, time: int = 0, **v
 
 
 def comm(spec: EventSpec, pid: int, tid: int, name: str, time: int = 0) -> bytes:
-    """A thread's name."""
     return side(spec, RecordType.COMM, time=time, pid=pid, tid=tid, comm=name.encode())
 
 
@@ -71,7 +70,6 @@ def task(spec: EventSpec, kind: RecordType, pid: int, tid: int, time: int) -> by
 
 
 def round_end() -> bytes:
-    """FINISHED_ROUND."""
     return frame_record(RecordType.FINISHED_ROUND, 0, b"")
 
 

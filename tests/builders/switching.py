@@ -74,7 +74,6 @@ class SwitchTable:
         return cls(time_ns, cpu, prev_pid, next_pid, prev_state, chains)
 
     def part(self, rows: slice) -> SwitchTable:
-        """Some of the rows."""
         columns = (self.time_ns, self.cpu, self.prev_pid, self.next_pid, self.prev_state)
         chains = self.chains.take(np.arange(len(self))[rows]) if len(self.chains) else self.chains
         return SwitchTable.of([np.asarray(values)[rows] for values in columns], chains)

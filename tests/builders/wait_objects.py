@@ -14,8 +14,6 @@ WAITS = event("offcpu-time", (3,), BASE | S.RAW)
 
 
 class Call(IntEnum):
-    """System calls of x86-64."""
-
     READ, WRITE, POLL, NANOSLEEP, RECVFROM, SENDTO, SUSPEND, FUTEX = 0, 1, 7, 35, 45, 44, 130, 202
 
 
@@ -30,7 +28,6 @@ def described(*objects: dict[str, Any]) -> bytes:
 
 
 def thing(id_: int, kind: ObjectKind, pid: int = 10, **fields: Any) -> dict[str, Any]:
-    """The description of one object."""
     return {"id": id_, "kind": int(kind), "pid": pid, **fields}
 
 

@@ -42,7 +42,6 @@ _WAITS = event("offcpu-time", (11, 12), BASE | S.RAW | S.CGROUP)
 
 
 def fixture(name: str) -> bytes:
-    """A recording of perf 7.2, of tests/data."""
     return (DATA / "perf-7.2" / f"{name}.data").read_bytes()
 
 

@@ -35,16 +35,13 @@ class Damaged:
         return cls(bytearray(zoo.minimal() if data is None else data))
 
     def u64(self, at: int) -> int:
-        """The number at an offset."""
         return int(struct.unpack_from("<Q", self.data, at)[0])
 
     def put(self, at: int, value: int, size: int = 8) -> Damaged:
-        """Change a number."""
         self.data[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
         return self
 
     def put_header(self, value: int, *names: str) -> Damaged:
-        """Change a field of the file header."""
         return self.put(header_at(*names), value)
 
     def put_attr(self, number: int, name: str, value: int) -> Damaged:

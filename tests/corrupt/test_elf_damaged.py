@@ -43,7 +43,6 @@ def read(data: bytes) -> ElfFile:
 
 
 def use(elf: ElfFile) -> None:
-    """Look up and name addresses, as a caller does."""
     offsets = np.array([0, 0x1000, 0x1009, 2**63, 2**64 - 1], np.uint64)
     rows = elf.symbols.lookup(file_offset_to_vaddr(elf.loads, offsets))
     [*map(elf.symbols.name, rows[rows >= 0].tolist())]

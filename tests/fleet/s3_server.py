@@ -58,7 +58,6 @@ def bucket() -> Iterator[str]:
 
 
 def profile_of(second: int) -> Profile:
-    """Return two waits of a host in a second of an hour."""
     begin = HOUR * HOUR_NS + second * 10**9
     meta: dict[str, Any] = {"wall_clock_ns": begin, "wall_clock_at_ns": 5, "begin_ns": 5, "end_ns": 10**9}
     meta |= {"hostname": "web", "parts": ((5, 3 * 10**8), (5 * 10**8, 10**9)) if second == 4 else ()}
@@ -88,7 +87,6 @@ def told(url: str, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str,
 
 
 def picture(url: str, folder: Path, *words: str) -> tuple[Any, ...]:
-    """Return what a flame graph shows."""
     assert main(["fleet", "flamegraph", url, "-o", str(folder / "out.html"), *words]) == 0
     shown = Page((folder / "out.html").read_text()).profile
     return shown["layers"], shown["names"], [fact for fact in shown["facts"] if fact[0] != "File"]

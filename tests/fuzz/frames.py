@@ -26,7 +26,6 @@ STACK, WALKS, WORDS = 0x7FF000, 16, 64
 
 
 def one_input(data: bytes) -> None:
-    """Make the table and walk."""
     table = table_of(data)
     assert bool((table.start[1:] > table.start[:-1]).all())
     maps = Maps.filled(1, end=np.array([2**63], np.uint64), dso=np.array([0]))
@@ -44,7 +43,6 @@ def one_input(data: bytes) -> None:
 
 
 def main() -> None:
-    """Fuzz until an option or a crash ends it."""
     given = [word for word in sys.argv[1:] if not word.startswith("-")]
     with tempfile.TemporaryDirectory() as directory:
         usual = bytes([0x41, 0x0E, 16, 0x86, 2, 0x43, 0x0D, 6, 0x0A, 0x45, 0x0C, 7, 8, 0x0B])

@@ -41,7 +41,6 @@ def check(number: int) -> tuple[str, float]:
 
 
 def main() -> int:
-    """Run; return the number of failures, at most 100."""
     args = runner.parser(__doc__, 100_000).parse_args()
     return min(100, runner.run(args, check, lambda number: damaged(number)[1]))
 

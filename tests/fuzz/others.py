@@ -169,7 +169,6 @@ def check(number: int, *, kind: str) -> tuple[str, float]:
 
 
 def main() -> int:
-    """Run; return the number of failures, at most 100."""
     parser = runner.parser(__doc__, 10_000)
     parser.add_argument("--kind", choices=KINDS, action="append", help="default: all, one after the other")
     args, failures = parser.parse_args(), 0

@@ -42,7 +42,6 @@ def failures(name: str, data: bytes, step: int) -> int:
 
 
 def main() -> int:
-    """Read them all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--step", type=int, default=1)

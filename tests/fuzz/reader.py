@@ -35,7 +35,6 @@ def one_input(data: bytes) -> None:
 
 
 def main() -> None:
-    """Fuzz until an option or a crash ends it."""
     given = [word for word in sys.argv[1:] if not word.startswith("-")]
     with tempfile.TemporaryDirectory() as directory:
         for name, data in recordings().items():

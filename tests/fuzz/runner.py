@@ -57,7 +57,6 @@ def run(args: argparse.Namespace, check: Check, data_of: Callable[[int], bytes])
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return the CPU time of a call, s."""
     begin = time.process_time()
     work()
     return time.process_time() - begin

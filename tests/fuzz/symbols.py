@@ -62,14 +62,12 @@ def read_module(data: bytes) -> None:
 
 
 def read_kallsyms(data: bytes) -> None:
-    """A kernel's symbols."""
     kallsyms = parse_kallsyms(data)
     look(kallsyms.symbols)
     kallsyms.delta("_text", 1)
 
 
 def read_cache(data: bytes) -> None:
-    """A file of the cache."""
     columns = unpack(memoryview(data))
     table = None if columns is None else SymbolTable.from_columns(columns)
     if table is not None:
@@ -126,7 +124,6 @@ def listed_symbols_of(data: bytes) -> tuple[object, bytes]:
 
 
 def main() -> None:
-    """Fuzz until an option or a finding ends it."""
     import atheris
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -36,7 +36,6 @@ def by_convert(options: list[str], out: Path) -> bytes:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a directory with the recording."""
     (tmp_path / "demo.data").write_bytes((DATA / "demo.data").read_bytes())
     monkeypatch.chdir(tmp_path)
     return tmp_path

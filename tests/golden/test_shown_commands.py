@@ -32,7 +32,6 @@ def directory(tmp_path: Path) -> Path:
 
 
 def make_dataset(path: Path) -> None:
-    """Write a dataset of a service whose hosts have one of two versions."""
     builder = DatasetBuilder()
     for number, version in enumerate(("1.9", "1.9", "2.0", "2.0")):
         builder.host(f"web{number}", {"service": "web", "version": version})

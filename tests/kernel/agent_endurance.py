@@ -146,7 +146,6 @@ def test_full_dataset_fills_the_spool_which_drops_the_oldest(tmp_path: Path) -> 
 
 
 def fill(path: Path) -> None:
-    """Fill a disk to its last byte."""
     with open(path, "wb") as file, contextlib.suppress(OSError):
         size = 1 << 20
         while size:

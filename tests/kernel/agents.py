@@ -60,11 +60,9 @@ class Place:
         return state
 
     def counter(self, name: str) -> float:
-        """Return a counter of the account, of all labels."""
         return float(sum(self.causes(name).values()))
 
     def causes(self, name: str) -> dict[str, float]:
-        """Return label → value of a counter."""
         parts = [(*key.partition("|"), value) for key, value in self.state()["counters"].items()]
         return {label: value for metric, _, label, value in parts if metric == name}
 
@@ -77,7 +75,6 @@ class Place:
         until(lambda: self.counter("segments_total") >= wanted, START_S)
 
     def rows(self, table: str, columns: list[str]) -> list[tuple[Any, ...]]:
-        """Return all rows of a table, from all files."""
         files = sorted((self.dataset / table).rglob("*.parquet"))
         tables = [pq.ParquetFile(path).read(columns).to_pydict() for path in files]
         return [row for one in tables for row in zip(*(one[name] for name in columns), strict=True)]
@@ -121,7 +118,6 @@ def recorder_of(agent: subprocess.Popen[str]) -> int:
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
-    """Return status and text of a page."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return answer.status, answer.read().decode()

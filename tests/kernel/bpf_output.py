@@ -36,8 +36,6 @@ def open_event(kind: int, config: int, sample_type: int, period: int, cpu: int) 
 
 
 class Ring:
-    """The ring buffer of one event."""
-
     def __init__(self, fd: int, pages: int) -> None:
         self.fd, self._size = fd, pages * _PAGE
         self._map = mmap.mmap(fd, _PAGE + self._size)
@@ -85,8 +83,6 @@ class Rings:
 
 
 class CpuClock(Rings):
-    """On-CPU sampling."""
-
     config, sample_type, period = 0, _SAMPLE_CPU_CLOCK, 1999
 
     def tids(self) -> list[int]:

@@ -14,14 +14,12 @@ from kernel.whole_stacks import AS_POSTGRES, STACKS, compiled
 
 @pytest.fixture(scope="session")
 def napper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build napper.c."""
     flags = "-O1 -g -Wall -static -no-pie -fno-omit-frame-pointer -fno-optimize-sibling-calls".split()
     return build(Path(__file__).with_name("napper.c"), tmp_path_factory.mktemp("napper") / "napper", *flags)
 
 
 @pytest.fixture(scope="session")
 def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build tests/workload/stacks/waits.cpp."""
     return compiled("waits.cpp", tmp_path_factory.mktemp("stacks"), "-g")
 
 

@@ -65,7 +65,6 @@ class Stop:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the frames are the same."""
         return self.gdb == self.ours
 
 
@@ -123,7 +122,6 @@ def random_stops(command: list[str], number: int, seed: int = 6) -> Iterator[Sto
 
 
 def main(number: int, command: list[str]) -> int:
-    """Print how many stops agree, and those that do not."""
     ends: Counter[str] = Counter()
     for one in random_stops(command, number):
         ends["same frames" if one.agrees else "other frames"] += 1

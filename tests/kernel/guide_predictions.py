@@ -18,7 +18,6 @@ EXAMPLES = Path(__file__).parents[2] / "Documentation" / "examples"
 
 @pytest.fixture
 def examples() -> Iterator[Path]:
-    """A copy of the example programs."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="guide.") as directory:
         yield Path(shutil.copytree(EXAMPLES, Path(directory) / "examples"))
 

@@ -40,8 +40,6 @@ both_forms = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of a thread of napper."""
-
     kind: str
     pid: int
     tid: int
@@ -52,8 +50,6 @@ class Tally:
 
 
 class Napper:
-    """A napper that waits for `go`."""
-
     watched_ns = 0  # time from which it is recorded, on CLOCK_MONOTONIC
 
     def __init__(self, program: Path, *arguments: str, rounds: int = ROUNDS) -> None:

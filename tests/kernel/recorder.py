@@ -47,7 +47,6 @@ class Run:
 
     @property
     def recording(self) -> Recording:
-        """Load the file."""
         return load_recording(self.directory / "perf.data")
 
     @property
@@ -146,12 +145,10 @@ def event(recording: Recording, name: str) -> np.ndarray:
 
 
 def budget_of(recording: Recording, tid: int) -> Budget:
-    """Return the rows of the budget of a thread."""
     return recording.budget.take(np.flatnonzero(recording.budget.tid == tid))
 
 
 def bpf_programs_of(pid: int) -> set[int]:
-    """Ids of the BPF programs that a process holds."""
     texts = []
     for path in Path(f"/proc/{pid}/fdinfo").iterdir():
         with suppress(FileNotFoundError):  # closed since

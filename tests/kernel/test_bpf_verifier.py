@@ -34,8 +34,6 @@ SAMPLED = EVERYTHING | {"off_cpu_period_ns": 1_000_000}
 
 
 class Followed(NamedTuple):
-    """A program that was loaded."""
-
     instructions: int  # number that the verifier looked at
     loops: int  # number of instructions may_goto
 

@@ -23,8 +23,6 @@ PARTS = ("--switch 2", "--mutex 2 --mutex-procs 3", "--sem 2 --sem-procs 3", "--
 
 
 class Figures(NamedTuple):
-    """The kernel's figures of a thread, ns."""
-
     ran: int
     queued: int
 
@@ -70,7 +68,6 @@ def stop(leader: int) -> dict[int, Figures]:
 
 @pytest.fixture(params=[ALL, *(pytest.param(part, marks=pytest.mark.long) for part in PARTS)])
 def mix(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A session of stress-ng at work."""
     command = ["stress-ng", "--quiet", "--timeout", "60", *request.param.split()]
     leader = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     time.sleep(0.5)

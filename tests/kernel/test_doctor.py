@@ -38,7 +38,6 @@ def doctor(shell: str = DOCTOR) -> tuple[int, dict[str, Any], dict[str, dict[str
 
 @pytest.fixture(scope="module")
 def here() -> tuple[int, dict[str, Any], dict[str, dict[str, str]]]:
-    """The doctor's findings on this machine as it is."""
     return doctor()
 
 

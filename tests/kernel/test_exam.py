@@ -226,7 +226,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
-    """Return thread → the other columns."""
     return {row.split()[0]: [*row.split(None, 4)[1:], ""][:4] for row in table.split("\n") if row}
 
 

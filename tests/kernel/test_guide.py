@@ -32,7 +32,6 @@ def examples() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def done() -> set[Step]:
-    """The commands that have run."""
     return set()
 
 
@@ -43,7 +42,6 @@ def environment() -> dict[str, str]:
 
 
 def above(step: Step) -> list[Step]:
-    """Return the commands of an investigation above one of them."""
     (begin,) = [line for line in INVESTIGATIONS if line < step.line][-1:]
     return [other for other in STEPS if begin < other.line < step.line]
 

@@ -56,7 +56,6 @@ class Made(NamedTuple):
     account: dict[str, Any]
 
     def paths(self, name: str) -> list[Path]:
-        """Return the files of a recording."""
         return sorted(self.directory.glob(f"{name}.data*"))
 
 

@@ -108,7 +108,6 @@ def test_no_name_of_a_mount_point_ends_a_recording(place: Path) -> None:
 
 @pytest.fixture(scope="session")
 def jit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built jit.c."""
     flags = ("-O0", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer")
     return build("jit.c", tmp_path_factory.mktemp("jit") / "jit", *flags)
 

@@ -31,7 +31,6 @@ def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def script(path: Path, *options: str) -> list[list[str]]:
-    """Return the lines of each sample that script prints."""
     text = program.run("script", "-i", path, "--no-inline", "-F", "comm,tid,ip,sym", *options).stdout
     return [block.splitlines() for block in text.strip().split("\n\n")]
 
@@ -144,7 +143,6 @@ def test_deadlock_in_java_is_shown_as_by_jstack(tmp_path: Path) -> None:
 
 
 def jdk(tool: str, pid: int, *arguments: str) -> str:
-    """Return the output of a tool of the JDK on a process."""
     command = [tool, str(pid), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
 

@@ -39,7 +39,6 @@ class Link(NamedTuple):
 
 @pytest.fixture(scope="module")
 def link() -> Iterator[Link]:
-    """Make the namespaces."""
     link = Link()
 
     def ip(words: str) -> None:
@@ -59,8 +58,6 @@ def link() -> Iterator[Link]:
 
 
 class Scene(NamedTuple):
-    """A recorded run."""
-
     profile: Profile
     network: Network
     received: list[int]  # when the server received something, ns
@@ -74,7 +71,6 @@ def command(role: str, scene: str, rounds: int, namespace: str) -> list[str]:
 
 
 def play(directory: Path, link: Link, scene: str, rounds: int) -> Scene:
-    """Record the client of a scene."""
     seen = [0]
     over = threading.Event()
 

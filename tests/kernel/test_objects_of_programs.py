@@ -21,12 +21,10 @@ FUTEX = 202
 
 
 def record(directory: Path, *command: str | Path) -> Profile:
-    """Record a command with owners of locks; return the profile."""
     return run("-q", "-e", "none", "--lock-owners", "--", *command, cwd=directory).profile
 
 
 def names(profile: Profile) -> set[str]:
-    """Return the names of all objects that samples refer to."""
     used = set(profile.samples.object.tolist()) - {-1}
     return {profile.strings[profile.objects.name[row]] for row in used}
 
@@ -85,7 +83,6 @@ for thread in threads: thread.join()
 
 
 def waiting_for_semaphores(profile: Profile) -> set[int]:
-    """Return the rows of stacks in sem_wait() and its like."""
     stacks, below = profile.stacks, set[int]()
     for row, (parent, frame) in enumerate(zip(stacks.parent.tolist(), stacks.frame.tolist(), strict=True)):
         name = profile.strings[int(profile.frames.symbol[frame])]

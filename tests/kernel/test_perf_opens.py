@@ -46,7 +46,6 @@ def in_perf(path: Path, *options: str | Path, of_perf: tuple[str, ...] = ()) -> 
 
 
 def folded(path: Path, *options: str) -> str:
-    """Return what `convert` prints."""
     return run("convert", "--folded", "-i", path, "-o", "-", *options).stdout
 
 

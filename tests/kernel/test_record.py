@@ -129,7 +129,6 @@ def test_pid(tmp_path: Path) -> None:
 
 
 def waiting(recording: Recording) -> set[int]:
-    """Return the threads with waits."""
     return set(recording.samples.tid[off_cpu(recording)].tolist())
 
 

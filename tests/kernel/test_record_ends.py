@@ -206,7 +206,6 @@ EVERY_NAP = ["-e", "none", "--off-cpu-thresh", "0", "--call-graph", "fp"]
 
 
 def sent(recording: Recording) -> int:
-    """Return the number of waits that BPF has sent as samples."""
     flags = recording.samples.flags
     apart = flags & (SampleFlag.AGGREGATED | SampleFlag.STILL_BLOCKED) == 0
     return int((off_cpu(recording) & apart).sum())

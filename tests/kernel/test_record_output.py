@@ -169,7 +169,6 @@ os._exit(0)
 
 
 def still_blocked(recording: Recording, tid: int) -> Samples:
-    """The waits of a thread that were not over."""
     flags = recording.samples.flags & np.uint32(SampleFlag.STILL_BLOCKED)
     return recording.samples.take(np.flatnonzero((recording.samples.tid == tid) & (flags != 0)))
 

@@ -32,8 +32,6 @@ PREEMPTED, LASTS = np.uint32(SampleFlag.PREEMPTED), np.uint32(SampleFlag.STILL_B
 
 @dataclass
 class Run:
-    """A recording of the workload, and what the workload said."""
-
     recording: Recording
     profile: Profile
     threads: dict[str, Thread]

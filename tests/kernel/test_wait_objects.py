@@ -33,8 +33,6 @@ SYSCALLS = {"futex": 202, "read": 0, "fsync": 74}
 
 
 class Round(NamedTuple):
-    """A line of the program's log."""
-
     kind: str
     waiter: int
     holder: int
@@ -44,8 +42,6 @@ class Round(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A recording of the program, and its log."""
-
     recording: Recording
     rounds: list[Round]
     file: Path

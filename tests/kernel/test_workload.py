@@ -34,7 +34,6 @@ class Run:
         self._classes = classify(self.profile).wait_class
 
     def rows(self, thread: Thread) -> np.ndarray:
-        """The off-cpu samples of a thread."""
         return np.flatnonzero(self.profile.samples.tid == thread.tid)
 
     def waits(self, thread: Thread) -> tuple[int, int]:

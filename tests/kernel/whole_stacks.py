@@ -55,20 +55,17 @@ def blocks_of_perf(path: Path, word: str) -> list[list[str]]:
 
 
 def waits(recording: Recording) -> np.ndarray:
-    """Return the rows of waits that were recorded one by one."""
     flags = recording.samples.flags
     off, aggregated = np.uint32(SampleFlag.OFFCPU), np.uint32(SampleFlag.AGGREGATED)
     return np.flatnonzero((flags & (off | aggregated)) == off)
 
 
 def user_depths(recording: Recording, rows: np.ndarray) -> np.ndarray:
-    """Return the number of user frames of samples."""
     chains = recording.callchains.take(recording.samples.callchain[rows])
     return np.bincount(chains.row_of_value()[chains.values < _USER_HALF], minlength=len(rows))
 
 
 def wholeness(path: Path) -> dict[str, Wholeness]:
-    """By comm."""
     recorded = load_recording(path, snapshots=True)
     unwound = unwind(recorded, Search.usual())
     unwound.check()
@@ -95,12 +92,10 @@ class SumWholeness:
 
 
 def sums(recording: Recording) -> np.ndarray:
-    """Return the rows of sums of waits."""
     return np.flatnonzero(recording.samples.flags & np.uint32(SampleFlag.AGGREGATED))
 
 
 def sum_wholeness(path: Path) -> dict[str, SumWholeness]:
-    """By comm."""
     recorded = load_recording(path, snapshots=True)
     samples = unwind(recorded, Search.usual()).samples
     rows = sums(recorded)

@@ -75,7 +75,6 @@ def test_rows_are_the_samples(hosts: list[list[dict[str, Any]]]) -> None:
 
 
 def found(dataset: Dataset) -> Counter[tuple[Any, ...]]:
-    """Return the samples with the functions on their stacks."""
     stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")} | {0: []}
     symbol = {row["frame_id"]: row["symbol"] for row in rows_of(dataset, "frames")}
     found = Counter[tuple[Any, ...]]()

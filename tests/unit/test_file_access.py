@@ -71,7 +71,6 @@ def uses(tree: ast.Module) -> Iterator[Use]:
 
 
 def touches(name: str) -> bool:
-    """Return whether a function of a module touches files."""
     module, _, function = name.rpartition(".")
     functions = MODULES.get(module, frozenset())
     return name == "open" or (name not in HARMLESS and (functions is None or function in functions))
@@ -131,12 +130,10 @@ def is_number(part: ast.expr) -> bool:
 
 
 def is_of_kernel(text: str) -> bool:
-    """Return whether a path is of /proc or /sys."""
     return f"{text}/".startswith(("/proc/", "/sys/")) and not LEADS_OUT.search(text)
 
 
 def unexplained(source: str) -> list[Use]:
-    """Return the uses without a reason."""
     if REASON_OF_MODULE.search(source):
         return []
     lines = source.splitlines()

@@ -16,7 +16,6 @@ MADE = re.compile(r".*_cache|__pycache__|\.hypothesis|.*\.egg-info")
 
 
 def files() -> list[Path]:
-    """Return all hand-written files of the tree."""
     written: list[Path] = []
     for directory, names, files_here in os.walk(ROOT):
         names[:] = [n for n in names if Path(directory, n) not in PASSED_OVER and not MADE.fullmatch(n)]

@@ -43,8 +43,6 @@ exec /bin/busybox switch_root /root /vmtest-init
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a run in a machine."""
-
     status: int | None  # the command's; None if the machine died or ran out of time before
     directory: Path  # the files that the command left in /results, `output` among them, and the console's log
     seconds: float

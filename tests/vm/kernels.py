@@ -38,8 +38,6 @@ def mirror() -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel in the cache."""
-
     release: str  # the name in `uname -r`
     vmlinuz: Path
     modules: Path  # the directory that holds lib/modules/RELEASE

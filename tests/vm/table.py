@@ -15,8 +15,6 @@ WORDS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped", "xfailed": "x
 
 @dataclass(frozen=True)
 class Run:
-    """Results of pytest on one kernel."""
-
     outcomes: Mapping[Case, Counter[str]]  # parameters of a test are counted together
     messages: Mapping[Case, str]  # first failure of each
 
@@ -74,7 +72,6 @@ def render(runs: Mapping[str, Run]) -> str:
 
 
 def failures(runs: Mapping[str, Run]) -> list[str]:
-    """Return a line for each test that failed on a kernel."""
     return [
         f"{kernel}: {file}::{name}: {text[:300]}"
         for kernel, run in runs.items()

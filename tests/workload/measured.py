@@ -44,7 +44,6 @@ class Thread:
     sites: tuple[Site, ...]
 
     def site(self, kind: str) -> Site:
-        """Return the thread's only place of a kind."""
         (site,) = [site for site in self.sites if site.kind == kind]
         return site
 
@@ -56,7 +55,6 @@ def parse(output: str) -> dict[str, Thread]:
 
 
 def run(program: Path, *arguments: str, cwd: Path, timeout_s: float = 60) -> dict[str, Thread]:
-    """Run the workload on its own and return what it measured; its fsync file is in `cwd` for a moment."""
     done = subprocess.run([program, *arguments], cwd=cwd, timeout=timeout_s, check=True, capture_output=True, text=True)
     return parse(done.stdout)
 

@@ -32,8 +32,6 @@ grpc = import_grpc()
 
 @dataclass
 class Call:
-    """A message to send, and how the server answers."""
-
     server: str
     body: str = ""  # base64
     code: str = ""  # of the status with which the server aborts
@@ -105,7 +103,6 @@ def exchange(call: Call) -> dict[str, Any]:
 
 
 def called(call: Call, port: int) -> dict[str, Any]:
-    """Send the message to a port; return the answer or the error."""
     scheme = "grpcs" if call.grpcs else "grpc"
     ca = Path(call.ca).read_text() if call.ca else ""
     options = SendOptions(tuple((name, value) for name, value in call.headers), ca, call.timeout_s)

@@ -53,7 +53,6 @@ _SCALARS = {
 
 
 def classes(package: str, table: str) -> dict[str, type[Message]]:
-    """Return the classes of a table's messages by name."""
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for line in table.strip().replace("\n ", " ").split("\n"):
         name, _, fields = line.partition(": ")

@@ -46,7 +46,6 @@ class Series:
         return sum(self.values.values())
 
     def by_label(self, name: str) -> Counter[tuple[str, Stack]]:
-        """The values by one label and the stack."""
         found: Counter[tuple[str, Stack]] = Counter()
         for (stack, labels), value in self.values.items():
             found[dict(labels).get(name, ""), stack] += value

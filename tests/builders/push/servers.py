@@ -23,8 +23,6 @@ from google.protobuf import json_format
 
 @dataclass
 class Reply:
-    """An answer of HTTP."""
-
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
@@ -161,7 +159,6 @@ def _behave(behave: Callable[[socket.socket], None], connection: socket.socket) 
 
 
 def read_request(connection: socket.socket) -> bytes:
-    """Read a whole request and return its body."""
     with connection.makefile("rb") as file:
         file.readline()
         return file.read(int(http.client.parse_headers(file)["Content-Length"]))

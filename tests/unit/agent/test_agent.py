@@ -32,7 +32,6 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def run(tmp_path: Path, *more: str) -> int:
-    """Run the agent of the command line."""
     words = ["agent", "--dataset", str(tmp_path / "set"), "--spool", str(tmp_path / "spool"), "--port", "0"]
     return main([*words, *more])
 

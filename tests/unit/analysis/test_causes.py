@@ -23,7 +23,6 @@ def python(name: str) -> Code:
 
 
 def causes(builder: ProfileBuilder) -> list[str]:
-    """Return the function of each sample."""
     profile = builder.build()
     found = causes_of(profile, classify(profile))
     assert found.names[0] == ""

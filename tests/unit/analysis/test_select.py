@@ -32,7 +32,6 @@ def mixed() -> Profile:
 
 
 def weight(profile: Profile, **chosen: tuple[str, ...] | tuple[int, ...]) -> int:
-    """Return the sum of the samples' weights, which are powers of two: it names the samples."""
     return int(select(profile, Selection(**chosen)).samples.period.sum())  # type: ignore[arg-type]
 
 

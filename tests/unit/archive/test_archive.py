@@ -154,7 +154,6 @@ def test_hostile_archives_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def recorded(program: Path, build_id: bytes) -> Recording:
-    """Return a recording with one sample, in `outer`."""
     made = recording(program, [[addresses(program)["mark_outer"]]])
     return made.replaced(dsos=Dsos.from_rows([(1, made.strings.intern(build_id.hex()), 2)]))
 

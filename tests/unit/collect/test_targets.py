@@ -98,7 +98,6 @@ def test_own_process_and_threads_are_there() -> None:
 
 
 def gone() -> int:
-    """The pid of a process that has ended."""
     child = subprocess.Popen(["true"])
     child.wait()
     return child.pid

@@ -26,7 +26,6 @@ TOTAL_NS = 1610900175
 
 @pytest.fixture
 def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy the recording to perf's default name, in the current directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(RECORDING, tmp_path / "perf.data")
     return tmp_path / "perf.data"

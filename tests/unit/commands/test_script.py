@@ -20,8 +20,6 @@ Script = Callable[..., str]
 
 @pytest.fixture
 def script(capsys: pytest.CaptureFixture[str]) -> Script:
-    """Run the verb and return its output."""
-
     def run(name: str, *options: str) -> str:
         return output(capsys, "script", "-i", str(DATA / f"{name}.data"), *options)
 

@@ -38,7 +38,6 @@ REFERS = {
 
 
 def document(profile: Profile, **options: Any) -> Table:
-    """Return the written profile, its tables checked."""
     parsed: Table = json.loads(converted("firefox", profile, **options), parse_float=Decimal)
     shared = parsed["shared"]
     for name, table in shared.items():

@@ -48,7 +48,6 @@ class Opened:
         self.columns = unpacked(self.document["columns"], self.page.texts["script#columns"])
 
     def rows(self, kind: int) -> list[tuple[int, int]]:
-        """Return (tid, row) of all rows of a kind."""
         firsts, tids = self.document["firsts"][kind], self.document["tracks"]["tid"]
         return [(tid, row) for at, tid in enumerate(tids) for row in range(firsts[at], firsts[at + 1])]
 

@@ -17,7 +17,6 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 
 @pytest.fixture(scope="module", params=["demo.data", "arm64/own.data"])
 def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording, next to its dataset."""
     folder = tmp_path_factory.mktemp("recording")
     shutil.copy(DATA / request.param, folder / "perf.data")
     assert main(["convert", "--parquet", str(folder / "waits"), "-i", str(folder / "perf.data")]) == 0

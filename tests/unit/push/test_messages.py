@@ -34,7 +34,6 @@ def target(request: pytest.FixtureRequest) -> str:
 
 
 def stored(target: str, body: bytes) -> list[Series]:
-    """Return what the server stores."""
     parsed = parse_target(target)
     take = METHODS[parsed.path] if parsed.is_grpc else ROUTES[parsed.path][1]
     return take(body)

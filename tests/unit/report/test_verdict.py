@@ -40,7 +40,6 @@ def verdict_of(profile: Profile | ProfileBuilder, **options: Any) -> Verdict:
 
 
 def shown(profile: Profile | ProfileBuilder, **options: Any) -> list[str]:
-    """The lines below the recording."""
     built = profile.build() if isinstance(profile, ProfileBuilder) else profile
     return [" ".join(line.split()) for line in lines_of(verdict_of(built, **options), built.meta)[1:]]
 
@@ -156,7 +155,6 @@ def test_preempted_threads_wait_for_a_cpu() -> None:
 
 
 def hogs(builder: ProfileBuilder) -> Profile:
-    """Three threads that run on two CPUs, and one that waits."""
     builder.meta = {"nr_cpus": 2, "begin_ns": 1, "end_ns": 100 * MS + 1}
     builder.comms = [(1, 1, 0, "hog"), (2, 1, 0, "hog"), (3, 1, 0, "other"), (4, 1, 0, "none")]
     profile = builder.sample("hog", ["main"], 5 * MS, event="cpu-clock").build()

@@ -29,7 +29,6 @@ def load(paths: Sequence[Path], symbols: dict[str, Any] | None = None, **options
 
 
 def symbols_of(profile: Profile, tid: int) -> list[str]:
-    """The symbols of the first sample of a thread, leaf first."""
     row = int(np.flatnonzero(profile.samples.tid == tid)[0])
     return functions_of(profile, int(profile.samples.stack[row]))[::-1]
 

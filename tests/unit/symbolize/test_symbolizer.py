@@ -208,7 +208,6 @@ def symbolized(directory: Path, program: bytes, library: bytes, chains: Sequence
 
 
 def named(profile: Profile, sample: int = 0) -> list[str]:
-    """Return the symbols of a sample, leaf first."""
     return functions_of(profile, int(profile.samples.stack[sample]))[::-1]
 
 

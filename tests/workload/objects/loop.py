@@ -51,7 +51,6 @@ def write(to: int, go: int) -> None:
 
 
 def main(rounds: int) -> None:
-    """Run the loop."""
     slow, front = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     pipe, to_pipe = os.pipe()
     event = os.eventfd(0)

@@ -38,7 +38,6 @@ def drop(sock: socket.socket, above: int) -> None:
 
 
 def pass_all(sock: socket.socket) -> None:
-    """Drop no more."""
     sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
 

@@ -148,7 +148,6 @@ class TestPlace:
         assert not self.keeps(recipe) and list((tmp_path / "theirs").iterdir()) == []
 
     def keeps(self, recipe: Recipe) -> bool:
-        """Return whether the usual cache gives back what it is given."""
         assert (cache := ProgramCache.usual())
         cache.write(recipe, MADE, "bcc")
         return bool(cache.read(recipe)) and cache.count(recipe) == 1

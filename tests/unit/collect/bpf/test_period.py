@@ -67,7 +67,6 @@ def together(*parts: Waits) -> Waits:
 
 
 def per_second(waits: Waits, found: I64) -> I64:
-    """Return the number of samples in each second."""
     return np.bincount(waits.end[found > 0] // S)
 
 

@@ -23,8 +23,6 @@ from perf_offcpu.losses import Losses
 
 
 class Clock:
-    """Shows what it is set to."""
-
     now = 0.0
 
     def __call__(self) -> float:

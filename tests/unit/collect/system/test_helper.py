@@ -21,7 +21,6 @@ OWN = os.getpid()
 
 
 def work(item: tuple[Any, ...]) -> Any:
-    """Do what an item says."""
     if item[1] == HANG:
         time.sleep(1000)
     if item[1] == DIE:
