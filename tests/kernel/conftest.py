@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders.compiled import build
+from builders.program import run
 from kernel.whole_stacks import AS_POSTGRES, STACKS, compiled
 
 
@@ -21,6 +22,15 @@ def napper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled("waits.cpp", tmp_path_factory.mktemp("stacks"), "-g")
+
+
+@pytest.fixture(scope="session")
+def recorded_waiter(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of the workload with sums, budgets, on-CPU samples, and stacks as they are sent: test_unwind.py has
+    tests of copies, which inject unwinds."""
+    path = tmp_path_factory.mktemp("recorded_waiter") / "perf.data"
+    run("record", "--call-graph", "fp", "-o", path, "--", waiter, "--rounds", "5", cwd=path.parent)
+    return path
 
 
 @pytest.fixture

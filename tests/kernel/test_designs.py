@@ -28,7 +28,6 @@ from perf_offcpu.report.bottlenecks import Bottlenecks, bottlenecks_of
 from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
-SEEDS = range(1, 1 + int(os.environ.get("PERF_OFFCPU_TEST_SEEDS", "1")))
 PER_CALL_NS = 250_000  # time of system calls, clock reads and first steps after a wake-up, for each round
 
 
@@ -91,6 +90,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("designs.c", tmp_path_factory.mktemp("designs") / "designs", *flags)
 
 
+@pytest.fixture(params=range(1, 1 + int(os.environ.get("PERF_OFFCPU_TEST_SEEDS", "1"))))
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    return random.Random(request.param)
+
+
 @pytest.fixture
 def record(program: Path, tmp_path: Path) -> Record:
     def recorded(*parameters: str | int) -> Run:
@@ -124,9 +128,7 @@ def assert_near(found: int, logged: int, calls: int, more: int = 0, less: int = 
     assert logged - slack - less <= found <= logged + slack + more, (found, logged, calls, more, less)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_request_through_four_processes(record: Record, seed: int) -> None:
-    chance = random.Random(seed)
+def test_a_request_through_four_processes(record: Record, chance: random.Random) -> None:
     rounds, sleep = chance.randint(20, 30), chance.randint(1_000, 3_000)
     work = [chance.randint(500, 1_500), *(chance.randint(1_000, 3_000) for _ in range(4))]
     slow = chance.choice(["[timer]", "server-a", "server-b", "server-c", "server-d"])
@@ -157,9 +159,7 @@ def test_a_request_through_four_processes(record: Record, seed: int) -> None:
     assert slow in max(shown, key=lambda one: one.held_ns - one.held[Held.RUNNABLE]).members
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_pipeline_is_as_fast_as_its_third_stage(record: Record, seed: int) -> None:
-    chance = random.Random(seed)
+def test_a_pipeline_is_as_fast_as_its_third_stage(record: Record, chance: random.Random) -> None:
     items, third = chance.randint(60, 90), chance.randint(6_000, 9_000)
     naps = [chance.randint(500, 1_500) for _ in range(3)]
     run = record("pipeline", items, naps[0], naps[1], third, naps[2])
@@ -186,9 +186,7 @@ def test_a_pipeline_is_as_fast_as_its_third_stage(record: Record, seed: int) -> 
     assert elsewhere <= 0.2 * blocked
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_lock_convoy(record: Record, seed: int) -> None:
-    chance = random.Random(seed)
+def test_a_lock_convoy(record: Record, chance: random.Random) -> None:
     rounds, threads, hold = chance.randint(20, 30), chance.randint(3, 6), chance.randint(3_000, 6_000)
     run = record("convoy", rounds, threads, hold)
     locks = Selection(comms=("worker",), classes=(WaitClass.LOCK,))
@@ -207,9 +205,7 @@ def test_a_lock_convoy(record: Record, seed: int) -> None:
     assert len({path.tracks[track].tid for track in path.track.tolist()} & {log.tid for log in run.logs}) == threads
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_thread_that_hogs_starve(record: Record, seed: int) -> None:
-    chance = random.Random(seed)
+def test_a_thread_that_hogs_starve(record: Record, chance: random.Random) -> None:
     rounds, sleep, work = chance.randint(30, 40), chance.randint(4_000, 8_000), chance.randint(2_000, 4_000)
     hogs = chance.randint(1, 3)
     run = record("hog", rounds, sleep, work, hogs)
@@ -222,9 +218,7 @@ def test_a_thread_that_hogs_starve(record: Record, seed: int) -> None:
     assert max(rivals(run.profile, run.timeline, path).items(), key=lambda one: one[1])[0] == "hog"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_barrier_with_one_late_worker(record: Record, seed: int) -> None:
-    chance = random.Random(seed)
+def test_a_barrier_with_one_late_worker(record: Record, chance: random.Random) -> None:
     rounds, threads = chance.randint(25, 40), chance.randint(3, 6)
     punctual, late = chance.randint(500, 1_500), chance.randint(6_000, 10_000)
     run = record("barrier", rounds, threads, punctual, late)

@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from builders import program
@@ -24,10 +26,22 @@ PAGE = 4096
 Stack = tuple[int, ...]
 
 
+class Hung(NamedTuple):
+    pid: int
+    stacks: Counter[Stack]
+
+
 @pytest.fixture(scope="module")
 def abba(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-O2", "-g", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"]
     return build(HUNG / "abba.c", tmp_path_factory.mktemp("hung") / "abba", *flags)
+
+
+@pytest.fixture(scope="module")
+def hung(abba: Path) -> Iterator[Hung]:
+    """A program that hangs, and its stacks by gdb."""
+    with hanging(abba, threads=3) as pid:
+        yield Hung(pid, gdb_stacks(pid))
 
 
 def script(path: Path, *options: str) -> list[list[str]]:
@@ -53,12 +67,10 @@ def place_in_page(address: int) -> int:
     return address % PAGE
 
 
-def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba, threads=3) as pid:
-        run("-p", str(pid), "--duration", "1", cwd=tmp_path)
-        expected = gdb_stacks(pid)
+def test_deadlock_in_c_without_frame_pointers_is_shown_as_by_gdb(hung: Hung, tmp_path: Path) -> None:
+    run("-p", str(hung.pid), "--duration", "0.3", cwd=tmp_path)
     path = tmp_path / "perf.data"
-    assert user_stacks(path) == expected and expected.total() == 3
+    assert user_stacks(path) == hung.stacks and hung.stacks.total() == 3
     takes = sorted(sum("take" in line for line in frames) for frames in script(path))
     assert takes == [0, 3, 4], "three frames of the one thread, four of the other"
     recording = load_recording(path, snapshots=True)
@@ -77,37 +89,32 @@ def test_a_circle_of_timed_waits_is_no_deadlock(tmp_path: Path) -> None:
     assert [{thread["is_over"] for thread in one["timed_circles"][0]} for one in found] == [{False}, {True}]
 
 
-def test_every_file_of_a_recording_has_whole_stacks(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba, threads=3) as pid:
-        run("--switch-output=1s", "-p", str(pid), "--duration", "2.5", cwd=tmp_path)
-        expected = gdb_stacks(pid)
+def test_every_file_of_a_recording_has_whole_stacks(hung: Hung, tmp_path: Path) -> None:
+    run("--switch-output=1s", "-p", str(hung.pid), "--duration", "1.5", cwd=tmp_path)
     files = sorted(tmp_path.glob("perf.data.*"))
     assert len(files) >= 2
     for path in files:
-        assert user_stacks(path) == expected
+        assert user_stacks(path) == hung.stacks
 
 
-def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba, threads=3) as pid:
-        run("-a", "-e", "none", "--duration", "0.3", cwd=tmp_path)
-        expected = gdb_stacks(pid)
-    assert user_stacks(tmp_path / "perf.data", "--pid", str(pid)) == expected
+def test_recorded_from_the_start_and_by_system_wide_recordings(abba: Path, hung: Hung, tmp_path: Path) -> None:
+    run("-a", "-e", "none", "--duration", "0.3", cwd=tmp_path)
+    assert user_stacks(tmp_path / "perf.data", "--pid", str(hung.pid)) == hung.stacks
     started = tmp_path / "started.data"
     run("-o", started, "--", "timeout", "-s", "KILL", "1", abba, cwd=tmp_path, status=None)
     stacks = [frames for frames in script(started, "--comm", "abba") if "take" in "".join(frames)]
     roots = {place_in_page(int(frames[-1].split()[0], 16)) for frames in stacks}
-    assert stacks and roots <= {place_in_page(stack[-1]) for stack in expected}, "clone3, as gdb found it"
+    assert stacks and roots <= {place_in_page(stack[-1]) for stack in hung.stacks}, "clone3, as gdb found it"
 
 
-def test_a_stack_that_frame_pointers_cannot_walk_stays_cut(abba: Path, tmp_path: Path) -> None:
-    with hanging(abba, threads=3) as pid:
-        run("-p", str(pid), "--call-graph", "fp", "--duration", "1", cwd=tmp_path)
+def test_a_stack_that_frame_pointers_cannot_walk_stays_cut(hung: Hung, tmp_path: Path) -> None:
+    run("-p", str(hung.pid), "--call-graph", "fp", "--duration", "0.3", cwd=tmp_path)
     assert not any("take" in line for frames in script(tmp_path / "perf.data") for line in frames[:-3])
 
 
 def test_deadlock_in_python_is_shown_as_by_gdb(tmp_path: Path) -> None:
     with hanging("/usr/bin/python3", HUNG / "abba.py", threads=3) as pid:
-        run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        run("-p", str(pid), "--duration", "0.3", cwd=tmp_path)
         expected = gdb_stacks(pid)
     assert user_stacks(tmp_path / "perf.data") == expected and expected.total() == 3
     waiting = script(tmp_path / "perf.data", "--idle", "hide")

@@ -103,21 +103,12 @@ def test_pipes(tmp_path: Path) -> None:
     assert_same(load_recording(recorded), load_recording(passed))
 
 
-@pytest.fixture(scope="module")
-def own(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("own") / "perf.data"
-    # Stacks as they are sent: inject unwinds copies of stacks, for which test_unwind.py has tests.
-    options = ("--call-graph", "fp", "-o", path)
-    perf_offcpu("record", *options, "--", waiter, "--rounds", "5", cwd=path.parent)
-    return path
-
-
 @pytest.mark.parametrize("options", ["", "-z"])
-def test_what_we_recorded(options: str, own: Path, tmp_path: Path) -> None:
+def test_what_we_recorded(options: str, recorded_waiter: Path, tmp_path: Path) -> None:
     injected = tmp_path / "out.data"
-    done = perf_offcpu("inject", "-v", *options.split(), "-i", own, "-o", injected)
+    done = perf_offcpu("inject", "-v", *options.split(), "-i", recorded_waiter, "-o", injected)
     assert re.match(r"^\d+ off-cpu samples re-typed, 0 deferred callchains merged, \d+ records", done.stderr)
-    before = load_recording(own)
+    before = load_recording(recorded_waiter)
     assert_same_but_retyped(before, load_recording(injected))
     found: Counter[str] = Counter()
     for line in perf("script -G -F comm,event,period", injected).splitlines():
@@ -134,24 +125,24 @@ def test_what_we_recorded(options: str, own: Path, tmp_path: Path) -> None:
     assert expected.total() > 10**9
 
 
-def test_cgroups_stay_with_re_typed_samples(own: Path, tmp_path: Path) -> None:
+def test_cgroups_stay_with_re_typed_samples(recorded_waiter: Path, tmp_path: Path) -> None:
     injected = tmp_path / "out.data"
-    perf_offcpu("inject", "-i", own, "-o", injected)
+    perf_offcpu("inject", "-i", recorded_waiter, "-o", injected)
     shown = perf("report --stdio --no-children -g none -s cgroup -F period,cgroup", injected)
     cgroup = Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":")[2]
     assert cgroup in shown
 
 
-def test_without_re_typing_nothing_changes(own: Path, tmp_path: Path) -> None:
+def test_without_re_typing_nothing_changes(recorded_waiter: Path, tmp_path: Path) -> None:
     injected = tmp_path / "out.data"
-    perf_offcpu("inject", "--no-retype", "-i", own, "-o", injected)
-    assert_same(load_recording(own), load_recording(injected))
+    perf_offcpu("inject", "--no-retype", "-i", recorded_waiter, "-o", injected)
+    assert_same(load_recording(recorded_waiter), load_recording(injected))
 
 
-def test_same_file_is_refused(own: Path) -> None:
-    before = own.read_bytes()
-    assert "same file" in perf_offcpu("inject", "-i", own, "-o", own, status=129).stderr
-    assert own.read_bytes() == before
+def test_same_file_is_refused(recorded_waiter: Path) -> None:
+    before = recorded_waiter.read_bytes()
+    assert "same file" in perf_offcpu("inject", "-i", recorded_waiter, "-o", recorded_waiter, status=129).stderr
+    assert recorded_waiter.read_bytes() == before
 
 
 @pytest.mark.alone

@@ -21,16 +21,6 @@ MARKERS = 2**64 - 4095  # from here on a word of a callchain is a context marker
 SCRIPT = Path(__file__).parents[2] / "scripts" / "offcpu.py"
 
 
-@pytest.fixture(scope="module")
-def recording(waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One recording of the workload, sums, budgets and on-CPU samples included."""
-    path = tmp_path_factory.mktemp("perf") / "perf.data"
-    # Stacks as they are sent: inject unwinds copies of stacks, for which test_unwind.py has tests.
-    options = ("--call-graph", "fp", "-o", path)
-    run("record", *options, "--", waiter, "--rounds", "5", cwd=path.parent)
-    return path
-
-
 def perf(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     # perf dumps raw bytes as they are: its output need not be UTF-8.
     return subprocess.run(
@@ -50,18 +40,18 @@ def folded(path: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize("verb", [["report", "--header-only"], ["script"], ["report", "--stdio"], ["evlist"]])
-def test_perf_opens_a_recording_without_a_word(recording: Path, verb: list[str]) -> None:
-    done = perf(*verb, "-i", recording)
+def test_perf_opens_a_recording_without_a_word(recorded_waiter: Path, verb: list[str]) -> None:
+    done = perf(*verb, "-i", recorded_waiter)
     assert (done.returncode, complaints(done.stderr)) == (0, "")
     assert done.stdout
 
 
-def test_perf_of_today_makes_the_same_samples_of_the_raw_ones(recording: Path) -> None:
+def test_perf_of_today_makes_the_same_samples_of_the_raw_ones(recorded_waiter: Path) -> None:
     """perf from 6.16 on re-types raw samples by itself; here with the threads that they are of."""
     version = perf("--version").stdout.split()[-1]
     if tuple(map(int, version.split(".")[:2])) < (6, 16):
         pytest.skip(f"perf {version} does not re-type; scripts/suitetest brings one that does")
-    done = perf("script", "--no-inline", "-F", "comm,pid,tid,event,period,ip", "-i", recording)
+    done = perf("script", "--no-inline", "-F", "comm,pid,tid,event,period,ip", "-i", recorded_waiter)
     assert (done.returncode, done.stderr) == (0, "")
     theirs: Counter[tuple[int, int, int]] = Counter()
     chains: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
@@ -73,7 +63,7 @@ def test_perf_of_today_makes_the_same_samples_of_the_raw_ones(recording: Path) -
             key = (int(match[1]), int(match[2]), int(match[3]))
             theirs[key] += 1
             chains.setdefault(key, []).append(tuple(int(word, 16) for word in frames.split()))
-    loaded = load_recording(recording)
+    loaded = load_recording(recorded_waiter)
     samples = loaded.samples
     ours: Counter[tuple[int, int, int]] = Counter()
     for row in np.flatnonzero(samples.flags & SampleFlag.OFFCPU).tolist():
@@ -88,9 +78,9 @@ def test_perf_of_today_makes_the_same_samples_of_the_raw_ones(recording: Path) -
     assert len({tid for _, tid, _ in ours}) > 5
 
 
-def test_both_doors_give_the_same_folded_stacks(recording: Path) -> None:
+def test_both_doors_give_the_same_folded_stacks(recorded_waiter: Path) -> None:
     for options in ([], ["--event", "cpu-clock"], ["--tid", "--kernel", "--unit", "us"]):
-        assert in_perf(recording, *options) == folded(recording, *options) != ""
+        assert in_perf(recorded_waiter, *options) == folded(recorded_waiter, *options) != ""
 
 
 def test_inside_perf_stacks_are_whole_too(waiter: Path, tmp_path: Path) -> None:
@@ -115,36 +105,36 @@ def test_what_was_injected_is_the_same_through_both_doors(waiter: Path, tmp_path
     assert folded(injected) == in_perf(injected) == direct
 
 
-def test_script_by_hand_gives_the_same(recording: Path) -> None:
-    command: list[str | Path] = ["/usr/bin/python3", SCRIPT, "-i", recording]
+def test_script_by_hand_gives_the_same(recorded_waiter: Path) -> None:
+    command: list[str | Path] = ["/usr/bin/python3", SCRIPT, "-i", recorded_waiter]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == folded(recording)
+    assert done.stdout == folded(recorded_waiter)
 
 
-def test_script_writes_files_and_other_formats(recording: Path, tmp_path: Path) -> None:
+def test_script_writes_files_and_other_formats(recorded_waiter: Path, tmp_path: Path) -> None:
     stacks, page = tmp_path / "out.folded", tmp_path / "out.html"
-    in_perf(recording, "--folded", stacks)
+    in_perf(recorded_waiter, "--folded", stacks)
     assert "wait_for_answer" in stacks.read_text()
-    in_perf(recording, "--flamegraph", "-o", page)
+    in_perf(recorded_waiter, "--flamegraph", "-o", page)
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_help_is_printed_and_nothing_converted(recording: Path) -> None:
-    shown = in_perf(recording, "--help")
+def test_help_is_printed_and_nothing_converted(recorded_waiter: Path) -> None:
+    shown = in_perf(recorded_waiter, "--help")
     assert shown.startswith("usage: offcpu.py") and "waiter;" not in shown
 
 
 @pytest.mark.parametrize("options", [("--no-such-option",), ("--event", "no-such-event")])
-def test_an_error_is_one_line_not_an_abort(options: tuple[str, ...], recording: Path) -> None:
+def test_an_error_is_one_line_not_an_abort(options: tuple[str, ...], recorded_waiter: Path) -> None:
     """The first is found at the begin, the second at the end."""
-    done = perf("script", "-i", recording, "-s", SCRIPT, "--", *options)
+    done = perf("script", "-i", recorded_waiter, "-s", SCRIPT, "--", *options)
     assert done.returncode == 129
     assert done.stderr.count("\n") == 1
     assert options[-1] in done.stderr
 
 
-def test_closed_pipe_is_quiet(recording: Path) -> None:
-    line = f"perf script -i {recording} -s {SCRIPT} | head -1"
+def test_closed_pipe_is_quiet(recorded_waiter: Path) -> None:
+    line = f"perf script -i {recorded_waiter} -s {SCRIPT} | head -1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
