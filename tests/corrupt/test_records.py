@@ -63,9 +63,7 @@ def damaged_samples() -> Iterator[tuple[Damaged, dict[str, list[int]], set[LossC
 
 
 @pytest.mark.parametrize(("damaged", "read", "causes"), [*damaged_samples()])
-def test_a_damaged_sample_leaves_the_other(
-    damaged: Damaged, read: dict[str, list[int]], causes: set[LossCause]
-) -> None:
+def test_a_damaged_sample_leaves_others(damaged: Damaged, read: dict[str, list[int]], causes: set[LossCause]) -> None:
     recording = damaged.read()
     assert periods(recording) == read
     assert set(recording.losses) == causes

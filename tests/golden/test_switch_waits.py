@@ -148,9 +148,7 @@ def pairs(recording: Recording, expected: Expected) -> list[tuple[dict[str, Any]
     return list(zip(rows, waits, strict=True))
 
 
-def test_they_are_as_many_as_in_the_text_and_end_when_the_thread_comes_in(
-    pairs: list[tuple[dict[str, Any], Wait]],
-) -> None:
+def test_they_are_as_many_as_in_the_text_and_end_at_the_switch_in(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
     assert len(pairs) == 145
     assert sum(wait.end is None for _, wait in pairs) == 13
     last = max(row["time_ns"] for row, _ in pairs)
@@ -172,9 +170,7 @@ def test_states(pairs: list[tuple[dict[str, Any], Wait]]) -> None:
     assert all(row["runq_ns"] == row["period"] for row in runnable), "preempted threads waited for a CPU only"
 
 
-def test_stacks_are_perfs_but_for_garbage_at_the_root(
-    pairs: list[tuple[dict[str, Any], Wait]], recording: Recording
-) -> None:
+def test_stacks_are_perfs_but_for_garbage_roots(pairs: list[tuple[dict[str, Any], Wait]], recording: Recording) -> None:
     for row, wait in pairs:
         found = addresses(recording, row["callchain"])
         assert found == wait.stack[: len(found)]

@@ -101,9 +101,7 @@ def without_rows(code: bytes) -> bytes:
     return bytes(cleared)
 
 
-def test_kept_programs_and_maps_are_those_that_are_compiled(
-    place: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_programs_and_maps_are_the_compiled(place: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ProgramCache.usual()
     compiled = parts(recipe, cache)
     assert len(list(place.iterdir())) == 1

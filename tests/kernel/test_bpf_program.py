@@ -82,9 +82,7 @@ def test_a_sample_lies_where_the_wait_was(napper: Path, in_switch: bool) -> None
 @pytest.mark.beside
 @both_forms
 @pytest.mark.parametrize("short_waits", ShortWaits)
-def test_stacks_reach_from_the_place_of_the_wait_to_the_root(
-    napper: Path, in_switch: bool, short_waits: ShortWaits
-) -> None:
+def test_stacks_reach_from_the_wait_to_the_root(napper: Path, in_switch: bool, short_waits: ShortWaits) -> None:
     tallies, waits, _, _ = record_napper(napper, threshold_ns=MS, short_waits=short_waits, in_switch=in_switch)
     leaf = {
         "nap": {"hrtimer_nanosleep"}, "futex": {"futex_do_wait", "futex_wait_queue"},
@@ -131,9 +129,7 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
 
 @pytest.mark.beside
 @both_forms
-def test_user_frames_are_those_of_the_kernels_own_walk(
-    napper: Path, in_switch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_frames_are_those_the_kernel_walks(napper: Path, in_switch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_own_walk() -> KernelFacts:
         facts = kept_facts()
         assert facts.defines["OFFCPU_FRAME_POINTERS"]
@@ -249,9 +245,7 @@ def test_the_threshold_can_be_moved_while_recording(napper: Path) -> None:
 
 
 @pytest.mark.beside
-def test_where_nothing_is_kept_draining_does_not_wait_for_programs(
-    napper: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_is_kept_draining_waits_for_no_program(napper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all waits are samples that is for nothing."""
     waited: list[str] = []
     with watched(napper, threshold_ns=0) as (one, program, _):

@@ -88,18 +88,14 @@ def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 @both_forms
 @forms("default", "everything", "sampled")
-def test_programs_stay_far_from_the_verifiers_limit(
-    asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verifiers_limit_is_far(asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = ENOUGH if kernel_facts.has_may_goto() else ENOUGH_BEFORE_MAY_GOTO
     seen = load_all(OffCpuConfig(in_switch=in_switch, **asked), monkeypatch)
     assert {name: one.instructions for name, one in seen.items() if one.instructions > limit} == {}
 
 
 @largest_forms
-def test_programs_without_may_goto_stay_far_from_the_verifiers_limit(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_may_goto_the_limit_is_far(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_facts, "has_may_goto", lambda: False)
     seen = load_all(OffCpuConfig(**asked), monkeypatch)
     assert max(one.instructions for one in seen.values()) <= ENOUGH_BEFORE_MAY_GOTO
@@ -115,9 +111,7 @@ def test_loops_have_the_instruction_from_linux_6_9_on(monkeypatch: pytest.Monkey
 
 
 @largest_forms
-def test_the_form_for_a_kprobe_is_taken_even_where_there_are_none(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_form_for_a_kprobe_is_taken_without_one(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels before 6.16 need it; all verifiers can check it, but only kernels with kprobes attach it."""
     monkeypatch.setattr(bpf_defines, "_ON_EXIT", {})
     monkeypatch.setattr(bpf_program, "Kprobe", Nowhere)

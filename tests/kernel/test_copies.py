@@ -81,9 +81,7 @@ def nearly_all(waits: Counter[str]) -> bool:
 
 
 @pytest.mark.alone
-def test_sums_tell_two_callers_apart_that_frame_pointers_do_not(
-    callers: Path, summed: tuple[Path, dict[str, int]], tmp_path: Path
-) -> None:
+def test_sums_tell_two_callers_apart(callers: Path, summed: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
     path, spent = summed
     waits, times = by_function(path)
     assert nearly_all(waits)

@@ -320,9 +320,7 @@ kill $!
     ],
     ids=["child", "grandchild", "naps"],
 )
-def test_what_takes_as_long_as_something_else_stands_apart(
-    tmp_path: Path, command: tuple[str, ...], first: str, apart: str
-) -> None:
+def test_what_takes_others_time_stands_apart(tmp_path: Path, command: tuple[str, ...], first: str, apart: str) -> None:
     perf_offcpu("record", "-q", "-e", "none", "--", *command, cwd=tmp_path)
     verdict = summarize(load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))).verdict
     assert verdict

@@ -46,9 +46,7 @@ def under(condition: str, directory: Path, options: str = "") -> subprocess.Comp
     ("prlimit --nofile=12:12 {record}", "too many open files (the limit is 12)", "with ulimit -n"),
     ("prlimit --nofile=20:20 {record}", "too many open files (the limit is 20)", "with ulimit -n"),
 ])  # fmt: skip
-def test_what_is_missing_is_named_with_the_smallest_change(
-    tmp_path: Path, condition: str, what: str, remedy: str
-) -> None:
+def test_what_is_missing_is_named_with_the_least_change(tmp_path: Path, condition: str, what: str, remedy: str) -> None:
     done = under(condition, tmp_path)
     assert done.returncode == 1
     assert what in done.stderr and remedy in done.stderr and done.stderr.count("\n") == 1

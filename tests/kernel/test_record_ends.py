@@ -174,9 +174,7 @@ def test_older_file_is_kept_and_the_new_one_is_private(tmp_path: Path) -> None:
     (["--off-cpu-thresh", "-1", "--", "true"], 129, "--off-cpu-thresh -1: not a length of time"),
     (["--duration", "0", "--", "true"], 129, "--duration 0: at least 1ns"),
 ])  # fmt: skip
-def test_what_cannot_be_is_one_sentence_and_no_file(
-    tmp_path: Path, arguments: list[str], status: int, sentence: str
-) -> None:
+def test_what_cannot_be_ends_in_a_sentence(tmp_path: Path, arguments: list[str], status: int, sentence: str) -> None:
     (tmp_path / "perf.data").write_bytes(b"older")
     done = program.run("record", *arguments, cwd=tmp_path, status=status)
     assert done.stdout == "" and done.stderr.startswith(f"perf-offcpu record: {sentence}")

@@ -96,9 +96,7 @@ def stuck() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.beside
 @pytest.mark.parametrize("short_waits", [ShortWaits.STACKS, pytest.param(ShortWaits.DROP, marks=pytest.mark.long)])
-def test_who_never_comes_back_is_there_with_stack_and_time(
-    stuck: subprocess.Popen[bytes], tmp_path: Path, short_waits: ShortWaits
-) -> None:
+def test_who_never_comes_back_is_there(stuck: subprocess.Popen[bytes], tmp_path: Path, short_waits: ShortWaits) -> None:
     """One that slept before the recording began, and one that goes to sleep in it; both sleep on."""
     options = ["-a", "-e", "none", "--short-waits", short_waits.value]
     command = "sleep 1000 >/dev/null 2>&1 & echo $!; sleep 0.3"

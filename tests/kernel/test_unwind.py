@@ -218,9 +218,7 @@ def agree(ours: Chain, theirs: Chain) -> bool:
 
 
 @pytest.mark.parametrize("name, argument", [("waits", "150"), ("busy", "0.1")])
-def test_chains_of_perfs_dwarf_recordings_are_what_perf_script_shows(
-    cpp: Path, tmp_path: Path, name: str, argument: str
-) -> None:
+def test_chains_of_perfs_dwarf_recordings_are_perf_scripts(cpp: Path, tmp_path: Path, name: str, argument: str) -> None:
     program = cpp if name == cpp.name else compiled(f"{name}.cpp", tmp_path, "-g")
     output = tmp_path / "dwarf.data"
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "9999", "--call-graph", "dwarf,16384"]
@@ -241,9 +239,7 @@ def test_frames_are_gdbs_at_random_stops(cpp: Path) -> None:
     assert {one.end for one in stops} == {End.ROOT}
 
 
-def test_waits_of_postgres_under_a_small_load_reach_the_root_and_name_their_objects(
-    database: Path, tmp_path: Path
-) -> None:
+def test_waits_of_postgres_under_small_load_reach_the_root_and_name_objects(database: Path, tmp_path: Path) -> None:
     # Starting and stopping, postgres writes files from buffers of 8 kB on its stack and waits for the disk.
     longer = ("--call-graph", "cfi,24576")
     record(tmp_path / "x.data", *AS_POSTGRES, database / "run", "load", database, options=longer)
@@ -293,9 +289,7 @@ def test_copies_of_stacks_are_packed_if_asked_for(cpp: Path, tmp_path: Path) -> 
     assert SECRET.search(archive.read_bytes())
 
 
-def test_the_build_id_cache_gets_the_files_that_unwinding_leads_to(
-    cpp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_build_id_cache_gets_files_of_unwinding(cpp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERF_BUILDID_DIR", str(tmp_path / "debug"))
     here, recorded = tmp_path / "waits", tmp_path / "x.data"
     shutil.copy(cpp, here)

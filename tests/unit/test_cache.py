@@ -151,9 +151,7 @@ def _race(arguments: tuple[str, int]) -> int:
 
 
 class TestSymbols:
-    def test_a_table_from_the_cache_is_the_same_until_the_file_is_rewritten(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_cached_table_is_the_same_until_a_rewrite(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = [Sym(f"f{row}" + "x" * (300 if row == 7 else 0), 0x1000 + 16 * row, 16) for row in range(50)]
         path, cache = tmp_path / "program", DiskCache(str(tmp_path / "cache"))
         path.write_bytes(ElfBuilder(rows, build_id=b"\x12" * 20).build())

@@ -215,9 +215,7 @@ def run_on(recording: Path, line: str, directory: Path) -> int:
     *("script", "script --header-only", "dump", "inject -o OUT", "convert --folded -o OUT"),
     *("convert --perfetto -o OUT", "convert --parquet OUT -i CUT -i SOUND"),
 ])  # fmt: skip
-def test_a_cut_recording_is_said_first_and_read_as_far_as_it_goes(
-    line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cut_recording_is_said_and_read_so_far(line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recording = tmp_path / "CUT"
     recording.write_bytes(zeroed(DEMO.read_bytes()))
     assert run_on(recording, line, tmp_path) == 2

@@ -25,9 +25,9 @@ FEATURES = {
         "test_short_and_unfinished.py::test_preempted_threads_are_waits_if_asked_for", "test_workload.py",
     ),
     "stacks of kernel and user": (
-        "test_bpf_program.py::test_stacks_reach_from_the_place_of_the_wait_to_the_root",
+        "test_bpf_program.py::test_stacks_reach_from_the_wait_to_the_root",
         "test_bpf_program.py::test_both_forms_show_the_same_frames",
-        "test_bpf_program.py::test_user_frames_are_those_of_the_kernels_own_walk",
+        "test_bpf_program.py::test_user_frames_are_those_the_kernel_walks",
         "test_bpf_program.py::test_kernel_stacks_can_be_left_out",
     ),
     "stacks without frame pointers": (
@@ -63,7 +63,7 @@ FEATURES = {
     ),
     "waits that began before, or do not end": (
         "test_short_and_unfinished.py::test_a_wait_from_before_is_flagged_when_it_ends",
-        "test_short_and_unfinished.py::test_who_never_comes_back_is_there_with_stack_and_time",
+        "test_short_and_unfinished.py::test_who_never_comes_back_is_there",
     ),
     "targets": (
         "test_bpf_targets.py::test_other_processes_are_left_alone",

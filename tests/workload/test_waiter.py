@@ -70,9 +70,7 @@ def test_no_sleep_is_shorter_than_asked_for(threads: dict[str, Thread]) -> None:
 @pytest.mark.parametrize(
     ("comm", "kind"), [("locker-a", "lock"), ("locker-b", "lock"), ("pipe-reader", "pipe"), ("cond-waiter", "condvar")]
 )
-def test_waits_for_another_thread_are_far_over_the_record_threshold(
-    threads: dict[str, Thread], comm: str, kind: str
-) -> None:
+def test_waits_for_another_thread_are_far_over_the_threshold(threads: dict[str, Thread], comm: str, kind: str) -> None:
     site = threads[comm].site(kind)
     assert site.total_ns / site.waits >= 4 * MS
 

@@ -169,9 +169,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("problem", [FULL, PerfOffcpuError("s3://a: no answer")])
-def test_failing_dataset_gets_the_segment_later(
-    place: Place, monkeypatch: pytest.MonkeyPatch, problem: Exception
-) -> None:
+def test_a_failing_dataset_gets_it_later(place: Place, monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
     attempts: list[float] = []
 
     def fail(_: Profile) -> None:

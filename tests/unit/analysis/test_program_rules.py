@@ -80,9 +80,7 @@ def judged(profile: Profile) -> tuple[str, bool]:
     (("f", kernel("ksys_write"), kernel("try_to_free_pages"), RECLAIM), "other", False),
     (("main", kernel("cgroup_procs_write"), kernel("percpu_rwsem_wait")), "lock", False),
 ], ids=lambda value: value[-3] if isinstance(value, tuple) else None)  # fmt: skip
-def test_functions_of_programs_say_what_a_wait_is_for(
-    path: tuple[str | Code, ...], wait_class: str, idle: bool
-) -> None:
+def test_functions_of_programs_name_the_wait(path: tuple[str | Code, ...], wait_class: str, idle: bool) -> None:
     assert judged(profile_of(*path)) == (wait_class, idle)
 
 

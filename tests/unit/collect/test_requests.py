@@ -50,9 +50,7 @@ def test_commands_are_carried_out_up_to_the_expected_one() -> None:
     ("period 0\n", Rotation(), 2 * MS, "--control: period 0: at least 1us"),
     ("period 7\n", Rotation(), 0, "waits are not sampled by length"),
 ])  # fmt: skip
-def test_impossible_requests_change_nothing(
-    commands: str, rotation: Rotation | None, period_ns: int, sentence: str
-) -> None:
+def test_bad_requests_change_nothing(commands: str, rotation: Rotation | None, period_ns: int, sentence: str) -> None:
     place = Place(commands, rotation, period_ns)
     assert not place.requests.obey("disable") and not place.requests.take_rotate()
     assert place.requests.period_ns == period_ns

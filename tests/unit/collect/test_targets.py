@@ -54,9 +54,7 @@ def test_kinds() -> None:
     ({"groups": ["no/such/group"]}, TargetError, "-G no/such/group: there is no such control group in /"),
     ({"groups": ["../../etc"]}, TargetError, r"-G \.\./\.\./etc: there is no such control group"),
 ])  # fmt: skip
-def test_impossible_targets_are_refused(
-    texts: dict[str, Any], kind: type[UsageError | TargetError], sentence: str
-) -> None:
+def test_bad_targets_are_refused(texts: dict[str, Any], kind: type[UsageError | TargetError], sentence: str) -> None:
     with pytest.raises(kind, match=f"^{sentence}"):
         choose_target(**texts)
 

@@ -44,9 +44,7 @@ def test_views_of_time_have_a_track_of_it(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recording", [DEMO, SCHED])
 @pytest.mark.parametrize("selection", [(), ("--time", "20%-70%"), ("--class", "lock,sleep"), ("--idle", "hide")])
-def test_held_time_is_that_of_the_waits(
-    recording: str, selection: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_held_time_is_the_waits(recording: str, selection: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     given = ("-f", "-i", recording, *selection)
     whole = given if "--idle" in given else (*given, "--idle", "hide")  # idle threads are no bottlenecks
     graph_options = ("--callgraph", "json", "--cascade", "--min-share", "0", "-o", "-")

@@ -115,9 +115,7 @@ def test_report_sums_up(runs: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert {one["pid"] // 10_000_000 for one in document["threads"] if one["pid"] > 0} == {0, 1}
 
 
-def test_output_is_named_after_the_first_input_and_replaces_none(
-    runs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_is_named_after_an_input_and_replaces_none(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--folded", *runs]) == 0 and Path("run1.data.folded").stat().st_size
     assert "same file" in refused(capsys, "convert", "--folded", *runs, "-o", "run2.data")
 

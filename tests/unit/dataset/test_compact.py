@@ -160,9 +160,7 @@ def test_a_compaction_that_is_killed_loses_and_doubles_nothing(dataset: Dataset,
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_writer_that_is_killed_leaves_no_sample_without_its_stack(
-    seed: int, tmp_path: Path, dying: list[int]
-) -> None:
+def test_a_killed_writer_leaves_no_sample_without_stack(seed: int, tmp_path: Path, dying: list[int]) -> None:
     made = open_dataset(str(tmp_path), make=True)
     write(made, 1, "web1")
     dying[0] = random.Random(seed).randrange(1, 7)

@@ -94,9 +94,7 @@ def test_each_time_between_pauses_is_a_row_of_hosts(profile: Profile, dataset: D
     assert len(dataset.files("hosts")) == 2
 
 
-def test_package_that_is_missing_is_told_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_told_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"datasets need the package pyarrow: pip install 'perf-offcpu\[fleet\]'"):
         open_dataset(str(tmp_path / "set"), make=True)

@@ -176,9 +176,7 @@ def test_every_column_of_a_query_is_there(dataset: Path, capsys: pytest.CaptureF
     assert re.search(r"^# a +a_1$", text, re.M) and re.search(r"^  1 +2$", text, re.M)
 
 
-def test_names_that_the_encoding_of_the_output_lacks_are_escaped(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_the_encoding_of_output_lacks_are_escaped(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", out)
     assert main(["fleet", "sql", str(dataset), "SELECT 'ö' || chr(8364) AS name"]) == 0
@@ -252,9 +250,7 @@ def test_one_sentence(dataset: Path, words: str, sentence: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("words", [["report"], ["sql", "SELECT 1"], ["report", "--until", "2100-01-01"]])
-def test_a_segment_of_another_version_among_others(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_segment_of_another_version(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Some hosts have a newer agent."""
     builder = DatasetBuilder().host("web1").wait("web1", 1)
     dataset = builder.write(tmp_path / "dataset")
@@ -330,9 +326,7 @@ def test_a_damaged_file_and_one_of_another_version(tmp_path: Path, capsys: pytes
         next(tmp_path.rglob("*.parquet")).write_bytes(b"PAR1" + bytes(100))
 
 
-def test_the_first_screen_ranks_causes_by_the_time_of_all_threads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_screen_ranks_causes_by_all_threads_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """60 s on CPUs, 30 s for one, 100 s blocked: 10 s for disks, the others for a lock, which `db` releases."""
     second, builder = 10**9, DatasetBuilder().host("web1").host("web2")
     for host, locked_s in (("web1", 60), ("web2", 40)):

@@ -273,9 +273,7 @@ def content(bits: int = 64, order: str = "<") -> bytes:
 
 
 @pytest.mark.parametrize(("bits", "order"), [(64, "<"), (64, ">"), (32, "<"), (32, ">")])
-def test_the_second_time_the_file_is_not_parsed(
-    bits: int, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_parsed_once(bits: int, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, cache = tmp_path / "program", DiskCache(str(tmp_path / "cache"))
     path.write_bytes(content(bits, order))
     with open_elf(str(path), cache) as first:

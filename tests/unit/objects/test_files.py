@@ -227,9 +227,7 @@ def test_a_debuglink_cannot_leave_its_directory(tmp_path: Path, name: str) -> No
     assert list(debug_by_link(str(tmp_path / "program"), name, Search())) == []
 
 
-def test_debug_files_with_the_objects_own_path_need_its_build_id(
-    built: Built, without_id: Built, tmp_path: Path
-) -> None:
+def test_debug_files_at_the_objects_path_need_its_build_id(built: Built, without_id: Built, tmp_path: Path) -> None:
     search = Search(debug_roots=(str(tmp_path / "root"),))
     for name, one, is_found in (("with", built, True), ("without", without_id, False)):
         put(one.stripped, f"{tmp_path}/{name}/program")

@@ -89,9 +89,7 @@ class TestAliases:
         ((0x100, 8, "__with_underscores"), (0x100, 8, "_fewer")), ((0x100, 8, "short"), (0x100, 8, "longer")),
         ((0x100, 8, "_underscore"), (0x100, 8, "_ZN3fooEv")), ((0x100, 8, "_underscore"), (0x100, 8, "_RNvC1a1b")),
     ])  # fmt: skip
-    def test_the_better_one_wins_in_either_order(
-        self, loser: tuple[int, int, str], winner: tuple[int, int, str]
-    ) -> None:
+    def test_the_better_one_wins_in_any_order(self, loser: tuple[int, int, str], winner: tuple[int, int, str]) -> None:
         assert names_at(table(loser, winner), 0x100) == [winner[2]]
         assert names_at(table(winner, loser), 0x100) == [winner[2]]
 
@@ -101,9 +99,7 @@ class TestAliases:
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40))
-def test_an_address_gets_the_name_of_the_last_symbol_to_start_or_of_another_that_covers_it(
-    ranges: list[tuple[int, int]],
-) -> None:
+def test_an_address_gets_the_name_of_the_last_symbol_to_start_or_another_there(ranges: list[tuple[int, int]]) -> None:
     unique = {start: (start, size, f"s{start}") for start, size in ranges}
     for address, name in enumerate(names_at(table(*unique.values()), *range(100))):
         covering = {row[2] for row in unique.values() if row[0] <= address < row[0] + row[1]}

@@ -154,9 +154,7 @@ def test_what_a_server_may_want_later_stays(tmp_path: Path, status: int) -> None
     assert len(left) == 1 and metrics.value("push_lost_total") == 0
 
 
-def test_a_message_that_a_server_puts_off_for_too_long_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_is_put_off_for_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "LATEST_S", 0.0)
     with receiver(None, Reply(429)) as found:
         metrics, said, left = deliver(found, tmp_path)

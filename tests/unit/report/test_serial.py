@@ -69,9 +69,7 @@ def test_waits_that_one_thread_ends() -> None:
 
 @pytest.mark.parametrize("recording", ["demo.data", "perf-7.2/sched.data"])
 @pytest.mark.parametrize("options", [(), ("--time", "20%-60%")])
-def test_recordings_sum_to_wall_time(
-    recording: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_they_sum_to_wall_time(recording: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, "report", "-f", "-i", str(DATA / recording), "--serial", "--json", *options))
     levels = found["threads_running"]
     assert sum(levels) == found["total"] == found["end_ns"] - found["begin_ns"] > 0

@@ -201,9 +201,7 @@ def test_the_defaults_are_perfs() -> None:
     (["+state,-cpu", "+period"], {*DEFAULT_FIELDS, "state"} - {"cpu"}, {"state", "period"}),
     (["+cpu,-cpu,-sym,+sym"], {*DEFAULT_FIELDS} - {"cpu"}, {"sym"}),
 ])  # fmt: skip
-def test_a_list_replaces_the_defaults_and_changes_keep_the_rest(
-    texts: list[str], shown: set[str], asked: set[str]
-) -> None:
+def test_a_list_replaces_defaults_and_changes_keep_the_rest(texts: list[str], shown: set[str], asked: set[str]) -> None:
     choice = choose_fields(texts)
     assert choice.shown == shown and choice.asked == asked
 

@@ -140,9 +140,7 @@ def test_a_name_that_takes_too_long_is_not_worked_on_any_more(monkeypatch: pytes
     assert set(threading.enumerate()) <= threads
 
 
-def test_the_names_around_one_that_the_library_dies_of_are_demangled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_around_one_that_kills_the_library_are_demangled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library whose every name of `abort` is deadly stands for the next bug in the real one."""
     package = tmp_path / "multi_demangle"
     package.mkdir()

@@ -121,9 +121,7 @@ def test_other_builds_name_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "noun"), [("pthread_mutex_lock", "lock"), ("__new_sem_wait_slow64.constprop.0", "semaphore")]
 )
-def test_the_function_below_the_lock_function_names_a_lock_on_the_heap(
-    function: str, noun: str, tmp_path: Path
-) -> None:
+def test_the_caller_of_the_lock_function_names_a_lock_on_the_heap(function: str, noun: str, tmp_path: Path) -> None:
     """The stack ends in a lock function, here one of this name in the program itself."""
     source = tmp_path / "x.c"
     source.write_text(

@@ -203,9 +203,7 @@ def assert_same(one: CfiTable, other: CfiTable) -> None:
     *((name, "", Machine.X86_64) for name in ("[heap]", "//anon", "/nowhere/at/all", "/dev/null")),
     ("/tmp/../etc/passwd", "", Machine.X86_64),
 ])  # fmt: skip
-def test_what_is_no_file_of_the_recorded_build_and_machine_has_no_rules(
-    name: str, build_id: str, machine: Machine
-) -> None:
+def test_what_is_no_file_of_that_build_and_machine_has_no_rules(name: str, build_id: str, machine: Machine) -> None:
     assert FrameTables(recording_of(name, build_id), machine, Search()).of_dso(0) is None
 
 

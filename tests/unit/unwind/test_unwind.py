@@ -144,9 +144,7 @@ NO_RA = section((BARE, 0x40, b""), common=cie(bytes([Cfa.DEF_CFA, RSP, 8])))
     # rules that leave the return address out end the stack
     ([CODE + BARE + 4] * 50, 0, [CODE + BARE], CUT | SampleFlag.NO_CFI),
 ])  # fmt: skip
-def test_where_stacks_end(
-    stack: list[int], fp: int, user: list[int], flags: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacks_end(stack: list[int], fp: int, user: list[int], flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
     content = NO_RA if user[0] == CODE + BARE else None
     result, chains = unwound(monkeypatch, recording_of([stack], user[:1], fps=[fp]), content)
     assert chains == [[KERNEL, 2**64 - 5000, USER, *user]]

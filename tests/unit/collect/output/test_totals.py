@@ -115,9 +115,7 @@ def test_the_end_of_a_file_empties_rings_until_programs_have_ended(monkeypatch: 
     (File(pieces=0), [(BUDGETS, 3), (SUMS, BATCH), (SUMS, 2)]),
     (File(pieces=1, records=100), [(SUMS, BATCH - 100), (SUMS, 2)]), (File(pieces=2, records=1), [(SUMS, 1)]),
 ], ids=["nothing", "a part of a piece", "all but one"])  # fmt: skip
-def test_what_a_full_file_refuses_is_left(
-    monkeypatch: pytest.MonkeyPatch, file: Any, left: list[tuple[Any, int]]
-) -> None:
+def test_what_is_refused_is_left(monkeypatch: pytest.MonkeyPatch, file: Any, left: list[tuple[Any, int]]) -> None:
     kernel, totals, _ = begin(monkeypatch)
     totals.start()
     kernel.future.set_result(drained(sums=BATCH + 2, budgets=3))

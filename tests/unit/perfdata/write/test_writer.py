@@ -232,9 +232,7 @@ def test_without_commit_nothing_has_happened(perf_data: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("texts", "keep_old", "old"), [
     ((b"one", b"two", b"three"), True, [b"two"]), ((b"", b"one"), True, []), ((b"one", b"two"), False, []),
 ])  # fmt: skip
-def test_an_older_file_with_content_is_kept_once_if_wanted(
-    texts: tuple[bytes, ...], keep_old: bool, old: list[bytes], tmp_path: Path
-) -> None:
+def test_an_older_file_is_kept(texts: tuple[bytes, ...], keep_old: bool, old: list[bytes], tmp_path: Path) -> None:
     for text in texts:
         write(tmp_path / "perf.data", text, keep_old)
     assert (tmp_path / "perf.data").read_bytes() == texts[-1]

@@ -122,9 +122,7 @@ class TestModules:
     @pytest.mark.parametrize(("suffix", "pack"), [
         ("", bytes), (".xz", lzma.compress), (".gz", gzip.compress), (".zst", zstandard.ZstdCompressor().compress),
     ])  # fmt: skip
-    def test_frames_are_named_by_the_modules_file(
-        self, tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
-    ) -> None:
+    def test_frames_are_named_by_the_module(self, tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
         path = f"/lib/modules/x/mod-a.ko{suffix}"
         (tmp_path / "lib/modules/x").mkdir(parents=True)
         Path(f"{tmp_path}{path}").write_bytes(pack(self.module()))

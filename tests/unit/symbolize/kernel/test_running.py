@@ -87,9 +87,7 @@ def test_without_cache_or_state_nothing_is_kept(kernel: Kernel, cache: DiskCache
     assert not os.path.exists(cache.directory)
 
 
-def test_a_module_loaded_meanwhile_prevents_keeping(
-    kernel: Kernel, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_module_prevents_keeping(kernel: Kernel, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     states: Iterator[tuple[str]] = iter([("before",), ("after",), ("after",), ("after",)])
     monkeypatch.setattr(files, "_state", lambda: next(states))
     running_kallsyms(cache)

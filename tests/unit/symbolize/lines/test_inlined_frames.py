@@ -83,9 +83,7 @@ def test_what_prevents_lines_is_counted(tmp_path: Path) -> None:
     assert profile.losses[cause] == 1
 
 
-def test_objects_after_the_time_for_all_are_counted(
-    program: Path, marks: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_objects_are_counted(program: Path, marks: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perf_offcpu.symbolize.lines.names.TOTAL_SECONDS", 0)
     profile = symbolize(recording(program, [[marks["mark_outer"]]]), SymbolizeOptions(inline=True))
     assert frames(profile) == [("outer", "", 0, 0)]
@@ -93,9 +91,7 @@ def test_objects_after_the_time_for_all_are_counted(
     assert "used up" in cause.text and profile.losses[cause] == 1
 
 
-def test_dwarf_shared_by_dwz_is_told_where_it_hides_names(
-    program: Path, marks: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dwarf_shared_by_dwz_is_told(program: Path, marks: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of inlined functions are in the other file: their frames are left out, lines are right."""
     names = Symcache.function_name
     hidden = {"_ZL6middlev", "middle"}

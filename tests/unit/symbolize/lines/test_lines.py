@@ -141,9 +141,7 @@ class TestDebugFiles:
 
 
 class TestWorker:
-    def test_without_the_package_the_reason_is_told(
-        self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_missing_package_is_told(self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "symbolic.py").write_text("raise ImportError")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(NoLines, match=re.escape(losses.NO_LINE_READER.text)):
@@ -184,9 +182,7 @@ def kept_lines(cache: DiskCache) -> str:
 
 
 class TestCache:
-    def test_the_second_time_nothing_is_read_again(
-        self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nothing_is_read_twice(self, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cache = DiskCache(str(tmp_path / "cache"))
         first = chains(loaded(program, cache=cache), marks_of(program))
         assert kept_lines(cache).startswith(elf_build_id(str(program)).hex())
