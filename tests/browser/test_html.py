@@ -113,9 +113,7 @@ def check_sums(sums: dict[str, Any], profile: Profile, selection: Selection) -> 
     for key in ("class", "waker", "syscall", "state"):
         rows = sums["keys"][key]
         found = reported(profile, selection, key)
-        expected = {
-            row["values"][0]: (row["weight"], row["count"], row["runq"] or 0) for row in found["groups"]["rows"]
-        }
+        expected = {r["values"][0]: (r["weight"], r["count"], r["runq"] or 0) for r in found["groups"]["rows"]}
         assert {label: (int(w), c, int(r)) for label, w, c, r in rows} == expected, key
     total = found["subject"]
     assert [int(sums["total"][0]), sums["total"][1]] == [total["weight"], total["count"]]

@@ -89,10 +89,7 @@ def _unwound(threads: list[list[Any]], maps: bytes) -> list[Stop]:
     unwinder = Unwinder(_recording(maps), Search())
     rows = np.arange(len(threads))
     found = unwinder.unwind(snapshots, rows, np.zeros(len(threads), np.int32))
-    return [
-        Stop(row[2], found.chains.row(number).tolist(), End(int(found.ends[number])))
-        for number, row in enumerate(threads)
-    ]
+    return [Stop(row[2], found.chains.row(n).tolist(), End(int(found.ends[n]))) for n, row in enumerate(threads)]
 
 
 def _recording(maps: bytes) -> Recording:

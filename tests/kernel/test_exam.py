@@ -277,9 +277,7 @@ def judge(profile: Profile, waits: Waits, comm: str, label: str) -> Judged:
     """Judge most of the time of the waits of some length, naps left out where they are not meant."""
     verdict = summarize(select_samples(profile, Selection(comms=(comm,)))).verdict
     if label in ("runqueue", "fault"):  # many short waits, or none
-        first = (
-            next((one for one in verdict.causes if label in ("runqueue", one.wait_class)), None) if verdict else None
-        )
+        first = next((c for c in verdict.causes if label in ("runqueue", c.wait_class)), None) if verdict else None
         thing = first.places[0].object if first and first.places else ""
         return Judged(first.wait_class if first else "", "first", "", thing, "")
     samples = profile.samples

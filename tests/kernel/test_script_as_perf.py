@@ -116,9 +116,7 @@ def plt_functions(dso: str) -> frozenset[str]:
     sections = ("-j", ".plt", "-j", ".plt.sec", "-j", ".plt.got")
     names = set(re.findall(r"<(\S+)@plt>:", output("objdump", "-d", *sections, dso)))
     ifuncs = {int(name.removeprefix("*ABS*+"), 16) for name in names if name.startswith("*ABS*+")}
-    symbols = re.findall(
-        r"^ *\d+: (\w+) +\d+ IFUNC .* (\S+)$", output("readelf", "-W", "--dyn-syms", dso), re.MULTILINE
-    )
+    symbols = re.findall(r"^ *\d+: (\w+) +\d+ IFUNC .* (\S+)$", output("readelf", "-W", "--dyn-syms", dso), re.M)
     names |= {name.partition("@")[0] for value, name in symbols if int(value, 16) in ifuncs}
     return frozenset(names)
 

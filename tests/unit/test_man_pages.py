@@ -50,9 +50,7 @@ def test_the_page_of_the_command_lists_all_verbs() -> None:
     text = page("perf-offcpu")
     verbs = dict(re.findall(r"^([a-z]+):: (.*)$", text[text.index("VERBS\n") : text.index("EXIT STATUS")], re.M))
     subparsers: Any = make_parsers(VERBS)[0]._subparsers
-    assert verbs == {
-        action.dest: action.help for group in subparsers._group_actions for action in group._choices_actions
-    }
+    assert verbs == {one.dest: one.help for group in subparsers._group_actions for one in group._choices_actions}
 
 
 def test_fields_of_script() -> None:

@@ -47,9 +47,7 @@ RawSample: 1 raw_profile bytes
 """proto/parca/profilestore/v1alpha1 of https://github.com/parca-dev/parca (3b5647c, 2026-07)."""
 
 _Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    name: getattr(_Field, f"TYPE_{name.upper()}") for name in ("string", "bytes", "bool", "int64", "uint64", "double")
-}
+_SCALARS = {name: getattr(_Field, f"TYPE_{name.upper()}") for name in "string bytes bool int64 uint64 double".split()}
 
 
 def classes(package: str, table: str) -> dict[str, type[Message]]:

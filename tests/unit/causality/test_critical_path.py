@@ -42,10 +42,7 @@ def follow(profile: Profile, tid: int = 1, window: tuple[int, int] | None = None
 def segments(path: CriticalPath) -> list[tuple[int, str, int, int]]:
     """(tid, doing, begin, end) of each segment."""
     columns = (path.track.tolist(), path.doing.tolist(), path.begin_ns.tolist(), path.end_ns.tolist())
-    return [
-        (path.tracks[track].tid, Doing(doing).name, begin, end)
-        for track, doing, begin, end in zip(*columns, strict=True)
-    ]
+    return [(path.tracks[track].tid, Doing(doing).name, *span) for track, doing, *span in zip(*columns, strict=True)]
 
 
 @pytest.fixture

@@ -71,9 +71,7 @@ def test_a_circle_that_a_timer_ended_is_told(is_timed: bool) -> None:
         {"tid": 11, "holder_tid": 12, "switch_out_ns": 0, "wakeup_ns": end, "time_ns": end + 9, "flags": timer},
         {"tid": 12, "holder_tid": 11, "switch_out_ns": 0, "wakeup_ns": end + 5, "time_ns": end + 14},
     )
-    assert [sentence[:47] for sentence in found_in(profile)] == (
-        ["A circle of timed waits, which ended after 3.0 "] * is_timed
-    )
+    assert [one[:47] for one in found_in(profile)] == (["A circle of timed waits, which ended after 3.0 "] * is_timed)
 
 
 def test_a_lock_taken_twice() -> None:

@@ -86,10 +86,7 @@ def samples(parsed: Table, thread: Table) -> list[tuple[int, str, int]]:
 def markers(parsed: Table, thread: Table) -> list[tuple[str, int, int, Table]]:
     """(name, begin, end, details as text)."""
     table, strings = thread["markers"], parsed["shared"]["stringArray"]
-    schema = {
-        kind["name"]: {field["key"]: field["format"] for field in kind["fields"]}
-        for kind in parsed["meta"]["markerSchema"]
-    }
+    schema = {one["name"]: {f["key"]: f["format"] for f in one["fields"]} for one in parsed["meta"]["markerSchema"]}
 
     def text(kind: str, key: str, value: Any) -> Any:
         if key == "cause":

@@ -40,10 +40,7 @@ def scan(pieces: list[bytes], order: Any = "<") -> tuple[list[tuple[int, bytes, 
     counters = Losses()
     scanner = Scanner(order, counters, 1000)
     rows = ((chunk, row) for piece in pieces for chunk in scanner.feed(piece) for row in range(len(chunk)))
-    found = [
-        (int(chunk.types[row]), bytes(chunk.record(row))[8:], chunk.file_offset + int(chunk.starts[row]))
-        for chunk, row in rows
-    ]
+    found = [(int(c.types[row]), bytes(c.record(row))[8:], c.file_offset + int(c.starts[row])) for c, row in rows]
     scanner.finish()
     return found, counters
 

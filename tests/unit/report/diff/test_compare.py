@@ -54,9 +54,7 @@ def compared(
     old: Profile, new: Profile, per: Per | None = None, limit: int | None = 10, keys: tuple[str, ...] = ("class",)
 ) -> Comparison:
     per = per or Per("second")
-    sides = [
-        side_of(profile, (), per, units, (), whole=True) for profile, units in zip((old, new), per.units, strict=True)
-    ]
+    sides = [side_of(one, (), per, units, (), whole=True) for one, units in zip((old, new), per.units, strict=True)]
     return compare(sides[0], sides[1], per, keys=keys, limits=(limit, limit))
 
 
