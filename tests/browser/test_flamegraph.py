@@ -219,12 +219,9 @@ def test_totals_beyond_doubles_are_exact(browser: Browser, show: Show) -> None:
     assert "(10,800,000,000,000,001 ns)" in text(browser, "summary")
 
 
-def test_events_that_count_no_time(browser: Browser, show: Show) -> None:
+def test_events_that_count_no_time_and_nothing_to_draw(browser: Browser, show: Show) -> None:
     show(ProfileBuilder(events={"cycles": ""}).sample("a", ["f"], 1_234_567, event="cycles").build())
     assert text(browser, "summary") == "1,234,567 events running in 1 sample"
-
-
-def test_nothing_to_draw(browser: Browser, show: Show) -> None:
     show(ProfileBuilder().build())
     assert text(browser, "summary") == "no samples" and list(boxes(browser)) == ["all"]
 

@@ -191,14 +191,11 @@ def test_records_split_over_pieces_of_one_stream(kind: RecordType) -> None:
         assert times(*(compressed(part, kind) for part in parts)) == ([1, 2], {})
 
 
-def test_what_is_no_zstd_costs_its_own_record_only() -> None:
+def test_what_is_no_zstd_or_says_more_than_it_has_costs_its_own_record() -> None:
     stream = zstandard.ZstdCompressor().compress
     bad = compressed(b"\x28\xb5\x2f\xfd" + b"\xff" * 60, RecordType.COMPRESSED)
     good = [compressed(stream(sample_at(at)), RecordType.COMPRESSED) for at in (1, 2)]
     assert times(good[0], bad, good[1]) == ([1, 2], {losses.BAD_COMPRESSED: 1})
-
-
-def test_a_record_that_says_more_than_it_has() -> None:
     data = zstandard.ZstdCompressor().compress(sample_at(1))
     record = bytearray(compressed(data, RecordType.COMPRESSED2))
     record[8:16] = (2**63).to_bytes(8, "little")

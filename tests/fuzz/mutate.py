@@ -35,7 +35,6 @@ def damaged(number: int) -> tuple[str, bytes]:
 
 
 def check(number: int) -> tuple[str, float]:
-    """Return the name of the recording and the longest time of a step, s."""
     name, data = damaged(number)
     return name, survive(data, rewriting=number % 16 == 0, showing=number % 32 == 1)
 

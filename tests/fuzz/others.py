@@ -157,7 +157,6 @@ KINDS: dict[str, tuple[Callable[[int], bytes], Callable[[bytes], object]]] = {
 
 
 def check(number: int, *, kind: str) -> tuple[str, float]:
-    """Return the kind and the time that its reader took, s."""
     make, read = KINDS[kind]
     data = make(number)
 

@@ -19,7 +19,6 @@ Check = Callable[[int], tuple[str, float]]
 
 
 def parser(doc: str, count: int) -> argparse.ArgumentParser:
-    """Return a parser with the options of `run`."""
     made = argparse.ArgumentParser(description=doc.partition("\n")[0])
     made.add_argument("--count", type=int, default=count)
     made.add_argument("--seed", type=int, default=0)

@@ -41,7 +41,6 @@ def look(table: SymbolTable) -> None:
 
 
 def read_elf(data: bytes) -> None:
-    """An executable or shared object, its links and its segments."""
     image = ElfImage(Source("fuzz", data))
     debug_link(image)
     for name in (b".debug_str", b".note.gnu.build-id"):
@@ -75,7 +74,6 @@ def read_cache(data: bytes) -> None:
 
 
 def read_symcache(data: bytes) -> None:
-    """A table of source lines."""
     table = Symcache(memoryview(data), "fuzz")
     calls = table.lookup(ADDRESSES)
     for index in calls.function.tolist()[:8]:
@@ -97,7 +95,6 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """Sound inputs of each kind."""
     symbols = [Sym(f"f{row}", 0x1000 + 16 * row, 16) for row in range(8)]
     made = [
         ElfBuilder(symbols, dynamic=symbols, bits=bits, order=order, build_id=b"\x12" * 20).build()

@@ -75,7 +75,6 @@ def prepare(number: int, place: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def check(number: int) -> tuple[str, float]:
-    """Return the name of the input and the longest time of a command, s."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         name, commands = prepare(number, place)
@@ -94,7 +93,6 @@ def show(command: str) -> None:
 
 
 def data_of(number: int) -> bytes:
-    """Return the damaged file of a number."""
     with tempfile.TemporaryDirectory() as directory:
         prepare(number, Path(directory))
         files = (path for path in Path(directory).rglob("*") if path.is_file())

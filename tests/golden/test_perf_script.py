@@ -55,7 +55,6 @@ def by_time(samples: list[Printed]) -> list[Printed]:
 
 @pytest.fixture(scope="module")
 def symfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the known part of the recorded machine's file system."""
     root = tmp_path_factory.mktemp("symfs")
     (root / "root").mkdir()
     (root / "root" / "blocker").symlink_to(DATA / "blocker")

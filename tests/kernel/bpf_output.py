@@ -91,8 +91,6 @@ class CpuClock(Rings):
 
 @dataclass(frozen=True)
 class Wait:
-    """One raw sample of the BPF program."""
-
     header_tid: int
     time_ns: int
     pid: int

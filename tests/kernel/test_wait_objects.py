@@ -163,11 +163,8 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return record(tmp_path_factory.mktemp("sparse"), "--no-object-names").recording
 
 
-def test_without_lock_owners_nobody_is_said_to_hold_a_lock(sparse: Recording) -> None:
+def test_holders_and_names_are_left_out_on_request(sparse: Recording) -> None:
     assert (sparse.samples.holder_tid == -1).all() and (sparse.samples.object_id != 0).any()
-
-
-def test_names_are_left_out_on_request(sparse: Recording) -> None:
     objects = sparse.objects
     assert len(objects) and not (objects.name.any() or objects.place.any() or objects.peer_comm.any())
 

@@ -77,7 +77,6 @@ def touches(name: str) -> bool:
 
 
 def is_use(node: ast.Call) -> bool:
-    """Return whether a call touches files: a function of a module, or a method as pathlib has."""
     name = dotted(node.func)
     if touches(name):
         return True
@@ -112,7 +111,6 @@ def is_known(node: ast.Call, constants: dict[str, str]) -> bool:
 
 
 def constants_of_kernel(tree: ast.Module) -> dict[str, str]:
-    """Return the constants of a module that are paths of /proc or /sys."""
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:

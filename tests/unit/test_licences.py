@@ -28,7 +28,6 @@ def is_program(path: Path) -> bool:
 
 
 def licence_of(path: Path) -> str:
-    """Return the licence that a file names in its first lines; "" if it names none."""
     head = b"\n".join(path.read_bytes().splitlines()[:4]).decode()
     match = re.search(r"SPDX-License-Identifier: ([\w. -]+?)(?: \*/| -->|$)", head, re.MULTILINE)
     return match[1] if match else ""

@@ -28,13 +28,11 @@ def page(name: str) -> str:
 
 
 def options_of(verb: str, *, shown: bool = False) -> set[str]:
-    """Return the options of a verb, or those in its help."""
     actions = [one for one in actions_of(make_parsers((verb,))[1][verb]) if not shown or one.help != argparse.SUPPRESS]
     return {option for one in actions for option in one.option_strings} - {"-h", "--help"}
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the options of a verb and those of its own verbs."""
     groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     own = [action for group in groups for verb in group.choices.values() for action in actions_of(verb)]
     return [*parser._actions, *own]
@@ -53,19 +51,13 @@ def test_the_page_of_the_command_lists_all_verbs() -> None:
     assert verbs == {one.dest: one.help for group in subparsers._group_actions for one in group._choices_actions}
 
 
-def test_fields_of_script() -> None:
+def test_fields_keys_and_classes() -> None:
     text = page("perf-offcpu-script")
     for name, meaning in [*PERF_FIELDS.items(), *OWN_FIELDS.items()]:
         assert f"\n{name}:: {meaning}\n" in text
-
-
-def test_keys_and_classes() -> None:
     text = " ".join(page("perf-offcpu-report").split())
     assert ", ".join(SORT_KEYS).replace("symbol,", "symbol (or sym),") in text
     assert all(label in text for label in BY_LABEL)
-
-
-def test_the_documents_keys() -> None:
     text = page("perf-offcpu-report")
     part = text[text.index("\nJSON\n") : text.index("\nEXAMPLES\n")]
     assert re.findall(r"^(\w+)::", part, re.M) == [*document(summarize(ProfileBuilder().build()))]

@@ -30,7 +30,6 @@ def split_words() -> tuple[list[str], list[str]]:
 
 
 def parser(prog: str, description: str, epilog: str, usage: str) -> argparse.ArgumentParser:
-    """Return a parser whose help keeps its lines."""
     form = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog, f"%(prog)s {usage}", description, epilog, formatter_class=form)
 

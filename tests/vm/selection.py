@@ -99,7 +99,6 @@ TESTS = tuple(f"tests/kernel/{name}" for names in FEATURES.values() for name in 
 
 
 def share() -> str:
-    """Return the number of test functions that are run, and of all."""
     per_file = {
         path.name: len(re.findall(r"^def test_", path.read_text(), re.MULTILINE))
         for path in KERNEL_TESTS.glob("test_*.py")
@@ -110,5 +109,4 @@ def share() -> str:
 
 
 def text() -> str:
-    """Return the table above as text."""
     return "\n".join(f"{feature}\n" + "".join(f"    {name}\n" for name in names) for feature, names in FEATURES.items())

@@ -59,7 +59,6 @@ NEWEST = 471  # rseq_slice_yield, Linux 7.2
 
 
 def definitions(header: str, pattern: str) -> list[tuple[str, str]]:
-    """Return what a header of the kernel defines."""
     command = ["gcc", "-E", "-dM", "-include", header, "-x", "c", "/dev/null"]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     return re.findall(pattern, text, re.M)

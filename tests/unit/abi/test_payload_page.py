@@ -58,7 +58,6 @@ def offset(layout: Layout, field: Field) -> str:
 
 
 def declaration(field: Field) -> str:
-    """Return the declaration of a field as in C."""
     kind = field.type
     name = f"{'s' if kind.signed else 'u'}{8 * kind.size}" if isinstance(kind, Int) else "char"
     return f"{name} {field.name}" + (f"[{field.count}]" if field.count else "")

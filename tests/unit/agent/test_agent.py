@@ -37,7 +37,6 @@ def run(tmp_path: Path, *more: str) -> int:
 
 
 def cause_between(agent: Agent, name: str, following: str) -> str:
-    """Return the cause of a gap between two files."""
     agent.ledger.deliver(name, ((1000, 2000),), 0)
     (missing,) = agent.ledger.missing(following, 3000, 0)
     return missing.cause
@@ -126,8 +125,6 @@ def test_a_recorder_that_ends_again_and_again_is_not_healthy(agent: Agent) -> No
 
 
 class NoRecorder:
-    """A recorder that ends at once."""
-
     run, pid, was_stopped, is_recording = 1, 0, True, False
 
     def __init__(self, *_: object) -> None:

@@ -35,7 +35,6 @@ def profile_of(*path: str | Code, state: int = S, comm: str = "a", syscall: int 
 
 
 def judged(profile: Profile) -> tuple[str, bool]:
-    """Return class and idleness of the only sample."""
     waits = classify(profile)
     (idle,) = of_idle_threads(profile, waits.for_work).tolist()
     return WaitClass(int(waits.wait_class[0])).label, idle

@@ -36,7 +36,6 @@ BLOCKER = "/root/blocker"
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """The recorded machine's files."""
     root = tmp_path / "machine"
     (root / "root").mkdir(parents=True)
     shutil.copy(PERF / "blocker", f"{root}{BLOCKER}")

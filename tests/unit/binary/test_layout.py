@@ -35,13 +35,10 @@ def test_counted_array_fills_in_its_count_and_must_not_contradict_it() -> None:
         COUNTED.pack({"nr": 2, "ips": [1]})
 
 
-def test_fields_follow_the_flags_of_the_shape() -> None:
+def test_fields_follow_the_flags_of_the_shape_and_where() -> None:
     layout = Layout("x", Field("ip", U64, if_=SampleType.IP), Field("pid", U32, if_=SampleType.TID))
     assert layout.unpack(bytes(4), shape=SampleType.TID) == {"pid": 0} and layout.size(SampleType.IP) == 8
     assert layout.size(SampleType.IP | SampleType.TID) == 12
-
-
-def test_where_drops_a_field_from_single_records() -> None:
     layout = Layout("x", Field("abi", U64), Field("reg", U64, where="abi"))
     assert layout.unpack(struct.pack("<Q", 0)) == {"abi": 0}
     assert layout.unpack(struct.pack("<QQ", 1, 5)) == {"abi": 1, "reg": 5}

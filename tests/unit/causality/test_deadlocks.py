@@ -74,13 +74,10 @@ def test_a_circle_that_a_timer_ended_is_told(is_timed: bool) -> None:
     assert [one[:47] for one in found_in(profile)] == (["A circle of timed waits, which ended after 3.0 "] * is_timed)
 
 
-def test_a_lock_taken_twice() -> None:
+def test_a_lock_taken_twice_and_two_circles() -> None:
     assert sentences(("t", 11, "a", 11, BLOCKED)) == [
         "Deadlock: t 11 waits in take_a for a in bank, which it holds itself."
     ]
-
-
-def test_two_circles_are_two() -> None:
     circle = [("t", tid, "a", 11 + (tid - 10) % 3, BLOCKED) for tid in (11, 12, 13)]
     other = [("u", 21, "b", 22, BLOCKED), ("u", 22, "c", 21, BLOCKED)]
     assert [one[:23] for one in sentences(*other, *circle)] == ["Deadlock of 3 threads: ", "Deadlock of 2 threads: "]

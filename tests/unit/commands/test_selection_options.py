@@ -58,12 +58,9 @@ def test_parts_of_the_time_add_up_and_impossible_ids_select_nothing(capsys: pyte
     assert report_total(capsys, "--tid", f"29439,{'9' * 30}") == report_total(capsys, "--tid", "29439") > 0
 
 
-def test_script_shows_waits_alone_where_waits_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_shows_chosen_waits_alone_and_convert_selects_states(capsys: pytest.CaptureFixture[str]) -> None:
     for options, events in ((["--class", "lock"], {"offcpu-time:"}), ([], {"offcpu-time:", "cpu-clock:"})):
         assert set(output(capsys, "script", "-F", "event", *DEMO, *options).split()) == events
-
-
-def test_convert_shows_or_selects_states(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sleep]" not in output(capsys, "convert", "--folded", "-o", "-", *DEMO, "--state", "D")
     assert "interruptible sleep]" in output(capsys, "convert", "--folded", "-o", "-", *DEMO, "--state")
 

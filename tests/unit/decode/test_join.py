@@ -44,7 +44,6 @@ def hosts(paths: Sequence[Path], **options: bool) -> list[Host]:
 
 
 def one(paths: Sequence[Path], **options: bool) -> Recording:
-    """The recording of the only host."""
     (host,) = hosts(paths, **options)
     return host.recording
 

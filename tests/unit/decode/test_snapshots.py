@@ -137,13 +137,10 @@ def snapshots(*rows: int) -> I32:
     return np.array(rows, np.int32)
 
 
-def test_samples_get_the_snapshot_of_their_caller_and_others_stay_as_they_are() -> None:
+def test_samples_get_the_first_snapshot_of_their_caller_and_others_stay_as_they_are() -> None:
     rows = with_callers(snapshots(7, -1, -1, 3, -1), callers(HIGHEST, HIGHEST, 0, 0, HIGHEST), CallerRows())
     assert rows.tolist() == [7, 7, -1, 3, 7] and rows.dtype == np.int32
     assert with_callers(snapshots(), callers(), CallerRows()).tolist() == []
-
-
-def test_callers_are_known_from_earlier_samples_and_the_first_one_counts() -> None:
     known = CallerRows()
     assert with_callers(snapshots(0, 1, 2), callers(5, 6, 5), known).tolist() == [0, 1, 2]
     assert with_callers(snapshots(-1, 3, -1), callers(5, 6, 6), known).tolist() == [0, 3, 1]

@@ -101,13 +101,11 @@ class TestHandMade:
         elf = read(ElfBuilder([Sym("thumb", 0x1001, 8)], machine=made.ARM, bits=32))
         assert elf.symbols.start.tolist() == [0x1000]
 
-    def test_dynsym_alone_is_used_and_both_tables_are_merged(self) -> None:
+    def test_tables_are_merged_and_mini_debug_info_is_unpacked(self) -> None:
         elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)]))
         assert names_at(elf.symbols, 0x1000) == ["exported"]
         elf = read(ElfBuilder([Sym("local", 0x1000, 8)], [Sym("exported", 0x1010, 8)]))
         assert names_at(elf.symbols, 0x1000, 0x1010) == ["local", "exported"]
-
-    def test_mini_debug_info_is_unpacked(self) -> None:
         inner = ElfBuilder([Sym("local", 0x1010, 8, bind=LOCAL)]).build()
         packed = Sec(".gnu_debugdata", data=lzma.compress(inner), flags=0)
         elf = read(ElfBuilder(dynamic=[Sym("exported", 0x1000, 8)], sections=[TEXT, packed]))

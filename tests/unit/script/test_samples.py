@@ -54,12 +54,9 @@ def test_a_wait_as_perf_prints_it() -> None:
     )
 
 
-def test_what_is_not_known_says_so() -> None:
+def test_what_is_not_known_says_so_and_times_are_cut_off_as_perfs_or_whole() -> None:
     profile = ProfileBuilder().sample("a", [Code("", "/lib/x"), Code("", "")], 1, time_ns=0, cpu=0).build()
     assert text(profile, "sym,dso").splitlines()[1:3] == ["\t[unknown] ([unknown])", "\t[unknown] (/lib/x)"]
-
-
-def test_times_are_cut_off_as_perfs_or_whole() -> None:
     profile = ProfileBuilder().sample("a", [], 5, time_ns=1_234_567_890_999).build()
     assert text(profile, "time") == " 1234.567890: \n"
     assert text(profile, "time", nanoseconds=True) == " 1234.567890999: \n"

@@ -44,7 +44,6 @@ def ask(address: tuple[str, int], go: int) -> None:
 
 
 def write(to: int, go: int) -> None:
-    """Write to a pipe or eventfd after each word."""
     while os.read(go, 1):
         time.sleep(PAUSE_S)
         os.write(to, (1).to_bytes(8, sys.byteorder))

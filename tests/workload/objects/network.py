@@ -42,7 +42,6 @@ def pass_all(sock: socket.socket) -> None:
 
 
 def serve(connection: socket.socket, scene: str) -> None:
-    """Answer requests until the client closes the connection."""
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         losses_s = itertools.cycle(LOSSES_S if scene in ("loss", "both") else (0,))

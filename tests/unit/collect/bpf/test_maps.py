@@ -50,12 +50,9 @@ def test_structures_are_laid_out_as_the_compiler_does() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_task_that_waits_has_room_for_the_registers_of_each_architecture() -> None:
+def test_the_header_has_room_for_the_registers_of_each_architecture_and_counts_from_zero() -> None:
     (words,) = read_header(HEADER).structs["last"]["regs"].shape
     assert words == max(row.words.number for row in MACHINES.values())
-
-
-def test_enumerators_count_from_zero() -> None:
     enums = read_header(HEADER).enums
     assert enums["counter"][0] == "samples" and enums["counter"][-1] == "counters"
     assert enums["target"] == ("target_active", "target_armed")

@@ -76,12 +76,9 @@ def test_functions_arrive_in_a_recording_leaf_first(tmp_path: Path) -> None:
     assert (python.tid.tolist(), python.switch_out_ns.tolist()) == ([8, 8], [5, 5]) and not recording.losses
 
 
-def test_of_too_many_functions_those_next_to_the_leaf_are_kept(tmp_path: Path) -> None:
+def test_functions_next_to_the_leaf_are_kept_and_damaged_payloads_counted(tmp_path: Path) -> None:
     frames = [(f"{number:0900}", "/a.py", 1, 1) for number in range(1000)]
     assert 40 < len(loaded(tmp_path, python_payload(TASK, frames)).python) < 60
-
-
-def test_damaged_payloads_are_counted(tmp_path: Path) -> None:
     payload = python_payload(TASK, [("start", "/a.py", 3, 1)])
     damaged = [payload[:20], payload.replace(b"\t", b" "), payload.replace(b"\t3", b"\t-3")]
     recording = loaded(tmp_path, *damaged)

@@ -209,11 +209,9 @@ def data(program: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 class TestSymcache:
-    def test_another_version_is_refused(self, data: bytes) -> None:
+    def test_another_version_and_every_cut_are_refused(self, data: bytes) -> None:
         with pytest.raises(FormatError, match="version 8 is not 9"):
             Symcache(memoryview(data[:4] + b"\x08" + data[5:]), "made")
-
-    def test_every_cut_is_refused(self, data: bytes) -> None:
         Symcache(memoryview(data), "made")
         for length in range(0, len(data), 7):
             with pytest.raises(FormatError):
