@@ -1,19 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties: single records and columns, reading and writing, agree on random layouts and samples."""
+"""Properties: single records and columns, reading and writing agree; every view and dataset takes random waits."""
 
+import json
+import uuid
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from builders.converted import converted
+from builders.dataset import rows_of
+from builders.profile import OFFCPU, Code, ProfileBuilder
+from builders.recording import BASE, S, comm, event, write
+from builders.wait_objects import COUNTERS, WAITS, described, thing, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perf_offcpu.abi.attr import BranchSampleType, ReadFormat, SampleType
 from perf_offcpu.abi.sample import SAMPLE, SampleShape
+from perf_offcpu.abi.wait_objects import TEXTS
 from perf_offcpu.binary.columnar import read_columns
 from perf_offcpu.binary.fields import BYTE, STRING, U8, U16, U32, U64, Field, Int
 from perf_offcpu.binary.gather import gather_bytes, gather_rows
 from perf_offcpu.binary.layout import Layout
+from perf_offcpu.dataset.compact import compact
+from perf_offcpu.dataset.content import content_of
+from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, open_dataset
+from perf_offcpu.dataset.rows import Host
+from perf_offcpu.dataset.segment import write_segment
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.perfdata.write.columns import pack_columns
+from perf_offcpu.report import lock_report
+from perf_offcpu.report.document import document
+from perf_offcpu.report.style import Style
+from perf_offcpu.report.summary import summarize
+from perf_offcpu.report.terminal import render
+from perf_offcpu.symbolize.symbolizer import symbolize
+from perf_offcpu.text import printable
 
 ORDERS = st.sampled_from(["<", ">"])
 INTS = st.sampled_from([U8, U16, U32, U64])
@@ -181,3 +207,146 @@ def test_written_columns_equal_packed_records(rows: list[Any], order: Any) -> No
 def _ragged(rows: list[list[int]], dtype: type) -> tuple[Any, Any]:
     offsets = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
     return offsets, np.array([item for row in rows for item in row], dtype)
+
+
+BEGIN = 497_000 * HOUR_NS
+NAMES = st.one_of(st.sampled_from(["a", "b", ""]), st.text(max_size=8), st.binary(max_size=8))
+CODES = st.builds(
+    Code, symbol=st.sampled_from(["", "f", "g", "\x1b[0m", "ü\u202e"]),
+    dso=st.sampled_from(["", "/lib/x", "[kernel.kallsyms]"]), address=st.integers(0, 2**64 - 1),
+    kernel=st.booleans(), line=st.integers(0, 3), inline_depth=st.integers(0, 2),
+)  # fmt: skip
+WEIGHTS = st.integers(0, 10**12)
+SAMPLES = st.fixed_dictionaries(
+    {
+        "comm": NAMES, "path": st.lists(CODES, max_size=5), "waker_path": st.lists(CODES, max_size=3),
+        "weight": WEIGHTS, "event": st.sampled_from([OFFCPU, "cpu-clock"]),
+        "time_ns": st.integers(-1, 3 * HOUR_NS), "tid": st.integers(-1, 5), "cpu": st.integers(-1, 3),
+        "runq_ns": st.integers(-1, 100), "count": st.integers(0, 10**9), "waker_tid": st.integers(-1, 3),
+        "flags": st.sampled_from([SampleFlag(0), SampleFlag.PREEMPTED, SampleFlag.AGGREGATED]),
+    }
+)  # fmt: skip
+
+
+def profile_of(samples: list[dict[str, Any]]) -> Profile:
+    meta = {"hostname": "h", "wall_clock_ns": BEGIN, "wall_clock_at_ns": 1, "begin_ns": 1}
+    builder = ProfileBuilder(meta=meta | {"end_ns": 3 * HOUR_NS}, build_ids={"/lib/x": "ab" * 20})
+    for sample in sorted(samples, key=lambda one: one["time_ns"]):
+        builder.sample(**sample)
+    return builder.build()
+
+
+def text(name: str | bytes) -> str:
+    return printable(name if isinstance(name, str) else name.decode("utf-8", "surrogateescape"))
+
+
+@settings(max_examples=12)
+@given(st.lists(st.lists(SAMPLES, max_size=12), min_size=1, max_size=3))
+def test_rows_are_the_samples(hosts: list[list[dict[str, Any]]]) -> None:
+    dataset = open_dataset(f"memory://{uuid.uuid4()}", make=True)
+    for number, samples in enumerate(hosts):
+        for _ in range(2):  # the second replaces the first
+            write_segment(dataset, profile_of(samples), Host(f"host{number}"))
+    expected = Counter(
+        (
+            f"host{number}", text(one["comm"]), one["event"], one["weight"], one["count"], one["tid"],
+            None if one["cpu"] < 0 else one["cpu"],
+            BEGIN - 1 + one["time_ns"] if one["time_ns"] >= 0 else BEGIN - 1 + 3 * HOUR_NS,
+            tuple(text(code.symbol) for code in reversed(one["path"])),
+            tuple(text(code.symbol) for code in reversed(one["waker_path"])),
+        )
+        for number, samples in enumerate(hosts)
+        for one in samples
+    )  # fmt: skip
+    assert found(dataset) == expected
+    assert not [done for _, done in compact(dataset, BEGIN + 9 * HOUR_NS) if isinstance(done, Exception)]
+    assert found(dataset) == expected
+
+
+def found(dataset: Dataset) -> Counter[tuple[Any, ...]]:
+    stacks = {row["stack_id"]: row["frame_ids"] for row in rows_of(dataset, "stacks")} | {0: []}
+    symbol = {row["frame_id"]: row["symbol"] for row in rows_of(dataset, "frames")}
+    found = Counter[tuple[Any, ...]]()
+    for row in rows_of(dataset, "samples"):
+        plain = [row[name] for name in "host_id comm event weight_ns count tid cpu time_ns".split()]
+        found[*plain, *(tuple(symbol[one] for one in stacks[row[id_]]) for id_ in ("stack_id", "waker_stack_id"))] += 1
+    return found
+
+
+@settings(max_examples=12)
+@given(st.lists(SAMPLES, min_size=1, max_size=10), st.randoms())
+def test_ids_do_not_depend_on_the_order_or_on_other_samples(samples: list[dict[str, Any]], rng: Any) -> None:
+    mixed = [one | {"time_ns": place} for place, one in enumerate(rng.sample(samples, len(samples)))]
+    whole, some = content_of(profile_of(samples)), content_of(profile_of(mixed))
+    assert np.array_equal(whole.stack_ids, some.stack_ids)
+    assert np.array_equal(whole.frames["frame_id"], some.frames["frame_id"])
+    one = content_of(profile_of(samples[:1]))
+    assert set(one.stack_ids.tolist()) <= set(whole.stack_ids.tolist())
+
+
+CLOCK = event("cpu-clock", (1,), BASE | S.CALLCHAIN)
+PIDS = st.sampled_from([0, 10, 20, 2**31 - 1, 2**32 - 1])
+TEXT = st.sampled_from(
+    ["", "/a", "heap", "stack", "read end", "unix", "tcp", "10.0.0.1:80", "10.0.0.7:40000",
+     "[::ffff:10.0.0.1]:80", "[eventpoll]", "+0x0", "/q+0x40", "a:b:c", "\x1b[31m", "x" * 300,
+     "[::ffff:", "/dev/zero (deleted)+0x1"]
+)  # fmt: skip
+NUMBER = st.sampled_from([0, 1, 5, 0x1000, 2**63, 2**64 - 1])
+
+
+@st.composite
+def objects(draw: st.DrawFn, id_: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: draw(TEXT) for name in TEXTS}
+    fields |= {name: draw(NUMBER) for name in ("inode", "address", "peer_inode")}
+    fields |= {"pid": draw(PIDS), "peer_pid": draw(PIDS), "device": draw(st.sampled_from([0, 1, 2**32 - 1]))}
+    fields["number"] = draw(st.sampled_from([-(2**31), -1, 0, 3, 2**31 - 1]))
+    kind = draw(st.sampled_from([*range(14), 99, 2**16 - 1]))
+    return thing(id_, 0, **fields) | {"kind": kind}  # type: ignore[arg-type]
+
+
+@st.composite
+def waits(draw: st.DrawFn) -> list[dict[str, Any]]:
+    return draw(
+        st.lists(
+            st.fixed_dictionaries(
+                {
+                    "object_id": st.integers(0, 5), "pid": st.sampled_from([10, 20]),
+                    "tid": st.sampled_from([10, 11, 20, 21]), "time": st.integers(1000, 2000),
+                    "ns": st.integers(0, 900), "kind": st.integers(1, 4),
+                    "syscall": st.sampled_from([0, 1, 7, 35, 45, 202, -1]),
+                    "asked_ns": st.sampled_from([0, 5, 2**63 - 1, 2**64 - 1]),
+                    "holder_tid": st.sampled_from([0, 10, 11, 21, 2**31, 2**32 - 1]),
+                    "waker_pid": st.sampled_from([0, 10, 20, 2**32 - 1]),
+                    "waker_tid": st.sampled_from([0, 10, 21, 2**32 - 1]),
+                    "object_lost": st.integers(0, 2**32 - 1),
+                }
+            ),
+            max_size=12,
+        )
+    )  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_every_view_takes_any_objects(data: st.DataObject) -> None:
+    table = [data.draw(objects(id_)) for id_ in range(1, data.draw(st.integers(1, 5)))]
+    some = data.draw(waits())
+    names = [comm(CLOCK, 10, 10, "a"), comm(CLOCK, 10, 11, "b"), comm(CLOCK, 20, 20, "c")]
+    records = [*names, described(*table), *(wait(**one) for one in sorted(some, key=lambda one: one["time"]))]
+    with TemporaryDirectory() as directory:
+        recording = load_recording(write(Path(directory) / "x.data", [CLOCK, WAITS, COUNTERS], records))
+    profile = symbolize(recording)
+    profile.check()
+    summary = summarize(profile)
+    total = sum(row.total.weight for row in summary.objects.rows) + summary.objects.without
+    assert total == int(profile.samples.period.sum())
+    text = "\n".join([*render(summary, Style()), *lock_report.render(report := _locks(profile), Style())])
+    assert "\x1b" not in text
+    json.dumps([document(summary), lock_report.document(report)])
+    edges = json.loads(converted("callgraph", profile, objects=True, form="json", min_share=0))["edges"]
+    waited = sum(edge["weight"] for edge in edges if edge["what"] == "waited")
+    assert waited == int(profile.samples.period[(profile.samples.object >= 0) & profile.is_offcpu()].sum())
+
+
+def _locks(profile: Any) -> lock_report.LockReport:
+    return lock_report.report_of(profile, None)
