@@ -27,6 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(program: Path, kind: str, directory: Path, *options: str) -> Profile:
+    """Record the threads of one kind; return the profile."""
     perf_offcpu("record", "-q", "-e", "none", *options, "--", program, kind, "2", directory, cwd=directory)
     return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
 
