@@ -78,7 +78,7 @@ FEATURES = {
         "test_record.py::test_cycles_are_counted_or_replaced_by_the_clock_and_that_is_said_once",
         "test_record.py::test_events_by_name_with_period_and_modifier",
         "test_record.py::test_tracepoints_of_everybody_with_what_perf_needs_to_print_them",
-        "test_record_build_ids.py::test_build_ids_of_kernel_and_mapped_files",
+        "test_record.py::test_build_ids_of_kernel_and_mapped_files",
         "test_record.py::test_nothing_was_lost",
     ),
     "output: files in turn, compressed, pipes": (
