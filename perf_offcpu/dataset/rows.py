@@ -100,6 +100,7 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
         "syscall": texts["syscall"],
         "object_kind": texts["object_kind"],
         "object": texts["object"],
+        **_addresses(profile),
         "network": texts["network"],
         "waker_pid": (samples.waker_pid, samples.waker_pid < 0),
         "waker_tid": (samples.waker_tid, samples.waker_tid < 0),
@@ -113,6 +114,13 @@ def sample_columns(profile: Profile, content: Content, host: Host, span: Span) -
     }
     order = np.lexsort((columns["stack_id"], columns["time_ns"]))
     return {name: taken(column, order) for name, column in columns.items()}
+
+
+def _addresses(profile: Profile) -> dict[str, Texts]:
+    """Return the addresses of both ends of the connections that samples waited for."""
+    ends = {"local_address": profile.objects.local, "remote_address": profile.objects.remote}
+    of_samples = {name: np.append(end, np.uint32(0))[profile.samples.object] for name, end in ends.items()}
+    return {name: named(end, profile.strings, end != 0) for name, end in of_samples.items()}
 
 
 def _host_columns(host: Host, rows: int) -> dict[str, Any]:

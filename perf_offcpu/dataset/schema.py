@@ -18,7 +18,7 @@ Documentation/dataset.md describes the tables to users; a test compares both.
 
 from perf_offcpu.structs import frozen
 
-VERSION = 2  # version of the tables, in the metadata of each Parquet file (key `perf_offcpu.schema`)
+VERSION = 3  # version of the tables, in the metadata of each Parquet file (key `perf_offcpu.schema`)
 
 
 @frozen
@@ -48,6 +48,8 @@ SAMPLES = (
     Column("syscall", "string", "system call waited in", nullable=True),
     Column("object_kind", "string", "file, socket, pipe, futex, …", nullable=True),
     Column("object", "string", "what exactly was waited for (wait-objects.md)", nullable=True),
+    Column("local_address", "string", "of a connection: address and port of this end", nullable=True),
+    Column("remote_address", "string", "of a connection: address and port of the other end", nullable=True),
     Column("network", "string", "of a connection: why the wait took so long (wait-objects.md)", nullable=True),
     Column("waker_pid", "int32", "process of the thread that woke it", nullable=True),
     Column("waker_tid", "int32", "thread that woke it", nullable=True),

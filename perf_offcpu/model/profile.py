@@ -95,6 +95,8 @@ class Objects(Table):
     name: U32 = column("u4", "string: as it is shown to people; equal names are one object", domain="strings")
     stable: U32 = column("u4", "string: name without what differs from run to run: addresses, ids", domain="strings")
     protocol: U32 = column("u4", "string: of a socket, such as tcp", domain="strings")
+    local: U32 = column("u4", "string: address of this end of a connection: 10.0.0.7:80", domain="strings")
+    remote: U32 = column("u4", "string: address of its other end", domain="strings")
     shared: Bool = column("?", "of a futex: in memory that processes share")
     connected: Bool = column("?", "a pipe, or a socket that has another end")
     inward: Bool = column("?", "the other end is a client, or in the same process, or not known")

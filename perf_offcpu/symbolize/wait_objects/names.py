@@ -80,12 +80,15 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     named += [_Named(name, name) for name, _, _ in bare]
     strings, table = profile.strings, recording.objects
     entry_rows, no = np.append(rows, [-1] * len(bare)), [False] * len(bare)
+    addresses = [_addresses(object_of[row]) for row in rows.tolist()] + [("", "")] * len(bare)
     objects = Objects.filled(
         len(named),
         kind=[*table.kind[rows].tolist(), *(kind for _, kind, _ in bare)],
         name=strings.intern_all(_apart(named)),
         stable=strings.intern_all(thing.stable for thing in named),
         protocol=np.append(table.protocol, np.uint32(0))[entry_rows],
+        local=strings.intern_all(local for local, _ in addresses),
+        remote=strings.intern_all(remote for _, remote in addresses),
         shared=[thing.is_shared for thing in named],
         connected=[*(_is_connected(object_of[row]) for row in rows.tolist()), *no],
         inward=[*(namer.is_inward(*entry) for entry in entries), *no],
@@ -204,6 +207,12 @@ def _is_connected(object_row: ObjectRow) -> bool:
     if object_row.kind == ObjectKind.SOCKET:
         return bool(object_row.remote or object_row.peer_inode or object_row.peer_pid > 0)
     return object_row.kind == ObjectKind.PIPE
+
+
+def _addresses(object_row: ObjectRow) -> tuple[str, str]:
+    """Return the addresses of both ends of a connection of an internet protocol, this end first; else "", ""."""
+    is_connection = object_row.protocol != "unix" and object_row.local and object_row.remote
+    return (plain(object_row.local), plain(object_row.remote)) if is_connection else ("", "")
 
 
 def _lasting(local: str, remote: str) -> str:
