@@ -67,6 +67,7 @@ EXAMPLES = """examples:
   perf-offcpu fleet diff DATASET --label version=2.0 --baseline version=1.9   what changed since the release
   perf-offcpu fleet diff DATASET --since -1h --baseline since=-25h,until=-24h  than yesterday at this time
   perf-offcpu fleet diff DATASET --label service=web     which host is unlike the others
+  perf-offcpu fleet path DATASET --label service=web     what the servers did for which it waited
   perf-offcpu fleet sql DATASET "SELECT count(*) FROM samples"
   perf-offcpu fleet compact DATASET                      every hour: merge its small files
   perf-offcpu fleet expire DATASET --older-than 30d      every day: remove what is old
@@ -111,6 +112,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(diff, _DIFF, sort=LIST)
     _add_selection(diff)
     _add_output(diff, _ROWS)
+
+    path = add("path", "what the processes at the other end of TCP connections did while threads waited", _path)
+    _add_selection(path)
+    _add_output(path, _ROWS)
 
     sql = add("sql", "a query in the engine's own SQL", _sql)
     sql.add_argument("query", metavar="QUERY", help="tables: samples, stacks, frames, budgets, hosts, losses, gaps")
@@ -245,6 +250,17 @@ def _diff(args: argparse.Namespace) -> int:
     comparison, old_head = compare(before, new_side, keys), head_of(before)
     lines = text.comparison(comparison, old_head, head, style, limit)
     return print_view(args, lambda: document.comparison(comparison, old_head, head), lines, str)
+
+
+def _path(args: argparse.Namespace) -> int:
+    from perf_offcpu.fleet import document, path_text
+    from perf_offcpu.fleet.path import path_of
+    from perf_offcpu.fleet.report import head_of
+
+    limit, selected = limit_from_args(args, _ROWS), _selected(args)
+    head, followed = head_of(selected), path_of(selected)
+    lines = path_text.path(followed, head, terminal_style(args), limit)
+    return print_view(args, lambda: document.path(followed, head), lines, str)
 
 
 def _flamegraph(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from perf_offcpu.fleet.causes import FleetCause, FleetCauses
 from perf_offcpu.fleet.compare import STACK, Change, Changes, Comparison, Outliers
+from perf_offcpu.fleet.path import FleetPath
 from perf_offcpu.fleet.report import Head, StackTable, Table
 from perf_offcpu.report.totals import fields, frame
 from perf_offcpu.text import printable
@@ -81,3 +82,15 @@ def outliers(unlike: Outliers, new: Head) -> dict[str, Any]:
     ]
     compared = fields(unlike, "limit groups hosts left_out")
     return head_fields(new) | {"keys": list(unlike.keys), "compared": compared, "rows": rows}
+
+
+def path(followed: FleetPath, head: Head) -> dict[str, Any]:
+    """Return the JSON document of `fleet path`."""
+    steps = [
+        fields(step, "network doing object")
+        | {"threads": step.threads._asdict(), "peers": [peer._asdict() for peer in step.peers], "ns": ns}
+        for step, ns in followed.steps
+    ]
+    clocks = [{"hosts": list(pair.hosts)} | fields(pair.offset, "ns error_ns pairs") for pair in followed.clocks]
+    whole = fields(followed, "weight waits followed uncertain")
+    return head_fields(head) | whole | {"steps": steps, "clocks": clocks}

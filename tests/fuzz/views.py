@@ -47,7 +47,7 @@ RECORDING = (
 )
 DATASET = (
     *("report {tables}", "report {tables} --sort host,comm --json", "top {tables}", "compact {tables}"),
-    *("flamegraph {tables} -o {place}/flames.html", "diff {tables}"),
+    *("flamegraph {tables} -o {place}/flames.html", "diff {tables}", "path {tables}"),
     "expire {tables} --older-than 1d",
 )
 

@@ -2,18 +2,21 @@
 """Why a wait for a connection took its time, between two network namespaces: a slow server, lost packets, a full
 window, and lost SYN, each known from the programs themselves (tests/workload/objects/network.py)."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from builders.program import run as perf_offcpu
 from kernel.recorder import PROGRAM
 
 from perf_offcpu.analysis.classes.classify import classify
@@ -162,3 +165,38 @@ def test_a_connection_that_is_not_made(tmp_path: Path, link: Link) -> None:
     texts, code = texts_of(network_of(profile, classify(profile)))
     (row,) = np.flatnonzero(profile.is_still_blocked())
     assert re.fullmatch(r"no answer yet: [12] SYN retransmissions?", texts[code[row]])
+
+
+def test_what_the_server_did_on_its_host(tmp_path: Path, link: Link) -> None:
+    """Two recordings, of hosts with names of their own, in one dataset."""
+    rounds, processes = 9, []
+    for role, namespace in zip(("server", "client"), (link.server, link.client), strict=True):
+        words = command(role, "turns", rounds, namespace)
+        options = ["-o", f"{role}.data", "--off-cpu-thresh", "0"]
+        record = ["sh", "-c", 'hostname "$0" && exec "$@"', role, *PROGRAM, *options, "--", *words]
+        process = subprocess.Popen(["unshare", "--uts", *record], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        processes.append(process)
+        assert process.stdout and process.stdout.readline() in ("ready\n", "connecting\n")
+    server, client = (process.communicate()[0].split() for process in processes)
+    took, waited = [*map(int, server)], sum(map(int, client[5::4])) - sum(map(int, client[4::4]))
+    inputs = ["-i", "server.data", "-i", "client.data"]
+    perf_offcpu("convert", "--parquet", "waits", *inputs, cwd=tmp_path)
+
+    def fleet(*words: str) -> Any:
+        return json.loads(perf_offcpu("fleet", *words, "--json", cwd=tmp_path).stdout)
+
+    found = fleet("path", "waits", "--host", "client")
+    queued = "SELECT CAST(sum(runnable_ns + preempted_ns) AS BIGINT) AS ns FROM budgets WHERE host_id = 'client'"
+    busy: int = fleet("sql", "waits", queued)[0]["ns"]  # other programs may use the CPUs
+    assert 0.95 * sum(took) - busy <= found["weight"] <= waited, (sum(took), busy, waited, found["weight"])
+    did = Counter[str]()
+    for step in found["steps"]:
+        assert step["peers"] == [{"host": "server", "comm": step["peers"][0]["comm"]}]
+        did[step["doing"]] += step["ns"]
+    assert did.total() == pytest.approx(found["weight"], abs=100)
+    busy += did["runqueue"] + did["running"]
+    for turn, doing in enumerate(("sleep", "lock")):
+        assert 0.97 * sum(took[turn::3]) - busy <= did[doing] <= 1.01 * sum(took[turn::3]), (did, took)
+    (table,) = fleet("report", "waits", "--host", "server", "--object", tmp_path.name, "--sort", "class")["tables"]
+    (disk,) = [row["blocked"] for row in table["rows"] if row["class"] == "disk"]
+    assert 0.9 * disk <= did["disk"] <= disk > 0, "the disk is fast, and the server waited for it in these turns only"

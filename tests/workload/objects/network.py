@@ -3,16 +3,21 @@
 
 The kernel drops packets by a classic BPF filter of the server's sockets, before TCP sees them, as if they had been lost
 on the way: packets with data for some time after each answer (scenes loss, both), all packets until a line comes on
-standard input (handshake). The server answers after SLOW_S (slow, both), or reads little (full).
+standard input (handshake). The server answers after SLOW_S (slow, both), or reads little (full). In scene turns it
+sleeps, waits for a lock, and writes to disk, in turn.
 
-The server writes when it received each request, the client the begin and end of each of its waits, and how often it has
-retransmitted and its smoothed round trip, as TCP_INFO has them; times in ns of CLOCK_MONOTONIC, round trips in us."""
+The server writes when it received each request (turns: how long each took it), the client the begin and end of each of
+its waits, and how often it has retransmitted and its smoothed round trip, as TCP_INFO has them; times in ns of
+CLOCK_MONOTONIC, round trips in us."""
 
 import ctypes
+import fcntl
 import itertools
+import os
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 
@@ -41,12 +46,33 @@ def pass_all(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
 
+def take_turns(turn: int) -> None:
+    """Wait for about SLOW_S, each time for something else."""
+    begin = time.monotonic()
+    if turn % 3 == 0:
+        time.sleep(SLOW_S)
+        return
+    with tempfile.NamedTemporaryFile(dir=".") as file, open(file.name) as again:
+        if turn % 3 == 1:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            threading.Timer(SLOW_S, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+            fcntl.flock(again, fcntl.LOCK_EX)
+        while turn % 3 == 2 and time.monotonic() < begin + SLOW_S:
+            file.write(BLOCK[:4096])
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def serve(connection: socket.socket, scene: str) -> None:
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        losses_s = itertools.cycle(LOSSES_S if scene in ("loss", "both") else (0,))
+        turn, losses_s = 0, itertools.cycle(LOSSES_S if scene in ("loss", "both") else (0,))
         while connection.recv(1 << 16):
-            print(time.monotonic_ns(), flush=True)
+            begin = time.monotonic_ns()
+            if scene == "turns":
+                take_turns(turn)
+                begin, turn = time.monotonic_ns() - begin, turn + 1
+            print(begin, flush=True)
             if scene == "full":
                 time.sleep(0.02)
                 continue

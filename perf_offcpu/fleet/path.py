@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follow waits for TCP connections to the process at the other end, which may be on another host: what its thread did
+in the time of the wait. Where it waited for a connection in turn, that is followed, too. A process that is in no
+recording, behind NAT or a proxy, is not found. Nor is a thread that does the work for the one that reads the
+connection: then the latter is seen to wait for the same connection.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.fleet.engine import records
+from perf_offcpu.fleet.peers import (
+    Clock,
+    Offset,
+    Threads,
+    Wait,
+    Window,
+    fetch,
+    offsets_of,
+    overlapping,
+    peers_of,
+    single_waits,
+)
+from perf_offcpu.fleet.queries import Selected, host_names
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable
+
+MOST = 5000  # number of waits that are followed; of more, some are drawn by their length
+_PRIME = 1_000_003
+RUNNING, CONNECTION, NO_PEER, CLOCKS = "running", "connection", "unknown peer", "clocks"
+"""What a peer did, where it is no wait class: it ran, or its waits were too short to be recorded; it waited for the
+same connection; it is in no recording; the clocks differ by too much for such a short wait."""
+_MOST_HOPS = 4
+_CLEAR = 4  # a window is followed if it is this many times as long as the error of the clocks
+
+
+class Step(NamedTuple):
+    """What the last of some peers did while threads waited for them."""
+
+    threads: Threads
+    network: str  # what TCP says of their wait (`analysis.classes.network`)
+    peers: tuple[Threads, ...]  # waited for, one after the other; () not known
+    doing: str  # label of a wait class, "" unknown; or RUNNING, CONNECTION, NO_PEER, CLOCKS
+    object: str  # what it waited for; "" not known; printable
+
+
+class ClockPair(NamedTuple):
+    """Difference of the clocks of two hosts."""
+
+    hosts: tuple[str, str]
+    offset: Offset
+
+
+@frozen
+class FleetPath:
+    """Time that threads waited for TCP peers, divided into what these did; ns."""
+
+    weight: int  # of all waits, without waiting for a CPU afterwards
+    waits: int
+    followed: int  # number of waits that were followed, and stand for all
+    steps: list[tuple[Step, int]]  # largest first; they add up to `weight`
+    clocks: list[ClockPair]  # of different hosts
+    uncertain: int  # time that may belong to other steps, as clocks were compared with an error
+
+
+def path_of(selected: Selected) -> FleetPath:
+    """Return what the peers did while the selected threads waited for them. Waits for connections whose cause is known
+    are followed: those of servers for requests are not."""
+    samples, tables = selected.samples, selected.tables
+    rows = single_waits(samples.filter(samples.network.notnull(), samples.remote_address.notnull()))
+    weights = {name: rows[f"{name}_ns"].cast("decimal(38, 0)").sum().fill_null(0) for name in ("weight", "runq")}
+    sums = tables.engine.run(rows.aggregate(waits=rows.count(), **weights))
+    ((waits, weight, queued),) = records(sums, ("waits", "weight", "runq"))
+    step_ns = weight // MOST if waits > MOST else 0
+    follower = _Follower(selected)
+    windows = [follower.begin(wait, step_ns) for wait in fetch(tables, drawn(rows, step_ns))]
+    followed = len(windows)
+    for _ in range(_MOST_HOPS):
+        windows = follower.follow(windows)
+    for window in windows:
+        follower.add(window, WaitClass.NETWORK.label, window.object, window.weight)
+    scale = (weight - queued) / (sum(follower.steps.values()) or 1)
+    steps = [(step, round(ns * scale)) for step, ns in follower.steps.items() if ns * scale >= 1]
+    steps.sort(key=lambda row: (-row[1], row[0]))
+    uncertain = round(follower.uncertain * scale)
+    return FleetPath(int(weight - queued), waits, followed, steps, follower.clocks(), uncertain)
+
+
+def drawn(rows: Any, step_ns: int) -> Any:
+    """Return about one row for each `step_ns` of weight, longer ones all; all rows for 0. The places of the times on a
+    circle of a prime number of ns are the draw, so that a view shown again is the same."""
+    if not step_ns:
+        return rows
+    place = (rows.time_ns % _PRIME * 7919 + rows.tid.cast("int64") * 104729) % _PRIME
+    return rows.filter(place.cast("float64") / _PRIME * float(step_ns) < rows.weight_ns.cast("float64"))
+
+
+class _Part(NamedTuple):
+    """Part of a window, by the clock of the peer: what that did."""
+
+    window: Window
+    doing: str
+    object: str
+    weight: float
+    further: Window | None = None  # the peer waits for a connection, too
+
+
+class _Follower:
+    """Follows windows from peer to peer, and sums what was done in them."""
+
+    def __init__(self, selected: Selected) -> None:
+        self._tables, self._names = selected.tables, host_names(selected)
+        self._offsets: dict[tuple[Clock, Clock], Offset] = {}
+        self.steps = defaultdict[Step, float](float)
+        self.uncertain = 0.0
+
+    def begin(self, wait: Wait, step_ns: int) -> Window:
+        """Return the window of a wait that is to be followed; it stands for `step_ns` at least (`drawn`)."""
+        scale = wait.scale * max(step_ns / wait.weight_ns, 1)
+        facts = wait.clock, wait.ends, wait.object, wait.begin_ns, wait.woken_ns, scale
+        return Window(self._threads(wait), printable(wait.network), (), *facts)
+
+    def add(self, window: Window, doing: str, object_: str, ns: float) -> None:
+        """Add time in which the last peer of a window did something."""
+        self.steps[Step(window.threads, window.network, window.peers, doing, printable(object_))] += ns
+
+    def clocks(self) -> list[ClockPair]:
+        """Return the differences of the clocks of different hosts."""
+        named = {
+            (self._name(one.host_id), self._name(other.host_id)): offset
+            for (one, other), offset in self._offsets.items()
+            if one != other
+        }
+        return [ClockPair(*pair) for pair in sorted(named.items())]
+
+    def follow(self, windows: Sequence[Window]) -> list[Window]:
+        """Sum what the peers did in some windows; return the times in which these waited for connections in turn."""
+        peers = peers_of(self._tables, windows)
+        offsets = offsets_of(windows, peers)
+        self._offsets |= offsets
+        moved: list[tuple[Window, Wait]] = []
+        for window, peer in zip(windows, peers, strict=True):
+            offset = offsets[window.clock, peer.wait.clock] if peer else None
+            if not peer or not offset:
+                self.add(window, NO_PEER, window.object, window.weight)
+            elif window.end_ns - window.begin_ns < _CLEAR * offset.error_ns:
+                self.add(window, CLOCKS, "", window.weight)
+            else:
+                self.uncertain += min(2 * max(offset.error_ns, 0) * window.scale, window.weight)
+                moved.append((self._at_peer(window, peer.wait, offset.ns), peer.wait))
+        return self._divide(moved)
+
+    def _divide(self, windows: Sequence[tuple[Window, Wait]]) -> list[Window]:
+        """Sum the parts of windows that are times of their peers; the rest is running. Where waits were sampled, they
+        may stand for more than the windows, and are made to fit by their sums."""
+        whole, known = defaultdict[Step, float](float), defaultdict[Step, float](float)
+        parts = list(self._parts(windows))
+        for window, _ in windows:
+            whole[_place(window)] += window.weight
+        for part in parts:
+            known[_place(part.window)] += part.weight
+        further: list[Window] = []
+        for part in parts:
+            place = _place(part.window)
+            scale = min(whole[place] / known[place], 1.0) if known[place] else 1.0
+            if part.further:
+                further.append(replace(part.further, scale=part.further.scale * scale))
+            else:
+                self.add(part.window, part.doing, part.object, part.weight * scale)
+        for place, weight in whole.items():
+            self.steps[place] += max(weight - known[place], 0)
+        return further
+
+    def _parts(self, windows: Sequence[tuple[Window, Wait]]) -> Iterator[_Part]:
+        for window, wait, begin_ns, woken_ns, end_ns in overlapping(self._tables, windows):
+            scale = window.scale * wait.scale
+            blocked, queued = scale * (woken_ns - begin_ns), scale * (end_ns - woken_ns)
+            if queued:
+                yield _Part(window, WaitClass.RUNQUEUE.label, "", queued)
+            if not blocked:
+                continue
+            if wait.ends == window.ends:
+                yield _Part(window, CONNECTION, "", blocked)
+            elif wait.network and wait.remote:
+                facts = wait.clock, wait.ends, wait.object, begin_ns, woken_ns, scale
+                further = Window(window.threads, window.network, window.peers, *facts)
+                yield _Part(window, "", "", blocked, further)
+            else:
+                yield _Part(window, wait.wait_class, wait.object, blocked)
+
+    def _at_peer(self, window: Window, peer: Wait, offset_ns: int) -> Window:
+        """Return a window by the clock of its peer, as that end of the connection sees it."""
+        return replace(
+            window,
+            peers=(*window.peers, self._threads(peer)),
+            clock=peer.clock,
+            ends=peer.ends,
+            begin_ns=window.begin_ns + offset_ns,
+            end_ns=window.end_ns + offset_ns,
+        )
+
+    def _threads(self, wait: Wait) -> Threads:
+        return Threads(self._name(wait.host_id), printable(wait.comm))
+
+    def _name(self, host_id: str) -> str:
+        return self._names.get(host_id) or printable(host_id)
+
+
+def _place(window: Window) -> Step:
+    return Step(window.threads, window.network, window.peers, RUNNING, "")
