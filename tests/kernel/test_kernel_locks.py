@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits for locks inside the kernel: their class, the lock, and who held it."""
 
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from builders.compiled import build
+from builders.profile import functions_of
 from builders.program import run as perf_offcpu
 
 from perf_offcpu.abi.wait_objects import ObjectKind
@@ -48,6 +53,37 @@ def share_of_kernel_locks(profile: Profile, rows: np.ndarray) -> float:
     return float(samples.period[rows][kind == ObjectKind.KERNEL_LOCK].sum() / samples.period[rows].sum())
 
 
+class Wait(NamedTuple):
+    """A wait with names; "" for what is not known."""
+
+    comm: str
+    wait_class: str
+    object: str
+    holder: str  # comm
+    waker: str
+    functions: list[str]
+    ns: int
+
+
+def waits_of(profile: Profile) -> list[Wait]:
+    """Return the waits of a recording."""
+    samples, comms, strings = profile.samples, profile.comms, profile.strings
+    comm_of = {tid: strings[comm] for tid, comm in zip(comms.tid.tolist(), comms.comm.tolist(), strict=True)}
+    labels = [wait_class.label for wait_class in WaitClass]
+    objects = np.append(profile.objects.name, 0)[samples.object]
+    columns = samples.comm, classify(profile).wait_class, objects, holders_of(profile).held, samples.waker_tid
+    rows = zip(*(column.tolist() for column in (*columns, samples.stack, samples.period)), strict=True)
+    return [
+        Wait(strings[comm], labels[class_], strings[name], comm_of.get(held, ""), comm_of.get(waker, ""), stack, ns)
+        for comm, class_, name, held, waker, leaf, ns in rows
+        for stack in [functions_of(profile, leaf)]
+    ]
+
+
+def longest(waits: Iterable[Wait]) -> Wait:
+    return max(waits, key=lambda wait: wait.ns)
+
+
 further = [pytest.param(one, marks=pytest.mark.long) for one in (("--call-graph", "fp"), ("--off-cpu-thresh", "0"))]
 
 
@@ -79,3 +115,57 @@ def test_renames_wait_for_the_file_system(program: Path, tmp_path: Path) -> None
     profile = record(program, "rename", tmp_path, "--off-cpu-thresh", "0")
     rows, names = of_locks(profile, "renamer")
     assert len(rows) >= 4 and names & {"mutex in do_renameat2", "mutex in lock_rename"}, names
+
+
+@pytest.mark.skipif(not TELLS_ALL, reason="needs task->blocker, Linux 6.17")
+@pytest.mark.parametrize(("kind", "holder", "waiter"), [("unmap", "unmapper", "faulter"), ("fork", "forker", "mapper")])
+def test_an_address_space_that_one_thread_locks_for_long(
+    program: Path, tmp_path: Path, kind: str, holder: str, waiter: str
+) -> None:
+    profile = record(program, kind, tmp_path)
+    rows, names = of_locks(profile, waiter)
+    (name,) = names
+    assert name.startswith("mmap_lock of kernel_locks (") and share_of_kernel_locks(profile, rows) > 0.98
+    held = Counter[str]()
+    for wait in waits_of(profile):
+        if wait.comm == waiter and wait.object == name:
+            held[wait.holder] += wait.ns
+    assert held[holder] > 0 and not held.keys() - {holder, waiter, "kernel_locks", ""}, held
+
+
+FILE_SYSTEM = """
+set -e
+device=$(losetup -f --show image)
+trap 'umount mounted || true; losetup -d $device' EXIT
+mount $device mounted
+dd if=/dev/zero of=mounted/synced bs=4k count=1 conv=fsync
+fsfreeze -f mounted
+(sleep 0.2; exec fsfreeze -u mounted) &
+touch mounted/frozen
+wait
+for attempt in 1 2; do
+	dd if=/dev/zero of=mounted/dirty bs=1M count=80
+	umount mounted &
+	while grep -q "^$device " /proc/mounts; do :; done
+	mount $device mounted
+	wait
+done
+"""
+
+
+@pytest.mark.skipif(not TELLS_ALL, reason="needs task->blocker, Linux 6.17")
+def test_a_file_system_that_is_frozen_and_unmounted(tmp_path: Path) -> None:
+    (tmp_path / "mounted").mkdir()
+    subprocess.run("truncate -s 256M image && mkfs.ext4 -q image", shell=True, check=True, cwd=tmp_path)
+    command = ["unshare", "--mount", "sh", "-c", FILE_SYSTEM]
+    perf_offcpu("record", "-q", "-e", "none", "--off-cpu-thresh", "0", "--", *command, cwd=tmp_path)
+    profile = load_profile([str(tmp_path / "perf.data")], SymbolizeOptions(inline=False))
+    waits = waits_of(profile)
+    synced = longest(wait for wait in waits if wait.comm == "dd" and "jbd2_log_wait_commit" in wait.functions)
+    assert synced.wait_class == "disk" and synced.object.endswith("/synced")
+    # The journal's thread: the kernel does not report the names of those that it starts meanwhile.
+    assert synced.waker == "kthreadd" or synced.waker.startswith("jbd2/loop")
+    frozen = longest(wait for wait in waits if wait.comm == "touch")
+    assert "percpu_rwsem_wait" in frozen.functions and (frozen.wait_class, frozen.waker) == ("disk", "fsfreeze")
+    unmounted = longest(wait for wait in waits if wait.comm == "mount" and wait.wait_class == "lock")
+    assert unmounted.object.startswith("rwsem in ") and unmounted.holder == "umount", unmounted

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Four threads that want one lock of the kernel, for some time: kernel_locks write|map|rename SECONDS DIRECTORY
+ * Four threads that want one lock of the kernel, for some time: kernel_locks KIND SECONDS DIRECTORY
  *
  * write	i_rwsem of DIRECTORY/file
  * map		mmap_lock of the process
+ * unmap	mmap_lock: one replaces a mapping, the others fault in it
+ * fork		mmap_lock: one forks, the others map
  * rename	s_vfs_rename_mutex of the file system, and the directories' locks
  */
 #define _GNU_SOURCE
@@ -15,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,7 +26,7 @@
 
 static struct timespec end;
 static const char *directory;
-static char *buffer;
+static char *buffer, *shared;
 static int file;
 
 static int goes_on(void)
@@ -56,6 +59,36 @@ static void *mapper(void *unused)
 	return unused;
 }
 
+static void *unmapper(void *number)
+{
+	prctl(PR_SET_NAME, number ? "faulter" : "unmapper");
+	for (long page = 0; goes_on(); page += 7919)
+		if (number)
+			((volatile char *)shared)[page % (MAPPED / 4096) * 4096] = 1;
+		else
+			mmap(shared, MAPPED, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE | MAP_FIXED, -1, 0);
+	return NULL;
+}
+
+static void *forker(void *number)
+{
+	pid_t child;
+
+	prctl(PR_SET_NAME, number ? "mapper" : "forker");
+	while (goes_on()) {
+		if (number) {
+			munmap(mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), 4096);
+			continue;
+		}
+		child = fork();
+		if (!child)
+			_exit(0);
+		waitpid(child, NULL, 0);
+	}
+	return NULL;
+}
+
 static void *renamer(void *number)
 {
 	char names[2][256];
@@ -72,7 +105,8 @@ static void *renamer(void *number)
 
 int main(int argc, char **argv)
 {
-	void *(*work)(void *) = *argv[1] == 'w' ? writer : *argv[1] == 'm' ? mapper : renamer;
+	void *(*work)(void *) = *argv[1] == 'w' ? writer : *argv[1] == 'm' ? mapper :
+				*argv[1] == 'u' ? unmapper : *argv[1] == 'f' ? forker : renamer;
 	pthread_t threads[4];
 	char path[256];
 
@@ -88,6 +122,7 @@ int main(int argc, char **argv)
 	file = open(path, O_RDWR | O_CREAT, 0600);
 	buffer = malloc(SIZE);
 	memset(buffer, 1, SIZE);
+	shared = mmap(NULL, MAPPED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	for (long number = 0; number < 4; number++)
 		pthread_create(&threads[number], NULL, work, (void *)number);
 	for (int number = 0; number < 4; number++)
