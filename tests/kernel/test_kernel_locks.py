@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits for locks inside the kernel: their class, the lock, and who held it."""
 
+import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
@@ -23,6 +25,8 @@ from perf_offcpu.symbolize.load import load_profile
 from perf_offcpu.symbolize.options import SymbolizeOptions
 
 pytestmark = pytest.mark.beside
+OWNERS = Path(__file__).with_name("lock_owners.bt")
+NEAR_NS = 10_000  # between both readings: few locks get another owner in that time
 TELLS_ALL = Btf.load().member("task_struct", "blocker") is not None
 
 
@@ -31,9 +35,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("programs/kernel_locks.c", tmp_path_factory.mktemp("locks") / "kernel_locks", "-O1")
 
 
-def record(program: Path, kind: str, directory: Path, *options: str) -> Profile:
+def record(program: Path, kind: str, directory: Path, *options: str, seconds: int = 2) -> Profile:
     """Record the threads of one kind; return the profile."""
-    perf_offcpu("record", "-q", "-e", "none", *options, "--", program, kind, "2", directory, cwd=directory)
+    perf_offcpu("record", "-q", "-e", "none", *options, "--", program, kind, str(seconds), directory, cwd=directory)
     return load_profile([str(directory / "perf.data")], SymbolizeOptions(inline=False))
 
 
@@ -122,7 +126,7 @@ def test_renames_wait_for_the_file_system(program: Path, tmp_path: Path) -> None
 def test_an_address_space_that_one_thread_locks_for_long(
     program: Path, tmp_path: Path, kind: str, holder: str, waiter: str
 ) -> None:
-    profile = record(program, kind, tmp_path)
+    profile = record(program, kind, tmp_path, seconds=1)
     rows, names = of_locks(profile, waiter)
     (name,) = names
     assert name.startswith("mmap_lock of kernel_locks (") and share_of_kernel_locks(profile, rows) > 0.98
@@ -169,3 +173,28 @@ def test_a_file_system_that_is_frozen_and_unmounted(tmp_path: Path) -> None:
     assert "percpu_rwsem_wait" in frozen.functions and (frozen.wait_class, frozen.waker) == ("disk", "fsfreeze")
     unmounted = longest(wait for wait in waits if wait.comm == "mount" and wait.wait_class == "lock")
     assert unmounted.object.startswith("rwsem in ") and unmounted.holder == "umount", unmounted
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_the_owners_are_those_that_bpftrace_reads(program: Path, tmp_path: Path) -> None:
+    """Both read the same fields at the same switch, one after the other, where they are not far apart."""
+    assert shutil.which("bpftrace"), "apt install bpftrace"
+    compared = equal = 0
+    for kind in ("write", "map", "rename", "unmap", "fork"):
+        with subprocess.Popen(["bpftrace", OWNERS], stdout=subprocess.PIPE, text=True) as bpftrace:
+            assert bpftrace.stdout and bpftrace.stdout.readline().startswith("Attaching")
+            profile = record(program, kind, tmp_path, "--off-cpu-thresh", "0")
+            bpftrace.send_signal(signal.SIGINT)
+            lines = [[*map(int, line.split())] for line in bpftrace.stdout if line.strip()]
+        owners: dict[int, list[tuple[int, int]]] = {}
+        for ns, tid, owner in lines:
+            owners.setdefault(tid, []).append((ns, owner))
+        samples, kind_of = profile.samples, np.append(profile.objects.kind, 0)[profile.samples.object]
+        rows = np.flatnonzero(kind_of == ObjectKind.KERNEL_LOCK)
+        columns = (samples.tid, samples.switch_out_ns, holders_of(profile).held)
+        for tid, begin, held in zip(*(column[rows].tolist() for column in columns), strict=True):
+            ns, owner = min(owners.get(tid, [(0, 0)]), key=lambda read: abs(read[0] - begin))
+            if abs(ns - begin) < NEAR_NS:
+                compared, equal = compared + 1, equal + int(owner == held)
+    assert equal >= 0.99 * compared > 100, (equal, compared)
