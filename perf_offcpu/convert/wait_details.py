@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe samples in words, for timelines: state, class, system call, object, holder, waker, cgroup. Details hold no
-number that differs from wait to wait, so that many samples share few sets of details."""
+"""Describe samples in words, for timelines: state, class, system call, object, cause of a wait for a connection,
+holder, waker, cgroup. Details hold no number that differs from wait to wait, so that many samples share few sets of
+details."""
 
 import numpy as np
 
 from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.holders import holders_of
@@ -42,8 +44,8 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
     offcpu, interrupt = profile.is_offcpu(), wakeups.interrupt.astype(np.uint8)
     facts = (waits.wait_class, waits.syscall, no_syscall.astype(np.uint8), samples.cgroup)
     objects, held = np.append(profile.objects.name, 0), holders_of(profile).held
-    named = objects[samples.object]
-    first, group_of = group(state, noted, *facts, wakeups.waker, interrupt, named, held)
+    named, network = objects[samples.object], network_of(profile, waits).cause
+    first, group_of = group(state, noted, *facts, wakeups.waker, interrupt, named, network, held)
     labels = {track.tid: track.label for track in wakeups.tracks}
     sets = []
     for row in first.tolist():
@@ -55,6 +57,7 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
             found["class"] = wait_class.label if wait_class != WaitClass.OTHER else ""
             found["syscall"] = "none" if no_syscall[row] else waits.syscall_names[waits.syscall[row]]
             found["object"] = profile.strings[named[row]]
+            found["network"] = LABELS[network[row]]
             holder = int(held[row])
             found["held by"] = labels.get(holder, str(holder)) if holder >= 0 else ""
             waker = int(wakeups.waker[row])

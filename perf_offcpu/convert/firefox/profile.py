@@ -63,9 +63,9 @@ def _schema(
 
 
 _WAIT_FIELDS = {
-    "function": "Function", "object": "Object", "holder": "Held by", "syscall": "System call", "state": "State",
-    "waker": "Woken by", "runq": "Run-queue delay", "wakerstack": "Waker's stack", "cgroup": "Control group",
-    "note": "Note",
+    "function": "Function", "object": "Object", "network": "Network or peer", "holder": "Held by",
+    "syscall": "System call", "state": "State", "waker": "Woken by", "runq": "Run-queue delay",
+    "wakerstack": "Waker's stack", "cgroup": "Control group", "note": "Note",
 }  # fmt: skip
 _WAIT_TEXT, _WAIT_LABEL = "Off-CPU time, from switch-out to switch-in.", "{marker.data.function}"
 _WAKES = "{marker.data.sleeper}"

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from perf_offcpu.analysis.causes import causes_of
 from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.classes.network import LABELS, network_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.cpu_waits import CpuWaits
 from perf_offcpu.analysis.group import group, sum_by
@@ -160,6 +161,10 @@ def _keys(profile: Profile, waits: Waits) -> tuple[list[dict[str, Any]], dict[st
     causes = causes_of(profile, waits)
     keys.insert(1, {"key": "function", "title": "Function", "labels": causes.names})
     ranks["key.function"] = causes.function
+    network = network_of(profile, waits).cause
+    if network.any():
+        keys.append({"key": "network", "title": "Network or peer", "labels": [NO_OBJECT, *LABELS[1:]]})
+        ranks["key.network"] = network.astype(np.int64)
     held = holders_of(profile).held
     if (held >= 0).any():
         tids, group_of = np.unique(held, return_inverse=True)

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from builders.converted import converted, converted_bytes
+from builders.html_page import Page
 from builders.perfetto import read
 from builders.profile import ProfileBuilder
 from builders.waits import wait
 
+from perf_offcpu.abi.wait_objects import ObjectKind
 from perf_offcpu.analysis.select import Selection
 from perf_offcpu.analysis.timeline import timeline_of
 from perf_offcpu.causality.critical_path import choose_thread, critical_path
@@ -65,6 +67,22 @@ def test_perfetto_and_pprof() -> None:
         for text in (LOCK, HOLDER, "object", "held by", "/tmp/\\x1b[31m <b>"):
             assert text.encode() in data, text
         assert b"\x1b[31m" not in data
+
+
+def test_the_cause_of_a_wait_for_a_connection() -> None:
+    builder = ProfileBuilder(meta={"arch": "x86_64"})
+    peer = builder.thing("tcp 10.0.0.7:80", ObjectKind.SOCKET, protocol="tcp", connected=True)
+    facts = {"state": 1, "tick_us": 4000, "sent_ticks": 40, "segments_in": 5, "rtt_us": 200, "min_rtt_us": 100}
+    columns: dict[str, Any] = {"syscall": 45, "state": 1, "object": peer, "runq_ns": 0, "time_ns": 10**9}
+    builder.sample("a", ["main"], 160_000_000, **columns | {f"tcp_{name}": fact for name, fact in facts.items()})
+    profile = builder.sample("a", ["main"], 5, **columns | {"object": -1, "time_ns": 2 * 10**9}).build()
+    (key,) = [key for key in Page(converted("html", profile)).profile["keys"] if key["key"] == "network"]
+    assert (key["title"], key["labels"][1]) == ("Network or peer", "peer slow")
+    for form in ("chrome-trace", "firefox"):
+        assert "peer slow" in converted(form, profile), form
+    for data in (converted_bytes("perfetto", profile), gzip.decompress(converted_bytes("pprof", profile))):
+        assert b"network" in data and b"peer slow" in data
+    assert "Network or peer" not in converted("html", bank())
 
 
 def test_script() -> None:
