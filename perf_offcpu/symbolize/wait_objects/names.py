@@ -260,6 +260,12 @@ _MEMBERS: Final[dict[int, str]] = {
     LockRole.PIPE: "mutex of pipe",
 }
 _TYPES: Final = ("mutex", "semaphore", "rwsem", "rwsem")
+_TAKEN_BY: Final = {
+    ("rwsem", "super_lock"): "s_umount",
+    ("mutex", "lock_rename"): "s_vfs_rename_mutex",
+    ("mutex", "do_renameat2"): "s_vfs_rename_mutex",  # with lock_rename inlined
+}
+"""Kind of a lock, function that takes no other lock of this kind → the lock."""
 _TAKES: Final = re.compile(
     r"_*(ww_)?mutex_lock.*|_*down(_.*)?|rwsem_down_.*|_*percpu_down_.*|_*rt_mutex_.*|rtlock_.*|.*schedule.*"
 )
@@ -278,7 +284,8 @@ def lock_name(lock: ObjectRow, taker: str) -> tuple[str, str, str]:
         text = lock.place
     else:
         kind = _TYPES[lock.number] if 0 <= lock.number < len(_TYPES) else "lock"
-        text, mark = f"{kind} in {taker}" if taker else f"kernel {kind}", f"at {lock.address:#x}"
+        text = _TAKEN_BY.get((kind, taker)) or (f"{kind} in {taker}" if taker else f"kernel {kind}")
+        mark = f"at {lock.address:#x}"
     return text, text, mark
 
 
