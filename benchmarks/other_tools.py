@@ -33,6 +33,7 @@ TOOLS: Mapping[str, list[str]] = {
 }
 
 _START_S = 30.0
+_SETTLE_S = 1.0
 
 
 def installed() -> tuple[dict[str, list[str]], list[str]]:
@@ -73,14 +74,17 @@ def at_work(command: list[str]) -> Iterator[Stats]:
 
 
 def _programs(process: subprocess.Popen[bytes], said: int) -> list[int]:
-    """Return descriptors of the programs that the process holds, as soon as one has run."""
+    """Return descriptors of the programs that the process holds, as soon as one has run, or after a second: the kernel
+    counts runs only while statistics are on."""
     end = time.monotonic() + _START_S
+    settled = float("inf")
     while time.monotonic() < end and process.poll() is None:
         fds = [
             bpf_syscall.call(Command.PROG_GET_FD_BY_ID, ObjectId(start_id=number))
             for number in _program_ids(process.pid)
         ]
-        if any(_stats(fd)[1][0] for fd in fds):
+        settled = min(settled, time.monotonic() + _SETTLE_S) if fds else float("inf")
+        if any(_stats(fd)[1][0] for fd in fds) or time.monotonic() >= settled:
             return fds
         for fd in fds:
             os.close(fd)
