@@ -25,7 +25,7 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrappe
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.interpreters import INTERPRETERS
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.objects.perf_map import is_jit_memory
 from perf_offcpu.structs import frozen
@@ -119,7 +119,7 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
     """
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
-    for number in np.unique(rule[rule >= 0]).tolist():
+    for number in distinct(rule[rule >= 0]).tolist():
         expressions = pattern(waits.rules[number].frames)
         rows = np.flatnonzero(rule == number)
         used = np.flatnonzero(used_frames(profile, leaf[rows]))

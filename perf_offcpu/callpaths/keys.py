@@ -13,7 +13,7 @@ from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.callpaths.tree import name_frames
-from perf_offcpu.model.columns import I64
+from perf_offcpu.model.columns import I64, distinct
 from perf_offcpu.model.join import is_idle_task
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
@@ -65,7 +65,7 @@ def symbol_label(name: Name) -> str:
 
 def _leaf(profile: Profile) -> tuple[I64, Label]:
     frame = _leaf_frames(profile)
-    rows = np.unique(frame[frame >= 0])
+    rows = distinct(frame[frame >= 0])
     names, name_of = name_frames(profile, rows, PathOptions())
     name = np.full(len(profile.frames) + 1, len(names), np.int64)
     name[rows] = name_of

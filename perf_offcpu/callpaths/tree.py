@@ -31,7 +31,7 @@ from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.callpaths.chains import WAKER_DELIMITER, waker_name, wakers_once
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
 from perf_offcpu.model.callchains import Ragged
-from perf_offcpu.model.columns import I32, I64, U8, Bool
+from perf_offcpu.model.columns import I32, I64, U8, Bool, distinct
 from perf_offcpu.model.join import join
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
@@ -205,10 +205,10 @@ class _Builder:
     def add_inverted(self, node: I64, stack: I64) -> I64:
         """Add each group's `stack` (-1 none) below its `node`, leaf first; return int64[groups]: the last node."""
         parent, frame = self._profile.stacks.parent, self._profile.stacks.frame
-        levels: list[NDArray[np.integer]] = [np.unique(stack[stack >= 0])]
+        levels: list[NDArray[np.integer]] = [distinct(stack[stack >= 0])]
         while len(levels[-1]):
             above = parent[levels[-1]]
-            levels.append(np.unique(above[above >= 0]))
+            levels.append(distinct(above[above >= 0]))
         name_of_frame = self._name_frames(levels, of_waker=True)
         node, live, inner = node.copy(), np.flatnonzero(stack >= 0), stack[stack >= 0]
         while len(live):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from perf_offcpu.analysis.group import sum_by
 from perf_offcpu.analysis.timeline import Timeline
 from perf_offcpu.causality.wait_table import WaitTable
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.join import host_of
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.structs import mutable
@@ -67,7 +67,7 @@ def parallelism_of(
     whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
     first, last = window or (whole if len(track) else (0, 0))
     track, begin, end = _runs(waits, track, np.clip(begin, first, last), np.clip(end, first, last))
-    hosts = np.unique(_hosts(profile, timeline)[chosen[: len(timeline.tracks)]]).tolist()
+    hosts = distinct(_hosts(profile, timeline)[chosen[: len(timeline.tracks)]]).tolist()
     pauses = np.clip(_pauses(profile, timeline, hosts), first, last)
     edges = np.concatenate([begin, end, pauses.reshape(-1)])
     step = np.repeat([1, -1, 0], [len(begin), len(end), 2 * len(pauses)])
@@ -109,7 +109,7 @@ def _lives(profile: Profile, timeline: Timeline, chosen: Bool) -> tuple[I64, I64
     others = (last >= 0) & chosen[:size]
     others[track] = False
     lives, hosts = [(track, begin, end)], _hosts(profile, timeline)
-    for host in np.unique(hosts[others]).tolist():
+    for host in distinct(hosts[others]).tolist():
         rest = np.flatnonzero(others & (hosts == host))
         lives.append(_without(rest, first[rest], last[rest], _pauses(profile, timeline, [host])))
     track, begin, end = (np.concatenate(columns) for columns in zip(*lives, strict=True))

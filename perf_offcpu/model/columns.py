@@ -176,8 +176,13 @@ def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
     if not len(ascending):
         return np.zeros(len(values), np.bool_)
     place = np.searchsorted(ascending, values)
-    is_in: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
-    return is_in
+    is_one_of: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
+    return is_one_of
+
+
+def is_one_of(values: NDArray[Any], members: NDArray[Any]) -> Bool:
+    """Return bool[n]: True if values[i] is one of `members`, in any order; as `is_among`."""
+    return is_among(values, distinct(members))
 
 
 class Strings:

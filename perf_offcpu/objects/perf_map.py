@@ -25,7 +25,7 @@ from perf_offcpu import losses
 from perf_offcpu.directories import Directory
 from perf_offcpu.files import FileRefusedError, is_mostly_holes, read_bounded
 from perf_offcpu.losses import LossCause
-from perf_offcpu.model.columns import I64, U64
+from perf_offcpu.model.columns import I64, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols, SymbolTable
 
@@ -193,7 +193,7 @@ def _not_replaced(start: U64, size: U64) -> I64:
         return np.arange(len(start))
     # The addresses at which ranges begin and end cut memory into segments. Rows are laid over the segments, the last
     # row first; a segment is covered once, and a boundary is closed once, when a range passes over it.
-    bounds = np.unique(np.concatenate([start, end]))
+    bounds = distinct(np.concatenate([start, end]))
     first, last = np.searchsorted(bounds, start).tolist(), np.searchsorted(bounds, end).tolist()
     free = array("q", range(len(bounds) + 1))  # next segment from here that no later row covers
     opened = array("q", range(len(bounds) + 1))  # next boundary from here that no later row passes over

@@ -163,6 +163,14 @@ def test_help_of_every_verb_imports_nothing_that_costs(name: str) -> None:
     assert done.stdout.startswith(f"usage: perf-offcpu {name} ")
 
 
+def test_a_report_imports_nothing_that_costs_and_is_not_used() -> None:
+    script = (
+        "import sys; from perf_offcpu.cli import main; status = main(sys.argv[1:]);"
+        "sys.exit(status or ' '.join({'numpy.ma', 'tomllib', 'bcc'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", script, "report", "-f", "-i", str(DEMO)], check=True, capture_output=True)
+
+
 def test_a_closed_pipe_ends_it_quietly() -> None:
     """As in `perf-offcpu --help | true`."""
     read_end, write_end = os.pipe()

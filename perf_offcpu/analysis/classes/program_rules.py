@@ -320,7 +320,6 @@ class Rules:
         self.rules = (*rules, *PROGRAM_RULES)
         self.by_comm = any(rule.comm for rule in self.rules)
         self.by_caller = sum(1 << bit for bit, rule in enumerate(self.rules) if rule.callers)
-        self._frames = [pattern(rule.frames) for rule in self.rules]
         self._any_frame = pattern(" ".join(rule.frames for rule in self.rules if rule.frames))
         self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
 
@@ -328,8 +327,8 @@ class Rules:
         """Return the set of the rules whose condition on frames a function name meets."""
         if not fits(self._any_frame, function):
             return 0
-        patterns = enumerate(self._frames)
-        return sum(1 << bit for bit, frames in patterns if self.rules[bit].frames and fits(frames, function))
+        ruled = ((bit, rule.frames) for bit, rule in enumerate(self.rules) if rule.frames)
+        return sum(1 << bit for bit, frames in ruled if fits(pattern(frames), function))
 
     def of_caller(self, function: str) -> int:
         """Return the set of the rules of `by_caller` whose condition on callers a function name meets."""

@@ -5,7 +5,6 @@ blanks. Documentation/wait-classes.md has an example."""
 
 import os
 import re
-import tomllib
 from typing import Any
 
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
@@ -29,6 +28,8 @@ def read_rules(path: str) -> tuple[ProgramRule, ...]:
 
 def parse_rules(text: bytes, path: str) -> tuple[ProgramRule, ...]:
     """Return the rules in the `text` of a file `path`; raise UsageError if it is not TOML or has an invalid rule."""
+    import tomllib  # most users have no file, and its import compiles expressions
+
     try:
         tables = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as problem:  # ValueError: of TOML, UTF-8, and digits of a number

@@ -16,7 +16,7 @@ from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.idle import of_idle_threads
-from perf_offcpu.model.columns import I32, I64, Bool, distinct
+from perf_offcpu.model.columns import I32, I64, Bool, is_one_of
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Meta, SampleFlag
@@ -53,9 +53,9 @@ def kinds_of(profile: Profile, chosen: Bool, subject: Profile, waits: Waits) -> 
         timed_out = (waits.wait_class == WaitClass.LOCK) & samples.has(SampleFlag.WAKER_INTERRUPT)
         passive = waits.for_work | through | timed_out | np.isin(waits.wait_class, _PASSIVE)
         idle |= _of_passive_threads(profile, subject, passive)
-    recorded = distinct(np.append(samples.tid, profile.budget.tid))
+    recorded = np.append(samples.tid, profile.budget.tid)
     by_thread = (samples.waker_tid >= 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
-    by_recorded = by_thread & np.isin(samples.waker_tid, recorded)
+    by_recorded = by_thread & is_one_of(samples.waker_tid, recorded)
     elsewhere = (waits.wait_class == WaitClass.CHILD) & (by_recorded | ~by_thread)
     elsewhere |= (waits.wait_class == WaitClass.PIPE) & by_recorded & _by_descendants(subject)
     elsewhere |= waits.for_work
@@ -104,7 +104,7 @@ def _naps(profile: Profile, subject: Profile, waits: Waits, left_out: Bool) -> B
     sleeper, ender = np.split(thread_of, 2)
     slept, awaited = (sum_by(which, samples.period, len(first)) for which in (np.where(naps, sleeper, -1), ender))
     naps &= (awaited <= slept // _AWAITED_PART)[sleeper]
-    others = ~np.isin(budget.tid, distinct(samples.tid[naps | left_out]))
+    others = ~is_one_of(budget.tid, samples.tid[naps | left_out])
     active = int(samples.period[~naps & ~left_out].sum()) + int(budget.running_ns[others].sum())
     is_alone = active <= int(samples.period[naps].sum()) // 100
     return np.zeros(len(naps), np.bool_) if is_alone else naps

@@ -26,7 +26,7 @@ from perf_offcpu.analysis.group import group, sum_by
 from perf_offcpu.analysis.holders import Holders
 from perf_offcpu.callpaths.keys import cgroup_label
 from perf_offcpu.losses import LossCause, Stage
-from perf_offcpu.model.columns import I64, Bool, distinct
+from perf_offcpu.model.columns import I64, Bool, distinct, is_one_of
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import Budget, SampleFlag
 from perf_offcpu.report.thread_budgets import BLOCKED, counted_lives
@@ -130,7 +130,7 @@ def verdict_of(
     causes = causes_of(subject, waits)
     cells = cells_of(subject, waits, causes, holders, kind)
     idle, busy = cells.take(cells.kind == Kind.IDLE), cells.take(cells.kind != Kind.IDLE)
-    budget = budget.take(~np.isin(thread_ids(budget.pid, budget.tid), distinct(thread_ids(idle.pid, idle.tid))))
+    budget = budget.take(~is_one_of(thread_ids(budget.pid, budget.tid), thread_ids(idle.pid, idle.tid)))
     counted, elsewhere = (
         [
             _with_command(cause, options)
@@ -165,7 +165,7 @@ def verdict_of(
         still_blocked=still_blocked,
         longest_blocked=longest,
         processes=_processes(profile, budget),
-        goroutines="Go" in {waits.rules[row].program for row in np.unique(waits.rule).tolist() if row >= 0},
+        goroutines="Go" in {waits.rules[row].program for row in distinct(waits.rule).tolist() if row >= 0},
         loss=_loss(counts, profile, subject.samples),
         command=listed[0].command if listed else _command(options, view),
     )
@@ -175,7 +175,7 @@ def _processes(profile: Profile, budget: Budget) -> str:
     """Return the recorded command; if the perf command line has none, `COMM PID and N more`: the first process of -p,
     else the process with most threads, and the number of other processes."""
     samples, comms, words = profile.samples, profile.comms, profile.meta.cmdline
-    strings = {profile.strings[row] for row in np.unique(comms.comm).tolist()}
+    strings = {profile.strings[row] for row in distinct(comms.comm).tolist()}
     for at, word in enumerate(words[2:], 2):  # perf needs no "--" before a command
         if basename(word)[:_COMM_LENGTH] in strings:
             return printable(shlex.join(words[at:]))

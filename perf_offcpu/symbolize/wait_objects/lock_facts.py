@@ -15,7 +15,7 @@ import re
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.model.columns import I32, I64, U16, Bool, Strings
+from perf_offcpu.model.columns import I32, I64, U16, Bool, Strings, distinct, is_among, is_one_of
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import ObjectFact, Objects
 from perf_offcpu.model.recording import SUM_FLAGS, Recording, SampleFlag
@@ -53,17 +53,16 @@ def facts_by_enders(recording: Recording, entry: I64, row: I64, objects: Objects
     different, number = np.unique(both, axis=0, return_inverse=True)
     number, groups = number.reshape(-1), len(different)
     thing = number[entry]
-    waits = np.unique(thing.astype(np.int64) << 32 | samples.tid[rows])
+    waits = distinct(thing.astype(np.int64) << 32 | samples.tid[rows])
     several = np.bincount(waits >> 32, minlength=groups) > 1
     ended = ~samples.has(_NOT_ENDED)[rows] & (samples.waker_tid[rows] > 0)
     ended &= ~_exits(recording, samples.tid[rows], samples.time_ns[rows])
-    is_recorded = np.isin(samples.waker_pid[rows], samples.pid)
+    is_recorded = is_one_of(samples.waker_pid[rows], samples.pid)
     is_own = samples.waker_pid[rows] == samples.pid[rows]
     ended &= shared[entry] | (is_public[entry] & is_recorded) | is_own  # else it was a signal
-    waker_tid, waker_pid, thing = samples.waker_tid[rows][ended], samples.waker_pid[rows][ended], thing[ended]
-    tid = samples.tid[rows][ended]
-    is_peer = np.isin(thing.astype(np.int64) << 32 | waker_tid, waits)
-    is_stranger = ~is_peer & ~np.isin(waker_pid, samples.pid)
+    waker_tid, tid, thing = samples.waker_tid[rows][ended], samples.tid[rows][ended], thing[ended]
+    is_peer = is_among(thing.astype(np.int64) << 32 | waker_tid, waits)
+    is_stranger = ~is_peer & ~is_recorded[ended]
     is_other = ~is_peer & ~is_stranger
     by = [is_peer, is_other, is_stranger]
     peers, others, strangers = (np.bincount(thing[is_ender], minlength=groups) for is_ender in by)
@@ -91,7 +90,7 @@ def facts_by_words(recording: Recording, row: I32) -> U16:
     is_known = (words.kind == ObjectKind.FUTEX) & (words.number != -1)
     waits = is_known & np.isin(command, _WAITS)
     is_id = waits & (words.operation & _PRIVATE == 0) & (value > 0) & (value <= _TID_MASK)
-    is_thread = np.isin(words.pid.astype(np.int64) << 32 | value, tasks.pid.astype(np.int64) << 32 | tasks.tid)
+    is_thread = is_one_of(words.pid.astype(np.int64) << 32 | value, tasks.pid.astype(np.int64) << 32 | tasks.tid)
     # In a pid namespace the program has other ids: there, an exit ended the wait.
     ended = (samples.waker_tid[rows] > 0) & (samples.waker_pid[rows] == samples.pid[rows])
     ended &= _exits(recording, samples.waker_tid[rows], samples.wakeup_ns[rows])
@@ -109,7 +108,7 @@ def _in_circle(waker: I32, sleeper: I32) -> Bool:
     one of these wake-ups, and its sleeper is the waker of one."""
     inside = np.ones(len(waker), np.bool_)
     while True:
-        still = inside & np.isin(waker, sleeper[inside]) & np.isin(sleeper, waker[inside])
+        still = inside & is_one_of(waker, sleeper[inside]) & is_one_of(sleeper, waker[inside])
         if (still == inside).all():
             return inside
         inside = still

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.wait_objects import LockRole, ObjectKind
-from perf_offcpu.model.columns import I32, Bool
+from perf_offcpu.model.columns import I32, Bool, distinct
 from perf_offcpu.model.profile import Objects, Profile
 from perf_offcpu.model.recording import SUM_FLAGS, Recording
 from perf_offcpu.objects.search import DELETED
@@ -67,7 +67,7 @@ def with_objects(profile: Profile, recording: Recording, options: SymbolizeOptio
     if not (row >= 0).any() and not any(mask.any() for _, _, mask in bare):
         return profile
     rows, pids, entry_of_sample = entries_of(recording, row)
-    object_of, users = object_rows(recording, np.unique(rows).tolist()), users_of(recording, row)
+    object_of, users = object_rows(recording, distinct(rows).tolist()), users_of(recording, row)
     futexes = {number: thing for number, thing in object_of.items() if thing.kind == ObjectKind.FUTEX}
     ends = OtherEnds(recording, object_of, users, wakers_of(recording, row))
     facts = facts_by_words(recording, row)

@@ -8,7 +8,7 @@ import numpy as np
 
 from perf_offcpu.abi.syscalls import syscall_names
 from perf_offcpu.abi.wait_objects import TEXTS, ObjectKind
-from perf_offcpu.model.columns import I32, I64, U64, Bool
+from perf_offcpu.model.columns import I32, I64, U64, Bool, is_one_of
 from perf_offcpu.model.recording import Recording, SampleFlag, WaitObjects
 
 _READS = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg accept accept4"
@@ -104,7 +104,7 @@ def is_in(recording: Recording, names: str) -> Bool:
     """Return bool[samples]: True for samples in any of the system calls in `names`, separated by blanks."""
     names_of_number = syscall_names(recording.meta.arch)
     numbers = [number for number, name in names_of_number.items() if name in names.split()]
-    return np.isin(recording.samples.syscall, np.array(numbers, np.int32))
+    return is_one_of(recording.samples.syscall, np.array(numbers, np.int32))
 
 
 def entries_of(recording: Recording, row: I32) -> tuple[I64, I64, I64]:

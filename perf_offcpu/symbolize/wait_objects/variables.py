@@ -18,7 +18,7 @@ import numpy as np
 from perf_offcpu.abi import elf
 from perf_offcpu.cache import cache_name
 from perf_offcpu.errors import FormatError
-from perf_offcpu.model.columns import I32, U64
+from perf_offcpu.model.columns import I32, U64, distinct
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.elf.headers import Rows
 from perf_offcpu.objects.elf.image import ElfImage
@@ -100,7 +100,7 @@ def _maps_below(recording: Recording, spaces: I32, addresses: U64) -> I32:
     """Return int32[n]: row in maps of the last mapping of spaces[i] that begins at or below addresses[i]; -1 none."""
     maps = recording.maps
     row = np.full(len(addresses), -1, np.int32)
-    for space in np.unique(spaces[spaces >= 0]).tolist():
+    for space in distinct(spaces[spaces >= 0]).tolist():
         low, high = (int(np.searchsorted(maps.space, space, side)) for side in ("left", "right"))
         rows = np.flatnonzero(spaces == space)
         place = np.searchsorted(maps.start[low:high], addresses[rows], side="right") - 1 + low
