@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.columns import I64
 
+_Keys = NDArray[Any]  # int32 or int64
+
 _TABLE_PER_ROW = 8
 _TABLE_MIN = 1 << 16
+_BLOCK = 1 << 17  # rows added at once: their temporary columns stay in the processor's cache
 _SUM_LIMIT = 2.0**62
 _EXACT_LIMIT = 2.0**52
 _LOW_BITS = 26
@@ -34,14 +37,17 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
             key, size = _ranked(key, size)
             if size * other_size > _table_size(len(key)):
                 other, other_size = _ranked(other, other_size)
+        key = key.astype(_key_type(size * other_size), copy=False)
         key *= other_size
         key += other
         size *= other_size
         del other  # columns of millions of rows: none is kept longer than it is needed
-    of, groups = _ranked(key, size)
+    of, groups = _ranked(key.astype(np.int64, copy=False), size)
     del key
     first = np.empty(groups, np.int64)
-    first[of[::-1]] = np.arange(len(of) - 1, -1, -1)  # the last assignment stays
+    for end in range(len(of), 0, -_BLOCK):
+        begin = max(end - _BLOCK, 0)
+        first[of[begin:end][::-1]] = np.arange(end - 1, begin - 1, -1)  # the last assignment stays
     return first, of
 
 
@@ -59,22 +65,22 @@ def sum_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
     Raises:
         PerfOffcpuError: a sum could exceed 63 bits, which means damaged weights.
     """
-    if len(values) > _ROW_LIMIT:
-        return sum_by(group_of[:_ROW_LIMIT], values[:_ROW_LIMIT], groups) + sum_by(
-            group_of[_ROW_LIMIT:], values[_ROW_LIMIT:], groups
-        )
     whole = _magnitude(values)
     if whole >= _SUM_LIMIT:
         raise PerfOffcpuError("the weights add up to more than 2^62: some samples of this event are damaged")
-    if whole < _EXACT_LIMIT:  # no partial sum of doubles is rounded
-        exact: I64 = np.bincount(group_of + 1, values, groups + 1)[1:].astype(np.int64)
-        return exact
-    values = values.astype(np.int64)
-    high, low = (
-        np.bincount(group_of + 1, part, groups + 1)[1:].astype(np.int64)
-        for part in (values >> _LOW_BITS, values & ((1 << _LOW_BITS) - 1))
-    )
-    return (high << _LOW_BITS) + low
+    block, sums = min(max(_BLOCK, groups), _ROW_LIMIT), np.zeros(groups, np.int64)
+    for begin in range(0, len(values), block):
+        place, part = group_of[begin : begin + block] + 1, values[begin : begin + block]
+        if whole < _EXACT_LIMIT:  # no partial sum of doubles is rounded
+            sums += np.bincount(place, part, groups + 1)[1:].astype(np.int64)
+            continue
+        part = part.astype(np.int64)
+        high, low = (
+            np.bincount(place, bits, groups + 1)[1:].astype(np.int64)
+            for bits in (part >> _LOW_BITS, part & ((1 << _LOW_BITS) - 1))
+        )
+        sums += (high << _LOW_BITS) + low
+    return sums
 
 
 def _magnitude(values: NDArray[Any]) -> float:
@@ -98,31 +104,40 @@ def max_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
     return largest[:-1]
 
 
-def _dense(column: NDArray[Any]) -> tuple[I64, int]:
-    """Return int64[n], numbers from 0 that compare as the values do, and a number above all of them."""
+def _key_type(size: int) -> type[np.int32 | np.int64]:
+    """Return the dtype of keys below `size`: small ones take half the memory and time."""
+    return np.int32 if size <= 1 << 31 else np.int64
+
+
+def _dense(column: NDArray[Any]) -> tuple[_Keys, int]:
+    """Return integers[n], numbers from 0 that compare as the values do, and a number above all of them."""
     if not len(column):
-        return column.astype(np.int64), 1
+        return column.astype(np.int32), 1
     low, high = int(column.min()), int(column.max())
     if high - low < _table_size(len(column)):
-        # Modular arithmetic keeps uint64 and int64 apart from float64 and ends up in the small range.
-        dense = column.astype(np.int64)
-        dense -= np.int64(low) if low < 1 << 63 else np.int64(low - (1 << 64))
+        dense = np.empty(len(column), _key_type(high - low + 1))
+        if column.dtype.itemsize < dense.itemsize:
+            column = column.astype(dense.dtype)
+        np.subtract(column, column.dtype.type(low), out=dense, casting="unsafe")  # the difference is small
         return dense, high - low + 1
     values, rank = np.unique(column, return_inverse=True)
-    return rank.astype(np.int64), len(values)
+    return rank, len(values)
 
 
-def _ranked(key: I64, size: int) -> tuple[I64, int]:
-    """Return int64[n], the rank of each key (below `size`) among the distinct keys, and the number of distinct keys."""
+def _ranked(key: _Keys, size: int) -> tuple[_Keys, int]:
+    """Return integers[n], the rank of each key (below `size`) among the distinct keys, and the number of distinct keys.
+    May overwrite `key`."""
     if size > _table_size(len(key)):
         values, rank = np.unique(key, return_inverse=True)
-        return rank.astype(np.int64), len(values)
+        return rank, len(values)
     seen = np.zeros(size, np.bool_)
     seen[key] = True
     values = np.flatnonzero(seen)
-    rank_of = np.empty(size, np.int64)
+    if len(values) == size:
+        return key, size
+    rank_of = np.empty(size, key.dtype)
     rank_of[values] = np.arange(len(values))
-    return rank_of[key], len(values)
+    return np.take(rank_of, key, out=key, mode="clip"), len(values)  # the mode that does not make a copy first
 
 
 def _table_size(rows: int) -> int:

@@ -17,7 +17,7 @@ def of_idle_threads(profile: Profile, for_work: Bool) -> Bool:
     samples = profile.samples
     first, group_of = group(samples.tid, samples.pid)
     counts_time = np.array([*(event.unit == "ns" for event in profile.evsels), False])[samples.evsel]
-    period = np.where(counts_time, samples.period, 0)
+    period = samples.period if counts_time.all() else np.where(counts_time, samples.period, 0)
     all_time = sum_by(group_of, period, len(first))
     work_time = sum_by(np.where(for_work, group_of, -1), period, len(first))
     # Without products of whole sums: they could leave 63 bits.

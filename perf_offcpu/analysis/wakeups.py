@@ -6,9 +6,9 @@ wake-ups have no arrow, and in the graph all interrupts are one waker, "[interru
 
 import numpy as np
 
-from perf_offcpu.analysis.group import group, max_by, sum_by
+from perf_offcpu.analysis.group import group, max_by, stable_order, sum_by
 from perf_offcpu.analysis.timeline import Timeline, Track, comm_of, timeline_of
-from perf_offcpu.model.columns import I64, Bool
+from perf_offcpu.model.columns import I64, Bool, distinct
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SampleFlag
 from perf_offcpu.structs import mutable
@@ -78,24 +78,31 @@ def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
 def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
     """Return int64[k]: ns from each `at_ns` (begin of a mark on `track`) to before the next begin, wake-up or end of a
     wait, or mark, on that track; at most _MARK_NS. `queued_ns`: int64[samples], as returned by `queued_ns`."""
-    waits = np.flatnonzero(timeline.waits)
-    edges = (timeline.begin_ns[waits], queued_ns[waits], timeline.end_ns[waits])
-    tracks = np.concatenate([*[timeline.track[waits]] * len(edges), track])
-    times = np.concatenate([*edges, at_ns])
-    order = _sorted_by(tracks, times)
-    room = np.full(len(order), _MARK_NS)
-    same = tracks[order[1:]] == tracks[order[:-1]]
-    room[order[:-1]] = np.where(same, times[order[1:]] - times[order[:-1]] - 1, _MARK_NS)
-    marks: I64 = np.clip(room[len(order) - len(track) :], 0, _MARK_NS)
+    rows = np.flatnonzero(timeline.waits)
+    rows = rows[stable_order(timeline.track[rows])]
+    edges = np.stack([timeline.begin_ns[rows], queued_ns[rows], timeline.end_ns[rows]], axis=1).reshape(-1)
+    span = int(max(edges.max(initial=0), at_ns.max(initial=0))) + _MARK_NS + 2
+    if span * (max(int(timeline.track.max(initial=0)), int(track.max(initial=0))) + 1) >= 2**62:
+        edges, at_ns = np.split(_with_short_gaps(np.append(edges, at_ns)), [len(edges)])
+        span = int(max(edges.max(initial=0), at_ns.max(initial=0))) + _MARK_NS + 2
+    # A key orders by track and time. The edges of a track, wait by wait, are in order already if nothing is damaged.
+    edge, begin = np.repeat(timeline.track[rows], 3) * span + edges, track * span + at_ns
+    if (edge[1:] < edge[:-1]).any():
+        edge.sort()
+    order = np.argsort(begin, kind="stable")
+    begin = begin[order]
+    after = np.append(edge, np.iinfo(np.int64).max)[np.searchsorted(edge, begin)]
+    after[:-1] = np.minimum(after[:-1], begin[1:])
+    marks = np.empty(len(track), np.int64)
+    marks[order] = np.clip(after - begin - 1, 0, _MARK_NS)
     return marks
 
 
-def _sorted_by(tracks: I64, times: I64) -> I64:
-    """Return int64[n], rows sorted by (track, time); one key, if both fit into 63 bits, is twice as fast."""
-    span = int(times.max(initial=0)) + 1
-    if span * (int(tracks.max(initial=0)) + 1) < 2**62:
-        return np.argsort(tracks * span + times)
-    return np.lexsort((times, tracks))
+def _with_short_gaps(times: I64) -> I64:
+    """Return n times in the same order, whose differences are the same up to _MARK_NS; longer ones are cut."""
+    ascending = distinct(times)
+    gaps = np.minimum(np.diff(ascending), _MARK_NS + 1)
+    return np.append(0, np.cumsum(gaps))[np.searchsorted(ascending, times)]
 
 
 @mutable

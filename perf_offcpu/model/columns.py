@@ -164,6 +164,9 @@ def tables_of(owner: Any) -> dict[str, Table]:
     return {name: table for name, table in tables.items() if isinstance(table, Table)}
 
 
+_FEW = 16  # members of a set with which comparing each is faster than searching
+
+
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Return the distinct values, ascending: np.unique() without its import of numpy.ma, some 20 ms."""
     ordered = np.sort(values)
@@ -173,11 +176,14 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> Bool:
     """Return bool[n]: True if values[i] is in `ascending` (sorted); np.isin() without its import of numpy.ma."""
-    if not len(ascending):
-        return np.zeros(len(values), np.bool_)
+    if len(ascending) <= _FEW:
+        is_any = np.zeros(len(values), np.bool_)
+        for value in ascending:
+            is_any |= values == value
+        return is_any
     place = np.searchsorted(ascending, values)
-    is_one_of: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
-    return is_one_of
+    is_in: Bool = ascending[np.minimum(place, len(ascending) - 1)] == values
+    return is_in
 
 
 def is_one_of(values: NDArray[Any], members: NDArray[Any]) -> Bool:
@@ -213,8 +219,10 @@ class Strings:
         return row
 
     def intern_all(self, texts: Iterable[str | bytes]) -> U32:
-        """Return uint32[n]: the rows of n texts, interned in order."""
-        return np.fromiter((self.intern(text) for text in texts), np.uint32)
+        """Return uint32[n]: the rows of n texts, interned in order; each distinct text is decoded once."""
+        listed = list(texts)
+        row_of = {text: self.intern(text) for text in dict.fromkeys(listed)}
+        return np.array([row_of[text] for text in listed], np.uint32)
 
     def find(self, text: str) -> int:
         """Return the row of a text; -1 if it is not interned."""

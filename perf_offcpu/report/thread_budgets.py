@@ -182,14 +182,14 @@ def _derived(profile: Profile) -> Lives | None:
         return None
     first, of_waits = group(samples.tid, samples.pid)
     of_waits[~offcpu] = -1
-    runq = np.maximum(samples.runq_ns, 0)
-    states = sums_by_state(samples, of_waits, samples.period - runq, len(first))
+    queued = sum_by(of_waits, np.maximum(samples.runq_ns, 0), len(first))
+    states = sums_by_state(samples, of_waits, samples.period - np.maximum(samples.runq_ns, 0), len(first))
     letters = dict.fromkeys(letter for row in states for letter in row)
 
     def column(letter: str) -> I64:
         return np.array([row.get(letter, 0) for row in states], np.int64)
 
-    runnable = sum_by(of_waits, runq, len(first)) + column("R")
+    runnable = queued + column("R")
     return Lives(
         samples.pid[first],
         samples.tid[first],

@@ -36,11 +36,14 @@ class Total:
 def totals_of(samples: ProfileSamples, group_of: I64, groups: int, rows: Bool | None = None) -> list[Total]:
     """Return the total of each group, over the samples in `rows` (default: all)."""
     group_of = group_of if rows is None else np.where(rows, group_of, -1)
-    is_sum = samples.has(SUM_FLAGS)
-    has_longest = ~is_sum | (samples.longest_ns >= 0)
-    lengths = np.where(is_sum, samples.longest_ns, samples.length_ns())
-    longest = max_by(np.where(has_longest, group_of, -1), lengths, groups)
-    unknown = max_by(group_of[~has_longest], samples.period[~has_longest], groups)  # bounds the waits within
+    is_sum, lengths = samples.has(SUM_FLAGS), samples.length_ns()
+    if is_sum.any():
+        has_longest = ~is_sum | (samples.longest_ns >= 0)
+        longest = max_by(np.where(has_longest, group_of, -1), np.where(is_sum, samples.longest_ns, lengths), groups)
+        unknown = max_by(group_of[~has_longest], samples.period[~has_longest], groups)  # bounds the waits within
+    else:
+        longest, unknown = max_by(group_of, lengths, groups), np.full(groups, -1)
+    del lengths
     uncounted = group_of[samples.has(SampleFlag.UNTIMED)]
     columns = (
         sum_by(group_of, samples.period, groups),

@@ -139,6 +139,7 @@ def cells_of(subject: Profile, waits: Waits, causes: Causes, holders: Holders, k
     facts = (*who, *what, _peers(subject, holders), network_of(subject, waits).cause, kind)
     first, group_of = group(*facts)
     columns = [fact[first].astype(np.int64) for fact in facts]
+    del what, facts
     delay = np.where(waits.wait_class == WaitClass.RUNQUEUE, samples.period, np.maximum(samples.runq_ns, 0))
     blocked = samples.period - delay
     return Cells(*columns, *(sum_by(group_of, values, len(first)) for values in (blocked, delay, samples.count)))

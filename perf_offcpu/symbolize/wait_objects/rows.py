@@ -87,10 +87,14 @@ def wakers_of(recording: Recording, row: I32) -> dict[tuple[int, int], int]:
     kinds = np.append(recording.objects.kind, np.uint16(ObjectKind.UNKNOWN))
     ended = (kinds[row] == ObjectKind.PIPE) & (samples.waker_pid > 0) & ~samples.has(_NO_WAKER)
     ended_rows = np.flatnonzero(ended)
-    ends = np.stack([row[ended_rows], samples.pid[ended_rows], samples.waker_pid[ended_rows]], axis=1)
-    distinct, counts = np.unique(ends, axis=0, return_counts=True)
+    # Two ids are one number: sorting numbers is ten times as fast as sorting rows.
+    pids = samples.pid[ended_rows].astype(np.int64) << 32 | samples.waker_pid[ended_rows]
+    pairs, pair_of_row = np.unique(pids, return_inverse=True)
+    distinct, counts = np.unique(row[ended_rows].astype(np.int64) << 32 | pair_of_row, return_counts=True)
     whole: Counter[tuple[int, int]] = Counter()
-    rows = [(thing, sleeper, waker) for thing, sleeper, waker in distinct.tolist()]
+    pair = pairs[distinct & 0xFFFFFFFF]
+    columns = (distinct >> 32, pair >> 32, pair & 0xFFFFFFFF)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
     for (thing, sleeper, _), count in zip(rows, counts.tolist(), strict=True):
         whole[thing, sleeper] += count
     return {
