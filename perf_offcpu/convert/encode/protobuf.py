@@ -2,8 +2,9 @@
 """Encode Protocol Buffers, a column of messages at a time.
 
 A generated class or the protobuf library makes one message per call, some microseconds each; a recording has
-millions. Here n messages are a matrix: a row a message, with room for the longest, and a mask of the bytes
-that each row uses. Fields are put side by side, and `flat` drops the unused bytes, all in numpy.
+millions. Here n messages are parts side by side. A part has up to 8 bytes of each message, in a column of words.
+`flat` writes one part of all messages after the other, always whole words: the next part overwrites the bytes
+that are too many. All is done in numpy.
 
 Source: https://protobuf.dev/programming-guides/encoding. Fields of value 0 are written, too, which readers of
 proto3 accept.
@@ -12,35 +13,39 @@ proto3 accept.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perf_offcpu.model.columns import I64, U8, U64, Bool
+from perf_offcpu.model.columns import I64, U64, Bool
 from perf_offcpu.structs import frozen
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
-_KEPT_CONSTANTS = 256  # a constant takes no room, because all rows are one; blocks of one size need the same constants
+_KEPT_CONSTANTS = 256  # blocks of one size need the same constants
+
+
+_WORD = 8  # bytes
 
 
 @frozen
 class _Part:
-    """Holds a part of each of n byte strings as a matrix with a mask."""
+    """Holds up to 8 bytes of each of n byte strings."""
 
-    data: U8  # uint8[n, width]
-    used: Bool  # bool[n, width], the bytes that belong to the string
-    lengths: I64  # int64[n], the number of used bytes
+    words: U64  # uint64[n], the first byte lowest; of no dimension if all rows have the same
+    length: I64 | int  # int64[n], the number of bytes; a number if all rows have the same
 
     def take(self, rows: NDArray[np.integer]) -> _Part:
         """Return the given rows."""
-        return _Part(self.data[rows], self.used[rows], self.lengths[rows])
+        words = self.words[rows] if self.words.ndim else self.words
+        return _Part(words, self.length if isinstance(self.length, int) else _simplified(self.length[rows]))
 
 
-def _full(data: U8) -> _Part:
-    lengths = np.broadcast_to(np.int64(data.shape[1]), len(data))
-    return _Part(data, np.broadcast_to(np.True_, data.shape), lengths)
+def _simplified(length: I64) -> I64 | int:
+    """Return lengths as one number if they are all the same."""
+    return int(length[0]) if len(length) and int(length.min()) == int(length.max()) else length
 
 
 @frozen
@@ -52,8 +57,12 @@ class Rows:
 
     @property
     def lengths(self) -> I64:
-        """Return int64[n], the length of each string."""
-        return sum((part.lengths for part in self.parts), np.zeros(self.count, np.int64))
+        """Return int64[n], the length of each string; read-only if all are the same."""
+        total = self._length()
+        return np.broadcast_to(np.int64(total), self.count) if isinstance(total, int) else total
+
+    def _length(self) -> I64 | int:
+        return sum((part.length for part in self.parts), 0)
 
     def take(self, rows: NDArray[np.integer]) -> Rows:
         """Return the given rows, in the given order."""
@@ -61,17 +70,59 @@ class Rows:
 
     def where(self, present: Bool) -> Rows:
         """Return the strings, with an empty string where `present` (bool[n]) is False."""
-        masked = (_Part(part.data, part.used & present[:, None], part.lengths * present) for part in self.parts)
-        return Rows(self.count, tuple(masked))
+        if present.all():
+            return self
+        return Rows(self.count, tuple(_Part(part.words, part.length * present) for part in self.parts))
 
     def flat(self) -> bytes:
         """Return the strings of all rows, concatenated."""
-        if not self.parts:
+        if not self.count or not self.parts:
             return b""
-        used = np.concatenate([part.used for part in self.parts], axis=1)
-        data: U8 = np.concatenate([part.data for part in self.parts], axis=1)
-        text: bytes = data[used].tobytes()
-        return text
+        total = self._length()
+        return self._aligned(total) if isinstance(total, int) else self._spaced(total)
+
+    def _aligned(self, total: int) -> bytes:
+        """Write strings of one length: each part is a column of a matrix."""
+        text, begin = np.empty((self.count, total + _WORD), np.uint8), 0
+        for part in self.parts:
+            np.ndarray(self.count, "<u8", text, begin, (total + _WORD,))[:] = part.words
+            begin += int(part.length)
+        return np.ndarray(self.count, f"V{total}", text, 0, (total + _WORD,)).tobytes()
+
+    def _spaced(self, total: I64) -> bytes:
+        """Write strings of different lengths. The last parts of a string reach into the next one, so the first word of
+        each is written again in the end. For short strings, which that would not mend, there are gaps instead."""
+        leading, reach = self._leading()
+        gap = 0 if int(total.min()) >= reach else _WORD
+        ends = np.cumsum(total + gap)
+        text = np.empty(int(ends[-1]) + _WORD, np.uint8)
+        words = np.ndarray(len(text) - _WORD + 1, "<u8", text, 0, (1,))  # a word at each byte
+        begin = ends - total - gap
+        place, first = begin.copy(), words[:0]
+        for index, part in enumerate(self.parts):
+            if index == leading and not gap:
+                first = words[begin]
+            words[place] = part.words
+            place += part.length
+        text = text[: ends[-1]]
+        if not gap:
+            words[begin] = first
+            return text.tobytes()
+        used = np.ones(len(text), np.bool_)
+        used[(ends - gap)[:, None] + np.arange(gap)] = False
+        return text[used].tobytes()
+
+    def _leading(self) -> tuple[int, int]:
+        """Return the number of leading parts that have the first word of each string, and the length from which on a
+        string has room for all that is written until then."""
+        least = most = reach = 0
+        for index, part in enumerate(self.parts):
+            if least >= _WORD:
+                return index, reach
+            reach = most + _WORD
+            length = np.asarray(part.length)
+            least, most = least + int(length.min()), most + int(length.max())
+        return len(self.parts), sys.maxsize
 
 
 def varint(value: int) -> bytes:
@@ -93,59 +144,83 @@ def field(number: int, value: int | str | bytes) -> bytes:
     return varint(number << 3 | _LENGTH) + varint(len(data)) + data
 
 
+_SEVEN = [(np.uint64(low), np.uint64(high), np.uint64(shift)) for low, high, shift in (
+    (0x000000000FFFFFFF, 0x00FFFFFFF0000000, 4),
+    (0x00003FFF00003FFF, 0x0FFFC0000FFFC000, 2),
+    (0x007F007F007F007F, 0x3F803F803F803F80, 1),
+)]  # fmt: skip
+"""Steps that spread 56 bits over 8 bytes, 7 in each: halves of the bits move apart, then halves of these."""
+_MORE = np.array([0x8080808080808080 & ((1 << 8 * max(length - 1, 0)) - 1) for length in range(_WORD + 1)], np.uint64)
+"""Bit 7 of each byte of a varint but the last, by its length."""
+_IN_WORD = 7 * _WORD  # bits
+
+
 def varints(values: NDArray[np.integer]) -> Rows:
     """Encode n numbers that are not negative as varints, one a row."""
-    left: U64 = values.astype(np.uint64)
-    width = _width(int(left.max(initial=0)))
-    if not len(left) or _width(int(left.min())) == width:
-        return _same_width(left, width)
-    lengths = np.ones(len(left), np.int64)
-    data = np.empty((len(left), width), np.uint8)
-    used = np.ones((len(left), width), np.bool_)
-    for place in range(width):
-        data[:, place] = left & np.uint64(0x7F)
-        left = left >> np.uint64(7)
-        if place + 1 < width:
-            more = left > 0
-            used[:, place + 1] = more
-            data[:, place] |= more.view(np.uint8) << 7
-            lengths += more
-    return Rows(len(left), (_Part(data, used, lengths),))
+    whole: U64 = values.astype(np.uint64)
+    least, width = _width(int(whole.min())) if len(whole) else 1, _width(int(whole.max(initial=0)))
+    length: I64 | int = width
+    if least < width:
+        length = np.full(len(whole), least)
+        for number in range(least, width):
+            length += whole >= np.uint64(1 << 7 * number)
+    if width <= _WORD:
+        return Rows(len(whole), (_Part(_spread(whole, width) | _MORE[length], length),))
+    # The first 8 bytes, and 1 or 2 more of some numbers.
+    first, more = np.minimum(length, _WORD), np.maximum(np.subtract(length, _WORD), 0)
+    low = _spread(whole & np.uint64((1 << _IN_WORD) - 1), _WORD) | _MORE[first]
+    low |= np.where(more > 0, np.uint64(1 << 63), np.uint64(0))
+    high = _spread(whole >> np.uint64(_IN_WORD), 2) | _MORE[more]
+    lengths = (np.broadcast_to(part, len(whole)).astype(np.int64) for part in (first, more))
+    return Rows(len(whole), tuple(map(_Part, (low, high), lengths)))
+
+
+def _spread(values: U64, width: int) -> U64:
+    """Return numbers of at most 7 `width` bits with 7 bits in each byte."""
+    for step, (low, high, shift) in enumerate(_SEVEN):
+        if width > 4 >> step:
+            values = (values & low) | ((values & high) << shift)
+    return values
 
 
 def _width(value: int) -> int:
     return max(1, -(-value.bit_length() // 7))
 
 
-def _same_width(left: U64, width: int) -> Rows:
-    """Encode n numbers as varints, one a row, if each needs exactly `width` bytes, as times usually do."""
-    data = np.empty((len(left), width), np.uint8)
-    for place in range(width):
-        data[:, place] = left & np.uint64(0x7F)
-        left = left >> np.uint64(7)
-    data[:, : width - 1] |= 0x80
-    return Rows(len(left), (_full(data),))
-
-
 @functools.lru_cache(_KEPT_CONSTANTS)
 def constant(data: bytes, rows: int) -> Rows:
     """Return Rows of `rows` strings, each of them `data`."""
-    repeated = np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data)))
-    return Rows(rows, (_full(repeated),))
+    texts = [data[begin : begin + _WORD] for begin in range(0, len(data), _WORD)]
+    return Rows(rows, tuple(_Part(np.array(int.from_bytes(text, "little"), np.uint64), len(text)) for text in texts))
 
 
 def from_bytes(texts: Sequence[bytes]) -> Rows:
     """Return byte strings as Rows; meant for a few strings, from which `take` makes many rows."""
-    width = max(map(len, texts), default=0)
-    data = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in texts), np.uint8)
+    width = -(-max(map(len, texts), default=0) // _WORD)
+    data = np.frombuffer(b"".join(text.ljust(_WORD * width, b"\0") for text in texts), "<u8").astype(np.uint64)
+    words = data.reshape(len(texts), width)
     lengths = np.array([len(text) for text in texts], np.int64)
-    used: Bool = np.arange(width) < lengths[:, None]
-    return Rows(len(texts), (_Part(data.reshape(len(texts), width), used, lengths),))
+    parts = (_Part(words[:, part], np.clip(lengths - _WORD * part, 0, _WORD)) for part in range(width))
+    return Rows(len(texts), tuple(parts))
 
 
 def joined(*rows: Rows) -> Rows:
     """Return Rows whose string i is the strings i of all arguments, concatenated."""
-    return Rows(rows[0].count, tuple(part for row in rows for part in row.parts))
+    parts: list[_Part] = []
+    for part in (part for row in rows for part in row.parts):
+        if parts and _fit_together(parts[-1], part):
+            before = parts.pop()
+            words = before.words | part.words << np.uint64(8 * int(before.length))
+            parts.append(_Part(words, before.length + part.length))
+        else:
+            parts.append(part)
+    return Rows(rows[0].count, tuple(parts))
+
+
+def _fit_together(before: _Part, part: _Part) -> bool:
+    """Return True if two parts are one: the first has the same length in all rows, and both fit into a word."""
+    longest = part.length if isinstance(part.length, int) else int(part.length.max(initial=0))
+    return isinstance(before.length, int) and before.length + longest <= _WORD and not before.words.ndim
 
 
 def numbers(number: int, values: NDArray[np.integer]) -> Rows:
@@ -155,8 +230,7 @@ def numbers(number: int, values: NDArray[np.integer]) -> Rows:
 
 def fixed64(number: int, values: NDArray[np.uint64] | NDArray[np.float64]) -> Rows:
     """Encode a field of 8 bytes, a number or a double, in each of n messages."""
-    data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).view(np.uint8)
-    body = Rows(len(values), (_full(data.reshape(-1, 8)),))
+    body = Rows(len(values), (_Part(np.ascontiguousarray(values).view(np.uint64), _WORD),))
     return joined(constant(varint(number << 3 | _FIXED64), len(values)), body)
 
 
@@ -167,7 +241,10 @@ def messages(number: int, body: Rows) -> Rows:
 
 def lengths(number: int, values: I64) -> Rows:
     """Encode, per row, the tag of length-delimited field `number` and its length, from `values`, without content."""
-    return joined(constant(varint(number << 3 | _LENGTH), len(values)), varints(values))
+    tag = varint(number << 3 | _LENGTH)
+    if len(values) and values.strides == (0,):
+        return constant(tag + varint(int(values[0])), len(values))
+    return joined(constant(tag, len(values)), varints(values))
 
 
 def ragged(rows: Rows, offsets: I64) -> list[bytes]:

@@ -46,6 +46,23 @@ def test_messages_of_messages(values: list[int], data: st.DataObject) -> None:
         assert (row.number, row.name, row.seven, row.real) == (value if there else 0, text, "seven", float(value))
 
 
+@given(
+    st.lists(st.lists(st.binary(max_size=20), min_size=3, max_size=3), max_size=8), st.binary(max_size=20), st.data()
+)
+def test_strings_of_any_lengths_side_by_side(texts: list[list[bytes]], same: bytes, data: st.DataObject) -> None:
+    """Short strings, long strings, and mixtures of both, whose last words reach into the strings after them."""
+    columns = [pb.from_bytes(list(column)) for column in zip(*texts, strict=True)] if texts else [pb.from_bytes([])]
+    present = np.array(data.draw(st.lists(st.booleans(), min_size=len(texts), max_size=len(texts))), np.bool_)
+    place = data.draw(st.integers(0, len(columns)))
+    masked = [columns[0].where(present), *columns[1:]]
+    rows = pb.joined(*masked[:place], pb.constant(same, len(texts)), *masked[place:])
+    expected = [[text[0] if there else b"", *text[1:]] for text, there in zip(texts, present.tolist(), strict=True)]
+    for text in expected:
+        text.insert(place, same)
+    assert rows.flat() == b"".join(part for text in expected for part in text)
+    assert rows.lengths.tolist() == [sum(map(len, text)) for text in expected]
+
+
 def test_ranges_of_rows() -> None:
     rows = pb.numbers(1, np.array([1, 300, 2, 70_000]))
     assert pb.ragged(rows, np.array([0, 2, 2, 4])) == [
