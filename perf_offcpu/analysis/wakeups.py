@@ -62,7 +62,7 @@ def wakeups_of(profile: Profile, timeline: Timeline) -> Wakeups:
     queued = queued_ns(samples, timeline)
     woken = timeline.waits & (samples.wakeup_ns >= 0) & (waker >= 0) & ~interrupt
     arrows = np.flatnonzero(woken & (waker != timeline.track))
-    marks = _mark_lengths(timeline, queued, waker[arrows], queued[arrows])
+    marks = mark_lengths(timeline, queued, waker[arrows], queued[arrows])
     return Wakeups(tracks, waker, interrupt, queued, arrows, marks)
 
 
@@ -75,23 +75,27 @@ def queued_ns(samples: ProfileSamples, timeline: Timeline) -> I64:
     return np.where(timeline.waits, np.clip(queued, timeline.begin_ns, end), end)
 
 
-def _mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
+def mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> I64:
     """Return int64[k]: ns from each `at_ns` (begin of a mark on `track`) to before the next begin, wake-up or end of a
     wait, or mark, on that track; at most _MARK_NS. `queued_ns`: int64[samples], as returned by `queued_ns`."""
     rows = np.flatnonzero(timeline.waits)
     rows = rows[stable_order(timeline.track[rows])]
-    edges = np.stack([timeline.begin_ns[rows], queued_ns[rows], timeline.end_ns[rows]], axis=1).reshape(-1)
+    edges = np.empty((len(rows), 3), np.int64)
+    for edge, times in enumerate((timeline.begin_ns, queued_ns, timeline.end_ns)):
+        edges[:, edge] = times[rows]
+    edges = edges.reshape(-1)
     span = int(max(edges.max(initial=0), at_ns.max(initial=0))) + _MARK_NS + 2
     if span * (max(int(timeline.track.max(initial=0)), int(track.max(initial=0))) + 1) >= 2**62:
         edges, at_ns = np.split(_with_short_gaps(np.append(edges, at_ns)), [len(edges)])
         span = int(max(edges.max(initial=0), at_ns.max(initial=0))) + _MARK_NS + 2
     # A key orders by track and time. The edges of a track, wait by wait, are in order already if nothing is damaged.
-    edge, begin = np.repeat(timeline.track[rows], 3) * span + edges, track * span + at_ns
-    if (edge[1:] < edge[:-1]).any():
-        edge.sort()
+    edges += np.repeat(timeline.track[rows] * span, 3)
+    if (edges[1:] < edges[:-1]).any():
+        edges.sort()
+    begin = track * span + at_ns
     order = np.argsort(begin, kind="stable")
     begin = begin[order]
-    after = np.append(edge, np.iinfo(np.int64).max)[np.searchsorted(edge, begin)]
+    after = np.append(edges, np.iinfo(np.int64).max)[np.searchsorted(edges, begin)]
     after[:-1] = np.minimum(after[:-1], begin[1:])
     marks = np.empty(len(track), np.int64)
     marks[order] = np.clip(after - begin - 1, 0, _MARK_NS)

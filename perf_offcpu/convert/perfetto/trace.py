@@ -217,11 +217,14 @@ def counter_packets(timeline: Timeline, wakeups: Wakeups) -> Iterator[bytes]:
 
 def _counts(since: I64, until: I64) -> tuple[I64, I64]:
     """Return int64[m] twice: the times at which intervals begin or end, ascending; the number open from then on."""
-    times = np.concatenate([since * 2, until * 2 + 1])  # the lowest bit says which
+    times = np.concatenate([since, until])
+    times <<= 1
+    times[len(since) :] |= 1  # the lowest bit says which
     times.sort()
-    time_ns, number = times >> 1, np.cumsum(1 - 2 * (times & 1))
-    last = np.append(time_ns[1:] != time_ns[:-1], True)[: len(time_ns)]
-    return time_ns[last], number[last]
+    number = np.cumsum(1 - 2 * (times & 1).astype(np.int8), dtype=np.int64)
+    times >>= 1
+    last = np.append(times[1:] != times[:-1], True)[: len(times)]
+    return times[last], number[last]
 
 
 def _previous(track: I64, values: I64) -> I64:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from perf_offcpu.abi.attr import Attr, AttrFlag
 from perf_offcpu.analysis.time_windows import in_windows, parse_windows
-from perf_offcpu.analysis.timeline import timeline_of
+from perf_offcpu.analysis.timeline import Timeline, timeline_of
+from perf_offcpu.analysis.wakeups import mark_lengths
 from perf_offcpu.analysis.wall_clock import wall_clock
 from perf_offcpu.callpaths.weights import unit_of
 from perf_offcpu.errors import UsageError
@@ -141,3 +142,29 @@ def test_preemption_of_budgets_is_part_of_all_time() -> None:
     made.budget = Budget.filled(1, tid=[1], pid=[1], end_ns=[200], preempted_ns=[100], running_ns=[30])
     assert wall_clock(made).samples.period.tolist() == [70, 10, 10, 10]
     assert wall_clock(made, whole_lives=True).samples.period.tolist() == [70, 10, 10, 10, 34, 33, 33]
+
+
+_SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3000), st.integers(0, 2000)), max_size=12)
+
+
+@given(_SPANS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3000)), max_size=8), st.sampled_from([1, 2**61]))
+def test_a_mark_ends_before_the_next_event_of_its_track(
+    spans: list[tuple[int, int, int]], arrows: list[tuple[int, int]], far: int
+) -> None:
+    """Also where waits overlap, as in damaged recordings, and where (track, time) exceeds 63 bits."""
+    late = [(3, 2**61, 5)] if far > 1 else []
+    track, begin, length = (np.array(column, np.int64) for column in zip(*spans, *late, (0, 0, 0), strict=False))
+    everywhere = np.ones(len(track), np.bool_)
+    timeline = Timeline([], track, everywhere, ~everywhere, begin, begin + length, 0)
+    queued = begin + length // 2
+    edges = [
+        *zip(track, begin, strict=True),
+        *zip(track, queued, strict=True),
+        *zip(track, begin + length, strict=True),
+    ]
+    marks = mark_lengths(timeline, queued, *np.array([*arrows, (2, 7)], np.int64).T)
+    later = [(*arrow, number) for number, arrow in enumerate([*arrows, (2, 7)])]
+    for (waker, at, number), mark in zip(later, marks.tolist(), strict=True):
+        rooms = [time - at for edge, time in edges if edge == waker and time >= at]
+        rooms += [time - at for other, time, order in later if other == waker and (time, order) > (at, number)]
+        assert mark == min(max(min(rooms, default=1001) - 1, 0), 1000)
