@@ -20,8 +20,8 @@ import re
 import numpy as np
 
 from perf_offcpu.analysis.classes.classify import Waits
-from perf_offcpu.analysis.classes.program_rules import fits, pattern
-from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrapper
+from perf_offcpu.analysis.classes.program_rules import fits
+from perf_offcpu.analysis.classes.wait_classes import WaitClass, class_of_wrapper, matches
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.interpreters import INTERPRETERS
 from perf_offcpu.analysis.stack_walk import innermost_node, outermost_node, used_frames
@@ -120,7 +120,7 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
     node, start = np.full(len(leaf), -1, np.int64), leaf.copy()
     frames, strings = profile.frames, profile.strings
     for number in distinct(rule[rule >= 0]).tolist():
-        expressions = pattern(waits.rules[number].frames)
+        rules = waits.rules[number].frames
         rows = np.flatnonzero(rule == number)
         used = np.flatnonzero(used_frames(profile, leaf[rows]))
         names = (
@@ -128,7 +128,7 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
             for symbol, dso in zip(frames.symbol[used].tolist(), frames.dso[used].tolist(), strict=True)
         )
         met = np.zeros(len(frames), np.bool_)
-        met[used] = [fits(expressions, name) for name in names]
+        met[used] = [fits(rules, name) for name in names]
         node[rows] = outermost_node(profile, leaf[rows], met)
         start[rows] = np.where(node[rows] >= 0, np.append(profile.stacks.parent, -1)[node[rows]], leaf[rows])
     return node, start
@@ -137,14 +137,13 @@ def _of_rules(profile: Profile, waits: Waits, leaf: I64, rule: I64) -> tuple[I64
 def _kinds(profile: Profile) -> tuple[Bool, Bool]:
     """Return bool[frames] twice: named functions of programs, and code of programs without a name."""
     frames, strings = profile.frames, profile.strings
-    files = pattern(_FILES)
-    functions = pattern(" ".join(FUNCTIONS.values()))
+    functions = " ".join(FUNCTIONS.values())
     dsos, of_dso = np.unique(frames.dso, return_inverse=True)
-    own_file = np.array([not files.fullmatch(basename(strings[dso])) for dso in dsos.tolist()], np.bool_)
+    own_file = np.array([not matches(_FILES, basename(strings[dso])) for dso in dsos.tolist()], np.bool_)
     of_program = ~frames.is_kernel() & own_file[of_dso]
     symbols, of_symbol = np.unique(np.where(of_program, frames.symbol, 0), return_inverse=True)
     names = (SYMBOL_SUFFIX.sub("", strings[symbol]) for symbol in symbols.tolist())
     own_name = np.array(
-        [bool(name) and not functions.fullmatch(name) and class_of_wrapper(name) is None for name in names], np.bool_
+        [bool(name) and not matches(functions, name) and class_of_wrapper(name) is None for name in names], np.bool_
     )
     return of_program & own_name[of_symbol], of_program & (frames.symbol == 0)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from perf_offcpu.abi.records import CpuMode
-from perf_offcpu.analysis.classes.program_rules import DECORATION, pattern
+from perf_offcpu.analysis.classes.program_rules import fits
 from perf_offcpu.model.columns import I64, Bool
 from perf_offcpu.model.profile import Frames, Profile, Stacks
 from perf_offcpu.model.stacks import depths
@@ -65,12 +65,10 @@ def fold_interpreters(profile: Profile) -> Profile:
 def _kinds(profile: Profile) -> I64:
     """Return int64[frames]: the number, from 1, of the row of INTERPRETERS that has the function; 0 none."""
     symbols, inverse = np.unique(profile.frames.symbol, return_inverse=True)
-    patterns = [pattern(functions) for functions in INTERPRETERS.values()]
     kinds = np.zeros(len(symbols), np.int64)
     for index, symbol in enumerate(symbols.tolist()):
         function = profile.strings[symbol]
-        name = DECORATION.sub("", function)
-        met = (row for row, one in enumerate(patterns, 1) if one.fullmatch(name) or one.fullmatch(function))
+        met = (row for row, functions in enumerate(INTERPRETERS.values(), 1) if fits(functions, function))
         kinds[index] = next(met, 0)
     return np.where(profile.frames.is_kernel(), 0, kinds[inverse.reshape(-1)])
 

@@ -80,10 +80,9 @@ def mark_lengths(timeline: Timeline, queued_ns: I64, track: I64, at_ns: I64) -> 
     wait, or mark, on that track; at most _MARK_NS. `queued_ns`: int64[samples], as returned by `queued_ns`."""
     rows = np.flatnonzero(timeline.waits)
     rows = rows[stable_order(timeline.track[rows])]
-    edges = np.empty((len(rows), 3), np.int64)
+    edges = np.empty(3 * len(rows), np.int64)
     for edge, times in enumerate((timeline.begin_ns, queued_ns, timeline.end_ns)):
-        edges[:, edge] = times[rows]
-    edges = edges.reshape(-1)
+        edges[edge::3] = times[rows]
     span = int(max(edges.max(initial=0), at_ns.max(initial=0))) + _MARK_NS + 2
     if span * (max(int(timeline.track.max(initial=0)), int(track.max(initial=0))) + 1) >= 2**62:
         edges, at_ns = np.split(_with_short_gaps(np.append(edges, at_ns)), [len(edges)])

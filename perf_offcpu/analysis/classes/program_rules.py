@@ -10,11 +10,10 @@ Sources: names of functions are those of postgres 12 to 18, JDK 11 to 25, CPytho
 1.25, libuv 1.x, nginx 1.18 to 1.28, redis 6 to 8, Ruby 3.1 to 3.3 and glibc 2.31 to 2.42.
 """
 
-import functools
 import re
 from collections.abc import Sequence
 
-from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass, matches
 from perf_offcpu.model.profile import ProgramRule
 
 _BLOCKED = "lock poll pipe network sleep other"
@@ -320,7 +319,7 @@ class Rules:
         self.rules = (*rules, *PROGRAM_RULES)
         self.by_comm = any(rule.comm for rule in self.rules)
         self.by_caller = sum(1 << bit for bit, rule in enumerate(self.rules) if rule.callers)
-        self._any_frame = pattern(" ".join(rule.frames for rule in self.rules if rule.frames))
+        self._any_frame = " ".join(rule.frames for rule in self.rules if rule.frames)
         self._without_frames = sum(1 << bit for bit, rule in enumerate(self.rules) if not rule.frames)
 
     def of_function(self, function: str) -> int:
@@ -328,12 +327,12 @@ class Rules:
         if not fits(self._any_frame, function):
             return 0
         ruled = ((bit, rule.frames) for bit, rule in enumerate(self.rules) if rule.frames)
-        return sum(1 << bit for bit, frames in ruled if fits(pattern(frames), function))
+        return sum(1 << bit for bit, frames in ruled if fits(frames, function))
 
     def of_caller(self, function: str) -> int:
         """Return the set of the rules of `by_caller` whose condition on callers a function name meets."""
         ruled = ((bit, rule.callers) for bit, rule in enumerate(self.rules) if rule.callers)
-        return sum(1 << bit for bit, callers in ruled if fits(pattern(callers), function))
+        return sum(1 << bit for bit, callers in ruled if fits(callers, function))
 
     def find(self, met: int, wait_class: WaitClass, syscall: str, comm: str) -> ProgramRule | None:
         """Return the first rule that fits a wait. `met`: set of the rules whose conditions on frames and callers the
@@ -353,17 +352,11 @@ def _fits(rule: ProgramRule, wait_class: WaitClass, syscall: str, comm: str) -> 
             return False
     elif wait_class in _NEVER:
         return False
-    if rule.syscall and not pattern(rule.syscall).fullmatch(syscall):
+    if rule.syscall and not matches(rule.syscall, syscall):
         return False
-    return not rule.comm or pattern(rule.comm).fullmatch(comm) is not None
+    return not rule.comm or matches(rule.comm, comm)
 
 
-def fits(expressions: re.Pattern[str], function: str) -> bool:
-    """Return True if a pattern matches the name of a function, with or without its suffixes."""
-    return bool(expressions.fullmatch(DECORATION.sub("", function)) or expressions.fullmatch(function))
-
-
-@functools.cache
-def pattern(expressions: str) -> re.Pattern[str]:
-    """Return the pattern that matches a whole name if any of the expressions does; "" matches nothing."""
-    return re.compile("|".join(f"(?:{expression})" for expression in expressions.split()) or r"(?!)")
+def fits(rules: str, function: str) -> bool:
+    """Return True if any of the rules matches the name of a function, with or without its suffixes."""
+    return matches(rules, DECORATION.sub("", function)) or matches(rules, function)
