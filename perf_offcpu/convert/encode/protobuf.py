@@ -72,6 +72,8 @@ class Rows:
         """Return the strings, with an empty string where `present` (bool[n]) is False."""
         if present.all():
             return self
+        if not present.any():
+            return Rows(self.count, ())
         return Rows(self.count, tuple(_Part(part.words, part.length * present) for part in self.parts))
 
     def flat(self) -> bytes:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from perf_offcpu.analysis.group import stable_order
+from perf_offcpu.analysis.group import group, stable_order
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.timeline import Timeline, timeline_of
 from perf_offcpu.analysis.wakeups import Wakeups, wakeups_of
@@ -85,7 +85,8 @@ class _Writer:
 
     def _intern_wakers(self, interned: packets.Interned) -> None:
         """Intern wakers' stacks as details of the waits: wake-ups by interrupts have no mark to show them."""
-        nodes, self.waker_text = np.unique(self.waker_node, return_inverse=True)
+        first, self.waker_text = group(self.waker_node)
+        nodes = self.waker_node[first]
         waker_nodes = nodes[nodes >= 0]
         texts = [interned.annotation("waker stack", stack) for stack in path_texts(self.tree, waker_nodes)]
         self.waker_details = from_bytes([b""] * (len(nodes) - len(waker_nodes)) + texts)
@@ -103,9 +104,11 @@ class _Writer:
             yield from self._waits(rows)
         for rows in blocks(np.flatnonzero(self.timeline.moments), BLOCK):
             yield self._weighed(rows, packets.INSTANT, self._time(self.timeline.end_ns[rows]), self.uuid[rows])
-        begins = running_sums(self.timeline.track, np.where(placed, 0, self.samples.period))
-        for rows in blocks(np.flatnonzero(~placed), BLOCK):
-            begin, uuid = self._time(begins[rows]), packets.thread_uuid(self.timeline.track[rows]) + 1
+        without_place = np.flatnonzero(~placed)
+        begins = running_sums(self.timeline.track[without_place], self.samples.period[without_place])
+        for places in blocks(np.arange(len(without_place)), BLOCK):
+            rows, begin = without_place[places], self._time(begins[places])
+            uuid = packets.thread_uuid(self.timeline.track[rows]) + 1
             yield self._weighed(rows, SLICE_BEGIN, begin, uuid)
             yield events(begin + self.samples.period[rows], SLICE_END, uuid)
         yield from state_packets(self.profile, self.timeline, self.wakeups)
