@@ -114,6 +114,53 @@ class DiskCache:
                 directory.remove(name)
 
 
+class KeptCache(DiskCache):
+    """DiskCache that keeps small columns it has read, for a process that reads the same files for hours: the agent. The
+    columns read last stay, up to `kept_bytes`. A name contains the identity of its file, so that a changed file has
+    other columns. They are copies: each mapping would hold a descriptor, and its pages count as memory of the agent."""
+
+    kept_bytes = 16 << 20
+    small_bytes = 1 << 18  # of nine files in ten, headers, symbols and frame rules are smaller
+
+    def __init__(self, directory: str, limit: int = LIMIT) -> None:
+        super().__init__(directory, limit)
+        self._kept: dict[str, dict[str, Array]] = {}  # the columns read last are at the end
+        self._size = 0
+
+    def read(self, name: str) -> dict[str, Array] | None:
+        """Return the columns stored under a name, as DiskCache does."""
+        columns = self._kept.pop(name, None)
+        if columns is None:
+            columns = super().read(name)
+            if columns is None or _bytes_of(columns) > self.small_bytes:
+                return columns
+            columns = {column: values.copy() for column, values in columns.items()}
+            for values in columns.values():
+                values.flags.writeable = False
+            self._size += _bytes_of(columns)
+        self._kept[name] = columns
+        while self._size > self.kept_bytes:
+            self._size -= _bytes_of(self._kept.pop(next(iter(self._kept))))
+        return columns
+
+    def write(self, name: str, columns: Mapping[str, Array]) -> None:
+        """Write columns under a name, as DiskCache does."""
+        self._forget(name)
+        super().write(name, columns)
+
+    def remove(self, name: str) -> None:
+        """Remove the columns of a name."""
+        self._forget(name)
+        super().remove(name)
+
+    def _forget(self, name: str) -> None:
+        self._size -= _bytes_of(self._kept.pop(name, {}))
+
+
+def _bytes_of(columns: Mapping[str, Array]) -> int:
+    return sum(column.nbytes for column in columns.values())
+
+
 def cache_name(kind: str, build_id: bytes, *identity: object) -> str:
     """Return `BUILDID-HASH.KIND`, the file name of data made from a file; `identity` is all else that it depends on."""
     digest = hashlib.sha256(repr((kind, build_id, identity)).encode()).hexdigest()[:24]

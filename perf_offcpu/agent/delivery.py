@@ -20,7 +20,7 @@ from perf_offcpu.agent.ledger import Ledger
 from perf_offcpu.agent.sinks import DatasetSink, PushSink, Say, Worker
 from perf_offcpu.agent.spool import Spool
 from perf_offcpu.build_ids import kernel_build_id
-from perf_offcpu.cache import DiskCache
+from perf_offcpu.cache import DiskCache, KeptCache
 from perf_offcpu.collect.system.clock import wall_clock_pair
 from perf_offcpu.collect.system.privileges import CAP_DAC_OVERRIDE, READING
 from perf_offcpu.decode.continued import at_pauses
@@ -67,6 +67,7 @@ class Delivery(Worker):
         self.busy_since = 0.0  # time.monotonic() at which it was begun; 0 none
         self._attempts = 0
         self._head: tuple[str, Profile] | None = None
+        self._cache = KeptCache.usual()
 
     def pending(self) -> Sequence[str]:
         """Return the names of the finished recordings, the next first."""
@@ -110,6 +111,7 @@ class Delivery(Worker):
                 of_this_boot=ledger.is_of_this_boot(name),
                 after_ns=ledger.end_before(name),
                 period_ns=self.period_ns,
+                cache=self._cache,
                 clock=lambda now: ledger.clock_of(name, now),
             )
             self._head = name, profile
@@ -188,6 +190,7 @@ def read_segment(
     of_this_boot: bool,
     after_ns: int,
     period_ns: int = 0,
+    cache: DiskCache | None = None,
     clock: Callable[[ClockPair], ClockPair] = lambda pair: pair,
 ) -> Profile:
     """Return the profile of a recording.
@@ -199,12 +202,13 @@ def read_segment(
     Args:
         after_ns: end of the recorder's previous file, CLOCK_MONOTONIC ns; 0 if it is not known.
         period_ns: sampling period to assume for a recording that lacks its end and has no sample with a weight.
+        cache: of symbols and frame rules of files; None: none.
         clock: is called with the present clocks if the recording has none; returns the clocks to use.
 
     Raises:
         FormatError, OSError: it is no recording, or cannot be read.
     """
-    symbols = SymbolizeOptions(cache=DiskCache.usual())
+    symbols = SymbolizeOptions(cache=cache)
     recording = load_recording(path, snapshots=True)
     if of_this_boot and not recording.meta.wall_clock_ns:
         recording = completed(recording, after_ns, clock(wall_clock_pair()), period_ns)

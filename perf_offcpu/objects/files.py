@@ -11,6 +11,7 @@ The image of the vDSO is that of the running kernel, from the memory of this pro
 it is the right one.
 """
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -194,20 +195,24 @@ def _open(path: str, search: Search, stack: ExitStack) -> ElfImage:
         raise Refused(losses.FILE_MISSING if missing else losses.FILE_DENIED) from None
 
 
-def _acting_devices() -> set[int]:
+def _acting_devices() -> frozenset[int]:
     """Return st_dev of all mounts on and below /proc and /sys but those of disks: links may lead there unseen, and
     reading can act. Containers mount files of their disk there, too, which can be read without effect."""
     try:
-        mounts = kernel_lines(read_kernel("/proc/self/mountinfo"))
+        return _acting_mounts(read_kernel("/proc/self/mountinfo"))
     except OSError:
-        return set()
+        return frozenset()
+
+
+@functools.lru_cache(1)
+def _acting_mounts(mounts: bytes) -> frozenset[int]:
     devices = set[int]()
-    for line in mounts:
+    for line in kernel_lines(mounts):
         words, _, source = line.partition(b" - ")
         _, _, number, _, place, *_ = words.split()
         if re.match(b"/(proc|sys)(/|$)", place) and source.split()[0] not in _STORAGE:
             devices.add(os.makedev(*map(int, number.split(b":"))))
-    return devices
+    return frozenset(devices)
 
 
 def _is_plain(path: str) -> bool:

@@ -5,7 +5,6 @@ symbol tables are."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from perf_offcpu.errors import FormatError
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
-from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols
+from perf_offcpu.objects.functions import listed_symbols, to_vaddr
 from perf_offcpu.objects.search import Search, open_debug
 from perf_offcpu.unwind.cfi.entries import Section
 from perf_offcpu.unwind.cfi.program import Kind
@@ -42,7 +41,7 @@ class FrameTables:
             image = open_dso(self.recording, dso, self.search, stack)
             if image.machine == self.machine:
                 debug = open_debug(image, self.search, b".debug_frame", stack)
-                return FileTable(self._table(image, debug), partial(file_offset_to_vaddr, image.loads))
+                return FileTable(self._table(image, debug), to_vaddr(image.loads))
         return None
 
     def _table(self, image: ElfImage, debug: ElfImage | None) -> CfiTable:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from perf_offcpu.cache import DiskCache, cache_name, pack, unpack
+from perf_offcpu.cache import DiskCache, KeptCache, cache_name, pack, unpack
 from perf_offcpu.objects.functions import KIND, load_elf_symbols
 from perf_offcpu.objects.search import Search
 from perf_offcpu.objects.symtab import SymbolTable
@@ -187,3 +187,30 @@ def test_names_tell_the_kind_and_all_that_counts() -> None:
     names = [cache_name(*part) for part in parts]
     assert len(set(names)) == 4
     assert [name.rpartition(".")[2] for name in names] == [kind for kind, *_ in parts]
+
+
+def test_columns_that_were_read_are_kept_up_to_a_number_of_bytes(tmp_path: Path) -> None:
+    cache = KeptCache(str(tmp_path / "cache"))
+    cache.kept_bytes, cache.small_bytes = 40_000, 10_000
+    for number in range(6):
+        cache.write(f"n{number}", {"column": np.full(1_000, number)})
+    for number in range(6):
+        assert cache.read(f"n{number}") is not None
+    cache.write("large", {"column": np.zeros(10_000, np.int64)})
+    assert cache.read("large") is not None
+    for name in (*(f"n{number}" for number in range(6)), "large"):
+        DiskCache(cache.directory).remove(name)
+    kept = [number for number in range(6) if cache.read(f"n{number}") is not None]
+    assert kept == [1, 2, 3, 4, 5] and cache.read("large") is None
+    columns = cache.read("n5")
+    assert columns is not None and columns["column"].tolist() == [5] * 1_000
+
+
+def test_kept_columns_are_those_written_last(tmp_path: Path) -> None:
+    cache = KeptCache(str(tmp_path / "cache"))
+    for value in (1, 2):
+        cache.write("name", {"column": np.full(3, value)})
+        columns = cache.read("name")
+        assert columns is not None and columns["column"].tolist() == [value] * 3
+    cache.remove("name")
+    assert cache.read("name") is None

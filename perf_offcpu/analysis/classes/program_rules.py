@@ -10,10 +10,11 @@ Sources: names of functions are those of postgres 12 to 18, JDK 11 to 25, CPytho
 1.25, libuv 1.x, nginx 1.18 to 1.28, redis 6 to 8, Ruby 3.1 to 3.3 and glibc 2.31 to 2.42.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 
-from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, WaitClass, matches
+from perf_offcpu.analysis.classes.wait_classes import BY_LABEL, KEPT_NAMES, WaitClass, matches
 from perf_offcpu.model.profile import ProgramRule
 
 _BLOCKED = "lock poll pipe network sleep other"
@@ -357,6 +358,7 @@ def _fits(rule: ProgramRule, wait_class: WaitClass, syscall: str, comm: str) -> 
     return not rule.comm or matches(rule.comm, comm)
 
 
+@functools.lru_cache(KEPT_NAMES)
 def fits(rules: str, function: str) -> bool:
     """Return True if any of the rules matches the name of a function, with or without its suffixes."""
     return matches(rules, DECORATION.sub("", function)) or matches(rules, function)

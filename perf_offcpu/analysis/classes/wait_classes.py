@@ -248,19 +248,25 @@ _MEANINGS = {
     Means.SEMAPHORE: r"sem_(wait|timedwait|clockwait) __new_sem_wait\w*",
 }
 
+KEPT_NAMES = 1 << 14
+"""Functions whose judgement is kept: a view judges them more than once, an agent in each segment."""
+
 _ENTRY = re.compile(r"(?:__(?:x64|ia32|arm64|riscv|s390x?|loongarch|se|do)_(?:compat_)?sys|ksys)_(\w+)")
 
 
+@functools.lru_cache(KEPT_NAMES)
 def class_of_function(name: str) -> WaitClass | None:
     """Return the class that a function of the kernel means; None without a class."""
     return next((class_ for class_ in CLASSES if matches(class_.row.functions, name)), None)
 
 
+@functools.lru_cache(KEPT_NAMES)
 def class_of_wrapper(name: str) -> WaitClass | None:
     """Return the class of waits in a function of libc or Go's runtime; None for other functions."""
     return next((class_ for class_ in CLASSES if matches(class_.row.wrappers, name)), None)
 
 
+@functools.lru_cache(KEPT_NAMES)
 def meaning_of_wrapper(name: str) -> Means | None:
     """Return the meaning of the futex that a function of libc or Go's runtime waits for; None for other functions."""
     return next((means for means, rules in _MEANINGS.items() if matches(rules, name)), None)
@@ -272,6 +278,7 @@ def syscall_of_function(name: str) -> str:
     return match[1] if match else ""
 
 
+@functools.lru_cache(KEPT_NAMES)
 def is_for_work_in_kernel(name: str) -> bool | None:
     """Return True if this function of the kernel waits for the next piece of work, such as a connection. False: it
     works on a piece of work. None: unknown."""
