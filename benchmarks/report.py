@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 PROGRAM = [sys.executable, "-m", "perf_offcpu"]
-MARK_S, MARK_MB, MARK_SAMPLES = 4.0, 500, 2_500_000
+MARK_S, MARK_MB, MARK_SAMPLES = 3.5, 500, 2_500_000
 
 
 class Cost(NamedTuple):

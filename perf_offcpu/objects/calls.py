@@ -22,6 +22,7 @@ from perf_offcpu.objects.elf.plt import find_stubs, slot_names
 from perf_offcpu.objects.functions import file_offset_to_vaddr, listed_symbols
 from perf_offcpu.objects.symtab import NO_ADDRESS, Symbols
 
+_PAGE: Final = 4096  # bytes that are read at once
 _LONGEST: Final = 7  # bytes of the longest of these instructions
 _MAX_EXPORTS: Final = 1 << 20
 """Symbols of .dynsym in which a name is looked up; the largest libraries have some 300 000."""
@@ -49,7 +50,7 @@ def calls_at(image: ElfImage, offsets: U64) -> tuple[list[bytes], U64]:
 
 def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
     """Return two uint64[n]: the address that call i calls directly, the slot that it calls through; else NO_ADDRESS."""
-    code = b"".join(_bytes(image, last + 1 - _LONGEST, _LONGEST) for last in offsets.tolist())
+    code = _before(image, offsets)
     text = np.frombuffer(code, np.uint8).reshape(-1, _LONGEST)
     last_words = np.arange(len(text), dtype=np.int64) * _LONGEST + 3
     ends = file_offset_to_vaddr(image.loads, offsets) + np.uint64(1)
@@ -73,6 +74,20 @@ def _decode(image: ElfImage, offsets: U64) -> tuple[U64, U64]:
         far = 4 * ((word & 0x3FFFFFF) - ((word & 0x2000000) << 1))
         put(targets, 4, word >> 26 == 0b100101, ends - np.uint64(4) + far.astype(np.uint64))
     return targets, slots
+
+
+def _before(image: ElfImage, offsets: U64) -> bytes:
+    """Return the _LONGEST bytes up to each of n file offsets, as `_bytes` does; each page of the file is read once."""
+    order, parts = np.argsort(offsets, kind="stable"), [b""] * len(offsets)
+    page, kept = b"", -1
+    for row, last in zip(order.tolist(), offsets[order].tolist(), strict=True):
+        begin = last + 1 - _LONGEST
+        number, place = divmod(begin, _PAGE)
+        if number != kept and 0 <= begin < image.source.size:
+            page, kept = image.source.read(begin - place, _PAGE + _LONGEST), number
+        part = page[place : place + _LONGEST] if number == kept else b""
+        parts[row] = part if len(part) == _LONGEST else _bytes(image, begin, _LONGEST)
+    return b"".join(parts)
 
 
 def _exports(image: ElfImage) -> list[tuple[Symbols, bytes]]:

@@ -46,22 +46,31 @@ class FileTable(NamedTuple):
 
 
 class Rules:
-    """Hold the rule sets of all files met so far; `words` is int64[sets, registers + 2], as `CfiTable.rules`."""
+    """Hold the rule sets of all files met so far; `words` is int64[sets, registers + 2], as `CfiTable.rules`. Rule sets
+    that were added are in the columns after `join`: one step of a walk may meet a hundred files."""
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers
         self.expressions: list[bytes] = []
         self.words = np.zeros((2, registers.count + 2), np.int64)
         self.words[:, registers.count] = Kind.INVALID
+        self._added, self._count = list[I64](), len(self.words)
         self._derive()
 
     def add(self, table: CfiTable) -> int:
-        """Append the rule sets of a table; return the row in `words` of its first."""
-        base = len(self.words)
-        self.words = np.concatenate([self.words, renumbered(table.rules, len(self.expressions))])
+        """Append the rule sets of a table; return the row in `words` of its first, after `join`."""
+        base = self._count
+        self._added.append(renumbered(table.rules, len(self.expressions)))
+        self._count += len(table.rules)
         self.expressions += table.expressions
-        self._derive()
         return base
+
+    def join(self) -> None:
+        """Put rule sets that were added into the columns."""
+        if self._added:
+            self.words = np.concatenate([self.words, *self._added])
+            self._added = []
+            self._derive()
 
     def _derive(self) -> None:
         """Compute from `words` the columns (one value for each rule set) that the fast path of `step` uses."""
@@ -174,6 +183,7 @@ class CfiLookup:
             rules_row[places] = self._in_file(dso, offsets[in_dso])
             if self._tables[dso] is None and self.trampolines is not None:
                 rules_row[places[self.trampolines.are_calls(spaces[places], addresses[places])]] = self._trampoline
+        self.rules.join()
         return rules_row
 
     def _in_file(self, dso: int, offsets: U64) -> I32:
