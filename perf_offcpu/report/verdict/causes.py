@@ -159,11 +159,17 @@ def _peers(profile: Profile, holders: Holders) -> I64:
     is_lock = np.isin(np.append(profile.objects.kind, np.uint16(0))[samples.object], LOCKS)
     woken = (samples.waker_tid > 0) & ~samples.has(SampleFlag.WAKER_INTERRUPT)
     ended = np.where(woken & (samples.waker_tid != samples.tid), samples.waker_tid, -1)
-    tid = np.where(holders.held >= 0, holders.held, np.where(is_lock, holders.released, ended))
-    row = rows_at(comms.tid, comms.begin_ns, tid.astype(np.int32), samples.time_ns)
+    has_holder = holders.held >= 0
+    tid = np.where(has_holder, holders.held, np.where(is_lock, holders.released, ended)).astype(np.int32)
+    del woken, ended  # columns of millions of waits: none is kept longer than it is needed
+    row = rows_at(comms.tid, comms.begin_ns, tid, samples.time_ns)
     comm = np.append(comms.comm, 0).astype(np.int64)[row]
-    role = np.where(holders.held >= 0, 0, np.where(is_lock, 1, 2))
-    return np.where((tid > 0) & (comm > 0), comm * len(_ROLES) + role, -1)
+    is_known = (tid > 0) & (comm > 0)
+    del tid, row
+    comm *= len(_ROLES)
+    comm += np.where(has_holder, np.int8(0), np.where(is_lock, np.int8(1), np.int8(2)))
+    comm[~is_known] = -1
+    return comm
 
 
 def largest_causes(profile: Profile, waits: Waits, causes: Causes, cells: Cells) -> list[Cause]:
