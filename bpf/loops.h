@@ -47,9 +47,15 @@
 	})
 /* The number of the first round of a loop. */
 #define first_round(ctl, first) unknown(ctl, first)
+#define end_round(i)
 #else
 #define can_loop true
 #define first_round(ctl, first) (first)
+/*
+ * A jump to the next instruction: Linux 6.1 allows a loop to go back by a jump only, but clang may
+ * place the end of a round right before the begin of the next one.
+ */
+#define end_round(i) asm volatile(".byte 5; .byte 0; .short 0; .long 0" : "+r"(i))
 #endif
 
 /* Return a value, of which the verifier then knows nothing. User space leaves ctl->zero alone. */
@@ -62,7 +68,8 @@ static __always_inline u64 unknown(const struct offcpu_control *ctl, u64 value)
 
 /* A loop over i, a u64, from `first` up to a bound, a constant. */
 #define for_each_round(ctl, i, first, bound)                                                       \
-	_Pragma("clang loop unroll(disable)") for (i = first_round(ctl, first); can_loop; i++)     \
+	_Pragma("clang loop unroll(disable)") for (i = first_round(ctl, first); can_loop;          \
+	     ({ i++; end_round(i); }))                                                             \
 		if (({ barrier_var(i); i >= (bound); }))                                           \
 			break;                                                                     \
 		else

@@ -189,6 +189,7 @@ def is_of(program: Path, tally: Tally, ips: Any, offsets: Any, row: int) -> bool
     return own in program_symbols(program) and is_in(program, own, frames[0])
 
 
+@pytest.mark.skipif(not ENDS_IN_SLEEPER, reason="stacks are drawn where waits end in the sleeper: Linux 6.16")
 def test_sums_are_exact_and_stacks_of_drawn_waits_are_theirs(napper: Path) -> None:
     with watched(napper, threshold_ns=NEVER) as (one, program, _):
         tallies = one.go()
@@ -299,10 +300,10 @@ def test_a_full_map_of_sums_sends_waits_as_samples(napper: Path) -> None:
 @pytest.mark.parametrize("short_waits", [ShortWaits.SAMPLED, ShortWaits.STACKS])
 def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path, short_waits: ShortWaits) -> None:
     tallies, _, sums, counters = record_napper(napper, threshold_ns=NEVER, stack_entries=2, short_waits=short_waits)
-    drawn = (sums["flags"] & WaitFlag.DRAWN) != 0
-    without = sums[(sums["stack"] == 0) & (drawn | (short_waits is ShortWaits.STACKS))]
+    is_exact = short_waits is ShortWaits.STACKS or not ENDS_IN_SLEEPER
+    without = sums[(sums["stack"] == 0) & (is_exact | ((sums["flags"] & WaitFlag.DRAWN) != 0))]
     number = counters["stack_map_full"]
-    assert number == without["count"].sum() > 0 if short_waits is ShortWaits.STACKS else number >= len(without) > 0
+    assert number == without["count"].sum() > 0 if is_exact else number >= len(without) > 0
     assert np.all(without["lost"] == 1)
     Balance(counters, not ENDS_IN_SLEEPER).check_all(tallies, sums, [])
 

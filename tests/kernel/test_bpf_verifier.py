@@ -6,6 +6,7 @@ the verifier follows each round of a loop; the programs for them are tested here
 import ctypes
 import os
 import re
+import struct
 from typing import Any, NamedTuple
 
 import pytest
@@ -118,6 +119,59 @@ def test_the_form_for_a_kprobe_is_taken_without_one(asked: dict[str, Any], monke
     with OffCpuProgram(OffCpuConfig(in_sleeper=True, **asked)) as program:
         assert program.ends_at_exit
         assert "offcpu_switched" in program.run_stats()
+
+
+def falls_back(code: bytes) -> list[int]:
+    """Return the instructions after which a program goes back without a jump, as check_cfg() of Linux 6.1 (the file
+    kernel/bpf/verifier.c) refuses it: in a depth-first search that visits the next instruction before a jump."""
+    instructions = list(struct.iter_unpack("<BBhi", code))
+
+    def next_of(at: int) -> list[tuple[int, bool]]:
+        operation, _, offset, value = instructions[at]
+        if operation == 0x18:  # a number of 64 bits
+            return [(at + 2, False)]
+        kind = operation & 0xF0 if operation & 7 in (5, 6) else 0x80
+        if kind == 0x90:
+            return []
+        if kind == 0x80:  # no jump, or a call
+            return [(at + 1, False)]
+        jump = (at + 1 + (offset if operation & 7 == 5 else value), True)
+        return [jump] if kind == 0 else [(at + 1, True), jump]
+
+    found, state = list[int](), {0: "open"}
+    path = [(0, iter(next_of(0)))]
+    while path:
+        at, following = path[-1]
+        for after, is_jump in following:
+            if after not in state:
+                state[after] = "open"
+                path.append((after, iter(next_of(after))))
+                break
+            if state[after] == "open" and not is_jump:
+                found.append(at)
+        else:
+            state[at] = "done"
+            path.pop()
+    return found
+
+
+@forms("everything", "sampled", "default", "callers")
+def test_loops_go_back_by_jumps(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_facts, "has_may_goto", lambda: False)
+    codes: dict[str, bytes] = {}
+    load = bpf_syscall.load_program
+    monkeypatch.setattr(
+        bpf_syscall,
+        "load_program",
+        lambda kind, name, code, *rest: codes.update({name: code}) or load(kind, name, code, *rest),
+    )
+    OffCpuProgram(OffCpuConfig(in_switch=True, **asked)).close()
+    assert {name: found for name, code in codes.items() if (found := falls_back(code))} == {}
+    assert falls_back(
+        bytes.fromhex(
+            "b7000000000000000500010000000000b700000000000000b7000000000000001500fdff000000009500000000000000"
+        )
+    ) == [2]
 
 
 class Nowhere:

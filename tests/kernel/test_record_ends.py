@@ -233,7 +233,7 @@ def test_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path, pack
 def test_full_disk_keeps_each_of_several_files(tmp_path: Path) -> None:
     """It may be full while a file is begun and the one before still lacks its sums, or at another time."""
     with small_disk(tmp_path / "disk", f"{4 << 20}") as disk:
-        options = [*EVERY_NAP, "--switch-output=300K"]
+        options = [*EVERY_NAP, "-z0", "--switch-output=300K"]
         done = run("-o", disk / "perf.data", *options, "--", *NAPPING, cwd=tmp_path, status=1)
         assert "cannot write the recording: No space" in done.stderr
         paths = sorted(disk.iterdir())

@@ -124,7 +124,7 @@ def more_parts(directory: Path) -> Callable[[], set[Path]]:
 @pytest.mark.alone
 @pytest.mark.parametrize("switch", ["1s", "64K"])
 def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: Path, switch: str) -> None:
-    done = run(f"--switch-output={switch}", "--off-cpu-thresh", "0", "--", *napping(300), cwd=tmp_path)
+    done = run(f"--switch-output={switch}", "-z0", "--off-cpu-thresh", "0", "--", *napping(300), cwd=tmp_path)
     files = parts(tmp_path)
     assert len(files) >= 2 and not (tmp_path / "perf.data").exists()
     assert [f"dump {path.name} ]" in done.stderr for path in files] == [True] * (len(files) - 1) + [False]
