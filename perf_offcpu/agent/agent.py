@@ -22,7 +22,7 @@ from perf_offcpu.agent.delivery import Delivery
 from perf_offcpu.agent.endpoint import Endpoint, Notifier
 from perf_offcpu.agent.keeper import BudgetKeeper
 from perf_offcpu.agent.ledger import BUDGET, LOOK_NS, ON, STOPPED, Ledger, boot_id
-from perf_offcpu.agent.recorder import ROTATE, Recorder
+from perf_offcpu.agent.recorder import ROTATE, Recorder, arguments_of
 from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
 from perf_offcpu.agent.spool import Spool, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
@@ -236,7 +236,8 @@ class Agent:
         self._next_cause, self._started_s = RECORDER, time.monotonic()
         self._in_pause, self._segment_began_s = False, 0.0
         self.metrics.set("period_seconds", self._keeper.period.ns / 1e9)
-        self._recorder = Recorder(self.spool, self.config, self._keeper.period.ns, run, self._mail.put)
+        words = arguments_of(self.config, self._keeper.period.ns, self.spool.path_of(f"{run:08}.data"))
+        self._recorder = Recorder(words, self._mail.put, lock_fd=self.spool.lock_fd, run=run)
 
     def _stop_recorder(self, cause: str) -> None:
         """Ask the recorder to end; another one starts after it, and the gap between them gets this cause."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control the recorder: `perf-offcpu record` as a child process that writes segments into the spool.
+"""Control the recorder: `perf-offcpu record` as a child process that writes segments into a directory: the spool of the
+agent, or that of `top`.
 
-It is a separate process, so that work of the agent never delays the draining of rings. It ends when the agent
+It is a separate process, so that other work never delays the draining of rings. It ends when its parent
 ends for any reason (`--until-exit`), completes its file, and holds the lock of the spool until then. Lines on
 its standard error report complete files. Commands (`--control`) pause it and change its period, because a new
 start takes a second of CPU time.
@@ -14,11 +15,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from perf_offcpu.agent.config import AgentConfig
-from perf_offcpu.agent.spool import Spool
 from perf_offcpu.collect.system.privileges import keep_rights
 from perf_offcpu.environment import child_environment
 from perf_offcpu.files import read_kernel
@@ -40,38 +40,38 @@ Said = Callable[[tuple[str, str]], None]
 """Called with a kind (`recording`, `paused`, `complete`, `says`, `ended`) and a text."""
 
 
-def arguments_of(config: AgentConfig, period_ns: int, output: str, pid: int, control: int) -> list[str]:
-    """Return the command line of the recorder, without the program. It samples by `period_ns` of off-CPU time into
-    files whose names begin with `output`, ends with the process `pid`, and takes commands from the descriptor
-    `control`."""
+def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
+    """Return the options of the agent's recorder. It samples by `period_ns` of off-CPU time into files whose names
+    begin with `output`."""
     rate = max(_LEAST_RATE, round(config.max_cpu * 100 * SAMPLES_A_SECOND))
     own = [
         *("--off-cpu-period", f"{period_ns}ns"),
         *("--max-rate", str(rate)),
         f"--switch-output={_LONGEST_FILES * config.segment_s + _LONGEST_FILE_S}s",
-        *("--until-exit", str(pid), f"--control=fd:{control}", "-o", output),
+        *("-o", output),
     ]
-    return ["record", *own, *config.record]
+    return [*own, *config.record]
 
 
 class Recorder:
-    """Runs a recorder process. File names begin with the number `run`; a thread calls `said` with its reports."""
+    """Runs a recorder process, which ends when this process does. A thread calls `said` with its reports."""
 
-    def __init__(self, spool: Spool, config: AgentConfig, period_ns: int, run: int, said: Said) -> None:
+    def __init__(self, words: Sequence[str], said: Said, *, lock_fd: int = -1, run: int = 0) -> None:
+        """Start `record` with the options and the command `words`. `lock_fd`: a descriptor that it holds until it ends;
+        -1: none. `run`: a number for the caller."""
         self.run, self._said = run, said
-        output = spool.path_of(f"{run:08}.data")
         commands, self._control = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        words = arguments_of(config, period_ns, output, os.getpid(), commands)
+        own = ["--until-exit", str(os.getpid()), f"--control=fd:{commands}"]
         self.is_recording = False
         self.was_stopped, self._lock = False, threading.Lock()
         try:
             # UTC: names of files ascend, also when summer ends. -P: no modules of the working directory.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "perf_offcpu", *words],
+                [sys.executable, "-P", "-m", "perf_offcpu", "record", *own, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=[spool.lock_fd, commands],
+                pass_fds=[commands, *([lock_fd] if lock_fd >= 0 else [])],
                 env=child_environment(TZ="UTC"),
                 start_new_session=True,
             )

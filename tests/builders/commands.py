@@ -56,7 +56,7 @@ def records(command: str) -> bool:
 
 def delivers(command: str) -> bool:
     """Whether a command runs until it is stopped, or needs a server."""
-    return command.startswith(("perf-offcpu agent", "perf-offcpu push"))
+    return command.startswith(("perf-offcpu agent", "perf-offcpu push", "perf-offcpu top"))
 
 
 def run(command: str, directory: Path, environment: Mapping[str, str] = os.environ) -> str:

@@ -36,6 +36,7 @@ LAYERS = (
     ("convert", "script", "dataset"),
     ("report", "api", "push"),
     ("fleet", "agent"),
+    ("top",),
     ("commands",),
     ("cli",),
     ("perf_script", "__main__", "__init__"),

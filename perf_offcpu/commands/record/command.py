@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             say(_bracketed(line))
 
     def ready() -> None:
-        if not (options.command or sys.stderr.isatty()):
+        if args.control is not None or not (options.command or sys.stderr.isatty()):
             say(_bracketed("recording"))
         if args.ready_fd is not None:
             with contextlib.suppress(BrokenPipeError), open(args.ready_fd, "wb", buffering=0) as pipe:

@@ -29,6 +29,7 @@ from perf_offcpu.units import parse_time
 PROGRAM = "perf-offcpu"
 VERBS = {
     "record": "record.command",
+    "top": "top",
     "agent": "agent",
     "report": "report",
     "script": "script",

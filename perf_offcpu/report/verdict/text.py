@@ -48,6 +48,16 @@ def lines_of(verdict: Verdict, meta: Meta) -> list[str]:
     ]
 
 
+def first_cause(verdict: Verdict) -> str:
+    """Return the row of the largest cause as one line: `33 % pipe in read(): client (2), ended by server`; "" without a
+    cause."""
+    if not verdict.causes:
+        return ""
+    share, _, thing, where, *others = _rows(verdict.causes[0], verdict.weight, Style())[0]
+    facts = ", ".join(filter(None, others))
+    return f"{share} {thing}{where and f' in {where}'}{facts and f': {facts}'}"
+
+
 def wrapped(sentences: Iterable[str], width: int = _WIDTH) -> Iterator[str]:
     """Return the lines of the sentences, each from the start of a line; a number stays beside its " %"."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

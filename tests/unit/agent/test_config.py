@@ -266,7 +266,7 @@ def test_a_recorder_that_ends_again_and_again_is_not_healthy(agent: Agent) -> No
 class NoRecorder:
     run, pid, was_stopped, is_recording = 1, 0, True, False
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def end(self, _timeout_s: float) -> None:

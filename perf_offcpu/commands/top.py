@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf-offcpu top: watch where threads wait, live."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from perf_offcpu.commands.shared.parsers import LIST, add_options
+from perf_offcpu.commands.shared.streams import columns, write_lines
+from perf_offcpu.errors import UsageError
+from perf_offcpu.units import parse_time
+
+if TYPE_CHECKING:
+    from perf_offcpu.top.segments import Segments
+
+KEYS: Final = "comm process thread class syscall object waker symbol state cgroup".split()
+_ROWS: Final = 25
+_TARGETS = """
+-a, --all-cpus: the whole system (default without a target and a command)
+-p, --pid PIDS: processes (17 or 17,18)
+-t, --tid TIDS: threads
+-u, --uid USERS: users, by name or number
+--comm NAMES: threads of these names
+-G, --cgroup PATHS: control groups, v2 or v1, and those below them
+"""
+_OUTPUT = f"""
+-d, --delay TIME: length of an interval, a bare number is s (default: 2)
+-n, --count N: end after N intervals (default: at Ctrl-C, or with the command)
+--once: same as -n 1 --plain
+-s, --sort KEY: rows of the table: {", ".join(KEYS)} (default: comm)
+--idle: threads that merely wait for work: hidden (default), shown with the others, or shown alone
+--limit N: rows of the table, 0 for all (default: {_ROWS}; --json: all)
+--plain: print lines
+--json: print a JSON document for each interval, a line each
+"""
+_EPILOG = """examples:
+  perf-offcpu top                      the whole machine, by program
+  perf-offcpu top --plain --sort object -p 1234    which locks, files and connections a process waits for
+  perf-offcpu top --once -d 10 --sort thread       one table of the next ten seconds
+  perf-offcpu top --json -n 5 -- ./program | jq .cause
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb's options."""
+    parser = subparsers.add_parser(
+        "top",
+        help="watch where threads wait, live",
+        description="Where threads wait now, interval by interval: the whole machine, or chosen processes.",
+        epilog=_EPILOG,
+        usage="perf-offcpu top [OPTIONS] [-a | -p PIDS | -t TIDS] [-u USERS] [-- COMMAND [ARGS]]",
+    )
+    add_options(parser.add_argument_group("target: whose waits are shown"), _TARGETS, cgroup=LIST)
+    add_options(
+        parser.add_argument_group("output"),
+        _OUTPUT,
+        delay={"default": "2"},
+        count={"type": int},
+        sort={"choices": KEYS, "default": "comm"},
+        idle={"choices": ("hide", "show", "only"), "default": "hide"},
+        limit={"type": int},
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb and return the exit status: that of the command; 128 + signal after a signal."""
+    from perf_offcpu.top.segments import Segments
+
+    seconds = parse_time("--delay", args.delay, "s", least="100ms", most="1h") / 1e9
+    for option, number, least in (("-n", args.count, 1), ("--limit", args.limit, 0)):
+        if number is not None and number < least:
+            raise UsageError(f"{option} {number}: at least {least}")
+    count = 1 if args.once else args.count
+    with _ending() as ended, Segments(_words(args), seconds) as segments:
+        return ended(lambda: _print(args, segments, count))
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """Return the options of record that choose the target, and the command."""
+    chosen = (("-p", args.pid), ("-t", args.tid), ("-u", args.uid), ("--comm", args.comm))
+    given = [*chosen, *(("-G", path) for path in args.cgroup)]
+    words = [word for option, value in given if value is not None for word in (option, value)]
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    return [*(["-a"] if args.all_cpus else []), *words, *(["--", *command] if command else [])]
+
+
+class _Ended(BaseException):
+    """Raised by a signal that ends the program: its number."""
+
+
+@contextmanager
+def _ending() -> Iterator[Callable[[Callable[[], int]], int]]:
+    """Let SIGINT, SIGTERM and SIGHUP end the block in order. Yield a function that runs another, and returns its result
+    or 128 + signal."""
+
+    def end(number: int, _frame: object) -> None:
+        raise _Ended(number)
+
+    def status(work: Callable[[], int]) -> int:
+        try:
+            return work()
+        except _Ended as ended:
+            return 128 + int(ended.args[0])
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield status
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print(args: argparse.Namespace, segments: Segments, count: int | None) -> int:
+    import json
+
+    from perf_offcpu.report.style import Style
+    from perf_offcpu.top.interval import interval_of
+    from perf_offcpu.top.plain import document, render
+
+    limit = None if args.json and args.limit is None else args.limit if args.limit is not None else _ROWS
+    limit = limit or None
+    style = Style(width=columns() if sys.stdout.isatty() else None)
+    for number, profile in enumerate(segments, 1):
+        interval = interval_of(profile, idle=args.idle, without_pid=os.getpid())
+        rows = interval.rows(args.sort)
+        facts = (interval, args.sort, rows, limit, segments.percent(), segments.unread)
+        if args.json:
+            print(json.dumps(document(*facts)))
+        else:
+            write_lines(render(*facts, style), sys.stdout)
+        sys.stdout.flush()
+        if number == count:
+            return 0
+    return segments.status

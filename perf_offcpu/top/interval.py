@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum up an interval: its head, and tables by any key.
+
+Times are those inside the interval: of a wait that began before it, the part since its begin. So the times of
+consecutive intervals add up. A wait counts in the interval in which it ends; `average` and `longest` are of whole
+waits. Waits that have not ended are counted apart, as blocked now.
+
+By comm, process, thread and cgroup, times are those that the recorder counted at each switch (budgets), of threads that
+did not wait, too. By other keys they are those of the waits, and the time running is not known.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from perf_offcpu import losses
+from perf_offcpu.analysis.classes.classify import Waits, classify
+from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.group import group, max_by, sum_by
+from perf_offcpu.analysis.holders import holders_of
+from perf_offcpu.analysis.idle import of_idle_threads
+from perf_offcpu.callpaths.keys import cgroup_label, column_of
+from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
+from perf_offcpu.model.lookup import rows_at
+from perf_offcpu.model.profile import Profile, ProfileSamples
+from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.report.thread_budgets import Lives, counted_lives
+from perf_offcpu.report.totals import totals_of
+from perf_offcpu.report.verdict.numbers import verdict_of
+from perf_offcpu.report.verdict.text import first_cause
+from perf_offcpu.structs import frozen, mutable
+from perf_offcpu.text import id_text, thread_label
+
+_OF_LIVES: Final = ("comm", "process", "thread", "cgroup")
+"""Keys of threads: each has a place in the budgets."""
+
+
+@frozen
+class Row:
+    """Sum of the waits, and for keys of threads the time, of one value of a key; ns."""
+
+    label: str  # printable
+    value: int  # of the key's column: identifies the row in its interval
+    blocked: int
+    runnable: int  # waiting for a CPU
+    running: int | None  # None: not known by this key
+    waits: int  # that ended
+    average: int | None  # of the waits that ended; None if there are none
+    longest: int | None
+    now: int  # threads blocked at the end
+    since: int  # length so far of the longest wait that has not ended; 0 none
+    since_is_least: bool  # it began before the recorder did: `since` is a lower bound
+
+
+@mutable
+class Interval:
+    """Waits of an interval; `chosen` are those that tables show."""
+
+    profile: Profile  # with the times inside the interval
+    whole: ProfileSamples  # the same samples with their whole times
+    waits: Waits
+    lives: Lives
+    chosen: Bool  # bool[samples]
+    lives_chosen: Bool  # bool[threads]
+    begin_ns: int
+    end_ns: int
+    cause: str  # the first cause, in words
+
+    @property
+    def seconds(self) -> float:
+        """Return the length of the interval, s."""
+        return max(self.end_ns - self.begin_ns, 1) / 1e9
+
+    @property
+    def utc_s(self) -> float:
+        """Return the end of the interval, s since 1970."""
+        meta = self.profile.meta
+        return (meta.wall_clock_ns + self.end_ns - meta.wall_clock_at_ns) / 1e9
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Return the losses: sentence of the cause → number."""
+        counts = losses.by_text(self.profile.losses)
+        return {str(cause): count for cause, count in counts.items() if cause.is_loss}
+
+    def blocked_ns(self) -> I64:
+        """Return int64[samples]: the time blocked, without that waiting for a CPU."""
+        samples = self.profile.samples
+        blocked = samples.period - np.maximum(samples.runq_ns, 0)
+        return np.where(self.waits.wait_class == WaitClass.RUNQUEUE, 0, blocked)
+
+    def by_class(self) -> dict[str, int]:
+        """Return label of the class → ns blocked, largest first; without classes that have none."""
+        sums = sum_by(np.where(self.chosen, self.waits.wait_class, -1).astype(np.int64), self.blocked_ns(), 256)
+        named = {wait_class.label: int(sums[wait_class]) for wait_class in WaitClass}
+        return dict(sorted(((label, ns) for label, ns in named.items() if ns), key=lambda item: -item[1]))
+
+    def now(self) -> Bool:
+        """Return bool[samples]: True for chosen waits that have not ended."""
+        return self.chosen & self.profile.is_still_blocked()
+
+    def running_ns(self) -> int:
+        """Return the time that the chosen threads ran."""
+        return 0 if self.lives.running is None else int(self.lives.running[self.lives_chosen].sum())
+
+    def runnable_ns(self) -> int:
+        """Return the time that the chosen threads waited for a CPU."""
+        return int(self.lives.runnable[self.lives_chosen].sum())
+
+    def rows(self, key: str) -> list[Row]:
+        """Return the table by a key (`commands.top.KEYS`), longest blocked first."""
+        return _rows(self, key)
+
+    def narrowed(self, key: str, value: int) -> "Interval":
+        """Return the interval with only the waits, and for keys of threads the threads, of a row of `rows(key)`."""
+        column, of_lives, _ = _column(self, key)
+        threads = of_lives == value if len(of_lives) else np.zeros(len(self.lives.tid), np.bool_)
+        return replace(self, chosen=self.chosen & (column == value), lives_chosen=self.lives_chosen & threads)
+
+
+def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -> Interval:
+    """Return the interval that a recording is of. `idle`: "hide", "show" or "only", as of `analysis.select.Selection`.
+    `without_pid`: a process that is left out."""
+    if without_pid:
+        samples, budget = profile.samples, profile.budget
+        profile = replace(profile.select(samples.pid != without_pid), budget=budget.take(budget.pid != without_pid))
+    begin_ns, end_ns = profile.meta.recorded[0][0], profile.meta.recorded[-1][1]
+    whole = profile.samples
+    profile = replace(profile, samples=_inside(whole, begin_ns))
+    waits, lives = classify(profile), counted_lives(profile)
+    of_idle = of_idle_threads(profile, waits.for_work)
+    chosen = np.ones(len(whole), np.bool_) if idle == "show" else of_idle == (idle == "only")
+    is_idle = is_among(_pairs(lives.pid, lives.tid), distinct(_pairs(whole.pid, whole.tid)[of_idle]))
+    lives_chosen = np.ones(len(lives.tid), np.bool_) if idle == "show" else is_idle == (idle == "only")
+    return Interval(profile, whole, waits, lives, chosen, lives_chosen, begin_ns, end_ns, _cause(profile, waits))
+
+
+def _inside(samples: ProfileSamples, begin_ns: int) -> ProfileSamples:
+    """Return the samples with the parts of single waits, and of their delays, since `begin_ns`."""
+    timed = (samples.time_ns >= 0) & ~samples.has(SUM_FLAGS)
+    inside = np.maximum(samples.time_ns - begin_ns, 0)
+    period = np.where(timed, np.minimum(samples.period, inside), samples.period)
+    return samples.with_columns(period=period, runq_ns=np.minimum(samples.runq_ns, period))
+
+
+def _pairs(pid: I32, tid: I32) -> I64:
+    return (pid.astype(np.int64) << 32) + tid
+
+
+def _cause(profile: Profile, waits: Waits) -> str:
+    counts = {cause: count for cause, count in losses.by_text(profile.losses).items() if cause.is_loss}
+    everything = np.ones(len(profile.samples), np.bool_)
+    verdict = verdict_of(profile, everything, profile, waits, holders_of(profile), counts)
+    return first_cause(verdict) if verdict else ""
+
+
+def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int], str]]:
+    """Return the values of a key of the samples, int64[samples], and of the threads, int64[threads] (empty for other
+    keys than those of threads), and a function from value and row of the samples (-1: none) to text."""
+    profile, lives, samples = interval.profile, interval.lives, interval.profile.samples
+    if key not in _OF_LIVES:
+        column, label = column_of(key, profile, interval.waits)
+        return column, np.empty(0, np.int64), lambda _, row: label(row)
+    if key == "comm":
+        return samples.comm.astype(np.int64), lives.comm, lambda value, _: thread_label(profile.strings[value])
+    if key == "cgroup":
+        return samples.cgroup.view(np.int64), lives.cgroup, lambda value, _: cgroup_label(profile, value)
+    names = ("pid", "pid") if key == "process" else ("tid", "tid")
+    of_samples, of_lives = getattr(samples, names[0]), getattr(lives, names[1])
+
+    def named(value: int, _: int) -> str:
+        return f"{thread_label(_comm(profile, value, interval.end_ns))} {id_text(value)}"
+
+    return of_samples.astype(np.int64), of_lives.astype(np.int64), named
+
+
+def _comm(profile: Profile, tid: int, time_ns: int) -> str:
+    """Return the name of a thread at a time; "" unknown."""
+    comms = profile.comms
+    row = rows_at(comms.tid, comms.begin_ns, np.array([tid], np.int32), np.array([time_ns]))[0]
+    return profile.strings[comms.comm[row]] if row >= 0 else ""
+
+
+def _rows(interval: Interval, key: str) -> list[Row]:
+    chosen, lives = np.flatnonzero(interval.chosen), interval.lives
+    column, of_lives, label = _column(interval, key)
+    threads = np.flatnonzero(interval.lives_chosen) if len(of_lives) else np.empty(0, np.int64)
+    first, row_of = group(np.concatenate([column[chosen], of_lives[threads]]))
+    row_of, thread_row = np.split(row_of, [len(chosen)])
+    number = len(first)
+    samples, whole = interval.profile.samples.take(chosen), interval.whole.take(chosen)
+    now = interval.now()[chosen]
+    blocked = interval.blocked_ns()[chosen]
+    if len(of_lives):
+        states: I64 = sum(lives.blocked.values(), np.zeros(len(lives.tid), np.int64))
+        times = [sum_by(thread_row, values[threads], number) for values in (states, lives.runnable)]
+    else:
+        times = [sum_by(row_of, values, number) for values in (blocked, samples.period - blocked)]
+    running = (
+        sum_by(thread_row, lives.running[threads], number).tolist()
+        if len(of_lives) and lives.running is not None
+        else [None] * number
+    )
+    since = max_by(np.where(now, row_of, -1), whole.period, number)
+    is_longest = now & (whole.period == since[row_of]) & whole.has(SampleFlag.BEGAN_BEFORE)
+    columns = (
+        times[0].tolist(),
+        times[1].tolist(),
+        running,
+        totals_of(whole, row_of, number, ~now),
+        np.bincount(row_of[now], minlength=number).tolist(),
+        np.maximum(since, 0).tolist(),
+        (np.bincount(row_of[is_longest], minlength=number) > 0).tolist(),
+    )
+    values = np.concatenate([column[chosen], of_lives[threads]])[first].tolist()
+    sample_rows = np.append(chosen, np.full(len(threads), -1))[first].tolist()
+    rows = [
+        Row(
+            label(value, sample_row),
+            value,
+            *(ns_blocked, ns_runnable, ns_running),
+            *(total.count, total.average, total.longest if total.count else None),
+            *others,
+        )
+        for value, sample_row, ns_blocked, ns_runnable, ns_running, total, *others in zip(
+            values, sample_rows, *columns, strict=True
+        )
+    ]
+    return sorted(rows, key=lambda row: (-row.blocked, -row.runnable, row.label))

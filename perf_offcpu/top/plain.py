@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write intervals as lines of text, and as JSON documents, whose keys Documentation/perf-offcpu-top.txt describes."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from perf_offcpu.report import style as say
+from perf_offcpu.report.style import Column, Style, lay_out
+from perf_offcpu.report.totals import fields
+from perf_offcpu.text import printable
+from perf_offcpu.top.interval import Interval, Row
+
+VERSION: Final = 1
+_LOSSES: Final = 2
+_ROW: Final = "label blocked runnable running waits average longest now since since_is_least"
+
+
+def document(
+    interval: Interval, key: str, rows: Sequence[Row], limit: int | None, cost: Mapping[str, float], unread: int
+) -> dict[str, Any]:
+    """Return an interval as dicts, lists, numbers and printable texts; times are ns, rows those within the limit.
+    `cost`: part → CPU time, % of a CPU."""
+    return {
+        "version": VERSION,
+        "time": interval.utc_s,
+        "begin_ns": interval.begin_ns,
+        "end_ns": interval.end_ns,
+        "now": int(interval.now().sum()),
+        "classes": interval.by_class(),
+        "running": interval.running_ns(),
+        "runnable": interval.runnable_ns(),
+        "cause": printable(interval.cause),
+        "losses": {printable(text): count for text, count in interval.losses.items()},
+        "unread": unread,
+        "cost": {part: round(percent, 2) for part, percent in cost.items()},
+        "key": key,
+        "rows": [fields(row, _ROW) for row in rows[:limit]],
+        "more": len(rows) - len(rows[:limit]),
+    }
+
+
+def render(
+    interval: Interval,
+    key: str,
+    rows: Sequence[Row],
+    limit: int | None,
+    cost: Mapping[str, float],
+    unread: int,
+    style: Style,
+) -> Iterator[str]:
+    """Yield the lines of an interval: its head, then the table. Arguments as of `document`."""
+    yield from (say.cut(say.heading(head(interval, cost), Style()), style.width),)
+    for line in (classes_text(interval), cause_text(interval), losses_text(interval, unread)):
+        yield say.cut(say.comment(line), style.width)
+    if rows[:limit]:
+        title, dots, *lines = lay_out(columns_of(interval, key, rows[:limit]), style.width)
+        yield from (style.paint(say.DIM, title), style.paint(say.DIM, dots), *lines)
+    yield from say.and_more(len(rows) - len(rows[:limit]), "more row")
+    yield ""
+
+
+def head(interval: Interval, cost: Mapping[str, float]) -> str:
+    """Return the first line of an interval."""
+    clock = time.strftime("%H:%M:%S", time.localtime(interval.utc_s))
+    blocked = say.plural(int(interval.now().sum()), "thread")
+    cpu = f"running {per_second(interval.running_ns(), interval)}"
+    cpu += f", waiting for a CPU {per_second(interval.runnable_ns(), interval)}"
+    return f"{clock}, {interval.seconds:.2f} s: {blocked} blocked now; {cpu}; cost {cost_text(cost)}"
+
+
+def classes_text(interval: Interval) -> str:
+    """Return the seconds blocked in a second by class, largest first."""
+    classes = ", ".join(f"{label} {per_second(ns, interval)}" for label, ns in interval.by_class().items())
+    return f"Blocked, s/s: {classes or 'none'}"
+
+
+def cause_text(interval: Interval) -> str:
+    """Return the first cause as a sentence."""
+    return f"First cause: {printable(interval.cause) or 'none'}"
+
+
+def losses_text(interval: Interval, unread: int) -> str:
+    """Return what was lost, the largest numbers first. `unread`: number of files that nobody read."""
+    counts = sorted(interval.losses.items(), key=lambda item: -item[1])
+    texts = [f"{count} {printable(text)}" for text, count in counts[:_LOSSES]]
+    texts += [f"{len(counts) - _LOSSES} more causes"] if len(counts) > _LOSSES else []
+    texts += [f"{say.plural(unread, 'interval')}: read too late"] if unread else []
+    return f"Lost: {'; '.join(texts) or 'nothing'}"
+
+
+def cost_text(cost: Mapping[str, float]) -> str:
+    """Return `2.1 % of a CPU (top 1.2, recorder 0.9)`."""
+    parts = ", ".join(f"{part} {percent:.1f}" for part, percent in cost.items())
+    return f"{sum(cost.values()):.1f} % of a CPU ({parts})"
+
+
+def per_second(ns: int | None, interval: Interval) -> str:
+    """Return a time in s for each second of the interval; NOT_KNOWN for None."""
+    return say.NOT_KNOWN if ns is None else f"{ns / 1e9 / interval.seconds:.3f}"
+
+
+def milliseconds(ns: int | None) -> str:
+    """Return a time in ms; NOT_KNOWN for None."""
+    return say.amount(ns, "ns", Style())
+
+
+def since_text(row: Row) -> str:
+    """Return for how long threads of a row are blocked, s: `12.3`; `>12.3` if it is a lower bound; "" for no thread."""
+    return f"{'>' if row.since_is_least else ''}{row.since / 1e9:.1f}" if row.now else ""
+
+
+def columns_of(interval: Interval, key: str, rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of a table."""
+    return [
+        Column("Blocked s/s", [per_second(row.blocked, interval) for row in rows]),
+        Column("For CPU s/s", [per_second(row.runnable, interval) for row in rows], spare=3),
+        Column("Running s/s", [per_second(row.running, interval) for row in rows], spare=4),
+        Column("Waits/s", [f"{row.waits / interval.seconds:.1f}" for row in rows], spare=2),
+        Column("Average ms", [milliseconds(row.average) for row in rows], spare=5),
+        Column("Longest ms", [milliseconds(row.longest) for row in rows], spare=1),
+        Column("Now", [str(row.now or "") for row in rows]),
+        Column("Since s", [since_text(row) for row in rows]),
+        say.names(key.capitalize(), (row.label for row in rows)),
+    ]

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record without end, and read each interval as soon as it is over.
+
+    recorder (a child process) ──> file of an interval, in memory ──> Profile ──> file removed
+
+The recorder begins a new file when it is asked to (`snapshot`), and it is asked only after the last file was read: a
+machine that is too busy gets longer intervals, not more files. A file that grows large ends by itself, for the time in
+which nobody asks (a stopped `top`).
+
+Nothing is left behind, whatever ends this process. The recorder ends with it (`--until-exit`), and a shell that waits
+on a pipe for the end of both removes the directory.
+"""
+
+import contextlib
+import os
+import queue
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final, Self
+
+from perf_offcpu.agent.cost import Cost, keep_no_free_memory
+from perf_offcpu.agent.recorder import ROTATE, Recorder
+from perf_offcpu.analysis.classes.rules_file import usual_rules
+from perf_offcpu.cache import KeptCache
+from perf_offcpu.directories import Directory
+from perf_offcpu.environment import child_environment
+from perf_offcpu.errors import PerfOffcpuError, UsageError
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.symbolize.options import SymbolizeOptions
+
+RECORDING: Final = (
+    *("-e", "none", "--compression-level", "0", "--max-rate", "2000"),
+    *("--switch-output=64M", "--switch-max-files", "4"),
+)
+"""Options of record: waits alone; files that are read once stay as they are; at most 2000 samples a second, beyond
+which waits are summed with their exact times; and at most 256 MB while nobody reads."""
+_MEMORY: Final = "/dev/shm"
+_REMOVER: Final = (
+    'read recorder; read _; while kill -0 "$recorder" 2>/dev/null; do sleep 0.1; done; exec rm -rf -- "$1"'
+)
+"""Script that gets the recorder's number, waits until its standard input and the recorder end, and removes a directory.
+It cannot wait for the end of a pipe of the recorder, which the recorded command has, too."""
+_PATIENCE_S: Final = 10.0
+_USAGE: Final = UsageError.exit_status
+
+
+class Segments:
+    """Runs a recorder and iterates over the profiles of its intervals, the last one cut by the end of the recorder.
+
+    Attributes:
+        unread: number of files that were lost: the recorder removed them, as nobody read them.
+        status: exit status of the recorder, which is that of the recorded command; 0 while it runs.
+    """
+
+    def __init__(self, words: Sequence[str], seconds: float) -> None:
+        """Start `record` with the options and the command `words`; intervals last `seconds`."""
+        keep_no_free_memory()
+        self.seconds = seconds
+        self._cost, self.unread, self.status = Cost(), 0, 0
+        self._spent = time.monotonic(), {"top": time.process_time(), "recorder": 0.0}
+        self._said = ""
+        self._symbols = SymbolizeOptions(cache=KeptCache.usual())
+        self._rules = usual_rules()
+        self._mail: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None  # direct: a choice between directories
+        # direct: a new directory, of this user alone
+        self._path = tempfile.mkdtemp(prefix="perf-offcpu-top-", dir=memory)
+        self._remover = subprocess.Popen(
+            ["/bin/sh", "-c", _REMOVER, "sh", self._path],
+            stdin=subprocess.PIPE,
+            env=child_environment(),
+            start_new_session=True,
+        )
+        output = os.path.join(self._path, "data")
+        self.recorder = Recorder([*RECORDING, "-o", output, *words], self._mail.put)
+        self._tell_remover(f"{self.recorder.pid}\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the recorder and remove the directory."""
+        self.recorder.end(_PATIENCE_S)
+        assert self._remover.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._remover.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._remover.wait(_PATIENCE_S)
+
+    def __iter__(self) -> Iterator[Profile]:
+        """Yield the profile of each interval. Raise UsageError or PerfOffcpuError with the words of the recorder if it
+        ends before it has recorded."""
+        with Directory.named(self._path) as directory:
+            for name in self._files(directory):
+                if profile := self._read(directory, name):
+                    yield profile
+
+    def percent(self) -> dict[str, float]:
+        """Return part (top, recorder) → CPU time since the last call, in % of a CPU."""
+        self._cost.measure(self.recorder)
+        parts, now = self._cost.parts(), time.monotonic()
+        spent = {"top": parts["agent"], "recorder": parts["recorder"]}
+        before, self._spent = self._spent, (now, spent)
+        return {part: 100 * (s - before[1][part]) / (now - before[0]) for part, s in spent.items()}
+
+    def end(self) -> None:
+        """End the iteration, from any thread."""
+        self._mail.put(("end", ""))
+
+    def _files(self, directory: Directory) -> Iterator[str]:
+        """Yield the names of finished files. After each, the next one ends `seconds` later than that one was due."""
+        due, has_recorded = float("inf"), False
+        last_due = time.monotonic()
+        while True:
+            try:
+                kind, text = self._mail.get(timeout=min(max(0.0, due - time.monotonic()), _PATIENCE_S))
+            except queue.Empty:
+                if time.monotonic() >= due:
+                    self.recorder.command(ROTATE)
+                    due, last_due = float("inf"), due
+                continue
+            if kind == "recording":
+                has_recorded, due = True, time.monotonic() + self.seconds
+            elif kind == "complete":
+                yield text
+                due = min(due, max(time.monotonic(), last_due + self.seconds))
+            elif kind == "says":
+                self._said = text
+            elif kind == "ended":
+                status = int(text)
+                self.status = status if status >= 0 else 128 - status
+                if not has_recorded:
+                    raise self._problem()
+                yield from directory.names()
+                return
+            elif kind == "end":
+                return
+
+    def _read(self, directory: Directory, name: str) -> Profile | None:
+        try:
+            profile = load_profile([os.path.join(self._path, name)], self._symbols)
+        except FileNotFoundError:
+            self.unread += 1
+            return None
+        directory.remove(name)
+        return replace(profile, rules=self._rules)
+
+    def _problem(self) -> PerfOffcpuError:
+        text = self._said.removeprefix("perf-offcpu record: ") or f"the recorder ended with status {self.status}"
+        return UsageError(text) if self.status == _USAGE else PerfOffcpuError(text)
+
+    def _tell_remover(self, text: str) -> None:
+        assert self._remover.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._remover.stdin.write(text.encode())
+            self._remover.stdin.flush()
