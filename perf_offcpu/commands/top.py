@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import os
 import signal
 import sys
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.commands.shared.parsers import LIST, add_options
 from perf_offcpu.commands.shared.streams import columns, write_lines
-from perf_offcpu.errors import UsageError
+from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.units import parse_time
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 KEYS: Final = "comm process thread class syscall object waker symbol state cgroup".split()
 _ROWS: Final = 25
+_FIRST_S: Final = 0.5  # the first interval on the screen: figures come soon
 _TARGETS = """
 -a, --all-cpus: the whole system (default without a target and a command)
 -p, --pid PIDS: processes (17 or 17,18)
@@ -36,7 +39,7 @@ _OUTPUT = f"""
 -s, --sort KEY: rows of the table: {", ".join(KEYS)} (default: comm)
 --idle: threads that merely wait for work: hidden (default), shown with the others, or shown alone
 --limit N: rows of the table, 0 for all (default: {_ROWS}; --json: all)
---plain: print lines
+--plain: print lines (default unless on a terminal)
 --json: print a JSON document for each interval, a line each
 """
 _EPILOG = """examples:
@@ -78,8 +81,12 @@ def run(args: argparse.Namespace) -> int:
         if number is not None and number < least:
             raise UsageError(f"{option} {number}: at least {least}")
     count = 1 if args.once else args.count
-    with _ending() as ended, Segments(_words(args), seconds) as segments:
-        return ended(lambda: _print(args, segments, count))
+    on_screen = not (args.plain or args.json or args.once) and all(map(os.isatty, (0, 1, 2)))
+    if on_screen and importlib.util.find_spec("textual") is None:
+        raise PerfOffcpuError("the full screen needs textual: pip install 'perf-offcpu[tui]', or take --plain")
+    first_s = min(seconds, _FIRST_S) if on_screen else seconds
+    with _ending() as ended, Segments(_words(args), seconds, first_s) as segments:
+        return ended(lambda: (_show if on_screen else _print)(args, segments, count))
 
 
 def _words(args: argparse.Namespace) -> list[str]:
@@ -116,6 +123,20 @@ def _ending() -> Iterator[Callable[[Callable[[], int]], int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _show(args: argparse.Namespace, segments: Segments, count: int | None) -> int:
+    from perf_offcpu.top.interval import interval_of
+    from perf_offcpu.top.screen import Source, TopApp
+
+    profiles = itertools.islice(segments, count)
+    intervals = (interval_of(profile, idle="show", without_pid=os.getpid()) for profile in profiles)
+    source = Source(intervals, segments.end, segments.percent, lambda: segments.unread)
+    app = TopApp(source, KEYS, args.sort, args.idle)
+    app.run()
+    if app.problem is not None:
+        raise app.problem
+    return 128 + app.signal if app.signal else segments.status
 
 
 def _print(args: argparse.Namespace, segments: Segments, count: int | None) -> int:

@@ -158,14 +158,15 @@ def names(title: str, texts: Iterable[str], spare: int = 0) -> Column:
 
 def lay_out(columns: Sequence[Column], width: int | None) -> Iterator[str]:
     """Return the lines of a table in a width: titles and dots (both begin with `#`), then the rows."""
-    kept = _fitting(list(columns), width)
+    kept = fitting(list(columns), width)
     yield _line("# ", [column.title for column in kept], kept, width)
     yield _line("# ", ["." * column.width for column in kept], kept, width)
     for cells in zip(*(column.cells for column in kept), strict=True):
         yield _line("  ", cells, kept, width)
 
 
-def _fitting(columns: list[Column], width: int | None) -> list[Column]:
+def fitting(columns: list[Column], width: int | None) -> list[Column]:
+    """Return the columns that stay in a width."""
     while width is not None and sum(len(_GAP) + column.width for column in columns) > width:
         spare = max(columns, key=lambda column: column.spare)
         if not spare.spare:

@@ -26,6 +26,7 @@ from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
 from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
+from perf_offcpu.report.breakdowns import HeavyStack, heavy_stacks
 from perf_offcpu.report.thread_budgets import Lives, counted_lives
 from perf_offcpu.report.totals import totals_of
 from perf_offcpu.report.verdict.numbers import verdict_of
@@ -62,6 +63,8 @@ class Interval:
     whole: ProfileSamples  # the same samples with their whole times
     waits: Waits
     lives: Lives
+    is_idle: Bool  # bool[samples], of idle threads
+    lives_idle: Bool  # bool[threads]
     chosen: Bool  # bool[samples]
     lives_chosen: Bool  # bool[threads]
     begin_ns: int
@@ -113,16 +116,29 @@ class Interval:
         """Return the table by a key (`commands.top.KEYS`), longest blocked first."""
         return _rows(self, key)
 
-    def narrowed(self, key: str, value: int) -> "Interval":
-        """Return the interval with only the waits, and for keys of threads the threads, of a row of `rows(key)`."""
+    def showing(self, idle: str) -> "Interval":
+        """Return the whole interval with idle threads hidden ("hide"), shown ("show"), or shown alone ("only")."""
+        masks = (self.is_idle, self.lives_idle)
+        chosen, lives = (np.ones_like(mask) if idle == "show" else mask == (idle == "only") for mask in masks)
+        return replace(self, chosen=chosen, lives_chosen=lives)
+
+    def narrowed(self, key: str, label: str) -> "Interval":
+        """Return the interval with only the waits, and for keys of threads the threads, of the rows of `rows(key)` with
+        a label. By another key it has no threads."""
         column, of_lives, _ = _column(self, key)
-        threads = of_lives == value if len(of_lives) else np.zeros(len(self.lives.tid), np.bool_)
-        return replace(self, chosen=self.chosen & (column == value), lives_chosen=self.lives_chosen & threads)
+        values = np.array([row.value for row in self.rows(key) if row.label == label], np.int64)
+        threads = np.isin(of_lives, values) if len(of_lives) else np.zeros_like(self.lives_chosen)
+        return replace(self, chosen=self.chosen & np.isin(column, values), lives_chosen=self.lives_chosen & threads)
+
+    def stacks(self, most: int) -> list[HeavyStack]:
+        """Return the stacks that were blocked longest, of the chosen waits."""
+        rows = np.flatnonzero(self.chosen)
+        return heavy_stacks(self.profile, rows, self.blocked_ns()[rows], most)
 
 
 def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -> Interval:
-    """Return the interval that a recording is of. `idle`: "hide", "show" or "only", as of `analysis.select.Selection`.
-    `without_pid`: a process that is left out."""
+    """Return the interval that a recording is of. `idle`: as of `Interval.showing`. `without_pid`: a process that is
+    left out."""
     if without_pid:
         samples, budget = profile.samples, profile.budget
         profile = replace(profile.select(samples.pid != without_pid), budget=budget.take(budget.pid != without_pid))
@@ -130,11 +146,10 @@ def interval_of(profile: Profile, *, idle: str = "hide", without_pid: int = 0) -
     whole = profile.samples
     profile = replace(profile, samples=_inside(whole, begin_ns))
     waits, lives = classify(profile), counted_lives(profile)
-    of_idle = of_idle_threads(profile, waits.for_work)
-    chosen = np.ones(len(whole), np.bool_) if idle == "show" else of_idle == (idle == "only")
-    is_idle = is_among(_pairs(lives.pid, lives.tid), distinct(_pairs(whole.pid, whole.tid)[of_idle]))
-    lives_chosen = np.ones(len(lives.tid), np.bool_) if idle == "show" else is_idle == (idle == "only")
-    return Interval(profile, whole, waits, lives, chosen, lives_chosen, begin_ns, end_ns, _cause(profile, waits))
+    is_idle = of_idle_threads(profile, waits.for_work)
+    lives_idle = is_among(_pairs(lives.pid, lives.tid), distinct(_pairs(whole.pid, whole.tid)[is_idle]))
+    masks = is_idle, lives_idle, is_idle, lives_idle
+    return Interval(profile, whole, waits, lives, *masks, begin_ns, end_ns, _cause(profile, waits)).showing(idle)
 
 
 def _inside(samples: ProfileSamples, begin_ns: int) -> ProfileSamples:

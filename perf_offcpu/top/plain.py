@@ -50,7 +50,7 @@ def render(
     style: Style,
 ) -> Iterator[str]:
     """Yield the lines of an interval: its head, then the table. Arguments as of `document`."""
-    yield from (say.cut(say.heading(head(interval, cost), Style()), style.width),)
+    yield style.paint(say.BOLD, say.cut(say.comment(f"{head(interval)}; {cost_text(cost)}"), style.width))
     for line in (classes_text(interval), cause_text(interval), losses_text(interval, unread)):
         yield say.cut(say.comment(line), style.width)
     if rows[:limit]:
@@ -60,13 +60,13 @@ def render(
     yield ""
 
 
-def head(interval: Interval, cost: Mapping[str, float]) -> str:
-    """Return the first line of an interval."""
+def head(interval: Interval) -> str:
+    """Return the first line of an interval: when, threads blocked, and times on and for a CPU."""
     clock = time.strftime("%H:%M:%S", time.localtime(interval.utc_s))
     blocked = say.plural(int(interval.now().sum()), "thread")
     cpu = f"running {per_second(interval.running_ns(), interval)}"
-    cpu += f", waiting for a CPU {per_second(interval.runnable_ns(), interval)}"
-    return f"{clock}, {interval.seconds:.2f} s: {blocked} blocked now; {cpu}; cost {cost_text(cost)}"
+    cpu += f", for a CPU {per_second(interval.runnable_ns(), interval)} s/s"
+    return f"{clock}, {interval.seconds:.2f} s: {blocked} blocked now; {cpu}"
 
 
 def classes_text(interval: Interval) -> str:
@@ -90,9 +90,9 @@ def losses_text(interval: Interval, unread: int) -> str:
 
 
 def cost_text(cost: Mapping[str, float]) -> str:
-    """Return `2.1 % of a CPU (top 1.2, recorder 0.9)`."""
+    """Return `cost 2.1 % of a CPU (top 1.2, recorder 0.9)`."""
     parts = ", ".join(f"{part} {percent:.1f}" for part, percent in cost.items())
-    return f"{sum(cost.values()):.1f} % of a CPU ({parts})"
+    return f"cost {sum(cost.values()):.1f} % of a CPU ({parts})"
 
 
 def per_second(ns: int | None, interval: Interval) -> str:

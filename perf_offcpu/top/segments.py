@@ -56,10 +56,11 @@ class Segments:
         status: exit status of the recorder, which is that of the recorded command; 0 while it runs.
     """
 
-    def __init__(self, words: Sequence[str], seconds: float) -> None:
-        """Start `record` with the options and the command `words`; intervals last `seconds`."""
+    def __init__(self, words: Sequence[str], seconds: float, first_s: float | None = None) -> None:
+        """Start `record` with the options and the command `words`; intervals last `seconds`, the first one `first_s`
+        (default: as the others)."""
         keep_no_free_memory()
-        self.seconds = seconds
+        self.seconds, self._first_s = seconds, seconds if first_s is None else first_s
         self._cost, self.unread, self.status = Cost(), 0, 0
         self._spent = time.monotonic(), {"top": time.process_time(), "recorder": 0.0}
         self._said = ""
@@ -124,7 +125,7 @@ class Segments:
                     due, last_due = float("inf"), due
                 continue
             if kind == "recording":
-                has_recorded, due = True, time.monotonic() + self.seconds
+                has_recorded, due = True, time.monotonic() + self._first_s
             elif kind == "complete":
                 yield text
                 due = min(due, max(time.monotonic(), last_due + self.seconds))

@@ -92,11 +92,13 @@ def test_idle_threads_are_hidden_shown_or_alone() -> None:
 
 def test_rows_narrow_an_interval_and_a_process_is_left_out() -> None:
     found = interval()
-    (b,) = [one for one in found.rows("comm") if one.label == "b"]
-    part = found.narrowed("comm", b.value)
+    part = found.narrowed("comm", "b")
     assert [one.label for one in part.rows("thread")] == ["b 3"] and part.by_class() == {"disk": 2 * S}
-    disk = next(one for one in found.rows("class") if one.label == "disk")
-    assert [one.label for one in found.narrowed("class", disk.value).rows("object")] == ["[none]"]
+    assert [one.label for one in found.narrowed("class", "disk").rows("object")] == ["[none]"]
+    assert [one.label for one in found.narrowed("class", "lock").rows("thread")] == ["a 1"]
+    assert not found.narrowed("comm", "gone").rows("thread")
+    (stack,) = part.stacks(5)
+    assert (stack.labels, stack.weight) == (["main", "io_schedule"], 2 * S)
     assert {one["label"] for one in rows("comm", without_pid=1)} == {"b", "runs\\x1b[31m"}
 
 
@@ -104,8 +106,7 @@ def test_head_and_table_as_text() -> None:
     found = interval()
     lines = list(render(found, "comm", found.rows("comm"), 2, COST, 1, Style()))
     assert lines[0].endswith(
-        "2.00 s: 2 threads blocked now; running 1.750, waiting for a CPU 0.125; "
-        "cost 1.8 % of a CPU (top 1.2, recorder 0.5)"
+        "2.00 s: 2 threads blocked now; running 1.750, for a CPU 0.125 s/s; cost 1.8 % of a CPU (top 1.2, recorder 0.5)"
     )
     assert lines[1] == "# Blocked, s/s: disk 1.000, lock 0.625, other 0.500"
     assert lines[2].startswith("# First cause: ") and "disk" in lines[2]

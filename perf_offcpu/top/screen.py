@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show intervals on the whole terminal, with Textual. Only `commands/top.py` imports this module, when it is asked for:
+Textual is an optional package.
+
+A thread reads the intervals, and a message brings each to the screen. What is shown is made of the last one and of what
+was chosen by keys: grouping, order, filter, and the rows that Enter went into."""
+
+import asyncio
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from perf_offcpu.report.style import cut, fitting, names, pad
+from perf_offcpu.structs import frozen
+from perf_offcpu.text import printable
+from perf_offcpu.top import plain
+from perf_offcpu.top.interval import Interval, Row
+
+_MOST_ROWS: Final = 500
+_STACKS: Final = 30
+_BARS: Final = 5
+_MINUTE_S: Final = 60
+_NAME: Final = 40
+_LEVELS: Final = " ▁▂▃▄▅▆▇█"
+_IDLE: Final = {"hide": "show", "show": "only", "only": "hide"}
+_ORDERS: Final = "blocked runnable running waits average longest now since".split()
+HELP: Final = """\
+ Tab, Shift+Tab   the next or previous grouping of rows
+ 1 2 … 9 0        {keys}
+ < >              order of the rows: another column
+ /                filter: rows whose name contains the text; Escape: none
+ i                idle threads: hidden, shown, shown alone
+ Enter            into a row: its threads; into a thread: its stacks
+ Backspace        back
+ f                freeze, and go on
+ q                quit
+
+ Times are seconds in each second: of 3.0 s/s blocked, three threads are
+ blocked at a time. Now: threads that are blocked at the end of the
+ interval, and since when; with >, since before the recording.
+"""
+
+
+@frozen
+class Source:
+    """What the screen shows: intervals, and the facts about them at any time."""
+
+    intervals: Iterable[Interval]  # read by a thread of its own; with idle threads
+    end: Callable[[], None]  # ends the iteration, from any thread
+    cost: Callable[[], Mapping[str, float]]
+    unread: Callable[[], int]
+
+
+class Arrived(Message):
+    """An interval is over."""
+
+    def __init__(self, interval: Interval, cost: Mapping[str, float]) -> None:
+        super().__init__()
+        self.interval, self.cost = interval, cost
+
+
+class Ended(Message):
+    """There are no further intervals; `problem`: why, None for the end of the recorder."""
+
+    def __init__(self, problem: Exception | None) -> None:
+        super().__init__()
+        self.problem = problem
+
+
+class HelpScreen(ModalScreen[None]):
+    """The keys; any key closes it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """Yield the text."""
+        yield Static(Text(self._text), id="help")
+
+    def on_key(self) -> None:
+        """Close it."""
+        self.dismiss()
+
+
+class TopApp(App[None]):
+    """The full-screen view. `problem` is the error that ended it, if any; `signal` the number of the signal, or 0."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: auto; padding: 0 1; }
+    #path { height: 1; padding: 0 1; text-style: bold; }
+    #table { height: 1fr; }
+    #stacks { display: none; height: 1fr; padding: 0 1; }
+    #filter { display: none; height: 1; border: none; }
+    HelpScreen { align: center middle; }
+    #help { width: auto; height: auto; padding: 1 2; background: $panel; }
+    """
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("tab", "turn(1)", "Group", priority=True),
+        Binding("shift+tab", "turn(-1)", show=False, priority=True),
+        Binding("less_than_sign", "order(-1)", show=False),
+        Binding("greater_than_sign", "order(1)", "Order"),
+        Binding("slash", "filter", "Filter"),
+        Binding("escape", "no_filter", show=False),
+        Binding("i", "idle", "Idle"),
+        Binding("backspace", "leave", "Back"),
+        Binding("f", "freeze", "Freeze"),
+        Binding("question_mark", "help", "Help"),
+        Binding("q", "end", "Quit"),
+        Binding("ctrl+c", "end", show=False, priority=True),
+        *(Binding(str(number), f"choose({number})", show=False) for number in range(10)),
+    ]
+
+    def __init__(self, source: Source, keys: Sequence[str], key: str, idle: str) -> None:
+        super().__init__()
+        self.problem: Exception | None = None
+        self.signal = 0
+        self._source, self._keys, self._key, self._idle = source, keys, key, idle
+        self._order, self._wanted, self._is_frozen = _ORDERS[0], "", False
+        self._into: list[tuple[str, str]] = []  # (key, label) of the rows that Enter went into
+        self._interval: Interval | None = None
+        self._cost: Mapping[str, float] = {}
+        self._history: deque[tuple[float, int]] = deque()  # (length s, threads blocked at the end)
+
+    def compose(self) -> ComposeResult:
+        """Yield the parts of the screen."""
+        yield Static(Text("Recording begins …"), id="head")
+        yield Static("", id="path")
+        yield DataTable(cursor_type="row", zebra_stripes=True, id="table")
+        with VerticalScroll(id="stacks"):
+            yield Static("", id="stack_text")
+        yield Input(placeholder="name contains", id="filter")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to read, and to listen to signals."""
+        self.query_one(DataTable).focus()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, partial(self._on_signal, number))
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _on_signal(self, number: int) -> None:
+        self.signal = number
+        self.exit()
+
+    def _read(self) -> None:
+        problem = None
+        try:
+            for interval in self._source.intervals:
+                self.post_message(Arrived(interval, self._source.cost()))
+        except Exception as error:
+            problem = error
+        self.post_message(Ended(problem))
+
+    def on_unmount(self) -> None:
+        """Let the thread end."""
+        self._source.end()
+
+    def on_arrived(self, message: Arrived) -> None:
+        """Show a new interval, unless the screen is frozen."""
+        interval = message.interval.showing(self._idle)
+        self._history.append((interval.seconds, int(interval.now().sum())))
+        while sum(seconds for seconds, _ in self._history) > _MINUTE_S and len(self._history) > 1:
+            self._history.popleft()
+        if not self._is_frozen:
+            self._interval, self._cost = message.interval, message.cost
+            self._show()
+
+    def on_ended(self, message: Ended) -> None:
+        """End after an error; at the end of the command, the last interval stays until a key."""
+        if message.problem is not None:
+            self.problem = message.problem
+            self.exit()
+        else:
+            self.sub_title = "ended"
+            self._is_frozen = True
+            self._show_path()
+
+    def on_resize(self) -> None:
+        """Choose the columns for the new size, which is set after this."""
+        self.call_after_refresh(self._show)
+
+    # Keys
+
+    def action_turn(self, step: int) -> None:
+        """Group rows by the next key."""
+        self._group_by(self._keys[(self._keys.index(self._key) + step) % len(self._keys)])
+
+    def action_choose(self, number: int) -> None:
+        """Group rows by key 1 to 9, or 10 (0)."""
+        if 0 < (number or 10) <= len(self._keys):
+            self._group_by(self._keys[(number or 10) - 1])
+
+    def action_order(self, step: int) -> None:
+        """Sort rows by the next column."""
+        self._order = _ORDERS[(_ORDERS.index(self._order) + step) % len(_ORDERS)]
+        self._show()
+
+    def action_idle(self) -> None:
+        """Hide idle threads, show them, or show them alone."""
+        self._idle = _IDLE[self._idle]
+        self._show()
+
+    def action_freeze(self) -> None:
+        """Keep the interval, or go on."""
+        self._is_frozen = not self._is_frozen
+        self._show_path()
+
+    def action_filter(self) -> None:
+        """Ask for a text that names contain."""
+        field = self.query_one(Input)
+        field.display = True
+        field.focus()
+
+    def action_no_filter(self) -> None:
+        """Show all rows again."""
+        field = self.query_one(Input)
+        field.value, field.display = "", False
+        self.query_one(DataTable).focus()
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.push_screen(HelpScreen(HELP.format(keys=", ".join(self._keys))))
+
+    def action_leave(self) -> None:
+        """Leave the row that Enter went into."""
+        if self._into:
+            self._key, _ = self._into.pop()
+            self._show()
+
+    def action_end(self) -> None:
+        """End the program."""
+        self.exit()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter at each key."""
+        self._wanted = event.value
+        self._show()
+
+    def on_input_submitted(self) -> None:
+        """Go back to the table; the filter stays."""
+        self.query_one(DataTable).focus()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Go into a row: to its threads, or to the stacks of a thread."""
+        label = event.row_key.value
+        if label is not None:
+            self._into.append((self._key, label))
+            self._key = "thread"
+            self.action_no_filter()
+            self._show()
+
+    # What is shown
+
+    @property
+    def _is_stacks(self) -> bool:
+        return bool(self._into) and self._into[-1][0] == "thread"
+
+    def _group_by(self, key: str) -> None:
+        if not self._is_stacks:
+            self._key = key
+            self._show()
+
+    def _show(self) -> None:
+        if self._interval is None:
+            return
+        interval = self._interval.showing(self._idle)
+        self.query_one("#head", Static).update(Text("\n".join(self._head(interval))))
+        for key, label in self._into:
+            interval = interval.narrowed(key, label)
+        self.query_one("#stacks").display = self._is_stacks
+        table: DataTable[Text] = self.query_one(DataTable)
+        table.display = not self._is_stacks
+        if self._is_stacks:
+            self.query_one("#stack_text", Static).update(Text("\n".join(stack_lines(interval))))
+            self.query_one("#stacks").focus()
+        else:
+            self._fill(table, interval)
+        self._show_path()
+
+    def _show_path(self) -> None:
+        words = [f"{key} {label}" for key, label in self._into]
+        words.append("stacks" if self._is_stacks else f"by {self._key}, most {self._order} first")
+        words += [f"idle: {self._idle}"] + (["frozen"] if self._is_frozen else [])
+        words += [f"filter: {self._wanted}"] if self._wanted else []
+        self.query_one("#path", Static).update(Text(printable(" › ".join(words))))
+
+    def _head(self, interval: Interval) -> list[str]:
+        width = max(self.size.width - 2, 20)
+        history = sparkline([now for _, now in self._history])
+        lines = [plain.head(interval), plain.cause_text(interval)]
+        lines.append(
+            f"{plain.cost_text(self._cost).capitalize()}. {plain.losses_text(interval, self._source.unread())}"
+        )
+        blocked = f"Blocked now, last minute: {history}"
+        return [cut(line, width) for line in (*lines, *bars(interval, width), blocked)]
+
+    def _fill(self, table: "DataTable[Text]", interval: Interval) -> None:
+        rows = [row for row in interval.rows(self._key) if self._wanted.lower() in row.label.lower()]
+        rows.sort(key=self._rank)
+        rows = rows[:_MOST_ROWS]
+        *numbers, name = plain.columns_of(interval, self._key, rows)
+        name = names(name.title, [cut(label, _NAME) for label in name.cells])
+        shown = fitting([name, *numbers], self.size.width - 2)
+        before, place = self._cursor(table), table.cursor_row
+        table.clear(columns=True)
+        for column in shown:
+            table.add_column(Text(column.title), width=column.width)
+        for row, *cells in zip(rows, *(column.cells for column in shown), strict=True):
+            texts = (pad(text, column.width, column.left) for text, column in zip(cells, shown, strict=True))
+            table.add_row(*map(Text, texts), key=row.label)
+        labels = [row.label for row in rows]
+        place = labels.index(before) if before in labels else min(place, len(labels) - 1)
+        if place > 0:
+            table.move_cursor(row=place)
+
+    def _rank(self, row: Row) -> tuple[float, str]:
+        return (-(getattr(row, self._order) or 0), row.label)
+
+    @staticmethod
+    def _cursor(table: "DataTable[Text]") -> str | None:
+        if not table.is_valid_row_index(table.cursor_row):
+            return None
+        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+
+
+def bars(interval: Interval, width: int) -> list[str]:
+    """Return lines of the classes that were blocked longest, each with a bar."""
+    classes = list(interval.by_class().items())[:_BARS]
+    widest = max([len(label) for label, _ in classes], default=0)
+    most = max([ns for _, ns in classes], default=1)
+    room = max(width - widest - 12, 4)
+    return [
+        f"{label:<{widest}} {plain.per_second(ns, interval):>8} {'█' * max(1, ns * room // most)}"
+        for label, ns in classes
+    ]
+
+
+def sparkline(values: Sequence[int]) -> str:
+    """Return a character for each value, the higher the larger."""
+    most = max(values, default=0)
+    return "".join(_LEVELS[-(-value * (len(_LEVELS) - 1) // most) if most else 0] for value in values)
+
+
+def stack_lines(interval: Interval) -> list[str]:
+    """Return the stacks of the chosen waits, longest blocked first, each with the innermost function first."""
+    lines: list[str] = []
+    for stack in interval.stacks(_STACKS):
+        lines.append(f"{plain.per_second(stack.weight, interval)} s/s  {stack.comm}")
+        lines += [f"    {label}" for label in reversed(stack.labels)]
+        lines.append("")
+    return lines or ["no waits in this interval"]

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The full-screen view of `top`, driven by keys (Textual's pilot)."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from builders.refused import refused
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+from unit.top.test_interval import COST, profile
+
+from perf_offcpu.commands.top import KEYS
+from perf_offcpu.errors import PerfOffcpuError
+from perf_offcpu.top.interval import Interval, interval_of
+from perf_offcpu.top.screen import HelpScreen, Source, TopApp, sparkline
+
+Driver = Pilot[None]
+
+
+def app_of(*intervals: Interval, key: str = "comm") -> TopApp:
+    source = Source(intervals, lambda: None, lambda: COST, lambda: 0)
+    return TopApp(source, KEYS, key, "hide")
+
+
+def drive(app: TopApp, steps: Callable[[Driver], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    async def run() -> None:
+        async with app.run_test(size=size) as pilot:
+            while app._interval is None:
+                await pilot.pause(0.01)
+            await pilot.pause()
+            await steps(pilot)
+
+    asyncio.run(run())
+
+
+def labels(app: TopApp) -> list[str | None]:
+    return [row.value for row in app.query_one(DataTable).rows]
+
+
+def text(app: TopApp, widget: str) -> str:
+    return str(app.query_one(widget, Static).render())
+
+
+def screens(app: TopApp) -> list[bool]:
+    return [isinstance(screen, HelpScreen) for screen in app.screen_stack]
+
+
+def shown() -> TopApp:
+    return app_of(interval_of(profile(), idle="show"))
+
+
+def test_keys_choose_rows_and_their_order() -> None:
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        assert labels(app) == ["a", "b", "runs\\x1b[31m"]
+        await pilot.press("i")
+        assert "idle" in labels(app) and "idle: show" in text(app, "#path")
+        await pilot.press("i", "i", "greater_than_sign", "greater_than_sign")
+        assert labels(app) == ["runs\\x1b[31m", "a", "b"], "by time running"
+        await pilot.press("4")
+        assert set(labels(app)) == {"disk", "lock", "other"}
+        await pilot.press("shift+tab", "less_than_sign", "less_than_sign")
+        assert labels(app)[0] == "b 3"
+
+    drive(app, steps)
+
+
+def test_enter_goes_to_threads_and_stacks_and_backspace_back() -> None:
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        await pilot.press("enter")
+        assert labels(app) == ["a 1", "a 2"] and text(app, "#path").startswith("comm a › by thread")
+        await pilot.press("enter")
+        assert "1.250" not in text(app, "#stack_text") and "futex_wait" in text(app, "#stack_text")
+        await pilot.press("tab")
+        assert "stacks" in text(app, "#path"), "there is no other grouping of stacks"
+        await pilot.press("backspace")
+        assert labels(app) == ["a 1", "a 2"]
+        await pilot.press("backspace", "backspace")
+        assert labels(app)[0] == "a"
+
+    drive(app, steps)
+
+
+def test_a_filter_is_typed_and_removed() -> None:
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        await pilot.press("slash", *"RUN", "enter")
+        assert labels(app) == ["runs\\x1b[31m"] and "filter: RUN" in text(app, "#path")
+        await pilot.press("slash", "q", "escape")
+        assert len(labels(app)) == 3, "q was typed, and ended nothing"
+
+    drive(app, steps)
+
+
+def test_head_and_help_fit_on_a_small_terminal() -> None:
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        head = text(app, "#head").splitlines()
+        assert "2 threads blocked now" in head[0] and head[1].startswith("First cause: ")
+        assert any(line.startswith("disk") and "█" in line for line in head) and head[-1].endswith("█")
+        assert all(len(line) <= 78 for line in head) and app.query_one(DataTable).size.height > 5
+        await pilot.press("question_mark")
+        assert screens(app) == [False, True]
+        await pilot.press("x")
+        assert screens(app) == [False]
+        await pilot.resize_terminal(200, 60)
+        await pilot.pause()
+        wide = len(app.query_one(DataTable).columns)
+        await pilot.resize_terminal(60, 20)
+        await pilot.pause()
+        assert len(app.query_one(DataTable).columns) < wide
+
+    drive(app, steps)
+
+
+def test_a_frozen_screen_stays_and_the_end_of_the_command_freezes() -> None:
+    first, second = (interval_of(profile(), idle="show") for _ in range(2))
+    app = app_of(first, second)
+
+    async def steps(pilot: Driver) -> None:
+        while not app._is_frozen:
+            await pilot.pause(0.01)
+        assert app._interval is second and "frozen" in text(app, "#path")
+        await pilot.press("q")
+
+    drive(app, steps)
+    assert app.problem is None and not app.is_running
+
+
+def test_a_problem_of_the_recorder_ends_it() -> None:
+    def intervals() -> Iterator[Interval]:
+        yield from ()
+        raise PerfOffcpuError("there is no process 1")
+
+    app = TopApp(Source(intervals(), lambda: None, lambda: COST, lambda: 0), KEYS, "comm", "hide")
+    asyncio.run(app.run_async(headless=True))
+    assert str(app.problem) == "there is no process 1"
+
+
+def test_many_threads_and_hostile_names() -> None:
+    from builders.profile import ProfileBuilder
+
+    builder = ProfileBuilder(meta={"begin_ns": 0, "end_ns": 10**9})
+    for number in range(5000):
+        builder.sample(f"[red]{number}\n", [f"f{depth}" for depth in range(3)], number + 1, tid=number, time_ns=10**9)
+    builder.sample("deep", [f"f{depth}" for depth in range(250)], 10**9, tid=6000, time_ns=10**9)
+    app = app_of(interval_of(builder.build(), idle="show"))
+
+    async def steps(pilot: Driver) -> None:
+        assert labels(app)[:2] == ["deep", "[red]4999\\n"] and len(labels(app)) == 500
+        app._key = "comm"
+        await pilot.press("enter", "enter")
+        assert len(text(app, "#stack_text").splitlines()) > 250
+
+    drive(app, steps)
+
+
+def test_without_textual(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
+    assert "pip install 'perf-offcpu[tui]', or take --plain" in refused(capsys, "top", status=1)
+
+
+@pytest.mark.parametrize(("values", "line"), [([], ""), ([0, 0], "  "), ([0, 1, 8], " ▁█")])
+def test_a_sparkline(values: list[int], line: str) -> None:
+    assert sparkline(values) == line
