@@ -26,6 +26,7 @@ examples:
   perf-offcpu agent --dataset ./waits --duration 120
   perf-offcpu agent --push pyroscope=http://127.0.0.1:4040 --label service=shop
   perf-offcpu agent -c /etc/perf-offcpu/agent.toml
+  perf-offcpu agent -c /etc/perf-offcpu/agent.toml --check
   perf-offcpu agent --dataset ./waits -- -G kubepods.slice --no-object-names
 """
 _OUTPUT = f"""
@@ -50,10 +51,12 @@ _BUDGETS = """
 _OTHERS = """
 -c, --config FILE: options in TOML, read again at SIGHUP
 --port N: metrics and health on 127.0.0.1, 0 for none (default: 9811)
+--check: check configuration, stores, servers' names and privileges, and record nothing
 -q, --quiet: print errors only
 """
-_OWN: Final = ("config", "duration", "quiet", "record")
+_OWN: Final = ("check", "config", "duration", "quiet", "record")
 """Arguments that are not keys of the file, or have another form there."""
+_WIDTH: Final = len("deferred callchains")  # the longest name of a part
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -81,6 +84,8 @@ def percent(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb and return the exit status."""
+    if args.check:
+        return _check(args)
     from perf_offcpu.agent.agent import Agent
     from perf_offcpu.text import printable
 
@@ -95,6 +100,20 @@ def run(args: argparse.Namespace) -> int:
     if seconds is not None and not has_segments:
         raise PerfOffcpuError(f"nothing was recorded in {seconds:g} s")
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Print a line for each part that the agent needs; return 0 if none is missing, else 1."""
+    from perf_offcpu.agent.check import check
+    from perf_offcpu.collect.doctor import State
+    from perf_offcpu.commands.doctor import finding_lines
+
+    states = set[State]()
+    for finding in check(lambda: config_of(args)):
+        states.add(finding.state)
+        if not args.quiet or finding.state == State.MISSING:
+            print(*finding_lines(finding, _WIDTH), sep="\n", flush=True)
+    return 1 if State.MISSING in states else 0
 
 
 def config_of(args: argparse.Namespace) -> AgentConfig:

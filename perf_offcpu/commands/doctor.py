@@ -63,18 +63,24 @@ def _as_json(findings: Iterable[Finding], can_record: bool) -> str:
 
 
 def _as_text(findings: list[Finding], can_record: bool) -> str:
-    from perf_offcpu.text import printable
-
     width = max(len(finding.part) for finding in findings)
     lines: list[str] = []
     for group, title in _TITLES.items():
         lines += ["", title] if lines else [title]
         for finding in (finding for finding in findings if finding.group == group):
-            lines.append(f"  {finding.state:<8} {finding.part:<{width}}  {printable(finding.found)}")
-            if finding.advice:
-                lines.append(f"  {'':<8} {'':<{width}}  -> {printable(finding.advice)}")
+            lines += finding_lines(finding, width)
     verdict = "Recording works here." if can_record else "Recording does not work here: see what is missing above."
     return "\n".join([*lines, "", verdict])
+
+
+def finding_lines(finding: Finding, width: int) -> list[str]:
+    """Return a finding as lines of text, with its name in `width` columns."""
+    from perf_offcpu.text import printable
+
+    lines = [f"  {finding.state:<8} {finding.part:<{width}}  {printable(finding.found)}"]
+    if finding.advice:
+        lines.append(f"  {'':<8} {'':<{width}}  -> {printable(finding.advice)}")
+    return lines
 
 
 READING, PERF = "reading", "perf"

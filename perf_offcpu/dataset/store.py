@@ -203,10 +203,16 @@ def open_store(url: str, *, make: bool) -> Store:
     """Open a folder by its path or URL; raise UsageError for a missing local directory, unless `make`."""
     if not url:
         raise UsageError("the name of the dataset is empty")
+    path = local_path(url)
+    return RemoteStore(url) if path is None else LocalStore(path, make=make)
+
+
+def local_path(url: str) -> str | None:
+    """Return the path of a local directory; None for the URL of an object store."""
     scheme = _SCHEME.match(url)
-    if scheme is None or scheme[1].lower() in {"file", "local"}:
-        return LocalStore(url[scheme.end() :] if scheme else url, make=make)
-    return RemoteStore(url)
+    if scheme is None:
+        return url
+    return url[scheme.end() :] if scheme[1].lower() in {"file", "local"} else None
 
 
 def imported(name: str) -> Any:

@@ -129,3 +129,13 @@ def test_what_only_root_may_read_needs_no_mount() -> None:
     status, _, parts = doctor(reachable(f"setpriv {NOBODY} {DOCTOR} --json #"))
     assert status == 1
     assert (parts["tracefs"]["state"], parts["tracefs"]["advice"]) == ("limited", "run as root")
+
+
+def test_check_of_the_agent_ends_with_the_doctors_findings(here: tuple[int, Any, Any], tmp_path: Path) -> None:
+    parts = [one["part"] for one in here[1]["findings"] if one["group"] == "recording"]
+    where = ["--dataset", tmp_path / "set", "--spool", tmp_path / "spool", "--port", "0"]
+    words = [sys.executable, "-m", "perf_offcpu", "agent", "--check", *map(str, where)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    rows = [line for line in done.stdout.splitlines() if line[2] != " "]
+    assert [row[11:30].strip() for row in rows] == ["configuration", "spool", "dataset", *parts], done.stderr
+    assert done.returncode == here[0] == 0 and not list(tmp_path.iterdir())

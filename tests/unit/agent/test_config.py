@@ -113,7 +113,7 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, text: str) -> None:
 def test_keys_are_the_long_options_and_stand_in_the_page() -> None:
     actions = make_parsers(("agent",))[1]["agent"]._actions
     options = {name[2:] for one in actions for name in one.option_strings if name.startswith("--")}
-    assert options - KEYS == {"help", "config", "duration", "quiet"} and KEYS - options == {"record"}
+    assert options - KEYS == {"help", "check", "config", "duration", "quiet"} and KEYS - options == {"record"}
 
 
 def test_defaults_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check what an agent would need before it runs: `perf-offcpu agent --check`. Directories and stores are tried by an
+empty file, which is removed; servers are looked up by name, and nothing is sent to them; nothing is recorded."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+from perf_offcpu.agent.agent import described
+from perf_offcpu.agent.config import AgentConfig
+from perf_offcpu.agent.endpoint import ADDRESS
+from perf_offcpu.collect.doctor import Finding, State, examine
+from perf_offcpu.directories import Directory
+from perf_offcpu.errors import PerfOffcpuError, UsageError
+
+AGENT = "agent"
+"""Group of the findings that are about the agent, not about the machine."""
+
+
+def check(load: Callable[[], AgentConfig]) -> Iterator[Finding]:
+    """Yield a finding for the configuration that `load` returns, for each store, server and port of it, and for each
+    part of the machine that recording needs."""
+    try:
+        config = load()
+    except (UsageError, OSError) as problem:
+        yield _finding("configuration", State.MISSING, _sentence(problem))
+    else:
+        yield _finding("configuration", State.WORKS, described(config))
+        yield _tried("spool", lambda: _directory(config.spool, Directory.private))
+        if config.dataset:
+            yield _tried("dataset", lambda: _dataset(config.dataset))
+        yield from _servers(config)
+        if config.port:
+            yield _port(config.port)
+    yield from examine()
+
+
+def _finding(part: str, state: State, fact: str, advice: str = "") -> Finding:
+    return Finding(AGENT, part, state, fact, advice)
+
+
+def _tried(part: str, use: Callable[[], str]) -> Finding:
+    """Return the finding on a part whose `use` returns a fact, or raises what is wrong."""
+    try:
+        return _finding(part, State.WORKS, use())
+    except (PerfOffcpuError, OSError) as problem:
+        return _finding(part, State.MISSING, _sentence(problem))
+
+
+def _sentence(problem: Exception) -> str:
+    """Return an error as a sentence, with the file of an OSError, without its number."""
+    if not isinstance(problem, OSError):
+        return str(problem)
+    return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror or str(problem)
+
+
+def _directory(path: str, opened: Callable[[str], Directory]) -> str:
+    """Return what is found of a directory to write into; raise OSError if it cannot be used or made."""
+    path = os.path.abspath(path)
+    try:
+        with opened(path) as directory:
+            name, fd = directory.create_hidden("check")
+            os.close(fd)
+            directory.remove(name)
+            usage = os.fstatvfs(directory.fd)
+            return f"{path}, {usage.f_bavail * usage.f_frsize / 1e9:.1f} GB free"
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+    # direct: asks, and opens nothing
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):  # direct: asks, and opens nothing
+        raise PermissionError(errno.EACCES, f"not there, and cannot be made in {parent}", path)
+    return f"{path}: not there, will be made"
+
+
+def _dataset(url: str) -> str:
+    """Return what is found of a dataset; raise PerfOffcpuError or OSError if no segment can be written into it."""
+    from perf_offcpu.dataset.store import imported, local_path, open_store, put
+
+    imported("pyarrow")
+    if (path := local_path(url)) is not None:
+        return _directory(path, Directory.named)
+    store, name = open_store(url, make=False), f".check-{os.urandom(4).hex()}"
+    put(store, name, b"")
+    store.remove(name)
+    return f"{store.url}: an object was written and removed"
+
+
+def _servers(config: AgentConfig) -> Iterator[Finding]:
+    from perf_offcpu.push.opening import open_targets
+
+    try:
+        opened = open_targets(config.push, config.push_header_file, config.push_ca)
+    except (PerfOffcpuError, OSError) as problem:
+        yield _finding("push", State.MISSING, _sentence(problem))
+        return
+    for target, sender in opened:
+        sender.close()
+        try:
+            places = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        except OSError as problem:
+            yield _finding("push", State.MISSING, f"{target}: {target.host}: {problem.strerror}")
+        else:
+            yield _finding("push", State.WORKS, f"{target}: {places[0][4][0]}, nothing was sent")
+
+
+def _port(port: int) -> Finding:
+    try:
+        socket.create_server((ADDRESS, port)).close()
+    except OSError as problem:
+        advice = "an agent that runs has it, or choose another (--port N) or none (--port 0)"
+        return _finding("port", State.LIMITED, f"{ADDRESS}:{port}: {os.strerror(problem.errno or 0)}", advice)
+    return _finding("port", State.WORKS, f"{ADDRESS}:{port}")
