@@ -166,6 +166,15 @@ class Directory:
         """Give an entry another name, in place of the entry that has it."""
         os.rename(_entry(name), _entry(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
+    def rename_new(self, name: str, new: str) -> bool:
+        """Give a file a name that no entry has, and return True; return False if an entry has it."""
+        try:
+            os.link(_entry(name), _entry(new), src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        self.remove(name)
+        return True
+
     def remove(self, name: str) -> None:
         """Remove a file or link, if it exists."""
         with contextlib.suppress(FileNotFoundError):

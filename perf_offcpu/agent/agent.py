@@ -23,7 +23,7 @@ from perf_offcpu.agent.endpoint import Endpoint, Notifier
 from perf_offcpu.agent.keeper import BudgetKeeper
 from perf_offcpu.agent.ledger import BUDGET, LOOK_NS, ON, STOPPED, Ledger, boot_id
 from perf_offcpu.agent.recorder import ROTATE, Recorder, arguments_of
-from perf_offcpu.agent.sinks import Backoff, DatasetSink, PushSink, Say
+from perf_offcpu.agent.sinks import Backoff, DatasetSink, LeaseKeeper, PushSink, Say
 from perf_offcpu.agent.spool import Spool, run_of
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.resources import version
@@ -47,9 +47,12 @@ SPOOL_FULL, NO_SERVER = "spool-full", "no-server"
 
 
 class Agent:
-    """Runs the agent once. `load` reads its configuration, again at SIGHUP; `say` writes sentences to the journal."""
+    """Runs the agent once. `load` reads its configuration, again at SIGHUP; `say` writes sentences to the journal;
+    `take_over`: take the dataset from another agent of this host. Raise LeaseTakenError if one has it."""
 
-    def __init__(self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], AgentConfig], say: Say, duration_s: float | None = None, *, take_over: bool = False
+    ) -> None:
         keep_no_free_memory()
         self._load, self._say, self._duration_s = load, say, duration_s
         self.config = load()
@@ -62,17 +65,19 @@ class Agent:
         self._recorder: Recorder | None = None
         self._backoff, self._next_cause = Backoff(), STOPPED
         self._started_s = self._measured_s = 0.0
-        self._ending = False
+        self._ending, self._lost = False, ""
+        self._lease: LeaseKeeper | None = None
         self._keeper = BudgetKeeper(self.config, self.metrics, say)
         self._segment_began_s = 0.0  # 0: no segment grows
         self._in_pause = False  # by what the recorder has said
         self._notifier = Notifier()
-        self._open_sinks(self.config)
+        self._open_sinks(self.config, take_over=take_over)
         port = self.config.port
         self.endpoint = Endpoint(port, self.ledger.text, self.problem, self.lack) if port else None
 
     def run(self) -> bool:
-        """Record and deliver until a signal, or for the duration; return whether a segment was delivered or is left."""
+        """Record and deliver until a signal, or for the duration; return whether a segment was delivered or is left.
+        Raise PerfOffcpuError if another agent has taken the dataset."""
         before = self.metrics.value("segments_total")
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         handlers = {number: signal.signal(number, self._note_signal) for number in signals}
@@ -87,6 +92,8 @@ class Agent:
             left = self._end()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        if self._lost:
+            raise PerfOffcpuError(self._lost)
         return left > 0 or self.metrics.value("segments_total") > before
 
     def problem(self) -> str:
@@ -158,6 +165,9 @@ class Agent:
 
     def _on_stop(self, _text: str) -> None:
         self._ending = True
+
+    def _on_lost(self, text: str) -> None:
+        self._ending, self._lost = True, text
 
     def _on_recording(self, _text: str) -> None:
         self._in_pause, self._segment_began_s = False, self._segment_began_s or time.monotonic()
@@ -259,12 +269,13 @@ class Agent:
 
     # Sinks
 
-    def _open_sinks(self, config: AgentConfig) -> None:
+    def _open_sinks(self, config: AgentConfig, *, take_over: bool = False) -> None:
         from perf_offcpu.push.opening import open_targets
 
         labels = dict(config.labels)
         dataset = DatasetSink(config.dataset, labels) if config.dataset else None
         opened = open_targets(config.push, config.push_header_file, config.push_ca) if config.push else []
+        self._hold_lease(dataset, take_over=take_over)
         push = [PushSink(*target, labels, self.spool, self.metrics, self._say) for target in opened]
         before, delivery = self._delivery.push, self._delivery
         delivery.dataset, delivery.push, delivery.period_ns = dataset, push, config.period_ns
@@ -277,6 +288,21 @@ class Agent:
         for sink in before:
             sink.close(0)
         self._drop_messages({sink.key for sink in push})
+
+    def _hold_lease(self, dataset: DatasetSink | None, *, take_over: bool) -> None:
+        """Take the lease of a dataset, and give that of another one up; raise LeaseTakenError if that fails."""
+        before = self._lease
+        if before is not None and dataset is not None and before.url == dataset.store.url:
+            return
+        new = None
+        if dataset is not None:
+            new = LeaseKeeper(dataset.store, self.spool, self._say, self._lose_lease, take_over=take_over)
+        if before is not None:
+            before.close(0)
+        self._lease = new
+
+    def _lose_lease(self, text: str) -> None:
+        self._mail.put(("lost", text))
 
     def _drop_messages(self, keys: set[str]) -> None:
         of_servers = {name for key in keys for name in self.spool.messages(key)}
@@ -330,6 +356,8 @@ class Agent:
         self.ledger.save()
         if self.endpoint is not None:
             self.endpoint.close()
+        if self._lease is not None:
+            self._lease.close(0)
         self.spool.close()
         return left
 

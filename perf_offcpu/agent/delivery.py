@@ -17,12 +17,11 @@ from typing import Final
 
 from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.ledger import Ledger
-from perf_offcpu.agent.sinks import DatasetSink, PushSink, Say, Worker
+from perf_offcpu.agent.sinks import DELIVERING, DatasetSink, PushSink, Say, Worker
 from perf_offcpu.agent.spool import Spool
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache, KeptCache
 from perf_offcpu.collect.system.clock import wall_clock_pair
-from perf_offcpu.collect.system.privileges import CAP_DAC_OVERRIDE, READING
 from perf_offcpu.decode.continued import at_pauses
 from perf_offcpu.decode.deferred import deferred_as_samples
 from perf_offcpu.decode.load import load_recording
@@ -35,8 +34,6 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
 DAMAGED, EMPTY, FAILED, BYTES = "damaged", "empty", "failed", "max-bytes"
-DELIVERING: Final = READING | 1 << CAP_DAC_OVERRIDE
-"""Capabilities to read programs of others, and to write into a dataset whose directory is another user's."""
 _ATTEMPTS: Final = 3
 _IDLE_S: Final = 1.0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import re
 import threading
 import time
@@ -15,15 +16,16 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from perf_offcpu.agent.ledger import BUDGET, Missing, Origin
+from perf_offcpu.agent.ledger import BUDGET, Missing, Origin, boot_id
 from perf_offcpu.agent.metrics import Metrics
 from perf_offcpu.agent.spool import Spool, message_name
-from perf_offcpu.collect.system.privileges import keep_rights
+from perf_offcpu.collect.system.privileges import CAP_DAC_OVERRIDE, READING, keep_rights
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.files import read_regular
 
 if TYPE_CHECKING:
     from perf_offcpu.dataset.rows import Gap
+    from perf_offcpu.dataset.store import Store
     from perf_offcpu.model.profile import Profile
     from perf_offcpu.push.sender import Sender
     from perf_offcpu.push.targets import Target
@@ -33,7 +35,10 @@ LAST_RETRY_S: Final = 300.0
 LATEST_S: Final = 3600.0
 """Time after which a message is given up if the server keeps answering that it may be sent later."""
 OVERDUE: Final = "overdue"
+DELIVERING: Final = READING | 1 << CAP_DAC_OVERRIDE
+"""Capabilities to read programs of others, and to write into a dataset whose directory is another user's."""
 _IDLE_S: Final = 5.0
+_PATIENCE_S: Final = 10.0  # time that the first answer about a lease may take; the agent records without it then
 
 Say = Callable[[str], None]
 
@@ -127,6 +132,67 @@ class Worker(ABC):
                 self._wake.clear()
 
 
+class LeaseKeeper(Worker):
+    """Thread that holds the lease of a dataset (`dataset.lease`) for the agent of a spool, and renews it. Raise
+    LeaseTakenError if another agent has it; `lost` is called with a sentence if another one takes it later."""
+
+    rights = DELIVERING
+
+    def __init__(self, store: Store, spool: Spool, say: Say, lost: Callable[[str], None], *, take_over: bool) -> None:
+        from perf_offcpu.dataset import lease
+
+        super().__init__(say, lease.RENEWED_EACH_S)
+        host_id, boot = machine_id() or os.uname().nodename, boot_id()
+        self._lease = lease.Lease(store, host_id, boot, spool.identity, spool.path)
+        self.url, self._lost, self._take_over = store.url, lost, take_over
+        self._due_s = 0.0  # monotonic time of the next renewal
+        self._refusal: UsageError | None = None
+        self._answered, self._is_started, self._lock = threading.Event(), False, threading.Lock()
+        self.start()
+        if refusal := self._first_answer():
+            self.close(0)
+            raise refusal
+
+    def _first_answer(self) -> UsageError | None:
+        """Wait for the store; return the refusal if there is one by then."""
+        self._answered.wait(_PATIENCE_S)
+        with self._lock:
+            self._is_started = self._refusal is None
+            return self._refusal
+
+    def pending(self) -> Sequence[str]:
+        """Return the name of the lease if it is time to renew it."""
+        return ["lease"] if time.monotonic() >= self._due_s else []
+
+    def do(self, name: str) -> None:
+        """Renew the lease."""
+        from perf_offcpu.dataset.lease import RENEWED_EACH_S, LeaseTakenError
+
+        try:
+            self._lease.renew(take_over=self._take_over)
+        except LeaseTakenError as refusal:
+            self._due_s = float("inf")
+            with self._lock:
+                self._refusal = refusal
+                if self._is_started:
+                    self._lost(str(refusal))
+        except Exception as problem:  # of a store: recording goes on
+            self.retry(f"the lease of the dataset cannot be renewed: {problem}")
+        else:
+            self._due_s, self._take_over = time.monotonic() + RENEWED_EACH_S, False
+            self.worked("the lease of the dataset is renewed again")
+        self._answered.set()
+
+    def close(self, patience_s: float) -> None:
+        """End the thread, and give the lease up, if the store answered the last time."""
+        self._closing = True
+        self.wake()
+        self._thread.join(max(1.0, patience_s))
+        if not self._thread.is_alive() and not self.backoff.failures and self._refusal is None:
+            with contextlib.suppress(OSError, PerfOffcpuError):
+                self._lease.release()
+
+
 class DatasetSink:
     """Writes segments to the dataset at `url`; `labels` are for segments whose origin has no labels (None)."""
 
@@ -135,6 +201,11 @@ class DatasetSink:
 
         self._url, self._dataset = url, open_dataset(url, make=True)
         self._labels = labels
+
+    @property
+    def store(self) -> Store:
+        """Return the store of the dataset."""
+        return self._dataset.store
 
     def write(self, profile: Profile, origin: Origin, missing: Sequence[Missing] = ()) -> int:
         """Write a segment, which replaces a segment of the same time, and the gaps before it; return its bytes. Raise

@@ -76,6 +76,12 @@ class Spool:
         """Unlock and close the directory."""
         self._resources.close()
 
+    @property
+    def identity(self) -> str:
+        """Return a text that differs between the spools of a machine, and stays while the directory does."""
+        status = os.fstat(self._directory.fd)
+        return f"{status.st_dev}:{status.st_ino}"
+
     def is_there(self) -> bool:
         """Return whether the path still leads to the open directory."""
         try:

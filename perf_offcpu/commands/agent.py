@@ -52,9 +52,10 @@ _OTHERS = """
 -c, --config FILE: options in TOML, read again at SIGHUP
 --port N: metrics and health on 127.0.0.1, 0 for none (default: 9811)
 --check: check configuration, stores, servers' names and privileges, and record nothing
+--takeover: write into the dataset although another agent of this host does, which then ends
 -q, --quiet: print errors only
 """
-_OWN: Final = ("check", "config", "duration", "quiet", "record")
+_OWN: Final = ("check", "config", "duration", "quiet", "record", "takeover")
 """Arguments that are not keys of the file, or have another form there."""
 _WIDTH: Final = len("deferred callchains")  # the longest name of a part
 
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.suppress(OSError):  # a log on a full disk, or whose reader has gone
                 print(f"perf-offcpu agent: {printable(text)}", file=sys.stderr, flush=True)
 
-    has_segments = Agent(lambda: config_of(args), say, seconds).run()
+    has_segments = Agent(lambda: config_of(args), say, seconds, take_over=args.takeover).run()
     if seconds is not None and not has_segments:
         raise PerfOffcpuError(f"nothing was recorded in {seconds:g} s")
     return 0

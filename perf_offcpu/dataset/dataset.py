@@ -54,8 +54,12 @@ def hour_of_folder(date: str, hour: str) -> int | None:
 def segment_name(host_id: str, boot_id: str, begin_ns: int, end_ns: int) -> str:
     """Return the file name of a segment: the same for the same host, boot and time."""
     digest = hashlib.blake2b(f"{host_id}\0{boot_id}".encode(), digest_size=4).hexdigest()
-    host = _UNUSUAL.sub("-", host_id).strip(".-")[:_LONGEST] or "host"
-    return f"{host}-{begin_ns}-{end_ns}-{digest}{SUFFIX}"
+    return f"{plain_name(host_id)}-{begin_ns}-{end_ns}-{digest}{SUFFIX}"
+
+
+def plain_name(text: str) -> str:
+    """Return a text as a part of a file name: letters, digits, dots and dashes; "host" if nothing is left."""
+    return _UNUSUAL.sub("-", text).strip(".-")[:_LONGEST] or "host"
 
 
 def compacted_name(segments: list[str]) -> str:

@@ -28,6 +28,7 @@ from perf_offcpu.agent.sinks import DatasetSink
 from perf_offcpu.cli import main
 from perf_offcpu.dataset.compact import compact, expire
 from perf_offcpu.dataset.dataset import HOUR_NS, Dataset, open_dataset
+from perf_offcpu.dataset.lease import Lease, LeaseTakenError
 from perf_offcpu.dataset.rows import Gap, Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import write_segment
@@ -148,3 +149,18 @@ def test_a_store_that_refuses_is_one_sentence(bucket: str, tmp_path: Path) -> No
     sink = DatasetSink("s3://no-such-bucket/x", {})
     with pytest.raises((PerfOffcpuError, OSError), match="no-such-bucket"):
         sink.write(profile_of(0), Origin("", None))
+
+
+def test_one_agent_of_a_host_holds_the_lease(bucket: str) -> None:
+    store = open_dataset(f"{bucket}/leased", make=True).store
+    first, second = (Lease(store, "web", "boot", holder, "/spool") for holder in "ab")
+    first.renew()
+    assert not store.create("_leases/web-boot.json", b"x"), "written only where there is none"
+    first.renew()
+    with pytest.raises(LeaseTakenError):
+        second.renew()
+    second.renew(take_over=True)
+    with pytest.raises(LeaseTakenError):
+        first.renew()
+    second.release()
+    assert store.names("_leases") == []

@@ -10,7 +10,7 @@ import pytest
 from kernel.agents import START_S, Place, recorder_of
 from kernel.recorder import until
 
-from perf_offcpu.agent.delivery import DELIVERING
+from perf_offcpu.agent.sinks import DELIVERING
 from perf_offcpu.collect.system.privileges import CAP_BPF, capabilities
 
 pytestmark = pytest.mark.beside

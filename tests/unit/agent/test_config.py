@@ -3,6 +3,7 @@
 
 import errno
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -18,11 +19,12 @@ import pytest
 from perf_offcpu.agent.agent import Agent
 from perf_offcpu.agent.config import KEYS, AgentConfig, default_spool, load_config, make_config
 from perf_offcpu.agent.ledger import Mark
+from perf_offcpu.agent.sinks import DatasetSink, LeaseKeeper
 from perf_offcpu.agent.spool import message_name
 from perf_offcpu.cli import main
 from perf_offcpu.commands.agent import config_of
 from perf_offcpu.commands.shared.parsers import make_parsers
-from perf_offcpu.errors import UsageError
+from perf_offcpu.errors import PerfOffcpuError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "Documentation" / "perf-offcpu-agent.txt"
@@ -113,7 +115,9 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, text: str) -> None:
 def test_keys_are_the_long_options_and_stand_in_the_page() -> None:
     actions = make_parsers(("agent",))[1]["agent"]._actions
     options = {name[2:] for one in actions for name in one.option_strings if name.startswith("--")}
-    assert options - KEYS == {"help", "check", "config", "duration", "quiet"} and KEYS - options == {"record"}
+    assert options - KEYS == {"help", "check", "config", "duration", "quiet", "takeover"} and KEYS - options == {
+        "record"
+    }
 
 
 def test_defaults_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,3 +324,50 @@ def test_an_agent_that_delivers_no_more_is_not_healthy(agent: Agent) -> None:
     assert agent.problem() == ""
     agent._delivery.close(0.0)
     assert agent.problem() == "the thread that delivers segments has ended"
+
+
+def test_a_second_agent_of_the_host_is_refused_on_the_dataset(agent: Agent, tmp_path: Path) -> None:
+    """Its rows would be counted twice. Taken over, the first one ends when it renews its lease."""
+    other = replace(agent.config, spool=str(tmp_path / "other"))
+    refusal = f"{tmp_path}/set: another agent of this host writes there (pid {os.getpid()}, spool {agent.spool.path}; "
+    with pytest.raises(UsageError, match=re.escape(refusal)):
+        Agent(lambda: other, lambda text: None)
+    taker = Agent(lambda: replace(other, spool=str(tmp_path / "third")), lambda text: None, take_over=True)
+    first = agent._lease
+    assert first is not None
+    first._due_s = 0.0
+    first.wake()
+    kind, text = agent._mail.get(timeout=20)
+    assert (kind, str(taker.spool.path) in text) == ("lost", True)
+    agent._on_lost(text)
+    with pytest.raises(PerfOffcpuError, match="another agent of this host writes there"):
+        agent.run()
+    assert len(list((tmp_path / "set" / "_leases").iterdir())) == 1, "it is the other one's"
+    taker._delivery.start()
+    taker._end()
+    assert list((tmp_path / "set" / "_leases").iterdir()) == []
+
+
+def test_a_dead_store_does_not_keep_the_agent_from_recording(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, store = list[str](), DatasetSink(agent.config.dataset, {}).store
+
+    def broken(path: str) -> io.BytesIO:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(store, "reader", broken)
+    keeper = LeaseKeeper(store, agent.spool, said.append, said.append, take_over=False)
+    assert "the lease of the dataset cannot be renewed: [Errno 5] Input/output error; again in 1 s" in said[0]
+    keeper.close(0)
+
+
+def test_a_reload_with_a_dataset_that_is_taken_changes_nothing(agent: Agent, tmp_path: Path) -> None:
+    taken = replace(agent.config, dataset=str(tmp_path / "taken"))
+    other = Agent(lambda: replace(taken, spool=str(tmp_path / "other")), lambda text: None)
+    before, agent._load = agent._lease, lambda: taken
+    agent._on_reload("")
+    assert agent.metrics.value("reloads_total", "failed") == 1 and agent._lease is before
+    other._delivery.start()
+    other._end()
+    agent._on_reload("")
+    assert agent.metrics.value("reloads_total", "done") == 1 and agent._lease is not before
+    assert [len(list((tmp_path / name / "_leases").iterdir())) for name in ("set", "taken")] == [0, 1]
