@@ -23,6 +23,8 @@ SCRIPTS = {
     "service/perf-offcpu-agent.service": "share/perf-offcpu/perf-offcpu-agent.service",
     "service/daemonset.yaml": "share/perf-offcpu/daemonset.yaml",
     "service/agent.toml": "share/perf-offcpu/agent.toml",
+    "service/alerts.yaml": "share/perf-offcpu/alerts.yaml",
+    "service/grafana.json": "share/perf-offcpu/grafana.json",
 }
 MAN = "man"
 """Directory of the pages in a source distribution."""
