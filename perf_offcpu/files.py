@@ -23,6 +23,8 @@ from typing import Final
 _HANDLE: Final = os.O_PATH | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _BLOCK: Final = 1 << 20
+_FIRST_BLOCK: Final = 1 << 14
+"""Bytes of a read until one fills them: most files of /proc are smaller, and memory for more is mapped each time."""
 _MOST_HOLES: Final = 16
 """Largest ratio of the size of a file to its blocks on the disk; file systems that compress reach 10."""
 
@@ -124,9 +126,10 @@ def read_bounded(fd: int, max_bytes: int, shown: str) -> bytes:
 
 
 def _read_begin(fd: int, most_bytes: int) -> bytes:
-    content = bytearray()
-    while len(content) < most_bytes and (part := os.read(fd, min(_BLOCK, most_bytes - len(content)))):
+    content, block = bytearray(), _FIRST_BLOCK
+    while len(content) < most_bytes and (part := os.read(fd, min(block, most_bytes - len(content)))):
         content += part
+        block = _BLOCK if len(part) == block else block
     return bytes(content)
 
 

@@ -35,7 +35,7 @@ from perf_offcpu.unwind.unwinder import unwind
 
 DAMAGED, EMPTY, FAILED, BYTES = "damaged", "empty", "failed", "max-bytes"
 _ATTEMPTS: Final = 3
-_IDLE_S: Final = 1.0
+_IDLE_S: Final = 10.0  # complete recordings wake the thread
 
 
 class Delivery(Worker):

@@ -93,6 +93,21 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypat
         read_regular(str(path), 6)
 
 
+@pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385, 1 << 20, (1 << 20) + 16384, 3_000_000])
+def test_small_files_are_read_in_small_blocks(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large block is mapped and unmapped at each read, which costs more than reading a file of /proc."""
+    content, blocks, read = os.urandom(size), list[int](), os.read
+    (tmp_path / "file").write_bytes(content)
+
+    def noted(fd: int, block: int) -> bytes:
+        blocks.append(block)
+        return read(fd, block)
+
+    monkeypatch.setattr(os, "read", noted)
+    assert read_regular(str(tmp_path / "file"), 1 << 22) == content
+    assert max(blocks) == 16384 if size < 16384 else len(blocks) <= 6
+
+
 def test_a_hole_counts_by_what_it_occupies(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
