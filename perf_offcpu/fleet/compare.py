@@ -8,22 +8,27 @@ and Hoaglin, How to Detect and Handle Outliers, 1993, which takes |z| above 3.5 
 rows the limit is that of a normal distribution at which 5 % of tables have any false row (Bonferroni).
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.engine import records
 from perf_offcpu.fleet.profile import path_names, tree_of
-from perf_offcpu.fleet.queries import Selected, column_of, folded, grouped, host_names, ranked
+from perf_offcpu.fleet.queries import Selected, column_of, folded, grouped, host_names, lengths_of, ranked
 from perf_offcpu.fleet.report import SERVICE, labels_of_rows
 from perf_offcpu.fleet.significance import F64, SIGNIFICANT, Verdicts, compare_groups, compare_pairs
 from perf_offcpu.structs import frozen
 
 STACK = ("comm", "stack")
+_TAIL = 0.99
+_LOOP = math.log(1.1)  # ratio of lengths from which on a loop may be called closed
 MOST = 200  # largest number of rows that are compared: the heaviest ones
 Key = tuple[Any, ...]
 
@@ -57,7 +62,8 @@ def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
-    """Return float64[hosts, rows]: weight / recorded ns of the host; 0 where the host has no samples of the row."""
+    """Return float64[2, hosts, rows]: weight, and number of waits, by recorded ns of the host; 0 where the host has no
+    samples of the row."""
     import ibis
 
     columns = [column_of(key) for key in keys]
@@ -67,11 +73,33 @@ def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
     on = [per_host[column] == wanted[f"of_{column}"] for column in columns]
     sums = cube.selected.tables.engine.run(per_host.semi_join(wanted, on))
     host_rows, places = ({key: place for place, key in enumerate(keys)} for keys in (cube.recorded, rows))
-    result: F64 = np.zeros((len(host_rows), len(rows)), np.float64)
-    for host, row, weight in zip(sums["host"], records(sums, columns), sums["weight"], strict=True):
+    result: F64 = np.zeros((2, len(host_rows), len(rows)), np.float64)
+    values = zip(sums["host"], records(sums, columns), sums["weight"], sums["waits"], strict=True)
+    for host, row, weight, waits in values:
         if host in host_rows:
-            result[host_rows[host], places[row]] += weight / cube.recorded[host]
+            result[:, host_rows[host], places[row]] += weight / cube.recorded[host], waits / cube.recorded[host]
     return result
+
+
+@frozen
+class Lengths:
+    """Numbers and lengths of the waits of a row, before and after. A mean is that of all waits of the side; `p` is of
+    the difference between the hosts' means, on a scale of ratios (`fleet.significance`)."""
+
+    waits: tuple[float, float]  # means of the hosts' rates, waits / recorded ns
+    mean_ns: tuple[float, float]
+    p: float
+    p99_ns: tuple[float, float] | None = None  # at most 2.2 % off (`queries.lengths_of`); None: not known
+
+    @property
+    def is_significant(self) -> bool:
+        """Return True if waits became longer or shorter, and that is unlikely to be chance."""
+        return self.p < SIGNIFICANT
+
+    @property
+    def ratio(self) -> float:
+        """Return the mean length after / before."""
+        return self.mean_ns[1] / self.mean_ns[0]
 
 
 @frozen
@@ -83,6 +111,7 @@ class Change:
     before: float
     after: float
     p: float  # see `fleet.significance`
+    lengths: Lengths | None = None  # None: of other events than waits, or one side has no waits
 
     @property
     def change(self) -> float:
@@ -91,8 +120,23 @@ class Change:
 
     @property
     def is_significant(self) -> bool:
-        """Return True if the change is unlikely to be chance."""
+        """Return True if the change of the rate is unlikely to be chance."""
         return self.p < SIGNIFICANT
+
+    @property
+    def is_shown(self) -> bool:
+        """Return True if rate or lengths changed significantly."""
+        return self.is_significant or (self.lengths is not None and self.lengths.is_significant)
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Return True if waits became longer and about as much rarer, or shorter and more frequent: as where each
+        request waits for the one before, and the time that is waited in a second hardly changes."""
+        lengths = self.lengths
+        if lengths is None or not lengths.is_significant or not self.before or not self.after:
+            return False
+        longer, rate = math.log(lengths.ratio), math.log(self.after / self.before)
+        return abs(longer) > _LOOP and (rate - longer) * longer < 0 and abs(rate) < abs(longer) / 2
 
 
 @frozen
@@ -120,7 +164,7 @@ def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Compariso
     needed = [*keys, *(key for key in STACK if key not in keys)]
     sides = _Sides(cube_of(before, needed), cube_of(after, needed))
     tables = [_by_keys(sides, keys_of_table) for keys_of_table in dict.fromkeys((tuple(keys), ("comm",)))]
-    total = sides.changes((), [()], [()], sides.totals()).rows[0]
+    total = sides.changes((), [()], [()], sides.totals(), sides.percentiles((), [()])).rows[0]
     return Comparison(sides.paired, sides.hosts, sides.left_out, total, [*tables, _by_stack(sides)])
 
 
@@ -145,34 +189,85 @@ class _Sides:
             )
 
     def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
-        """Return the rates of the rows on both sides: float64[hosts, rows] each."""
-        return [rates(cube, keys, rows)[hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
+        """Return the rates of the rows on both sides, of weights and of waits: float64[2, hosts, rows] each."""
+        return [rates(cube, keys, rows)[:, hosts] for cube, hosts in zip(self.cubes, self._rows, strict=True)]
 
     def totals(self) -> list[F64]:
-        """Return the rates over all rows on both sides: float64[hosts, 1] each."""
+        """Return the rates over all rows on both sides: float64[2, hosts, 1] each."""
         sides = []
         for cube, hosts in zip(self.cubes, self._rows, strict=True):
-            weight = dict(records(cube.folded(["host"]), ("host", "weight")))
-            totals = [[weight.get(host, 0) / ns] for host, ns in cube.recorded.items()]
-            sides.append(np.array(totals, np.float64)[hosts])
+            sums = cube.folded(["host"])
+            for_host = dict(zip(sums["host"], zip(sums["weight"], sums["waits"], strict=True), strict=True))
+            totals = [
+                [[for_host.get(host, (0, 0))[part] / ns] for host, ns in cube.recorded.items()] for part in (0, 1)
+            ]
+            sides.append(np.array(totals, np.float64)[:, hosts])
         return sides
 
+    def percentiles(self, keys: Sequence[str], rows: Sequence[Key]) -> list[tuple[float, float] | None]:
+        """Return the 99th percentiles of the lengths of waits, before and after, of each row; None if not known."""
+        if not self._are_waits:
+            return [None] * len(rows)
+        sides = []
+        for cube, places in zip(self.cubes, self._rows, strict=True):
+            ids = list(cube.recorded)
+            sides.append(lengths_of(cube.selected, keys, [ids[place] for place in places], _TAIL))
+        values = [[side.get(row) for side in sides] for row in rows]
+        return [(before, after) if before and after else None for before, after in values]
+
     def changes(
-        self, keys: tuple[str, ...], labels: Sequence[Key], frames: Sequence[tuple[Name, ...]], sides: Sequence[F64]
+        self,
+        keys: tuple[str, ...],
+        labels: Sequence[Key],
+        frames: Sequence[tuple[Name, ...]],
+        sides: Sequence[F64],
+        percentiles: Sequence[tuple[float, float] | None] = (),
     ) -> Changes:
-        """Return changes of `labels`, values of `keys`, with `frames`. `sides`: rates before/after, [hosts, labels]."""
-        before, after = sides
-        verdicts = compare_pairs(after - before) if self.paired else compare_groups(before, after)
-        means = [side.mean(axis=0).tolist() for side in sides]
-        rows = [Change(*row) for row in zip(labels, frames, *means, verdicts.p.tolist(), strict=True)]
-        rows.sort(key=lambda row: (not row.is_significant, -abs(row.change), row.values, row.frames))
+        """Return changes of `labels`, values of `keys`, with `frames`. `sides`: as of `rates`, before and after;
+        `percentiles`: of lengths of waits of each row, if they are known."""
+        verdicts = self._verdicts(*(side[0] for side in sides))
+        means = [side[0].mean(axis=0).tolist() for side in sides]
+        lengths = self._lengths(*sides) if self._are_waits else [None] * len(labels)
+        rows = [Change(*row) for row in zip(labels, frames, *means, verdicts.p.tolist(), lengths, strict=True)]
+        for place, tail in enumerate(percentiles):
+            if length := rows[place].lengths:
+                rows[place] = replace(rows[place], lengths=replace(length, p99_ns=tail))
+        rows.sort(key=lambda row: (not row.is_shown, -abs(row.change), row.values, row.frames))
         return Changes(keys, rows, verdicts)
+
+    @property
+    def _are_waits(self) -> bool:
+        return self.cubes[1].selected.selection.events == (EVENT_NAME,)
+
+    def _verdicts(self, before: F64, after: F64) -> Verdicts:
+        return compare_pairs(after - before) if self.paired else compare_groups(before, after)
+
+    def _lengths(self, before: F64, after: F64) -> list[Lengths | None]:
+        """Return number and mean length of the waits of each row; arguments as of `rates`. A host without waits of the
+        row counts as one with the mean of all: it says nothing about lengths."""
+        sides, hosts = (before, after), len(before[0])
+        weight, waits = (np.concatenate([side[part] for side in sides]) for part in (0, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(weight / waits)
+            known = np.isfinite(logs)
+            usual = np.where(known, logs, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+            means = [side[0].sum(axis=0) / side[1].sum(axis=0) for side in sides]
+        if self.paired:
+            known[:hosts] = known[hosts:] = known[:hosts] & known[hosts:]
+        logs = np.where(known, logs, usual)
+        p = self._verdicts(logs[:hosts], logs[hosts:]).p
+        return [
+            Lengths((before[1, :, row].mean(), after[1, :, row].mean()), (means[0][row], means[1][row]), float(p[row]))
+            if all(np.isfinite(mean[row]) and mean[row] > 0 for mean in means)
+            else None
+            for row in range(len(p))
+        ]
 
 
 def _by_keys(sides: _Sides, keys: tuple[str, ...]) -> Changes:
     rows = heaviest(sides.cubes, keys)
     labels = labels_of_rows(sides.cubes[1].selected, keys, rows)
-    return sides.changes(keys, labels, [()] * len(rows), sides.rates(keys, rows))
+    return sides.changes(keys, labels, [()] * len(rows), sides.rates(keys, rows), sides.percentiles(keys, rows))
 
 
 def _by_stack(sides: _Sides) -> Changes:
@@ -185,7 +280,7 @@ def _by_stack(sides: _Sides) -> Changes:
     times, marks = [first_ns[stack] for stack in stacks], [1] * len(rows)
     tree = tree_of(sides.cubes[1].selected.tables, comms, stacks, times, marks)
     nodes, node_of = np.unique(tree.of_sample, return_inverse=True)
-    merged = [np.zeros((hosts, len(nodes)), np.float64) for hosts in sides.hosts]
+    merged = [np.zeros((2, hosts, len(nodes)), np.float64) for hosts in sides.hosts]
     for sums, side in zip(merged, sides.rates(STACK, rows), strict=True):
         np.add.at(sums.T, node_of, side.T)
     names = path_names(tree, nodes)
@@ -226,7 +321,7 @@ def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
     """Find the hosts with rates unlike those of the other hosts of their service."""
     cube = cube_of(selected, keys)
     rows = heaviest([cube], keys)
-    labels, rate = labels_of_rows(selected, keys, rows), rates(cube, keys, rows)
+    labels, rate = labels_of_rows(selected, keys, rows), rates(cube, keys, rows)[0]
     names = host_names(selected)
     service_of = {span.host_id: span.labels.get(SERVICE, "") for span in selected.spans}
     groups: dict[str, list[str]] = {}

@@ -68,8 +68,18 @@ def _changes(table: Changes) -> dict[str, Any]:
 def _change(row: Change, keys: tuple[str, ...]) -> dict[str, Any]:
     frames = {"frames": list(map(frame, row.frames))} if row.frames else {}
     rates = {name: getattr(row, name) * 1e9 for name in ("before", "after", "change")}
-    verdict = {"p": row.p, "significant": row.is_significant}
+    verdict = {"p": row.p, "significant": row.is_significant, "lengths": _lengths(row)}
     return dict(zip(keys, row.values, strict=True)) | rates | verdict | frames
+
+
+def _lengths(row: Change) -> dict[str, Any] | None:
+    """Return numbers and lengths of the waits of a row; None if they are not known."""
+    lengths = row.lengths
+    if lengths is None:
+        return None
+    sides = {"waits": [rate * 1e9 for rate in lengths.waits], "mean_ns": list(lengths.mean_ns)}
+    sides["p99_ns"] = list(lengths.p99_ns or ())
+    return sides | {"p": lengths.p, "significant": lengths.is_significant, "closed_loop": row.is_closed_loop}
 
 
 def outliers(unlike: Outliers, new: Head) -> dict[str, Any]:

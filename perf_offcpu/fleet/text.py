@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print tables, stacks and comparisons of a dataset in the form of the report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.fleet.causes import FleetCauses
-from perf_offcpu.fleet.compare import FEWEST, STACK, Change, Changes, Comparison, Outlier, Outliers
+from perf_offcpu.fleet.compare import FEWEST, STACK, Change, Changes, Comparison, Lengths, Outlier, Outliers
 from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
 from perf_offcpu.fleet.significance import SIGNIFICANT
@@ -240,6 +240,11 @@ def comparison(compared: Comparison, old: Head, new: Head, style: Style, limit: 
     yield from map(say.comment, wrapped(_method(compared)))
     rates, total = _Rates(style, new), compared.total
     yield say.comment(f"Total:    {rates.both(total)} {rates.unit}/s of a host, {_percent(total)}, p {total.p:.4f}")
+    if total.lengths:
+        yield say.comment(f"Each:     {_each(total.lengths, style)}")
+    loops = [row.values[0] for row in compared.tables[0].rows if row.is_closed_loop]
+    if loops or total.is_closed_loop:
+        yield from map(say.comment, wrapped([_closed_loop(total, loops)]))
     for table in compared.tables:
         yield from _changes(table, rates, limit)
 
@@ -265,13 +270,14 @@ def _method(compared: Comparison) -> Iterator[str]:
 
 def _changes(table: Changes, rates: _Rates, limit: int | None) -> Iterator[str]:
     """Yield the lines of the significant rows of a table, at most `limit`, and the numbers of rows left out."""
-    real = [row for row in table.rows if row.is_significant]
+    real = [row for row in table.rows if row.is_shown]
     if table.keys == STACK:
         yield from say.section(f"Stacks, {rates.subject} per second of a host, root first", rates.style)
         for row in real[:limit]:
             colour = say.RED if row.change > 0 else say.GREEN
             change = rates.style.paint(colour, rates.text(row.change, sign=True))
-            yield f"{change}  {rates.both(row)}  {_percent(row)}  p {row.p:.4f}  {row.values[0]}"
+            each = f"  each {_each(row.lengths, rates.style)}" if row.lengths else ""
+            yield f"{change}  {rates.both(row)}  {_percent(row)}  p {row.p:.4f}  {row.values[0]}{each}"
             yield from frame_lines(row.frames, rates.style)
     else:
         title = f"{rates.subject} per second of a host, by {printable(', '.join(table.keys))}"
@@ -290,9 +296,55 @@ def _change_table(keys: Sequence[str], rows: Sequence[Change], rates: _Rates) ->
         Column("Change", [rates.text(row.change, sign=True) for row in rows]),
         Column("%", list(map(_percent, rows)), spare=1),
         Column("p", [f"{row.p:.4f}" for row in rows], spare=2),
+        *_length_columns(rows, rates.style),
         *_key_columns(keys, rows),
     ]
     return coloured_table(columns, rates.style) if rows else iter(())
+
+
+def _length_columns(rows: Sequence[Change], style: Style) -> Iterator[Column]:
+    """Yield the columns of numbers and lengths of waits; none if no row has them."""
+    lengths = [row.lengths for row in rows]
+    if not any(lengths):
+        return
+    unit = style.unit
+
+    def cells(text: Callable[[Lengths], str]) -> list[str]:
+        return [text(length) if length else say.NOT_KNOWN for length in lengths]
+
+    yield Column("Waits/s", cells(lambda length: _ratio_text(length.waits)), spare=4)
+    yield Column(f"Each {unit}", cells(lambda length: _both(length.mean_ns, style)))
+    yield Column("%", cells(lambda length: _ratio_text(length.mean_ns)), spare=3)
+    yield Column("p of each", cells(lambda length: f"{length.p:.4f}"), spare=2)
+    p99 = cells(lambda length: _both(length.p99_ns, style) if length.p99_ns else say.NOT_KNOWN)
+    yield Column(f"p99 {unit}", p99, spare=1)
+
+
+def _each(lengths: Lengths, style: Style) -> str:
+    """Return the lengths of waits in words: mean and 99th percentile, before and after."""
+    tail = f", p99 {_both(lengths.p99_ns, style)} {style.unit}" if lengths.p99_ns else ""
+    number = f"{_ratio_text(lengths.waits)} waits"
+    mean = f"{_both(lengths.mean_ns, style)} {style.unit} a wait, {_ratio_text(lengths.mean_ns)}, p {lengths.p:.4f}"
+    return f"{mean}{tail}; {number}"
+
+
+def _both(sides: tuple[float, float], style: Style) -> str:
+    return " → ".join(f"{ns / UNITS[style.unit]:.4g}" for ns in sides)
+
+
+def _ratio_text(sides: tuple[float, float]) -> str:
+    return f"{100 * (sides[1] / sides[0] - 1):+.1f} %" if sides[0] else "new"
+
+
+def _closed_loop(total: Change, loops: Sequence[str]) -> str:
+    """Return the sentence that time per second is no measure of these waits."""
+    of = f" ({', '.join(loops)})" if loops else ""
+    lengths = total.lengths
+    figures = f" ({_ratio_text(lengths.mean_ns)} in all)" if lengths and total.is_closed_loop else ""
+    return (
+        f"Closed loop{of}: waits changed their length{figures}, and their number the other way, as where each request "
+        "waits for the one before. Time per second hardly shows that: judge by 'Each' and p99."
+    )
 
 
 def outliers(unlike: Outliers, new: Head, style: Style, limit: int | None) -> Iterator[str]:

@@ -4,6 +4,7 @@
 import fnmatch
 import itertools
 import json
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -12,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.dataset import BEGIN, HOUR, DatasetBuilder
+from builders.dataset import BEGIN, HOUR, DatasetBuilder, rows_of
 from builders.refused import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perf_offcpu.cli import main
+from perf_offcpu.dataset.dataset import open_dataset
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.compare import limit_of, robust_z
 from perf_offcpu.fleet.engine import Engine, connect
@@ -288,6 +290,67 @@ def test_nothing_changed(dataset: Path, capsys: pytest.CaptureFixture[str]) -> N
     found = diff(capsys, dataset, *words)
     assert found["tables"][0]["assignments"] == 924  # all choices of 6 of 12
     assert not any(row["significant"] for table in found["tables"] for row in table["rows"])
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lock that is held twice as long in version 2: workers wait twice as long, half as often; and disk waits that
+    stay. Some waits are in sums."""
+    random, builder = np.random.default_rng(4), DatasetBuilder()
+    for host in range(16):
+        name, slow = f"web{host}", 1 + host % 2
+        builder.host(name, {"version": str(slow)})
+        for _ in range(120 // slow):
+            length = int(slow * 1e6 * random.lognormal(0, 0.3))
+            builder.wait(name, length, LOCK)
+        for _ in range(40):
+            builder.wait(name, int(3e6 * random.lognormal(0, 0.3)) * 5, DISK, **{"class": "disk", "count": 5})
+    return builder.write(tmp_path_factory.mktemp("loop"))
+
+
+def test_lengths_of_waits_in_a_closed_loop(loop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their time per second stays, and shows nothing."""
+    found = diff(capsys, loop, "--label", "version=2", "--baseline", "version=1")
+    by_class = {row["class"]: row for row in found["tables"][0]["rows"]}
+    assert not any(row["significant"] for row in by_class.values())
+    lock, disk = by_class["lock"]["lengths"], by_class["disk"]["lengths"]
+    assert lock["mean_ns"][1] / lock["mean_ns"][0] == pytest.approx(2, rel=0.1)
+    assert lock["waits"][0] / lock["waits"][1] == pytest.approx(2, rel=0.01)
+    assert (lock["significant"], lock["closed_loop"]) == (True, True)
+    assert (disk["significant"], disk["closed_loop"]) == (False, False) and disk["mean_ns"][0] < 4e6
+    out = text(capsys, loop, "--label", "version=2", "--baseline", "version=1")
+    assert "# Closed loop (lock): waits changed their length" in out
+    assert re.search(r"^ +\d.*%.* lock$", out, re.M) and not re.search(r" disk$", out, re.M)
+
+
+def test_percentiles_are_those_of_the_waits(loop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = diff(capsys, loop, "--label", "version=2", "--baseline", "version=1")
+    found_rows = rows_of(open_dataset(str(loop)), "samples")
+    versions = {row["host_id"]: dict(row["labels"])["version"] for row in rows_of(open_dataset(str(loop)), "hosts")}
+    for key in ("lock", "disk"):
+        (lengths,) = [row["lengths"] for row in found["tables"][0]["rows"] if row["class"] == key]
+        for side, version in enumerate("12"):
+            each = [
+                wait["off_ns"] / wait["count"]
+                for wait in found_rows
+                if wait["class"] == key and versions[wait["host_id"]] == version
+                for _ in range(wait["count"])
+            ]
+            assert lengths["p99_ns"][side] == pytest.approx(np.quantile(each, 0.99, method="inverted_cdf"), rel=0.023)
+            assert lengths["mean_ns"][side] == pytest.approx(np.mean(each))
+
+
+def text(capsys: pytest.CaptureFixture[str], dataset: Path, *words: str) -> str:
+    assert main(["fleet", "diff", str(dataset), *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_more_of_the_same_waits_are_no_closed_loop(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Version 2 of the other dataset waits longer, as often."""
+    found = diff(capsys, dataset, "--label", "version=2", "--baseline", "version=1")
+    lock = next(row for row in found["tables"][0]["rows"] if row["class"] == "lock")
+    assert lock["lengths"]["significant"] and not lock["lengths"]["closed_loop"]
+    assert "Closed loop" not in text(capsys, dataset, "--label", "version=2", "--baseline", "version=1")
 
 
 def test_rates_of_other_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
