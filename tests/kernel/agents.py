@@ -28,6 +28,7 @@ class Place:
     disk: Path | None = None
     options: tuple[str, ...] = ("--segment", "3s", "--max-cpu", "1000", "--off-cpu-period", "50")
     said: list[str] = field(default_factory=list)
+    before: tuple[str, ...] = ()  # words before the command
 
     @property
     def dataset(self) -> Path:
@@ -39,7 +40,7 @@ class Place:
 
     def command(self, *more: str) -> list[str | Path]:
         where: list[str | Path] = ["--dataset", self.dataset, "--spool", self.spool]
-        return [*program.PROGRAM, "agent", *where, "--port", "0", *self.options, *more]
+        return [*self.before, *program.PROGRAM, "agent", *where, "--port", "0", *self.options, *more]
 
     @contextmanager
     def agent(self, *more: str) -> Iterator[subprocess.Popen[str]]:

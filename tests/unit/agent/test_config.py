@@ -138,6 +138,12 @@ def test_systemd_takes_the_unit() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_unit_bounds_what_the_agent_may_take() -> None:
+    text = UNIT.read_text()
+    assert "\nSystemCallFilter=@system-service bpf perf_event_open\n" in text and "\nCPUQuota=50%\n" in text
+    assert "\nRestrictRealtime=" not in text, "the thread that empties the rings is SCHED_FIFO"
+
+
 def test_capabilities_are_the_same_everywhere() -> None:
     unit = re.findall(r"CAP_(\w+)", re.search(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.M)[1])  # type: ignore[index]
     assert unit == re.findall(r"- (\w+)", DAEMONSET.read_text().partition("add:\n")[2].partition("resources:")[0])
