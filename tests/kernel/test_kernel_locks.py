@@ -93,6 +93,8 @@ further = [pytest.param(one, marks=pytest.mark.long) for one in (("--call-graph"
 
 @pytest.mark.parametrize("options", [(), *further])
 def test_writers_of_a_file_wait_for_each_other(program: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    if options and not TELLS_ALL:
+        pytest.skip("before the switch the kernel itself walks the stack, and leaves out functions of locks")
     profile = record(program, "write", tmp_path, *options)
     rows, names = of_locks(profile, "writer")
     assert len(rows) >= 4
