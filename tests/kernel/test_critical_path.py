@@ -56,8 +56,8 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(tmp_path: Path) -
     # A busy machine adds time to each; what a server does before the other one waits for it does not count: a
     # frontend that loses its CPU between its request and its read may do so for a whole sleep of the backend.
     assert backend["waiting"] >= 0.8 * REQUESTS * SLEEP_MS * 1_000_000
-    assert backend["running"] >= 0.95 * REQUESTS * BACKEND_MS * 1_000_000
-    assert frontend["running"] >= 0.95 * REQUESTS * FRONTEND_MS * 1_000_000
+    assert backend["running"] >= 0.8 * REQUESTS * BACKEND_MS * 1_000_000
+    assert frontend["running"] >= 0.8 * REQUESTS * FRONTEND_MS * 1_000_000
     assert frontend["waiting"] <= 0.05 * path["total"]
     waits = {(row["comm"], row["class"]) for row in path["rows"] if row["time"] > 0.05 * path["total"]}
     assert ("backend", "sleep") in waits and not {("client", "pipe"), ("frontend", "pipe")} & waits
@@ -65,7 +65,7 @@ def test_the_time_of_a_client_is_that_of_the_servers_behind_it(tmp_path: Path) -
     lines = [line.rpartition(" ") for line in folded.stdout.splitlines()]
     assert sum(int(weight) for _, _, weight in lines) == path["total"]
     chained = sum(int(ns) for stack, _, ns in lines if "by] frontend;" in stack and "by] backend;" in stack)
-    assert chained >= 0.95 * REQUESTS * (SLEEP_MS + BACKEND_MS) * 1_000_000
+    assert chained >= 0.8 * REQUESTS * (SLEEP_MS + BACKEND_MS) * 1_000_000
     assert_chains_and_bottlenecks(tmp_path)
 
 
