@@ -38,7 +38,7 @@ struct offcpu_piece {
 	volatile u64 left;		/* bytes from there on */
 	u64 words[2 * PIECE_WORDS];	/* for the verifier, which only knows of the mask */
 	volatile u64 nr;		/* of words that may be return addresses */
-	u64 code[CODE_WORDS];		/* the first of them */
+	u64 code[CODE_WORDS];		/* these words, the last ones if they are more */
 };
 
 /* A stack that was copied before. */
@@ -143,9 +143,9 @@ static __always_inline u64 sign_of(u64 word)
 
 /*
  * Hash words that may be return addresses: into the program's text, or, unless they are aligned,
- * near mmap_base (above it where the size of the stack has no limit), and keep the first of them. A
- * verifier follows at most 8192 branches in a row, so there are none: the top bit of ~x & (x - n)
- * says whether x < n.
+ * near mmap_base (above it where the size of the stack has no limit), and keep them. A verifier
+ * follows at most 8192 branches in a row, so there are none: the top bit of ~x & (x - n) says
+ * whether x < n.
  */
 static __always_inline u64 hash_words(const struct offcpu_layout *at, struct offcpu_piece *piece,
 				      const u64 *words, u64 hash)
@@ -180,16 +180,19 @@ static __always_inline u64 calls_indirectly(u64 code, u32 bit)
 	return is_equal(code >> bit & 0x38ff, 0x10ff);
 }
 
-/* Hash those words kept by hash_words() that follow a call instruction, or code not mapped. */
-static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64 hash)
+/*
+ * Hash those words kept by hash_words() that follow a call instruction, or code not mapped. If they
+ * were too many, return the hash of all.
+ */
+static __always_inline u64 hash_callers_of(const struct offcpu_control *ctl, u64 hash, u64 of_all)
 {
 	struct offcpu_piece *piece;
 	u64 i, word, code, follows;
 	u32 zero = 0;
 
 	piece = pieces.lookup(&zero);
-	if (!piece)
-		return hash;
+	if (!piece || piece->nr > CODE_WORDS)
+		return of_all;
 	for_each_round(ctl, i, 0, CODE_WORDS) {
 		if (i >= piece->nr)
 			break;
@@ -289,7 +292,7 @@ static __always_inline void plan_copy(const struct offcpu_run *run)
 			wait->copy = OFFCPU_COPY_BARE;
 		return;
 	}
-	wait->copied = hash_callers_of(ctl, stack);
+	wait->copied = hash_callers_of(ctl, stack, hash);
 	if (ctl->copy_all || is_first(ctl, wait->copied))
 		return;
 	wait->copy = OFFCPU_COPY_BARE;

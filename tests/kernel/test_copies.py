@@ -200,6 +200,14 @@ def test_pointers_that_change_make_no_new_copy(tmp_path: Path) -> None:
     assert len(load_recording(path, snapshots=True).snapshots) < 20
 
 
+def test_stacks_of_many_levels_are_told_apart_at_their_leaf(tmp_path: Path) -> None:
+    path = tmp_path / "x.data"
+    recorded(path, compiled("levels.c", tmp_path))
+    stacks = user_stacks(path)
+    for name in ("from_one", "from_other"):
+        assert 19 <= sum(count for stack, count in stacks.items() if name in stack) <= 20
+
+
 def test_deep_stacks_are_copied_to_their_end(tmp_path: Path) -> None:
     path = tmp_path / "x.data"
     recorded(path, compiled("deep.c", tmp_path))
