@@ -26,9 +26,10 @@ Rows = NDArray[Any]
 
 class DrawnStacks:
     """Shares the sums of drain after drain. A sum from which no wait was drawn is held, and added to the same sum of a
-    later drain; it is returned without a stack when the file ends."""
+    later drain; it is returned without a stack when the file ends. `draws`: False if no stacks are drawn at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, draws: bool = True) -> None:
+        self._draws = draws
         self._held: Rows | None = None
 
     def share(self, sums: Rows, *, end_of_file: bool) -> Rows:
@@ -43,7 +44,7 @@ class DrawnStacks:
         is_shared = np.zeros(len(exact), np.bool_)
         is_shared[owner[owner >= 0]] = True
         alone = exact[~is_shared]
-        if not end_of_file and len(drawn) and len(alone) <= _MOST_HELD:
+        if self._draws and not end_of_file and len(alone) <= _MOST_HELD:
             self._held, alone = alone, alone[:0]
         return np.concatenate([_shares(exact, drawn[owner >= 0], owner[owner >= 0]), alone])
 

@@ -40,7 +40,7 @@ class KernelTotals:
         self._shares = BudgetShares(self._program.maps.header.enums["mode"])
         self._pending: Future[Drained] | None = None
         self._unwritten: Iterator[Piece] = iter(())
-        self._drawn = DrawnStacks()
+        self._drawn = DrawnStacks(self._program.draws_stacks)
         self._pace_s = LONGEST_PACE_S
         self._due = time.monotonic() + self._pace_s
         self.sums = 0

@@ -75,6 +75,8 @@ def test_a_sum_waits_for_its_first_drawn_stack() -> None:
     times = ["total_ns", "count", "first_switch_out_ns", "last_switch_in_ns", "longest_ns", "stack"]
     assert result[times].tolist() == [(150, 5, 1, 9, 60, 6)]
     assert len(stacks.share(np.concatenate([first, *other]), end_of_file=False)) == 1
+    assert len(stacks.share(np.zeros(0, DTYPE), end_of_file=False)) == 0
+    assert len(DrawnStacks(False).share(first, end_of_file=False)) == 1
     assert stacks.share(np.zeros(0, DTYPE), end_of_file=True)[times].tolist() == [(100, 2, 1, 2, 60, 0)]
 
 

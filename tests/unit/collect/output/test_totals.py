@@ -46,7 +46,8 @@ class Kernel:
         self.begun, self.future = 0, Future[Drained]()
         self.counters_event = EVENT
         self.rings = SimpleNamespace(owner=SimpleNamespace(spec=EVENT))
-        self.program = SimpleNamespace(config=SimpleNamespace(sum_entries=16384, budget_entries=16384), maps=self)
+        config = SimpleNamespace(sum_entries=16384, budget_entries=16384)
+        self.program = SimpleNamespace(config=config, maps=self, draws_stacks=False)
         self.header = HEADER
 
     def start_drain(self, *, end_of_file: bool) -> Future[Drained]:
