@@ -31,14 +31,14 @@ from perf_offcpu.text import printable
 MOST = 5000  # number of waits that are followed; of more, some are drawn by their length
 _PRIME = 1_000_003
 RUNNING, CONNECTION, NO_PEER, CLOCKS = "running", "connection", "unknown peer", "clocks"
-"""What a peer did, where it is no wait class: it ran, or its waits were too short to be recorded; it waited for the
-same connection; it is in no recording; the clocks differ by too much for such a short wait."""
+"""States of a peer that are no wait class: it ran, or its waits were too short to be recorded; it waited for the same
+connection; no recording has it; the error of the clocks is too large for so short a wait."""
 _MOST_HOPS = 4
 _CLEAR = 4  # a window is followed if it is this many times as long as the error of the clocks
 
 
 class Step(NamedTuple):
-    """What the last of some peers did while threads waited for them."""
+    """The state of the last peer in a chain of peers, while threads waited for the first."""
 
     threads: Threads
     network: str  # what TCP says of their wait (`analysis.classes.network`)

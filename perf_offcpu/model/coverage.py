@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the time a recording holds: spans, their union and gaps, and the sampling of waits by length."""
+"""Coverage of time by a recording: spans, their union and gaps, and the sampling of waits by length."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

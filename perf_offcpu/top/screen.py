@@ -54,7 +54,7 @@ HELP: Final = """\
 
 @frozen
 class Source:
-    """What the screen shows: intervals, and the facts about them at any time."""
+    """Source of the intervals that the screen shows, and of the facts about them."""
 
     intervals: Iterable[Interval]  # read by a thread of its own; with idle threads
     end: Callable[[], None]  # ends the iteration, from any thread

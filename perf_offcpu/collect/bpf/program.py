@@ -61,7 +61,7 @@ class OffCpuProgram:
         self._links: list[int] = []
         self._maps: ProgramMaps | None = None
         self.draws_stacks = False
-        """Whether sums of short waits are without stack, and stacks are taken from some of these waits."""
+        """True if sums of short waits have no stack, and the program takes the stacks of drawn waits."""
         check_privileges()
         facts = kept_facts() if use_cache else explore(Btf.load())
         self._tracepoints = defines.tracepoints_of(self.config, facts)

@@ -123,8 +123,8 @@ def _divided(totals: NDArray[Any], weights: NDArray[np.uint64], owner: NDArray[n
     end = np.rint(totals[owner] * reached).astype(np.int64)
     begin = np.append(0, end[:-1])
     begin[first] = 0
-    parts_of: NDArray[np.uint64] = np.maximum(end - begin, 0).astype(np.uint64)
-    return parts_of
+    shares: NDArray[np.uint64] = np.maximum(end - begin, 0).astype(np.uint64)
+    return shares
 
 
 def _first_of_most(values: NDArray[np.uint64], owner: NDArray[np.int64]) -> NDArray[np.int64]:
