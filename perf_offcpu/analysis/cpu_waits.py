@@ -44,8 +44,8 @@ class CpuWaits:
             sums(samples.pid[rows], samples.tid[rows], samples.period[rows]) for rows in (recorded, summed)
         )
         self.queued = np.maximum(preempted - placed, 0)
-        whole = np.maximum(self.running + self.queued + unplaced, 1)
-        self.share: I64 = (self.queued.astype(np.float64) / whole * _SCALE).astype(np.int64)
+        wall = np.maximum(self.running + self.queued + unplaced, 1)
+        self.share: I64 = (self.queued.astype(np.float64) / wall * _SCALE).astype(np.int64)
 
     def of(self, track: I64, ns: I64) -> I64:
         """Return int64[n]: part of `ns` (outside of waits) for which the thread of `track` waited for a CPU."""

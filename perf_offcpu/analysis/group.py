@@ -42,13 +42,13 @@ def group(*columns: NDArray[Any]) -> tuple[I64, I64]:
         key += other
         size *= other_size
         del other  # columns of millions of rows: none is kept longer than it is needed
-    of, groups = _ranked(key.astype(np.int64, copy=False), size)
+    group_of, groups = _ranked(key.astype(np.int64, copy=False), size)
     del key
     first = np.empty(groups, np.int64)
-    for end in range(len(of), 0, -_BLOCK):
+    for end in range(len(group_of), 0, -_BLOCK):
         begin = max(end - _BLOCK, 0)
-        first[of[begin:end][::-1]] = np.arange(end - 1, begin - 1, -1)  # the last assignment stays
-    return first, of
+        first[group_of[begin:end][::-1]] = np.arange(end - 1, begin - 1, -1)  # the last assignment stays
+    return first, group_of
 
 
 def sum_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
@@ -65,13 +65,13 @@ def sum_by(group_of: I64, values: NDArray[Any], groups: int) -> I64:
     Raises:
         PerfOffcpuError: a sum could exceed 63 bits, which means damaged weights.
     """
-    whole = _magnitude(values)
-    if whole >= _SUM_LIMIT:
+    magnitude = _magnitude(values)
+    if magnitude >= _SUM_LIMIT:
         raise PerfOffcpuError("the weights add up to more than 2^62: some samples of this event are damaged")
     block, sums = min(max(_BLOCK, groups), _ROW_LIMIT), np.zeros(groups, np.int64)
     for begin in range(0, len(values), block):
         place, part = group_of[begin : begin + block] + 1, values[begin : begin + block]
-        if whole < _EXACT_LIMIT:  # no partial sum of doubles is rounded
+        if magnitude < _EXACT_LIMIT:  # no partial sum of doubles is rounded
             sums += np.bincount(place, part, groups + 1)[1:].astype(np.int64)
             continue
         part = part.astype(np.int64)

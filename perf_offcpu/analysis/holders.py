@@ -78,10 +78,10 @@ def _ended_with_process(profile: Profile, rows: I64) -> Bool:
         rows = rows[(end >= 0) & (np.abs(end - samples.time_ns[rows]) <= most_ns)]
     is_ended = np.zeros(len(samples), np.bool_)
     if len(rows):
-        mine = np.flatnonzero(np.isin(samples.tid, samples.tid[rows]) & profile.is_offcpu())
-        first, group_of = group(samples.tid[mine])
-        last = max_by(group_of, samples.time_ns[mine], len(first))
-        is_ended[mine] = samples.time_ns[mine] == last[group_of]
+        waits = np.flatnonzero(np.isin(samples.tid, samples.tid[rows]) & profile.is_offcpu())
+        first, group_of = group(samples.tid[waits])
+        last = max_by(group_of, samples.time_ns[waits], len(first))
+        is_ended[waits] = samples.time_ns[waits] == last[group_of]
         is_ended &= np.isin(np.arange(len(samples)), rows)
     return is_ended
 

@@ -85,9 +85,9 @@ def _without(parent: I64, frame: I64, left_out: Bool) -> tuple[Stacks, I64]:
     level = depths(np.append(np.cumsum(~left_out) - 1, -1)[over].astype(np.int32))
     parents, frames, total = list[I64](), list[I64](), 0
     for depth in range(1, int(level.max(initial=0)) + 1):
-        mine = level == depth
-        keys, inverse = np.unique((number[over[mine]] + 1) << 31 | frame[kept[mine]], return_inverse=True)
-        number[kept[mine]] = inverse.reshape(-1) + total
+        of_depth = level == depth
+        keys, inverse = np.unique((number[over[of_depth]] + 1) << 31 | frame[kept[of_depth]], return_inverse=True)
+        number[kept[of_depth]] = inverse.reshape(-1) + total
         parents.append((keys >> 31) - 1)
         frames.append(keys & 0x7FFFFFFF)
         total += len(keys)

@@ -65,11 +65,11 @@ def select(profile: Profile, selection: Selection) -> Profile:
 def select_samples(profile: Profile, selection: Selection) -> Profile:
     """Return the profile with the chosen samples of all events. `losses` counts samples for which it is not known
     whether they match, and idle threads left out."""
-    whole, profile = profile, profile.select(_of_threads(profile, selection))
+    unselected, profile = profile, profile.select(_of_threads(profile, selection))
     selected = _select_waits(profile, selection)
-    if selected.samples is whole.samples:
+    if selected.samples is unselected.samples:
         return selected
-    return replace(selected, budget=_budgets(whole, selected, selection))
+    return replace(selected, budget=_budgets(unselected, selected, selection))
 
 
 def selected_rows(profile: Profile, selection: Selection) -> Bool:

@@ -64,8 +64,8 @@ def parallelism_of(
     """Return the parallelism of the `chosen` threads, bool[tracks]. `window`: (begin, end) in ns since the origin;
     default: from the first birth to the last exit."""
     track, begin, end = _lives(profile, timeline, chosen)
-    whole = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
-    first, last = window or (whole if len(track) else (0, 0))
+    lifetime = (int(begin.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0)))
+    first, last = window or (lifetime if len(track) else (0, 0))
     track, begin, end = _runs(waits, track, np.clip(begin, first, last), np.clip(end, first, last))
     hosts = distinct(_hosts(profile, timeline)[chosen[: len(timeline.tracks)]]).tolist()
     pauses = np.clip(_pauses(profile, timeline, hosts), first, last)

@@ -135,11 +135,11 @@ def _cells(profile: Profile, timeline: Timeline, path: CriticalPath, chains: Cha
 def shared_out(weight: I64, cell_of: I64, number: I64) -> I64:
     """Divide `weight[c]` among the parts of cell c in proportion to `number` (int64[n], CPU samples of each part); the
     sums are exact. Return int64[n]. `cell_of`: int64[n], the cell of each part, ascending."""
-    whole = np.bincount(cell_of, number, len(weight)).astype(np.int64)
+    total = np.bincount(cell_of, number, len(weight)).astype(np.int64)
     # The share of all samples up to and with each part, rounded down, minus the share up to the one before.
     before = np.cumsum(number) - number
     before -= before[np.searchsorted(cell_of, cell_of)]
-    ends = [_product(weight[cell_of], upto, whole[cell_of]) for upto in (before + number, before)]
+    ends = [_product(weight[cell_of], upto, total[cell_of]) for upto in (before + number, before)]
     return ends[0] - ends[1]
 
 
@@ -157,9 +157,9 @@ def _frame_rows(profile: Profile, chains: Chains, chain: I64, doing: I64, stack:
     first_comm = recorded_frames + len(_STATES)
     parent, frame = profile.stacks.parent, profile.stacks.frame
     prefixes = list[list[int]]()
-    for above, at, comm in zip(chains.parent.tolist(), chains.stack.tolist(), chains.comm.tolist(), strict=True):
+    for above, stack_row, comm in zip(chains.parent.tolist(), chains.stack.tolist(), chains.comm.tolist(), strict=True):
         before = prefixes[above] if above >= 0 else []
-        prefixes.append([*before, *frames_of(parent, frame, at), first_comm + comm])
+        prefixes.append([*before, *frames_of(parent, frame, stack_row), first_comm + comm])
     for above, state, leaf in zip(chain.tolist(), doing.tolist(), stack.tolist(), strict=True):
         prefix = prefixes[above] if above >= 0 else []
         marks = [state_frame[Doing(state)]] if Doing(state) in state_frame else []

@@ -168,10 +168,10 @@ def _chains(args: argparse.Namespace) -> int:
         raise UsageError("--wakers is about the waits of one recording: no --diff, --all-events")
 
     def load(options: Options) -> tuple[Profile, Options]:
-        whole = every_wait_from_args(args, "--wakers", "show one waker with --waker-stack,")
-        waits = whole.is_offcpu() & np.isin(whole.samples.evsel, event_rows(whole, split_list(args.event)))
-        selected = selected_rows(whole, selection_from_args(args))[waits]
-        profile, options = prepared(args, whole.select(waits), options)
+        recorded = every_wait_from_args(args, "--wakers", "show one waker with --waker-stack,")
+        waits = recorded.is_offcpu() & np.isin(recorded.samples.evsel, event_rows(recorded, split_list(args.event)))
+        selected = selected_rows(recorded, selection_from_args(args))[waits]
+        profile, options = prepared(args, recorded.select(waits), options)
         chains = waker_chains(profile, options)
         if len(profile.samples) and not any(name.any() for name, _ in chains.hops):
             raise UsageError("--wakers: none was recorded (perf-offcpu record does unless --no-wakers is given)")

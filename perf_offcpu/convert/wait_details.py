@@ -49,21 +49,21 @@ def details_of(profile: Profile, wakeups: Wakeups, waits: Waits | None = None) -
     labels = {track.tid: track.label for track in wakeups.tracks}
     sets = []
     for row in first.tolist():
-        found = {}
+        details = {}
         if offcpu[row]:
-            found["state"] = STATES[state[row]].words
-            found["note"] = ", ".join(text for flag, text in _NOTES.items() if noted[row] & flag)
+            details["state"] = STATES[state[row]].words
+            details["note"] = ", ".join(text for flag, text in _NOTES.items() if noted[row] & flag)
             wait_class = WaitClass(waits.wait_class[row])
-            found["class"] = wait_class.label if wait_class != WaitClass.OTHER else ""
-            found["syscall"] = "none" if no_syscall[row] else waits.syscall_names[waits.syscall[row]]
-            found["object"] = profile.strings[named[row]]
-            found["network"] = LABELS[network[row]]
+            details["class"] = wait_class.label if wait_class != WaitClass.OTHER else ""
+            details["syscall"] = "none" if no_syscall[row] else waits.syscall_names[waits.syscall[row]]
+            details["object"] = profile.strings[named[row]]
+            details["network"] = LABELS[network[row]]
             holder = int(held[row])
-            found["held by"] = labels.get(holder, str(holder)) if holder >= 0 else ""
+            details["held by"] = labels.get(holder, str(holder)) if holder >= 0 else ""
             waker = int(wakeups.waker[row])
-            found["woken by"] = wakeups.tracks[waker].label if waker >= 0 else ""
+            details["woken by"] = wakeups.tracks[waker].label if waker >= 0 else ""
             if wakeups.interrupt[row]:
-                found["woken by"] = "an interrupt"
-        found["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
-        sets.append({name: printable(text) for name, text in found.items() if text})
+                details["woken by"] = "an interrupt"
+        details["cgroup"] = profile.cgroups.get(int(samples.cgroup[row]), "")
+        sets.append({name: printable(text) for name, text in details.items() if text})
     return Details(sets, group_of)

@@ -24,9 +24,9 @@ def cut_wrong_callers(recording: Recording) -> Recording:
     mapping is known keep all frames, and so do samples with a snapshot: unwinding replaces the walk. Different
     callchains that are cut are counted."""
     samples, chains = recording.samples, recording.callchains
-    known = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
-    known[recording.maps.space[recording.maps.space >= 0]] = True
-    keys = (distinct(keys) for _, _, keys in _keys(samples, known))
+    has_maps = np.zeros(len(recording.spaces) + 1, np.bool_)  # the last one is that of space -1
+    has_maps[recording.maps.space[recording.maps.space >= 0]] = True
+    keys = (distinct(keys) for _, _, keys in _keys(samples, has_maps))
     pairs, shorter = _shortened(distinct(np.concatenate([np.empty(0, np.int64), *keys])), recording)
     if not len(pairs):
         return recording
@@ -34,7 +34,7 @@ def cut_wrong_callers(recording: Recording) -> Recording:
     counters = Losses(recording.losses)
     counters.add(losses.WRONG_CALLERS, len(pairs))
     samples = samples.with_columns(
-        callchain=_renumbered(samples, known, pairs, ids),
+        callchain=_renumbered(samples, has_maps, pairs, ids),
         waker_callchain=np.where(samples.waker_callchain >= 0, ids[samples.waker_callchain], np.int32(-1)),
     )
     return recording.replaced(samples=samples, callchains=unique, losses=dict(counters))

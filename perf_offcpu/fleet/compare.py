@@ -249,12 +249,12 @@ class _Sides:
         weight, waits = (np.concatenate([side[part] for side in sides]) for part in (0, 1))
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log(weight / waits)
-            known = np.isfinite(logs)
-            usual = np.where(known, logs, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+            is_finite = np.isfinite(logs)
+            usual = np.where(is_finite, logs, 0).sum(axis=0) / np.maximum(is_finite.sum(axis=0), 1)
             means = [side[0].sum(axis=0) / side[1].sum(axis=0) for side in sides]
         if self.paired:
-            known[:hosts] = known[hosts:] = known[:hosts] & known[hosts:]
-        logs = np.where(known, logs, usual)
+            is_finite[:hosts] = is_finite[hosts:] = is_finite[:hosts] & is_finite[hosts:]
+        logs = np.where(is_finite, logs, usual)
         p = self._verdicts(logs[:hosts], logs[hosts:]).p
         return [
             Lengths((before[1, :, row].mean(), after[1, :, row].mean()), (means[0][row], means[1][row]), float(p[row]))

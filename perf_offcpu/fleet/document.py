@@ -102,5 +102,5 @@ def path(followed: FleetPath, head: Head) -> dict[str, Any]:
         for step, ns in followed.steps
     ]
     clocks = [{"hosts": list(pair.hosts)} | fields(pair.offset, "ns error_ns pairs") for pair in followed.clocks]
-    whole = fields(followed, "weight waits followed uncertain")
-    return head_fields(head) | whole | {"steps": steps, "clocks": clocks}
+    totals = fields(followed, "weight waits followed uncertain")
+    return head_fields(head) | totals | {"steps": steps, "clocks": clocks}

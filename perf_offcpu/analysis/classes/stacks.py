@@ -139,14 +139,14 @@ class _Stacks:
     def _callers(self, programs: Rules, nodes: I64) -> tuple[list[int], I32]:
         """Return distinct sets of rules (bits), and int32[nodes]: index of the set of the rules whose condition on
         callers the caller of each node meets."""
-        known = {0: 0}  # without a caller
+        row_of_function = {0: 0}  # without a caller
 
         def of_caller(function: str) -> int:
-            return known.setdefault(programs.of_caller(function), len(known))
+            return row_of_function.setdefault(programs.of_caller(function), len(row_of_function))
 
         set_of_frame = np.maximum(self._judged(of_caller, self.used, _NO_SUFFIX), 0)
         parent, frame = self.profile.stacks.parent[nodes], self.profile.stacks.frame
-        return list(known), np.where(parent >= 0, set_of_frame[frame[parent]], 0)
+        return list(row_of_function), np.where(parent >= 0, set_of_frame[frame[parent]], 0)
 
     def _judged(self, judge: Callable[[str], int | None], wanted: Bool, suffix: re.Pattern[str]) -> I32:
         frames, strings = self.profile.frames, self.profile.strings

@@ -92,17 +92,17 @@ def parse_tasks(raw: bytes, header: SharedHeader, end_ns: int, with_budget: bool
     rows, budgets = [], []
     kernel: list[U64] = []
     user: list[U64] = []
-    at = 0
-    while at + task.itemsize <= len(raw):
-        row = np.frombuffer(raw, task, 1, at)
-        at += task.itemsize
+    offset = 0
+    while offset + task.itemsize <= len(raw):
+        row = np.frombuffer(raw, task, 1, offset)
+        offset += task.itemsize
         if with_budget:
-            budgets.append(np.frombuffer(raw, budget, 1, at))
-            at += budget.itemsize
+            budgets.append(np.frombuffer(raw, budget, 1, offset))
+            offset += budget.itemsize
         for frames, name in ((kernel, "nr_kernel"), (user, "nr_user")):
             number = int(row[name][0])
-            frames.append(np.frombuffer(raw, np.uint64, number, at))
-            at += 8 * number
+            frames.append(np.frombuffer(raw, np.uint64, number, offset))
+            offset += 8 * number
         rows.append(row)
     tasks = np.concatenate([np.empty(0, task), *rows])
     # A task that began to wait after the end has not waited in this recording.

@@ -64,9 +64,9 @@ class UserStacks:
         ips[offsets[i]:offsets[i + 1]], leaf first, without context markers; no frames if the hash is unknown."""
         row = np.searchsorted(self.hashes, hashes)
         row[row == len(self.hashes)] = 0
-        found = self.hashes[row] == hashes if len(self.hashes) else np.zeros(len(hashes), bool)
+        is_there = self.hashes[row] == hashes if len(self.hashes) else np.zeros(len(hashes), bool)
         first, end = (np.append(self.offsets, 0)[row + shift] for shift in (0, 1))
-        length = np.where(found, end - first, 0)
+        length = np.where(is_there, end - first, 0)
         offsets = offsets_of(length)
         source = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], length)
         return offsets, self.ips[source]

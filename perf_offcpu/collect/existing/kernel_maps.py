@@ -52,13 +52,13 @@ class KernelMaps:
 
     def records(self) -> Iterator[bytes]:
         """Yield the records of the kernel, its modules and its BPF programs; the known ones if nothing has changed."""
-        known, modules = self._known, read_kernel_if_any(_MODULES)
-        changes = known.changes
-        if not known.records or (known.made_at, known.modules) != (changes, modules):
-            known.records = (*self._kernel(), *self._modules(modules), *self._bpf_programs())
-            known.made_at, known.modules, known.files = changes, modules, dict(self.files)
-        self.files.update(known.files)
-        yield from known.records
+        cached, modules = self._known, read_kernel_if_any(_MODULES)
+        changes = cached.changes
+        if not cached.records or (cached.made_at, cached.modules) != (changes, modules):
+            cached.records = (*self._kernel(), *self._modules(modules), *self._bpf_programs())
+            cached.made_at, cached.modules, cached.files = changes, modules, dict(self.files)
+        self.files.update(cached.files)
+        yield from cached.records
 
     def _kernel(self) -> Iterator[bytes]:
         ends = [symbol_address(self._kallsyms, name) for name in (b"_edata", b"_etext")]

@@ -183,9 +183,9 @@ class ProcessReader:
         if not mapping.inode:
             return b""
         key = maps.key_of(mapping.device, mapping.inode, mapping.name)
-        known = self._build_ids.get(key)
-        if known is not None:
-            return known
+        build_id = self._build_ids.get(key)
+        if build_id is not None:
+            return build_id
         self._files_until_s = self._files_until_s or time.monotonic() + _FILES_S
         is_late = time.monotonic() > self._files_until_s
         if is_late or is_too_much_left() or mapping.device in self._build_ids.avoided:

@@ -117,8 +117,8 @@ def _divided(totals: NDArray[Any], weights: NDArray[np.uint64], owner: NDArray[n
     parts = weights + 1e-9
     running = np.cumsum(parts)
     before = running[first] - parts[first]
-    whole = np.add.reduceat(parts, first)
-    reached = np.minimum((running - before[group]) / whole[group], 1.0)
+    group_total = np.add.reduceat(parts, first)
+    reached = np.minimum((running - before[group]) / group_total[group], 1.0)
     reached[np.append(first[1:], len(owner)) - 1] = 1.0
     end = np.rint(totals[owner] * reached).astype(np.int64)
     begin = np.append(0, end[:-1])

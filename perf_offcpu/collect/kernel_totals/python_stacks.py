@@ -67,11 +67,11 @@ def with_python_functions(
     threads, missing = Counter(tasks["pid"].tolist()), 0
     while pids and time.monotonic() < until_s:
         pid = pids.pop(0)
-        found = functions_of(pid, directory)
-        if not found:
+        stacks = functions_of(pid, directory)
+        if not stacks:
             say(f"perf-offcpu record: Python functions of process {pid} could not be read")
             missing += threads[pid]
-        functions |= {(pid, tid): frames for tid, frames in found.items()}
+        functions |= {(pid, tid): frames for tid, frames in stacks.items()}
     if pids:
         say(f"perf-offcpu record: no time was left for the Python functions of {len(pids)} processes")
         missing += sum(threads[pid] for pid in pids)

@@ -97,8 +97,8 @@ class OutputFile:
         self._first_ns = self._begin_ns = self._end_ns = 0
         self._clock_pair = wall_clock_pair()
         data_maps = options.stack_bytes > 0
-        known = collector.known_tasks, collector.known_kernel
-        self._inventory = Inventory(target, collector.build_ids, data_maps, *known)
+        caches = collector.known_tasks, collector.known_kernel
+        self._inventory = Inventory(target, collector.build_ids, data_maps, *caches)
         self._finished = self._paused = False
         self._begun: Counts | None = None
         self._ended: Counts | None = None

@@ -64,8 +64,8 @@ class KernelFacts:
 def explore(btf: Btf) -> KernelFacts:
     """Look up all facts in the kernel's BTF and symbols. Raises CapabilityError: the kernel is too old; FormatError:
     its BTF is damaged."""
-    found = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
-    missing = [name for name in _TRACEPOINTS if name not in found and name not in _OPTIONAL]
+    tracepoints = {name: point for name in _TRACEPOINTS if (point := btf.tracepoint(name))}
+    missing = [name for name in _TRACEPOINTS if name not in tracepoints and name not in _OPTIONAL]
     if missing or not btf.member("task_struct", "bpf_storage"):
         what = f"the tracepoint {missing[0]} in its BTF" if missing else "BPF task storage"
         raise CapabilityError(f"kernel {platform.release()} lacks {what}", members.KERNEL_NEEDED)
@@ -75,10 +75,10 @@ def explore(btf: Btf) -> KernelFacts:
         **_registers(btf),
         **members.object_members(btf),
         **_preempt_count(btf),
-        "OFFCPU_SWITCH_HAS_STATE": int(found["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
+        "OFFCPU_SWITCH_HAS_STATE": int(tracepoints["sched_switch"].args >= 4),  # fa2c3254d7cf, Linux 5.18
     }
     iterator = btf.type_id(Kind.FUNC, "bpf_iter_task")
-    return KernelFacts(found, defines, _code(symbols), iterator, switch_end(symbols))
+    return KernelFacts(tracepoints, defines, _code(symbols), iterator, switch_end(symbols))
 
 
 def setting_defines() -> Defines:
@@ -172,8 +172,8 @@ def _lock_text(symbols: bytes, begin: int, end: int) -> tuple[int, int]:
     """Return (address, size in bytes) of the code of locks within the `__sched` code, which lies from `begin` to `end`;
     size 0 if mixed with other code. Locks have files of their own (kernel/locking), which the linker keeps together."""
     lines = (line.split() for line in symbols.splitlines())
-    found = sorted((int(words[0], 16), words[2]) for words in lines if len(words) == 3)
-    code = [(address, name) for address, name in found if begin <= address < end and not name.startswith(b"__pfx_")]
+    places = sorted((int(words[0], 16), words[2]) for words in lines if len(words) == 3)
+    code = [(address, name) for address, name in places if begin <= address < end and not name.startswith(b"__pfx_")]
     rows = [row for row, (_, name) in enumerate(code) if _LOCK.match(name)]
     if not rows or any(_SCHEDULER.match(name) for _, name in code[rows[0] : rows[-1] + 1]):
         return begin, 0

@@ -87,14 +87,14 @@ def task_members(btf: Btf) -> Defines:
 
 def offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
     """Return constant → offset. `members`: constant → "struct.member"; the offset is 0 if the kernel lacks it."""
-    found = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
-    return {name: member.offset if member else 0 for name, member in found.items()}
+    member_of = {name: btf.member(*path.split(".", 1)) for name, path in members.items()}
+    return {name: member.offset if member else 0 for name, member in member_of.items()}
 
 
 def all_offsets(btf: Btf, members: Mapping[str, str]) -> Defines:
     """Return constant → offset as `offsets` does; 0 for all if any member is missing: they are of use only together."""
-    known = all(btf.member(*path.split(".", 1)) for path in members.values())
-    return offsets(btf, members) if known else dict.fromkeys(members, 0)
+    is_complete = all(btf.member(*path.split(".", 1)) for path in members.values())
+    return offsets(btf, members) if is_complete else dict.fromkeys(members, 0)
 
 
 def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
@@ -104,8 +104,8 @@ def machine_offsets(btf: Btf, names: Sequence[str]) -> Defines | None:
     if row is None:
         return None
     wanted = {name: row.members[name] for name in names if name in row.members}
-    found = {name: btf.member(*path.split(".", 1)) for name, (path, _) in wanted.items()}
-    places: Defines = {name: member.offset + wanted[name][1] for name, member in found.items() if member}
+    member_of = {name: btf.member(*path.split(".", 1)) for name, (path, _) in wanted.items()}
+    places: Defines = {name: member.offset + wanted[name][1] for name, member in member_of.items() if member}
     return {**dict.fromkeys(names, 0), **places} if len(places) == len(wanted) else None
 
 
@@ -238,7 +238,7 @@ def object_members(btf: Btf) -> Defines:
     optional = {**all_offsets(btf, _IPV6), **all_offsets(btf, _UNIX)}  # af_unix may be a module
     in_head = [int(offset) for name, offset in (files | optional).items() if name in _IN_HEAD]
     width = {"SOCK_PROTOCOL_SIZE": protocol.size if protocol else 0}
-    found = {
+    defines = {
         **files,
         **width,
         **arguments,
@@ -250,7 +250,7 @@ def object_members(btf: Btf) -> Defines:
         **_tcp(btf),
     }
     can = files["TASK_FILES"] and arguments["REGS_ARG_0"] and max(in_head) <= _HEAD_BYTES - 16
-    return found if can else dict.fromkeys(found, 0)
+    return defines if can else dict.fromkeys(defines, 0)
 
 
 def _kernel_locks(btf: Btf) -> Defines:
@@ -265,10 +265,10 @@ def _tcp(btf: Btf) -> Defines:
     """Return constant → offset for the facts about a TCP connection; TCP_SRTT is 0 if the kernel lacks any. Which time
     is running (TCP_CHRONO_TYPE) is a bit field before Linux 6.8, and not read there."""
     first = btf.member("tcp_sock", "rtt_min"), btf.member("minmax_sample", "v")
-    found = all_offsets(btf, _TCP) if all(first) else dict.fromkeys(_TCP, 0)
+    defines = all_offsets(btf, _TCP) if all(first) else dict.fromkeys(_TCP, 0)
     try:
-        found |= offsets(btf, {"TCP_CHRONO_TYPE": "tcp_sock.chrono_type"})
+        defines |= offsets(btf, {"TCP_CHRONO_TYPE": "tcp_sock.chrono_type"})
     except FormatError:
-        found["TCP_CHRONO_TYPE"] = 0
+        defines["TCP_CHRONO_TYPE"] = 0
     min_rtt = sum(member.offset for member in first if member)
-    return {**found, "TCP_MIN_RTT": min_rtt, "TCP_TICK_US": round(1e6 * time.clock_getres(_COARSE_CLOCK))}
+    return {**defines, "TCP_MIN_RTT": min_rtt, "TCP_TICK_US": round(1e6 * time.clock_getres(_COARSE_CLOCK))}
