@@ -289,7 +289,7 @@ struct offcpu_stack {
 
 /*
  * How a thread spent its time. The sum of `ns` is end_ns - begin_ns. If the thread has switched,
- * user space corrects `ns` by the kernel's own figures (collect/kernel_totals/reconcile.py), which
+ * user space corrects `ns` by the kernel's own figures (collect/kernel_totals/budgets.py), which
  * are 0 where the kernel has none.
  */
 struct offcpu_budget {

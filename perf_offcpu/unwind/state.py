@@ -88,6 +88,8 @@ class WalkState:
         is_known &= (away & _IN_WORD) == 0
         if is_known.all():
             return Value(self.words.take(index + begins), is_known)
+        if not len(self.words):  # take() raises where there is nothing to take
+            return Value(np.zeros(len(away), np.uint64), is_known)
         place = np.where(is_known, begins + index, 0)
         return Value(np.where(is_known, self.words.take(place), np.uint64(0)), is_known)
 

@@ -163,7 +163,7 @@ def _bounded(sizes: NDArray[np.int64], pids: NDArray[Any], unread: Unread) -> ND
     by_rank = np.argsort(rank, kind="stable")
     fits = np.empty(len(pids), np.bool_)
     fits[by_rank] = np.cumsum(sizes[by_rank]) <= _MOST_COPIES
-    unread.lost.add(losses.WAITERS_UNREAD, int((~fits).sum()))
+    unread.lost.add(losses.WAITERS_UNREAD, int((~fits & (sizes > 0)).sum()))
     return np.where(fits, sizes, 0)
 
 

@@ -141,6 +141,8 @@ NO_RA = section((BARE, 0x40, b""), common=cie(bytes([Cfa.DEF_CFA, RSP, 8])))
     ([1, 2, JIT + 0x100, 3, 0, 0x1234], STACK + 32, JITTED, CUT | SampleFlag.NO_CFI),
     # a frame pointer of zero is the outermost frame
     ([0, 0, JIT + 8, 1], 0, [CODE + PLAIN, JIT + 8], 0),
+    # memory that could not be read is an empty copy
+    ([], 0, [CODE + PLAIN], CUT | SampleFlag.STACK_EXHAUSTED),
     # rules that leave the return address out end the stack
     ([CODE + BARE + 4] * 50, 0, [CODE + BARE], CUT | SampleFlag.NO_CFI),
 ])  # fmt: skip

@@ -53,12 +53,12 @@ def pid_namespace_level(defines: Mapping[str, int | str]) -> int:
     )  # fmt: skip
     try:
         fd = load_program(ProgramType.RAW_TRACEPOINT, "offcpu_level", code, "GPL")
+        try:
+            return run_program(fd)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise CapabilityError(
             f"the kernel does not tell which pid namespace this is ({error.strerror})",
             "record from outside of the container",
         ) from error
-    try:
-        return run_program(fd)
-    finally:
-        os.close(fd)
