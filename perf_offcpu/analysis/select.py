@@ -131,8 +131,8 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
     samples = profile.samples
     rows = np.ones(len(samples), np.bool_)
     if selection.comms:
-        known = [row for row in map(profile.strings.find, selection.comms) if row >= 0]
-        rows &= np.isin(samples.comm, np.array(known, np.uint32))
+        comms = [row for row in map(profile.strings.find, selection.comms) if row >= 0]
+        rows &= np.isin(samples.comm, np.array(comms, np.uint32))
     for column, numbers in (
         (samples.pid, selection.pids),
         (samples.tid, selection.tids),

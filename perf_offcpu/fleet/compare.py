@@ -298,7 +298,7 @@ class Outlier:
     """Host whose rate is unlike the rates of the other hosts of its service."""
 
     host: str
-    group: str  # value of the label `service`; "" if there is none
+    group: str  # value of the label `service`; "" without one
     values: tuple[str, ...]
     rate: float
     median: float  # of the group's hosts

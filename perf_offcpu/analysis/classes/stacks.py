@@ -99,7 +99,7 @@ class _Stacks:
 
     def kernel(self, judge: Callable[[str], int | None]) -> I32:
         """Return int32[n]: of each stack the first result of `judge` that is not None, for kernel functions leaf first;
-        -1 if there is none."""
+        -1 without one."""
         return self._first(self._judged(judge, self.used & self.is_kernel, SYMBOL_SUFFIX))
 
     def user(self, judge: Callable[[str], int | None], depth: int = _WRAPPER_DEPTH) -> I32:
