@@ -7,8 +7,10 @@ import argparse
 import importlib.util
 import itertools
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -85,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if on_screen and importlib.util.find_spec("textual") is None:
         raise PerfOffcpuError("the full screen needs textual: pip install 'perf-offcpu[tui]', or take --plain")
     first_s = min(seconds, _FIRST_S) if on_screen else seconds
+    if on_screen:
+        _end_with_terminal()
     with _ending() as ended, Segments(_words(args), seconds, first_s) as segments:
         return ended(lambda: (_show if on_screen else _print)(args, segments, count))
 
@@ -104,8 +108,9 @@ class _Ended(BaseException):
 
 @contextmanager
 def _ending() -> Iterator[Callable[[Callable[[], int]], int]]:
-    """Let SIGINT, SIGTERM and SIGHUP end the block in order. Yield a function that runs another, and returns its result
-    or 128 + signal."""
+    """Let SIGINT and SIGTERM end the block in order. Yield a function that runs another, and returns its result or
+    128 + signal. SIGHUP ends the process at once: what is written to a dead terminal may block for ever, and the
+    recorder and its files end with the process."""
 
     def end(number: int, _frame: object) -> None:
         raise _Ended(number)
@@ -116,13 +121,25 @@ def _ending() -> Iterator[Callable[[Callable[[], int]], int]]:
         except _Ended as ended:
             return 128 + int(ended.args[0])
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_with_terminal() -> None:
+    """Start a thread that ends the process with its terminal, also where SIGHUP is ignored or not sent."""
+    poll = select.poll()
+    poll.register(1, 0)  # hangups are always reported
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(128 + signal.SIGHUP)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _show(args: argparse.Namespace, segments: Segments, count: int | None) -> int:

@@ -6,6 +6,7 @@ A thread reads the intervals, and a message brings each to the screen. What is s
 was chosen by keys: grouping, order, filter, and the rows that Enter went into."""
 
 import asyncio
+import os
 import signal
 import threading
 from collections import deque
@@ -32,6 +33,7 @@ _STACKS: Final = 30
 _BARS: Final = 5
 _MINUTE_S: Final = 60
 _NAME: Final = 40
+_PATIENCE_S: Final = 10.0
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 _IDLE: Final = {"hide": "show", "show": "only", "only": "hide"}
 _ORDERS: Final = "blocked runnable running waits average longest now since".split()
@@ -147,14 +149,17 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         """Begin to read, and to listen to signals."""
         self.query_one(DataTable).focus()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, partial(self._on_signal, number))
+        end = partial(self._on_signal, asyncio.get_running_loop())
+        self._handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         threading.Thread(target=self._read, daemon=True).start()
 
-    def _on_signal(self, number: int) -> None:
+    def _on_signal(self, loop: asyncio.AbstractEventLoop, number: int, _frame: object) -> None:
+        """End the program; a terminal that reads nothing would delay that for ever."""
         self.signal = number
-        self.exit()
+        last = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
+        last.daemon = True
+        last.start()
+        loop.call_soon_threadsafe(self.exit)
 
     def _read(self) -> None:
         problem = None
@@ -166,8 +171,10 @@ class TopApp(App[None]):
         self.post_message(Ended(problem))
 
     def on_unmount(self) -> None:
-        """Let the thread end."""
+        """Let the thread end, and give the signals back."""
         self._source.end()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def on_arrived(self, message: Arrived) -> None:
         """Show a new interval, unless the screen is frozen."""

@@ -2,14 +2,18 @@
 """`top` on the running kernel: intervals add up to what a program counted, and nothing is left behind."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,7 +64,7 @@ def test_intervals_add_up_to_what_the_program_did() -> None:
     assert all(row["blocked"] <= one["end_ns"] - one["begin_ns"] for one in documents for row in one["rows"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_is_left_whatever_ends_it(number: signal.Signals) -> None:
     command = [*program.PROGRAM, "top", "--plain", "-d", "200ms", "-p", str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
@@ -70,31 +74,89 @@ def test_nothing_is_left_whatever_ends_it(number: signal.Signals) -> None:
         assert place.stat().st_mode & 0o777 == 0o700
         top.send_signal(number)
         top.wait(30 * program.PATIENCE)
-        assert top.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert top.returncode == (128 + number if number == signal.SIGINT else -number)
     until(lambda: not place.exists() and not os.path.exists(f"/proc/{recorder}"))
 
 
-@pytest.mark.parametrize("end", ["q", "hangup"])
-def test_the_full_screen_ends_with_a_key_and_with_its_terminal(end: str) -> None:
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Return both ends of a terminal of 80 columns: the descriptor of its master, and that of programs."""
     leader, follower = os.openpty()
     termios.tcsetwinsize(follower, (24, 80))
-    command = ["setsid", "-c", *program.PROGRAM, "top", "-d", "200ms", "-p", str(os.getpid())]
+    yield leader, follower
+    for descriptor in (leader, follower):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+@contextmanager
+def screen(follower: int, *before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `top` on a terminal, which this process then closes; kill it if it has not ended after the block."""
+    command = [*before, "setsid", "-c", *program.PROGRAM, "top", "-d", "200ms", "-p", str(os.getpid())]
     environment = os.environ | {"TERM": "xterm", "NO_COLOR": "1"}
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment) as top:
-        os.close(follower)
-        shown = b""
-        while b"blocked now" not in shown:
+        try:
+            os.close(follower)
+            yield top
+        finally:
+            top.kill()
+
+
+def read_until(leader: int, text: bytes) -> bytes:
+    """Return what a terminal was sent up to a text."""
+    shown = b""
+
+    def is_shown() -> bool:
+        nonlocal shown
+        while select.select([leader], [], [], 0)[0] and text not in shown:
             shown += os.read(leader, 1 << 16)
+        return text in shown
+
+    until(is_shown)
+    return shown
+
+
+def test_the_full_screen_ends_with_a_key(terminal: tuple[int, int]) -> None:
+    leader, follower = terminal
+    with screen(follower) as top:
+        assert colours_are_grey(read_until(leader, b"blocked now"))
         _, place = recorder_of(top.pid)
-        assert colours_are_grey(shown)
-        if end == "q":
-            os.write(leader, b"q")
-            threading.Thread(target=drain, args=(leader,), daemon=True).start()
-        else:
-            os.close(leader)
-        # 120 is Python's own, where the terminal is gone before it has flushed its output.
-        assert top.wait(30 * program.PATIENCE) in ((0,) if end == "q" else (128 + signal.SIGHUP, 120))
+        os.write(leader, b"q")
+        threading.Thread(target=drain, args=(leader,), daemon=True).start()
+        assert top.wait(60 * program.PATIENCE) == 0
     until(lambda: not place.exists())
+
+
+@pytest.mark.parametrize("before", [[], ["env", "--ignore-signal=HUP"]], ids=["", "without SIGHUP"])
+@pytest.mark.parametrize("shown", [b"\x1b[?1049h", b"blocked now"], ids=["start", "shown"])
+def test_the_full_screen_ends_with_its_terminal(terminal: tuple[int, int], shown: bytes, before: list[str]) -> None:
+    """A shell says 129 both of a status and of a process that SIGHUP has ended."""
+    leader, follower = terminal
+    with screen(follower, *before) as top:
+        read_until(leader, shown)
+        _, place = recorder_of(top.pid)
+        os.close(leader)
+        assert top.wait(60 * program.PATIENCE) in (128 + signal.SIGHUP, -signal.SIGHUP)
+    until(lambda: not place.exists())
+
+
+@pytest.mark.long  # it waits ten seconds for the terminal
+def test_a_signal_ends_it_while_its_terminal_reads_nothing(terminal: tuple[int, int]) -> None:
+    leader, follower = terminal
+    with screen(follower) as top:
+        read_until(leader, b"blocked now")
+        recorder, place = recorder_of(top.pid)
+        sizes = itertools.cycle([(24, 80), (60, 200)])
+
+        def is_stuck() -> bool:
+            termios.tcsetwinsize(leader, next(sizes))  # draws all of it
+            tasks = Path(f"/proc/{top.pid}/task").iterdir()
+            return any("n_tty_write" in (task / "stack").read_text() for task in tasks)
+
+        until(is_stuck)
+        top.send_signal(signal.SIGTERM)
+        assert top.wait(60 * program.PATIENCE) == 128 + signal.SIGTERM
+    until(lambda: not place.exists() and not os.path.exists(f"/proc/{recorder}"))
 
 
 def test_what_cannot_be_recorded_is_one_sentence() -> None:
