@@ -29,7 +29,7 @@ _SLICE = 256
 """Bytes decompressed at once. A block of zstd of at least 4 bytes becomes at most 128 KiB, so that a slice
 becomes at most 8 MiB before it is checked."""
 
-_PIECE = 1 << 20
+_PIECE = 1 << 22  # bytes decompressed that the reader gets together, at least: each piece costs it a step
 
 
 class Decompressor:
@@ -40,32 +40,37 @@ class Decompressor:
         self._stream: Any = None
         self._taken = self._given = 0
 
-    def feed(self, kind: int, record: bytes, order: Order) -> Iterator[bytes | None]:
-        """Yield the bytes that one compressed record (header included) adds to the inner stream. None stands for
-        missing bytes, after which a new frame begins. Raises CapabilityError without a zstd library."""
-        try:
-            data = RECORD_LAYOUTS[kind].unpack(record, order, start=HEADER_SIZE)["data"]
-            yield from joined(self._decompressed(data), _PIECE)
-        except (LayoutError, _Damage):
-            self.counters.add(losses.BAD_COMPRESSED)
-            self._stream = None
-            yield None
-
-    def _decompressed(self, data: bytes) -> Iterator[bytes]:
-        zstandard = zstd_library()
-        end = self._given + MAX_OUTPUT
-        for index in range(0, len(data), _SLICE):
-            if self._stream is None:
-                self._stream = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
-            piece = data[index : index + _SLICE]
+    def feed(self, records: Iterable[tuple[int, bytes]], order: Order) -> Iterator[bytes | None]:
+        """Yield the bytes that compressed records (type; all bytes, header included) add to the inner stream, joined to
+        pieces of 4 MB: a recorder may write a record for each few of its own. None stands for missing bytes,
+        after which a new frame begins. Raises CapabilityError without a zstd library."""
+        rest = iter(records)
+        while True:
             try:
-                output = self._stream.decompress(piece)
-            except zstandard.ZstdError:
-                raise _Damage from None
-            self._taken, self._given = self._taken + len(piece), self._given + len(output)
-            if self._given > min(end, MAX_OUTPUT + MAX_RATIO * self._taken):
-                raise _Damage
-            yield output
+                yield from joined(self._decompressed(rest, order), _PIECE)
+                return
+            except (LayoutError, _Damage):
+                self.counters.add(losses.BAD_COMPRESSED)
+                self._stream = None
+                yield None
+
+    def _decompressed(self, records: Iterator[tuple[int, bytes]], order: Order) -> Iterator[bytes]:
+        zstandard = zstd_library()
+        for kind, record in records:
+            data = RECORD_LAYOUTS[kind].unpack(record, order, start=HEADER_SIZE)["data"]
+            end = self._given + MAX_OUTPUT
+            for index in range(0, len(data), _SLICE):
+                if self._stream is None:
+                    self._stream = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
+                piece = data[index : index + _SLICE]
+                try:
+                    output = self._stream.decompress(piece)
+                except zstandard.ZstdError:
+                    raise _Damage from None
+                self._taken, self._given = self._taken + len(piece), self._given + len(output)
+                if self._given > min(end, MAX_OUTPUT + MAX_RATIO * self._taken):
+                    raise _Damage
+                yield output
 
 
 class _Damage(Exception):

@@ -17,6 +17,7 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -155,20 +156,24 @@ class PerfDataReader:
         if self._pipe_head:
             self._pipe_head.take(chunk)
             self.events = self._pipe_head.events
-        begin = 0
-        for row in np.flatnonzero(np.isin(chunk.types, _COMPRESSED_TYPES)).tolist():
-            if row > begin:
-                yield chunk.take(slice(begin, row))
-            if with_compressed:
-                yield chunk.take(slice(row, row + 1))
-            for piece in decompressor.feed(int(chunk.types[row]), bytes(chunk.record(row)), self.order):
-                if piece is None:
-                    inner.resume()
-                else:
-                    yield from inner.feed(piece)
-            begin = row + 1
-        if begin < len(chunk):
-            yield chunk.take(slice(begin, None)) if begin else chunk
+        is_compressed = np.isin(chunk.types, _COMPRESSED_TYPES)
+        if not is_compressed.any():
+            yield chunk
+            return
+        before, after = is_compressed[:-1], is_compressed[1:]
+        splits = before | after if with_compressed else before != after
+        ends = [*(np.flatnonzero(splits) + 1).tolist(), len(chunk)]
+        for begin, end in pairwise([0, *ends]):
+            alike = chunk.take(slice(begin, end))
+            if with_compressed or not is_compressed[begin]:
+                yield alike
+            if is_compressed[begin]:
+                records = ((int(alike.types[row]), bytes(alike.record(row))) for row in range(len(alike)))
+                for piece in decompressor.feed(records, self.order):
+                    if piece is None:
+                        inner.resume()
+                    else:
+                        yield from inner.feed(piece)
 
 
 def _parts_of(path: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import resource
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -19,6 +20,7 @@ from perf_offcpu.abi.records import RecordType
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.errors import FormatError
 from perf_offcpu.losses import LossCause
+from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.write.writer import frame_record
 
 MINIMAL = zoo.minimal()
@@ -191,11 +193,28 @@ def test_records_split_over_pieces_of_one_stream(kind: RecordType) -> None:
         assert times(*(compressed(part, kind) for part in parts)) == ([1, 2], {})
 
 
+def test_small_compressed_records_are_read_together(tmp_path: Path) -> None:
+    """A recorder that is emptied often writes a record for each few of its own."""
+    stream, records = zstandard.ZstdCompressor().compressobj(), list[bytes]()
+    for at in range(1, 1001):
+        content = stream.compress(sample_at(at)) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        records.append(compressed(content, RecordType.COMPRESSED))
+    records.insert(500, sample_at(0))
+    path = write(tmp_path / "data", [SPEC], records)
+    with PerfDataReader.open(path) as reader:
+        sizes = [len(chunk) for chunk in reader.chunks()]
+    assert 500 in sizes and len(sizes) < 10
+    assert load_recording(path).samples.time_ns.tolist() == [*range(1001)]
+
+
 def test_what_is_no_zstd_or_says_more_than_it_has_costs_its_own_record() -> None:
     stream = zstandard.ZstdCompressor().compress
     bad = compressed(b"\x28\xb5\x2f\xfd" + b"\xff" * 60, RecordType.COMPRESSED)
     good = [compressed(stream(sample_at(at)), RecordType.COMPRESSED) for at in (1, 2)]
     assert times(good[0], bad, good[1]) == ([1, 2], {losses.BAD_COMPRESSED: 1})
+    cut = compressed(stream(sample_at(3)[:20]), RecordType.COMPRESSED)  # its end was in the bad one
+    lost = {losses.BAD_COMPRESSED: 1, losses.FILE_CUT: 20}
+    assert times(good[0], good[1], cut, bad, good[1]) == ([1, 2, 2], lost)
     data = zstandard.ZstdCompressor().compress(sample_at(1))
     record = bytearray(compressed(data, RecordType.COMPRESSED2))
     record[8:16] = (2**63).to_bytes(8, "little")
