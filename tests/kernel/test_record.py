@@ -138,15 +138,10 @@ def waiting(recording: Recording) -> set[int]:
     return set(recording.samples.tid[off_cpu(recording)].tolist())
 
 
-def test_tid(tmp_path: Path) -> None:
+def test_tid_and_a_command_beside_it_that_only_sets_the_time(tmp_path: Path) -> None:
     with two_threads() as (_, tids):
-        assert waiting(run("-t", str(tids[1]), "--duration", "0.4", cwd=tmp_path).recording) == {tids[1]}
-
-
-def test_command_beside_a_target_only_sets_the_time(tmp_path: Path) -> None:
-    with two_threads() as (pid, tids):
-        done = run("-p", str(pid), "--", "sh", "-c", "sleep 0.3; exit 5", cwd=tmp_path, status=5)
-    assert waiting(done.recording) == set(tids)
+        done = run("-t", str(tids[1]), "--", "sh", "-c", "sleep 0.3; exit 5", cwd=tmp_path, status=5)
+    assert waiting(done.recording) == {tids[1]}
 
 
 def test_recording_ends_with_its_last_target(tmp_path: Path) -> None:
@@ -166,22 +161,17 @@ def test_no_event_is_off_cpu_time_alone(tmp_path: Path) -> None:
     assert "Samples: " in perf("report", "--stdio", "-i", tmp_path / "perf.data")
 
 
-def test_events_by_name_with_period_and_modifier(tmp_path: Path) -> None:
-    script = "b = bytearray(4 << 20)\nfor at in range(0, len(b), 4096): b[at] = 1"
-    recording = run("-e", "page-faults,cs", "-c", "1", "--", sys.executable, "-c", script, cwd=tmp_path).recording
+def test_events_by_name_with_period_and_modifier_without_callchains_of_the_kernel(tmp_path: Path) -> None:
+    script = f"{TWO_SLEEPS}\nb = bytearray(4 << 20)\nfor at in range(0, len(b), 4096): b[at] = 1"
+    options = ("-e", "page-faults,cs", "-c", "1", "--no-kernel-callchains")
+    recording = run(*options, "--", sys.executable, "-c", script, cwd=tmp_path).recording
     faults = event(recording, "page-faults")
-    assert faults.sum() >= 512
+    assert faults.sum() >= 512 and off_cpu(recording).sum() >= 2
     assert (recording.samples.period[faults] == 1).all()
+    assert not (recording.callchains.values == 2**64 - 128).any(), "callchains of the kernel"
     user = run("-e", "cpu-clock:u", "-F", "1999", "--", *SUM, cwd=tmp_path).recording
     assert event(user, "cpu-clock:u").sum() > 20
     assert (user.samples.ip[event(user, "cpu-clock:u")] < 2**63).all()
-
-
-def test_kernel_callchains_can_be_left_out(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TWO_SLEEPS]
-    recording = run("--no-kernel-callchains", "-F", "999", "--", *command, cwd=tmp_path).recording
-    assert off_cpu(recording).sum() >= 2
-    assert not (recording.callchains.values == 2**64 - 128).any()
 
 
 def test_cycles_are_counted_or_replaced_by_the_clock_and_that_is_said_once(tmp_path: Path) -> None:
@@ -213,6 +203,7 @@ def test_tracepoints_of_everybody_with_what_perf_needs_to_print_them(tmp_path: P
     assert (recording.samples.cgroup[event(recording, "cpu-clock")] > 0).all()
     refused = run("-e", "sched:sched_switch", "--", "true", cwd=tmp_path, status=129)
     assert "tracepoints are recorded system-wide only: use -a" in refused.stderr
+    assert_build_ids_of_kernel_and_mapped_files(recording, tmp_path / "perf.data")
 
 
 def test_deferred_callchains_or_the_word_that_there_are_none(tmp_path: Path) -> None:
@@ -259,9 +250,8 @@ def test_maps_of_short_lived_processes_carry_their_build_ids(tmp_path: Path) -> 
     assert lost(load_recording(tmp_path / "perf.data")) == set()
 
 
-def test_build_ids_of_kernel_and_mapped_files(tmp_path: Path) -> None:
-    recording, python = run("-a", "--duration", "0.2", cwd=tmp_path).recording, Path(sys.executable).resolve()
-    listed = perf("buildid-list", "-i", tmp_path / "perf.data")
+def assert_build_ids_of_kernel_and_mapped_files(recording: Recording, path: Path) -> None:
+    listed, python = perf("buildid-list", "-i", path), Path(sys.executable).resolve()
     assert re.search(rf"^[0-9a-f]{{40}} {python}$", listed, re.MULTILINE)
     # The table has room for one file of a name; in containers there may be others. Mappings have their own.
     strings, dsos = recording.strings, recording.dsos

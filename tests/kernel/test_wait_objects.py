@@ -180,13 +180,27 @@ def test_a_deadlock_shows_both_holders(tmp_path: Path) -> None:
     assert (holders[first], holders[second]) == (second, first)
 
 
-CLOSED_MEANWHILE = """
-import os, threading, time
+IN_TURN = """
+import os, sys, threading, time
+
 there, to = os.pipe()
 copy = os.dup(there)
 threading.Timer(0.05, lambda: (os.close(there), time.sleep(0.05), os.write(to, b"x"))).start()
 os.read(there, 1)
+
+for _ in range(5): time.sleep(0.02)
+
+there, to = os.pipe()
+if os.fork() == 0:
+    time.sleep(0.1)
+    os.write(to, b"x")
+    os._exit(0)
+os.close(to)
+os.read(there, 1)
+os.execv(sys.executable, [sys.executable, "-c", "import os; os.open('/dev/null', 0)"])
 """
+"""A descriptor is closed meanwhile; five sleeps; a fork and an exec replace the table of descriptors."""
+CLOCK_NANOSLEEP = 230
 
 
 def record_python(program: str, directory: Path, *options: str) -> tuple[Run, Recording]:
@@ -194,12 +208,21 @@ def record_python(program: str, directory: Path, *options: str) -> tuple[Run, Re
     return done, load_recording(directory / "perf.data")
 
 
-def test_a_descriptor_closed_meanwhile_is_counted(tmp_path: Path) -> None:
-    _, recording = record_python(CLOSED_MEANWHILE, tmp_path)
-    samples = recording.samples
-    (read,) = np.flatnonzero((samples.period > 80_000_000) & (samples.syscall == SYSCALLS["read"]))
-    assert samples.object_id[read] == 0
-    assert recording.losses[losses.OBJECTS_CLOSED] == 1
+def test_a_descriptor_closed_meanwhile_lengths_of_sleeps_and_tables_after_fork_and_exec(tmp_path: Path) -> None:
+    _, recording = record_python(IN_TURN, tmp_path)
+    samples, objects = recording.samples, recording.objects
+    rows = np.flatnonzero((samples.period > 80_000_000) & (samples.syscall == SYSCALLS["read"]))
+    closed, read = rows[np.argsort(samples.time_ns[rows])].tolist()
+    assert samples.object_id[closed] == 0 and recording.losses[losses.OBJECTS_CLOSED] == 1
+    (row,) = np.flatnonzero(objects.id == samples.object_id[read])
+    assert objects.kind[row] == ObjectKind.PIPE
+    assert losses.OBJECTS_UNREADABLE not in recording.losses
+    process = samples.tid == samples.tid[closed]
+    rows = np.flatnonzero(process & (samples.syscall == CLOCK_NANOSLEEP) & (samples.period > 10_000_000))
+    assert len(rows) == 5
+    asked = samples.asked_ns[rows]
+    assert (asked > 19_000_000).all() and (asked <= 20_000_000).all()
+    assert (samples.period[rows] >= asked).all(), "a sleep never ends before its time"
 
 
 KILLED_IN_READ = """
@@ -236,20 +259,6 @@ def test_a_thread_that_was_killed_does_not_wait_for_its_descriptor_any_more(tmp_
     assert losses.OBJECTS_CLOSED not in recording.losses
 
 
-SLEEPS = "import time; [time.sleep(0.02) for _ in range(5)]"
-CLOCK_NANOSLEEP = 230
-
-
-def test_sleeps_say_what_they_asked_for(tmp_path: Path) -> None:
-    _, recording = record_python(SLEEPS, tmp_path)
-    samples = recording.samples
-    rows = np.flatnonzero((samples.syscall == CLOCK_NANOSLEEP) & (samples.period > 10_000_000))
-    assert len(rows) == 5
-    asked = samples.asked_ns[rows]
-    assert (asked > 19_000_000).all() and (asked <= 20_000_000).all()
-    assert (samples.period[rows] >= asked).all(), "a sleep never ends before its time"
-
-
 def test_system_calls_of_32_bit_programs_are_left_out(tmp_path: Path) -> None:
     binary = build("programs/compat.c", tmp_path / "compat", "-O1")
     recording = run("--off-cpu-thresh", "10", "--", binary, cwd=tmp_path).recording
@@ -281,30 +290,6 @@ def test_both_forms_find_the_same_kinds(napper: Path, in_switch: bool) -> None:
             assert {wait.asked_ns == NOT_KNOWN for wait in mine} == {in_switch}, "memory of the sleeper"
 
 
-MOVED = """
-import os, sys, threading, time
-there, to = os.pipe()
-def child():
-    time.sleep(0.1)
-    os.write(to, b"x")
-    os._exit(0)
-if os.fork() == 0:
-    child()
-os.close(to)
-os.read(there, 1)
-os.execv(sys.executable, [sys.executable, "-c", "import os; os.open('/dev/null', 0)"])
-"""
-
-
-def test_forks_and_execs_replace_tables_without_harm(tmp_path: Path) -> None:
-    _, recording = record_python(MOVED, tmp_path)
-    samples, objects = recording.samples, recording.objects
-    (read,) = np.flatnonzero((samples.period > 80_000_000) & (samples.syscall == SYSCALLS["read"]))
-    (row,) = np.flatnonzero(objects.id == samples.object_id[read])
-    assert objects.kind[row] == ObjectKind.PIPE
-    assert losses.OBJECTS_UNREADABLE not in recording.losses
-
-
 def test_vfork_waits_for_the_child(tmp_path: Path) -> None:
     binary = build("programs/vfork.c", tmp_path / "vfork", "-O1")
     done = run("--off-cpu-thresh", "1", "--", binary, cwd=tmp_path)
@@ -321,7 +306,10 @@ def test_vfork_waits_for_the_child(tmp_path: Path) -> None:
 VFORK = 58
 
 
-@pytest.mark.parametrize("options", [(), ("--off-cpu-thresh", "0"), ("--call-graph", "fp"), ("--off-cpu-period", "1")])
+further = pytest.param(("--off-cpu-thresh", "0"), marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("options", [(), further, ("--call-graph", "fp"), ("--off-cpu-period", "1")])
 def test_page_faults_of_a_mapped_file_name_it(tmp_path: Path, options: tuple[str, ...]) -> None:
     file = Path("/var/tmp") / tmp_path.name  # not in memory
     binary = build("programs/mapped.c", tmp_path / "mapped", "-O1")
