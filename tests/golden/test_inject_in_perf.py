@@ -24,8 +24,9 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
-TURNED = ["direct", "atend", "hybrid", "deferred", "compressed"]
+TURNED = {"direct": (), "deferred": (), **dict.fromkeys(("atend", "hybrid", "compressed"), pytest.mark.long)}
 """Raw data of tracepoints keeps its byte order (`builders.foreign`); a pipe becomes a file."""
+BIG = [pytest.param(f"{name}-big-endian", marks=marks) for name, marks in TURNED.items()]
 
 UNKNOWN = "[unknown]"
 Totals = Counter[tuple[str, ...]]
@@ -44,7 +45,7 @@ def symbols(tmp_path_factory: pytest.TempPathFactory) -> SymbolizeOptions:
     return SymbolizeOptions(kallsyms=str(directory / "kallsyms"), symfs=str(directory))
 
 
-@pytest.fixture(scope="module", params=[*NAMES, *(f"{name}-big-endian" for name in TURNED)])
+@pytest.fixture(scope="module", params=[*NAMES, *BIG])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a recording, in its own byte order or the other, and inject's output."""
     directory, name = tmp_path_factory.mktemp("inject"), request.param

@@ -88,7 +88,7 @@ def load_all(config: OffCpuConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 
 @both_forms
-@forms("default", "everything", "sampled")
+@forms("everything", "sampled")  # the largest
 def test_the_verifiers_limit_is_far(asked: dict[str, Any], in_switch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = ENOUGH if kernel_facts.has_may_goto() else ENOUGH_BEFORE_MAY_GOTO
     seen = load_all(OffCpuConfig(in_switch=in_switch, **asked), monkeypatch)
@@ -155,7 +155,7 @@ def falls_back(code: bytes) -> list[int]:
     return found
 
 
-@forms("everything", "sampled", "default", "callers")
+@forms("everything", "sampled")  # with all loops
 def test_loops_go_back_by_jumps(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_facts, "has_may_goto", lambda: False)
     codes: dict[str, bytes] = {}

@@ -265,7 +265,7 @@ def test_each_recording_has_other_numbers_of_stacks(callers: Path, tmp_path: Pat
 
 
 STORM = """
-end=$(($(date +%s) + 3))
+end=$(($(date +%s) + 2))
 while [ $(date +%s) -lt $end ]; do for i in 1 2 3 4 5 6 7 8; do (sleep 0.003; :) & done; wait; done
 """
 
@@ -282,4 +282,4 @@ def test_processes_that_end_as_a_file_begins_have_names_and_maps(tmp_path: Path)
     (host,) = join_by_host([load_recording(path) for path in files])
     tasks = host.recording.tasks
     born = [one for one in zip(tasks.tid.tolist(), tasks.begin_ns.tolist(), strict=True) if one[1] > 0]
-    assert len(born) == len(set(born)) >= 80  # those of both files once
+    assert len(born) == len(set(born)) >= 40  # those of both files once

@@ -54,7 +54,11 @@ class Both(NamedTuple):
     records: list[Dumped]
 
 
-@pytest.fixture(scope="module", params=RECORDINGS)
+MORE = {"chains": pytest.mark.long, "addresses": pytest.mark.long}
+"""Forms of which "several" and "everything" have the fields."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MORE.get(name, ())) for name in RECORDINGS])
 def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     path = tmp_path_factory.mktemp(request.param) / "perf.data"
     perf("record", "-o", path, *RECORDINGS[request.param].split(), "--", *WORKLOAD)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of what threads wait for, holders in the report, and deadlocks, in programs that know better."""
 
+import itertools
 import os
 import re
 import sys
@@ -111,9 +112,12 @@ def check(sentence: str) -> set[int]:
 
 def test_a_deadlock_is_said_first(abba: Path, tmp_path: Path) -> None:
     with hanging(abba, threads=3) as pid:
-        run("-p", str(pid), "--duration", "1", cwd=tmp_path)
+        samples = run("-p", str(pid), "--duration", "1", cwd=tmp_path).recording.samples
         threads = {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - {pid}
     assert check(first_sentence(tmp_path)) == threads
+    blocked = samples.has(SampleFlag.STILL_BLOCKED)
+    holders = dict(zip(samples.tid[blocked].tolist(), samples.holder_tid[blocked].tolist(), strict=True))
+    assert {(tid, holders[tid]) for tid in threads} == set(itertools.permutations(threads))
 
 
 def test_so_is_one_that_ended_with_its_process(abba: Path, tmp_path: Path) -> None:

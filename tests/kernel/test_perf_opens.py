@@ -105,20 +105,6 @@ def test_what_was_injected_is_the_same_through_both_doors(waiter: Path, tmp_path
     assert folded(injected) == in_perf(injected) == direct
 
 
-def test_script_by_hand_gives_the_same(recorded_waiter: Path) -> None:
-    command: list[str | Path] = ["/usr/bin/python3", SCRIPT, "-i", recorded_waiter]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == folded(recorded_waiter)
-
-
-def test_script_writes_files_and_other_formats(recorded_waiter: Path, tmp_path: Path) -> None:
-    stacks, page = tmp_path / "out.folded", tmp_path / "out.html"
-    in_perf(recorded_waiter, "--folded", stacks)
-    assert "wait_for_answer" in stacks.read_text()
-    in_perf(recorded_waiter, "--flamegraph", "-o", page)
-    assert page.read_text().startswith("<!DOCTYPE html>")
-
-
 def test_help_is_printed_and_nothing_converted(recorded_waiter: Path) -> None:
     shown = in_perf(recorded_waiter, "--help")
     assert shown.startswith("usage: offcpu.py") and "waiter;" not in shown

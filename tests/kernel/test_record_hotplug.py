@@ -74,7 +74,9 @@ def test_a_process_that_started_in_a_pause_on_a_cpu_that_came_back_has_its_name(
 
 
 @pytest.mark.skipif(not SWITCH.exists(), reason="this CPU cannot be taken offline")
-@pytest.mark.parametrize("away_s", [0.5, 0.0], ids=["long", "between two looks"])
+@pytest.mark.parametrize("away_s", [
+    pytest.param(0.0, id="between two looks"), pytest.param(0.5, id="for some looks", marks=pytest.mark.long),
+])  # fmt: skip
 def test_a_cpu_that_comes_back_is_recorded(tmp_path: Path, away_s: float) -> None:
     script = AWAY.format(switch=SWITCH, away=away_s, cpu=CPU, nap=NAP_S)
     command = [*PROGRAM, "-e", "cpu-clock", "--off-cpu-thresh", "0", "-o", "out", "--", "sh", "-c", script]

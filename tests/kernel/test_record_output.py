@@ -122,7 +122,7 @@ def more_parts(directory: Path) -> Callable[[], set[Path]]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("switch", ["1s", "64K"])
+@pytest.mark.parametrize("switch", [pytest.param("1s", marks=pytest.mark.long), "64K"])
 def test_files_in_turn_are_each_complete_and_together_hold_everything(tmp_path: Path, switch: str) -> None:
     done = run(f"--switch-output={switch}", "-z0", "--off-cpu-thresh", "0", "--", *napping(300), cwd=tmp_path)
     files = parts(tmp_path)

@@ -115,7 +115,8 @@ def test_each_file_of_a_rotation_names_the_period(tmp_path: Path) -> None:
     program = """
 import resource, time
 before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-for _ in range(1800): time.sleep(0.001)
+end = time.monotonic() + 1.5
+while time.monotonic() < end: time.sleep(0.001)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
 """
     command = ("--off-cpu-period", "2", "--switch-output=1s", "--", sys.executable, "-c", program)
@@ -124,7 +125,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
     assert len(files) >= 2
     found = [load_recording(path).meta.sampling for path in files]
     assert {one.period_ns for one in found} == {2 * MS}
-    assert sum(one.waits for one in found) >= int(done.stdout) > 1500
+    assert sum(one.waits for one in found) >= int(done.stdout) > 20
     for one in found:
         assert abs(one.estimated_ns - one.waits_ns) < 10 * MS
 

@@ -14,8 +14,9 @@ from builders.stock_perf import REPORT
 
 pytestmark = pytest.mark.beside
 
-COMMANDS = {where: command for where, command in shown().items() if command.startswith("perf-offcpu record")}
-OTHERS = {each for where, each in shown().items() if records(each) and where not in COMMANDS and not delivers(each)}
+RECORDING = {command for command in shown().values() if records(command) and not delivers(command)}
+COMMANDS = sorted(command for command in RECORDING if command.startswith("perf-offcpu record"))
+OTHERS = RECORDING - set(COMMANDS)
 """Each has a test of its own: below, or in test_doctor.py."""
 QUICKER = {"make -j8": "./program", "sleep 5": "./program", "--duration 10": "--duration 0.5"}
 QUICKER |= {"--duration 5": "--duration 0.5", "system.slice/nginx.service": "/"}
@@ -44,10 +45,9 @@ def make_program(directory: Path) -> None:
     program.chmod(0o700)
 
 
-@pytest.mark.parametrize("where", COMMANDS)
-def test_a_command_that_records(where: str, tmp_path: Path, beginning_s: float) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_records(command: str, tmp_path: Path, beginning_s: float) -> None:
     make_program(tmp_path)
-    command = COMMANDS[where]
     for theirs, ours in QUICKER.items():
         command = command.replace(theirs, ours)
     if "-a" in command and " -- " not in command and "--duration" not in command:

@@ -78,7 +78,7 @@ def record(path: Path, waiter: Path, *options: str) -> dict[str, Thread]:
 @pytest.fixture(scope="module", params=[
     pytest.param(RECORDS, id="records"),
     pytest.param((*RECORDS, "-a"), id="records of all CPUs", marks=LONG),
-    pytest.param((*RECORDS, "-a", "-z"), id="compressed"),
+    pytest.param((*RECORDS, "-a", "-z"), id="compressed", marks=LONG),
     pytest.param(("--switch-events", *TRACEPOINTS, "-a"), id="tracepoints of all CPUs", marks=LONG),
     pytest.param(("--switch-events", *TRACEPOINTS), id="tracepoints of the command"),
     pytest.param(("--switch-events", *TRACEPOINTS, "-a", "-o", "-"), id="pipe"),

@@ -70,6 +70,7 @@ def test_frames_of_an_interpreter_are_one_but_for_script(tmp_path: Path) -> None
     assert own.search(shown) and "[CPython]" not in shown
 
 
+@pytest.mark.long  # test_copies.py has their sums
 def test_waits_of_bash_and_its_children_reach_the_root(tmp_path: Path) -> None:
     record(tmp_path / "x.data", "bash", "-c", BASH)
     assert_whole(tmp_path / "x.data", "bash", 5)

@@ -132,7 +132,7 @@ def samples(draw: st.DrawFn) -> tuple[SampleShape, list[dict[str, Any]]]:
     return shape, draw(st.lists(sample_values(shape), min_size=1, max_size=4))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(samples(), ORDERS)
 def test_columns_of_samples_equal_single_samples(case: Any, order: Any) -> None:
     shape, rows = case
@@ -160,7 +160,6 @@ def _flat(items: list[Any]) -> list[int]:
     return [word for item in items for word in (item.values() if isinstance(item, dict) else [item])]
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples(), ORDERS, st.data())
 def test_short_samples_are_dropped_alone(case: Any, order: Any, data: st.DataObject) -> None:
     shape, rows = case
@@ -326,7 +325,7 @@ def waits(draw: st.DrawFn) -> list[dict[str, Any]]:
     )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.data())
 def test_every_view_takes_any_objects(data: st.DataObject) -> None:
     table = [data.draw(objects(id_)) for id_ in range(1, data.draw(st.integers(1, 5)))]

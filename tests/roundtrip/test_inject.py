@@ -18,10 +18,14 @@ from perf_offcpu.perfdata.reader import PerfDataReader
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
 FORMS = {"file": {}, "pipe": {"pipe": True}, "compressed": {"compress": True}}
+USUAL = ("hybrid", "sched")  # recordings that are written in each form in a run without arguments, others as a file
+all_forms = pytest.mark.parametrize(("name", "form"), [
+    pytest.param(name, form, marks=() if form == "file" or name in USUAL else pytest.mark.long)
+    for name in NAMES for form in FORMS
+])  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
+@all_forms
 def test_retyped(name: str, form: str, perf_data: Path) -> None:
     inject(DATA / f"{name}.data", perf_data, **FORMS[form])
     after = load_recording(perf_data)
@@ -29,8 +33,7 @@ def test_retyped(name: str, form: str, perf_data: Path) -> None:
     assert_same_but_retyped(load_recording(DATA / f"{name}.data"), after)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
+@all_forms
 def test_as_it_was(name: str, form: str, perf_data: Path) -> None:
     """With --no-retype --no-merge-callchains, nothing is lost."""
     done = inject(DATA / f"{name}.data", perf_data, retype=False, merge=False, **FORMS[form])

@@ -60,7 +60,12 @@ def test_stacks(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert weights(found["rows"]) == weights(expected)
 
 
-@pytest.mark.parametrize("words", [("report",), ("top",), ("sql", "SELECT sum(weight_ns) FROM samples")])
+further = [
+    pytest.param(one, marks=pytest.mark.long) for one in (("top",), ("sql", "SELECT sum(weight_ns) FROM samples"))
+]
+
+
+@pytest.mark.parametrize("words", [("report",), *further])
 def test_a_query_during_a_compaction(
     recording: Path, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
