@@ -19,7 +19,7 @@ from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.config import DAY_S, AgentConfig
 from perf_offcpu.agent.cost import keep_no_free_memory
 from perf_offcpu.agent.delivery import Delivery
-from perf_offcpu.agent.endpoint import Endpoint, Notifier
+from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
 from perf_offcpu.agent.keeper import BudgetKeeper
 from perf_offcpu.agent.ledger import BUDGET, LOOK_NS, ON, STOPPED, Ledger, boot_id
 from perf_offcpu.agent.recorder import ROTATE, Recorder, arguments_of
@@ -72,8 +72,8 @@ class Agent:
         self._in_pause = False  # by what the recorder has said
         self._notifier = Notifier()
         self._open_sinks(self.config, take_over=take_over)
-        port = self.config.port
-        self.endpoint = Endpoint(port, self.ledger.text, self.problem, self.lack) if port else None
+        place, token = self.config.listen, read_token(self.config.token_file)
+        self.endpoint = Endpoint(place, self.ledger.text, self.problem, self.lack, token) if place else None
 
     def run(self) -> bool:
         """Record and deliver until a signal, or for the duration; return whether a segment was delivered or is left.
@@ -221,9 +221,12 @@ class Agent:
         self._notifier.reloading()
         try:
             config = self._load()
-            if (config.spool, config.port) != (self.config.spool, self.config.port):
-                raise UsageError("--spool and --port change with a restart only")
+            if (config.spool, config.listen) != (self.config.spool, self.config.listen):
+                raise UsageError("--spool, --listen and --port change with a restart only")
+            token = read_token(config.token_file)
             self._open_sinks(config)
+            if self.endpoint is not None:
+                self.endpoint.token = token
         except (PerfOffcpuError, OSError) as problem:
             self.metrics.add("reloads_total", 1, "failed")
             self._say(f"the configuration stays as it was: {problem}")

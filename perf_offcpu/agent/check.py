@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from perf_offcpu.agent.agent import described
 from perf_offcpu.agent.config import AgentConfig
-from perf_offcpu.agent.endpoint import ADDRESS
+from perf_offcpu.agent.endpoint import ANOTHER, leave, listen_at, read_token
 from perf_offcpu.collect.doctor import Finding, State, examine
 from perf_offcpu.directories import Directory
 from perf_offcpu.errors import PerfOffcpuError, UsageError
@@ -31,8 +31,8 @@ def check(load: Callable[[], AgentConfig]) -> Iterator[Finding]:
         if config.dataset:
             yield _tried("dataset", lambda: _dataset(config.dataset))
         yield from _servers(config)
-        if config.port:
-            yield _port(config.port)
+        if config.listen:
+            yield _place(config.listen, config.token_file)
     yield from examine()
 
 
@@ -106,10 +106,14 @@ def _servers(config: AgentConfig) -> Iterator[Finding]:
             yield _finding("push", State.WORKS, f"{target}: {places[0][4][0]}, nothing was sent")
 
 
-def _port(port: int) -> Finding:
+def _place(place: str, token_file: str) -> Finding:
+    """Return the finding on the place of metrics, and on the token that requests for them have to show."""
     try:
-        socket.create_server((ADDRESS, port)).close()
+        token = read_token(token_file)
+        leave(listen_at(place))
+    except UsageError as problem:
+        return _finding("metrics", State.MISSING, str(problem))
     except OSError as problem:
-        advice = "an agent that runs has it, or choose another (--port N) or none (--port 0)"
-        return _finding("port", State.LIMITED, f"{ADDRESS}:{port}: {os.strerror(problem.errno or 0)}", advice)
-    return _finding("port", State.WORKS, f"{ADDRESS}:{port}")
+        advice = f"an agent that runs has it, or {ANOTHER}"
+        return _finding("metrics", State.LIMITED, f"{place}: {os.strerror(problem.errno or 0)}", advice)
+    return _finding("metrics", State.WORKS, f"{place}{', with a token' if token else ''}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from perf_offcpu.agent.endpoint import is_open_to_others
 from perf_offcpu.errors import UsageError
 from perf_offcpu.files import read_regular
 from perf_offcpu.units import parse_size, parse_time
@@ -37,14 +38,15 @@ class AgentConfig:
     max_bytes: int = 1 << 30  # written and pushed in a day; 0 no limit
     spool: str = ""  # directory of recordings and messages that are not delivered yet
     spool_bytes: int = 256 << 20  # its limit
-    port: int = PORT  # of metrics on the loopback; 0 none
+    listen: str = f"127.0.0.1:{PORT}"  # where metrics are: ADDRESS:PORT or unix:PATH; "" none
+    token_file: str = ""  # token that requests for them show; "" none
     labels: tuple[tuple[str, str], ...] = ()  # of this host
     record: tuple[str, ...] = ()  # further options of `perf-offcpu record`
 
 
 KEYS: Final = frozenset(
-    "dataset push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size port label "
-    "record".split()
+    "dataset push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size listen port "
+    "token-file label record".split()
 )
 """Keys of the file: long options, and `record` for the options after `--`."""
 
@@ -85,7 +87,8 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         max_bytes=parse_size("--max-bytes", values.get("max-bytes", default.max_bytes)),
         spool=_text(values, "spool", default_spool()),
         spool_bytes=parse_size("--spool-size", values.get("spool-size", default.spool_bytes), least="16M"),
-        port=_number(values, "port", default.port, 0, 65535),
+        listen=_place(values),
+        token_file=_text(values, "token-file", ""),
         labels=tuple(sorted({**_labels_of_environment(), **_labels(values)}.items())),
         record=_texts(values, "record"),
     )
@@ -93,9 +96,20 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
         raise UsageError('record is a list, with a text for each word: record = ["-G", "kubepods.slice"]')
     if not config.spool:
         raise UsageError("--spool: the name is empty")
+    if config.listen and not config.token_file and is_open_to_others(config.listen):
+        raise UsageError(f"--listen {config.listen}: other machines can reach it: --token-file is needed")
     if not config.dataset and not config.push:
         raise UsageError("there is nothing to write to: give --dataset, --push, or both")
     return config
+
+
+def _place(values: Mapping[str, Any]) -> str:
+    """Return where metrics are: --listen, else --port on the loopback; "" for port 0."""
+    port = _number(values, "port", PORT, 0, 65535)
+    place = _text(values, "listen", f"127.0.0.1:{port}" if port else "")
+    if place:
+        is_open_to_others(place)  # raises
+    return place
 
 
 def default_spool() -> str:

@@ -1,41 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve metrics and health on the loopback: GET /metrics and GET /health, nothing else.
+"""Serve metrics and health: GET /metrics and GET /health, nothing else.
 
-Any user of the machine can connect, so answers hold numbers alone, and no client holds up another one: a
-single thread reads requests as they arrive, a connection lives a few seconds, and of too many the oldest is
-closed. A client that asks at once is answered before newer connections can displace it.
+On the loopback any user of the machine can connect, so answers hold numbers alone, and no client holds up another one:
+a single thread reads requests as they arrive, a connection lives a few seconds, and of too many the oldest is closed,
+on a Unix socket the oldest of the user who has most. A client that asks at once is answered before newer connections
+can displace it. Other addresses need a token, which each request has to show.
 
 `Notifier` reports to systemd as sd_notify(3) does: a datagram of NAME=VALUE lines to the socket that
 $NOTIFY_SOCKET names.
 """
 
 import contextlib
+import errno
+import hmac
+import ipaddress
 import os
 import re
 import selectors
 import socket
+import stat
+import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
 from perf_offcpu.collect.system.privileges import keep_rights
 from perf_offcpu.errors import UsageError
+from perf_offcpu.files import read_regular
 from perf_offcpu.structs import mutable
 
-ADDRESS: Final = "127.0.0.1"
+ANOTHER: Final = "choose another place (--listen, --port N) or none (--port 0)"
+_UNIX: Final = "unix:"
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _MOST_CLIENTS: Final = 64
 _PATIENCE_S: Final = 5.0  # time from the connection to the end of the answer
 _LONGEST_REQUEST: Final = 1 << 14
-_ACCEPT_QUEUE: Final = 128
+_ACCEPT_QUEUE: Final = 4096  # a client that waits for its turn there is behind others for less than a second
 _REQUEST: Final = re.compile(rb"(\S+) (/[^\s?]*)\S* HTTP/1\.\d\r?\n")
 _END: Final = re.compile(rb"\r?\n\r?\n")
+_SHOWN: Final = re.compile(rb"\nauthorization:[ \t]*bearer[ \t]+([!-~]+)[ \t]*\r?\n", re.IGNORECASE)
+_TOKEN: Final = re.compile(rb"[!-~]{16,4096}")
+_PLACE: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:(\d{1,5})", re.ASCII)
+
+
+def is_open_to_others(place: str) -> bool:
+    """Return whether other machines can reach a place, `unix:PATH` or `ADDRESS:PORT`; raise UsageError for any other
+    text."""
+    if place.startswith(_UNIX):
+        return False
+    match = _PLACE.fullmatch(place)
+    try:
+        address = ipaddress.ip_address(match[1] if match and int(match[2]) < 1 << 16 else "")
+    except ValueError:
+        raise UsageError(f"--listen {place}: give unix:PATH, or ADDRESS:PORT as 0.0.0.0:9811 or [::]:9811") from None
+    return not address.is_loopback
+
+
+def listen_at(place: str) -> socket.socket:
+    """Return a listening socket at a place, as of `is_open_to_others`; OSError if that fails. A Unix socket can be
+    used by its owner and group; one that a killed agent left is replaced."""
+    if not place.startswith(_UNIX):
+        host, _, port = place.rpartition(":")
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_ACCEPT_QUEUE)
+    path, listener = place.removeprefix(_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if listener.connect_ex(path) == 0:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):  # direct: asks, and opens nothing
+                os.unlink(path)  # direct: a socket that nothing listens at
+        listener.bind(path)
+        os.chmod(path, 0o660)  # direct: the socket made by this call
+        listener.listen(_ACCEPT_QUEUE)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def leave(listener: socket.socket) -> None:
+    """Close a listening socket, and remove it if it is a file."""
+    path = listener.getsockname() if listener.family == socket.AF_UNIX else ""
+    listener.close()
+    if path:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # direct: made by `listen_at`
+
+
+def read_token(path: str) -> bytes:
+    """Return the token in a file; b"" for no file. Raise UsageError if it is too short to be secret, or no word."""
+    try:
+        token = read_regular(path, 1 << 16).strip() if path else b""
+    except OSError as problem:
+        raise UsageError(f"--token-file {path}: {problem.strerror}") from None
+    if path and not _TOKEN.fullmatch(token):
+        raise UsageError(f"--token-file {path}: not a token: 16 characters or more, in ASCII, without spaces")
+    return token
 
 
 @mutable
 class _Client:
     socket: socket.socket
+    uid: int  # of the process at the other end of a Unix socket; -1 for others
     deadline: float  # of time.monotonic()
     request: bytes = b""
     answer: bytes = b""  # the part that is not sent yet
@@ -43,24 +113,28 @@ class _Client:
 
 
 class Endpoint:
-    """Serves /metrics and /health by HTTP in a thread, on a port; 0: any free port. `metrics` returns the text of
+    """Serves /metrics and /health by HTTP in a thread, at a place (`listen_at`). `metrics` returns the text of
     /metrics, `health` the present failure as a sentence, "" for none, and `lack` what is less than wanted without one.
-    Raise UsageError if the port is taken."""
+    `token`: what requests have to show; b"" nothing. Raise UsageError if the place is taken or cannot be used."""
 
     def __init__(
-        self, port: int, metrics: Callable[[], str], health: Callable[[], str], lack: Callable[[], str] = str
+        self,
+        place: str,
+        metrics: Callable[[], str],
+        health: Callable[[], str],
+        lack: Callable[[], str] = str,
+        token: bytes = b"",
     ) -> None:
+        self.token = token
         self._pages: dict[bytes, Callable[[], tuple[int, str]]] = {
             b"/metrics": lambda: (200, metrics()),
             b"/health": lambda: (503, f"{problem}\n") if (problem := health()) else (200, f"{lack() or 'ok'}\n"),
         }
         try:
-            self._listener = socket.create_server((ADDRESS, port), backlog=_ACCEPT_QUEUE)
+            self._listener = listen_at(place)
         except OSError as problem:
-            raise UsageError(
-                f"--port {port}: {ADDRESS}:{port}: {problem.strerror}; choose another (--port N) or none (--port 0)"
-            ) from None
-        self.port = int(self._listener.getsockname()[1])
+            raise UsageError(f"{place}: {problem.strerror}; {ANOTHER}") from None
+        self.port = 0 if place.startswith(_UNIX) else int(self._listener.getsockname()[1])
         self._clients: dict[socket.socket, _Client] = {}  # oldest first
         self._stop, stopped = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -87,10 +161,11 @@ class Endpoint:
                 self._go_on(client)
             if self._listener in ready:
                 self._accept()
-            while self._clients and next(iter(self._clients.values())).deadline <= time.monotonic():
-                self._drop_oldest()
-        for connection in (*self._clients, self._listener, stopped):
+            while (oldest := next(iter(self._clients.values()), None)) and oldest.deadline <= time.monotonic():
+                self._drop(oldest)
+        for connection in (*self._clients, stopped):
             connection.close()
+        leave(self._listener)
         self._selector.close()
 
     def _accept(self) -> None:
@@ -105,7 +180,7 @@ class Endpoint:
         if len(self._clients) >= _MOST_CLIENTS:
             self._drop_oldest()
         accepted.setblocking(False)
-        client = _Client(accepted, time.monotonic() + _PATIENCE_S)
+        client = _Client(accepted, _uid_of(accepted), time.monotonic() + _PATIENCE_S)
         self._clients[accepted] = client
         self._selector.register(accepted, selectors.EVENT_READ)
         self._go_on(client)  # its request is mostly there already
@@ -137,8 +212,11 @@ class Endpoint:
 
     def _answer(self, request: bytes) -> bytes:
         match = _REQUEST.match(request)
-        status, text = 400, "GET /metrics or /health\n"
-        if match and match[1] != b"GET":
+        status, text, more = 400, "GET /metrics or /health\n", ""
+        shown = _SHOWN.search(request)
+        if self.token and not hmac.compare_digest(shown[1] if shown else b"", self.token):
+            status, text, more = 401, "the token is missing or wrong\n", "WWW-Authenticate: Bearer\r\n"
+        elif match and match[1] != b"GET":
             status = 501
         elif match:
             try:
@@ -150,18 +228,28 @@ class Endpoint:
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
             "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"{more}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + body
 
     def _drop_oldest(self) -> None:
-        if self._clients:
-            self._drop(next(iter(self._clients.values())))
+        """Drop the oldest client of the user who has most."""
+        users = Counter(client.uid for client in self._clients.values())
+        for uid, _ in users.most_common(1):
+            self._drop(next(client for client in self._clients.values() if client.uid == uid))
 
     def _drop(self, client: _Client) -> None:
         self._selector.unregister(client.socket)
         del self._clients[client.socket]
         client.socket.close()
+
+
+def _uid_of(accepted: socket.socket) -> int:
+    """Return the user at the other end of a Unix socket; -1 for other sockets."""
+    if accepted.family != socket.AF_UNIX:
+        return -1
+    credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 class Notifier:

@@ -51,6 +51,8 @@ _BUDGETS = """
 _OTHERS = """
 -c, --config FILE: options in TOML, read again at SIGHUP
 --port N: metrics and health on 127.0.0.1, 0 for none (default: 9811)
+--listen ADDRESS:PORT: metrics and health there instead, or at unix:PATH, a socket
+--token-file FILE: token that requests for them have to show (Authorization: Bearer)
 --check: check configuration, stores, servers' names and privileges, and record nothing
 --takeover: write into the dataset although another agent of this host does, which then ends
 -q, --quiet: print errors only

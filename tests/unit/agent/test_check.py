@@ -28,7 +28,7 @@ def found(config: AgentConfig) -> dict[str, str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> AgentConfig:
-    return AgentConfig(dataset=str(tmp_path / "set"), spool=str(tmp_path / "state" / "spool"), port=0)
+    return AgentConfig(dataset=str(tmp_path / "set"), spool=str(tmp_path / "state" / "spool"), listen="")
 
 
 def test_nothing_is_made_and_nothing_stays(config: AgentConfig, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_servers_get_nothing(config: AgentConfig, tmp_path: Path) -> None:
 def test_port_and_configuration(config: AgentConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert found(replace(config, port=port))["port"] == f"?127.0.0.1:{port}: {os.strerror(98)}"
+        assert found(replace(config, listen=f"127.0.0.1:{port}"))["metrics"] == f"?127.0.0.1:{port}: {os.strerror(98)}"
     first, second = list(check(lambda: make_config({"dataset": 5})))[:2]
     assert (first.part, first.state, first.found) == ("configuration", "missing", "--dataset 5: not a text")
     assert second.group == "recording", "the machine is examined all the same"

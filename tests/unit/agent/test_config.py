@@ -126,7 +126,7 @@ def test_defaults_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None
     for option, value in {
         "off-cpu-period": f"{config.period_ns / 1e6:g}", "segment": f"{config.segment_s}s",
         "max-cpu": f"{config.max_cpu * 100:g}", "max-bytes": f"{config.max_bytes >> 30}G",
-        "spool-size": f"{config.spool_bytes >> 20}M", "port": str(config.port),
+        "spool-size": f"{config.spool_bytes >> 20}M", "port": config.listen.rpartition(":")[2],
     }.items():  # fmt: skip
         entry = page[page.index(f"--{option}=::") + 1 :]
         assert f"Default: {value}" in entry[: entry.index("=::", 20)], option
@@ -159,7 +159,7 @@ def test_configuration_of_the_daemonset(tmp_path: Path) -> None:
     text = DAEMONSET.read_text().partition("agent.toml: |\n")[2].partition("---")[0]
     config = from_text(tmp_path, "\n".join(line.strip() for line in text.splitlines()))
     assert config.spool == "/var/lib/perf-offcpu/spool"
-    assert f"127.0.0.1:{config.port}/health" in DAEMONSET.read_text()
+    assert f"{config.listen}/health" in DAEMONSET.read_text()
 
 
 def test_state_directory_of_systemd_has_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ FIRST, SECOND, THIRD = (f"00000001.data.202611221402{number:02}00" for number in
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    config = AgentConfig(dataset=str(tmp_path / "set"), spool=str(tmp_path / "spool"), port=0)
+    config = AgentConfig(dataset=str(tmp_path / "set"), spool=str(tmp_path / "spool"), listen="")
     agent = Agent(lambda: config, lambda text: None)
     agent.ledger.begin_run("stopped")
     yield agent
@@ -218,7 +218,7 @@ def test_file_that_another_has_followed_before_the_pause_is_not(agent: Agent) ->
 
 
 def test_other_labels_begin_another_recorder(tmp_path: Path) -> None:
-    config = AgentConfig(str(tmp_path / "set"), spool=str(tmp_path / "spool"), port=0)
+    config = AgentConfig(str(tmp_path / "set"), spool=str(tmp_path / "spool"), listen="")
     configs = [replace(config, labels=(("version", version),)) for version in "112"]
     stops: list[str] = []
     agent = Agent(lambda: configs.pop(0), lambda text: None)
@@ -248,8 +248,8 @@ def test_a_reload_in_a_pause_is_its_cause_only_when_the_pause_is_over(agent: Age
 
 def test_messages_for_a_server_that_is_not_named_any_more_are_counted(tmp_path: Path) -> None:
     spool, said = str(tmp_path / "spool"), list[str]()
-    with_server = AgentConfig(push=("otlp=http://127.0.0.1:1",), spool=spool, port=0)
-    configs = [with_server, with_server, AgentConfig(dataset=str(tmp_path / "set"), spool=spool, port=0)]
+    with_server = AgentConfig(push=("otlp=http://127.0.0.1:1",), spool=spool, listen="")
+    configs = [with_server, with_server, AgentConfig(dataset=str(tmp_path / "set"), spool=spool, listen="")]
     agent = Agent(lambda: configs.pop(0), said.append)
     (sink,) = agent._delivery.push
     agent.spool.write(message_name(FIRST, sink.key, 0), b"x")

@@ -5,11 +5,14 @@ import contextlib
 import http.client
 import itertools
 import json
+import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from perf_offcpu.agent.endpoint import Endpoint, Notifier
+from perf_offcpu.agent.config import make_config
+from perf_offcpu.agent.endpoint import Endpoint, Notifier, read_token
 from perf_offcpu.agent.metrics import METRICS, PREFIX, Metrics
 from perf_offcpu.errors import UsageError
 
@@ -40,7 +44,7 @@ def endpoint(metrics: Metrics) -> Iterator[Endpoint]:
         iter(["", "", "the recorder does not record"]),
         iter(["", "degraded: recorded 3 s of the last 60"]),
     )
-    found = Endpoint(0, metrics.text, lambda: next(problems), lambda: next(lacks))
+    found = Endpoint("127.0.0.1:0", metrics.text, lambda: next(problems), lambda: next(lacks))
     yield found
     found.close()
 
@@ -73,8 +77,8 @@ def test_page_has_every_metric() -> None:
 
 
 def test_pages(endpoint: Endpoint, metrics: Metrics) -> None:
-    with pytest.raises(UsageError, match=f"--port {endpoint.port}: 127.0.0.1:{endpoint.port}: Address"):
-        Endpoint(endpoint.port, str, str)
+    with pytest.raises(UsageError, match=f"^127.0.0.1:{endpoint.port}: Address"):
+        Endpoint(f"127.0.0.1:{endpoint.port}", str, str)
     assert get(endpoint, "/metrics?x=1") == (200, metrics.text())
     assert get(endpoint, "/health") == (200, "ok\n")
     assert get(endpoint, "/health") == (200, "degraded: recorded 3 s of the last 60\n")
@@ -110,7 +114,7 @@ def test_every_client_is_answered_during_a_flood(endpoint: Endpoint) -> None:
 def test_a_slow_client_is_left_after_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not make its time longer, nor does an answer that it does not read."""
     monkeypatch.setattr("perf_offcpu.agent.endpoint._PATIENCE_S", 0.3)
-    with contextlib.closing(Endpoint(0, lambda: "x" * 50_000_000, str)) as found:
+    with contextlib.closing(Endpoint("127.0.0.1:0", lambda: "x" * 50_000_000, str)) as found:
         slow, unread = (socket.create_connection(("127.0.0.1", found.port), timeout=10) for _ in range(2))
         with slow, unread:
             unread.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -119,6 +123,78 @@ def test_a_slow_client_is_left_after_a_bounded_time(monkeypatch: pytest.MonkeyPa
                     slow.sendall(b"G")
                     time.sleep(0.05)
             assert len(b"".join(iter(lambda: unread.recv(1 << 20), b""))) < 50_000_000
+
+
+def answer_at(path: Path, request: bytes = b"GET /health HTTP/1.1\r\n\r\n") -> bytes:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(str(path))
+        client.sendall(request)
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+IDLE = """
+import os, socket, sys
+os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
+held = [socket.socket(socket.AF_UNIX) for _ in range(200)]
+for client in held:
+    client.connect(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_user_with_many_connections_displaces_his_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf_offcpu.agent.endpoint._PATIENCE_S", 60.0)
+    path = Path(tempfile.mkdtemp(dir="/tmp")) / "agent"
+    with contextlib.closing(Endpoint(f"unix:{path}", str, str)), socket.socket(socket.AF_UNIX) as slow:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        slow.connect(str(path))
+        slow.sendall(b"GET /health ")
+        path.chmod(0o666)
+        path.parent.chmod(0o755)
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", IDLE, str(path)], stdin=pipe, stdout=pipe) as others:
+            assert others.stdout is not None and others.stdout.readline() == b"held\n"
+            assert answer_at(path).endswith(b"\r\nok\n")
+            slow.sendall(b"HTTP/1.1\r\n\r\n")
+            assert slow.recv(1 << 16).endswith(b"\r\nok\n"), "the oldest of all connections, of another user"
+            others.communicate(b"")
+        with pytest.raises(UsageError, match="Address already in use"):
+            Endpoint(f"unix:{path}", str, str)
+    assert not path.exists()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    Endpoint(f"unix:{path}", str, str).close()
+    path.write_text("a file of others")
+    with pytest.raises(UsageError, match="Address already in use"):
+        Endpoint(f"unix:{path}", str, str)
+    path.unlink()
+    path.parent.rmdir()
+
+
+def test_other_machines_need_a_token(tmp_path: Path) -> None:
+    config = {"dataset": "d", "spool": "s", "token-file": str(tmp_path / "token")}
+    for place in ("0.0.0.0:9811", "[::]:9811", "10.0.0.1:1"):
+        assert make_config(config | {"listen": place}).listen == place
+        with pytest.raises(UsageError, match=f"--listen {re.escape(place)}: other machines can reach it"):
+            make_config(config | {"listen": place, "token-file": ""})
+    for place in ("localhost:9811", "127.0.0.1", "127.0.0.1:70000", "9811", "1.2.3:4", "tcp:x"):
+        with pytest.raises(UsageError, match=f"--listen {place}: give unix:PATH, or ADDRESS:PORT"):
+            make_config(config | {"listen": place})
+    for token in ("", "short", "with spaces in it, though long"):
+        (tmp_path / "token").write_text(token)
+        with pytest.raises(UsageError, match="not a token: 16 characters or more"):
+            read_token(str(tmp_path / "token"))
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    path = tmp_path / "agent"
+    with contextlib.closing(Endpoint(f"unix:{path}", str, str, token=read_token(str(tmp_path / "token")))):
+        for line in (b"", b"Authorization: Bearer 0123456789abcdeX", b"X: Authorization: Bearer 0123456789abcdef"):
+            answer = answer_at(path, b"GET /health HTTP/1.1\r\n" + line + b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 401 ") and b"\r\nWWW-Authenticate: Bearer\r\n" in answer
+        line = b"authorization:  bearer 0123456789abcdef\r\n\r\n"
+        assert answer_at(path, b"GET /health HTTP/1.1\r\nHost: x\r\n" + line).endswith(b"\r\nok\n")
 
 
 @pytest.mark.parametrize("abstract", [False, True])
