@@ -273,6 +273,7 @@ class Agent:
     # Sinks
 
     def _open_sinks(self, config: AgentConfig, *, take_over: bool = False) -> None:
+        from perf_offcpu.dataset.upkeep import Upkeep
         from perf_offcpu.push.opening import open_targets
 
         labels = dict(config.labels)
@@ -282,6 +283,7 @@ class Agent:
         push = [PushSink(*target, labels, self.spool, self.metrics, self._say) for target in opened]
         before, delivery = self._delivery.push, self._delivery
         delivery.dataset, delivery.push, delivery.period_ns = dataset, push, config.period_ns
+        delivery.upkeep = Upkeep(config.keep_ns, delivery.upkeep.hour if delivery.upkeep else -1)
         if not config.max_bytes:
             delivery.bytes = None
         elif delivery.bytes is None:

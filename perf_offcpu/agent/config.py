@@ -35,6 +35,7 @@ class AgentConfig:
     period_ns: int = 100_000_000  # off-CPU time that one sample stands for, at least
     segment_s: int = 60  # length of a segment
     max_cpu: float = 0.01  # CPU time that the agent and its recorder may take, as a part of one CPU
+    keep_ns: int = 0  # age at which hours of the dataset are removed; 0 never
     max_bytes: int = 1 << 30  # written and pushed in a day; 0 no limit
     spool: str = ""  # directory of recordings and messages that are not delivered yet
     spool_bytes: int = 256 << 20  # its limit
@@ -45,7 +46,7 @@ class AgentConfig:
 
 
 KEYS: Final = frozenset(
-    "dataset push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size listen port "
+    "dataset keep push push-header-file push-ca off-cpu-period segment max-cpu max-bytes spool spool-size listen port "
     "token-file label record".split()
 )
 """Keys of the file: long options, and `record` for the options after `--`."""
@@ -78,6 +79,7 @@ def make_config(values: Mapping[str, Any]) -> AgentConfig:
     period = values.get("off-cpu-period", f"{default.period_ns}ns")
     config = AgentConfig(
         dataset=_text(values, "dataset", ""),
+        keep_ns=parse_time("--keep", values["keep"], "", least="1h") if "keep" in values else 0,
         push=_texts(values, "push"),
         push_header_file=_texts(values, "push-header-file"),
         push_ca=_text(values, "push-ca", ""),

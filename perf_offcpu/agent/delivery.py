@@ -8,16 +8,18 @@ killed in between, the next one delivers the recording again: segment and messag
 replace the first ones. A recording that is already in the account is only removed.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from perf_offcpu.agent.budget import Bucket
 from perf_offcpu.agent.ledger import Ledger
-from perf_offcpu.agent.sinks import DELIVERING, DatasetSink, PushSink, Say, Worker
+from perf_offcpu.agent.sinks import DELIVERING, DatasetSink, PushSink, Say, Worker, machine_id
 from perf_offcpu.agent.spool import Spool
 from perf_offcpu.build_ids import kernel_build_id
 from perf_offcpu.cache import DiskCache, KeptCache
@@ -31,7 +33,11 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording, SampleFlag, Spans
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
+from perf_offcpu.text import printable
 from perf_offcpu.unwind.unwinder import unwind
+
+if TYPE_CHECKING:
+    from perf_offcpu.dataset.upkeep import Upkeep
 
 DAMAGED, EMPTY, FAILED, BYTES = "damaged", "empty", "failed", "max-bytes"
 _ATTEMPTS: Final = 3
@@ -56,6 +62,8 @@ class Delivery(Worker):
         self._spool, self._ledger, self._metrics = spool, ledger, ledger.metrics
         self._finished, self._delivered = finished, delivered
         self.dataset: DatasetSink | None = None
+        self.upkeep: Upkeep | None = None  # of the dataset
+        self._is_neglected = False  # the last upkeep failed
         self.push: list[PushSink] = []
         self.bytes: Bucket | None = None
         self.period_ns = 0  # of the configuration
@@ -128,6 +136,7 @@ class Delivery(Worker):
             self.bytes.spend(size, time.monotonic())
 
     def _account(self, name: str, profile: Profile, parts: Spans) -> None:
+        origin = self._ledger.origin(name)
         with self.lock:
             self._ledger.deliver(name, parts, _utc(profile))
             self._metrics.add("samples_total", len(profile.samples))
@@ -139,6 +148,24 @@ class Delivery(Worker):
         self._head, self._attempts = None, 0
         self.worked("segments are delivered again")
         self._delivered(len(profile.samples), sum(end - begin for begin, end in parts) / 1e9)
+        self._keep_up((machine_id() or printable(profile.meta.hostname), origin.boot_id), parts[0][0] + _utc(profile))
+
+    def _keep_up(self, host: tuple[str, str], begin_ns: int) -> None:
+        """Merge and remove files of the dataset, if that is due after a segment; what fails is tried again later."""
+        if self.dataset is None or self.upkeep is None:
+            return
+        try:
+            done = self.upkeep.after(self.dataset.dataset, host, begin_ns, time.time_ns())
+        except (OSError, PerfOffcpuError) as problem:
+            self._metrics.add("upkeep_failures_total")
+            if not self._is_neglected:
+                self._say(f"files of the dataset are not merged or removed: {problem}")
+            self._is_neglected = True
+        else:
+            if done is not None:
+                self._metrics.add("compacted_files_total", done[0].files)
+                self._metrics.add("expired_hours_total", done[1].hours)
+                self._is_neglected = False
 
     def _lose(self, name: str, cause: str, why: str) -> None:
         with self.lock:

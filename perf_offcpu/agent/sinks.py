@@ -199,13 +199,13 @@ class DatasetSink:
     def __init__(self, url: str, labels: dict[str, str]) -> None:
         from perf_offcpu.dataset.dataset import open_dataset
 
-        self._url, self._dataset = url, open_dataset(url, make=True)
+        self._url, self.dataset = url, open_dataset(url, make=True)
         self._labels = labels
 
     @property
     def store(self) -> Store:
         """Return the store of the dataset."""
-        return self._dataset.store
+        return self.dataset.store
 
     def write(self, profile: Profile, origin: Origin, missing: Sequence[Missing] = ()) -> int:
         """Write a segment, which replaces a segment of the same time, and the gaps before it; return its bytes. Raise
@@ -216,17 +216,17 @@ class DatasetSink:
         labels = self._labels if origin.labels is None else origin.labels
         host = host_of(profile, labels, machine_id(), origin.boot_id)
         try:
-            return write_segment(self._dataset, profile, host, _gaps(profile, missing)).bytes
+            return write_segment(self.dataset, profile, host, _gaps(profile, missing)).bytes
         except OSError as problem:
             self._open_again()
-            raise _named(self._dataset.url, problem) from problem
+            raise _named(self.dataset.url, problem) from problem
 
     def _open_again(self) -> None:
         """Open the dataset at the URL again, if possible: it may have been removed, or something mounted there."""
         from perf_offcpu.dataset.dataset import open_dataset
 
         with contextlib.suppress(OSError, PerfOffcpuError):
-            self._dataset = open_dataset(self._url, make=True)
+            self.dataset = open_dataset(self._url, make=True)
 
 
 def _named(place: str, problem: OSError) -> PerfOffcpuError:

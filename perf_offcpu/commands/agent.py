@@ -31,6 +31,7 @@ examples:
 """
 _OUTPUT = f"""
 --dataset DIR: write segments into this dataset: a directory, or a URL (s3://..., gs://..., abfs://...)
+--keep AGE: remove hours of the dataset, of all hosts, that ended this long ago: 30d, 12h (default: never)
 --push KIND=URL: push segments to this server; may be given several times
 {ACCESS.strip()}
 --label NAME=VALUE: label of this host in dataset and servers; may be given several times

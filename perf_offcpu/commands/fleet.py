@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from perf_offcpu.fleet.tables import Tables
 
 _DATASET = "folder of the dataset, or s3://…, gs://…"
-_SETTLED_S = 3600  # time after the end of an hour in which delayed agents may still deliver its segments
 _GIGA = 10**9
 _ROWS, _STACKS = 25, 10
 _ATTEMPTS = 3
@@ -296,10 +295,10 @@ def _opened(path: str) -> Dataset:
 
 
 def _compact(args: argparse.Namespace) -> int:
-    from perf_offcpu.dataset.compact import Compacted, compact
+    from perf_offcpu.dataset.compact import SETTLED_S, Compacted, compact
 
     total, status = Compacted(), 0
-    for folder, done in compact(_opened(args.dataset), time.time_ns() - _SETTLED_S * _GIGA):
+    for folder, done in compact(_opened(args.dataset), time.time_ns() - SETTLED_S * _GIGA):
         if isinstance(done, Compacted):
             total.add(done)
             continue

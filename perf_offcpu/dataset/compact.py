@@ -26,9 +26,11 @@ from perf_offcpu.dataset.dataset import (
     Dataset,
     compacted_name,
     data_files,
+    folder_of,
     note_name,
     note_of,
     notes,
+    segments_of,
 )
 from perf_offcpu.dataset.parquet import CHUNK, ROW_GROUP, arrow_schema, open_parquet, refused, writer
 from perf_offcpu.dataset.schema import TABLES
@@ -36,6 +38,8 @@ from perf_offcpu.dataset.store import imported, put
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.structs import frozen, mutable
 
+SETTLED_S = 3600
+"""Time after the end of an hour in which delayed agents may still deliver its segments."""
 _KEYS = {
     "samples": ("time_ns", "stack_id"),
     "budgets": ("begin_ns", "tid"),
@@ -105,13 +109,32 @@ def _complete(dataset: Dataset, folder: str) -> None:
 
 def _compact_folder(dataset: Dataset, table: str, folder: str) -> Compacted | None:
     """Merge the files of one partition; return None if there is one file at most."""
-    store = dataset.store
-    names = store.names(folder)
+    names = dataset.store.names(folder)
     files = list(data_files(names))
     if len(files) < 2:
         return None
     before = [file for file in files if COMPACTED.fullmatch(file)]
-    segments = (dataset.held(folder, before, names) | {*files}) - {*before}
+    return _merge(dataset, table, folder, files, (dataset.held(folder, before, names) | {*files}) - {*before})
+
+
+def compact_host(dataset: Dataset, hour: int, host_id: str, boot_id: str) -> Compacted:
+    """Merge the files that a host wrote into an hour, since 1970, in one boot. No note stays: its segments must not
+    come again. Raise PerfOffcpuError if another process compacts, or a file is damaged."""
+    is_own, total = segments_of(host_id, boot_id).fullmatch, Compacted()
+    with dataset.store.locked():
+        for table in TABLES:
+            folder = f"{table}/{folder_of(hour)}"
+            files = list(filter(is_own, dataset.live(folder)))
+            if len(files) > 1:
+                total.add(_merge(dataset, table, folder, files, {*files}))
+                dataset.store.remove(f"{folder}/{note_name(compacted_name(files))}")
+    return total
+
+
+def _merge(dataset: Dataset, table: str, folder: str, files: list[str], segments: set[str]) -> Compacted:
+    """Merge files of a partition. `segments`: those that are in the result, some merged before."""
+    store = dataset.store
+    before = [file for file in files if COMPACTED.fullmatch(file)]
     compacted, done = compacted_name(sorted(segments)), Compacted(1, len(files))
     inputs = []
     for name in files:

@@ -53,8 +53,17 @@ def hour_of_folder(date: str, hour: str) -> int | None:
 
 def segment_name(host_id: str, boot_id: str, begin_ns: int, end_ns: int) -> str:
     """Return the file name of a segment: the same for the same host, boot and time."""
-    digest = hashlib.blake2b(f"{host_id}\0{boot_id}".encode(), digest_size=4).hexdigest()
-    return f"{plain_name(host_id)}-{begin_ns}-{end_ns}-{digest}{SUFFIX}"
+    return f"{plain_name(host_id)}-{begin_ns}-{end_ns}-{_boot_digest(host_id, boot_id)}{SUFFIX}"
+
+
+def segments_of(host_id: str, boot_id: str) -> re.Pattern[str]:
+    """Return the pattern of the file names of the segments of a host in one boot."""
+    digest = _boot_digest(host_id, boot_id)
+    return re.compile(rf"{re.escape(plain_name(host_id))}-\d+-\d+-{digest}{re.escape(SUFFIX)}", re.ASCII)
+
+
+def _boot_digest(host_id: str, boot_id: str) -> str:
+    return hashlib.blake2b(f"{host_id}\0{boot_id}".encode(), digest_size=4).hexdigest()
 
 
 def plain_name(text: str) -> str:

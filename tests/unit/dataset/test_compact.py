@@ -24,6 +24,7 @@ from perf_offcpu.dataset.rows import Host
 from perf_offcpu.dataset.schema import TABLES
 from perf_offcpu.dataset.segment import Segment, write_segment
 from perf_offcpu.dataset.store import LocalStore
+from perf_offcpu.dataset.upkeep import Upkeep
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.model.profile import Profile
 
@@ -233,3 +234,61 @@ def test_writers_killed_by_a_signal_leave_whole_files(tmp_path: Path) -> None:
     before = content(made)
     done(made, 2**62)
     assert content(made) == before
+
+
+def write_all(dataset: Dataset, hours: int, hosts: tuple[str, ...], minutes: int = 5) -> None:
+    for hour, number, host in itertools.product(range(HOUR, HOUR + hours), range(minutes), hosts):
+        write(dataset, number, host, hour=hour)
+
+
+def test_a_writer_merges_its_own_files_of_the_hour_before_and_no_others(tmp_path: Path, dying: list[int]) -> None:
+    """Next to a host of almost the same name, which does the same, without reading other files."""
+    made, now = open_dataset(str(tmp_path / "set"), make=True), BEGIN + HOUR_NS
+    write_all(made, 2, ("web", "web-1"))
+    before, upkeep, opened = content(made), Upkeep(), Counter[str]()
+    first = upkeep.after(made, ("web", "boot"), now, now + 5)
+    assert first is not None and first[0].files == 25 and content(made) == before
+    assert upkeep.after(made, ("web", "boot"), now + 60, now + 60) is None, "once an hour"
+    names = sorted(path.name for path in (Path(made.url) / "samples" / FOLDER).iterdir())
+    assert [name[:6] for name in names] == ["compac", *["web-1-"] * 5]
+    reader = LocalStore.reader
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "reader", lambda self, path: opened.update([path]) or reader(self, path))
+        Upkeep().after(made, ("web-1", "boot"), now, now + 5)
+    assert opened.total() == 50 and not any("hour=09" in path or "compacted" in path for path in opened)
+    assert content(made) == before
+    late = Upkeep().after(made, ("web", "boot"), now + HOUR_NS, now + 2 * HOUR_NS)
+    assert late is not None and late[0].files == 0, "left to fleet compact"
+    done(made)
+    assert content(made) == before
+    assert {len(made.files(table, BEGIN, BEGIN + 1)) for table in TABLES} == {0, 1}
+
+
+def test_a_writer_that_is_killed_as_it_merges_loses_and_doubles_nothing(tmp_path: Path, dying: list[int]) -> None:
+    for step in itertools.count(1):
+        made = open_dataset(str(tmp_path / f"set{step}"), make=True)
+        write_all(made, 1, ("web", "db"), minutes=2)
+        before, dying[0] = content(made), step
+        try:
+            Upkeep().after(made, ("web", "boot"), BEGIN + HOUR_NS, BEGIN + HOUR_NS)
+            break
+        except Killed:
+            dying[0] = 10**9
+            assert content(made) == before, step
+            Upkeep().after(made, ("web", "boot"), BEGIN + HOUR_NS, BEGIN + HOUR_NS)
+            assert content(made) == before, step
+            done(made)
+            assert content(made) == before and len(made.files("samples")) == 1, step
+    assert step > 20
+
+
+def test_a_writer_removes_hours_past_their_age(tmp_path: Path) -> None:
+    made = open_dataset(str(tmp_path / "set"), make=True)
+    write_all(made, 4, ("web",), minutes=1)
+    now = BEGIN + 4 * HOUR_NS
+    upkeep = Upkeep(2 * HOUR_NS)
+    with made.store.locked(), pytest.raises(PerfOffcpuError, match="another process"):
+        upkeep.after(open_dataset(made.url), ("web", "boot"), now, now)
+    removed = upkeep.after(made, ("web", "boot"), now, now)
+    assert removed is not None and removed[1].hours == 2
+    assert {row["time_ns"] // HOUR_NS for row in rows_of(made, "samples")} == {HOUR + 2, HOUR + 3}
