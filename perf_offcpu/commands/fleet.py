@@ -227,7 +227,8 @@ def _top(args: argparse.Namespace) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     from perf_offcpu.fleet import document, text
-    from perf_offcpu.fleet.compare import compare, outliers_of
+    from perf_offcpu.fleet.diff.compare import compare
+    from perf_offcpu.fleet.diff.outliers import outliers_of
     from perf_offcpu.fleet.queries import select
     from perf_offcpu.fleet.report import head_of
     from perf_offcpu.fleet.selection import baseline

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from perf_offcpu.fleet.causes import FleetCause, FleetCauses
-from perf_offcpu.fleet.compare import STACK, Change, Changes, Comparison, Outliers
+from perf_offcpu.fleet.diff.compare import STACK, Change, Changes, Comparison
+from perf_offcpu.fleet.diff.outliers import Outliers
 from perf_offcpu.fleet.path import FleetPath
 from perf_offcpu.fleet.report import Head, StackTable, Table
 from perf_offcpu.report.totals import fields, frame
@@ -52,6 +53,7 @@ def comparison(compared: Comparison, old: Head, new: Head) -> dict[str, Any]:
     return head_fields(new) | {
         "baseline": old.selection,
         "paired": compared.paired,
+        "block_ns": compared.block_ns,
         "hosts_compared": list(compared.hosts),
         "hosts_left_out": compared.left_out,
         "total": _change(compared.total, ()),

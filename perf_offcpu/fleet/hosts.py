@@ -124,6 +124,13 @@ def _segments(hosts: Any, selection: Selection) -> Any:
     return kept.filter(kept.begin <= kept.end).distinct()
 
 
+def recorded_times(tables: Tables, selection: Selection, hosts: set[str]) -> list[tuple[int, int]]:
+    """Return (begin, end) of each recorded time of hosts in the selected time, UTC."""
+    segments = _segments(tables.table("hosts"), selection)
+    columns = tables.engine.run(segments.filter(segments.host_id.isin(sorted(hosts))).select("begin", "end"))
+    return sorted(records(columns, ("begin", "end")))
+
+
 def _length(segments: Any) -> Any:
     return (segments.end - segments.begin).cast("decimal(38, 0)")
 

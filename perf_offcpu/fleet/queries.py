@@ -10,7 +10,7 @@ from typing import Any
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.errors import UsageError
 from perf_offcpu.fleet.engine import records
-from perf_offcpu.fleet.hosts import Span, chosen, of_hosts, spans_of, with_label
+from perf_offcpu.fleet.hosts import Span, chosen, of_hosts, recorded_times, spans_of, with_label
 from perf_offcpu.fleet.profile import KEYS as STACK_KEYS
 from perf_offcpu.fleet.profile import MARKS, profile_of
 from perf_offcpu.fleet.selection import Selection, cut_to_times, filtered, in_hours, utc
@@ -31,6 +31,7 @@ NUMBERS = frozenset({"pid", "tid", "stack", IDLE})
 SUMS = ("weight", "blocked", "runq", "waits", "uncounted", "samples", "first_ns", "last_ns")
 RUNQUEUE = WaitClass.RUNQUEUE.label
 _WIDE = "decimal(38, 0)"
+BLOCK = "block of time"  # a key that no label can be: the number of a block of time (`in_blocks`), as text
 _LENGTH = "length of each"  # a key that no label can be: the step of a wait's length, `_STEPS` steps for each octave
 _STEPS = 16
 
@@ -44,6 +45,12 @@ class Selected:
     spans: list[Span]  # of the selected hosts
     all_spans: list[Span]
     samples: Any  # an Ibis table
+    block_ns: int = 0  # length of the blocks of `in_blocks`; 0 without
+
+    @property
+    def first_ns(self) -> int:
+        """Return the begin of the recorded time, UTC; 0 without any."""
+        return min((span.first_ns for span in self.spans), default=0)
 
     @property
     def label_names(self) -> list[str]:
@@ -111,7 +118,7 @@ def column_of(key: str) -> str:
 
 def is_column(key: str) -> bool:
     """Return True if the key is a column of the samples, False if it is a label."""
-    return key in KEYS or key in ("marks", _LENGTH)
+    return key in KEYS or key in ("marks", BLOCK, _LENGTH)
 
 
 def folded(groups: Any, keys: Sequence[str]) -> Any:
@@ -132,12 +139,27 @@ def ranked(groups: Any, limit: int | None, *, by: str = "weight") -> Any:
     return ordered if limit is None else ordered.limit(limit)
 
 
-def lengths_of(selected: Selected, keys: Sequence[str], hosts: Sequence[str], part: float) -> dict[Any, float]:
-    """Return values of `keys` → length, ns, that the `part` of the waits of the hosts does not exceed, 2.2 % off at
-    most. The length of a wait in a sum is the mean of the sum; sums of unknown numbers of waits are left out."""
+def in_blocks(selected: Selected, begin_ns: int, length_ns: int) -> tuple[Selected, dict[str, int]]:
+    """Cut the time from `begin_ns` on into blocks: return the selection with the key BLOCK, and block → recorded ns."""
+    number = ((selected.samples.time_ns - begin_ns) / length_ns).floor().cast("int64").cast("string")
+    cut = replace(selected, samples=selected.samples.mutate(**{BLOCK: number}), block_ns=length_ns)
+    recorded: Counter[str] = Counter()
+    for begin, end in recorded_times(selected.tables, selected.selection, {span.host_id for span in selected.spans}):
+        for block in range((begin - begin_ns) // length_ns, (end - 1 - begin_ns) // length_ns + 1):
+            block_ns = begin_ns + block * length_ns
+            recorded[str(block)] += min(end, block_ns + length_ns) - max(begin, block_ns)
+    return cut, {block: recorded[block] for block in sorted(recorded, key=int) if recorded[block] > 0}
+
+
+def lengths_of(
+    selected: Selected, keys: Sequence[str], unit: str, units: Sequence[str], part: float
+) -> dict[Any, float]:
+    """Return values of `keys` → length, ns, that the `part` of the waits of the hosts (or blocks) does not exceed,
+    2.2 % off at most. The length of a wait in a sum is the mean of the sum; sums of unknown numbers of waits are left
+    out."""
     samples = selected.samples
     timed = (samples.off_ns > 0) & (samples["count"] > 0) & ((samples.flags & int(SampleFlag.UNTIMED)) == 0)
-    timed &= samples.host_id.isin(sorted(hosts))
+    timed &= samples[KEYS.get(unit, unit)].isin(sorted(units))
     groups = grouped(replace(selected, samples=samples.filter(timed)), [*keys, _LENGTH])
     columns = [column_of(key) for key in keys]
     sums = selected.tables.engine.run(groups.select(*columns, _LENGTH, "waits"))

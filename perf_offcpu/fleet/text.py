@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.wait_classes import BY_LABEL
 from perf_offcpu.fleet.causes import FleetCauses
-from perf_offcpu.fleet.compare import FEWEST, STACK, Change, Changes, Comparison, Lengths, Outlier, Outliers
+from perf_offcpu.fleet.diff.compare import STACK, Change, Changes, Comparison, Lengths
+from perf_offcpu.fleet.diff.outliers import FEWEST, Outlier, Outliers
+from perf_offcpu.fleet.diff.significance import SIGNIFICANT
 from perf_offcpu.fleet.report import Head, Row, StackRow, StackTable, Table
 from perf_offcpu.fleet.selection import utc
-from perf_offcpu.fleet.significance import SIGNIFICANT
 from perf_offcpu.report import style as say
 from perf_offcpu.report.style import Column, Style
 from perf_offcpu.report.tables import TITLES, coloured_table
@@ -251,7 +252,10 @@ def comparison(compared: Comparison, old: Head, new: Head, style: Style, limit: 
 
 def _method(compared: Comparison) -> Iterator[str]:
     first, second = compared.hosts
-    if compared.paired:
+    units = "shifts of the second period" if compared.block_ns else "assignments of hosts"
+    if compared.block_ns:
+        yield f"{first} blocks of {hours(compared.block_ns)} of one host compared with {second} others of it."
+    elif compared.paired:
         yield f"{say.plural(first, 'host')} compared with themselves."
     else:
         yield f"{say.plural(first, 'host')} of the baseline compared with {second} others."
@@ -261,11 +265,12 @@ def _method(compared: Comparison) -> Iterator[str]:
     verdicts = compared.tables[0].verdicts
     every = f"all {verdicts.assignments}" if verdicts.exact else f"{verdicts.assignments}"
     yield (
-        f"p: the part of {every} assignments of hosts in which any row of the table changes as much, in its "
+        f"p: the part of {every} {units} in which any row of the table changes as much, in its "
         f"standard errors; below {SIGNIFICANT:g} it is no chance."
     )
     if verdicts.least_p >= SIGNIFICANT:
-        yield f"So few hosts cannot show a change: no p is below {verdicts.least_p:.2g}."
+        what = "blocks" if compared.block_ns else "hosts"
+        yield f"So few {what} cannot show a change: no p is below {verdicts.least_p:.2g}."
 
 
 def _changes(table: Changes, rates: _Rates, limit: int | None) -> Iterator[str]:

@@ -24,7 +24,8 @@ from builders.dataset import BEGIN, HOUR, DatasetBuilder
 
 from perf_offcpu.fleet import document
 from perf_offcpu.fleet.causes import causes_of
-from perf_offcpu.fleet.compare import compare, outliers_of
+from perf_offcpu.fleet.diff.compare import compare
+from perf_offcpu.fleet.diff.outliers import outliers_of
 from perf_offcpu.fleet.engine import Engine, connect
 from perf_offcpu.fleet.queries import Selected, profile_of_selected, select
 from perf_offcpu.fleet.report import head_of, stacks_of, tables_of

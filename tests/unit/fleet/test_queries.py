@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from perf_offcpu.cli import main
 from perf_offcpu.dataset.dataset import open_dataset
 from perf_offcpu.errors import UsageError
-from perf_offcpu.fleet.compare import limit_of, robust_z
+from perf_offcpu.fleet.diff.outliers import limit_of, robust_z
+from perf_offcpu.fleet.diff.significance import SIGNIFICANT, compare_groups, compare_pairs, compare_periods
 from perf_offcpu.fleet.engine import Engine, connect
 from perf_offcpu.fleet.queries import KEYS, column_of, grouped, ranked, select
 from perf_offcpu.fleet.selection import Selection, parse_labels, parse_time, utc
-from perf_offcpu.fleet.significance import SIGNIFICANT, compare_groups, compare_pairs
 from perf_offcpu.fleet.tables import open_tables
 
 HOSTS = ("web1", "web2", "db1")
@@ -289,6 +289,59 @@ def test_nothing_changed(dataset: Path, capsys: pytest.CaptureFixture[str]) -> N
     found = diff(capsys, dataset, *words)
     assert found["tables"][0]["assignments"] == 924  # all choices of 6 of 12
     assert not any(row["significant"] for table in found["tables"] for row in table["rows"])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One host for an hour, recorded for a half of each minute; in the last quarter waits for disks are longer."""
+    random, builder, minute = np.random.default_rng(11), DatasetBuilder(), HOUR // 60
+    for at in range(60):
+        begin = BEGIN + at * minute
+        builder.host("web", {"version": "1"}, begin_ns=begin, end_ns=begin + minute // 2)
+        for second in range(30):
+            times = {"time_ns": begin + second * 10**9}
+            builder.wait("web", int(random.lognormal(18, 0.3)), LOCK, **times)
+            builder.wait(
+                "web", int(random.lognormal(18, 0.3) * (2 if at >= 45 else 1)), DISK, **{"class": "disk"}, **times
+            )
+    return builder.write(tmp_path_factory.mktemp("alone"))
+
+
+def periods(*minutes: int) -> tuple[str, ...]:
+    """Return the words that compare a period with an earlier one; begin and end of both, the later one first."""
+    times = [str(np.datetime_as_string(np.datetime64(BEGIN + at * HOUR // 60, "ns"), "s")) for at in minutes]
+    return "--since", times[0], "--until", times[1], "--baseline", f"since={times[2]},until={times[3]}"
+
+
+def test_two_periods_of_one_host(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = diff(capsys, alone, *periods(45, 60, 15, 30), "--sort", "version,class")
+    assert found["block_ns"] == (15 * 60 - 30) * 10**9 // 60 and not found["paired"]
+    assert min(found["hosts_compared"]) >= 30 and found["recorded_ns"] == 15 * 30 * 10**9
+    (disk,) = [row for row in found["tables"][0]["rows"] if row["significant"]]
+    assert (disk["class"], disk["version"]) == ("disk", "1") and disk["p"] < 0.05
+    assert disk["before"] == pytest.approx(found["tables"][0]["rows"][1]["before"], rel=0.2), "by recorded time"
+    assert 1.8 < disk["after"] / disk["before"] < 2.2 and disk["lengths"]["significant"]
+    back = diff(capsys, alone, *periods(15, 30, 45, 60))["tables"][0]["rows"]
+    assert [(row["class"], row["significant"]) for row in back] == [("disk", True), ("lock", False)]
+    same = diff(capsys, alone, *periods(20, 40, 0, 20))
+    assert not any(row["significant"] for table in same["tables"] for row in table["rows"])
+    shown = text(capsys, alone, *periods(45, 60, 15, 30))
+    assert "blocks of 14.5 s of one host compared with" in shown and "shifts of the second period" in shown
+    words = ("fleet", "diff", str(alone), *periods(10, 30, 0, 20))
+    assert "the two periods of the host overlap" in refused(capsys, *words, status=None)
+
+
+def test_periods_that_drift_are_not_taken_for_a_change() -> None:
+    """Neighbouring blocks are alike (autoregressive, 0.9): single blocks are no units, and shifts of periods are."""
+    random, wrong, naive = np.random.default_rng(13), 0, 0
+    for _ in range(300):
+        values, drive = np.zeros((120, 3)), random.normal(size=(120, 3))
+        for at in range(1, 120):
+            values[at] = 0.9 * values[at - 1] + drive[at]
+        wrong += bool((compare_periods(values[:60], values[60:]).p < SIGNIFICANT).any())
+        naive += bool((compare_groups(values[:60:4], values[60::4]).p < SIGNIFICANT).any())
+    assert naive > 0.3 * 300
+    assert wrong < 0.05 * 300 + 4 * np.sqrt(300 * 0.05 * 0.95)
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare selections of a dataset, by keys, by comm and by stack; and find hosts unlike the others of their service.
-
-Rates are off-CPU time per second recorded. An outlier's rate in a row (a class) is compared with the median of
-its group, in units of the median absolute deviation: z = (x - median) / (1.4826 MAD). Where more than half of the
-hosts have the same rate, the MAD is 0 and z = (x - median) / (1.2533 mean absolute deviation). Both as in Iglewicz
-and Hoaglin, How to Detect and Handle Outliers, 1993, which takes |z| above 3.5 for an outlier; with many hosts and
-rows the limit is that of a normal distribution at which 5 % of tables have any false row (Bonferroni).
-"""
+"""Compare selections of a dataset, by keys, by comm and by stack. Rates are off-CPU time per second recorded, of hosts;
+or of blocks of time, where one host is compared with itself."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,15 +12,24 @@ import numpy as np
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.callpaths.options import Name
 from perf_offcpu.errors import UsageError
+from perf_offcpu.fleet.diff.significance import (
+    F64,
+    SIGNIFICANT,
+    Verdicts,
+    compare_groups,
+    compare_pairs,
+    compare_periods,
+)
 from perf_offcpu.fleet.engine import records
 from perf_offcpu.fleet.profile import path_names, tree_of
-from perf_offcpu.fleet.queries import Selected, column_of, folded, grouped, host_names, lengths_of, ranked
-from perf_offcpu.fleet.report import SERVICE, labels_of_rows
-from perf_offcpu.fleet.significance import F64, SIGNIFICANT, Verdicts, compare_groups, compare_pairs
+from perf_offcpu.fleet.queries import BLOCK, Selected, column_of, folded, grouped, in_blocks, lengths_of, ranked
+from perf_offcpu.fleet.report import labels_of_rows
 from perf_offcpu.structs import frozen
 
 STACK = ("comm", "stack")
 _TAIL = 0.99
+_BLOCKS = 60  # of time, in a period of one host: so many that their shifts can show a change
+_LEAST_NS = 10**9  # shortest block
 _LOOP = math.log(1.1)  # ratio of lengths from which on a loop may be called closed
 MOST = 200  # largest number of rows that are compared: the heaviest ones
 Key = tuple[Any, ...]
@@ -35,11 +37,12 @@ Key = tuple[Any, ...]
 
 @frozen
 class Cube:
-    """Sums of a selection's samples by host and keys, a table that the engine keeps."""
+    """Sums of a selection's samples by unit (host, or block of time) and keys, a table that the engine keeps."""
 
     selected: Selected
     groups: Any  # an Ibis table
-    recorded: dict[str, int]  # host_id → ns; hosts without recorded time are not in it
+    recorded: dict[str, int]  # host_id or block → ns, in order; units without recorded time are not in it
+    unit: str = "host"
 
     def folded(self, columns: Sequence[str], most: int | None = None) -> dict[str, list[Any]]:
         """Return column → values of the sums by `columns`, a part of the keys; with `most`, only the heaviest rows."""
@@ -53,6 +56,29 @@ def cube_of(selected: Selected, keys: Sequence[str]) -> Cube:
     return Cube(selected, groups, {host: ns for host, ns in sorted(selected.recorded.items()) if ns > 0})
 
 
+def cubes_of(before: Selected, after: Selected, keys: Sequence[str]) -> tuple[Cube, Cube]:
+    """Sum the samples of two selections by keys and host; by keys and block of time if both have the same single host.
+    Blocks of one host have the same length on both sides: a _BLOCKS-th of the shorter selection."""
+    hosts = [{host for host, ns in side.recorded.items() if ns > 0} for side in (before, after)]
+    if hosts[0] != hosts[1] or len(hosts[0]) != 1:
+        return cube_of(before, keys), cube_of(after, keys)
+    times = [
+        (min(span.first_ns for span in side.spans), max(span.last_ns for span in side.spans))
+        for side in (before, after)
+    ]
+    if times[0][0] < times[1][1] and times[1][0] < times[0][1]:
+        raise UsageError("the two periods of the host overlap: choose others by --since, --until and --baseline")
+    length_ns = max(_LEAST_NS, min(end - begin for begin, end in times) // _BLOCKS)
+    cubes = []
+    for side, (begin_ns, _) in zip((before, after), times, strict=True):
+        cut, recorded = in_blocks(side, begin_ns, length_ns)
+        # A block that was hardly recorded has a rate by chance alone.
+        kept = {block: ns for block, ns in recorded.items() if 10 * ns >= max(recorded.values(), default=0)}
+        groups = cut.tables.engine.kept(grouped(cut, [BLOCK, *keys]))
+        cubes.append(Cube(cut, groups, kept, BLOCK))
+    return cubes[0], cubes[1]
+
+
 def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
     """Return the values of the keys of the heaviest rows of all cubes, sorted. The order makes results repeatable:
     engines return rows of equal weight in any order, and the last digit of a sum depends on the order."""
@@ -62,19 +88,19 @@ def heaviest(cubes: Sequence[Cube], keys: Sequence[str]) -> list[Key]:
 
 
 def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
-    """Return float64[2, hosts, rows]: weight, and number of waits, by recorded ns of the host; 0 where the host has no
+    """Return float64[2, units, rows]: weight, and number of waits, by recorded ns of the unit; 0 where the unit has no
     samples of the row."""
     import ibis
 
     columns = [column_of(key) for key in keys]
-    per_host = folded(cube.groups, ["host", *columns])
+    per_host = folded(cube.groups, [cube.unit, *columns])
     types = {f"of_{column}": per_host[column].type() for column in columns}
     wanted = ibis.memtable([dict(zip(types, row, strict=True)) for row in rows], schema=ibis.schema(types))
     on = [per_host[column] == wanted[f"of_{column}"] for column in columns]
     sums = cube.selected.tables.engine.run(per_host.semi_join(wanted, on))
     host_rows, places = ({key: place for place, key in enumerate(keys)} for keys in (cube.recorded, rows))
     result: F64 = np.zeros((2, len(host_rows), len(rows)), np.float64)
-    values = zip(sums["host"], records(sums, columns), sums["weight"], sums["waits"], strict=True)
+    values = zip(sums[cube.unit], records(sums, columns), sums["weight"], sums["waits"], strict=True)
     for host, row, weight, waits in values:
         if host in host_rows:
             result[:, host_rows[host], places[row]] += weight / cube.recorded[host], waits / cube.recorded[host]
@@ -84,7 +110,7 @@ def rates(cube: Cube, keys: Sequence[str], rows: Sequence[Key]) -> F64:
 @frozen
 class Lengths:
     """Numbers and lengths of the waits of a row, before and after. A mean is that of all waits of the side; `p` is of
-    the difference between the hosts' means, on a scale of ratios (`fleet.significance`)."""
+    the difference between the hosts' means, on a scale of ratios (`fleet.diff.significance`)."""
 
     waits: tuple[float, float]  # means of the hosts' rates, waits / recorded ns
     mean_ns: tuple[float, float]
@@ -110,7 +136,7 @@ class Change:
     frames: tuple[Name, ...]  # of a stack, root first
     before: float
     after: float
-    p: float  # see `fleet.significance`
+    p: float  # see `fleet.diff.significance`
     lengths: Lengths | None = None  # None: of other events than waits, or one side has no waits
 
     @property
@@ -157,15 +183,18 @@ class Comparison:
     left_out: int  # hosts that are on one side only, or on both where groups are compared
     total: Change
     tables: list[Changes]
+    block_ns: int = 0  # blocks of time of one host are compared, of this length; 0: hosts are
 
 
 def compare(before: Selected, after: Selected, keys: Sequence[str]) -> Comparison:
-    """Compare two selections by `keys`, by comm and by stack; raise UsageError if there are not two hosts per side."""
+    """Compare two selections by `keys`, by comm and by stack; raise UsageError if there are not two hosts per side,
+    nor the same host on both."""
     needed = [*keys, *(key for key in STACK if key not in keys)]
-    sides = _Sides(cube_of(before, needed), cube_of(after, needed))
+    sides = _Sides(*cubes_of(before, after, needed))
     tables = [_by_keys(sides, keys_of_table) for keys_of_table in dict.fromkeys((tuple(keys), ("comm",)))]
     total = sides.changes((), [()], [()], sides.totals(), sides.percentiles((), [()])).rows[0]
-    return Comparison(sides.paired, sides.hosts, sides.left_out, total, [*tables, _by_stack(sides)])
+    block_ns = sides.cubes[1].selected.block_ns
+    return Comparison(sides.paired, sides.hosts, sides.left_out, total, [*tables, _by_stack(sides)], block_ns)
 
 
 class _Sides:
@@ -173,8 +202,9 @@ class _Sides:
 
     def __init__(self, before: Cube, after: Cube) -> None:
         self.cubes = before, after
+        self._is_earlier = before.unit != BLOCK or before.selected.first_ns < after.selected.first_ns
         ids = [list(cube.recorded) for cube in self.cubes]
-        common = set(ids[0]) & set(ids[1])
+        common = set(ids[0]) & set(ids[1]) if before.unit != BLOCK else set[str]()
         self.paired = len(common) >= 2 and 2 * len(common) >= min(map(len, ids))
         # The rows of the compared hosts; of paired hosts in the same order on both sides.
         self._rows = [[row for row, host in enumerate(side) if (host in common) == self.paired] for side in ids]
@@ -185,7 +215,7 @@ class _Sides:
             raise UsageError(
                 f"hosts are the samples of a comparison, and there are {len(ids[0])} in the baseline and "
                 f"{len(ids[1])} in the selection, {len(common)} of them in both: choose at least two on each "
-                "side, or at least two at two times"
+                "side, or the same ones at two times"
             )
 
     def rates(self, keys: Sequence[str], rows: Sequence[Key]) -> list[F64]:
@@ -196,8 +226,8 @@ class _Sides:
         """Return the rates over all rows on both sides: float64[2, hosts, 1] each."""
         sides = []
         for cube, hosts in zip(self.cubes, self._rows, strict=True):
-            sums = cube.folded(["host"])
-            for_host = dict(zip(sums["host"], zip(sums["weight"], sums["waits"], strict=True), strict=True))
+            sums = cube.folded([cube.unit])
+            for_host = dict(zip(sums[cube.unit], zip(sums["weight"], sums["waits"], strict=True), strict=True))
             totals = [
                 [[for_host.get(host, (0, 0))[part] / ns] for host, ns in cube.recorded.items()] for part in (0, 1)
             ]
@@ -211,7 +241,7 @@ class _Sides:
         sides = []
         for cube, places in zip(self.cubes, self._rows, strict=True):
             ids = list(cube.recorded)
-            sides.append(lengths_of(cube.selected, keys, [ids[place] for place in places], _TAIL))
+            sides.append(lengths_of(cube.selected, keys, cube.unit, [ids[place] for place in places], _TAIL))
         values = [[side.get(row) for side in sides] for row in rows]
         return [(before, after) if before and after else None for before, after in values]
 
@@ -240,6 +270,8 @@ class _Sides:
         return self.cubes[1].selected.selection.events == (EVENT_NAME,)
 
     def _verdicts(self, before: F64, after: F64) -> Verdicts:
+        if self.cubes[0].unit == BLOCK:
+            return compare_periods(before, after) if self._is_earlier else compare_periods(after, before)
         return compare_pairs(after - before) if self.paired else compare_groups(before, after)
 
     def _lengths(self, before: F64, after: F64) -> list[Lengths | None]:
@@ -285,71 +317,3 @@ def _by_stack(sides: _Sides) -> Changes:
         np.add.at(sums.T, node_of, side.T)
     names = path_names(tree, nodes)
     return sides.changes(STACK, [(path[0].label,) for path in names], [path[1:] for path in names], merged)
-
-
-_LIMIT = 3.5
-_FALSE_TABLES = 0.05
-FEWEST = 5  # least number of hosts in a group: smaller groups have no outliers
-_SMALLEST = 0.01  # smallest difference that matters, as a part of the whole rate of the median host
-
-
-@frozen
-class Outlier:
-    """Host whose rate is unlike the rates of the other hosts of its service."""
-
-    host: str
-    group: str  # value of the label `service`; "" without one
-    values: tuple[str, ...]
-    rate: float
-    median: float  # of the group's hosts
-    z: float
-
-
-@frozen
-class Outliers:
-    """Result of the search for outliers, the most deviant first."""
-
-    keys: tuple[str, ...]
-    rows: list[Outlier]
-    limit: float  # |z| from which on a row is shown
-    groups: int
-    hosts: int  # compared
-    left_out: int  # in groups of fewer than five hosts
-
-
-def outliers_of(selected: Selected, keys: Sequence[str]) -> Outliers:
-    """Find the hosts with rates unlike those of the other hosts of their service."""
-    cube = cube_of(selected, keys)
-    rows = heaviest([cube], keys)
-    labels, rate = labels_of_rows(selected, keys, rows), rates(cube, keys, rows)[0]
-    names = host_names(selected)
-    service_of = {span.host_id: span.labels.get(SERVICE, "") for span in selected.spans}
-    groups: dict[str, list[str]] = {}
-    for host in cube.recorded:
-        groups.setdefault(service_of[host], []).append(host)
-    compared = {service: hosts for service, hosts in groups.items() if len(hosts) >= FEWEST}
-    number = sum(map(len, compared.values()))
-    limit, row_of = limit_of(number * len(rows)), {host: row for row, host in enumerate(cube.recorded)}
-    outliers = []
-    for service, hosts in compared.items():
-        part = rate[[row_of[host] for host in hosts]]
-        z, median = robust_z(part), np.median(part, axis=0)
-        enough = np.abs(part - median) >= _SMALLEST * np.median(part.sum(axis=1))
-        for place, row in np.argwhere((np.abs(z) >= limit) & enough).tolist():
-            facts = (float(part[place, row]), float(median[row]), float(z[place, row]))
-            outliers.append(Outlier(names[hosts[place]], service, labels[row], *facts))
-    outliers.sort(key=lambda outlier: -abs(outlier.z))
-    return Outliers(tuple(keys), outliers, limit, len(compared), number, len(row_of) - number)
-
-
-def limit_of(cells: int) -> float:
-    """Return the |z| above which one of `cells` values is an outlier."""
-    return max(_LIMIT, NormalDist().inv_cdf(1 - _FALSE_TABLES / 2 / max(cells, 1)))
-
-
-def robust_z(values: F64) -> F64:
-    """Return float64[hosts, rows]: z of each value in its column; 0 if all values are equal."""
-    away = values - np.median(values, axis=0)
-    spread = 1.4826 * np.median(np.abs(away), axis=0)
-    spread = np.where(spread > 0, spread, 1.2533 * np.abs(away).mean(axis=0))
-    return np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell changes from chance by permuting hosts.
+"""Tell changes from chance by permuting hosts, or shifting periods of one host (`compare_periods`).
 
 Two groups of hosts are compared by Welch's t of each row, the same hosts at two times by the t of their differences. If
 nothing changed, any other assignment of hosts to groups (of signs to differences) is as likely, so the share of
@@ -62,6 +62,19 @@ def compare_pairs(change: F64) -> Verdicts:
         return _ratio(mean, np.sqrt(variance / hosts) + scale)
 
     return _verdicts(statistic(np.ones((1, hosts)))[0], _signs(hosts), statistic, 2**hosts, 2)
+
+
+def compare_periods(first: F64, second: F64) -> Verdicts:
+    """Compare blocks of time of a host in two periods, in order: float64[blocks, rows], the rates. Neighbouring blocks
+    are alike, so that they cannot be assigned singly. If nothing changed, a period of the same length that begins
+    anywhere else, in the circle of all blocks, is as likely: these shifts are the assignments."""
+    values, later = np.concatenate([first, second]), np.repeat([0.0, 1.0], [len(first), len(second)])
+    shifts = np.array([np.roll(later, step) for step in range(len(values))])
+    scale = _TINY * np.abs(values).mean(axis=0)
+    twins = 2 if len(first) == len(second) else 1
+    return _verdicts(
+        _welch(shifts[:1], values, scale)[0], shifts, lambda part: _welch(part, values, scale), len(shifts), twins
+    )
 
 
 def _welch(second: F64, values: F64, scale: F64) -> F64:
