@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _DATASET = "folder of the dataset, or s3://…, gs://…"
 _GIGA = 10**9
-_ROWS, _STACKS = 25, 10
+_ROWS, _STACKS, _EXAMPLES = 25, 10, 3
 _ATTEMPTS = 3
 _DIFF = """
 --baseline SELECTION: what to compare with, as differs: version=1.4, or since=-2d,until=-1d, or host=web1;
@@ -62,6 +62,7 @@ EXAMPLES = """examples:
   perf-offcpu fleet report DATASET --label service=web --since -1h
   perf-offcpu fleet report DATASET --sort service,class  one table by these keys; labels are keys
   perf-offcpu fleet top DATASET --class lock             the stacks that waited longest
+  perf-offcpu fleet waits DATASET --class lock           its three longest waits, with stacks
   perf-offcpu fleet flamegraph DATASET -o out.html       for a browser
   perf-offcpu fleet diff DATASET --label version=2.0 --baseline version=1.9   what changed since the release
   perf-offcpu fleet diff DATASET --since -1h --baseline since=-25h,until=-24h  than yesterday at this time
@@ -102,6 +103,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     top = add("top", "the stacks that waited longest", _top)
     _add_selection(top)
     _add_output(top, _STACKS)
+
+    waits = add("waits", "the longest single waits, each with its stack", _waits)
+    _add_selection(waits)
+    _add_output(waits, _EXAMPLES)
 
     flamegraph = add("flamegraph", "a flame graph of the selected samples", _flamegraph)
     add_options(flamegraph, "-o, --output OUT: HTML file to write (-: standard output)", output={"required": True})
@@ -223,6 +228,16 @@ def _top(args: argparse.Namespace) -> int:
     limit, selected = limit_from_args(args, _STACKS), _selected(args)
     head, table = head_of(selected), stacks_of(selected, limit)
     return print_view(args, lambda: document.stacks(head, table), text.stacks(head, table, terminal_style(args)), str)
+
+
+def _waits(args: argparse.Namespace) -> int:
+    from perf_offcpu.fleet import document
+    from perf_offcpu.fleet.report import head_of
+    from perf_offcpu.fleet.waits import longest_waits, wait_lines
+
+    limit, selected = limit_from_args(args, _EXAMPLES), _selected(args)
+    waits, head = longest_waits(selected, limit), head_of(selected)
+    return print_view(args, lambda: document.waits(head, waits), wait_lines(waits, head, terminal_style(args)), str)
 
 
 def _diff(args: argparse.Namespace) -> int:

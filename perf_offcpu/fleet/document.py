@@ -9,6 +9,7 @@ from perf_offcpu.fleet.diff.compare import STACK, Change, Changes, Comparison
 from perf_offcpu.fleet.diff.outliers import Outliers
 from perf_offcpu.fleet.path import FleetPath
 from perf_offcpu.fleet.report import Head, StackTable, Table
+from perf_offcpu.fleet.waits import LongWait
 from perf_offcpu.report.totals import fields, frame
 from perf_offcpu.text import printable
 
@@ -27,14 +28,22 @@ def report(head: Head, tables: Sequence[Table], idle: int, causes: FleetCauses |
 
 
 def _cause(cause: FleetCause, head: Head) -> dict[str, Any]:
-    command = f"perf-offcpu fleet report {head.source} --class {cause.wait_class}"
-    return fields(cause, "wait_class weight comms enders") | {"command": command}
+    report, waits = (
+        f"perf-offcpu fleet {verb} {head.source} --class {cause.wait_class}" for verb in ("report", "waits")
+    )
+    return fields(cause, "wait_class weight comms enders") | {"command": report, "examples": waits}
 
 
 def stacks(head: Head, table: StackTable) -> dict[str, Any]:
     """Return the JSON document of `fleet top`."""
     rows = [fields(row, "comm weight waits classes") | {"frames": list(map(frame, row.frames))} for row in table.rows]
     return head_fields(head) | {"weight": table.weight, "stacks": table.stacks, "rows": rows}
+
+
+def waits(head: Head, rows: Sequence[LongWait]) -> dict[str, Any]:
+    """Return the JSON document of `fleet waits`."""
+    shown = [{"host": row.host, **row.columns, "frames": list(map(frame, row.frames))} for row in rows]
+    return head_fields(head) | {"rows": shown}
 
 
 def head_fields(head: Head) -> dict[str, Any]:

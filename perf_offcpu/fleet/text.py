@@ -92,6 +92,7 @@ def _first_screen(ranking: FleetCauses, facts: Head, style: Style) -> Iterator[s
     first = next((cause.wait_class for cause in causes if cause.wait_class not in _FOR_CPU), "")
     if first:
         yield say.comment(f"Next: perf-offcpu fleet top {facts.source} --class {first}")
+        yield say.comment(f"Examples: perf-offcpu fleet waits {facts.source} --class {first}")
 
 
 def _rounded(weight: int, whole: int) -> str:

@@ -21,6 +21,8 @@ from perf_offcpu.cli import main
 from perf_offcpu.dataset.schema import VERSION
 from perf_offcpu.fleet.engine import connect
 from perf_offcpu.fleet.selection import utc
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.text import printable
 
 HOSTILE = "\x1b[31m</script><script>alert(1)</script>\n"
 
@@ -74,6 +76,29 @@ def test_idle_threads_are_told_and_can_be_hidden(tmp_path: Path, capsys: pytest.
     assert "(1000000 ns)" in shown and "Idle:" not in shown
     only = json.loads(run(capsys, "report", dataset, "--json", "--idle", "only"))
     assert only["idle"] == only["tables"][0]["weight"] == 3_000_000
+
+
+def test_the_longest_waits_are_examples_with_their_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither sums, nor waits whose length is not known; the length of a sampled wait is its own, not its weight."""
+    builder = DatasetBuilder().host("web1", period_ns=10**8).host("web2", period_ns=10**8)
+    for ns in range(1, 6):
+        builder.wait("web1", ns * 10**6, ["main", f"f{ns}", "futex_wait_[k]"], weight_ns=10**8, count=20, tid=ns)
+    builder.wait("web2", 9 * 10**6, ["main", "g"], tid=9, waker_comm=HOSTILE, waker_tid=5, object="lock 1")
+    builder.wait("web2", 99 * 10**6, count=30)
+    builder.wait("web2", 99 * 10**6, flags=1 | int(SampleFlag.UNTIMED))
+    dataset = builder.write(tmp_path / "dataset")
+    found = json.loads(run(capsys, "waits", dataset, "--class", "lock", "--json", "--limit", "3"))["rows"]
+    assert [(row["host"], row["tid"], row["off_ns"] // 10**6) for row in found] == [
+        ("web2", 9, 9),
+        ("web1", 5, 5),
+        ("web1", 4, 4),
+    ]
+    assert [row["frames"][1]["name"] for row in found] == ["g", "f5", "f4"]
+    out = run(capsys, "waits", dataset, "--limit", "1")
+    assert f"9.000 ms  {utc(BEGIN)}  web2  web/9  lock  lock 1  ended by {printable(HOSTILE)}/5\n" in out
+    command = json.loads(run(capsys, "report", dataset, "--json"))["verdict"]["causes"][0]["examples"]
+    assert f"# Examples: {command}\n" in run(capsys, "report", dataset)
+    assert len(json.loads(run(capsys, *command.split()[2:], "--json"))["rows"]) == 6, "all"
 
 
 def test_samples_of_other_events_are_no_waits(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,7 +256,7 @@ def test_selected_names_all_that_was_chosen(dataset: Path, capsys: pytest.Captur
     ("report DATASET --event cpu-clok", "no event 'cpu-clok' in the selected time (known: cpu-clock, "),
     ("top DATASET --event cpu-clock,offcpu-time,task-clock", "no event 'task-clock'"),
     ("diff DATASET --baseline since=-1h,until=-2h", "since=-1h is not before until=-2h"),
-    ("diff DATASET --host db1 --baseline host=db1", "1 in the baseline and 1 in the selection"),
+    ("diff DATASET --host db1 --baseline host=db1", "the two periods of the host overlap"),
     ("report DATASET --since 2026-11-22T25:00", "'2026-11-22T25:00' is not a time"),
     ("report DATASET --until 0001-01-01", "no host recorded until 1970-01-01"),
     ("report DATASET --engine mysql", "give duckdb, spark:MASTER, or a URL"),
