@@ -70,7 +70,7 @@ def made_recording() -> tuple[Recording, FileTable]:
         dsos=Dsos.filled(1),
         meta=Meta(arch="x86_64"),
     )
-    return recording, FileTable(table, lambda offsets: offsets + np.uint64(CODE))
+    return recording, FileTable(table, lambda offsets: offsets + np.uint64(CODE), "")
 
 
 def speed() -> None:
@@ -81,7 +81,7 @@ def speed() -> None:
         def __init__(self, *_: object) -> None:
             pass
 
-        def of_dso(self, _: int) -> FileTable:
+        def of_dso(self, *_: object) -> FileTable:
             return table
 
     module.FrameTables = Tables  # type: ignore[attr-defined, assignment]

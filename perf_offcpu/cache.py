@@ -19,8 +19,8 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Mapping
-from typing import Any, Final, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from perf_offcpu.files import is_shared
 from perf_offcpu.units import size_bytes
 
 Array = NDArray[Any]
+T = TypeVar("T")
 MAGIC: Final = b"POCACHE2"
 LIMIT: Final = 1 << 30  # bytes that all files together may take, unless PERF_OFFCPU_CACHE_BYTES is set (0: no cache)
 _MAX_COLUMNS: Final = 64
@@ -86,6 +87,10 @@ class DiskCache:
         with contextlib.suppress(OSError), self._open(name) as directory:
             directory.remove(name)
 
+    def in_memory(self, name: str, make: Callable[[], T]) -> T:
+        """Return what the process keeps in memory under a name; nothing is kept here: `make` makes it each time."""
+        return make()
+
     def names(self) -> list[str]:
         """Return the names of all files, sorted; none if the directory cannot be used."""
         try:
@@ -126,6 +131,15 @@ class KeptCache(DiskCache):
         super().__init__(directory, limit)
         self._kept: dict[str, dict[str, Array]] = {}  # the columns read last are at the end
         self._size = 0
+        self._in_memory: dict[str, Any] = {}
+
+    def in_memory(self, name: str, make: Callable[[], T]) -> T:
+        """Return what the process keeps in memory under a name; `make` makes it the first time. What it depends on has
+        to be a part of it: recordings are of other processes, and files change."""
+        if name not in self._in_memory:
+            self._in_memory[name] = make()
+        kept: T = self._in_memory[name]
+        return kept
 
     def read(self, name: str) -> dict[str, Array] | None:
         """Return the columns stored under a name, as DiskCache does."""

@@ -14,21 +14,26 @@ of other sizes, of Pythons that keep a frame pointer there, are unwound by the f
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from perf_offcpu.abi.machine import Registers
+from perf_offcpu.cache import DiskCache
 from perf_offcpu.losses import LossCause
 from perf_offcpu.model.columns import I32, I64, U64, Bool, distinct
 from perf_offcpu.model.lookup import NO_MAP, find_mappings
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.unwind.cfi.program import Kind
-from perf_offcpu.unwind.cfi.table import NO_RULES, CfiTable, renumbered
+from perf_offcpu.unwind.cfi.table import CfiTable, renumbered
 
 OUTSIDE: Final = 0  # rule set of addresses that no mapping covers
 NO_CFI: Final = 1  # rule set of code without call frame information
+_TRAMPOLINE: Final = 2  # rule set of x86-64's trampoline at its call
+_FRAME: Final = 16  # bytes of its frame
+_MOST_KEPT: Final = 1 << 17  # addresses, rule sets and expressions that are kept for further recordings
+_NOT_MET: Final = np.array([2**64 - 1], np.uint64), np.array([NO_CFI], np.int32)  # what `NO_ADDRESS` has
 _SLOTS: Final = 1 << 18
 _SLOT_SHIFT: Final = np.uint64(64 - 18)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -39,31 +44,66 @@ _NO_KEY: Final = np.uint64(2**64 - 1)
 
 
 class FileTable(NamedTuple):
-    """The frame rules of one dso; `to_vaddr` converts file offsets (uint64[n]) to the addresses of its table."""
+    """The frame rules of one dso; `to_vaddr` converts file offsets (uint64[n]) to the addresses of its table, `name`
+    identifies the files that the table is made from, and `table` is None where it was not asked for."""
 
-    table: CfiTable
+    table: CfiTable | None
     to_vaddr: Callable[[U64], U64]
+    name: str
 
 
 class Rules:
-    """Hold the rule sets of all files met so far; `words` is int64[sets, registers + 2], as `CfiTable.rules`. Rule sets
-    that were added are in the columns after `join`: one step of a walk may meet a hundred files."""
+    """Hold the rule sets met so far, `words` int64[sets, registers + 2], as `CfiTable.rules`, and where they were met.
+    Rule sets that were added are in the columns after `join`: one step of a walk may meet a hundred files. A process
+    that unwinds many recordings keeps them (`kept`): a file is the same if its `FileTable.name` is."""
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers
         self.expressions: list[bytes] = []
-        self.words = np.zeros((2, registers.count + 2), np.int64)
-        self.words[:, registers.count] = Kind.INVALID
+        self.words = np.zeros((_TRAMPOLINE + 1, registers.count + 2), np.int64)
+        self.words[:_TRAMPOLINE, registers.count] = Kind.INVALID
+        self.words[_TRAMPOLINE, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
+        self.words[_TRAMPOLINE, registers.ra] = Kind.OFFSET | -8 << 3
         self._added, self._count = list[I64](), len(self.words)
+        self._met: dict[str, tuple[U64, I32]] = {}
+        self._addresses = 0
         self._derive()
 
-    def add(self, table: CfiTable) -> int:
-        """Append the rule sets of a table; return the row in `words` of its first, after `join`."""
+    @classmethod
+    def kept(cls, registers: Registers, cache: DiskCache | None) -> Self:
+        """Return the rules that the process keeps with a cache; new ones without a cache, and where they are many."""
+        if cache is None:
+            return cls(registers)
+        rules: Self = cache.in_memory(f"rules {registers.count}", lambda: cls(registers))
+        if max(rules._addresses, len(rules.words), len(rules.expressions)) > _MOST_KEPT:
+            rules.__init__(registers)  # type: ignore[misc]
+        return rules
+
+    def met(self, name: str, addresses: U64) -> I32:
+        """Return int32[n]: the rule set at addresses of a file, a row of `words`; -1 for addresses not met yet."""
+        starts, rows = self._met.get(name, _NOT_MET)
+        slot = np.searchsorted(starts, addresses)
+        return np.where(starts[slot] == addresses, rows[slot], np.int32(-1))
+
+    def meet(self, name: str, addresses: U64, rows: I32) -> None:
+        """Note the rule sets (rows of `words`) at addresses of a file that were not met yet."""
+        starts, before = self._met.get(name, _NOT_MET)
+        both = np.concatenate([starts, addresses])
+        order = np.argsort(both)
+        self._addresses += len(addresses)
+        self._met[name] = both[order], np.concatenate([before, rows])[order]
+
+    def add(self, rules: I64) -> int:
+        """Append rule sets; return the row in `words` of the first, after `join`."""
         base = self._count
-        self._added.append(renumbered(table.rules, len(self.expressions)))
-        self._count += len(table.rules)
-        self.expressions += table.expressions
+        self._added.append(rules)
+        self._count += len(rules)
         return base
+
+    def add_expressions(self, expressions: list[bytes]) -> int:
+        """Append the expressions of a table; return the number of the first."""
+        self.expressions += expressions
+        return len(self.expressions) - len(expressions)
 
     def join(self) -> None:
         """Put rule sets that were added into the columns."""
@@ -95,7 +135,6 @@ class Rules:
 
 _CALL_IN: Final = {11: range(4, 6), 15: range(8, 10)}
 """Size in bytes of a trampoline → offsets in it at which a return address less 1 lies: the bytes of its call."""
-_FRAME: Final = 16
 
 
 class Trampolines:
@@ -122,20 +161,21 @@ class Trampolines:
 
 
 class CfiLookup:
-    """Look up the rule set at addresses of a recording's processes. `table_of` returns the table of a dso, by its row,
-    or None, and is called once for each; `trampolines` finds calls in code without a table."""
+    """Look up the rule set at addresses of a recording's processes. `table_of` returns the file of a dso, by its row,
+    or None, and is called at most twice for each: first without its table, which is needed for addresses that `rules`
+    has not met. `trampolines` finds calls in code without a table."""
 
     def __init__(
         self,
         recording: Recording,
-        registers: Registers,
-        table_of: Callable[[int], FileTable | None],
+        rules: Rules,
+        table_of: Callable[[int, bool], FileTable | None],
         trampolines: Trampolines | None = None,
     ) -> None:
-        self.recording, self.table_of, self.trampolines = recording, table_of, trampolines
-        self.rules = Rules(registers)
-        self._trampoline = self.rules.add(trampoline_rules(registers)) if trampolines else NO_CFI
-        self._tables: dict[int, tuple[FileTable, int] | None] = {}
+        self.recording, self.rules, self.table_of, self.trampolines = recording, rules, table_of, trampolines
+        self._files: dict[int, FileTable | None] = {}
+        self._numbers: dict[int, tuple[I32, int]] = {}
+        """By dso: row in `rules` of each rule set of its table, -1 not added yet; number of its first expression."""
         self._keys = np.full(_SLOTS, _NO_KEY, np.uint64)
         self._rows = np.zeros(_SLOTS, np.int64)
 
@@ -181,24 +221,32 @@ class CfiLookup:
             in_dso = np.flatnonzero(dsos == dso)
             places = mapped[in_dso]
             rules_row[places] = self._in_file(dso, offsets[in_dso])
-            if self._tables[dso] is None and self.trampolines is not None:
-                rules_row[places[self.trampolines.are_calls(spaces[places], addresses[places])]] = self._trampoline
+            if self._files[dso] is None and self.trampolines is not None:
+                rules_row[places[self.trampolines.are_calls(spaces[places], addresses[places])]] = _TRAMPOLINE
         self.rules.join()
         return rules_row
 
     def _in_file(self, dso: int, offsets: U64) -> I32:
-        if dso not in self._tables:
-            file_table = self.table_of(dso)
-            self._tables[dso] = None if file_table is None else (file_table, self.rules.add(file_table.table))
-        if (entry := self._tables[dso]) is None:
+        if dso not in self._files:
+            self._files[dso] = self.table_of(dso, False)
+        if (file := self._files[dso]) is None:
             return np.full(len(offsets), NO_CFI, np.int32)
-        rule = entry[0].table.lookup(entry[0].to_vaddr(offsets))
-        return np.where(rule == NO_RULES, NO_CFI, rule + entry[1]).astype(np.int32)
+        addresses = file.to_vaddr(offsets)
+        row = self.rules.met(file.name, addresses)
+        if not len(new := distinct(addresses[row < 0])):
+            return row
+        if file.table is None:  # the file may have changed in between
+            self._files[dso] = self.table_of(dso, True)
+        else:
+            self.rules.meet(file.name, new, self._rows_of(dso, file.table, file.table.lookup(new)))
+        return self._in_file(dso, offsets)
 
-
-def trampoline_rules(registers: Registers) -> CfiTable:
-    """Return a table of no addresses and a single rule set: that of x86-64's trampoline at its call."""
-    rules = np.zeros((1, registers.count + 2), np.int64)
-    rules[0, registers.count] = Kind.REGISTER | registers.sp << 3 | _FRAME << 11
-    rules[0, registers.ra] = Kind.OFFSET | -8 << 3
-    return CfiTable(rules=rules)
+    def _rows_of(self, dso: int, table: CfiTable, sets: I32) -> I32:
+        """Return the rows in `rules` of rule sets of a dso's table, after those that are new were added."""
+        if dso not in self._numbers:
+            numbers = np.append(np.full(len(table.rules), -1, np.int32), np.int32(NO_CFI))  # the last: of NO_RULES
+            self._numbers[dso] = numbers, self.rules.add_expressions(table.expressions)
+        numbers, shift = self._numbers[dso]
+        new = distinct(sets[numbers[sets] < 0])
+        numbers[new] = self.rules.add(renumbered(table.rules[new], shift)) + np.arange(len(new), dtype=np.int32)
+        return numbers[sets]

@@ -35,20 +35,21 @@ class FrameTables:
     def __init__(self, recording: Recording, machine: elf.Machine, search: Search) -> None:
         self.recording, self.machine, self.search = recording, machine, search
 
-    def of_dso(self, dso: int) -> FileTable | None:
-        """Return the CFI table of a dso (row of `recording.dsos`); None if its file cannot be found or read."""
+    def of_dso(self, dso: int, with_table: bool) -> FileTable | None:
+        """Return the file of a dso (row of `recording.dsos`); None if it cannot be found or read."""
         with suppress(OSError, FormatError, Refused), ExitStack() as stack:
             image = open_dso(self.recording, dso, self.search, stack)
             if image.machine == self.machine:
                 debug = open_debug(image, self.search, b".debug_frame", stack)
-                return FileTable(self._table(image, debug), to_vaddr(image.loads))
+                name = cache_name(KIND, image.build_id, image.source.identity, debug.source.identity if debug else ())
+                table = self._table(name, image, debug) if with_table else None
+                return FileTable(table, to_vaddr(image.loads), name)
         return None
 
-    def _table(self, image: ElfImage, debug: ElfImage | None) -> CfiTable:
+    def _table(self, name: str, image: ElfImage, debug: ElfImage | None) -> CfiTable:
         registers, cache = REGISTERS[self.machine], self.search.cache
         if cache is None:
             return _build(image, debug, registers)
-        name = cache_name(KIND, image.build_id, image.source.identity, debug.source.identity if debug else ())
         columns = cache.read(name)
         table = None if columns is None else table_from_columns(columns, registers)
         if table is None:

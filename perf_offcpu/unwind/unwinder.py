@@ -30,7 +30,7 @@ from perf_offcpu.model.recording import Recording, SampleFlag, Samples
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.objects.search import Search
 from perf_offcpu.structs import mutable
-from perf_offcpu.unwind.lookup import CfiLookup, Trampolines
+from perf_offcpu.unwind.lookup import CfiLookup, Rules, Trampolines
 from perf_offcpu.unwind.state import End, Threads
 from perf_offcpu.unwind.step import MAX_GENERAL, MORE_GENERAL, walk_up
 from perf_offcpu.unwind.tables import FrameTables
@@ -79,7 +79,8 @@ class Unwinder:
         self.registers = row.registers
         tables, is_x86 = FrameTables(recording, row.machine, search), row.machine == Machine.X86_64
         trampolines = Trampolines(recording, PerfMaps(recording, search.symfs)) if is_x86 else None
-        self._lookup = CfiLookup(recording, self.registers, tables.of_dso, trampolines)
+        rules = Rules.kept(self.registers, search.cache)
+        self._lookup = CfiLookup(recording, rules, tables.of_dso, trampolines)
         self._budget = [MAX_GENERAL]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:

@@ -13,7 +13,7 @@ import atheris  # noqa: E402
 import numpy as np  # noqa: E402
 
 with atheris.instrument_imports(include=["perf_offcpu.unwind"]):
-    from perf_offcpu.unwind.lookup import CfiLookup, FileTable
+    from perf_offcpu.unwind.lookup import CfiLookup, FileTable, Rules
     from perf_offcpu.unwind.state import Threads
     from perf_offcpu.unwind.step import MAX_FRAMES, MAX_GENERAL, walk_up
 
@@ -30,7 +30,7 @@ def one_input(data: bytes) -> None:
     assert bool((table.start[1:] > table.start[:-1]).all())
     maps = Maps.filled(1, end=np.array([2**63], np.uint64), dso=np.array([0]))
     recording = Recording(spaces=Spaces.filled(1), maps=maps, dsos=Dsos.filled(1))
-    lookup = CfiLookup(recording, X86, lambda _: FileTable(table, lambda offsets: offsets))
+    lookup = CfiLookup(recording, Rules(X86), lambda *_: FileTable(table, lambda offsets: offsets, ""))
     places = np.append(table.start, np.uint64(1)) + np.uint64(1)
     words = np.resize(places, WALKS * WORDS)
     values = np.full((X86.count, WALKS), STACK, np.uint64)

@@ -7,10 +7,7 @@ pipe, the process that ended most of the waits: writers wake readers."""
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from perf_offcpu.abi.wait_objects import ObjectKind
-from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.wait_objects.rows import ObjectRow, User
 
@@ -44,7 +41,9 @@ class OtherEnds:
         users: Mapping[int, Sequence[User]],
         wakers: Mapping[tuple[int, int], int],
     ) -> None:
-        self._comms, self._strings = recording.comms, recording.strings
+        self._strings = recording.strings
+        # Rows are sorted by time: the last name of each thread stays.
+        self._comms = dict(zip(recording.comms.tid.tolist(), recording.comms.comm.tolist(), strict=True))
         self._rows, self._users, self._wakers = rows, users, wakers
         self._by_ends: dict[tuple[str, str, str], list[int]] = {}
         self._by_inode: dict[int, list[int]] = {}
@@ -99,9 +98,7 @@ class OtherEnds:
 
     def _comm(self, pid: int) -> str:
         """Return the last known name of a process's main thread."""
-        comms = self._comms
-        row = int(rows_at(comms.tid, comms.begin_ns, np.array([pid], np.int32), np.array([-1]))[0])
-        return self._strings[int(comms.comm[row])] if row >= 0 else ""
+        return self._strings[self._comms[pid]] if pid in self._comms else ""
 
 
 def direction(user: User | None) -> str:

@@ -204,17 +204,18 @@ def assert_same(one: CfiTable, other: CfiTable) -> None:
     ("/tmp/../etc/passwd", "", Machine.X86_64),
 ])  # fmt: skip
 def test_what_is_no_file_of_that_build_and_machine_has_no_rules(name: str, build_id: str, machine: Machine) -> None:
-    assert FrameTables(recording_of(name, build_id), machine, Search()).of_dso(0) is None
+    assert FrameTables(recording_of(name, build_id), machine, Search()).of_dso(0, True) is None
 
 
 def test_tables_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unwind_files, "MIN_ROWS", 1)
     cache = DiskCache(str(tmp_path / "cache"))
     recording = recording_of(str(BLOCKER))
-    first = FrameTables(recording, Machine.X86_64, Search(cache=cache)).of_dso(0)
+    first = FrameTables(recording, Machine.X86_64, Search(cache=cache)).of_dso(0, True)
     monkeypatch.setattr(unwind_files, "build_table", lambda *_: pytest.fail("made again"))
-    second = FrameTables(recording, Machine.X86_64, Search(cache=cache)).of_dso(0)
-    assert first is not None and second is not None and len(first.table) > 50
+    second = FrameTables(recording, Machine.X86_64, Search(cache=cache)).of_dso(0, True)
+    assert first is not None and second is not None and first.table is not None and second.table is not None
+    assert len(first.table) > 50
     assert_same(first.table, second.table)
 
 

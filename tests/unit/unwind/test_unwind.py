@@ -42,8 +42,8 @@ class Tables:
     def __init__(self, content: bytes) -> None:
         self.table = table_of(content)
 
-    def of_dso(self, dso: int) -> FileTable | None:
-        return FileTable(self.table, lambda offsets: offsets) if dso == 0 else None
+    def of_dso(self, dso: int, _: bool) -> FileTable | None:
+        return FileTable(self.table, lambda offsets: offsets, "") if dso == 0 else None
 
 
 def recording_of(
