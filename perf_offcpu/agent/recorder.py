@@ -33,11 +33,12 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SAID: Final = re.compile(r"\[ perf-offcpu record: (.*) \]")
 _LONGEST_LINE: Final = 1000
 
-ROTATE, PAUSE, RESUME = "snapshot", "disable", "enable"
-"""Commands: ROTATE ends the file and begins another (in a pause: at RESUME); PAUSE records nothing until RESUME."""
+ROTATE, ACCOUNT, PAUSE, RESUME = "snapshot", "account", "disable", "enable"
+"""Commands: ROTATE ends the file and begins another (in a pause: at RESUME); ACCOUNT writes the sums up to now; PAUSE
+records nothing until RESUME."""
 
 Said = Callable[[tuple[str, str]], None]
-"""Called with a kind (`recording`, `paused`, `complete`, `says`, `ended`) and a text."""
+"""Called with a kind (`recording`, `paused`, `account`, `complete`, `says`, `ended`) and a text."""
 
 
 def arguments_of(config: AgentConfig, period_ns: int, output: str) -> list[str]:
@@ -138,6 +139,8 @@ class Recorder:
         elif text == "Events disabled":
             self.is_recording = False
             self._said(("paused", ""))
+        elif text.startswith("account "):
+            self._said(("account", text.removeprefix("account ")))
         elif text.startswith("dump "):
             self._said(("complete", os.path.basename(text.removeprefix("dump "))))
         elif text and not text.startswith("Captured and wrote"):

@@ -4,7 +4,8 @@
 A command is a line; a NUL or the end of the input ends it, too, as in perf. Each command is answered by "ack" and a
 newline, if there is a descriptor for answers. A command that cannot be carried out is reported on standard error, too.
 
-Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `period` is ours.
+Source: tools/perf/util/evlist.h (EVLIST_CTL_CMD_*_TAG), evlist.c: evlist__ctlfd_process(); `account` and `period` are
+ours.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from perf_offcpu.text import printable
 from perf_offcpu.units import parse_time
 
 LEAST_PERIOD = "1us"  # shortest period of samples of waits
-COMMANDS = ("enable", "disable", "snapshot", "period", "stop", "ping")
+COMMANDS = ("enable", "disable", "snapshot", "account", "period", "stop", "ping")
 _NEED_NEW_FILE = ("period", "snapshot")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ACK = b"ack\n"
@@ -165,6 +166,7 @@ class Requests:
     Attributes:
         control: the commands that have come.
         stopping: the recording shall end.
+        account_due: sums up to now were asked for; set to False by the caller that writes them.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class Requests:
         say: Callable[[str], None],
     ) -> None:
         self.control = Control(fds)
-        self.period_ns, self.stopping = period_ns, False
+        self.period_ns, self.stopping, self.account_due = period_ns, False, False
         self._has_files, self._signals, self._say = has_files, signals, say
 
     def obey(self, expected: str) -> bool:
@@ -204,6 +206,8 @@ class Requests:
             self._change_period(command.argument)
         elif command.name == "snapshot":
             self._signals.rotate = True
+        elif command.name == "account":
+            self.account_due = True
         elif command.name == "stop":
             self.stopping = True
 

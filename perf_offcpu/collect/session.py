@@ -184,6 +184,7 @@ class Session:
             if self.requests.stopping:
                 break
             self.files.write_due()
+            self.files.account_if_due()
             now = time.monotonic()
             if now >= next_look:
                 self._follow_cpus(waiter)

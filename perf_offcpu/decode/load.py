@@ -16,7 +16,7 @@ from perf_offcpu.abi.machine import arch_of_registers
 from perf_offcpu.abi.records import RECORD_LAYOUTS, CpuMode, RecordType
 from perf_offcpu.decode.account import CollectorAccount, object_table
 from perf_offcpu.decode.batch import Batch, BatchCollector
-from perf_offcpu.decode.continued import at_pauses, joined_budget
+from perf_offcpu.decode.continued import at_pauses, joined_budget, without_continued
 from perf_offcpu.decode.deferred import decode_deferred, merge_deferred
 from perf_offcpu.decode.retype import count_foreign_ids, repair_ids
 from perf_offcpu.decode.samples import SampleDecoder, is_offcpu, read_account
@@ -89,7 +89,7 @@ def read_recording(reader: PerfDataReader, *, switches: bool = True, snapshots: 
         rows, parts = decoder.decode(chunk, reader.events)
         collector.add_interleaved(parts, rows)
         collector.add(decode_deferred(chunk, reader.events, reader.counters))
-        _note_tasks(chunk, reader, tasks)
+        note_tasks(chunk, reader, tasks)
     batch = collector.release()
     batch.samples.snapshot = store.callers.settled(batch.samples.snapshot, reader.counters)
     return assemble(reader, batch, tasks, account).replaced(snapshots=store.release())
@@ -100,11 +100,12 @@ def read_tasks(reader: PerfDataReader) -> tuple[TaskReplay, CollectorAccount]:
     tasks, account = TaskReplay(Strings()), CollectorAccount()
     for chunk in reader.chunks():
         read_account(chunk, reader.events, account)
-        _note_tasks(chunk, reader, tasks)
+        note_tasks(chunk, reader, tasks)
     return tasks, account
 
 
-def _note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
+def note_tasks(chunk: Chunk, reader: PerfDataReader, tasks: TaskReplay) -> None:
+    """Note the side-band records of a chunk in `tasks`, and count its losses in those of the reader."""
     tasks.notes.take(task_records(chunk, SIDE_TYPES, reader.events, reader.counters))
     _count_losses(chunk, reader)
 
@@ -138,6 +139,9 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     ids = {name: getattr(deferred, name) for name in ("time_ns", "pid", "tid")}
     walked = tasks.attribute(Samples.filled(len(deferred), **ids))
     meta = _read_meta(head.events, head.features, head.path, samples, account)  # counts damaged features
+    budget, borders = joined_budget(account.budgets)
+    if len(account.spans) > 1:
+        samples = without_continued(samples, borders, account.end_ns)
     return Recording(
         samples=at_pauses(samples, meta.parts),
         callchains=batch.callchains,
@@ -148,7 +152,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         dsos=_with_build_ids(tasks.notes.dsos(), tasks.strings, head.features),
         comms=tasks.comms(),
         tasks=tasks.tasks(),
-        budget=joined_budget(account.budgets)[0],
+        budget=budget,
         python=account.python_frames(tasks.strings),
         objects=object_table(account.objects, tasks.strings),
         kernel_symbols=tasks.kernel_symbols(),

@@ -111,6 +111,11 @@ class SnapshotStore:
         registers = Ragged(ends, self._registers.release())
         return Snapshots(self._mask.release(), registers, self._places)
 
+    def view(self) -> Snapshots:
+        """Return the snapshots so far, in order of their numbers; the store keeps them. They are all in a file."""
+        ends = np.append(np.int64(0), self._register_ends.view())
+        return Snapshots(self._mask.view().copy(), Ragged(ends, self._registers.view().copy()), self._places)
+
 
 class _Words:
     """Holds uint64 words, in an unnamed file if over `memory` bytes; `append` returns False if the disk is full."""

@@ -113,6 +113,11 @@ class PerfDataReader:
             with os.fdopen(open_file(part), "rb", buffering=0) as stream:
                 yield from self._stream_chunks(stream, None, 0, os.path.basename(part), with_compressed)
 
+    def chunks_between(self, begin: int, end: int) -> Iterator[Chunk]:
+        """Yield the records between two bytes of a file, both at the begin of a record. It may be still written."""
+        self.stream.seek(begin)
+        yield from self._stream_chunks(self.stream, end - begin, begin, "", False)
+
     def _pieces(self, stream: BinaryIO, left: int | None, scanner: Scanner) -> Iterator[memoryview]:
         """Yield the next `left` bytes (None: all) in blocks that begin with the scanner's rest; count missing bytes."""
         while left is None or left > 0:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record without end, and read each interval as soon as it is over.
 
-    recorder (a child process) ──> file of an interval, in memory ──> Profile ──> file removed
+    recorder (a child process) ──> file of a minute, in memory ──> Recording of each interval ──> Profile
 
-The recorder begins a new file when it is asked to (`snapshot`), and it is asked only after the last file was read: a
-machine that is too busy gets longer intervals, not more files. A file that grows large ends by itself, for the time in
-which nobody asks (a stopped `top`).
+At the end of an interval the recorder writes its sums (`account`) into the file, and the part since the last interval
+is read. It is asked again only after that: a machine that is too busy gets longer intervals. After a minute it begins a
+new file (`snapshot`), so that memory stays bounded; the one before is kept, and older ones are removed. A file that
+grows large ends by itself, for the time in which nobody asks (a stopped `top`).
 
 Nothing is left behind, whatever ends this process. The recorder ends with it (`--until-exit`), and a shell that waits
 on a pipe for the end of both removes the directory.
@@ -22,15 +23,22 @@ from dataclasses import replace
 from typing import Final, Self
 
 from perf_offcpu.agent.cost import Cost, keep_no_free_memory
-from perf_offcpu.agent.recorder import ROTATE, Recorder
+from perf_offcpu.agent.recorder import ACCOUNT, ROTATE, Recorder
 from perf_offcpu.analysis.classes.rules_file import usual_rules
 from perf_offcpu.cache import KeptCache
+from perf_offcpu.collect.output.machine import machine_features
+from perf_offcpu.collect.system.clock import wall_clock_pair
+from perf_offcpu.decode.deferred import deferred_as_samples, merge_deferred
+from perf_offcpu.decode.growing_file import GrowingFile
+from perf_offcpu.decode.trim_stacks import cut_wrong_callers
 from perf_offcpu.directories import Directory
 from perf_offcpu.environment import child_environment
 from perf_offcpu.errors import PerfOffcpuError, UsageError
 from perf_offcpu.model.profile import Profile
-from perf_offcpu.symbolize.load import load_profile
+from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.options import SymbolizeOptions
+from perf_offcpu.symbolize.symbolizer import symbolize
+from perf_offcpu.unwind.unwinder import unwind
 
 RECORDING: Final = (
     *("-e", "none", "--compression-level", "0", "--max-rate", "2000"),
@@ -38,6 +46,7 @@ RECORDING: Final = (
 )
 """Options of record: waits alone; files that are read once stay as they are; at most 2000 samples a second, beyond
 which waits are summed with their exact times; and at most 256 MB while nobody reads."""
+_FILE_S: Final = 60.0
 _MEMORY: Final = "/dev/shm"
 _REMOVER: Final = (
     'read recorder; read _; while kill -0 "$recorder" 2>/dev/null; do sleep 0.1; done; exec rm -rf -- "$1"'
@@ -63,9 +72,10 @@ class Segments:
         self.seconds, self._first_s = seconds, seconds if first_s is None else first_s
         self._cost, self.unread, self.status = Cost(), 0, 0
         self._spent = time.monotonic(), {"top": time.process_time(), "recorder": 0.0}
-        self._said = ""
+        self._said, self._begun_s = "", time.monotonic()
         self._symbols = SymbolizeOptions(cache=KeptCache.usual())
         self._rules = usual_rules()
+        self._features = machine_features([], wall_clock_pair())
         self._mail: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None  # direct: a choice between directories
         # direct: a new directory, of this user alone
@@ -96,9 +106,8 @@ class Segments:
         """Yield the profile of each interval. Raise UsageError or PerfOffcpuError with the words of the recorder if it
         ends before it has recorded."""
         with Directory.named(self._path) as directory:
-            for name in self._files(directory):
-                if profile := self._read(directory, name):
-                    yield profile
+            for recording in self._recordings(directory):
+                yield replace(symbolize(deferred_as_samples(recording), self._symbols), rules=self._rules)
 
     def percent(self) -> dict[str, float]:
         """Return part (top, recorder) → CPU time since the last call, in % of a CPU."""
@@ -112,8 +121,37 @@ class Segments:
         """End the iteration, from any thread."""
         self._mail.put(("end", ""))
 
-    def _files(self, directory: Directory) -> Iterator[str]:
-        """Yield the names of finished files. After each, the next one ends `seconds` later than that one was due."""
+    def _recordings(self, directory: Directory) -> Iterator[Recording]:
+        """Yield the recording of each interval, of the file that is being written and of those that have ended."""
+        current, past = "", ""
+        file: GrowingFile | None = None
+        try:
+            for name, size in self._parts(directory):
+                if name == past:
+                    continue
+                try:
+                    if file is None or name != current:
+                        file = GrowingFile(os.path.join(self._path, name), self._features)
+                        current, self._begun_s = name, time.monotonic()
+                    recording = file.read(size or None)
+                except FileNotFoundError:
+                    self.unread += 1
+                    continue
+                if recording is not None:
+                    yield cut_wrong_callers(merge_deferred(unwind(recording, self._symbols.search())))
+                if not size:
+                    file.close()
+                    file = None
+                    if past:
+                        directory.remove(past)
+                    past = name
+        finally:
+            if file is not None:
+                file.close()
+
+    def _parts(self, directory: Directory) -> Iterator[tuple[str, int]]:
+        """Yield (name, size) of a file at the end of each interval, size 0: the file has ended. After each, the next
+        interval ends `seconds` later than that one was due."""
         due, has_recorded = float("inf"), False
         last_due = time.monotonic()
         while True:
@@ -121,13 +159,15 @@ class Segments:
                 kind, text = self._mail.get(timeout=min(max(0.0, due - time.monotonic()), _PATIENCE_S))
             except queue.Empty:
                 if time.monotonic() >= due:
-                    self.recorder.command(ROTATE)
+                    is_old = time.monotonic() - self._begun_s > _FILE_S
+                    self.recorder.command(ROTATE if is_old else ACCOUNT)
                     due, last_due = float("inf"), due
                 continue
             if kind == "recording":
                 has_recorded, due = True, time.monotonic() + self._first_s
-            elif kind == "complete":
-                yield text
+            elif kind in ("account", "complete"):
+                size, _, path = text.partition(" ") if kind == "account" else ("0", "", text)
+                yield os.path.basename(path), int(size)
                 due = min(due, max(time.monotonic(), last_due + self.seconds))
             elif kind == "says":
                 self._said = text
@@ -136,19 +176,10 @@ class Segments:
                 self.status = status if status >= 0 else 128 - status
                 if not has_recorded:
                     raise self._problem()
-                yield from directory.names()
+                yield from ((name, 0) for name in sorted(directory.names()))
                 return
             elif kind == "end":
                 return
-
-    def _read(self, directory: Directory, name: str) -> Profile | None:
-        try:
-            profile = load_profile([os.path.join(self._path, name)], self._symbols)
-        except FileNotFoundError:
-            self.unread += 1
-            return None
-        directory.remove(name)
-        return replace(profile, rules=self._rules)
 
     def _problem(self) -> PerfOffcpuError:
         text = self._said.removeprefix("perf-offcpu record: ") or f"the recorder ended with status {self.status}"

@@ -12,13 +12,19 @@ import subprocess
 import sys
 import termios
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import program
-from kernel.recorder import until
+from kernel.recorder import recorder, until
+
+from perf_offcpu.decode.load import load_recording
+from perf_offcpu.model.recording import SampleFlag
+from perf_offcpu.report.thread_budgets import BLOCKED
 
 pytestmark = pytest.mark.beside
 
@@ -36,8 +42,8 @@ def recorder_of(top: int) -> tuple[str, Path]:
     """Return the recorder of a `top`, and the directory of its files."""
     children = [pid for task in Path(f"/proc/{top}/task").iterdir() for pid in (task / "children").read_text().split()]
     words = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in children}
-    (recorder,) = (pid for pid in children if "record" in words[pid])
-    return recorder, Path(words[recorder][words[recorder].index("-o") + 1]).parent
+    (process,) = (pid for pid in children if "record" in words[pid])
+    return process, Path(words[process][words[process].index("-o") + 1]).parent
 
 
 def colours_are_grey(shown: bytes) -> bool:
@@ -64,18 +70,63 @@ def test_intervals_add_up_to_what_the_program_did() -> None:
     assert all(row["blocked"] <= one["end_ns"] - one["begin_ns"] for one in documents for row in one["rows"])
 
 
+@pytest.fixture(params=["waiter", "messaging", pytest.param("messaging for long", marks=pytest.mark.long)])
+def command(request: pytest.FixtureRequest, waiter: Path) -> list[str | Path]:
+    """Return a command with known waits, in other threads than its first one."""
+    if request.param == "waiter":
+        return [waiter]
+    loops = "20000" if "long" in request.param else "500"
+    return ["perf", "bench", "sched", "messaging", "-t", "-g", "2", "-l", loops]
+
+
+def test_intervals_add_up_to_what_a_recording_of_the_same_time_says(command: list[str | Path], tmp_path: Path) -> None:
+    """A recorder and `top` both watch a shell from before it becomes the command to its end."""
+    shell = ["sh", "-c", 'read _ && exec "$@"', "sh", *map(str, command)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, cwd=tmp_path, **pipes) as target:
+        options = ["--json", "-d", "500ms", "-s", "thread", "--idle", "show", "-p", str(target.pid)]
+        with (
+            recorder("-e", "none", "-p", str(target.pid), cwd=tmp_path) as record,
+            subprocess.Popen([*program.PROGRAM, "top", *options], **pipes) as top,
+        ):
+            assert top.stdout is not None
+            lines = [top.stdout.readline()]
+            target.communicate("\n")
+            lines += top.stdout.read().splitlines()
+            record.communicate()
+    documents = list(map(json.loads, lines))
+    assert len(documents) > 3 and not any(document["unread"] for document in documents)
+    waits, times = Counter[int](), Counter[int]()
+    for row in (row for document in documents for row in document["rows"]):
+        tid = int(row["label"].split()[-1])
+        waits[tid] += row["waits"]
+        times[tid] += row["blocked"] + row["runnable"]
+    recording = load_recording(tmp_path / "perf.data")
+    samples, budget = recording.samples, recording.budget
+    ended, expected = ~samples.has(SampleFlag.STILL_BLOCKED), Counter[int]()
+    for tid, count in zip(samples.tid[ended].tolist(), samples.count[ended].tolist(), strict=True):
+        expected[tid] += count
+    for tids in (waits, expected):
+        del tids[target.pid]  # it waited before either of them began
+    assert waits == expected and sum(waits.values()) > 500
+    states = [getattr(budget, name) for name in ("runnable_ns", "preempted_ns", *BLOCKED.values())]
+    for tid in expected:
+        ns = sum(int(state[budget.tid == tid].sum()) for state in states)
+        assert abs(times[tid] - ns) <= ns // 1000, tid
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_is_left_whatever_ends_it(number: signal.Signals) -> None:
     command = [*program.PROGRAM, "top", "--plain", "-d", "200ms", "-p", str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
         assert "blocked now" in top.stdout.readline()
-        recorder, place = recorder_of(top.pid)
+        process, place = recorder_of(top.pid)
         assert place.stat().st_mode & 0o777 == 0o700
         top.send_signal(number)
         top.wait(30 * program.PATIENCE)
         assert top.returncode == (128 + number if number == signal.SIGINT else -number)
-    until(lambda: not place.exists() and not os.path.exists(f"/proc/{recorder}"))
+    until(lambda: not place.exists() and not os.path.exists(f"/proc/{process}"))
 
 
 @pytest.fixture
@@ -145,7 +196,7 @@ def test_a_signal_ends_it_while_its_terminal_reads_nothing(terminal: tuple[int, 
     leader, follower = terminal
     with screen(follower) as top:
         read_until(leader, b"blocked now")
-        recorder, place = recorder_of(top.pid)
+        process, place = recorder_of(top.pid)
         sizes = itertools.cycle([(24, 80), (60, 200)])
 
         def is_stuck() -> bool:
@@ -156,7 +207,7 @@ def test_a_signal_ends_it_while_its_terminal_reads_nothing(terminal: tuple[int, 
         until(is_stuck)
         top.send_signal(signal.SIGTERM)
         assert top.wait(60 * program.PATIENCE) == 128 + signal.SIGTERM
-    until(lambda: not place.exists() and not os.path.exists(f"/proc/{recorder}"))
+    until(lambda: not place.exists() and not os.path.exists(f"/proc/{process}"))
 
 
 def test_what_cannot_be_recorded_is_one_sentence() -> None:

@@ -174,6 +174,13 @@ class OutputFile:
         self.go_on_after(self._write_account(recording, {}))
         self._begin_ns, self._paused = 0, True
 
+    def account(self, counts: Counts, end_ns: int) -> None:
+        """Write the account of the time up to `end_ns`, with the losses up to `counts`, and begin the next one."""
+        self._first_ns = self._first_ns or self._begin_ns or self.collector.span.begin_ns
+        self._ended, self._end_ns = counts, end_ns
+        self._write_account(self.collector.span, {})
+        self._begun, self._begin_ns, self._ended, self._end_ns = counts, end_ns, None, 0
+
     def resume(self) -> None:
         """Take records again after `pause`."""
         self._paused = False

@@ -25,6 +25,7 @@ from perf_offcpu.collect.wait_objects.describe import (
     object_payloads,
 )
 
+SOON_S = 0.1  # longest time for names in a file that goes on
 NAMING_S = 2.0  # longest time for names at the end of a file: some processes may not answer
 _MOST_SETS = 256
 _MOST_KNOWN = 1 << 14
@@ -110,6 +111,15 @@ class ObjectTable:
             self._naming = in_background(lambda: self._describer.described_again(sets))
             self._await(files, drain)
         self._describer.finish_until(math.inf)
+
+    def catch_up(self, files: Iterable[OutputFile], drain: Callable[[], object]) -> None:
+        """Write the objects up to now whose names are found soon; no scan is begun for it. `drain` as of `finish`."""
+        self.follow(files)
+        until_s = time.monotonic() + SOON_S
+        while self._naming is not None and time.monotonic() < until_s:
+            self._naming.wait(NAP_S)
+            drain()
+            self.follow(files)
 
     def close(self) -> None:
         """End the helper that looks up names."""

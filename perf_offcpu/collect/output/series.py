@@ -100,6 +100,23 @@ class FileSeries:
         if not self._totals.is_pending and self.is_due(rotation):
             self._rotate()
 
+    def account_if_due(self) -> None:
+        """Write what the end of a file would tell of the time up to now into the current file, which goes on: sums,
+        budgets, waits so far and losses; say the file's size. Not while the BPF maps are being drained."""
+        if not self._requests.account_due or self._totals.is_pending:
+            return
+        self._requests.account_due = False
+        drained_ns = now_ns()
+        self.drain()
+        self._totals.start()
+        counts = Counts.of(self._collector)
+        present = self.while_draining(lambda: self._totals.present_tasks(drained_ns))
+        self._objects.catch_up([self.current], self.drain)
+        self._totals.write(self.current, present)
+        self.drain()
+        self.current.account(counts, present.end_ns)
+        self._say(f"[ perf-offcpu record: account {self.current.size} {self.current.path} ]")
+
     def _open(self) -> list[OutputFile]:
         """Return the files that are not finished: the current one, and the one before until it has its sums."""
         return [self.current, self._past.file] if self._past else [self.current]

@@ -76,7 +76,7 @@ _RECORDING = """
   stacks 16M; less on many CPUs)
 --buildid-cache: copy the files with recorded addresses to ~/.debug (or $PERF_BUILDID_DIR), in case programs
   are removed or replaced
---control FDS: take commands (enable, disable, snapshot, period TIME, stop, ping) from an open descriptor,
+--control FDS: take commands (enable, disable, snapshot, account, period TIME, stop, ping) from an open descriptor,
   fd:CTL, and acknowledge them, fd:CTL,ACK
 --until-exit PID: stop when this process ends, whatever is recorded
 --ready-fd FD: write READY to this open descriptor when recording has begun, and close it
