@@ -33,9 +33,19 @@ ENDS_IN_SLEEPER = b"\0btf_trace_sched_exit_tp\0" in Path("/sys/kernel/btf/vmlinu
 """This kernel can end waits in the sleeper's own context (Linux 6.16)."""
 
 _needs_exit = pytest.mark.skipif(not ENDS_IN_SLEEPER, reason="this kernel has no sched_exit_tp")
-both_forms = pytest.mark.parametrize(
-    "in_switch", [pytest.param(False, id="sched_exit_tp", marks=_needs_exit), pytest.param(True, id="sched_switch")]
-)
+
+
+def _forms(*others: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    forms = (
+        pytest.param(False, id="sched_exit_tp", marks=_needs_exit),
+        pytest.param(True, id="sched_switch", marks=others),
+    )
+    return pytest.mark.parametrize("in_switch", forms)
+
+
+both_forms = _forms()
+usual = _forms(*[pytest.mark.long] * ENDS_IN_SLEEPER)
+"""The form of this kernel: with the other one the test is a further example."""
 
 
 @dataclass(frozen=True)

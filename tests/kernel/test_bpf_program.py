@@ -23,6 +23,7 @@ from kernel.napping import (
     kernel_name,
     program_symbols,
     record_napper,
+    usual,
     waits_of,
     watched,
 )
@@ -84,7 +85,7 @@ OF_NAPS = [pytest.param(way, marks=() if way is ShortWaits.SAMPLED else pytest.m
 
 
 @pytest.mark.beside
-@both_forms
+@usual
 @pytest.mark.parametrize("short_waits", OF_NAPS)
 def test_stacks_reach_from_the_wait_to_the_root(napper: Path, in_switch: bool, short_waits: ShortWaits) -> None:
     tallies, waits, _, _ = record_napper(napper, threshold_ns=MS, short_waits=short_waits, in_switch=in_switch)
@@ -104,7 +105,7 @@ def test_stacks_reach_from_the_wait_to_the_root(napper: Path, in_switch: bool, s
 
 
 @pytest.mark.beside
-@both_forms
+@usual
 def test_kernel_stacks_can_be_left_out(napper: Path, in_switch: bool) -> None:
     _, waits, _, counters = record_napper(napper, threshold_ns=MS, kernel_stacks=False, in_switch=in_switch)
     assert len(waits) > 4 * ROUNDS
@@ -132,7 +133,7 @@ def test_both_forms_show_the_same_frames(napper: Path) -> None:
 
 
 @pytest.mark.beside
-@both_forms
+@usual
 def test_user_frames_are_those_the_kernel_walks(napper: Path, in_switch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_own_walk() -> KernelFacts:
         facts = kept_facts()
@@ -218,7 +219,7 @@ def test_sums_are_exact_and_stacks_of_drawn_waits_are_theirs(napper: Path) -> No
         assert sums["total_ns"][right].sum() > 0.9 * sums["total_ns"][mine].sum()
 
 
-@both_forms
+@usual
 def test_sums_without_stacks(napper: Path, in_switch: bool) -> None:
     tallies, waits, sums, counters = record_napper(
         napper, threshold_ns=NEVER, short_waits=ShortWaits.THREADS, in_switch=in_switch
@@ -232,7 +233,7 @@ def test_sums_without_stacks(napper: Path, in_switch: bool) -> None:
         balance.check(tally, int(mine["count"].sum()), int(mine["total_ns"].sum()), around=2)
 
 
-@both_forms
+@usual
 def test_threshold_parts_samples_from_sums(napper: Path, in_switch: bool) -> None:
     tallies, waits, sums, counters = record_napper(napper, threshold_ns=MS, in_switch=in_switch)
     assert min(w.ns for w in waits) >= MS > sums["longest_ns"].max()
@@ -312,7 +313,7 @@ def test_a_full_map_of_stacks_leaves_the_sums_whole(napper: Path, short_waits: S
     Balance(counters, not ENDS_IN_SLEEPER).check_all(tallies, sums, [])
 
 
-@both_forms
+@usual
 def test_a_full_ring_sends_waits_to_the_sums(napper: Path, in_switch: bool) -> None:
     tallies, waits, sums, counters = record_napper(napper, threshold_ns=0, in_switch=in_switch, pages=1)
     assert counters["ring_full"] == sums["count"].sum() > 0

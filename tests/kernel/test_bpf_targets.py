@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 from kernel.bpf_output import CpuClock
-from kernel.napping import MS, NANOSLEEP, Napper, both_forms, is_in, python, read_int, recording, waits_of, watched
+from kernel.napping import (
+    MS,
+    NANOSLEEP,
+    Napper,
+    both_forms,
+    is_in,
+    python,
+    read_int,
+    recording,
+    usual,
+    waits_of,
+    watched,
+)
 
 from perf_offcpu.collect.bpf.config import OffCpuConfig, Targets
 from perf_offcpu.collect.bpf.program import OffCpuProgram
@@ -17,7 +29,7 @@ from perf_offcpu.collect.events.perf_event import set_filter
 
 
 @pytest.mark.beside
-@both_forms
+@usual
 def test_other_processes_are_left_alone(napper: Path, in_switch: bool) -> None:
     other = Napper(napper)
     with watched(napper, threshold_ns=0, in_switch=in_switch) as (one, program, rings):
@@ -182,7 +194,7 @@ def test_nothing_is_recorded_before_enable_and_after_disable() -> None:
 
 
 @pytest.mark.beside
-@both_forms
+@usual
 def test_cgroup_of_the_sleeper(tmp_path: Path, in_switch: bool) -> None:
     (mount,) = [m.split()[1] for m in Path("/proc/mounts").read_text().splitlines() if m.split()[2] == "cgroup2"][:1]
     group = Path(mount) / f"perf-offcpu-test-{os.getpid()}"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from builders.program import PATIENCE
 from builders.program import run as perf_offcpu
-from kernel.napping import both_forms, recording, waits_of
+from kernel.napping import recording, usual, waits_of
 from kernel.recorder import Run, report, run
 
 from perf_offcpu import losses
@@ -38,7 +38,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@both_forms
+@usual
 def test_the_object_is_the_descriptor_that_ended_the_wait(in_switch: bool) -> None:
     config = OffCpuConfig(targets=Targets.PIDS, threshold_ns=1_000_000, in_switch=in_switch)
     command = [sys.executable, str(LOOP), str(ROUNDS)]

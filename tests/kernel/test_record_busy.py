@@ -32,8 +32,9 @@ def many_switches(seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("options", "seconds"), [
-    (["--off-cpu-thresh", "0", "--call-graph", "fp"], 1), (["--switch-output=1s"], 2),
-], ids=["every wait", "several files"])  # fmt: skip
+    pytest.param(["--off-cpu-thresh", "0", "--call-graph", "fp"], 1, id="every wait"),
+    pytest.param(["--switch-output=1s"], 2, id="several files", marks=pytest.mark.long),
+])  # fmt: skip
 def test_rings_are_emptied_all_the_time(tmp_path: Path, options: list[str], seconds: float) -> None:
     # Longer than the recorder needs to start, record and end, but for the kernel's removal of its programs.
     with many_switches(seconds + 3 * PATIENCE):

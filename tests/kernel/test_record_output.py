@@ -82,7 +82,7 @@ RATE = str(int(1999 / PATIENCE))  # samples a second; an emulated machine does n
 
 @pytest.mark.parametrize("level, load", [
     pytest.param("-z", ["-a", "-F", RATE], id="quick", marks=pytest.mark.alone),
-    pytest.param("-z19", ["-F", RATE], id="best"),  # too slow for all that a busy machine does
+    pytest.param("-z19", ["-F", RATE], id="best", marks=pytest.mark.long),  # too slow for all of a busy machine
 ])  # fmt: skip
 def test_compressed_file_opens_in_perf(tmp_path: Path, level: str, load: list[str]) -> None:
     busy = [*napping(100)[:-1], f"{NAPS.format(100)}\nsum(range(10**7))"]
@@ -97,18 +97,6 @@ def test_compressed_file_opens_in_perf(tmp_path: Path, level: str, load: list[st
     with PerfDataReader.open(path) as reader:
         found = reader.features.values(Feature.COMPRESSED)
     assert found is not None and found["level"] == int(level[2:] or 1)
-
-
-def test_killed_compressed_recording_can_be_read(tmp_path: Path) -> None:
-    """All but the last 0.2 s: the recorder gets more time than that after the naps that are counted."""
-    naps = f"{NAPS.format(100)}\nprint('napped', flush=True)\n{NAPS.format(500)}"
-    command = [*PROGRAM, "-q", "-z", "--off-cpu-thresh", "0", "--", sys.executable, "-c", naps]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"napped\n"
-        time.sleep(1)
-        process.kill()
-    recording = load_recording(tmp_path / "perf.data")
-    assert (off_cpu(recording) & (recording.samples.period >= 3_500_000)).sum() >= 99
 
 
 def parts(directory: Path) -> list[Path]:
@@ -210,7 +198,10 @@ def test_signal_switches_and_only_the_last_files_are_kept(tmp_path: Path) -> Non
     """Meanwhile processes come and go: each file names the threads of its waits."""
     born = subprocess.Popen(["sh", "-c", "while sleep 0.002 | cat; do :; done"], start_new_session=True)
     process = subprocess.Popen(
-        [*PROGRAM, "--switch-output", "--switch-max-files", "2", "-a"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [*PROGRAM, "--switch-output", "--switch-max-files", "2", "-a", "-m", "16M"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     until(lambda: parts(tmp_path))
     first = parts(tmp_path)[0]

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 from builders.program import run as perf_offcpu
 from kernel.bpf_output import NOT_KNOWN
-from kernel.napping import MS, NEVER, both_forms, drained_sums, kernel_name, parted, record_napper, waits_of, watched
+from kernel.napping import (
+    MS,
+    NEVER,
+    both_forms,
+    drained_sums,
+    kernel_name,
+    parted,
+    record_napper,
+    usual,
+    waits_of,
+    watched,
+)
 
 from perf_offcpu.collect.bpf.config import ShortWaits
 from perf_offcpu.decode.load import load_recording
@@ -22,7 +33,7 @@ from perf_offcpu.model.stacks import frames_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 
-@both_forms
+@usual
 def test_short_waits_can_be_dropped_and_are_counted(napper: Path, in_switch: bool) -> None:
     tallies, waits, sums, counters = record_napper(
         napper, threshold_ns=NEVER, short_waits=ShortWaits.DROP, in_switch=in_switch
@@ -32,7 +43,7 @@ def test_short_waits_can_be_dropped_and_are_counted(napper: Path, in_switch: boo
     assert counters["dropped_ns"] > 100 * MS
 
 
-@both_forms
+@usual
 def test_waits_shorter_than_asked_for_are_left_out_and_counted(napper: Path, in_switch: bool) -> None:
     tallies, waits, sums, counters = record_napper(napper, threshold_ns=0, min_block_ns=MS, in_switch=in_switch)
     assert min(w.ns for w in waits) >= MS and len(sums) == 0
@@ -42,7 +53,7 @@ def test_waits_shorter_than_asked_for_are_left_out_and_counted(napper: Path, in_
     assert len([w for w in waits if w.tid == nap.tid]) >= nap.waits - 2
 
 
-@both_forms
+@usual
 def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, in_switch: bool) -> None:
     with watched(napper, threshold_ns=0, max_rate=100, in_switch=in_switch, rounds=60) as (one, program, rings):
         begin = time.monotonic()
@@ -62,7 +73,7 @@ def test_the_rate_of_samples_is_limited_and_nothing_goes_missing(napper: Path, i
             assert tally.waits <= counted <= tally.waits + 2
 
 
-@both_forms
+@usual
 def test_preempted_threads_are_waits_if_asked_for(napper: Path, in_switch: bool) -> None:
     tallies, waits, _, _ = record_napper(napper, threshold_ns=0, states="SDR", in_switch=in_switch)
     spinners = {t.tid for t in tallies if t.kind == "spin"}

@@ -23,6 +23,7 @@ from perf_offcpu.report.verdict.text import lines_of
 from perf_offcpu.symbolize.symbolizer import symbolize
 
 SHORT_SLEEPS = "short-sleeper"
+ROUNDS = ("--rounds", "12")
 
 
 class Run:
@@ -70,7 +71,9 @@ class Run:
 def run(request: pytest.FixtureRequest, waiter: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("workload") / "perf.data"
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="workload.") as disk:  # /tmp may be memory
-        done = perf_offcpu("record", "-o", path, "--off-cpu-thresh", request.param, "--", waiter, cwd=Path(disk))
+        done = perf_offcpu(
+            "record", "-o", path, "--off-cpu-thresh", request.param, "--", waiter, *ROUNDS, cwd=Path(disk)
+        )
     recording = load_recording(path)
     recording.check()
     profile = symbolize(recording)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pytest
 from builders.dataset import rows_of
 from builders.profile import ProfileBuilder, functions_of
@@ -127,6 +126,8 @@ def test_several_recordings_at_once_have_the_totals_of_the_report(tmp_path: Path
     assert done.stderr == ""
     said = [line.split(": ")[1].split(",")[0] for line in done.stdout.splitlines()]
     assert said == ["162 samples of vm", "148 samples of vmtest"]
+    import pyarrow.dataset as pads  # which imports pandas: not in each worker
+
     table = pads.dataset(tmp_path / "set" / "samples", partitioning="hive").to_table()
     hosts = pads.dataset(tmp_path / "set" / "hosts", partitioning="hive").to_table()
     assert hosts["labels"].to_pylist() == [[("service", "web"), ("version", "2.0")]] * 2
