@@ -193,8 +193,8 @@ def _parse_keys(texts: list[str], labels: list[str]) -> tuple[str, ...]:
     labels = [name for name in labels if not is_column(name)]  # these go before labels of the same name
     for key in keys:
         if key not in SORT_KEYS and key not in labels:
-            known = f"known: {', '.join(SORT_KEYS)}; labels: {', '.join(labels) or 'none'}"
-            raise UsageError(f"--sort: no key or label '{key}' ({known})")
+            choices = f"known: {', '.join(SORT_KEYS)}; labels: {', '.join(labels) or 'none'}"
+            raise UsageError(f"--sort: no key or label '{key}' ({choices})")
     return tuple(dict.fromkeys(keys))
 
 

@@ -64,16 +64,16 @@ def report(facts: Head, tables: Sequence[Table], idle: int, causes: FleetCauses 
 
 def _first_screen(ranking: FleetCauses, facts: Head, style: Style) -> Iterator[str]:
     """Return the lines of the ranking of causes of waits."""
-    whole, causes = ranking.whole, ranking.causes
+    total, causes = ranking.whole, ranking.causes
     on_cpu = sum(cause.weight for cause in causes if cause.wait_class in _FOR_CPU)
-    blocked = whole - on_cpu - (ranking.running or 0)
-    parts = [] if ranking.running is None else [f"{_rounded(ranking.running, whole)} running"]
-    parts += [f"{_rounded(on_cpu, whole)} waiting for a CPU", f"{_rounded(blocked, whole)} blocked"]
+    blocked = total - on_cpu - (ranking.running or 0)
+    parts = [] if ranking.running is None else [f"{_rounded(ranking.running, total)} running"]
+    parts += [f"{_rounded(on_cpu, total)} waiting for a CPU", f"{_rounded(blocked, total)} blocked"]
     subject = "threads' time" if parts[2:] else "waits"
-    yield from say.section(f"Of {hours(whole)} of {subject}: {' · '.join(parts)}", style)
+    yield from say.section(f"Of {hours(total)} of {subject}: {' · '.join(parts)}", style)
     shown = causes[:_MOST_CAUSES]
     columns = [
-        Column("Share", [_rounded(cause.weight, whole) for cause in shown]),
+        Column("Share", [_rounded(cause.weight, total) for cause in shown]),
         Column("Time", [hours(cause.weight) for cause in shown]),
         Column(
             "Waits for",
@@ -193,9 +193,9 @@ def _is_waits(facts: Head) -> bool:
 def _losses(facts: Head) -> Iterator[str]:
     yield "#"
     if facts.gaps:
-        whole = sum(gap.ns for gap in facts.gaps)
-        share = say.share(whole, whole + facts.recorded_ns)
-        yield say.comment(f"Not recorded: {hours(whole)}, {share} of the time of these hosts")
+        gap_ns = sum(gap.ns for gap in facts.gaps)
+        share = say.share(gap_ns, gap_ns + facts.recorded_ns)
+        yield say.comment(f"Not recorded: {hours(gap_ns)}, {share} of the time of these hosts")
     for gap in facts.gaps[:_MOST_GAPS]:
         yield say.comment(f"{hours(gap.ns):>10}  {gap.cause}, {gap.host}")
     if more := facts.gaps[_MOST_GAPS:]:
@@ -344,12 +344,12 @@ def _ratio_text(sides: tuple[float, float]) -> str:
 
 def _closed_loop(total: Change, loops: Sequence[str]) -> str:
     """Return the sentence that time per second is no measure of these waits."""
-    of = f" ({', '.join(loops)})" if loops else ""
+    names = f" ({', '.join(loops)})" if loops else ""
     lengths = total.lengths
     figures = f" ({_ratio_text(lengths.mean_ns)} in all)" if lengths and total.is_closed_loop else ""
     return (
-        f"Closed loop{of}: waits changed their length{figures}, and their number the other way, as where each request "
-        "waits for the one before. Time per second hardly shows that: judge by 'Each' and p99."
+        f"Closed loop{names}: waits changed their length{figures}, and their number the other way, as where each "
+        "request waits for the one before. Time per second hardly shows that: judge by 'Each' and p99."
     )
 
 

@@ -86,8 +86,8 @@ class Unwinder:
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:
         """Unwind the snapshots `rows` together; `spaces[i]` is the address space of `rows[i]`. Result in this order."""
         self._budget[0] += MORE_GENERAL
-        values, known = _registers(snapshots, rows, self.registers)
-        threads = Threads(spaces, values, known, snapshots.read_stacks(rows))
+        values, is_known = _registers(snapshots, rows, self.registers)
+        threads = Threads(spaces, values, is_known, snapshots.read_stacks(rows))
         return Unwound(*walk_up(self._lookup, threads, self._budget))
 
     def unwind_all(self, snapshots: Snapshots, spaces: I32, stack_bytes: int, counters: Losses) -> Unwound:

@@ -24,7 +24,7 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 
 DATA = Path(__file__).parent.parent / "data" / "perf-7.2"
 NAMES = ["direct", "atend", "hybrid", "deferred", "compressed", "pipe", "sched"]
-TURNED = {"direct": (), "deferred": (), **dict.fromkeys(("atend", "hybrid", "compressed"), pytest.mark.long)}
+TURNED = {"direct": [], "deferred": [], **dict.fromkeys(("atend", "hybrid", "compressed"), [pytest.mark.long])}
 """Raw data of tracepoints keeps its byte order (`builders.foreign`); a pipe becomes a file."""
 BIG = [pytest.param(f"{name}-big-endian", marks=marks) for name, marks in TURNED.items()]
 

@@ -261,6 +261,6 @@ class FileSeries:
         is_taken = self._totals_begun and not self._totals.is_pending
         if self._past:
             self._past.file.finish_somehow(span, {}, self._totals.unwritten(self._past.present))
-        known = itertools.chain(self._objects.unwritten(), self._totals.unwritten())
-        rest = known if is_taken else itertools.chain(known, self._totals.remaining())
+        unwritten_rows = itertools.chain(self._objects.unwritten(), self._totals.unwritten())
+        rest = unwritten_rows if is_taken else itertools.chain(unwritten_rows, self._totals.remaining())
         self.current.finish_somehow(span, {losses.RECORDS_UNWRITTEN: unwritten}, rest)
