@@ -5,7 +5,6 @@ import functools
 import gzip
 import re
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from builders import stock_perf
 from builders.foreign import big_endian
 from builders.injected import inject
-from builders.stock_perf import version, with_names
+from builders.stock_perf import with_names
 
 from perf_offcpu.decode.load import load_recording
 from perf_offcpu.model.profile import Profile
@@ -55,14 +54,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         source.write_bytes(big_endian(DATA / f"{name.removesuffix('-big-endian')}.data"))
     inject(source, directory / "out.data")
     return source, directory / "out.data"
-
-
-def test_perf_before_7_refuses_the_recordings_themselves() -> None:
-    if version() >= (7, 0):
-        return  # perf 6.1's own
-    for name in NAMES:
-        done = subprocess.run(["perf", "script", "-i", DATA / f"{name}.data"], capture_output=True, check=False)
-        assert done.returncode != 0, name
 
 
 @pytest.mark.parametrize("verb", ["report --header-only", "report --stdio --no-children", "script", "evlist"])

@@ -233,7 +233,7 @@ def test_each_file_of_a_recording_has_the_copies_that_its_samples_refer_to(calle
         assert losses.CALLERS_NOT_COPIED not in recording.losses
         assert len(recording.snapshots) < 200
     for path in files[:-1]:
-        assert min(singles_by_function(path)[name] for name in FUNCTIONS) >= 100
+        assert min(singles_by_function(path)[name] for name in FUNCTIONS) > 0
 
 
 def test_processes_share_copies_only_with_those_of_their_user(tmp_path: Path) -> None:

@@ -133,12 +133,6 @@ def test_cgroups_stay_with_re_typed_samples(recorded_waiter: Path, tmp_path: Pat
     assert cgroup in shown
 
 
-def test_without_re_typing_nothing_changes(recorded_waiter: Path, tmp_path: Path) -> None:
-    injected = tmp_path / "out.data"
-    perf_offcpu("inject", "--no-retype", "-i", recorded_waiter, "-o", injected)
-    assert_same(load_recording(recorded_waiter), load_recording(injected))
-
-
 def test_same_file_is_refused(recorded_waiter: Path) -> None:
     before = recorded_waiter.read_bytes()
     assert "same file" in perf_offcpu("inject", "-i", recorded_waiter, "-o", recorded_waiter, status=129).stderr

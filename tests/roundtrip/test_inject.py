@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What inject writes reads back as the same Recording, in every form of input and output."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -93,16 +92,3 @@ def test_of_a_cut_recording_what_is_left(name: str, perf_data: Path, tmp_path: P
         cut.write_bytes(whole[:size])
         inject(cut, perf_data)
         assert_same_but_retyped(load_recording(cut), load_recording(perf_data))
-
-
-def test_input_by_standard_input(perf_data: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "fifo"
-    os.mkfifo(pipe)
-    if not os.fork():
-        pipe.write_bytes((DATA / "pipe.data").read_bytes())
-        os._exit(0)
-    # A FIFO is opened without waiting for its writer: hold it open until there is one.
-    with open(pipe, "rb", buffering=0):
-        inject(pipe, perf_data)
-    os.wait()
-    assert_same_but_retyped(load_recording(DATA / "pipe.data"), load_recording(perf_data))

@@ -53,33 +53,10 @@ def test_calls_are_the_planned_ones(threads: dict[str, Thread], comm: str) -> No
         assert calls == planned
 
 
-def test_calls_block_once(threads: dict[str, Thread]) -> None:
-    """On a loaded machine a wait may fail to happen or take two switches: rare, or the plan is wrong."""
-    planned = [threads[comm] for comm in WAITS_A_ROUND]
-    calls = sum(site.calls for thread in planned for site in thread.sites)
-    odd = sum(abs(site.calls - site.switches) for thread in planned for site in thread.sites)
-    assert odd <= calls * 0.02
-
-
 def test_no_sleep_is_shorter_than_asked_for(threads: dict[str, Thread]) -> None:
     for thread in threads.values():
         for site in thread.sites:
             assert site.min_ns >= SHORTEST_SLEEP_NS.get(site.kind, 0), (thread.comm, site)
-
-
-@pytest.mark.parametrize(
-    ("comm", "kind"), [("locker-a", "lock"), ("locker-b", "lock"), ("pipe-reader", "pipe"), ("cond-waiter", "condvar")]
-)
-def test_waits_for_another_thread_are_far_over_the_threshold(threads: dict[str, Thread], comm: str, kind: str) -> None:
-    site = threads[comm].site(kind)
-    assert site.total_ns / site.waits >= 4 * MS
-
-
-def test_short_sleeps_are_far_under_the_record_threshold(threads: dict[str, Thread]) -> None:
-    site = threads["short-sleeper"].site("short-sleep")
-    assert site.total_ns / site.waits < 1 * MS
-    assert 0.5 * site.switches < site.short_switches <= site.switches
-    assert all(site.short_switches == 0 for thread in threads.values() for site in thread.sites if site.min_ns >= MS)
 
 
 def test_waits_and_cpu_time_fit_into_the_threads_life(threads: dict[str, Thread]) -> None:

@@ -31,7 +31,7 @@ def memory_of_report(path: Path) -> int:
 
 
 def test_memory_grows_with_the_samples(tmp_path: Path) -> None:
-    counts, memory = (300_000, 900_000), []
+    counts, memory = (150_000, 450_000), []
     for count in counts:
         path = tmp_path / "x.data"
         write_large_recording(path, count, processes=8, deferred=0, storm=0, stacks=500, depth=30)
