@@ -31,7 +31,7 @@ from perf_offcpu.model.columns import Strings
 from perf_offcpu.model.coverage import Sampling
 from perf_offcpu.model.recording import Dsos, Evsel, Meta, Recording, SampleFlag, Samples
 from perf_offcpu.perfdata.events import Events, EventSpec
-from perf_offcpu.perfdata.features import Features
+from perf_offcpu.perfdata.features import BuildId, Features
 from perf_offcpu.perfdata.reader import PerfDataReader
 from perf_offcpu.perfdata.scan import Chunk
 
@@ -138,7 +138,8 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
     deferred = batch.deferred.take(np.argsort(batch.deferred.time_ns, kind="stable"))
     ids = {name: getattr(deferred, name) for name in ("time_ns", "pid", "tid")}
     walked = tasks.attribute(Samples.filled(len(deferred), **ids))
-    meta = _read_meta(head.events, head.features, head.path, samples, account)  # counts damaged features
+    files = head.features.build_ids()
+    meta = _read_meta(head.events, head.features, files, head.path, samples, account)  # counts damaged features
     budget, borders = joined_budget(account.budgets)
     if len(account.spans) > 1:
         samples = without_continued(samples, borders, account.end_ns)
@@ -149,7 +150,7 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         strings=tasks.strings,
         spaces=spaces,
         maps=maps,
-        dsos=_with_build_ids(tasks.notes.dsos(), tasks.strings, head.features),
+        dsos=_with_build_ids(tasks.notes.dsos(), tasks.strings, files),
         comms=tasks.comms(),
         tasks=tasks.tasks(),
         budget=budget,
@@ -158,16 +159,16 @@ def assemble(head: Head, batch: Batch, tasks: TaskReplay, account: CollectorAcco
         kernel_symbols=tasks.kernel_symbols(),
         deferred=deferred.with_columns(comm=walked.comm, space=walked.space),
         cgroups=tasks.cgroups,
-        paths=_paths(head.features),
+        paths=_paths(files),
         losses=dict(head.counters),
         meta=meta,
     )
 
 
-def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
+def _with_build_ids(dsos: Dsos, strings: Strings, files: Sequence[BuildId]) -> Dsos:
     """Return `dsos`, where a dso without build-id gets the build-id of its path in the header, if there is just one."""
     ids_of_path: dict[int, set[str]] = {}
-    for entry in features.build_ids():
+    for entry in files:
         path = strings.find(entry.filename.decode("utf-8", "surrogateescape"))
         ids_of_path.setdefault(path, set()).add(entry.build_id)
     id_of_path = {path: strings.intern(ids.pop()) for path, ids in ids_of_path.items() if len(ids) == 1}
@@ -175,22 +176,24 @@ def _with_build_ids(dsos: Dsos, strings: Strings, features: Features) -> Dsos:
     return dsos.with_columns(build_id=np.array([own or id_of_path.get(path, 0) for path, own in pairs], np.uint32))
 
 
-def _paths(features: Features) -> dict[str, list[str]]:
+def _paths(files: Sequence[BuildId]) -> dict[str, list[str]]:
     paths: dict[str, list[str]] = {}
-    for entry in features.build_ids():
+    for entry in files:
         if entry.cpumode == CpuMode.USER:
             paths.setdefault(entry.build_id, []).append(entry.filename.decode("utf-8", "surrogateescape"))
     return paths
 
 
-def _read_meta(events: Events, features: Features, path: str, samples: Samples, account: CollectorAccount) -> Meta:
+def _read_meta(
+    events: Events, features: Features, files: Sequence[BuildId], path: str, samples: Samples, account: CollectorAccount
+) -> Meta:
     """Return facts about machine and run; they are complete after the last chunk."""
     clockids = (spec.attr.clockid for spec in events.specs if spec.attr.flags & AttrFlag.USE_CLOCKID)
     clock = features.values(Feature.CLOCK_DATA) or {}
     timed = samples.time_ns[samples.time_ns >= 0]
     kernel = (
         entry.build_id
-        for entry in features.build_ids()
+        for entry in files
         if entry.cpumode == CpuMode.KERNEL and entry.filename.startswith(b"[kernel.kallsyms]")
     )
     return Meta(

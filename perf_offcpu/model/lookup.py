@@ -94,14 +94,14 @@ def _find(maps: Maps, spaces: I32, addresses: U64) -> I32:
     row = np.full(len(addresses), NO_MAP, np.int32)
     if not len(addresses):
         return row
-    order = np.argsort(spaces, kind="stable")
-    present, first = np.unique(spaces[order], return_index=True)
-    lows, highs = np.searchsorted(maps.space, present), np.searchsorted(maps.space, present, side="right")
-    for rows, low, high in zip(np.split(order, first[1:]), lows.tolist(), highs.tolist(), strict=True):
-        if low == high:
-            continue
-        address = addresses[rows]
-        slot = np.searchsorted(maps.start[low:high], address, side="right") - 1 + low
-        hit = (slot >= low) & (address < maps.end[slot])
-        row[rows[hit]] = slot[hit]
+    # A binary search for all at once, each within the mappings of its space: the last that begins at or before it.
+    low = np.searchsorted(maps.space, spaces)
+    first, high = low, np.searchsorted(maps.space, spaces, side="right")
+    for _ in range(int((high - low).max()).bit_length()):
+        middle = (low + high) >> 1
+        is_before = (low < high) & (maps.start.take(middle, mode="clip") <= addresses)
+        low, high = np.where(is_before, middle + 1, low), np.where(is_before, high, middle)
+    hit = np.flatnonzero(low > first)
+    hit = hit[addresses[hit] < maps.end[low[hit] - 1]]
+    row[hit] = low[hit] - 1
     return row

@@ -39,6 +39,7 @@ from perf_offcpu.symbolize.user import UserNames
 from perf_offcpu.symbolize.wait_objects.names import with_objects
 
 _BLOCK = 1 << 18  # rows that are looked up at once
+_MOST_KEPT, _LONGEST_KEPT = 1 << 14, 2000  # names that are kept with their readable form, and characters of both
 
 COOKIE = "(cookie)"  # symbol shown for the cookie of a deferred user callchain, as perf script prints it
 
@@ -60,7 +61,8 @@ def symbolize(recording: Recording, options: SymbolizeOptions | None = None) -> 
     named = Named(locations, names, rows)
     locations, names, rows = name_by_calls(recording, named, has_inlined, strings, options.search(), unresolved)
     if options.demangle:
-        _demangle(names, inlined, strings)
+        kept = options.cache.in_memory("readable names", dict[str, str]) if options.cache else {}
+        _demangle(names, inlined, strings, kept)
     frames, frames_of_location = build_frames(names, inlined, locations, keep_ips=options.keep_ips)
     chains = expand(rows, frames_of_location)
     if len(recording.python):
@@ -199,10 +201,18 @@ def _shift_back(names: SymbolNames, locations: Locations) -> None:
     names.address[unknown] = locations.ip[unknown]
 
 
-def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings) -> None:
-    """Demangle the symbols of both tables, in one call, because a call costs a process."""
+def _demangle(names: SymbolNames, inlined: InlinedFunctions, strings: Strings, kept: dict[str, str]) -> None:
+    """Demangle the symbols of both tables, in one call, because a call costs a process. `kept`: readable form of names
+    of earlier recordings; some are added."""
     used, inverse = np.unique(np.concatenate([names.symbol, inlined.symbol]), return_inverse=True)
-    shown = strings.intern_all(demangle([strings[row] for row in used.tolist()]))[inverse]
+    symbols = [strings[row] for row in used.tolist()]
+    new = [symbol for symbol in symbols if symbol not in kept]
+    readable = {symbol: name for symbol, name in zip(new, demangle(new), strict=True) if name != symbol}
+    shown = strings.intern_all(readable.get(symbol) or kept.get(symbol, symbol) for symbol in symbols)[inverse]
+    # Names that failed stay mangled, and are tried again.
+    kept |= {symbol: name for symbol, name in readable.items() if len(symbol) + len(name) <= _LONGEST_KEPT}
+    if len(kept) > _MOST_KEPT:
+        kept.clear()
     names.symbol, inlined.symbol = shown[: len(names.symbol)], shown[len(names.symbol) :]
 
 
