@@ -23,7 +23,7 @@ from perf_offcpu.units import parse_time
 if TYPE_CHECKING:
     from perf_offcpu.top.segments import Segments
 
-KEYS: Final = "comm process thread class syscall object waker symbol state cgroup".split()
+KEYS: Final = "comm process thread class syscall object holder waker symbol state cgroup".split()
 _ROWS: Final = 25
 _FIRST_S: Final = 0.5  # the first interval on the screen: figures come soon
 _TARGETS = """
@@ -148,7 +148,7 @@ def _show(args: argparse.Namespace, segments: Segments, count: int | None) -> in
 
     profiles = itertools.islice(segments, count)
     intervals = (interval_of(profile, idle="show", without_pid=os.getpid()) for profile in profiles)
-    source = Source(intervals, segments.end, segments.percent, lambda: segments.unread)
+    source = Source(intervals, segments.end, segments.percent, lambda: segments.unread, segments.keep)
     app = TopApp(source, KEYS, args.sort, args.idle)
     app.run()
     if app.problem is not None:

@@ -21,7 +21,7 @@ from perf_offcpu.analysis.classes.wait_classes import WaitClass
 from perf_offcpu.analysis.group import group, max_by, sum_by
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.idle import of_idle_threads
-from perf_offcpu.callpaths.keys import cgroup_label, column_of
+from perf_offcpu.callpaths.keys import NO_OBJECT, cgroup_label, column_of
 from perf_offcpu.model.columns import I32, I64, Bool, distinct, is_among
 from perf_offcpu.model.lookup import rows_at
 from perf_offcpu.model.profile import Profile, ProfileSamples
@@ -175,6 +175,13 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
     """Return the values of a key of the samples, int64[samples], and of the threads, int64[threads] (empty for other
     keys than those of threads), and a function from value and row of the samples (-1: none) to text."""
     profile, lives, samples = interval.profile, interval.lives, interval.profile.samples
+
+    def named(value: int, _: int) -> str:
+        return f"{thread_label(comm_at(profile, value, interval.end_ns))} {id_text(value)}"
+
+    if key == "holder":
+        held = holders_of(profile).known().astype(np.int64)
+        return held, np.empty(0, np.int64), lambda value, _: named(value, _) if value >= 0 else NO_OBJECT
     if key not in _OF_LIVES:
         column, label = column_of(key, profile, interval.waits)
         return column, np.empty(0, np.int64), lambda _, row: label(row)
@@ -185,13 +192,10 @@ def _column(interval: Interval, key: str) -> tuple[I64, I64, Callable[[int, int]
     names = ("pid", "pid") if key == "process" else ("tid", "tid")
     of_samples, of_lives = getattr(samples, names[0]), getattr(lives, names[1])
 
-    def named(value: int, _: int) -> str:
-        return f"{thread_label(_comm(profile, value, interval.end_ns))} {id_text(value)}"
-
     return of_samples.astype(np.int64), of_lives.astype(np.int64), named
 
 
-def _comm(profile: Profile, tid: int, time_ns: int) -> str:
+def comm_at(profile: Profile, tid: int, time_ns: int) -> str:
     """Return the name of a thread at a time; "" unknown."""
     comms = profile.comms
     row = rows_at(comms.tid, comms.begin_ns, np.array([tid], np.int32), np.array([time_ns]))[0]

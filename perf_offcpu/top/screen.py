@@ -8,8 +8,9 @@ was chosen by keys: grouping, order, filter, and the rows that Enter went into."
 import asyncio
 import os
 import signal
+import textwrap
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -27,14 +28,13 @@ from perf_offcpu.structs import frozen
 from perf_offcpu.text import printable
 from perf_offcpu.top import plain
 from perf_offcpu.top.interval import Interval, Row
+from perf_offcpu.top.segments import write_new
+from perf_offcpu.top.thread_page import History, page, sparkline
 
 _MOST_ROWS: Final = 500
-_STACKS: Final = 30
 _BARS: Final = 5
-_MINUTE_S: Final = 60
 _NAME: Final = 40
 _PATIENCE_S: Final = 10.0
-_LEVELS: Final = " ▁▂▃▄▅▆▇█"
 _IDLE: Final = {"hide": "show", "show": "only", "only": "hide"}
 _ORDERS: Final = "blocked runnable running waits average longest now since".split()
 HELP: Final = """\
@@ -43,9 +43,11 @@ HELP: Final = """\
  < >              order of the rows: another column
  /                filter: rows whose name contains the text; Escape: none
  i                idle threads: hidden, shown, shown alone
- Enter            into a row: its threads; into a thread: its stacks
+ Enter            into a row: its threads; a thread: its waits and stacks
  Backspace        back
  f                freeze, and go on
+ w                write the last minute as recordings into this directory
+ s                write a picture of the screen (SVG) into this directory
  q                quit
 
  Times are seconds in each second: of 3.0 s/s blocked, three threads are
@@ -62,6 +64,7 @@ class Source:
     end: Callable[[], None]  # ends the iteration, from any thread
     cost: Callable[[], Mapping[str, float]]
     unread: Callable[[], int]
+    keep: Callable[[Callable[[list[str]], None]], None]  # writes the last files, and calls back with their paths
 
 
 class Arrived(Message):
@@ -119,6 +122,8 @@ class TopApp(App[None]):
         Binding("i", "idle", "Idle"),
         Binding("backspace", "leave", "Back"),
         Binding("f", "freeze", "Freeze"),
+        Binding("w", "write", "Write"),
+        Binding("s", "picture", show=False),
         Binding("question_mark", "help", "Help"),
         Binding("q", "end", "Quit"),
         Binding("ctrl+c", "end", show=False, priority=True),
@@ -134,7 +139,7 @@ class TopApp(App[None]):
         self._into: list[tuple[str, str]] = []  # (key, label) of the rows that Enter went into
         self._interval: Interval | None = None
         self._cost: Mapping[str, float] = {}
-        self._history: deque[tuple[float, int]] = deque()  # (length s, threads blocked at the end)
+        self._history, self._note = History(), ""
 
     def compose(self) -> ComposeResult:
         """Yield the parts of the screen."""
@@ -178,10 +183,7 @@ class TopApp(App[None]):
 
     def on_arrived(self, message: Arrived) -> None:
         """Show a new interval, unless the screen is frozen."""
-        interval = message.interval.showing(self._idle)
-        self._history.append((interval.seconds, int(interval.now().sum())))
-        while sum(seconds for seconds, _ in self._history) > _MINUTE_S and len(self._history) > 1:
-            self._history.popleft()
+        self._history.add(message.interval, int(message.interval.showing(self._idle).now().sum()))
         if not self._is_frozen:
             self._interval, self._cost = message.interval, message.cost
             self._show()
@@ -226,6 +228,27 @@ class TopApp(App[None]):
         self._is_frozen = not self._is_frozen
         self._show_path()
 
+    def action_write(self) -> None:
+        """Write the last files as recordings; the answer comes with the end of the interval."""
+        if self.sub_title == "ended":
+            self._tell("the recording has ended")
+            return
+        self._tell("writing …")
+        self._source.keep(lambda paths: self.call_from_thread(self._tell, ", ".join(paths) or "nothing was written"))
+
+    def action_picture(self) -> None:
+        """Write a picture of the screen."""
+        name = time.strftime("perf-offcpu-top-%Y%m%d%H%M%S.svg")
+        try:
+            write_new(name, [self.export_screenshot().encode()])
+        except OSError as problem:
+            name = f"{name}: {problem.strerror}"
+        self._tell(name)
+
+    def _tell(self, note: str) -> None:
+        self._note = note
+        self._show_path()
+
     def action_filter(self) -> None:
         """Ask for a text that names contain."""
         field = self.query_one(Input)
@@ -240,7 +263,9 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(HelpScreen(HELP.format(keys=", ".join(self._keys))))
+        self.push_screen(
+            HelpScreen(HELP.format(keys=textwrap.fill(", ".join(self._keys), 56).replace("\n", f"\n{'':18}")))
+        )
 
     def action_leave(self) -> None:
         """Leave the row that Enter went into."""
@@ -292,7 +317,7 @@ class TopApp(App[None]):
         table: DataTable[Text] = self.query_one(DataTable)
         table.display = not self._is_stacks
         if self._is_stacks:
-            self.query_one("#stack_text", Static).update(Text("\n".join(stack_lines(interval))))
+            self.query_one("#stack_text", Static).update(Text("\n".join(page(interval, self._history))))
             self.query_one("#stacks").focus()
         else:
             self._fill(table, interval)
@@ -300,18 +325,17 @@ class TopApp(App[None]):
 
     def _show_path(self) -> None:
         words = [f"{key} {label}" for key, label in self._into]
-        words.append("stacks" if self._is_stacks else f"by {self._key}, most {self._order} first")
+        words.append("waits and stacks" if self._is_stacks else f"by {self._key}, most {self._order} first")
         words += [f"idle: {self._idle}"] + (["frozen"] if self._is_frozen else [])
         words += [f"filter: {self._wanted}"] if self._wanted else []
+        words += [self._note] if self._note else []
         self.query_one("#path", Static).update(Text(printable(" › ".join(words))))
 
     def _head(self, interval: Interval) -> list[str]:
         width = max(self.size.width - 2, 20)
-        history = sparkline([now for _, now in self._history])
+        history = sparkline(self._history.now())
         lines = [plain.head(interval), plain.cause_text(interval)]
-        lines.append(
-            f"{plain.cost_text(self._cost).capitalize()}. {plain.losses_text(interval, self._source.unread())}"
-        )
+        lines.append(f"C{plain.cost_text(self._cost)[1:]}. {plain.losses_text(interval, self._source.unread())}")
         blocked = f"Blocked now, last minute: {history}"
         return [cut(line, width) for line in (*lines, *bars(interval, width), blocked)]
 
@@ -320,7 +344,7 @@ class TopApp(App[None]):
         rows.sort(key=self._rank)
         rows = rows[:_MOST_ROWS]
         *numbers, name = plain.columns_of(interval, self._key, rows)
-        name = names(name.title, [cut(label, _NAME) for label in name.cells])
+        name = names(name.title, [cut(label, max(_NAME, self.size.width // 3)) for label in name.cells])
         shown = fitting([name, *numbers], self.size.width - 2)
         before, place = self._cursor(table), table.cursor_row
         table.clear(columns=True)
@@ -354,19 +378,3 @@ def bars(interval: Interval, width: int) -> list[str]:
         f"{label:<{widest}} {plain.per_second(ns, interval):>8} {'█' * max(1, ns * room // most)}"
         for label, ns in classes
     ]
-
-
-def sparkline(values: Sequence[int]) -> str:
-    """Return a character for each value, the higher the larger."""
-    most = max(values, default=0)
-    return "".join(_LEVELS[-(-value * (len(_LEVELS) - 1) // most) if most else 0] for value in values)
-
-
-def stack_lines(interval: Interval) -> list[str]:
-    """Return the stacks of the chosen waits, longest blocked first, each with the innermost function first."""
-    lines: list[str] = []
-    for stack in interval.stacks(_STACKS):
-        lines.append(f"{plain.per_second(stack.weight, interval)} s/s  {stack.comm}")
-        lines += [f"    {label}" for label in reversed(stack.labels)]
-        lines.append("")
-    return lines or ["no waits in this interval"]

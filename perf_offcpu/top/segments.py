@@ -18,7 +18,7 @@ import queue
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Self
 
@@ -41,12 +41,13 @@ from perf_offcpu.symbolize.symbolizer import symbolize
 from perf_offcpu.unwind.unwinder import unwind
 
 RECORDING: Final = (
-    *("-e", "none", "--compression-level", "0", "--max-rate", "2000"),
+    *("-e", "none", "--compression-level", "0", "--max-rate", "1000"),
     *("--switch-output=64M", "--switch-max-files", "4"),
 )
-"""Options of record: waits alone; files that are read once stay as they are; at most 2000 samples a second, beyond
+"""Options of record: waits alone; files that are read once stay as they are; at most 1000 samples a second, beyond
 which waits are summed with their exact times; and at most 256 MB while nobody reads."""
 _FILE_S: Final = 60.0
+_PIECE: Final = 1 << 20
 _MEMORY: Final = "/dev/shm"
 _REMOVER: Final = (
     'read recorder; read _; while kill -0 "$recorder" 2>/dev/null; do sleep 0.1; done; exec rm -rf -- "$1"'
@@ -73,6 +74,7 @@ class Segments:
         self._cost, self.unread, self.status = Cost(), 0, 0
         self._spent = time.monotonic(), {"top": time.process_time(), "recorder": 0.0}
         self._said, self._begun_s = "", time.monotonic()
+        self._done: Callable[[list[str]], None] | None = None
         self._symbols = SymbolizeOptions(cache=KeptCache.usual())
         self._rules = usual_rules()
         self._features = machine_features([], wall_clock_pair())
@@ -121,6 +123,24 @@ class Segments:
         """End the iteration, from any thread."""
         self._mail.put(("end", ""))
 
+    def keep(self, done: Callable[[list[str]], None]) -> None:
+        """Write the last minute, or up to two, into the working directory, as soon as the interval ends. `done` is
+        called, by the thread that iterates, with the paths of the files."""
+        self._done = done
+
+    def _write(self, names: list[str]) -> list[str]:
+        """Copy files that have ended; return the names of the copies."""
+        written = []
+        for name in filter(None, names):
+            with (
+                contextlib.suppress(OSError),
+                Directory.named(self._path) as place,
+                os.fdopen(place.open_regular(name), "rb") as file,
+            ):
+                write_new(f"perf.{name}", iter(lambda: file.read(_PIECE), b""))
+                written.append(f"perf.{name}")
+        return written
+
     def _recordings(self, directory: Directory) -> Iterator[Recording]:
         """Yield the recording of each interval, of the file that is being written and of those that have ended."""
         current, past = "", ""
@@ -142,6 +162,9 @@ class Segments:
                 if not size:
                     file.close()
                     file = None
+                    if done := self._done:
+                        self._done = None
+                        done(self._write([past, name]))
                     if past:
                         directory.remove(past)
                     past = name
@@ -159,7 +182,7 @@ class Segments:
                 kind, text = self._mail.get(timeout=min(max(0.0, due - time.monotonic()), _PATIENCE_S))
             except queue.Empty:
                 if time.monotonic() >= due:
-                    is_old = time.monotonic() - self._begun_s > _FILE_S
+                    is_old = self._done is not None or time.monotonic() - self._begun_s > _FILE_S
                     self.recorder.command(ROTATE if is_old else ACCOUNT)
                     due, last_due = float("inf"), due
                 continue
@@ -190,3 +213,10 @@ class Segments:
         with contextlib.suppress(BrokenPipeError):
             self._remover.stdin.write(text.encode())
             self._remover.stdin.flush()
+
+
+def write_new(path: str, pieces: Iterable[bytes]) -> None:
+    """Write a file that does not exist yet; raise OSError if it does, or cannot be written."""
+    directory, name = Directory.of_output(path)
+    with directory, os.fdopen(directory.create(name), "wb") as file:
+        file.writelines(pieces)

@@ -5,6 +5,9 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from builders.refused import refused
@@ -15,13 +18,14 @@ from unit.top.test_interval import COST, profile
 from perf_offcpu.commands.top import KEYS
 from perf_offcpu.errors import PerfOffcpuError
 from perf_offcpu.top.interval import Interval, interval_of
-from perf_offcpu.top.screen import HelpScreen, Source, TopApp, sparkline
+from perf_offcpu.top.screen import HelpScreen, Source, TopApp
+from perf_offcpu.top.thread_page import sparkline
 
 Driver = Pilot[None]
 
 
 def app_of(*intervals: Interval, key: str = "comm") -> TopApp:
-    source = Source(intervals, lambda: None, lambda: COST, lambda: 0)
+    source = Source(intervals, lambda: None, lambda: COST, lambda: 0, lambda done: done(["perf.data.1"]))
     return TopApp(source, KEYS, key, "hide")
 
 
@@ -76,13 +80,34 @@ def test_enter_goes_to_threads_and_stacks_and_backspace_back() -> None:
         await pilot.press("enter")
         assert labels(app) == ["a 1", "a 2"] and text(app, "#path").startswith("comm a › by thread")
         await pilot.press("enter")
-        assert "1.250" not in text(app, "#stack_text") and "futex_wait" in text(app, "#stack_text")
+        shown = text(app, "#stack_text")
+        assert "1.250" not in shown and "futex_wait" in shown
+        assert "Running   0.250 s/s; last minute: ▂" in shown and "Blocked   0.625 s/s; last minute: ▅" in shown
+        assert "500.000 ms, so far: lock, in [unknown], on m in a" in shown
+        assert "Waits that ended, the longest 1 of 1:\n    3000.000 ms, 1.000 s ago: lock" in shown
         await pilot.press("tab")
         assert "stacks" in text(app, "#path"), "there is no other grouping of stacks"
         await pilot.press("backspace")
         assert labels(app) == ["a 1", "a 2"]
         await pilot.press("backspace", "backspace")
         assert labels(app)[0] == "a"
+
+    drive(app, steps)
+
+
+def test_the_screen_and_the_last_minute_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = shown()
+
+    async def steps(pilot: Driver) -> None:
+        await pilot.press("s")
+        (picture,) = tmp_path.iterdir()
+        assert picture.name in text(app, "#path") and "blocked now" in picture.read_text().replace("&#160;", " ")
+        app._source = replace(app._source, keep=lambda done: Thread(target=done, args=(["perf.data.1"],)).start())
+        app.sub_title = ""
+        await pilot.press("w")
+        while "perf.data.1" not in text(app, "#path"):
+            await pilot.pause(0.01)
 
     drive(app, steps)
 
@@ -140,7 +165,7 @@ def test_a_problem_of_the_recorder_ends_it() -> None:
         yield from ()
         raise PerfOffcpuError("there is no process 1")
 
-    app = TopApp(Source(intervals(), lambda: None, lambda: COST, lambda: 0), KEYS, "comm", "hide")
+    app = TopApp(Source(intervals(), lambda: None, lambda: COST, lambda: 0, lambda done: None), KEYS, "comm", "hide")
     asyncio.run(app.run_async(headless=True))
     assert str(app.problem) == "there is no process 1"
 
