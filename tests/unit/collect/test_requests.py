@@ -50,7 +50,7 @@ def test_commands_are_carried_out_up_to_the_expected_one() -> None:
     requests: Any = place.requests
     assert requests.obey("disable") and requests.period_ns == 7 * MS and not requests.stopping
     assert requests.take_rotate() and not requests.take_rotate(), "another period needs a new file"
-    assert requests.obey("enable")
+    assert requests.obey("enable") and not requests.account_due
     assert not requests.obey("enable") and requests.stopping, "nothing counts after the end"
     assert place.said == []
 
