@@ -38,7 +38,7 @@ from perf_offcpu.model.profile import Profile
 from perf_offcpu.model.recording import Recording
 from perf_offcpu.symbolize.options import SymbolizeOptions
 from perf_offcpu.symbolize.symbolizer import symbolize
-from perf_offcpu.unwind.unwinder import unwind
+from perf_offcpu.unwind.unwinder import KnownStacks, unwind
 
 RECORDING: Final = (
     *("-e", "none", "--compression-level", "0", "--max-rate", "1000"),
@@ -144,7 +144,7 @@ class Segments:
     def _recordings(self, directory: Directory) -> Iterator[Recording]:
         """Yield the recording of each interval, of the file that is being written and of those that have ended."""
         current, past = "", ""
-        file: GrowingFile | None = None
+        file, known = None, KnownStacks()
         try:
             for name, size in self._parts(directory):
                 if name == past:
@@ -152,13 +152,13 @@ class Segments:
                 try:
                     if file is None or name != current:
                         file = GrowingFile(os.path.join(self._path, name), self._features)
-                        current, self._begun_s = name, time.monotonic()
+                        current, self._begun_s, known = name, time.monotonic(), KnownStacks()
                     recording = file.read(size or None)
                 except FileNotFoundError:
                     self.unread += 1
                     continue
                 if recording is not None:
-                    yield cut_wrong_callers(merge_deferred(unwind(recording, self._symbols.search())))
+                    yield cut_wrong_callers(merge_deferred(unwind(recording, self._symbols.search(), known)))
                 if not size:
                     file.close()
                     file = None

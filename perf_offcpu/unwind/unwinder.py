@@ -9,7 +9,7 @@ recorded callchain stays; the user part, the kernel's walk along frame pointers,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import Final
 
@@ -71,6 +71,31 @@ class Unwound:
         return cls(Ragged.concat([part.chains for part in parts]), np.concatenate(ends))
 
 
+class KnownStacks:
+    """Keep the callchains of a recording that is read part by part: a snapshot may have samples in many parts, and is
+    unwound once. Address spaces may get mappings later, so callchains that end too early are not kept."""
+
+    def __init__(self) -> None:
+        self._pairs, self._unwound = np.empty(0, np.int64), Unwound()
+
+    def unwind(self, pairs: I64, walk: Callable[[I64], Unwound]) -> Unwound:
+        """Return the callchains of n distinct pairs (snapshot << 32 | address space); `walk` unwinds those that are not
+        known yet."""
+        row = np.searchsorted(self._pairs, pairs)
+        is_known = np.append(self._pairs, -1)[row] == pairs
+        new = pairs[~is_known]
+        if not len(new):
+            return self._unwound.take(row)
+        count, walked = len(self._pairs), walk(new)
+        both = Unwound.concat([self._unwound, walked])
+        row[~is_known] = np.arange(count, count + len(new))
+        settled = np.flatnonzero(~walked.is_cut())
+        every = np.concatenate([self._pairs, new[settled]])
+        order = np.argsort(every)
+        self._pairs, self._unwound = every[order], both.take(np.append(np.arange(count), count + settled)[order])
+        return both.take(row)
+
+
 class Unwinder:
     """Unwind snapshots (registers and stack copies) of one recording, by its maps and dsos."""
 
@@ -110,11 +135,11 @@ def _count(unwound: Unwound, words: I64, stack_bytes: I64 | np.int64, counters: 
     counters.add(losses.OUTSIDE_MAPS, int((unwound.ends == End.OUTSIDE).sum()))
 
 
-def unwind(recording: Recording, search: Search | None = None) -> Recording:
+def unwind(recording: Recording, search: Search | None = None, known: KnownStacks | None = None) -> Recording:
     """Return the recording with its snapshots unwound and dropped. A sample whose stack could not be followed to its
     root keeps the frames that were found, has the flags TRUNCATED and of the cause, and is counted in `losses`.
     `search` says where files are looked up, and where their tables are kept; None: at the recorded paths, and
-    nowhere."""
+    nowhere. `known`: callchains of earlier parts of the recording."""
     samples, counters = recording.samples, Losses(recording.losses)
     rows = np.flatnonzero(samples.snapshot >= 0)
     if not len(rows):
@@ -123,6 +148,10 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
         counters.add(losses.UNKNOWN_MACHINE, len(rows))
         return cut_wrong_callers(_finished(recording, samples, recording.callchains, counters))
     unwinder = Unwinder(recording, search or Search())
+
+    def walk(pairs: I64) -> Unwound:
+        return unwinder.unwind(recording.snapshots, pairs >> 32, pairs.astype(np.int32))
+
     chains = ChainTable()
     chains.add(recording.callchains)  # distinct, so they keep their numbers
     kernel = without_user_parts(recording.callchains)
@@ -137,7 +166,7 @@ def unwind(recording: Recording, search: Search | None = None) -> Recording:
     for part in _batches(words):
         is_new = np.append(True, new[part][1:])
         unique = pairs[part][is_new]
-        unwound = unwinder.unwind(recording.snapshots, unique >> 32, unique.astype(np.int32))
+        unwound = walk(unique) if known is None else known.unwind(unique, walk)
         if not is_new.all():
             unwound = unwound.take(np.cumsum(is_new) - 1)
         some = rows[part]
