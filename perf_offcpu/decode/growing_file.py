@@ -37,7 +37,7 @@ class GrowingFile:
 
     def read(self, end: int | None) -> Recording | None:
         """Return what was recorded up to the last account before byte `end` since the one before; None without one. An
-        `end` of None is that of a file that is complete. Raises FileNotFoundError: it is gone."""
+        `end` of None is that of a file that is complete."""
         if end is None:
             with PerfDataReader.open(self._path) as complete:
                 end = complete.head.data_end or self._place

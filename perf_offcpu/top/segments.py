@@ -149,14 +149,15 @@ class Segments:
             for name, size in self._parts(directory):
                 if name == past:
                     continue
-                try:
-                    if file is None or name != current:
-                        file = GrowingFile(os.path.join(self._path, name), self._features)
-                        current, self._begun_s, known = name, time.monotonic(), KnownStacks()
-                    recording = file.read(size or None)
-                except FileNotFoundError:
+                if directory.status(name) is None:  # the recorder removes what is read too late
                     self.unread += 1
                     continue
+                if file is None or name != current:
+                    if file is not None:
+                        file.close()
+                    file = GrowingFile(os.path.join(self._path, name), self._features)
+                    current, self._begun_s, known = name, time.monotonic(), KnownStacks()
+                recording = file.read(size or None)
                 if recording is not None:
                     yield cut_wrong_callers(merge_deferred(unwind(recording, self._symbols.search(), known)))
                 if not size:
