@@ -153,6 +153,18 @@ WAITERS_UNREAD = _recorder(
     "waiters-unread", "threads still blocked whose memory was not read, because there was no time or they are too many"
 )
 PYTHON_UNREAD = _recorder("python-unread", "threads, blocked at the end, whose Python functions could not be read")
+UNPRIVILEGED = _recorder(
+    "unprivileged",
+    "recording by an ordinary user: no wakers, kernel stacks, nor run-queue delay of single waits; no stacks of short "
+    "waits",
+    is_loss=False,
+)
+WAITS_UNSEEN = _recorder(
+    "waits-unseen",
+    "waits without stack and object because they ended before the recorder looked at the thread",
+    "record as root, or with CAP_BPF and CAP_PERFMON",
+)
+LOOKS_DISTURBED = _recorder("looks-disturbed", "stacks thrown away because the thread ran while they were read")
 _FULL = "not written because the file took no more (disk full)"
 RECORDS_UNWRITTEN = _recorder("records-unwritten", f"records {_FULL}")
 SUMS_UNWRITTEN = _recorder("sums-unwritten", f"sums of short waits {_FULL}")

@@ -20,7 +20,9 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
+
+from numpy.typing import NDArray
 
 from perf_offcpu import losses
 from perf_offcpu.abi.attr import AttrFlag
@@ -256,6 +258,19 @@ class Collector:
         counters |= {cause: Counter(count) for cause, count in self.unread.lost.copy().items()}
         rate = self.program.maps.rate()
         return counters | {losses.THRESHOLD_RAISED: Counter(rate["raised"], rate["highest_ns"])}
+
+    @property
+    def draws_stacks(self) -> bool:
+        """True if stacks of short waits are drawn, and stand for those of others."""
+        return self.program.draws_stacks
+
+    def take_objects(self) -> NDArray[Any]:
+        """Return the wait objects that were new since the last call, as rows of `struct offcpu_object`."""
+        return self.program.maps.take_objects()
+
+    def run_stats(self) -> dict[str, tuple[int, int]]:
+        """Return name → (runs, ns) of each BPF program."""
+        return {name: (stat.run_cnt, stat.run_time_ns) for name, stat in self.program.run_stats().items()}
 
     @property
     def threshold_ns(self) -> int:

@@ -38,6 +38,7 @@ class RecordOptions(WaitOptions):
             for none.
         duration_s: seconds after which the recording ends; None for no limit.
         until_exit: pid of a process at whose exit the recording ends; 0 for none.
+        unprivileged: record own processes without BPF, as an ordinary user can.
         control: descriptors for commands that pause the recording or change it; None for none.
     """
 
@@ -58,6 +59,7 @@ class RecordOptions(WaitOptions):
     pystack: str = ""
     duration_s: float | None = None
     until_exit: int = 0
+    unprivileged: bool = False
     control: ControlFds | None = None
 
     @property

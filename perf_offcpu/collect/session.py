@@ -41,6 +41,8 @@ from perf_offcpu.collect.summary import Summary
 from perf_offcpu.collect.system.cpus import online_since
 from perf_offcpu.collect.system.privileges import raise_descriptor_limit, raise_priority, too_many_files
 from perf_offcpu.collect.targets import TargetWatch, ends_of
+from perf_offcpu.collect.unprivileged.collector import UserCollector
+from perf_offcpu.collect.unprivileged.session import UserSession
 from perf_offcpu.collect.workload import SIGNAL_EXIT_BASE, Workload, let_last_thread_leave
 from perf_offcpu.errors import RecordingError
 
@@ -79,11 +81,16 @@ def record(
         if options.command:
             output_fd = 2 if options.output == STANDARD_OUTPUT else 1
             workload = stack.enter_context(contextlib.closing(Workload(options.command, output_fd)))
-        with (
-            RecordingSignals(rotating=options.rotation is not None) as signals,
-            _open_collector(options, say) as collector,
-        ):
-            summary = Session(options, collector, signals, say, show).run(workload, watch, enders, ready)
+        with RecordingSignals(rotating=options.rotation is not None) as signals, contextlib.ExitStack() as inner:
+            session: Session | UserSession
+            raise_descriptor_limit()
+            if options.unprivileged:
+                command_pid = workload.pid if workload and options.target.command else 0
+                own = inner.enter_context(UserCollector(options, command_pid, say))
+                session = UserSession(options, own, signals, say, show)
+            else:
+                session = Session(options, inner.enter_context(_open_collector(options, say)), signals, say, show)
+            summary = session.run(workload, watch, enders, ready)
         # The file is complete; a further signal ends the recorder at once.
         if workload:
             summary.status = workload.end(GRACE_S if signals.received in TERMINAL_SIGNALS else 0)
@@ -93,7 +100,6 @@ def record(
 
 
 def _open_collector(options: RecordOptions, say: Say) -> Collector:
-    raise_descriptor_limit()
     raise_priority(options.realtime_priority)
     try:
         return Collector(options, say)

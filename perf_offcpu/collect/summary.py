@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perf_offcpu import losses
-from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import Counter
 from perf_offcpu.collect.options import RecordOptions
 from perf_offcpu.collect.rings.pressure import TimeSpent, remedy
+from perf_offcpu.collect.source import Source
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.losses import LossCause
 
@@ -78,7 +78,7 @@ class Summary:
         counts |= {cause: counter.events for cause, counter in self.counters.items() if cause.in_last_line}
         return {cause: count for cause, count in counts.items() if count}
 
-    def progress(self, collector: Collector, sums: int, file_bytes: int) -> str:
+    def progress(self, collector: Source, sums: int, file_bytes: int) -> str:
         """Update the losses; return the `progress_line`. `sums`: written so far. `file_bytes`: of the current file."""
         self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         return progress_line(
@@ -91,14 +91,13 @@ class Summary:
             file_bytes=file_bytes,
         )
 
-    def complete(self, collector: Collector, sums: int, file_bytes: int, options: RecordOptions) -> None:
+    def complete(self, collector: Source, sums: int, file_bytes: int, options: RecordOptions) -> None:
         """Add the numbers that are known at the end of a recording. `sums`: number of sums written. `file_bytes`: size
         of the last file; 0 if `self.file_bytes` includes it already."""
         self.counters, self.lost_records = collector.counters(), sum(collector.lost_by_id().values())
         self.sums = sums + self.events(losses.SNAPSHOTS)
         self.oncpu_samples, self.ring_fullest = collector.oncpu_samples(), collector.rings.fullest
-        stats = collector.program.run_stats()
-        self.programs = {name: (stat.run_cnt, stat.run_time_ns) for name, stat in stats.items()}
+        self.programs = collector.run_stats()
         self.file_bytes += file_bytes
         self.longest = collector.pressure.longest
         if self.lost_records or self.events(losses.RING_FULL):

@@ -216,6 +216,7 @@ def _read_meta(
         last_ns=int(timed[-1]) if len(timed) else -1,
         kernel_build_id=next(kernel, ""),
         source=path,
+        unprivileged=losses.UNPRIVILEGED.name in account.notes,
     )
 
 

@@ -277,6 +277,7 @@ class Meta:
     last_ns: int = -1
     kernel_build_id: str = ""
     source: str = ""  # the file, as the user named it
+    unprivileged: bool = False  # recorded by an ordinary user, without BPF
     # (begin, end) of each span that was recorded, ascending, if there are pauses or if recordings were joined
     parts: Spans = ()
     hosts: tuple[Spans, ...] = ()  # the recorded spans of each host, if recordings of several hosts were joined

@@ -54,6 +54,8 @@ def _recording(summary: Summary, _: Style) -> Iterator[str]:
             seconds = (meta.wall_clock_ns + meta.first_ns - meta.wall_clock_at_ns) // 10**9
             lasted += time.strftime(", beginning %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
         yield say.comment(f"Time:      {lasted}")
+    if meta.unprivileged:
+        yield from map(say.comment, wrapped([f"{losses.UNPRIVILEGED.text.capitalize()}."], WIDTH))
     yield "#"
 
 

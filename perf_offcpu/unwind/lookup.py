@@ -27,6 +27,7 @@ from perf_offcpu.model.recording import Recording
 from perf_offcpu.objects.perf_map import PerfMaps
 from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.cfi.table import CfiTable, renumbered
+from perf_offcpu.unwind.frame_search import CallReader, FrameSearch
 
 OUTSIDE: Final = 0  # rule set of addresses that no mapping covers
 NO_CFI: Final = 1  # rule set of code without call frame information
@@ -38,6 +39,7 @@ _SLOTS: Final = 1 << 18
 _SLOT_SHIFT: Final = np.uint64(64 - 18)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SPACE_SHIFT: Final = np.uint64(48)
+_ENTRY_ROWS: Final = 64
 _WIDE_ADDRESS: Final = 1 << 48  # user addresses of 48 bits and address spaces of 16 bits make one key
 _WIDE_SPACE: Final = (1 << 16) - 1
 _NO_KEY: Final = np.uint64(2**64 - 1)
@@ -163,7 +165,8 @@ class Trampolines:
 class CfiLookup:
     """Look up the rule set at addresses of a recording's processes. `table_of` returns the file of a dso, by its row,
     or None, and is called at most twice for each: first without its table, which is needed for addresses that `rules`
-    has not met. `trampolines` finds calls in code without a table."""
+    has not met. `trampolines` finds calls in code without a table; with `calls`, frame pointers that are not known are
+    searched for."""
 
     def __init__(
         self,
@@ -171,7 +174,9 @@ class CfiLookup:
         rules: Rules,
         table_of: Callable[[int, bool], FileTable | None],
         trampolines: Trampolines | None = None,
+        calls: CallReader | None = None,
     ) -> None:
+        self.frames = FrameSearch(recording, calls, self.entries) if calls else None
         self.recording, self.rules, self.table_of, self.trampolines = recording, rules, table_of, trampolines
         self._files: dict[int, FileTable | None] = {}
         self._numbers: dict[int, tuple[I32, int]] = {}
@@ -225,6 +230,25 @@ class CfiLookup:
                 rules_row[places[self.trampolines.are_calls(spaces[places], addresses[places])]] = _TRAMPOLINE
         self.rules.join()
         return rules_row
+
+    def entries(self, space: int, pc: int) -> tuple[int, frozenset[int]]:
+        """Return (dso, addresses in its file at which the function at `pc` may begin): the nearest ones before it where
+        the CFA is the stack pointer + 8, as at an entry, and after a return in the middle of a function."""
+        maps = self.recording.maps
+        spaces, address = np.full(1, space, np.int32), np.full(1, pc, np.uint64)
+        row = int(find_mappings(maps, self.recording.spaces, spaces, address)[0])
+        dso = int(maps.dso[row]) if row != NO_MAP else -1
+        file = self._files.get(dso)
+        if file is not None and file.table is None:
+            file = self._files[dso] = self.table_of(dso, True)
+        if file is None or file.table is None:
+            return dso, frozenset()
+        table, vaddr = file.table, file.to_vaddr(address - maps.start[row] + maps.pgoff[row])
+        last = int(np.searchsorted(table.start, vaddr[0], side="right"))
+        rules, starts = table.rule[max(0, last - _ENTRY_ROWS) : last], table.start[max(0, last - _ENTRY_ROWS) : last]
+        cfa = table.rules[np.maximum(rules, 0), self.rules.registers.count]
+        is_entry = (rules >= 0) & (cfa == (Kind.REGISTER | self.rules.registers.sp << 3 | 8 << 11))
+        return dso, frozenset(starts[is_entry].tolist())
 
     def _in_file(self, dso: int, offsets: U64) -> I32:
         if dso not in self._files:

@@ -18,6 +18,7 @@ from perf_offcpu.model.callchains import Ragged
 from perf_offcpu.model.columns import I64, U8, U64, Bool
 from perf_offcpu.unwind.cfi.program import Kind
 from perf_offcpu.unwind.expression import CannotEvaluateError, evaluate
+from perf_offcpu.unwind.frame_search import RECORD
 from perf_offcpu.unwind.lookup import NO_CFI, OUTSIDE, CfiLookup
 from perf_offcpu.unwind.state import End, Threads, Value, WalkState
 
@@ -49,6 +50,8 @@ class Walk(WalkState):
     def __init__(self, lookup: CfiLookup, threads: Threads, budget: list[int], follow_all: bool = False) -> None:
         super().__init__(lookup, threads, follow_all)
         self.budget = budget
+        self.steps = 0
+        self.searched = dict[int, int]()  # walk → frames before the one whose frame pointer was searched for
 
     def run(self) -> tuple[Ragged, U8]:
         """Step until all walks have ended; return (callchains, ends) as `walk_up`."""
@@ -57,7 +60,20 @@ class Walk(WalkState):
         while len(live) and len(steps) < MAX_FRAMES:
             live = self._step(live, steps)
         self.end[live] = End.EXHAUSTED
-        return _chains(steps, len(self.spaces)), self.end
+        return self._without_wrong_frames(_chains(steps, len(self.spaces))), self.end
+
+    def _without_wrong_frames(self, chains: Ragged) -> Ragged:
+        """Return the chains; those that a frame pointer which was searched for led astray end before that frame's
+        caller."""
+        wrong = [lane for lane in self.searched if self.end[lane] not in (End.ROOT, End.EXHAUSTED)]
+        if not wrong:
+            return chains
+        self.end[wrong] = End.NO_CFI
+        lengths = chains.lengths.copy()
+        lengths[wrong] = [self.searched[lane] for lane in wrong]
+        row = chains.row_of_value()
+        kept = np.arange(len(chains.values)) - chains.offsets[row] < lengths[row]
+        return Ragged(offsets_of(lengths), chains.values[kept])
 
     def _step(self, live: I64, steps: list[tuple[I64, U64]]) -> I64:
         """Append (live walks, their pc) to `steps` and advance to the callers; return the walks that have one."""
@@ -72,6 +88,7 @@ class Walk(WalkState):
             if len(lost):
                 live, pc, rule = (np.delete(column, lost) for column in (live, pc, rule))
         steps.append((live, pc))
+        self.steps = len(steps)
         simple = rules.is_simple.take(rule)
         if simple.all():
             self._simple(live, rule)
@@ -97,6 +114,8 @@ class Walk(WalkState):
         sp = self.sp.take(lanes)
         cfa = sp + rules.cfa_offset.take(rule)
         from_fp = np.flatnonzero(rules.from_fp.take(rule))
+        if self.lacks_fp and len(from_fp):
+            self._search_frames(lanes[from_fp], rules.cfa_offset.take(rule[from_fp]))
         if len(from_fp):
             cfa[from_fp] += self.fp[lanes[from_fp]] - sp[from_fp]
         away = cfa - self.bottom.take(lanes)
@@ -139,6 +158,22 @@ class Walk(WalkState):
             else:
                 _general_frames(self, with_rule, rule_row)
                 self.has_exact |= bool(rules.is_signal[rule_row])
+
+    def _search_frames(self, lanes: I64, cfa_offset: U64) -> None:
+        """Set the frame pointer of walks whose current function keeps one and where it is not known, if it is found."""
+        frames = self.lookup.frames
+        missing = lanes[~self.knows(lanes, self.registers.fp) & (cfa_offset == RECORD)]
+        for lane in missing.tolist():
+            if frames is None:
+                return
+            begin = int(self.begins[lane])
+            words = self.words[begin : begin + int(self.lengths[lane])]
+            pc = int(self.pc[lane]) - (not self.exact[lane])
+            fp = frames.frame_pointer(int(self.spaces[lane]), words, int(self.bottom[lane]), int(self.sp[lane]), pc)
+            if fp:
+                self.fp[lane] = fp
+                self.known[lane] |= np.uint64(1 << self.registers.fp)
+                self.searched[lane] = self.steps
 
     # Code without rules
 

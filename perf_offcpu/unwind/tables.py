@@ -13,7 +13,9 @@ from perf_offcpu.abi import elf
 from perf_offcpu.abi.machine import REGISTERS, Registers
 from perf_offcpu.cache import Array, cache_name
 from perf_offcpu.errors import FormatError
+from perf_offcpu.model.columns import U64, Bool
 from perf_offcpu.model.recording import Recording
+from perf_offcpu.objects.calls import calls_at, ends_call
 from perf_offcpu.objects.elf.image import ElfImage
 from perf_offcpu.objects.files import Refused, open_dso
 from perf_offcpu.objects.functions import listed_symbols, to_vaddr
@@ -45,6 +47,13 @@ class FrameTables:
                 table = self._table(name, image, debug) if with_table else None
                 return FileTable(table, to_vaddr(image.loads), name)
         return None
+
+    def calls(self, dso: int, offsets: U64) -> tuple[Bool, U64]:
+        """Return (bool[n], uint64[n]) as `frame_search.CallReader`; no calls if the file is not read."""
+        with suppress(OSError, FormatError, Refused), ExitStack() as stack:
+            image = open_dso(self.recording, dso, self.search, stack)
+            return ends_call(image, offsets), calls_at(image, offsets - np.uint64(1))[1]
+        return np.zeros(len(offsets), np.bool_), np.zeros(len(offsets), np.uint64)
 
     def _table(self, name: str, image: ElfImage, debug: ElfImage | None) -> CfiTable:
         registers, cache = REGISTERS[self.machine], self.search.cache

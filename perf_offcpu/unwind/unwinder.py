@@ -104,8 +104,8 @@ class Unwinder:
         self.registers = row.registers
         tables, is_x86 = FrameTables(recording, row.machine, search), row.machine == Machine.X86_64
         trampolines = Trampolines(recording, PerfMaps(recording, search.symfs)) if is_x86 else None
-        rules = Rules.kept(self.registers, search.cache)
-        self._lookup = CfiLookup(recording, rules, tables.of_dso, trampolines)
+        rules, calls = Rules.kept(self.registers, search.cache), tables.calls if is_x86 else None
+        self._lookup = CfiLookup(recording, rules, tables.of_dso, trampolines, calls)
         self._budget = [MAX_GENERAL]
 
     def unwind(self, snapshots: Snapshots, rows: I64 | I32, spaces: I32) -> Unwound:

@@ -135,9 +135,9 @@ def sampling_attr(
 
 
 class CpuEvent:
-    """Hold the descriptors of one event that is open on each CPU.
+    """Hold the descriptors of one event that is open on each CPU, for one thread (`tid`) or all tasks (-1).
 
-    Raises CapabilityError, RecordingError: the kernel refuses it.
+    Raises CapabilityError, RecordingError: the kernel refuses it; ProcessLookupError: the thread has ended.
 
     Args:
         name: as the file will show it.
@@ -149,8 +149,8 @@ class CpuEvent:
         ids: ids of all descriptors that were ever opened: an event has a new id on a CPU that came back.
     """
 
-    def __init__(self, name: str, attr: Attr, cpus: Iterable[int]) -> None:
-        self.name, self.attr = name, attr
+    def __init__(self, name: str, attr: Attr, cpus: Iterable[int], tid: int = -1) -> None:
+        self.name, self.attr, self._tid = name, attr, tid
         self.fds: dict[int, int] = {}
         self.ids: list[int] = []
         self._former: list[int] = []
@@ -159,14 +159,16 @@ class CpuEvent:
                 self.reopen(cpu)
         except OSError as problem:
             self.close()
-            raise perf_event.refusal(problem, name, attr) from None
+            if problem.errno == errno.ESRCH:
+                raise
+            raise perf_event.refusal(problem, name, attr, tid) from None
 
     def reopen(self, cpu: int) -> int:
         """Open the event on a CPU, also on one that came back; return the descriptor. A former descriptor stays open,
         so that `counted` and `lost` include it. Raises OSError: the kernel refuses the event."""
         if cpu in self.fds:
             self._former.append(self.fds.pop(cpu))
-        self.fds[cpu] = perf_event.open_event(self.attr, cpu)
+        self.fds[cpu] = perf_event.open_event(self.attr, cpu, self._tid)
         self.ids.append(perf_event.event_id(self.fds[cpu]))
         return self.fds[cpu]
 

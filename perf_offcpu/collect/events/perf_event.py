@@ -16,13 +16,20 @@ from perf_offcpu.abi.attr import Attr, PerfType
 from perf_offcpu.abi.syscalls import syscall_number
 from perf_offcpu.binary.fields import Order
 from perf_offcpu.collect.system.cpus import online_cpus
-from perf_offcpu.collect.system.privileges import paranoid, privilege_remedy, too_many_files
+from perf_offcpu.collect.system.privileges import (
+    CAP_SYS_ADMIN,
+    capabilities,
+    paranoid,
+    privilege_remedy,
+    too_many_files,
+)
 from perf_offcpu.errors import CapabilityError, PerfOffcpuError, RecordingError
 
 NATIVE: Final[Order] = "<" if sys.byteorder == "little" else ">"
 """Byte order of this machine, and so of all its recordings."""
 
 _FLAG_FD_CLOEXEC = 1 << 3
+_PARANOID_OF_DEBIAN = 3  # of a patch of Debian's kernels; others have values up to 2
 KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
 
 # _IO('$', n) and friends, include/uapi/linux/perf_event.h; the same on x86, arm64, riscv and s390.
@@ -37,15 +44,15 @@ _SYSCALL = _LIBC.syscall
 _SYSCALL.restype = ctypes.c_long
 
 
-def open_event(attr: Attr, cpu: int) -> int:
-    """Open an event for all tasks on one CPU; return its file descriptor, which is closed on exec. Raises OSError, with
-    the errno of perf_event_open(2)."""
+def open_event(attr: Attr, cpu: int, tid: int = -1) -> int:
+    """Open an event on one CPU, for one thread (`tid`) or all tasks (-1); return its file descriptor, which is closed
+    on exec. Raises OSError, with the errno of perf_event_open(2)."""
     packed = attr.pack(order=NATIVE)
     number = syscall_number("perf_event_open", platform.machine())
     fd = _SYSCALL(
         ctypes.c_long(number),
         ctypes.c_char_p(packed),
-        ctypes.c_long(-1),  # pid: all tasks
+        ctypes.c_long(tid),
         ctypes.c_long(cpu),
         ctypes.c_long(-1),  # no group
         ctypes.c_ulong(_FLAG_FD_CLOEXEC),
@@ -56,10 +63,10 @@ def open_event(attr: Attr, cpu: int) -> int:
     return int(fd)
 
 
-def can_open(attr: Attr, cpu: int) -> bool:
-    """Open an event for all tasks on one CPU and close it; return False if the kernel refuses it."""
+def can_open(attr: Attr, cpu: int, tid: int = -1) -> bool:
+    """Open an event on one CPU, as `open_event`, and close it; return False if the kernel refuses it."""
     try:
-        os.close(open_event(attr, cpu))
+        os.close(open_event(attr, cpu, tid))
     except OSError:
         return False
     return True
@@ -92,14 +99,17 @@ def event_id(fd: int) -> int:
     return int.from_bytes(buffer, sys.byteorder)
 
 
-def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
-    """Return the error to raise for the event `name` that perf_event_open(2) refused with `problem`."""
+def refusal(problem: OSError, name: str, attr: Attr, tid: int = -1) -> PerfOffcpuError:
+    """Return the error to raise for the event `name` that perf_event_open(2) refused with `problem`, for a thread `tid`
+    or all tasks (-1)."""
     hardware = attr.type not in (PerfType.SOFTWARE, PerfType.TRACEPOINT)
     if hardware and problem.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
         return CapabilityError(
             f"event {name}: this machine has no hardware counter for it (virtual machines often have none)",
             "use -e cpu-clock",
         )
+    if problem.errno in (errno.EACCES, errno.EPERM) and tid >= 0:
+        return _refusal_of_thread(tid, paranoid())
     if problem.errno in (errno.EACCES, errno.EPERM):
         return CapabilityError(
             f"event {name} may not be opened for all processes (kernel.perf_event_paranoid is {paranoid()})",
@@ -110,6 +120,15 @@ def refusal(problem: OSError, name: str, attr: Attr) -> PerfOffcpuError:
     if problem.errno == errno.ENOSYS:
         return CapabilityError("this kernel has no perf events", "use one built with CONFIG_PERF_EVENTS")
     return RecordingError(f"event {name}: the kernel refuses it: {problem.strerror}")
+
+
+def _refusal_of_thread(tid: int, level: str) -> CapabilityError:
+    """Return the error for an event of one thread; `level`: the value of kernel.perf_event_paranoid."""
+    if level.isdigit() and int(level) >= _PARANOID_OF_DEBIAN and CAP_SYS_ADMIN not in capabilities():
+        what = f"kernel.perf_event_paranoid is {level}: this kernel leaves all perf events to CAP_SYS_ADMIN"
+        return CapabilityError(what, "run as root, or set it to 2: sysctl kernel.perf_event_paranoid=2")
+    what = f"thread {tid} may not be observed: it is of another user, or runs a set-user-ID program"
+    return CapabilityError(what, privilege_remedy())
 
 
 class Kprobe:

@@ -18,13 +18,13 @@ from perf_offcpu import losses
 from perf_offcpu.abi.features import Feature
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.bpf.config import STACK_PERIOD_NS
-from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import Counter, Span, counters_sample, lost_records
 from perf_offcpu.collect.events.perf_event import NATIVE
 from perf_offcpu.collect.events.tracepoints import tracing_data
 from perf_offcpu.collect.existing.inventory import Inventory
 from perf_offcpu.collect.options import STANDARD_OUTPUT, RecordOptions
 from perf_offcpu.collect.output.machine import machine_features
+from perf_offcpu.collect.source import Source
 from perf_offcpu.collect.system.background import in_background, stepping_until
 from perf_offcpu.collect.system.clock import now_ns, wall_clock_pair
 from perf_offcpu.collect.targets import Target
@@ -69,7 +69,7 @@ class Counts(NamedTuple):
     lost: dict[int, int]
 
     @classmethod
-    def of(cls, collector: Collector) -> Counts:
+    def of(cls, collector: Source) -> Counts:
         """Return the counts of the collector at this moment."""
         return cls(collector.counters(), collector.lost_by_id())
 
@@ -91,7 +91,7 @@ class OutputFile:
     """Write one file of a recording, or its pipe. `path`: the file's name, or "-". `target`: the file begins with the
     maps of these processes. Raises RecordingError: it cannot be written."""
 
-    def __init__(self, options: RecordOptions, collector: Collector, path: str, target: Target) -> None:
+    def __init__(self, options: RecordOptions, collector: Source, path: str, target: Target) -> None:
         self.options, self.collector, self.path = options, collector, path
         self._created_s = time.monotonic()
         self._first_ns = self._begin_ns = self._end_ns = 0
@@ -250,7 +250,7 @@ class OutputFile:
         counters = counts.counters | self._inventory.take_losses() | dict(more)
         if period := self.options.off_cpu_period_ns:
             counters[losses.SAMPLING_PERIOD] = Counter(1, period)
-        elif self.collector.program.draws_stacks:
+        elif self.collector.draws_stacks:
             counters[losses.STACK_PERIOD] = Counter(1, STACK_PERIOD_NS)
         sample = counters_sample(self.collector.counters_event, self._span(recording), counters)
         self.append(*lost_records(counts.lost), sample)

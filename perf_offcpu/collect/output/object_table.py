@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf_offcpu import losses
-from perf_offcpu.collect.collector import Collector
 from perf_offcpu.collect.counters import account_sample
 from perf_offcpu.collect.output.file import OutputFile, Piece
+from perf_offcpu.collect.source import Source
 from perf_offcpu.collect.system.background import NAP_S, Future, in_background
 from perf_offcpu.collect.system.clock import now_ns
 from perf_offcpu.collect.wait_objects.describe import (
@@ -64,9 +64,9 @@ class KnownObjects:
 
 
 class ObjectTable:
-    """Take new wait objects from the BPF program, look up their names in a thread, and write them into files."""
+    """Take new wait objects from the collector, look up their names in a thread, and write them into files."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Source) -> None:
         self._collector = collector
         self._naming: Future[list[Described]] | None = None
         is_steady = collector.options.is_steady
@@ -89,7 +89,7 @@ class ObjectTable:
 
     def _next_rows(self, scan_now: bool) -> NDArray[np.void]:
         """Return rows of objects to name now; rows that need a scan stay in `_held` until it is due or `scan_now`."""
-        rows = self._collector.program.maps.take_objects()
+        rows = self._collector.take_objects()
         if len(self._held):
             rows = np.concatenate([self._held, rows])
         if scan_now or not len(rows) or time.monotonic() >= self._scan_due:

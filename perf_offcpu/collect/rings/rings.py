@@ -133,6 +133,7 @@ class Rings:
             number when the ring is mapped, so a smaller ring needs another event.
         data_bytes: wanted size of each ring without its control page.
         say: is called with a sentence when rings become smaller than wanted.
+        tid: the thread of the event; -1 for all tasks.
 
     Attributes:
         owner: the event, open on each CPU.
@@ -146,10 +147,11 @@ class Rings:
         cpus: tuple[int, ...],
         data_bytes: int,
         say: Callable[[str], None],
+        tid: int = -1,
     ) -> None:
         self.data_bytes = data_bytes
         self._by_cpu: dict[int, Ring] = {}
-        while not self._map(CpuEvent(name, attr_for(wakeup_bytes(self.data_bytes)), cpus)):
+        while not self._map(CpuEvent(name, attr_for(wakeup_bytes(self.data_bytes)), cpus, tid)):
             self.data_bytes //= 2
         if self.data_bytes < data_bytes:
             say(f"ring buffers of {data_bytes >> 10} kB per CPU are not to be had, using {self.data_bytes >> 10} kB")

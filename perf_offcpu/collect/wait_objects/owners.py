@@ -82,7 +82,12 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     rows = last.waiting()
     rows = rows[is_among(last.tasks["syscall"][rows], np.sort(futexes)) & (last.tasks["object_id"][rows] != 0)]
     pids = last.tasks["pid"][rows].tolist()
-    holders = of_each(rows.tolist(), pids, lambda row: _holder_and_timeout(last.tasks[row]), unread)
+
+    def read(row: int) -> tuple[int, int | None]:
+        task = last.tasks[row]
+        return holder_and_timeout(int(task["pid"]), int(task["tid"]), arguments_of(task), int(task["switch_out_ns"]))
+
+    holders = of_each(rows.tolist(), pids, read, unread)
     tasks = last.tasks.copy()
     for row, (tid, asked_ns) in holders.items():
         if tid:
@@ -92,14 +97,14 @@ def with_holders(last: LastTasks, unread: Unread) -> LastTasks:
     return replace(last, tasks=tasks)
 
 
-def _holder_and_timeout(task: NDArray[Any]) -> tuple[int, int | None]:
-    """Return (tid that holds the lock for which a task waits, 0 unknown; timeout in ns, None for none)."""
-    pid, tid = int(task["pid"]), int(task["tid"])
-    address, operation, value, timeout, *_ = arguments_of(task)
+def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: int) -> tuple[int, int | None]:
+    """Return (tid that holds the lock for which a thread waits, 0 unknown; timeout in ns, None for none). `arguments`:
+    of its futex(2). `since_ns`: begin of the wait."""
+    address, operation, value, timeout, *_ = arguments
     words = read_memory(tid, address, _WORDS.size)
     owner = owner_in(_WORDS.unpack(words), operation, value & 0xFFFFFFFF) if words else 0
     spec = read_memory(tid, timeout, _TIMESPEC.size) if timeout else b""
-    asked_ns = timeout_in(operation, spec, int(task["switch_out_ns"])) if spec else None
+    asked_ns = timeout_in(operation, spec, since_ns) if spec else None
     return _outer(pid, owner) if owner else 0, asked_ns
 
 
@@ -126,7 +131,8 @@ def with_polled(
 
     def read(row: int) -> int:
         task = last.tasks[row]
-        return only_descriptor(task, names[int(task["syscall"])] in _SELECTS)
+        is_select = names[int(task["syscall"])] in _SELECTS
+        return only_descriptor(int(task["tid"]), arguments_of(task), is_select)
 
     descriptors = of_each(rows.tolist(), last.tasks["pid"][rows].tolist(), read, unread)
     polled = {row: fd for row, fd in descriptors.items() if fd >= 0}
@@ -143,9 +149,8 @@ def with_polled(
     return replace(last, tasks=tasks)
 
 
-def only_descriptor(task: NDArray[Any], is_select: bool) -> int:
-    """Return the only descriptor that a task's poll() (`is_select`: select()) waits for; -1 for several, or none."""
-    arguments, tid = arguments_of(task), int(task["tid"])
+def only_descriptor(tid: int, arguments: Sequence[int], is_select: bool) -> int:
+    """Return the only descriptor that a thread's poll() (`is_select`: select()) waits for; -1 for several, or none."""
     if not is_select:
         entry = read_memory(tid, arguments[0], _POLLFD.size) if arguments[1] == 1 else b""
         return int(_POLLFD.unpack(entry)[0]) if entry else -1

@@ -17,7 +17,9 @@ import os
 import platform
 import re
 import shutil
+import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +27,7 @@ from perf_offcpu.commands.record.arguments import MAX_COMPRESSION_LEVEL
 from perf_offcpu.commands.shared.files import STDOUT
 from perf_offcpu.commands.shared.parsers import duration_s
 from perf_offcpu.commands.shared.streams import stdout_is_closed
-from perf_offcpu.errors import UsageError
+from perf_offcpu.errors import CapabilityError, UsageError
 from perf_offcpu.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -103,7 +105,60 @@ def options_of(args: argparse.Namespace, argv: Sequence[str]) -> RecordOptions:
         **{name: getattr(args, name) for name in _SWITCHES},
     )
     _check_tracepoints(options)
-    return options
+    return with_rights(options, forced=args.unprivileged)
+
+
+def with_rights(options: RecordOptions, *, forced: bool) -> RecordOptions:
+    """Return the options, `unprivileged` if BPF is refused and the target is of this user, or if it is `forced`. Raises
+    CapabilityError: the options need BPF; UsageError: they do, and it is forced."""
+    from perf_offcpu.collect.bpf.kernel.probes import check_privileges
+
+    needs = _needs_bpf(options)
+    if forced and needs:
+        raise UsageError(f"--unprivileged and {needs} contradict each other")
+    if not forced:
+        try:
+            check_privileges()
+            return options
+        except CapabilityError as problem:
+            if needs:
+                own = "own processes can be recorded without: name a command, or -p"
+                raise CapabilityError(f"{problem.what}, which {needs} needs", f"{problem.remedy}; {own}") from None
+    if options.target.command and (name := setuid_program(options.command[0])):
+        raise CapabilityError(f"{name} runs as another user (set-user-ID)", "record as root")
+    return replace(options, unprivileged=True)
+
+
+def setuid_program(name: str) -> str:
+    """Return the path of a command that runs as another user or group than this process; "" for others."""
+    path = shutil.which(name) or name
+    try:
+        facts = os.stat(path)  # direct: the caller's own command
+    except OSError:
+        return ""
+    by_user = facts.st_mode & stat.S_ISUID and facts.st_uid != os.geteuid()
+    return path if by_user or (facts.st_mode & stat.S_ISGID and facts.st_gid != os.getegid()) else ""
+
+
+def _needs_bpf(options: RecordOptions) -> str:
+    """Return the first thing in the options that an ordinary user cannot record; "" for none."""
+    target = options.target
+    needs = {
+        "a recording of the whole system": target.is_system,
+        "-u": target.users,
+        "--comm": target.comms,
+        "-C": target.cpus,
+        "-G": target.groups,
+        "--off-cpu-period": options.off_cpu_period_ns,
+        "--max-rate": options.max_rate,
+        "--switch-output": options.rotation,
+        "--control": options.control,
+        "--waker-stacks": options.waker_stacks,
+        "--python-stacks": options.pystack,
+        "--call-graph fp,defer": options.deferred_stacks,
+        "-r": options.realtime_priority,
+    }
+    return next((name for name, is_asked in needs.items() if is_asked), "")
 
 
 def _pystack() -> str:

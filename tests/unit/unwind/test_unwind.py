@@ -14,8 +14,10 @@ from perf_offcpu import losses
 from perf_offcpu.abi.attr import Attr
 from perf_offcpu.abi.sample import CallchainContext
 from perf_offcpu.model.callchains import Ragged, Snapshots
+from perf_offcpu.model.columns import U64, Bool
 from perf_offcpu.model.recording import Dsos, Evsel, Maps, Meta, Recording, SampleFlag, Samples, Spaces
 from perf_offcpu.objects.search import Search
+from perf_offcpu.objects.symtab import NO_ADDRESS
 from perf_offcpu.unwind import unwinder as module
 from perf_offcpu.unwind.cfi.program import Cfa
 from perf_offcpu.unwind.expression import Op
@@ -44,6 +46,10 @@ class Tables:
 
     def of_dso(self, dso: int, _: bool) -> FileTable | None:
         return FileTable(self.table, lambda offsets: offsets, "") if dso == 0 else None
+
+    def calls(self, dso: int, offsets: U64) -> tuple[Bool, U64]:
+        """Every address but the first of a function follows a call through a pointer."""
+        return (offsets & np.uint64(0x3F)) > 0, np.full(len(offsets), NO_ADDRESS)
 
 
 def recording_of(
@@ -93,6 +99,24 @@ def test_a_stack_is_followed_to_its_root(monkeypatch: pytest.MonkeyPatch) -> Non
     user = [USER, CODE + PLAIN, CODE + FRAMED + 5, CODE + ROOT + 8]
     assert chains == [[KERNEL, 2**64 - 5000, *user]]
     assert result.samples.flags.tolist() == [0] and result.losses == {}
+
+
+@pytest.mark.parametrize(("outermost", "callers", "flags"), [
+    (ROOT + 5, [FRAMED + 5, FRAMED + 6, ROOT + 5], 0),
+    (BARE + 5, [FRAMED + 5], SampleFlag.TRUNCATED | SampleFlag.NO_CFI),  # it leads astray
+])  # fmt: skip
+def test_a_frame_pointer_that_is_not_known_is_found_by_the_records_of_frames(
+    outermost: int, callers: list[int], flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = STACK + 8 * 10  # the record of the caller, to which an older, lower record links, too
+    stale, own = [outer, CODE + FRAMED + 7], [outer, CODE + FRAMED + 6]
+    stack = [7, 7, CODE + FRAMED + 5, 9, *stale, 9, *own, 9, 1, CODE + outermost]
+    recording = recording_of([stack], [CODE + PLAIN], chain=())
+    recording.snapshots.mask[:] = 1 << PERF_SP | 1 << PERF_IP
+    recording.snapshots.registers = Ragged.from_lists([[STACK, CODE + PLAIN]])
+    result, chains = unwound(monkeypatch, recording)
+    assert chains == [[USER, CODE + PLAIN, *(CODE + caller for caller in callers)]]
+    assert result.samples.flags.tolist() == [flags]
 
 
 def test_many_stacks_of_different_depth_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:

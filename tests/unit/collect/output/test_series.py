@@ -55,9 +55,7 @@ class Collector:
         self.pressure = SimpleNamespace(writing=contextlib.nullcontext, **vars(spent))
         self.rings = SimpleNamespace(data_bytes=4096, fullest=0.0, owner=SimpleNamespace(spec=WAITS))
         config = SimpleNamespace(sum_entries=1024, budget_entries=1024, budget=True)
-        self.program = SimpleNamespace(
-            config=config, maps=self, last_tasks=self.last_tasks, run_stats=dict[str, Any], draws_stacks=False
-        )
+        self.program = SimpleNamespace(config=config, maps=self, last_tasks=self.last_tasks, draws_stacks=False)
         self.header = HEADER
         self.waiting_records = lambda: 3
 
@@ -79,6 +77,11 @@ class Collector:
     @contextlib.contextmanager
     def side_band_also_to(self, sink: OutputFile) -> Iterator[None]:
         yield
+
+    draws_stacks = False
+
+    def run_stats(self) -> dict[str, Any]:
+        return {}
 
     def take_objects(self) -> Any:
         return np.zeros(0, HEADER.structs["object"])

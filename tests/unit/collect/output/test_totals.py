@@ -187,11 +187,12 @@ def pipe(number: int) -> Any:
 
 def test_end_of_file_waits_for_objects_that_wait_for_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     new, named, go_on = [pipe(1)], list[int](), threading.Event()
-    maps = SimpleNamespace(take_objects=lambda: new.pop() if new else pipe(0)[:0])
+
+    def take() -> Any:
+        return new.pop() if new else pipe(0)[:0]
+
     options = SimpleNamespace(object_names=True, is_steady=True)
-    collector: Any = SimpleNamespace(
-        options=options, program=SimpleNamespace(maps=maps), counters_event=None, unread=Unread()
-    )
+    collector: Any = SimpleNamespace(options=options, take_objects=take, counters_event=None, unread=Unread())
 
     def describe(rows: Any, **_: object) -> list[Any]:
         assert go_on.wait(10)

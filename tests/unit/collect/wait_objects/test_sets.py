@@ -4,17 +4,13 @@
 import ctypes
 import mmap
 import os
-import platform
 import select
 import socket
 import struct
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from perf_offcpu.abi.machine import MACHINES
 from perf_offcpu.collect.wait_objects import names
 from perf_offcpu.collect.wait_objects.names import requests_of
 from perf_offcpu.collect.wait_objects.owners import only_descriptor, owner_in, timeout_in
@@ -58,20 +54,12 @@ def test_sets_without_sockets_and_sets_that_are_gone() -> None:
     assert watched_by(PID, number) == b"" and not listening_ports(2**31 - 2)
 
 
-def task(*arguments: int) -> Any:
-    row = np.zeros((), [("tid", "u4"), ("regs", "u8", 34)])
-    row["tid"] = PID
-    for word, value in zip(MACHINES[platform.machine()].words.arguments, arguments, strict=False):
-        row["regs"][word] = value
-    return row
-
-
 def test_the_only_descriptor_of_poll() -> None:
     entry = ctypes.create_string_buffer((7).to_bytes(4, "little") + bytes(12), 16)
     at = ctypes.addressof(entry)
-    assert only_descriptor(task(at, 1), is_select=False) == 7
-    assert only_descriptor(task(at, 2), is_select=False) == -1
-    assert only_descriptor(task(8, 1), is_select=False) == -1, "memory that cannot be read"
+    assert only_descriptor(PID, (at, 1), is_select=False) == 7
+    assert only_descriptor(PID, (at, 2), is_select=False) == -1
+    assert only_descriptor(PID, (8, 1), is_select=False) == -1, "memory that cannot be read"
 
 
 @pytest.mark.parametrize(("sets", "number", "expected"), [
@@ -87,7 +75,7 @@ def test_the_only_descriptor_of_poll() -> None:
 def test_the_only_descriptor_of_select(sets: list[set[int]], number: int, expected: int) -> None:
     words = [ctypes.create_string_buffer(sum(1 << fd for fd in one).to_bytes(128, "little")) for one in sets]
     addresses = [ctypes.addressof(one) if fds else 0 for one, fds in zip(words, sets, strict=True)]
-    assert only_descriptor(task(number, *addresses), is_select=True) == expected
+    assert only_descriptor(PID, (number, *addresses), is_select=True) == expected
 
 
 WAIT, WAIT_BITSET, LONGEST = 0, 9, 2**63 - 1

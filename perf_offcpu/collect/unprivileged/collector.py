@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector of an ordinary user: perf events of own threads instead of BPF programs, and a reader that looks at
+threads while they sleep. It records every wait with its exact times; of longer waits the user stack, the system call
+and the object. It does not know wakers, kernel stacks, nor the run-queue delay of single waits."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu import losses
+from perf_offcpu.collect.counters import Counter, Span, counters_event
+from perf_offcpu.collect.existing.kernel_maps import KnownKernel
+from perf_offcpu.collect.existing.maps import MappedBuildIds
+from perf_offcpu.collect.existing.proc import KnownTasks
+from perf_offcpu.collect.kernel_totals.user_stacks import Unread
+from perf_offcpu.collect.kernel_totals.waits import sum_samples
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.rings.pressure import Pressure
+from perf_offcpu.collect.rings.rings import Sink
+from perf_offcpu.collect.rings.side_band import SideBand
+from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.targets import process_of
+from perf_offcpu.collect.unprivileged.budgets import Budgets, threads_of
+from perf_offcpu.collect.unprivileged.events import TaskEvents
+from perf_offcpu.collect.unprivileged.looks import Reader, Sleeper
+from perf_offcpu.collect.unprivileged.objects import CallObjects
+from perf_offcpu.collect.unprivileged.records import AT_ONCE, ShortSums, register_mask, wait_records
+from perf_offcpu.collect.unprivileged.switches import BEFORE, IN, SwitchLog
+from perf_offcpu.losses import LossCause, Losses
+from perf_offcpu.perfdata.events import EventSpec
+
+_SETTLE_NS: Final = 1_000_000  # time after which the kernel has written a record with this time into a ring
+
+
+class UserCollector:
+    """Record the waits of own threads. Raises CapabilityError, RecordingError: the kernel refuses the events.
+
+    Args:
+        command_pid: the process that will exec the command, if the command is the target; else 0.
+
+    Attributes: as those of `collector.Collector`.
+    """
+
+    def __init__(self, options: RecordOptions, command_pid: int, say: Callable[[str], None]) -> None:
+        self.options = options
+        self.span = Span(0, 0, options.threshold_ns)
+        target, self._on_exec = options.target, command_pid > 0
+        tasks = {tid: pid for pid in target.processes for tid in threads_of(pid)}
+        tasks |= {tid: process_of(tid) or 0 for tid in target.threads}
+        self._events = TaskEvents(options, [command_pid] if command_pid else list(tasks), self._on_exec, say)
+        waits = self._events.waits
+        mask = register_mask() if options.stack_bytes else 0
+        self.waits = EventSpec(waits.attr._replace(sample_regs_user=mask), waits.name, waits.ids)
+        self.rings, self.pressure = self._events.rings, Pressure()
+        self.build_ids, self.unread = MappedBuildIds(), Unread()
+        self.known_tasks, self.known_kernel = KnownTasks(), KnownKernel()
+        self.counters_event = counters_event(self._events.support)
+        self._side_band = SideBand(self.build_ids, self.known_kernel, self.unread.lost)
+        self._lost, self._samples, self._unseen = Losses(), 0, Counter(0)
+        self._tasks, self._budgets = tasks, Budgets(tasks)
+        self._switches = SwitchLog(tasks, 0, self._lost)
+        self._objects = CallObjects(options.objects)
+        self._reader = Reader(options.stack_bytes, self._objects)
+        self._sums, self.sums = ShortSums(), 0
+        self._keeps_preempted = "R" in options.states
+
+    @property
+    def events(self) -> list[EventSpec]:
+        """Return all events as the file describes them: on-CPU events, offcpu-time, tracker, counters."""
+        *sampling, tracker = self._events.specs
+        return [*sampling, self.waits, tracker, self.counters_event]
+
+    def begin(self) -> None:
+        """Let the events of existing threads flow; those of a command begin at its exec."""
+        begin_ns = now_ns()
+        if not self._on_exec:
+            self._events.enable()
+        self.span = Span(begin_ns, 0, self.options.threshold_ns)
+        self._switches = SwitchLog(self._tasks, begin_ns, self._lost)
+
+    def end(self) -> None:
+        """Stop all events."""
+        if not self.span.end_ns:
+            self.span = Span(self.span.begin_ns, now_ns(), self.span.threshold_ns)
+        self._events.disable()
+
+    def drain(self, sink: Sink) -> None:
+        """Move side-band records and on-CPU samples to `sink`; keep switches until `write`."""
+        with self.pressure.draining(lambda: self.rings.last_fill):
+            self._side_band.sink = sink
+            self._side_band.meanwhile = lambda: None
+            self._switches.sink = self._side_band
+            self.rings.drain(self._switches)
+
+    def look(self, sink: Sink) -> None:
+        """Drain the rings, and look at threads that sleep."""
+        self.drain(sink)
+        self._reader.follow(self._sleepers())
+
+    def write(self, sink: Sink) -> None:
+        """Drain the rings, and write the waits that have ended."""
+        before_ns = now_ns() - _SETTLE_NS
+        self.drain(sink)
+        self._write_intervals(self._switches.take(before_ns), sink)
+
+    def finish(self, sink: Sink) -> None:
+        """Write the rest after `end`: last waits, waits that are not over, sums and budgets."""
+        end_ns = self.span.end_ns
+        self._reader.follow(self._sleepers(), hurry=True)
+        self.drain(sink)
+        self._write_intervals(self._switches.take(1 << 62), sink)
+        last = self._switches.unfinished(end_ns)
+        looks = [self._reader.take(wait) for wait in last]
+        self._budgets.add(last, dict(enumerate(looks)))
+        self._budgets.read_delays()
+        # Of a thread that has not switched, only a look tells that it sleeps.
+        waits = [row for row, look in enumerate(looks) if look or last["kind"][row] not in (IN, BEFORE)]
+        waits = [row for row in waits if last["end"][row] > last["begin"][row] and not last["preempted"][row]]
+        self.still_blocked = len(waits)
+        for low in range(0, len(waits), AT_ONCE):
+            rows = waits[low : low + AT_ONCE]
+            sink.append(wait_records(self.waits, last[rows], [looks[row] for row in rows], over=False))
+        sums = self._sums.take()
+        self.sums = len(sums)
+        none = np.zeros(len(sums) + 1, np.int64), np.empty(0, np.uint64)
+        for records in sum_samples(self.waits, sums, none):
+            sink.append(records)
+        for record in self._budgets.records(self.counters_event, end_ns) if self.options.budget else ():
+            sink.append(record)
+
+    def read_delays(self) -> None:
+        """Read the run-queue delay of threads, which is gone when they end."""
+        self._budgets.read_delays()
+
+    def _sleepers(self) -> list[Sleeper]:
+        rows = self._switches.off_cpu()
+        rows = rows[rows["preempted"] == 0]
+        return [Sleeper(*row) for row in zip(*(rows[name].tolist() for name in ("pid", "tid", "time")), strict=True)]
+
+    def _write_intervals(self, intervals: NDArray[Any], sink: Sink) -> None:
+        is_wait = (intervals["kind"] != IN) & ((intervals["preempted"] == 0) | self._keeps_preempted)
+        length = intervals["end"] - intervals["begin"]
+        is_long = is_wait & (length >= self.options.threshold_ns)
+        rows = np.flatnonzero(is_long)
+        looks = [self._reader.take(intervals[row]) for row in rows]
+        if len(intervals):
+            self._budgets.add(intervals, dict(zip(rows.tolist(), looks, strict=True)))
+        short = intervals[is_wait & ~is_long & (length >= self.options.min_block_ns)]
+        if len(short):
+            self._sums.add(short)
+        unseen = [row for row, look in zip(rows.tolist(), looks, strict=True) if look is None]
+        self._unseen = Counter(self._unseen.events + len(unseen), self._unseen.ns + int(length[unseen].sum()))
+        self._samples += len(rows)
+        for low in range(0, len(rows), AT_ONCE):
+            part = slice(low, low + AT_ONCE)
+            sink.append(wait_records(self.waits, intervals[rows[part]], looks[part]))
+
+    @property
+    def draws_stacks(self) -> bool:
+        """Return False: stacks of short waits are not known."""
+        return False
+
+    @property
+    def threshold_ns(self) -> int:
+        """Return the length of the shortest wait that is a sample, ns."""
+        return self.options.threshold_ns
+
+    def counters(self) -> dict[LossCause, Counter]:
+        """Return the counters of waits and losses; UNPRIVILEGED marks the recording as an ordinary user's."""
+        counted = {cause: Counter(count) for cause, count in (self._lost + self.unread.lost).items()}
+        own = {losses.SAMPLES: Counter(self._samples), losses.UNPRIVILEGED: Counter(1)}
+        seen = {losses.WAITS_UNSEEN: self._unseen, losses.LOOKS_DISTURBED: Counter(self._reader.disturbed)}
+        return own | {cause: count for cause, count in (seen | counted).items() if count.events}
+
+    def lost_by_id(self) -> dict[int, int]:
+        """Return event id → number of records that found a full ring."""
+        return self._events.lost()
+
+    def oncpu_samples(self) -> int:
+        """Return the number of on-CPU samples that went into the rings."""
+        return self._switches.samples
+
+    def take_objects(self) -> NDArray[Any]:
+        """Return the wait objects that were new since the last call."""
+        return self._objects.take_objects()
+
+    def run_stats(self) -> dict[str, tuple[int, int]]:
+        """Return {}: there are no BPF programs."""
+        return {}
+
+    def close(self) -> None:
+        """Close all events and rings."""
+        self._events.close()
+        with contextlib.suppress(BufferError):
+            self.rings.close()
+        self._side_band.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

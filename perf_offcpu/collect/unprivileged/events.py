@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The perf events that an ordinary user may open: of own threads, on each CPU, inherited by threads and children.
+
+The tracker, a dummy event, asks for SWITCH records, which have the exact times at which a thread leaves and gets a CPU,
+and for side-band records. The on-CPU events write into its rings. Code of the kernel is left out where the user may not
+see it (kernel.perf_event_paranoid is 2 or more)."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from perf_offcpu.abi.attr import Attr, AttrFlag, ReadFormat
+from perf_offcpu.abi.offcpu import EVENT_NAME
+from perf_offcpu.collect.events import perf_event
+from perf_offcpu.collect.events.evsels import TRACKER_NAME, CpuEvent, Support, offcpu_attr, sampling_attr, tracker_attr
+from perf_offcpu.collect.options import RecordOptions
+from perf_offcpu.collect.rings.rings import Rings
+from perf_offcpu.collect.system.cpus import online_cpus
+from perf_offcpu.perfdata.events import EventSpec
+
+RING_BYTES: Final = 512 << 10  # what kernel.perf_event_mlock_kb allows an ordinary user by default
+_WAITS_ID: Final = int.from_bytes(b"offcpu-t", "big")  # id of the event of waits; the kernel counts from 1
+_USER_ONLY: Final = AttrFlag.EXCLUDE_KERNEL | AttrFlag.EXCLUDE_HV
+
+
+class TaskEvents:
+    """Open the events of some threads, disabled. Raises CapabilityError, RecordingError: the kernel refuses them.
+
+    Args:
+        tids: the threads; those that they start, and their children, are recorded, too.
+        on_exec: events begin by themselves at the next exec of the thread.
+
+    Attributes:
+        rings: the rings of all records.
+        support: parts of attrs that the kernel accepts.
+        waits: the event of the samples of waits, which the recorder writes itself.
+    """
+
+    def __init__(self, options: RecordOptions, tids: Iterable[int], on_exec: bool, say: Callable[[str], None]) -> None:
+        first, *others = tids
+        cpus = online_cpus()
+        self._flags = AttrFlag.INHERIT | (AttrFlag.ENABLE_ON_EXEC if on_exec else AttrFlag(0))
+        self._probe(first, cpus[0])
+        self._sharing: list[CpuEvent] = []
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            self.rings = Rings(TRACKER_NAME, self._tracker, cpus, options.ring_bytes or RING_BYTES, say, first)
+            stack.callback(self.rings.close)
+            attrs = [(event.name, self._sampling(row, options)) for row, event in enumerate(options.events)]
+            self._names = [*(name for name, _ in attrs), TRACKER_NAME]
+            for tid in (first, *others):
+                for name, attr in attrs if tid == first else [*attrs, (TRACKER_NAME, self.rings.owner.attr)]:
+                    with contextlib.suppress(ProcessLookupError):
+                        self._share(CpuEvent(name, attr, cpus, tid))
+            waits = offcpu_attr(self.support, 0, options.stack_bytes)
+            self.waits = EventSpec(waits, EVENT_NAME, (_WAITS_ID,))
+            stack.pop_all()
+
+    def _probe(self, tid: int, cpu: int) -> None:
+        """Find out whether the kernel may be seen, and what the running kernel accepts: `support` and `_exclude`."""
+        self._exclude, self.support = AttrFlag(0), Support()
+        if not self._accepts(tid, cpu):
+            self._exclude = _USER_ONLY
+        if not self._accepts(tid, cpu):  # before Linux 6.0
+            self.support = Support(ReadFormat.ID)
+        CpuEvent(TRACKER_NAME, self._tracker(0), [cpu], tid).close()  # with the error, if it is refused
+
+    def _accepts(self, tid: int, cpu: int) -> bool:
+        return perf_event.can_open(self._tracker(0), cpu, tid)
+
+    def _tracker(self, wakeup_bytes: int) -> Attr:
+        attr = tracker_attr(self.support, wakeup_bytes, data_maps=True)
+        return attr._replace(flags=attr.flags | self._flags | self._exclude | AttrFlag.CONTEXT_SWITCH)
+
+    def _sampling(self, row: int, options: RecordOptions) -> Attr:
+        kernel_stacks = options.kernel_stacks and not self._exclude
+        rate = options.frequency_hz, options.period
+        attr = sampling_attr(options.events[row], self.support, *rate, kernel_stacks, stack_bytes=options.stack_bytes)
+        return attr._replace(flags=attr.flags | self._flags | self._exclude)
+
+    def _share(self, event: CpuEvent) -> None:
+        self._sharing.append(event)
+        for cpu, fd in event.fds.items():
+            perf_event.redirect(fd, self.rings.owner.fds[cpu])
+
+    @property
+    def _all(self) -> list[CpuEvent]:
+        return [*self._sharing, self.rings.owner]
+
+    @property
+    def specs(self) -> list[EventSpec]:
+        """Return the events of the kernel as the file describes them: on-CPU events, then the tracker."""
+        alike = [[event for event in self._all if event.name == name] for name in self._names]
+        return [
+            EventSpec(events[-1].attr, events[-1].name, tuple(number for event in events for number in event.ids))
+            for events in alike
+        ]
+
+    def enable(self) -> None:
+        """Enable all events."""
+        for event in self._all:
+            event.enable()
+
+    def disable(self) -> None:
+        """Disable all events, of threads that inherited them, too."""
+        for event in self._all:
+            event.disable()
+
+    def lost(self) -> dict[int, int]:
+        """Return event id → number of records that found a full ring, without zeros."""
+        return dict(lost for event in self._all for lost in event.lost())
+
+    def close(self) -> None:
+        """Close all events but the owner of the rings."""
+        for event in self._sharing:
+            event.close()
+        self._sharing.clear()

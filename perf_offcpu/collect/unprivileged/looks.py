@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at threads while they sleep: system call, arguments, stack pointer, and the bytes of the stack from there on.
+
+A look takes some 100 us, and all looks BUDGET of one CPU. So threads are looked at once a wait, when they have slept
+for LEAST_NS or, if that are too many, for a longer time, which rises until the budget suffices: threads that sleep
+longest come first. A look belongs to a wait only if it began and ended within
+it, by the times of the SWITCH records."""
+
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.offcpu import SYSCALL_NONE, SYSCALL_UNKNOWN, UNKNOWN_U32, ObjectLost
+from perf_offcpu.abi.task_state import TaskState
+from perf_offcpu.collect.system.clock import now_ns
+from perf_offcpu.collect.unprivileged.objects import CallObjects, WaitObject
+from perf_offcpu.files import read_kernel_if_any
+
+LEAST_NS: Final = 4_000_000
+BUDGET: Final = 0.01
+_RISE, _FALL = 1.25, 0.97  # of the least time at each time that the budget is used up, or is not
+_MOST_NS: Final = 1_000_000_000
+_MOST_SAVED_S: Final = 0.05  # CPU time that may be saved up while no thread sleeps
+_HURRY_S: Final = 2.0
+_STATES: Final = {
+    b"S": TaskState.INTERRUPTIBLE,
+    b"D": TaskState.UNINTERRUPTIBLE,
+    b"T": TaskState.STOPPED,
+    b"t": TaskState.TRACED,
+}
+_COMPAT: Final = WaitObject(object_lost=int(ObjectLost.COMPAT))
+
+
+class Sleeper(NamedTuple):
+    """A thread that waits, as far as records tell: since when (ns)."""
+
+    pid: int
+    tid: int
+    since_ns: int
+
+
+class Look(NamedTuple):
+    """What was seen of a sleeping thread from `begin_ns` to `end_ns`: its stack, and the object that it waits for."""
+
+    begin_ns: int
+    end_ns: int
+    state: int
+    syscall: int
+    sp: int
+    pc: int
+    stack: bytes
+    found: WaitObject
+
+
+class Reader:
+    """Look at sleeping threads. `copy_bytes`: bytes of the stack to copy, 0 for none.
+
+    Attributes:
+        looks: thread → its looks that no wait has taken yet, in order.
+        disturbed: the number of looks during which the thread ran.
+    """
+
+    def __init__(self, copy_bytes: int, objects: CallObjects) -> None:
+        self._copy_bytes, self._objects = copy_bytes, objects
+        self.looks: defaultdict[int, deque[Look]] = defaultdict(deque)
+        self.disturbed, self._spent_s, self._least_ns = 0, 0.0, LEAST_NS
+        self._begin_s = time.monotonic()
+
+    def follow(self, sleepers: Iterable[Sleeper], *, hurry: bool = False) -> None:
+        """Look at the threads that have slept for LEAST_NS and were not looked at, as far as the budget allows; with
+        `hurry`, at the end of the recording, whatever it costs, but for no longer than _HURRY_S."""
+        latest = now_ns() - (0 if hurry else self._least_ns)
+        until_s = time.monotonic() + _HURRY_S
+        due = [sleeper for sleeper in sleepers if sleeper.since_ns <= latest and not self._is_seen(sleeper)]
+        for sleeper in sorted(due, key=lambda sleeper: sleeper.since_ns):
+            if (self._left_s() <= 0 and not hurry) or time.monotonic() > until_s:
+                self._least_ns = min(int(self._least_ns * _RISE), _MOST_NS)
+                return
+            begin_s = time.thread_time()
+            look = self._look(sleeper)
+            if look is not None:
+                self.looks[sleeper.tid].append(look)
+            self._spent_s += time.thread_time() - begin_s
+        if self._left_s() > _MOST_SAVED_S / 2:
+            self._least_ns = max(int(self._least_ns * _FALL), LEAST_NS)
+
+    def _left_s(self) -> float:
+        """Return the CPU time that the budget allows now, s; what exceeds _MOST_SAVED_S is forgotten."""
+        allowed_s = BUDGET * (time.monotonic() - self._begin_s) + _MOST_SAVED_S
+        self._spent_s = max(self._spent_s, allowed_s - _MOST_SAVED_S)
+        return allowed_s - self._spent_s
+
+    def _is_seen(self, sleeper: Sleeper) -> bool:
+        looks = self.looks.get(sleeper.tid)
+        return looks is not None and len(looks) > 0 and looks[-1].begin_ns >= sleeper.since_ns
+
+    def _look(self, sleeper: Sleeper) -> Look | None:
+        """Return what is seen of a thread; None if it runs, has ended, or may not be read."""
+        place = f"/proc/{sleeper.pid}/task/{sleeper.tid}"
+        begin_ns = now_ns()
+        words = read_kernel_if_any(f"{place}/syscall", 256).split()
+        if len(words) < 3:  # "running", or gone
+            return None
+        syscall, (sp, pc) = int(words[0]), (int(word, 16) for word in words[-2:])
+        arguments = [int(word, 16) for word in words[1:-2]]
+        if sp >> 32 == 0:  # a 32-bit program, whose frames and system calls are unlike
+            return Look(begin_ns, now_ns(), UNKNOWN_U32, SYSCALL_UNKNOWN, 0, 0, b"", _COMPAT)
+        stack = _read(sleeper.tid, sp, self._copy_bytes) if self._copy_bytes else b""
+        found = self._objects.find(*sleeper, syscall, arguments, sp) if arguments else WaitObject()
+        state = _STATES.get(read_kernel_if_any(f"{place}/stat", 512).rpartition(b") ")[2][:1])
+        if state is None:  # it runs by now
+            return None
+        return Look(begin_ns, now_ns(), int(state), max(syscall, SYSCALL_NONE), sp, pc, stack, found)
+
+    def take(self, wait: NDArray[Any]) -> Look | None:
+        """Remove the looks at a thread up to the end of a wait (`switches.INTERVAL`); return the last look within the
+        wait, None without one. `disturbed` counts looks during which the thread ran."""
+        looks, seen = self.looks.get(int(wait["tid"]), ()), None
+        while looks and looks[0].begin_ns < wait["end"]:
+            look = looks.popleft()
+            if wait["begin"] <= look.begin_ns and look.end_ns <= wait["end"]:
+                seen = look
+            else:
+                self.disturbed += 1
+        return seen
+
+
+def _read(tid: int, address: int, size: int) -> bytes:
+    """Return up to `size` bytes of a thread's stack, to its end."""
+    try:
+        # direct: a file of /proc
+        memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(memory, size, address)
+    except (OSError, OverflowError):
+        return b""
+    finally:
+        os.close(memory)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find out what a sleeping thread waits for, by its system call and arguments, as bpf/objects.h does: rows of `struct
+offcpu_object`, which `wait_objects.describe` names. Only what the kernel itself answers is asked: links and texts of
+/proc, and addresses of sockets; of a file system that may not answer, nothing."""
+
+import ctypes
+import os
+import platform
+import re
+import secrets
+import socket
+import stat
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.offcpu import UNKNOWN_U32, UNKNOWN_U64, ObjectLost
+from perf_offcpu.abi.syscalls import call_numbers, syscall_number
+from perf_offcpu.abi.wait_objects import ObjectKind
+from perf_offcpu.collect.bpf.header import read_header
+from perf_offcpu.collect.kernel_totals.user_stacks import read_memory
+from perf_offcpu.collect.wait_objects.owners import holder_and_timeout, only_descriptor
+from perf_offcpu.files import read_kernel_if_any
+from perf_offcpu.resources import bpf_dir
+
+_LINK: Final = re.compile(rb"(pipe|socket):\[(\d+)\]|anon_inode:(.*)|pidfd:.*", re.DOTALL)
+_MOUNT_ID: Final = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
+_REMOTE: Final = re.compile(rb"fuse|nfs|cifs|smb|9p|ceph|afs|autofs")  # types of file systems that may not answer
+_KINDS: Final = {
+    stat.S_IFREG: ObjectKind.FILE,
+    stat.S_IFDIR: ObjectKind.DIRECTORY,
+    stat.S_IFCHR: ObjectKind.CHARACTER,
+    stat.S_IFBLK: ObjectKind.BLOCK,
+    stat.S_IFIFO: ObjectKind.PIPE,
+}
+_TIMESPEC, _WAITV = struct.Struct("=QQ"), struct.Struct("=QQQ")
+_COMMAND: Final = 0x7F  # FUTEX_CMD_MASK: without the bits for private futexes and for the clock
+_FUTEX_WAITS: Final = (0, 6, 9, 11, 13)  # WAIT, LOCK_PI, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2 of linux/futex.h
+_P_PID, _P_PIDFD, _TIMER_ABSTIME, _CLOCK_MONOTONIC = 1, 3, 1, 1
+_MOST_PATH: Final = 256
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class WaitObject(NamedTuple):
+    """The object of a wait: its id (0 none), the time asked for, the holder of the lock, and what is missing."""
+
+    object_id: int = 0
+    asked_ns: int = UNKNOWN_U64
+    holder_tid: int = UNKNOWN_U32
+    object_lost: int = 0
+
+
+class CallObjects:
+    """Find the objects of system calls. `wanted`: objects are wanted; else only times are found."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted, self._secret = wanted, secrets.token_bytes(16)
+        self._dtype = read_header(bpf_dir() / "off_cpu.h").structs["object"]
+        self._calls = call_numbers(platform.machine())
+        self._known = set[int]()
+        self._new: list[NDArray[Any]] = []
+
+    def take_objects(self) -> NDArray[Any]:
+        """Return the objects that were new since the last call, as rows of `struct offcpu_object`."""
+        rows, self._new = np.array(self._new, self._dtype), []
+        return rows
+
+    def find(self, pid: int, tid: int, since_ns: int, syscall: int, arguments: Sequence[int], sp: int) -> WaitObject:
+        """Return the object of a thread that has waited in a system call since `since_ns`; `sp`: its stack pointer."""
+        if syscall not in self._calls:
+            return WaitObject()
+        what, timeout = self._calls[syscall]
+        asked_ns, holder = _asked_ns(tid, timeout, arguments, since_ns), UNKNOWN_U32
+        if what == "futex" and arguments[1] & _COMMAND in _FUTEX_WAITS:
+            owner, limit_ns = holder_and_timeout(pid, tid, arguments, since_ns)
+            holder, asked_ns = owner or UNKNOWN_U32, UNKNOWN_U64 if limit_ns is None else limit_ns
+        if not self._wanted or what == "none":
+            return WaitObject(0, asked_ns, holder)
+        row = np.zeros((), self._dtype)
+        row["pid"], row["sp"], row["number"], row["fd"], row["asked_ns"] = pid, sp, -1, -1, asked_ns
+        identity = self._describe(row, pid, tid, what, arguments)
+        if identity is None:
+            return WaitObject(0, asked_ns, holder, int(row["lost"]))
+        words = repr((int(row["kind"]), *identity)).encode()
+        row["id"] = int.from_bytes(blake2b(words, digest_size=8, key=self._secret).digest(), "little") or 1
+        if (object_id := int(row["id"])) not in self._known:
+            self._known.add(object_id)
+            self._new.append(row)
+        return WaitObject(object_id, asked_ns, holder)
+
+    def _describe(
+        self, row: NDArray[Any], pid: int, tid: int, what: str, arguments: Sequence[int]
+    ) -> tuple[object, ...] | None:
+        """Fill in the row of an object; return what identifies it, None for no object."""
+        first, second = arguments[0], arguments[1]
+        fd = _s32(first)
+        if what in ("futex", "futexes"):
+            return _futex(row, tid, what, arguments)
+        if what in ("semaphores", "messages"):
+            return _number(row, ObjectKind[what.upper()], fd)
+        if what in ("path", "path_at"):
+            return _path(row, tid, first if what == "path" else second)
+        if what == "child_id" and first == _P_PIDFD:
+            fd = _s32(second)
+        elif what in ("child", "child_id", "fork"):
+            return _child(row, tid, what, arguments)
+        elif what in ("poll", "select"):
+            fd = only_descriptor(tid, arguments, what == "select")
+            if fd < 0 and (what == "poll" or not first or not any(arguments[1:4])):
+                return _number(row, ObjectKind.DESCRIPTORS, _s32(second) if what == "poll" else 0)
+        return self._descriptor(row, pid, fd) if fd >= 0 else None
+
+    def _descriptor(self, row: NDArray[Any], pid: int, fd: int) -> tuple[object, ...] | None:
+        path = f"/proc/{pid}/fd/{fd}".encode()
+        try:
+            link = os.readlink(path)  # direct: not followed
+        except OSError:
+            row["lost"] = ObjectLost.CLOSED
+            return None
+        row["fd"] = fd
+        if match := _LINK.fullmatch(link):
+            row["inode"] = int(match[2] or 0)
+            row["kind"] = {b"pipe": ObjectKind.PIPE, b"socket": ObjectKind.SOCKET}.get(match[1], ObjectKind.ANONYMOUS)
+            if row["kind"] == ObjectKind.ANONYMOUS:
+                name = match[3] or b"[pidfd]"
+                row["name"][: len(name)] = np.frombuffer(name, np.uint8)
+                return pid, fd, name
+            if row["kind"] == ObjectKind.SOCKET:
+                _add_addresses(row, pid, fd)
+            return int(row["inode"]), bytes(row["remote"]), int(row["remote_port"])
+        if _is_remote(pid, fd):
+            row["lost"] = ObjectLost.FAULT
+            return None
+        try:
+            facts = os.stat(path)  # direct: of a file system that answers, and nothing is opened
+        except OSError:
+            row["lost"] = ObjectLost.CLOSED
+            return None
+        row["kind"] = _KINDS.get(stat.S_IFMT(facts.st_mode), ObjectKind.FILE)
+        row["inode"], row["device"] = facts.st_ino, os.major(facts.st_dev) << 20 | os.minor(facts.st_dev)
+        return facts.st_ino, facts.st_dev
+
+
+def _s32(number: int) -> int:
+    return (number & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+
+
+def _number(row: NDArray[Any], kind: ObjectKind, number: int) -> tuple[object, ...]:
+    row["kind"], row["number"] = kind, number
+    return number, int(row["pid"]) if kind == ObjectKind.PROCESS else 0
+
+
+def _futex(row: NDArray[Any], tid: int, what: str, arguments: Sequence[int]) -> tuple[object, ...] | None:
+    address, operation, value = arguments[:3]
+    if what == "futexes":  # struct futex_waitv; several are no one object
+        waitv = read_memory(tid, address, _WAITV.size) if operation == 1 else b""
+        if not waitv:
+            return None
+        value, address, operation = _WAITV.unpack(waitv)
+        operation &= 0x80
+    elif operation & _COMMAND not in _FUTEX_WAITS:
+        return None
+    row["kind"], row["address"], row["protocol"] = ObjectKind.FUTEX, address, operation & 0xFFFF
+    row["number"] = _s32(value)
+    return int(row["pid"]), address
+
+
+def _path(row: NDArray[Any], tid: int, address: int) -> tuple[object, ...] | None:
+    path = read_memory(tid, address, _MOST_PATH).partition(b"\0")[0]
+    row["kind"], row["name"][: len(path)] = ObjectKind.PATH, np.frombuffer(path, np.uint8)
+    return (path,) if path else None
+
+
+def _child(row: NDArray[Any], tid: int, what: str, arguments: Sequence[int]) -> tuple[object, ...]:
+    """Describe the child that is waited for: in vfork() the last child, else -1 for any child."""
+    if what == "fork":
+        children = read_kernel_if_any(f"/proc/{int(row['pid'])}/task/{tid}/children", 1 << 16).split()
+        return _number(row, ObjectKind.PROCESS, int(children[-1]) if children else -1)
+    child = _s32(arguments[0] if what == "child" else arguments[1] if arguments[0] == _P_PID else -1)
+    return _number(row, ObjectKind.PROCESS, max(child, 0) or -1)
+
+
+def _is_remote(pid: int, fd: int) -> bool:
+    """Return True if a descriptor's file is, or may be, on a file system that may not answer."""
+    mount = _MOUNT_ID.search(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 16))
+    mounts = read_kernel_if_any(f"/proc/{pid}/mountinfo", 1 << 20)
+    line = re.search(rb"^%s .* - (\S+) " % mount[1], mounts, re.MULTILINE) if mount else None
+    return line is None or bool(_REMOTE.match(line[1]))
+
+
+def _add_addresses(row: NDArray[Any], pid: int, fd: int) -> None:
+    """Fill in family, protocol and addresses of a socket, read from a copy of its descriptor."""
+    with suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            number = syscall_number("pidfd_getfd", platform.machine())
+            copy = int(_LIBC.syscall(ctypes.c_long(number), process, fd, 0))
+        finally:
+            os.close(process)
+        if copy < 0:
+            return
+        with socket.socket(fileno=copy) as own:
+            row["family"], row["protocol"] = int(own.family), own.proto
+            for side, ask in (("local", own.getsockname), ("remote", own.getpeername)):
+                with suppress(OSError):
+                    _add_address(row, side, ask())
+
+
+def _add_address(row: NDArray[Any], side: str, address: Any) -> None:
+    family = int(row["family"])
+    if family in (socket.AF_INET, socket.AF_INET6):
+        packed = np.frombuffer(socket.inet_pton(family, address[0].partition("%")[0]), np.uint8)
+        row[side][: len(packed)], row[f"{side}_port"] = packed, address[1]
+    elif family == socket.AF_UNIX and address and not row["name"].any():
+        name = (os.fsencode(address) if isinstance(address, str) else address)[: len(row["name"])]
+        row["name"][: len(name)], row["own_name"] = np.frombuffer(name, np.uint8), side == "local"
+
+
+def _asked_ns(tid: int, timeout: str, arguments: Sequence[int], since_ns: int) -> int:
+    """Return the time after which a system call ends by itself, ns; UNKNOWN_U64 for none, or if it is not known."""
+    if timeout in ("ms_2", "ms_3"):
+        limit = _s32(arguments[int(timeout[-1])])
+        return limit * 1_000_000 if limit > 0 else UNKNOWN_U64
+    word = {"spec_0": 0, "spec_2": 2, "spec_3": 3, "clock": 2}.get(timeout, -1)
+    spec = read_memory(tid, arguments[word], _TIMESPEC.size) if word >= 0 and arguments[word] else b""
+    if not spec:
+        return UNKNOWN_U64
+    seconds, rest = _TIMESPEC.unpack(spec)
+    moment = min(seconds * 10**9 + rest, UNKNOWN_U64 - 1)
+    if timeout != "clock" or not arguments[1] & _TIMER_ABSTIME:
+        return int(moment)
+    return max(moment - since_ns, 0) if arguments[0] == _CLOCK_MONOTONIC else UNKNOWN_U64

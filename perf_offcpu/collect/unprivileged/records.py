@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write waits as samples of offcpu-time, with the payload of the BPF programs: single waits with what was seen of their
+thread, and sums of shorter waits by thread."""
+
+import functools
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf_offcpu.abi.machine import ABI_64, MACHINES
+from perf_offcpu.abi.offcpu import SYSCALL_UNKNOWN, UNKNOWN_U32, UNKNOWN_U64, Kind, Lost, WaitFlag
+from perf_offcpu.abi.records import CpuMode
+from perf_offcpu.abi.sample import CallchainContext
+from perf_offcpu.binary.gather import offsets_of
+from perf_offcpu.collect.kernel_totals.waits import wait_samples
+from perf_offcpu.collect.system.cgroups import MOUNTS, cgroup2_mount
+from perf_offcpu.collect.unprivileged.looks import Look
+from perf_offcpu.collect.unprivileged.objects import WaitObject
+from perf_offcpu.collect.unprivileged.switches import BEFORE
+from perf_offcpu.files import kernel_lines, read_kernel, read_kernel_if_any
+from perf_offcpu.perfdata.events import EventSpec
+
+AT_ONCE: Final = 512  # waits whose samples are packed at once: some MB of copies
+SUM: Final = np.dtype(
+    [("pid", "u4"), ("tid", "u4"), ("flags", "u4"), ("lost", "u4"), ("state", "u4"), ("syscall", "i4")]
+    + [(name, "u8") for name in ("cgroup", "total_ns", "count", "longest_ns", "first_switch_out_ns")]
+    + [(name, "u8") for name in ("last_switch_in_ns", "runq_ns", "woken", "caller", "object_id")]
+)
+_NOTHING: Final = Look(0, 0, UNKNOWN_U32, SYSCALL_UNKNOWN, 0, 0, b"", WaitObject())
+
+
+def register_mask() -> int:
+    """Return the sample_regs_user of waits: only stack pointer and program counter of a sleeper are known."""
+    registers = MACHINES[platform.machine()].registers
+    return sum(1 << registers.of_sample.index(number) for number in (registers.sp, registers.pc))
+
+
+def wait_records(event: EventSpec, waits: NDArray[Any], looks: Sequence[Look | None], *, over: bool = True) -> bytes:
+    """Return one sample record of `event` for each wait (`switches.INTERVAL`), with what was seen of its thread.
+    `over`: the waits have ended; else they last at the end of the recording."""
+    seen = [look or _NOTHING for look in looks]
+    objects = [look.found for look in seen]
+    rows = np.zeros(len(waits), SUM)
+    for name in ("pid", "tid"):
+        rows[name] = waits[name]
+    rows["cgroup"] = [cgroup_of(pid) for pid in waits["pid"].tolist()]
+    rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
+    rows["flags"] |= np.where(waits["kind"] == BEFORE, int(WaitFlag.BEGAN_BEFORE), 0).astype(np.uint32)
+    has_stack = np.array([look.pc != 0 for look in seen])
+    rows["lost"] = np.where(has_stack, 0, int(Lost.USER_STACK))
+    rows["state"], rows["syscall"] = [look.state for look in seen], [look.syscall for look in seen]
+    lengths = (waits["end"] - waits["begin"]).astype(np.uint64)
+    kinds = np.where(waits["kind"] == BEFORE, int(Kind.BEGAN_BEFORE), int(Kind.WAIT))
+    columns = {name: np.array([getattr(found, name) for found in objects], np.uint64) for name in WaitObject._fields}
+    payload: dict[str, Any] = {
+        "offcpu_ns": lengths,
+        "kind": kinds if over else np.full(len(waits), int(Kind.STILL_BLOCKED)),
+        "switch_out_ns": waits["begin"],
+        "longest_ns": lengths,
+        "runq_ns": np.where(waits["preempted"], lengths, np.uint64(UNKNOWN_U64)),
+        **columns,
+    }
+    words = np.array([(int(CallchainContext.USER), look.pc) for look in seen if look.pc], np.uint64).reshape(-1)
+    chains = offsets_of(2 * has_stack.astype(np.int64)), words
+    copies = _copies(seen) | {"cpu": waits["cpu"]}
+    return wait_samples(event, CpuMode.USER, rows, waits["end"], chains, payload, copies)
+
+
+def _copies(looks: Sequence[Look]) -> dict[str, Any]:
+    stacks = [look.stack[: len(look.stack) // 8 * 8] for look in looks]
+    sizes = np.array([len(stack) for stack in stacks], np.int64)
+    registers = MACHINES[platform.machine()].registers
+    in_order = registers.of_sample.index(registers.sp) < registers.of_sample.index(registers.pc)
+    words = [((look.sp, look.pc) if in_order else (look.pc, look.sp)) for look in looks if look.stack]
+    return {
+        "regs_user_abi": np.where(sizes > 0, ABI_64, 0),
+        "regs_user": (offsets_of(np.where(sizes > 0, 2, 0)), np.array(words, np.uint64).reshape(-1)),
+        "stack_user": (offsets_of(sizes), np.frombuffer(b"".join(stacks), np.uint8)),
+        "stack_user_dyn_size": sizes,
+    }
+
+
+@functools.lru_cache(1 << 12)
+def cgroup_of(pid: int) -> int:
+    """Return the id of the control group of a process in the unified hierarchy; 0 if it is not known."""
+    mount = cgroup2_mount(read_kernel(MOUNTS))
+    lines = kernel_lines(read_kernel_if_any(f"/proc/{pid}/cgroup", 1 << 16))
+    path = next((line[3:] for line in lines if line.startswith(b"0::")), None)
+    try:
+        return 0 if mount is None or path is None else os.stat(mount + path).st_ino  # direct: a directory of the kernel
+    except OSError:
+        return 0
+
+
+class ShortSums:
+    """Add up waits that are shorter than the threshold, by thread, and by whether the thread stayed runnable."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(0, SUM)
+
+    def add(self, waits: NDArray[Any]) -> None:
+        """Add n waits (`switches.INTERVAL`)."""
+        rows = np.zeros(len(waits), SUM)
+        for name in ("pid", "tid"):
+            rows[name] = waits[name]
+        rows["flags"] = np.where(waits["preempted"], int(WaitFlag.PREEMPTED), 0)
+        rows["total_ns"] = rows["longest_ns"] = waits["end"] - waits["begin"]
+        rows["count"] = 1
+        rows["first_switch_out_ns"], rows["last_switch_in_ns"] = waits["begin"], waits["end"]
+        rows = np.concatenate([self._sums, rows])
+        rows = rows[np.lexsort((rows["flags"], rows["tid"], rows["pid"]))]
+        keys = rows[["pid", "tid", "flags"]]
+        firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(rows)])
+        self._sums = rows[firsts]
+        for name, reduce in (
+            ("total_ns", np.add),
+            ("count", np.add),
+            ("longest_ns", np.maximum),
+            ("first_switch_out_ns", np.minimum),
+            ("last_switch_in_ns", np.maximum),
+        ):
+            self._sums[name] = reduce.reduceat(rows[name], firsts) if len(firsts) else 0
+
+    def take(self) -> NDArray[Any]:
+        """Return all sums, as `kernel_totals.waits.sum_samples` takes them, and begin again."""
+        sums, self._sums = self._sums, np.zeros(0, SUM)
+        sums["state"], sums["syscall"] = UNKNOWN_U32, SYSCALL_UNKNOWN
+        sums["lost"] = int(Lost.USER_STACK)
+        preempted = sums["flags"] != 0
+        sums["woken"][preempted], sums["runq_ns"][preempted] = 1, sums["total_ns"][preempted]
+        return sums

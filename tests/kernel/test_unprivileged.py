@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings by an ordinary user: the same waits as BPF sees, stacks and objects of long ones, and clear refusals."""
+
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import program
+from builders.profile import functions_of
+from kernel.others import AS_NOBODY, NOBODY, reachable
+from kernel.recorder import MS, Run
+from workload.measured import Thread, parse
+
+from perf_offcpu.model.profile import Profile
+from perf_offcpu.model.recording import Recording, SampleFlag
+
+NOT_WHOLE = SampleFlag.TRUNCATED | SampleFlag.NO_USER_STACK
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_uid == os.getuid():
+            directory.chmod(directory.stat().st_mode | 0o755)
+    tmp_path.chmod(0o777)
+    return tmp_path
+
+
+def nobody_records(*arguments: str | Path, cwd: Path, before: str = "") -> Run:
+    """Run `record` as nobody in a directory; `before`: words of a command that runs it."""
+    words = shlex.join(map(str, [*program.PROGRAM, "record", *arguments]))
+    shell = reachable(f"HOME={cwd} exec {before} setpriv {NOBODY} {words}")
+    done = subprocess.run(["sh", "-c", shell], cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    return Run(cwd, done.returncode, done.stdout, done.stderr)
+
+
+def long_waits(recording: Recording, tids: list[int], least_ns: int) -> dict[tuple[int, int], int]:
+    """(tid, begin in ns) → length of the waits of some threads that began in the recording and ended in it."""
+    samples = recording.samples
+    left_out = SampleFlag.STILL_BLOCKED | SampleFlag.BEGAN_BEFORE | SampleFlag.PREEMPTED | SampleFlag.AGGREGATED
+    rows = np.flatnonzero(
+        (samples.flags & (SampleFlag.OFFCPU | left_out) == SampleFlag.OFFCPU)
+        & np.isin(samples.tid, tids)
+        & (samples.period >= least_ns)
+    )
+    columns = (samples.tid, samples.switch_out_ns, samples.period)
+    return {(tid, begin): ns for tid, begin, ns in zip(*(column[rows].tolist() for column in columns), strict=True)}
+
+
+def test_waits_of_the_known_workload_are_exact_and_long_ones_have_stacks(place: Path, waiter: Path) -> None:
+    shutil.copy(waiter, place / "waiter")
+    root = shlex.join(map(str, [*program.PROGRAM, "record", "-q", "-o", place / "root.data", "--"]))
+    run = nobody_records("--", "./waiter", cwd=place, before=root)
+    assert run.returncode == 0, run.stderr
+    assert "recording by an ordinary user: no wakers" in run.stderr
+    threads = parse(run.stdout)
+    finished = [thread for thread in threads.values() if not thread.blocked_since_ns]
+    profile = run.profile
+    assert profile.meta.unprivileged
+
+    # As many as the kernel counted, of any length.
+    counted = {thread.comm: counted_waits(profile, thread) for thread in finished}
+    assert counted == {thread.comm: thread.nvcsw for thread in finished}
+
+    # Each as long as BPF measured it.
+    from perf_offcpu.decode.load import load_recording
+
+    tids = [thread.tid for thread in finished]
+    exact = long_waits(load_recording(place / "root.data"), tids, 10 * MS)
+    ours = long_waits(run.recording, tids, 9 * MS)
+    assert len(exact) > 50
+    begin_of = {thread.tid: thread.begin_ns for thread in finished}
+    for (tid, begin), ns in exact.items():
+        assert (
+            begin < begin_of[tid]
+            or min(abs(begin - at) + abs(ns - own) for (own_tid, at), own in ours.items() if own_tid == tid) < 100_000
+        )
+
+    assert_long_stacks(profile, threads)
+
+
+def counted_waits(profile: Profile, thread: Thread) -> int:
+    samples = profile.samples
+    rows = (samples.tid == thread.tid) & (samples.flags & SampleFlag.OFFCPU > 0)
+    rows &= (samples.switch_out_ns >= thread.begin_ns) & (samples.switch_out_ns < thread.end_ns)
+    return int(samples.count[rows].sum())
+
+
+def assert_long_stacks(profile: Profile, threads: dict[str, Thread]) -> None:
+    """Most of the time of waits over 20 ms has a whole stack, whose functions are those of a place where it waits."""
+    samples, total, whole = profile.samples, 0, 0
+    for thread in threads.values():
+        rows = np.flatnonzero((samples.tid == thread.tid) & (samples.period >= 20 * MS))
+        in_time = (samples.switch_out_ns[rows] >= thread.begin_ns) & (samples.switch_out_ns[rows] < thread.end_ns)
+        for row in rows[in_time | (thread.blocked_since_ns > 0)].tolist():
+            total += int(samples.period[row])
+            if samples.flags[row] & NOT_WHOLE:
+                continue
+            whole += int(samples.period[row])
+            names = functions_of(profile, int(samples.stack[row]))
+            assert any(list(site.stack) == [name for name in names if name in site.stack] for site in thread.sites), (
+                thread.comm,
+                names,
+            )
+    assert whole > 0.8 * total > 0
+
+
+PYTHON = """
+import os, socket, threading, time
+def hold(lock):
+    with lock:
+        time.sleep(0.3)
+lock, (ours, other) = threading.Lock(), socket.socketpair()
+server = socket.create_server(("127.0.0.1", 0))
+threads = [threading.Thread(target=hold, args=[lock]) for _ in range(2)]
+threads += [threading.Thread(target=ours.recv, args=[1]), threading.Thread(target=server.accept)]
+for thread in threads:
+    thread.start()
+threads[0].join()
+other.send(b"x")
+socket.create_connection(server.getsockname()).close()
+for _ in range(20):  # short-lived
+    thread = threading.Thread(target=time.sleep, args=[0.001])
+    thread.start()
+    thread.join()
+os.execvp("sleep", ["sleep", "0.2"])
+"""
+
+
+def test_a_program_in_python_that_execs_another(place: Path) -> None:
+    (place / "p.py").write_text(PYTHON)
+    run = nobody_records("--", "/usr/bin/python3", "p.py", cwd=place)
+    assert run.returncode == 0, run.stderr
+    shown = program.run("report", "-f", cwd=place).stdout
+    assert "Recording by an ordinary user: no wakers" in " ".join(shown.replace("#", " ").split())
+    assert "tcp listen 127.0.0.1:" in shown and "unix" in shown
+    profile = run.profile
+    samples = profile.samples
+    long = np.flatnonzero((samples.flags & SampleFlag.OFFCPU > 0) & (samples.period >= 150 * MS))
+    whole = long[(samples.flags[long] & NOT_WHOLE) == 0]
+    assert samples.period[whole].sum() > 0.8 * samples.period[long].sum()
+    leaves = {functions_of(profile, stack)[-1] for stack in samples.stack[whole].tolist()}
+    assert any("nanosleep" in leaf for leaf in leaves), leaves
+    assert any("accept" in leaf for leaf in leaves), leaves
+    names = {profile.strings[comm] for comm in samples.comm[long].tolist()}
+    assert {"python3", "sleep"} <= names
+
+
+def test_a_running_process_of_the_same_user(place: Path) -> None:
+    code = "import time; time.sleep(1.5); time.sleep(0.2); time.sleep(30)"
+    with subprocess.Popen([*AS_NOBODY, "/usr/bin/python3", "-c", code]) as process:
+        run = nobody_records("-p", str(process.pid), "--duration", "2.5", cwd=place)
+        process.kill()
+    assert run.returncode == 0, run.stderr
+    samples = run.recording.samples
+    own = samples.tid == process.pid
+    kinds = samples.flags[own] & (SampleFlag.BEGAN_BEFORE | SampleFlag.STILL_BLOCKED)
+    assert (kinds & SampleFlag.STILL_BLOCKED).any()
+    assert samples.period[own & (samples.flags & SampleFlag.STILL_BLOCKED > 0)].max() > 100 * MS
+
+
+def setuid_program() -> str:
+    for name in ("su", "mount", "passwd"):
+        path = shutil.which(name)
+        if path and Path(path).stat().st_mode & stat.S_ISUID:
+            return path
+    pytest.skip("no set-user-ID program")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-a", "--duration", "0.1"], "own processes can be recorded without: name a command, or -p"),
+        (["-p", "1"], "thread 1 may not be observed: it is of another user"),
+        (["SETUID"], "runs as another user (set-user-ID)"),
+        (["--unprivileged", "-a"], "--unprivileged and a recording of the whole system contradict each other"),
+    ],
+)
+def test_what_it_cannot_record_it_refuses(arguments: list[str], words: str, place: Path) -> None:
+    if arguments == ["SETUID"]:
+        arguments = ["--", setuid_program()]
+    run = nobody_records(*arguments, cwd=place)
+    assert run.returncode != 0 and words in run.stderr, run.stderr
+    assert len(run.stderr.splitlines()) <= 2
+    assert not (place / "perf.data").exists()
