@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType
+from perf_offcpu.abi.attr import Attr, AttrFlag, PerfType, ReadFormat
 from perf_offcpu.collect.bpf.cache import ProgramCache, Recipe
 from perf_offcpu.collect.bpf.compile import import_bcc
 from perf_offcpu.collect.bpf.defines import FIRST_PID_NAMESPACE
@@ -154,6 +154,24 @@ def _events() -> Result:
     return True, f"on {len(cpus)} CPUs, perf_event_paranoid {paranoid()}", ""
 
 
+def _capabilities() -> Result:
+    held = capabilities()
+    missing = [(name, without) for name, (number, without) in privileges.USES.items() if number not in held]
+    if CAP_SYS_ADMIN in held:
+        missing = [(name, without) for name, without in missing if name not in ("CAP_BPF", "CAP_PERFMON")]
+    if not missing:
+        return True, "all that recording makes use of", ""
+    advice = "; ".join(f"without {name}: {without}" for name, without in missing)
+    return False, f"{len(missing)} of {len(privileges.USES)} are missing", advice
+
+
+def _own_processes() -> Result:
+    attr = evsels.tracker_attr(evsels.Support(ReadFormat.ID))
+    flags = attr.flags | AttrFlag.CONTEXT_SWITCH | AttrFlag.INHERIT | AttrFlag.EXCLUDE_KERNEL
+    evsels.CpuEvent("dummy", attr._replace(flags=flags), online_cpus()[:1], os.getpid()).close()
+    return True, "can be recorded without BPF, too (record --unprivileged)", ""
+
+
 def _hardware_counters() -> Result:
     attr = Attr(type=PerfType.HARDWARE, config=0, sample_period=1_000_000, flags=AttrFlag.DISABLED)
     if can_open(attr, online_cpus()[0]):
@@ -263,6 +281,8 @@ _CHECKS: dict[str, Callable[[], Result]] = {
     "kernel": _kernel,
     "collector": _collector,
     "perf events": _events,
+    "own processes": _own_processes,
+    "capabilities": _capabilities,
     "hardware counters": _hardware_counters,
     "deferred callchains": _deferred,
     "kernel symbols": _kernel_symbols,

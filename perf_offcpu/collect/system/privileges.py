@@ -18,6 +18,7 @@ CAP_DAC_READ_SEARCH: Final = 2
 CAP_IPC_LOCK: Final = 14
 CAP_SYS_PTRACE: Final = 19
 CAP_SYS_ADMIN: Final = 21
+CAP_SYS_NICE: Final = 23
 CAP_SYSLOG: Final = 34
 CAP_PERFMON: Final = 38
 CAP_BPF: Final = 39
@@ -25,6 +26,22 @@ CAP_CHECKPOINT_RESTORE: Final = 40
 READING: Final = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_SYSLOG | 1 << CAP_CHECKPOINT_RESTORE
 """Capabilities to read files and memory of other users' processes, files below /proc/PID/root, addresses in
 /proc/kallsyms, and files that processes have mapped, through /proc/PID/map_files."""
+USES: Final = {
+    "CAP_BPF": (CAP_BPF, "only own processes are recorded, without BPF"),
+    "CAP_PERFMON": (CAP_PERFMON, "only own processes are recorded, without BPF"),
+    "CAP_SYS_PTRACE": (CAP_SYS_PTRACE, "no mappings of other users' processes: their stacks have no names"),
+    "CAP_DAC_READ_SEARCH": (CAP_DAC_READ_SEARCH, "no build-ids of files that are closed to root's uid"),
+    "CAP_SYSLOG": (CAP_SYSLOG, "no map of the kernel in the file: kernel frames have names on this machine only"),
+    "CAP_IPC_LOCK": (CAP_IPC_LOCK, "rings of 512 kB a CPU, or what ulimit -l allows"),
+    "CAP_SYS_NICE": (CAP_SYS_NICE, "usual priority: full rings may lose waits on a busy machine"),
+    "CAP_CHECKPOINT_RESTORE": (CAP_CHECKPOINT_RESTORE, "no build-ids of mapped files that were removed or replaced"),
+    "CAP_SYS_ADMIN": (
+        CAP_SYS_ADMIN,
+        "no run times of BPF programs, no mount of tracefs, nothing at perf_event_paranoid 3",
+    ),
+}
+"""Capability → (number, what is missing without it), most important first. CAP_SYS_ADMIN alone stands for CAP_BPF,
+CAP_PERFMON, CAP_SYSLOG's and CAP_CHECKPOINT_RESTORE's part, too. tests/kernel/test_capabilities.py removes each."""
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _NEEDED = {"CAP_PERFMON": CAP_PERFMON, "CAP_BPF": CAP_BPF}  # since 5.8; CAP_SYS_ADMIN before
