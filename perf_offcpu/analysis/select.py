@@ -13,6 +13,7 @@ from perf_offcpu import losses
 from perf_offcpu.abi.offcpu import EVENT_NAME
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.containers import container_of, is_container
 from perf_offcpu.analysis.group import group
 from perf_offcpu.analysis.idle import of_idle_threads
 from perf_offcpu.analysis.states import STATES, state_codes
@@ -43,6 +44,7 @@ class Selection:
     tids: tuple[int, ...] = ()
     cpus: tuple[int, ...] = ()  # for a wait the CPU on which the thread continued
     cgroups: tuple[str, ...] = ()  # paths, cgroups below them included, or ids
+    containers: tuple[str, ...] = ()  # names or ids, as of `containers.is_container`
     windows: tuple[Window, ...] = ()  # spans of time; a wait is at its end
     idle: str = "show"  # `hide` leaves out idle threads, `only` all others; see `analysis.classes.classify`
     states: tuple[str, ...] = ()  # letters. This and the fields below choose among waits; other samples stay
@@ -143,7 +145,22 @@ def _of_threads(profile: Profile, selection: Selection) -> Bool:
             rows &= np.isin(column, np.array(possible, np.int64))
     if selection.cgroups:
         rows &= np.isin(samples.cgroup, np.array(_cgroup_ids(profile, selection.cgroups), np.uint64))
+    if selection.containers:
+        rows &= np.isin(samples.cgroup, np.array(_container_ids(profile, selection.containers), np.uint64))
     return rows
+
+
+def _container_ids(profile: Profile, names: Sequence[str]) -> list[int]:
+    """Return the ids of the cgroups of the named containers."""
+    ids: list[int] = []
+    for name in names:
+        cgroups = [cgroup for cgroup, path in profile.cgroups.items() if is_container(path, name)]
+        if not cgroups:
+            labels = sorted({container_of(path) for path in profile.cgroups.values()} - {""})
+            shown = ", ".join(labels[:_SHOWN_CGROUPS]) or "none has a name"
+            raise UsageError(f"no container '{name}' in {_source(profile)} (its containers: {shown})")
+        ids += cgroups
+    return ids
 
 
 def _cgroup_ids(profile: Profile, names: Sequence[str]) -> list[int]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import Waits
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.containers import container_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.analysis.wakeups import INTERRUPT
 from perf_offcpu.callpaths.options import Name, NameKind, PathOptions
@@ -39,6 +40,8 @@ def column_of(key: str, profile: Profile, waits: Waits) -> tuple[I64, Label]:
         "class": (waits.wait_class, lambda row: WaitClass(waits.wait_class[row]).label),
         "cgroup": (samples.cgroup.view(np.int64), lambda row: cgroup_label(profile, int(samples.cgroup[row]))),
     }
+    if key == "container":
+        return _container(profile)
     if key in simple:
         column, label = simple[key]
         return column.astype(np.int64), label
@@ -50,6 +53,15 @@ def cgroup_label(profile: Profile, cgroup: int) -> str:
     """Return the path of a cgroup (printable); its id in decimal if no path is known, UNKNOWN for id 0."""
     path = profile.cgroups.get(cgroup)
     return printable(path) if path is not None else str(cgroup) if cgroup else UNKNOWN
+
+
+def _container(profile: Profile) -> tuple[I64, Label]:
+    """Return the column of names of containers and services, by the path of the cgroup."""
+    values, row_of = np.unique(profile.samples.cgroup, return_inverse=True)
+    names = [container_of(profile.cgroups.get(cgroup, "")) for cgroup in values.tolist()]
+    labels, column = np.unique([printable(name) or UNKNOWN for name in names], return_inverse=True)
+    column = column[row_of].astype(np.int64)
+    return column, lambda row: str(labels[column[row]])
 
 
 def _leaf_frames(profile: Profile) -> I64:

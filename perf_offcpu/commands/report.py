@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _THREADS, _STACKS, _GROUPS = 25, 10, 25  # rows of tables without `--limit`
 
-SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall object waker cgroup blocked".split()
+SORT_KEYS = "comm pid tid cpu event dso symbol state class syscall object waker cgroup container blocked".split()
 """Sort keys, with perf's names where perf has them; see `callpaths.keys`."""
 _ALIASES = {"sym": "symbol", "prev_state": "state"}
 

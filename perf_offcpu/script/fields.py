@@ -39,6 +39,7 @@ LEFT_TO_PERF = frozenset(
 OWN_FIELDS = {
     "state": "task state while waiting, a letter as in ps; R: preempted",
     "class": "what is waited for: lock, disk, network, pipe, sleep, poll, … (Documentation/wait-classes.md)",
+    "container": "container or service, by the path of the cgroup",
     "syscall": "system call waited in; none: a page fault, preemption, a kernel thread",
     "object": "what exactly is waited for: a lock, file, connection, …; `_` stands for blanks",
     "holder": "thread that held the lock when the wait began; if still blocked, at the end",

@@ -26,6 +26,7 @@ from perf_offcpu.abi.offcpu import SYSCALL_NONE
 from perf_offcpu.analysis.classes.classify import Waits, classify
 from perf_offcpu.analysis.classes.network import network_of, texts_of
 from perf_offcpu.analysis.classes.wait_classes import WaitClass
+from perf_offcpu.analysis.containers import container_of
 from perf_offcpu.analysis.holders import holders_of
 from perf_offcpu.analysis.states import STATES, state_codes
 from perf_offcpu.model.columns import I32, I64, distinct
@@ -273,6 +274,7 @@ class WaitTexts:
         makers: dict[str, tuple[Callable[[], NDArray[Any]], Callable[[int], str]]] = {
             "state": (lambda: state_codes(waits), lambda code: STATES[code].letter or UNKNOWN_VALUE),
             "class": (lambda: self._waits.wait_class[rows], lambda number: WaitClass(number).label),
+            "container": (lambda: waits.cgroup, self._container),
             "object": (lambda: waits.object, self._object),
             "holder": (lambda: self._held[rows], format_known),
             "network": (lambda: self._network[1][rows], self._network_text),
@@ -315,6 +317,9 @@ class WaitTexts:
         profile = self._profile
         name = printable(profile.strings[int(profile.objects.name[row])]) if row >= 0 else ""
         return name.replace(" ", "_") or UNKNOWN_VALUE
+
+    def _container(self, cgroup: int) -> str:
+        return printable(container_of(self._profile.cgroups.get(cgroup, ""))).replace(" ", "_") or UNKNOWN_VALUE
 
     def _syscalls(self, samples: ProfileSamples, rows: I64) -> list[str]:
         names = self._waits.syscall_names

@@ -24,7 +24,7 @@ HELP = """
 --critical-path: of the thread that --tid, --pid or --comm names (default: the first one): its time, and
   whom it waited for
 """
-_OTHERS = ("state", "class", "cpu", "cgroup", "min_dur", "object", "lock", "event")
+_OTHERS = ("state", "class", "cpu", "cgroup", "container", "min_dur", "object", "lock", "event")
 
 
 def critical_path_from_args(args: argparse.Namespace) -> tuple[Profile, Timeline, CriticalPath]:
@@ -78,7 +78,7 @@ def serial_from_args(args: argparse.Namespace, stacks: int) -> SerialReport:
     from perf_offcpu.report.serial import serial_of
 
     selection = selection_from_args(args)
-    if selection.is_of_waits or selection.cpus or selection.cgroups:
+    if selection.is_of_waits or selection.cpus or selection.cgroups or selection.containers:
         raise UsageError("--serial counts threads: of the selection it takes --tid, --pid, --comm, --time")
     if args.event or args.diff is not None or args.idle != "show":
         raise UsageError("--serial is about all times of one recording: no --event, --diff, --idle")

@@ -18,7 +18,7 @@ from perf_offcpu.text import printable
 _MOST_JOBS = 1024
 _MEANINGLESS = """
 output unit kernel addrs title all_events diff wakers cascade objects per_thread waker_stack
-critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cgroup state wait_class object
+critical_path svg min_share no_prefix apart from_start event comm pid tid cpu cgroup container state wait_class object
 lock time min_dur idle
 """.split()
 """Options that select or format samples, which queries on the dataset do instead."""

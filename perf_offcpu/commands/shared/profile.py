@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 SHOW = "show"  # value of an option that was given without a value (see `add_profile_arguments`)
 _MOST_CPUS = 1 << 16
 
-_PARTS = "time state wait_class min_dur cpu cgroup object lock".split()
+_PARTS = "time state wait_class min_dur cpu cgroup container object lock".split()
 """Options that select a part of the samples of a thread."""
-_KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup time state min_dur object lock".split()
+_KEPT = "kallsyms vmlinux symfs buildid_dir rules event comm pid tid cpu cgroup container".split()
+_KEPT += "time state min_dur object lock".split()
 """Options that the command in the verdict repeats."""
 _OF_PATH = {"--comm", "--pid", "--tid", "--time"}  # options that name the thread and time of a critical path
 
@@ -57,6 +58,7 @@ _SELECTION = f"""
 --tid TIDS: these threads{{tid}}
 -C, --cpu CPUS: samples on these CPUs (0,2-4); of a wait, the CPU of the switch-in
 --cgroup PATHS: tasks of these cgroups and of those below them, by path or id
+--container NAMES: tasks of these containers or services, by name or id, as --sort container shows them
 --state STATES: waits in these task states, letters as in ps: S, D, I, T, R (preempted), …{{state}}
 --class CLASSES: waits of these classes: {", ".join(BY_LABEL)}
 --object PATTERN: waits for objects whose name contains this: ledger_lock, 10.0.0.7:*; not a list
@@ -82,7 +84,7 @@ def add_profile_arguments(
     showing = showing or {}
     texts = {name: f"; without a value: {text}" for name, text in showing.items()}
     texts = dict.fromkeys(_SHOWN, "") | texts | {"default_events": default_events}
-    details = dict.fromkeys(("event", "cpu", "cgroup", "object", "lock"), LIST)
+    details = dict.fromkeys(("event", "cpu", "cgroup", "container", "object", "lock"), LIST)
     details |= {"comms": LIST | {"dest": "comm"}, "class": LIST | {"dest": "wait_class"}, "idle": IDLE_CHOICES}
     details |= {name: LIST | ({"nargs": "?", "const": SHOW} if name in showing else {}) for name in _SHOWN}
     group = parser.add_argument_group(
@@ -167,6 +169,7 @@ def selection_from_args(args: argparse.Namespace) -> Selection:
         tids=_numbers("--tid", args.tid),
         cpus=_ranges("--cpu", args.cpu),
         cgroups=split_words(args.cgroup),
+        containers=split_words(args.container),
         windows=parse_windows(args.time) if args.time is not None else (),
         idle=args.idle,
         states=known_words("state", args.state, STATE_NAMES),
