@@ -175,7 +175,8 @@ class _Judge:
             by_syscall = rules.CLASS_OF_SYSCALL[syscall]
             return by_syscall if by_object is None or by_syscall not in BY_OBJECT else by_object
         if by_object is not None and number >= 0:
-            return by_object
+            # Of an interruptible wait without a kernel stack: to open a FIFO, or for a file system in user space.
+            return WaitClass.OTHER if by_object is WaitClass.DISK and state == "S" else by_object
         if number == SYSCALL_NONE:
             in_user_mode = evidence.exists >= 0 and evidence.has_kernel < 0
             return WaitClass.FAULT if in_user_mode else WaitClass.OTHER

@@ -94,6 +94,7 @@ class WaitClass(enum.IntEnum):
             do_semtimedop (__)?lock_sock(_nested)?
         """,
         syscalls="""
+            fcntl fcntl64
             futex futex_time64 futex_wait futex_waitv futex_requeue flock lock semop semtimedop
             semtimedop_time64
         """,

@@ -87,30 +87,36 @@ class UserCollector:
             self.span = Span(self.span.begin_ns, now_ns(), self.span.threshold_ns)
         self._events.disable()
 
-    def drain(self, sink: Sink) -> None:
-        """Move side-band records and on-CPU samples to `sink`; keep switches until `write`."""
+    def drain(self) -> None:
+        """Empty the rings; their content is kept until `write`."""
         with self.pressure.draining(lambda: self.rings.last_fill):
-            self._side_band.sink = sink
-            self._side_band.meanwhile = lambda: None
-            self._switches.sink = self._side_band
             self.rings.drain(self._switches)
 
-    def look(self, sink: Sink) -> None:
-        """Drain the rings, and look at threads that sleep."""
-        self.drain(sink)
+    def look(self) -> None:
+        """Empty the rings, and look at threads that sleep."""
+        self.drain()
         self._reader.follow(self._sleepers())
 
+    def _write_others(self, sink: Sink) -> None:
+        """Write side-band records and on-CPU samples; look at threads while build-ids are read from files."""
+        others, self._switches.others = self._switches.others, []
+        self._side_band.sink, self._side_band.meanwhile = sink, self.look
+        if others:
+            self._side_band.append(*others)
+
     def write(self, sink: Sink) -> None:
-        """Drain the rings, and write the waits that have ended."""
+        """Empty the rings, and write what they held, and the waits that have ended."""
         before_ns = now_ns() - _SETTLE_NS
-        self.drain(sink)
+        self.drain()
+        self._write_others(sink)
         self._write_intervals(self._switches.take(before_ns), sink)
 
     def finish(self, sink: Sink) -> None:
         """Write the rest after `end`: last waits, waits that are not over, sums and budgets."""
         end_ns = self.span.end_ns
         self._reader.follow(self._sleepers(), hurry=True)
-        self.drain(sink)
+        self.drain()
+        self._write_others(sink)
         self._write_intervals(self._switches.take(1 << 62), sink)
         last = self._switches.unfinished(end_ns)
         looks = [self._reader.take(wait) for wait in last]

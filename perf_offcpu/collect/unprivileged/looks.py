@@ -2,8 +2,8 @@
 """Look at threads while they sleep: system call, arguments, stack pointer, and the bytes of the stack from there on.
 
 A look takes some 100 us, and all looks BUDGET of one CPU. So threads are looked at once a wait, when they have slept
-for LEAST_NS or, if that are too many, for a longer time, which rises until the budget suffices: threads that sleep
-longest come first. A look belongs to a wait only if it began and ended within
+for LEAST_NS or, if that are too many, for a longer time, which rises until the budget suffices: threads that were
+never looked at come first, then those that sleep longest. A look belongs to a wait only if it began and ended within
 it, by the times of the SWITCH records."""
 
 import os
@@ -24,7 +24,8 @@ LEAST_NS: Final = 4_000_000
 BUDGET: Final = 0.01
 _RISE, _FALL = 1.25, 0.97  # of the least time at each time that the budget is used up, or is not
 _MOST_NS: Final = 1_000_000_000
-_MOST_SAVED_S: Final = 0.05  # CPU time that may be saved up while no thread sleeps
+_SCARCEST: Final = 5
+_MOST_SAVED_S: Final = 0.3  # CPU time that is there at the begin, and may be saved up while few threads sleep
 _HURRY_S: Final = 2.0
 _STATES: Final = {
     b"S": TaskState.INTERRUPTIBLE,
@@ -73,10 +74,12 @@ class Reader:
     def follow(self, sleepers: Iterable[Sleeper], *, hurry: bool = False) -> None:
         """Look at the threads that have slept for LEAST_NS and were not looked at, as far as the budget allows; with
         `hurry`, at the end of the recording, whatever it costs, but for no longer than _HURRY_S."""
-        latest = now_ns() - (0 if hurry else self._least_ns)
+        # The less there is left, the longer a thread must have slept.
+        scarcity = _MOST_SAVED_S / max(self._left_s(), _MOST_SAVED_S / _SCARCEST)
+        latest = now_ns() - (0 if hurry else max(self._least_ns, int(LEAST_NS * scarcity)))
         until_s = time.monotonic() + _HURRY_S
         due = [sleeper for sleeper in sleepers if sleeper.since_ns <= latest and not self._is_seen(sleeper)]
-        for sleeper in sorted(due, key=lambda sleeper: sleeper.since_ns):
+        for sleeper in sorted(due, key=lambda sleeper: (sleeper.tid in self.looks, sleeper.since_ns)):
             if (self._left_s() <= 0 and not hurry) or time.monotonic() > until_s:
                 self._least_ns = min(int(self._least_ns * _RISE), _MOST_NS)
                 return

@@ -4,6 +4,7 @@ offcpu_object`, which `wait_objects.describe` names. Only what the kernel itself
 /proc, and addresses of sockets; of a file system that may not answer, nothing."""
 
 import ctypes
+import functools
 import os
 import platform
 import re
@@ -142,6 +143,8 @@ class CallObjects:
             row["lost"] = ObjectLost.CLOSED
             return None
         row["kind"] = _KINDS.get(stat.S_IFMT(facts.st_mode), ObjectKind.FILE)
+        if len(link) < len(row["name"]):  # for when the process has ended before its objects are named
+            row["name"][: len(link)] = np.frombuffer(link, np.uint8)
         row["inode"], row["device"] = facts.st_ino, os.major(facts.st_dev) << 20 | os.minor(facts.st_dev)
         return facts.st_ino, facts.st_dev
 
@@ -188,8 +191,13 @@ def _child(row: NDArray[Any], tid: int, what: str, arguments: Sequence[int]) -> 
 def _is_remote(pid: int, fd: int) -> bool:
     """Return True if a descriptor's file is, or may be, on a file system that may not answer."""
     mount = _MOUNT_ID.search(read_kernel_if_any(f"/proc/{pid}/fdinfo/{fd}", 1 << 16))
+    return mount is None or _is_remote_mount(pid, mount[1])
+
+
+@functools.lru_cache(1 << 10)
+def _is_remote_mount(pid: int, mount: bytes) -> bool:
     mounts = read_kernel_if_any(f"/proc/{pid}/mountinfo", 1 << 20)
-    line = re.search(rb"^%s .* - (\S+) " % mount[1], mounts, re.MULTILINE) if mount else None
+    line = re.search(rb"^%s .* - (\S+) " % mount, mounts, re.MULTILINE)
     return line is None or bool(_REMOTE.match(line[1]))
 
 

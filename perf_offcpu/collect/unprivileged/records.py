@@ -87,13 +87,18 @@ def _copies(looks: Sequence[Look]) -> dict[str, Any]:
 @functools.lru_cache(1 << 12)
 def cgroup_of(pid: int) -> int:
     """Return the id of the control group of a process in the unified hierarchy; 0 if it is not known."""
-    mount = cgroup2_mount(read_kernel(MOUNTS))
+    mount = _cgroup_mount()
     lines = kernel_lines(read_kernel_if_any(f"/proc/{pid}/cgroup", 1 << 16))
     path = next((line[3:] for line in lines if line.startswith(b"0::")), None)
     try:
         return 0 if mount is None or path is None else os.stat(mount + path).st_ino  # direct: a directory of the kernel
     except OSError:
         return 0
+
+
+@functools.cache
+def _cgroup_mount() -> bytes | None:
+    return cgroup2_mount(read_kernel(MOUNTS))
 
 
 class ShortSums:

@@ -47,7 +47,7 @@ class UserSession:
         collector, file = self.collector, self.file
         try:
             collector.begin()
-            file.describe(lambda: collector.drain(file))
+            file.describe(collector.drain)
             if self.signals.received:
                 problem = RecordingError("interrupted before the recording began: nothing is written")
                 problem.exit_status = SIGNAL_EXIT_BASE + self.signals.received
@@ -55,7 +55,7 @@ class UserSession:
             collector.pressure.begin()
             if workload:
                 workload.start()
-            stepping_until(in_background(file.commit), lambda: collector.look(file))
+            stepping_until(in_background(file.commit), collector.look)
             ready()
             begin_s = time.process_time()
             endings = [*enders, *([workload.pidfd] if workload else [])]
@@ -79,12 +79,12 @@ class UserSession:
             with self.collector.pressure.sleeping():
                 if waiter.wait(TICK_S):
                     return
-            self.collector.look(self.file)
+            self.collector.look()
+            self.objects.follow([self.file])  # soon, because processes may end
             if time.monotonic() < next_write:
                 continue
             next_write = time.monotonic() + FLUSH_S
             self.collector.write(self.file)
-            self.objects.follow([self.file])
             if time.monotonic() >= due:
                 due = time.monotonic() + _SECOND_S
                 self.collector.read_delays()

@@ -15,7 +15,6 @@ from perf_offcpu.binary.columnar import read_columns
 from perf_offcpu.binary.fields import Buffer
 from perf_offcpu.collect.events.evsels import SAMPLE_TYPE
 from perf_offcpu.collect.events.perf_event import NATIVE
-from perf_offcpu.collect.rings.rings import Sink
 from perf_offcpu.losses import Losses
 from perf_offcpu.perfdata.scan import Chunk, Scanner
 from perf_offcpu.perfdata.write.columns import bytes_of
@@ -36,19 +35,19 @@ _SWITCHES: Final = (int(RecordType.SWITCH), int(RecordType.EXIT), int(RecordType
 
 
 class SwitchLog:
-    """Take SWITCH records out of drained records; pass all others on to `sink`.
+    """Take SWITCH records out of drained records, a sink of rings, and keep all others.
 
     Args:
         tasks: thread → process, of the threads that exist at `begin_ns`.
         counters: counts records that are damaged, and switches that are missing.
 
     Attributes:
-        sink: receives the other records.
-        samples: the number of on-CPU samples that were passed on.
+        others: the other records, for `SideBand`; the caller takes them.
+        samples: the number of on-CPU samples among these.
     """
 
     def __init__(self, tasks: dict[int, int], begin_ns: int, counters: Losses) -> None:
-        self.sink: Sink | None = None
+        self.others: list[Buffer] = []
         self.samples, self._counters = 0, counters
         self._last = np.zeros(len(tasks), EVENT)  # the last event of each thread
         self._last["tid"], self._last["pid"] = list(tasks), list(tasks.values())
@@ -56,15 +55,14 @@ class SwitchLog:
         self._new: list[Rows] = []
 
     def append(self, *pieces: Buffer) -> None:
-        """Take whole records; errors are those of the sink."""
-        assert self.sink is not None
+        """Take whole records."""
         for chunk in Scanner(NATIVE, self._counters).feed(b"".join(pieces)):
             self.samples += int((chunk.types == RecordType.SAMPLE).sum())
             is_switch = np.isin(chunk.types, _SWITCHES)
             self._note(chunk.take(np.flatnonzero(is_switch)))
             rest = bytes_of(chunk.take(np.flatnonzero(chunk.types != RecordType.SWITCH)))
             if len(rest):
-                self.sink.append(rest)
+                self.others.append(bytes(rest))
 
     def _note(self, chunk: Chunk) -> None:
         ends = chunk.starts + chunk.sizes

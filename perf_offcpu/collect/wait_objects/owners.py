@@ -110,11 +110,16 @@ def holder_and_timeout(pid: int, tid: int, arguments: Sequence[int], since_ns: i
 
 def _outer(pid: int, tid: int) -> int:
     """Return the tid, in the recorder's pid namespace, of the thread with `tid` in that of process `pid`; 0: none."""
-    for name in os.listdir(f"/proc/{pid}/task"):
-        ids = _NSPID.search(read_kernel_if_any(f"/proc/{pid}/task/{name}/status", 1 << 16))
-        if ids and int(ids[1].split()[-1]) == tid:
-            return int(name)
-    return 0
+    if _inner(pid, tid) == tid:  # as in most processes
+        return tid
+    names = map(int, os.listdir(f"/proc/{pid}/task"))
+    return next((name for name in names if _inner(pid, name) == tid), 0)
+
+
+def _inner(pid: int, tid: int) -> int:
+    """Return the tid of a thread in the innermost pid namespace of its process; 0: no such thread."""
+    ids = _NSPID.search(read_kernel_if_any(f"/proc/{pid}/task/{tid}/status", 1 << 16))
+    return int(ids[1].split()[-1]) if ids else 0
 
 
 def with_polled(
