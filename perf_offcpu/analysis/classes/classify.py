@@ -57,6 +57,7 @@ from perf_offcpu.model.recording import SUM_FLAGS, SampleFlag
 from perf_offcpu.structs import mutable
 
 _NONE = -1
+_OPENS = frozenset(("open", "openat", "openat2"))
 _POLLS = frozenset(WaitClass.POLL.row.syscalls.split())
 _EPOLLS = frozenset(name for name in _POLLS if name.startswith("epoll_"))
 """epoll calls: the object of the wait is that one of several descriptors whose event ended it, often a client."""
@@ -175,8 +176,8 @@ class _Judge:
             by_syscall = rules.CLASS_OF_SYSCALL[syscall]
             return by_syscall if by_object is None or by_syscall not in BY_OBJECT else by_object
         if by_object is not None and number >= 0:
-            # Of an interruptible wait without a kernel stack: to open a FIFO, or for a file system in user space.
-            return WaitClass.OTHER if by_object is WaitClass.DISK and state == "S" else by_object
+            # An open that can be interrupted waits for the other end of a FIFO, not for the disk.
+            return WaitClass.OTHER if syscall in _OPENS and state == "S" else by_object
         if number == SYSCALL_NONE:
             in_user_mode = evidence.exists >= 0 and evidence.has_kernel < 0
             return WaitClass.FAULT if in_user_mode else WaitClass.OTHER
