@@ -61,7 +61,8 @@ def main() -> int:
     measure(args, views)
     merge_own(args.dataset)
     measure(args, views)
-    print("fleet compact: {:.1f} s, {:.1f} s of CPU, {} MB".format(*run(("compact", str(args.dataset)))))
+    seconds, cpu, peak = run(("compact", str(args.dataset)))
+    print(f"fleet compact: {seconds:.1f} s, {cpu:.1f} s of CPU, {peak >> 20} MB")
     return measure(args, views)
 
 

@@ -71,7 +71,7 @@ class Compacted:
 class _Input:
     name: str
     host: str  # of its first row; "" for stacks and frames
-    is_sorted: bool  # by host, from a compaction; else it has one host
+    is_sorted: bool  # by host, from a compaction of several hosts; else it has one host
 
 
 def compact(dataset: Dataset, before_ns: int) -> Iterator[tuple[str, Compacted | Exception]]:
@@ -161,10 +161,12 @@ def _input(table: str, name: str, parquet: Any, done: Compacted) -> _Input:
     if table in _IDS or not parquet.metadata.num_rows:
         return _Input(name, "", is_sorted=False)
     column = [column_spec.name for column_spec in TABLES[table]].index("host_id")
-    statistics = parquet.metadata.row_group(0).column(column).statistics
+    groups = [parquet.metadata.row_group(group).column(column).statistics for group in (0, parquet.num_row_groups - 1)]
     with refused(name):
-        host = statistics.min if statistics else parquet.read_row_group(0, ["host_id"])["host_id"][0].as_py()
-    return _Input(name, str(host), is_sorted=COMPACTED.fullmatch(name) is not None)
+        host = groups[0].min if groups[0] else parquet.read_row_group(0, ["host_id"])["host_id"][0].as_py()
+    # Files of many hosts are open at the same time, files of one are read in turn.
+    has_several = not all(groups) or groups[-1].max != host
+    return _Input(name, str(host), is_sorted=has_several and COMPACTED.fullmatch(name) is not None)
 
 
 def _read(dataset: Dataset, table: str, folder: str, name: str) -> Iterator[Any]:

@@ -259,7 +259,9 @@ def test_a_writer_merges_its_own_files_of_the_hour_before_and_no_others(tmp_path
     assert content(made) == before
     late = Upkeep().after(made, ("web", "boot"), now + HOUR_NS, now + 2 * HOUR_NS)
     assert late is not None and late[0].files == 0, "left to fleet compact"
-    done(made)
+    with pytest.MonkeyPatch.context() as patch:  # its files are not all open at once, with a part of each in memory
+        patch.setattr("perf_offcpu.dataset.compact._hosts", None)
+        done(made)
     assert content(made) == before
     assert {len(made.files(table, BEGIN, BEGIN + 1)) for table in TABLES} == {0, 1}
 
